@@ -101,6 +101,7 @@ class RunStatus(BaseModel):
     dropped_groups: int = 0  # too stale, never completed, or dropped by hand
     dead_groups: int = 0
     retained_bytes: int = 0  # of stored payloads, until they are committed
+    disk_bytes: int = 0  # of the payload log, with retired payloads; 0 in stores without one
     max_bytes: int = 0  # bound on retained_bytes
     staleness: StalenessReport | None = None
     shares: list[EnvShare] = []

@@ -11,9 +11,9 @@ from tests.repo.paths import OPERATIONS, record
 
 # Files today. To be reached by merges: 28 for a claim.
 BOUNDS = {
-    "post one group": 28,
+    "post one group": 31,  # three of the payload log
     "managed row": 17,
-    "claim a batch": 28,
+    "claim a batch": 31,
 }
 
 

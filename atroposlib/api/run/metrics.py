@@ -177,6 +177,7 @@ _PLAIN = (  # field of /status, name and help text of the gauge
     ("dropped_groups", "groups_dropped", "groups of this run freed as stale"),
     ("dead_groups", "groups_dead", "groups kept for inspection"),
     ("retained_bytes", "retained_bytes", "payload bytes on hand"),
+    ("disk_bytes", "payload_log_bytes", "payload log on disk, retired payloads included"),
     ("max_bytes", "max_bytes", "bound on the payload bytes on hand"),
     ("policy_version", "policy_version", "latest announced version"),
     ("current_step", "step", "batches delivered, from the starting step on"),

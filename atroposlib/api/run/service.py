@@ -238,6 +238,7 @@ class RolloutService:
             dropped_groups=stats.ended(GroupState.DROPPED).groups,
             dead_groups=stats.ended(GroupState.DEAD).groups,
             retained_bytes=stats.retained_bytes,
+            disk_bytes=stats.disk_bytes,
             max_bytes=self.context.store.max_bytes,
             staleness=self.context.metrics.staleness(),
             shares=self._shares(stats),

@@ -7,13 +7,14 @@ are compressed: a queued token takes about 13 bytes instead of 33.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import TypeVar
 
 import apsw
 import zstandard
 
 from atroposlib.api.common.records import Media, NewGroup
-from atroposlib.api.store.sql.schema import SQLITE, tables
+from atroposlib.api.store.sql.schema import MEDIA, SQLITE, Row, tables
 from atroposlib.api.store.sql.sql_store import DEFAULT_MAX_BYTES, Store
 from atroposlib.api.store.sql.writer import Work
 from atroposlib.api.store.sqlite.database import SqliteConnection
@@ -51,10 +52,10 @@ class MemoryStore(Store):
             return group.payload
         return zstandard.ZstdCompressor(level=LEVEL).compress(group.payload)
 
-    def _payload(self, media: Media, body: bytes) -> bytes:
-        if media not in PLAIN:
-            return body
-        return zstandard.ZstdDecompressor().decompress(body)
+    def _payloads(self, rows: Iterable[Row]) -> Iterable[bytes]:
+        for _, media, body in rows:
+            plain = MEDIA[media] in PLAIN
+            yield zstandard.ZstdDecompressor().decompress(body) if plain else body
 
     def close(self) -> None:
         with self._lock:

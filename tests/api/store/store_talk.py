@@ -46,6 +46,16 @@ def oldest(size):
     return choose
 
 
+def first_of(n_seq):
+    """A chooser: the oldest group of ``n_seq`` sequences alone."""
+
+    def choose(queue, fair_share):
+        gids = [one.gid for one in queue if one.n_seq == n_seq]
+        return Selection(gids=tuple(gids[:1]), blocked_reason="there is none")
+
+    return choose
+
+
 def register(store):
     """The next trainer generation."""
     run = store.load()

@@ -1,6 +1,6 @@
-"""Bit flips in the database file: a damaged payload is never delivered.
+"""Bit flips in the files of a store: a damaged payload is never delivered.
 
-Each flip hits the closed database of a small run. Then it is opened and all payloads are
+Each flip hits the closed database or the payload log of a small run. Then it is opened and all payloads are
 read; a damaged one must be refused by its digest, or SQLite must refuse the file.
 """
 
@@ -18,7 +18,7 @@ from atroposlib.errors import ConfigError, CorruptPayload, StoreError
 from tests.torture.figures import Figures, fast_folder
 
 GROUPS = 16
-PAYLOAD_BYTES = 64_000  # so that nearly all of the file is payload
+PAYLOAD_BYTES = 4_000  # so that the database is of the size of the log
 REFUSED = "refused by digest"
 UNREADABLE = "refused by SQLite"
 
@@ -68,12 +68,15 @@ def bit_rot_campaign(flips: int, seed: int = 0) -> Figures:
     rng, seen, wrong = random.Random(seed), Counter[str](), 0
     with fast_folder() as place:
         payloads = filled(place / "good", rng)
-        good = (place / "good" / DATABASE).read_bytes()
+        good = [place / "good" / name for name in (DATABASE, "payload-00000001.log")]
+        bits = [8 * file.stat().st_size for file in good]
         for i in range(flips):
             folder = place / str(i)
             folder.mkdir()
-            (folder / DATABASE).write_bytes(good)
-            flip(folder / DATABASE, rng.randrange(8 * len(good)))
+            for file in good:
+                shutil.copy(file, folder / file.name)
+            hit = rng.choices(range(len(good)), bits)[0]
+            flip(folder / good[hit].name, rng.randrange(bits[hit]))
             what, delivered_wrong = read_after_a_flip(folder, payloads)
             seen[what] += 1
             wrong += delivered_wrong

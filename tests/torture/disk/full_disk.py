@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import apsw
@@ -10,6 +12,7 @@ import apsw
 from atroposlib.api.common.records import Claim, NewGroup
 from atroposlib.api.decisions.batching import choose, complete_buffer
 from atroposlib.api.store.sqlite import RESERVE_BYTES, SqliteStore
+from atroposlib.api.store.sqlite.segment_files import SegmentFiles
 from atroposlib.errors import StoreFull
 from tests.torture.figures import MB, Figures, fast_folder
 
@@ -42,6 +45,22 @@ class SmallDisk(apsw.VFS):
 
     def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> SmallFile:
         return SmallFile(self, name, flags)
+
+
+class SmallSegments(SegmentFiles):
+    """Segment files on a :class:`SmallDisk`; a write past its end leaves a part behind."""
+
+    def __init__(self, disk: SmallDisk, folder: Path) -> None:
+        super().__init__(folder)
+        self._disk = disk
+
+    def write(self, no: int, start: int, parts: Sequence[bytes]) -> None:
+        data = b"".join(parts)
+        size = self.path(no).stat().st_size if self.path(no).exists() else 0
+        fits = max(self._disk.free_bytes(), 0) + max(size - start, 0)
+        super().write(no, start, [data[:fits]])
+        if len(data) > fits:
+            raise OSError(errno.ENOSPC, "no space left")
 
 
 class Filler:
@@ -94,7 +113,10 @@ def full_disk_campaign(rounds: int, seed: int = 0) -> Figures:
     figures = Figures({"rounds": rounds, "acknowledged": 0, "refused": 0, "lost": 0})
     with fast_folder() as place:
         kept = SmallDisk(f"kept-{seed}", place / "kept", RESERVE_BYTES + 16 * MB)
-        store = SqliteStore(place / "kept", vfs=kept.name, free_bytes=kept.free_bytes)
+        files = SmallSegments(kept, place / "kept")
+        store = SqliteStore(
+            place / "kept", vfs=kept.name, files=files, free_bytes=kept.free_bytes
+        )
         filler = Filler(store, seed)
         for _ in range(rounds):
             taken = filler.fill(times_full=5)
@@ -107,7 +129,10 @@ def full_disk_campaign(rounds: int, seed: int = 0) -> Figures:
         kept.unregister()
 
         bare = SmallDisk(f"bare-{seed}", place / "bare", 12 * MB)
-        store = SqliteStore(place / "bare", vfs=bare.name, free_bytes=lambda _: 2**40)
+        files = SmallSegments(bare, place / "bare")
+        store = SqliteStore(
+            place / "bare", vfs=bare.name, files=files, free_bytes=lambda _: 2**40
+        )
         filler = Filler(store, seed)
         for _ in range(rounds):
             figures["acknowledged"] += filler.fill(times_full=5)

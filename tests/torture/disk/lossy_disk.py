@@ -1,4 +1,4 @@
-"""A disk that loses unsynced writes: an SQLite VFS with power cuts.
+"""A disk that loses unsynced writes: an SQLite VFS and segment files with power cuts.
 
 folder   what the running program reads back: real files, best on a RAM disk
 durable  what was synced, by file: no cut touches it
@@ -7,15 +7,22 @@ changes  what happened to a file since, which a cut may keep, drop or tear
 
 from __future__ import annotations
 
+import errno
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
 import apsw
 
+from atroposlib.api.store.sqlite.segment_files import SegmentFiles
+
 SECTOR = 512  # bytes a drive writes whole or not at all
+
+
+class NoPower(OSError, apsw.IOError):
+    """The power is gone, for both layers."""
 
 
 class Fate(Enum):
@@ -53,6 +60,7 @@ class Change:
 class File:
     durable: bytes | None = None  # None: not even its name was synced
     changes: list[Change] = field(default_factory=list)
+    named: bool = True  # False: its folder was not synced since it was made
 
     def sync(self) -> None:
         self.durable = bytes(self._with(self.changes))
@@ -65,6 +73,8 @@ class File:
         return content
 
     def survivor(self, fate: Fate, rng: random.Random) -> bytes | None:
+        if not self.named and (fate is Fate.DROPPED or rng.random() < 0.5):
+            return None
         if fate is Fate.DROPPED:
             return self.durable
         changes = self.changes
@@ -98,18 +108,23 @@ class Disk:
 
     def require_power(self) -> None:
         if not self.has_power:
-            raise apsw.IOError("no power")
+            raise NoPower(errno.EIO, "no power")
 
     def delete(self, path: str, synced: bool) -> None:
         name = Path(path).name
         gone = self._files.pop(name, None)
-        if gone is not None and gone.durable is not None and not synced:
+        if gone is not None and gone.durable is not None and gone.named and not synced:
             self._deleted[name] = gone.durable
 
     def sync(self, file: File) -> None:
         if file.durable is None:  # as SQLite does for new logs: their folder is synced too
-            self._deleted.clear()
+            self.sync_names()
         file.sync()
+
+    def sync_names(self) -> None:
+        self._deleted.clear()
+        for file in self._files.values():
+            file.named = True
 
     def after_cut(self, folder: Path, rng: random.Random) -> Disk:
         """The disk as the next start finds it."""
@@ -162,6 +177,56 @@ class OpenFile(apsw.VFSFile):
         self._disk.step()
         self._disk.require_power()  # an interrupted sync promised nothing
         self._disk.sync(self._file)
+
+
+class LossySegments(SegmentFiles):
+    """The segment files on a disk."""
+
+    def __init__(self, disk: Disk) -> None:
+        super().__init__(disk.folder)
+        self._disk = disk
+
+    def _change(self, no: int, change: Change) -> None:
+        self._disk.step()
+        file = self._disk.opened(str(self.path(no)))
+        file.named = file.named and self.path(no).exists()
+        file.changes.append(change)
+        self._disk.require_power()  # a write that the cut interrupted may be torn
+
+    def write(self, no: int, start: int, parts: Sequence[bytes]) -> None:
+        for part in parts:
+            self._change(no, Change(start, bytes(part)))
+            super().write(no, start, [part])
+            start += len(part)
+
+    def sync(self, no: int) -> None:
+        self._disk.step()
+        self._disk.require_power()
+        self._disk.opened(str(self.path(no))).sync()
+        super().sync(no)
+
+    def sync_folder(self) -> None:
+        self._disk.step()
+        self._disk.require_power()
+        self._disk.sync_names()
+
+    def read(self, no: int, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        self._disk.require_power()
+        return super().read(no, places)
+
+    def cut(self, no: int, n_bytes: int) -> None:
+        if self.path(no).stat().st_size > n_bytes:
+            self._change(no, Change(n_bytes, None))
+            super().cut(no, n_bytes)
+            self._disk.step()
+            self._disk.require_power()
+            self._disk.opened(str(self.path(no))).sync()
+
+    def delete(self, no: int) -> None:
+        self._disk.step()
+        self._disk.require_power()
+        self._disk.delete(str(self.path(no)), synced=False)
+        super().delete(no)
 
 
 class LossyVfs(apsw.VFS):

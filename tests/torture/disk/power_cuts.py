@@ -19,16 +19,17 @@ import apsw
 
 from atroposlib.api.common.records import NewGroup
 from atroposlib.api.decisions.batching import StalenessRule, complete_buffer
-from atroposlib.api.store.sqlite import SqliteStore
+from atroposlib.api.store.sqlite import RESERVE_BYTES, SqliteStore
+from atroposlib.api.store.sqlite.payload_log import SEGMENT_BYTES
 from atroposlib.errors import CorruptPayload, StoreError
-from tests.torture.disk.lossy_disk import Disk, LossyVfs
+from tests.torture.disk.lossy_disk import Disk, LossySegments, LossyVfs
 from tests.torture.figures import Figures, fast_folder
 from tests.torture.queue.queue_actions import MAX_BYTES, SIZES, Actions, Draft
 from tests.torture.queue.queue_duel import Wish
 from tests.torture.queue.queue_model import Model
 
 LIVES = 12  # cuts in a row on one disk, at most
-MOST_STEPS = 80  # writes and syncs that a life lasts, at most
+MOST_STEPS = (80, 80, 600)  # writes and syncs that a life lasts, at most
 FAILED = (StoreError, apsw.Error)
 
 
@@ -53,6 +54,7 @@ def anything(actions: Actions, rng: random.Random) -> Callable[[], object]:
         lambda: actions.put(drafts),
         lambda: actions.claim(rng.choice((1.0, 10.0)), lost=lost),
         lambda: trainer.train(acks),
+        actions.a_checkpoint_says_it,  # payloads retire, and segments with them
     ]
     seldom: list[Callable[[], object]] = [
         lambda: actions.retry(i, drafts[0]),
@@ -76,6 +78,10 @@ class Walk:
     def __init__(self, vfs: LossyVfs, folder: Path, rng: random.Random, setting: str) -> None:
         self._vfs, self._folder, self._rng, self._setting = vfs, folder, rng, setting
         self.cuts = 0
+        # Segments of few payloads, often with less free space than one of them has.
+        self._segment_bytes = rng.choice((20, 40, 80, SEGMENT_BYTES))
+        spare = rng.choice((0, 10**9))
+        self._free_bytes = lambda folder: RESERVE_BYTES + 300 + spare
         self._posted: dict[bytes, tuple[NewGroup, int | None]] = {}  # by many at once
         vfs.disk = Disk(folder / "0")
         self.actions = Actions(self._opened())
@@ -88,14 +94,17 @@ class Walk:
         return SqliteStore(
             self.disk.folder,
             max_bytes=MAX_BYTES,
+            free_bytes=self._free_bytes,
+            segment_bytes=self._segment_bytes,
             vfs=self._vfs.name,
+            files=LossySegments(self.disk),
             synchronous=self._setting,
         )
 
     def live_and_die(self) -> None:
         """Raises AssertionError if a promise is broken."""
         rng = self._rng
-        self.disk.steps_left = rng.randrange(1, MOST_STEPS)
+        self.disk.steps_left = rng.randrange(1, rng.choice(MOST_STEPS))
         while True:
             act = self._many_at_once if rng.random() < 0.1 else anything(self.actions, rng)
             try:
@@ -114,6 +123,7 @@ class Walk:
         else:
             self.actions.duel.store = self._opened()
         self.disk.steps_left = None
+        self.actions.duel.require_same_files()
         self._learn_what_landed()
         self._audit()
         self._resume()

@@ -14,6 +14,12 @@ from pathlib import Path
 from typing import Any
 
 READY_WITHIN_S = 60.0
+SERVE = "import runpy; runpy.run_module('atroposlib.cli.run_api', run_name='__main__')"
+# A payload log whose segments hold some ten groups: they are sealed, moved and freed.
+SMALL_SEGMENTS = (
+    "import functools; from atroposlib.api.store import sqlite; "
+    "sqlite.SqliteStore = functools.partial(sqlite.SqliteStore, segment_bytes=20_000)"
+)
 LOST = (OSError, http.client.HTTPException)  # a call whose reply never came
 
 
@@ -58,13 +64,13 @@ class Caller:
 
 
 class ApiProcess:
-    """The lives of one API: same port, same data directory."""
+    """The lives of one API: same port, same data directory. ``prelude`` runs before it."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, prelude: str = "") -> None:
         self.port = free_port()
         self._log = folder / "api.log"
         self._command = [
-            *(sys.executable, "-m", "atroposlib.cli.run_api", "--port", str(self.port)),
+            *(sys.executable, "-c", f"{prelude}\n{SERVE}", "--port", str(self.port)),
             *("--data-dir", str(folder / "data"), *options),
         ]
         self._environment = {

@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 
 from tests.torture.figures import Figures, fast_folder, quantile
-from tests.torture.kills.api_process import LOST, ApiProcess, Caller
+from tests.torture.kills.api_process import LOST, SMALL_SEGMENTS, ApiProcess, Caller
 
 CLIENTS = 6
 BATCH = 16
@@ -221,7 +221,7 @@ def kill_campaign(cycles: int, seed: int = 0) -> Figures:
 
 
 def _campaign(folder: Path, cycles: int, rng: random.Random) -> Figures:
-    api, stop = ApiProcess(folder), threading.Event()
+    api, stop = ApiProcess(folder, prelude=SMALL_SEGMENTS), threading.Event()
     clients = [Client(lane, api.port, stop) for lane in range(CLIENTS)]
     trainer = CrashingTrainer(api.port, rng.randrange(2**32))
     ready_s = [api.start()]

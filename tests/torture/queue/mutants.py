@@ -16,6 +16,7 @@ from atroposlib.api.store.sql import ack as ack_queries
 from atroposlib.api.store.sql import claim as claim_queries
 from atroposlib.api.store.sql import put, run, schema, sql_store, writer
 from atroposlib.errors import KeyConflict
+from tests.torture.queue import log_mutants  # noqa: F401 - registers its bugs
 from tests.torture.queue.mutation import MUTANTS, Judge, mutant, noticed_by, rewrite, wrap
 
 __all__ = ["MUTANTS"]

@@ -23,6 +23,7 @@ from atroposlib.api.common.records import (
 from atroposlib.api.decisions import fair_share
 from atroposlib.api.decisions.batching import StalenessRule, choose, complete_buffer
 from atroposlib.api.store import Store
+from atroposlib.api.store.sql.schema import Connection, Row
 from atroposlib.errors import AtroposError, CorruptPayload, StoreError
 from tests.torture.queue.queue_model import KEEPS_PAYLOAD, Model, ModelBatch
 
@@ -203,6 +204,14 @@ class Duel:
         assert stats.retained_bytes <= self.model.max_bytes
         assert self.store.admitted(now) == self.model.admitted(now)
 
+    def require_same_files(self) -> None:
+        """A store with a payload log that was just opened: the files hold what the rows
+        name, not a byte more, and the counts of live bytes are those of the rows."""
+        files, known = self.store._log._files, self.store._read(_segments)
+        sizes = {no: files.path(no).stat().st_size for no in files.numbers()}
+        assert sizes == {no: n for no, n, _, _ in known if n}, f"{sizes} instead of {known}"
+        assert all(live == counted for _, _, live, counted in known), known
+
     def require_payloads(self, gids: Sequence[int]) -> None:
         got = self.store.read(gids)
         for gid, payload in zip(gids, got, strict=True):
@@ -224,6 +233,13 @@ class Duel:
         for batch in self.model.batches.values():
             if batch.state in (GroupState.LEASED, GroupState.ACKED, GroupState.COMMITTED):
                 self.lookup(batch.no, batch.generation, batch.epoch)
+
+
+def _segments(connection: Connection) -> list[Row]:
+    return connection.execute(
+        "SELECT no, segment.n_bytes, live_bytes, COALESCE(SUM(payload.n_bytes), 0) "
+        "FROM segment LEFT JOIN payload ON segment = no GROUP BY no"
+    )
 
 
 def guessed_gids(model: Model, groups: Sequence[NewGroup]) -> list[int]:

@@ -25,6 +25,7 @@ from tests.postgres_server import PostgresServer
 from tests.torture.queue.queue_actions import MAX_BYTES, SIZES, Actions, Draft
 from tests.torture.queue.queue_duel import Wish
 
+SEGMENT_BYTES = 60  # a few payloads
 INDEX = st.integers(0, 63)  # taken modulo the number of things there are
 ENVS = st.sampled_from([None, 0, 1])
 DRAFT = st.builds(
@@ -203,7 +204,7 @@ class SqliteMachine(QueueMachine):
 
     @staticmethod
     def store_in(folder: Path) -> Store:
-        return SqliteStore(folder, max_bytes=MAX_BYTES)
+        return SqliteStore(folder, max_bytes=MAX_BYTES, segment_bytes=SEGMENT_BYTES)
 
     @rule()
     def crash(self) -> None:
@@ -212,11 +213,12 @@ class SqliteMachine(QueueMachine):
         self.lives += 1
         after = self.folder / str(self.lives)
         after.mkdir()
-        for name in (DATABASE, DATABASE + "-wal"):
-            if (before / name).exists():
-                shutil.copy(before / name, after / name)
+        for file in [*before.glob(f"{DATABASE}*"), *before.glob("payload-*.log")]:
+            if not file.name.endswith("-shm"):
+                shutil.copy(file, after / file.name)
         self.actions.duel.store.close()
         self.actions.duel.store = self.store_in(after)
+        self.actions.duel.require_same_files()
         self.actions.duel.require_every_group_where_it_belongs()
 
     def close(self) -> None:

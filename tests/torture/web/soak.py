@@ -82,7 +82,7 @@ async def soak(batches: int, seed: int = 0) -> Figures:
     rss: list[float] = []
     disk: list[float] = []
     with fast_folder() as folder:
-        store = SqliteStore(folder)
+        store = SqliteStore(folder, segment_bytes=4 * MB)  # sealed and freed many times
         day = Day(create_app(store), seed)
         await day.begin()
         for no in range(1, batches + 1):

@@ -31,11 +31,13 @@ class ReplyInDoubt(StoreError):
 
 # Raises StoreFull if the new bytes exceed the capacity.
 CapacityCheck = Callable[[QueueMeta, int], None]
+# Keeps the payload of a group, as stored.
+Keep = Callable[[Connection, int, bytes], None]
 
 
 @dataclass(frozen=True)
 class NewRow:
-    """A group, and its payload as stored in the table."""
+    """A group, and its payload as stored."""
 
     group: NewGroup
     body: bytes
@@ -54,6 +56,7 @@ def put(
     revision: int,
     complete: BufferPolicy,
     room: CapacityCheck,
+    keep: Keep,
     heard: Sequence[int] = (),
     doubt: bool = True,
 ) -> list[Stored]:
@@ -75,6 +78,7 @@ def put(
                 answers.append(Stored(old.gid, duplicate=True, state=old.state))
                 continue
             new = _insert(counters, new_row)
+            keep(connection, new.gid, new_row.body)
             if key is not None:
                 known[key] = new
             if new_row.group.expected is not None:
@@ -124,7 +128,6 @@ def _insert(counters: QueueCounters, new_row: NewRow) -> _Known:
             *(group.digest, state.value),
         ),
     )
-    counters.connection.execute("INSERT INTO payload VALUES (?, ?)", (gid, new_row.body))
     if group.key is None:
         since = group.arrived - LOST_REPLY_WINDOW_S
         counters.connection.execute("DELETE FROM unheard WHERE at < ?", (since,))

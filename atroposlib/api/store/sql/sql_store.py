@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from atroposlib.api.common.records import (
@@ -25,7 +25,6 @@ from atroposlib.api.common.records import (
     Claim,
     DeadBatch,
     LeasedBatch,
-    Media,
     NewGroup,
     Payload,
     RewindResult,
@@ -45,6 +44,7 @@ from atroposlib.api.store.sql.schema import (
     Connection,
     DamagedRow,
     QueueMeta,
+    Row,
     stats,
 )
 from atroposlib.api.store.sql.writer import Work
@@ -93,16 +93,19 @@ class Store(ABC):
         return time.time()
 
     def _body(self, group: NewGroup) -> bytes:
-        """The payload as stored in the table; called outside of any transaction."""
+        """The payload as stored; called outside of any transaction."""
         return group.payload
 
-    def _payload(self, media: Media, body: bytes) -> bytes:
-        """The payload of a body; the inverse of :meth:`_body`."""
-        return body
+    def _keep(self, connection: Connection, gid: int, body: bytes) -> None:
+        """Store a body inside a put."""
+        connection.execute("INSERT INTO payload VALUES (?, ?)", (gid, body))
 
-    def _spare_bytes(self) -> int | None:
-        """Free bytes for the files, or None if unknown. Called inside a put."""
-        return None
+    _stored: tuple[str, type] = ("body", bytes)  # columns of a payload, and their type
+
+    def _payloads(self, rows: Iterable[Row]) -> Iterable[bytes]:
+        """The payloads of rows of digest, media and the columns of a payload, or wrong bytes
+        if they are damaged. Called outside of any transaction."""
+        return (row[2] for row in rows)
 
     # --- groups in ----------------------------------------------------------------
 
@@ -136,7 +139,8 @@ class Store(ABC):
         new_rows = [NewRow(group, self._body(group)) for group in groups]
         return self._write(
             lambda c: put_queries.put(
-                c, new_rows, revision, complete, self._require_capacity, heard, doubt
+                *(c, new_rows, revision, complete, self._require_capacity, self._keep),
+                *(heard, doubt),
             ),
             sum(len(new_row.body) for new_row in new_rows),
         )
@@ -147,9 +151,6 @@ class Store(ABC):
                 f"{meta.retained_bytes} of at most {self.max_bytes} bytes of groups are "
                 "kept: train on them, or raise the bound"
             )
-        spare = self._spare_bytes()
-        if spare is not None and spare < 2 * new_bytes:  # both the log and the file store it
-            raise StoreFull("the disk of the store is full up to its reserve: free some space")
 
     def mark(self, heard: Sequence[int] = (), lost: Sequence[int] = ()) -> None:
         """Record of groups without a key whether their senders got the reply."""
@@ -210,15 +211,31 @@ class Store(ABC):
             CorruptPayload: bytes do not match their digest, or are missing; ``gids`` of the
                 error names all damaged groups.
         """
-        rows = self._read(lambda c: _payloads(c, gids))
         found: dict[int, Payload] = {}
-        for gid, (digest, media, body) in rows.items():  # outside of the transaction
-            data = self._payload(media, body)
-            if digest_of(data) == digest:
-                found[gid] = Payload(data, media)
-        if damaged := [gid for gid in gids if gid not in found]:
-            raise CorruptPayload(damaged)
+        rows: dict[int, Row] = {}
+        while absent := [gid for gid in gids if gid not in found]:
+            before, rows = rows, self._read(lambda c: self._rows(c, absent))  # noqa: B023
+            if rows.items() <= before.items():  # else their payloads have moved since
+                raise CorruptPayload(absent)
+            for (gid, row), data in zip(rows.items(), self._payloads(rows.values())):
+                if digest_of(data) == row[0]:
+                    found[gid] = Payload(data, MEDIA[row[1]])
         return [found[gid] for gid in gids]
+
+    def _rows(self, connection: Connection, gids: Sequence[int]) -> dict[int, Row]:
+        """Digest, media and stored payload by gid, without missing and unreadable groups."""
+        columns, kind = self._stored
+        sql = f"SELECT digest, media, {columns} {_PAYLOAD}"
+        found = {}
+        for gid in gids:
+            try:
+                rows = connection.execute(sql, (gid,)) if 0 < gid <= MAX_INT64 else []
+            except DamagedRow:
+                continue
+            for row in rows:
+                if row[1] in MEDIA and all(isinstance(one, kind) for one in row[2:]):
+                    found[gid] = row
+        return found
 
     def discard(self, no: int, gids: Sequence[int]) -> None:
         """Mark damaged groups of open batch ``no`` DEAD and dissolve the batch, so that its
@@ -331,23 +348,4 @@ class Store(ABC):
         return self._read(stats)
 
 
-def _payloads(
-    connection: Connection, gids: Sequence[int]
-) -> dict[int, tuple[bytes, Media, bytes]]:
-    """(digest, media, body) by gid; missing and unreadable groups are left out."""
-    found = {}
-    for gid in gids:
-        try:
-            rows = connection.execute(_PAYLOAD, (gid,)) if 0 < gid <= MAX_INT64 else []
-        except DamagedRow:
-            continue
-        for digest, media, body in rows:
-            if media in MEDIA and isinstance(digest, bytes) and isinstance(body, bytes):
-                found[gid] = digest, MEDIA[media], body
-    return found
-
-
-_PAYLOAD = (
-    "SELECT digest, media, body FROM payload JOIN groups ON groups.gid = payload.gid "
-    "WHERE payload.gid = ?"
-)
+_PAYLOAD = "FROM payload JOIN groups ON groups.gid = payload.gid WHERE payload.gid = ?"

@@ -1,6 +1,6 @@
-"""SQLite store: one file that survives kill -9 and power cuts.
+"""SQLite store: a database and a log of payloads that survive kill -9 and power cuts.
 
-put, claim, ack ... -> writer thread -> one connection that writes
+put, claim, ack ... -> writer thread -> payload log, then one connection that writes
 read, stats, load   -> up to four read-only connections, concurrent to the writer
 
 The data directory is locked by one process, and must be on a local file system.
@@ -13,23 +13,33 @@ import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import IO
 
 import apsw
 
+from atroposlib.api.common.records import StoreStats
+from atroposlib.api.store.sql.schema import Connection, QueueMeta, Row
 from atroposlib.api.store.sql.sql_store import DEFAULT_MAX_BYTES, Store
 from atroposlib.api.store.sql.writer import Writer
 from atroposlib.api.store.sqlite.database import (
+    FAULTS,
+    SqliteConnection,
     SqliteDatabase,
     SqliteReaders,
     connect,
     fault,
     require_layout,
 )
-from atroposlib.errors import ConfigError, StoreLocked
+from atroposlib.api.store.sqlite.payload_log import SEGMENT_BYTES, PayloadLog
+from atroposlib.api.store.sqlite.retention import tolerated_bytes
+from atroposlib.api.store.sqlite.segment_files import SegmentFiles
+from atroposlib.errors import ConfigError, StoreFull, StoreLocked
 
 # Before 3.51.3 a reset of the write-ahead log can corrupt the file.
 MIN_SQLITE_VERSION = 3_051_003
@@ -37,6 +47,9 @@ DATABASE = "queue.sqlite"
 # The size of three checkpoints. Claims and acks write too, and a failed checkpoint keeps its
 # log: a disk that puts fill completely could never be drained.
 RESERVE_BYTES = 48 * 2**20
+# Of the payload log above its bound: the active segment, one that is being moved, and the
+# largest body.
+UNSEALED_BYTES = 256 * 2**20
 # f_type of statfs(2). On these, locks and fsync are unreliable, and the shared memory of the
 # log does not work across machines. 9p and FUSE are not listed: containers (gVisor,
 # fuse-overlayfs) report them for the local disk of their host.
@@ -125,7 +138,9 @@ class SqliteStore(Store):
         data_dir: created if missing; on a local disk.
         max_bytes: bound on the bytes of stored payloads.
         free_bytes: function from a path to the free bytes of its file system.
+        segment_bytes: size of a segment of the payload log.
         vfs: name of a registered apsw VFS, for tests.
+        files: segment files of ``data_dir``, for tests.
         synchronous: values other than FULL are not durable; for tests.
 
     Raises:
@@ -140,7 +155,9 @@ class SqliteStore(Store):
         data_dir: Path,
         max_bytes: int = DEFAULT_MAX_BYTES,
         free_bytes: Callable[[Path], int] = free_bytes_of,
+        segment_bytes: int = SEGMENT_BYTES,
         vfs: str | None = None,
+        files: SegmentFiles | None = None,
         synchronous: str = "FULL",
     ) -> None:
         if apsw.SQLITE_VERSION_NUMBER < MIN_SQLITE_VERSION:
@@ -151,9 +168,12 @@ class SqliteStore(Store):
         data_dir.mkdir(parents=True, exist_ok=True)
         require_local(data_dir)
         self._data_dir = data_dir
-        self._free_bytes = free_bytes
+        self._free_bytes, self._segment_bytes = free_bytes, segment_bytes
+        self._log = PayloadLog(
+            files or SegmentFiles(data_dir), self._spare_bytes, segment_bytes
+        )
         path = data_dir / DATABASE
-        self._log_file = data_dir / (DATABASE + "-wal")
+        self._wal = data_dir / (DATABASE + "-wal")
         with ExitStack() as undo:  # unlock the directory on an error
             self._lock_file = lock_directory(data_dir)
             undo.callback(self._lock_file.close)
@@ -161,22 +181,41 @@ class SqliteStore(Store):
                 connection = connect(path, vfs, synchronous, read_only=False)
                 undo.callback(connection.close, True)
                 require_layout(connection, path)
-            except apsw.Error as cause:
+                self._log.recover(SqliteConnection(connection))
+            except FAULTS as cause:
                 raise fault(cause) from cause
             undo.pop_all()
         self._readers = SqliteReaders(lambda: connect(path, vfs, synchronous, read_only=True))
-        self._database = SqliteDatabase(connection, self._readers)
+        self._database = SqliteDatabase(connection, self._readers, self._log)
         self._writer = Writer(self._database)
         super().__init__(self._writer.do, self._readers.run, max_bytes)
 
+    def _keep(self, connection: Connection, gid: int, body: bytes) -> None:
+        self._log.append(connection, gid, body)
+
+    _stored = ("segment, start, payload.n_bytes", int)
+
+    def _payloads(self, rows: Iterable[Row]) -> Iterable[bytes]:
+        for no, same in groupby((row[2:] for row in rows), key=itemgetter(0)):
+            yield from self._log.read(no, [(start, n_bytes) for _, start, n_bytes in same])
+
+    def _require_capacity(self, meta: QueueMeta, new_bytes: int) -> None:
+        super()._require_capacity(meta, new_bytes)
+        bound = self.max_bytes + tolerated_bytes(self.max_bytes, self._segment_bytes)
+        if self._log.disk_bytes + new_bytes > bound + UNSEALED_BYTES:
+            raise StoreFull("retired payloads are still being freed: try again")
+        if self._spare_bytes() < new_bytes:
+            raise StoreFull("the disk of the store is full up to its reserve: free some space")
+
     def _spare_bytes(self) -> int:
-        # A restarted log keeps its length, which is part of the reserve. Counting it twice
-        # would reject every put once the log has grown.
-        log = (
-            min(self._log_file.stat().st_size, RESERVE_BYTES) if self._log_file.exists() else 0
-        )
-        on_disk = self._free_bytes(self._data_dir) - RESERVE_BYTES + log
-        return on_disk + self._database.free_page_bytes()
+        # A restarted log of SQLite keeps its length, which is part of the reserve. Counting
+        # it twice would reject every put once the log has grown.
+        wal = min(self._wal.stat().st_size, RESERVE_BYTES) if self._wal.exists() else 0
+        free = self._free_bytes(self._data_dir) + wal - RESERVE_BYTES
+        return free - self._log.pending_bytes
+
+    def stats(self) -> StoreStats:
+        return replace(super().stats(), disk_bytes=self._log.disk_bytes)
 
     def close(self) -> None:
         """Finish pending operations and close the files. Idempotent."""

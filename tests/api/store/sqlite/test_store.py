@@ -17,8 +17,9 @@ from atroposlib.api.store.sqlite import (
     network_file_system,
     require_local,
 )
+from atroposlib.api.store.sqlite.retention import tolerated_bytes
 from atroposlib.errors import ConfigError, CorruptPayload, StoreError, StoreFull, StoreLocked
-from tests.api.store.store_talk import ack, claim, group, held, put, register
+from tests.api.store.store_talk import ack, claim, first_of, group, held, put, register
 
 
 def by_hand(directory, sql, *values):
@@ -44,12 +45,12 @@ def test_an_sqlite_version_below_the_minimum_is_rejected(tmp_path, monkeypatch):
         SqliteStore(tmp_path)
 
 
-@pytest.mark.parametrize("layout", [1, 2, 99])
+@pytest.mark.parametrize("layout", [1, 4, 99])
 def test_a_database_of_another_release_is_rejected_and_not_changed(tmp_path, layout):
     SqliteStore(tmp_path).close()
     by_hand(tmp_path, f"PRAGMA user_version = {layout}")
     for _ in range(2):  # the second also shows that the first let go of the lock
-        with pytest.raises(ConfigError, match=f"layout {layout}.*--data-dir"):
+        with pytest.raises(ConfigError, match=f"layout {layout}.*finish its run.*--data-dir"):
             SqliteStore(tmp_path)
 
 
@@ -117,7 +118,8 @@ def test_a_kill_within_a_transaction_loses_no_acknowledged_group(tmp_path):
 
 def test_a_changed_payload_is_never_delivered(tmp_path, store):
     put(store, group("right"), group("other"), group("third"))
-    by_hand(tmp_path, "UPDATE payload SET body = ? WHERE gid IN (1, 3)", b"wrong")
+    with open(tmp_path / "payload-00000001.log", "r+b") as log:
+        log.write(b"wrongotherwrong")
     with pytest.raises(CorruptPayload, match="group 1, 3") as refused:
         store.read([1, 2, 3])
     assert refused.value.gids == (1, 3)
@@ -125,25 +127,56 @@ def test_a_changed_payload_is_never_delivered(tmp_path, store):
 
 
 def test_puts_are_rejected_before_the_disk_is_full_and_claims_continue(tmp_path):
-    free = [RESERVE_BYTES * 2]
-    store = SqliteStore(tmp_path, free_bytes=lambda _: free[0])
-    put(store, group("a" * 200_000, 8, key="k"))
-    free[0] = RESERVE_BYTES - _log_of(tmp_path).stat().st_size  # the log is part of it
+    store = SqliteStore(tmp_path, free_bytes=lambda _: RESERVE_BYTES * 2)
+    put(store, group("a" * 2_000_000, 8, key="k"))
+    wal = tmp_path / f"{DATABASE}-wal"
+    log_bytes = (tmp_path / "payload-00000001.log").stat().st_size
+    full = RESERVE_BYTES - wal.stat().st_size  # the log of SQLite is part of the reserve
+
+    def free_bytes():
+        now = sum(file.stat().st_size for file in tmp_path.glob("payload-*.log"))
+        return full + log_bytes - now
+
+    store._free_bytes = lambda _: free_bytes()
     with pytest.raises(StoreFull, match="reserve"):
         put(store, group("b" * 100_000))
-    assert put(store, group("a" * 200_000, 8, key="k"))[0].duplicate
+    assert put(store, group("a" * 2_000_000, 8, key="k"))[0].duplicate
     batch = claim(store, register(store))
     assert ack(store, batch, commit=True)
-    # The disk is no emptier, but the pages of the committed payload can be filled again.
-    assert not put(store, group("b" * 90_000))[0].duplicate
+    store.load()
+    register(store)  # further commits seal the segment of the retired payload and free it
+    register(store)
+    assert not put(store, group("b" * 1_900_000))[0].duplicate
     store.close()
 
 
-def _log_of(directory):
-    return directory / f"{DATABASE}-wal"
+def test_retired_payloads_on_disk_are_bounded(tmp_path):
+    store = SqliteStore(tmp_path, max_bytes=10_000, segment_bytes=1000)
+    generation = register(store)
+    put(store, group("s" * 50, 1, key="stays"))
+    for i in range(100):
+        put(store, group(f"{i}".ljust(500), 8), group(f"{i}" * 10, 1))
+        ack(store, claim(store, generation, choose=first_of(8)), commit=True)
+        live = store.stats().retained_bytes
+        assert store.stats().disk_bytes <= live + tolerated_bytes(live, 1000) + 3000
+    assert store.read([1])[0].data == b"s" * 50
+    assert store.stats().disk_bytes == sum(
+        file.stat().st_size for file in tmp_path.glob("payload-*.log")
+    )
+    store.close()
 
 
 # --- the writer ---------------------------------------------------------------------
+
+
+def test_puts_wait_while_too_many_retired_payloads_are_on_the_disk(store, monkeypatch):
+    monkeypatch.setattr(store, "max_bytes", 100)
+    monkeypatch.setattr(store, "_segment_bytes", 100)
+    put(store, group("x" * 90))
+    store._log.disk_bytes = sqlite.UNSEALED_BYTES + 300
+    with pytest.raises(StoreFull, match="still being freed"):
+        put(store, group("a"))
+    put(store, group("a"))  # the disk is looked at again at each commit
 
 
 def test_calls_on_a_closed_store_raise_an_error(store):

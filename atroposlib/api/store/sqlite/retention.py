@@ -1,0 +1,85 @@
+"""Retention rule of the payload log: which segments are freed, moved or sealed. Pure.
+
+    active --seal--> sealed --(its last payload retires)--> free
+                       '--move: its few live payloads are appended again--^
+
+A payload retires when its row is deleted. Rollouts retire nearly in the order of their
+posts, so whole segments empty, and nothing is moved. Moves only bound what payloads that
+stay behind hold back: buffered groups, dead batches, a slow environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+# A segment is moved if at least a fifth of it is retired: 4 bytes written per byte freed.
+WORTH_MOVING = 5
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One file of the log."""
+
+    no: int
+    n_bytes: int  # on disk
+    live_bytes: int  # of the payloads that rows name
+
+    @property
+    def retired_bytes(self) -> int:
+        return self.n_bytes - self.live_bytes
+
+    @property
+    def worth_moving(self) -> bool:
+        return self.retired_bytes * WORTH_MOVING >= self.n_bytes > 0
+
+
+@dataclass(frozen=True)
+class SegmentPlan:
+    """What one commit does with the segments."""
+
+    free: tuple[int, ...] = ()  # sealed segments without a live payload
+    move: int | None = None  # the sealed segment whose live payloads are appended again
+    seal: bool = False  # the next commit begins a new segment
+
+
+def tolerated_bytes(live_bytes: int, segment_bytes: int) -> int:
+    """Retired bytes in sealed segments that nothing is moved for."""
+    return max(2 * segment_bytes, live_bytes // (WORTH_MOVING - 1))
+
+
+def plan(
+    segments: Sequence[Segment],
+    segment_bytes: int,
+    spare_bytes: int,
+    fixed: Collection[int] = (),
+) -> SegmentPlan:
+    """The plan of one commit.
+
+    Args:
+        segments: in order of ``no``; the last one is active, the others are sealed.
+        segment_bytes: size at which a segment is sealed.
+        spare_bytes: free space of the disk above its reserve. With less than a segment,
+            retired bytes are not tolerated, and the active segment is sealed early.
+        fixed: segments that cannot be moved, since they cannot be read.
+    """
+    *sealed, active = segments
+    tight = spare_bytes < segment_bytes
+    held = [segment for segment in sealed if segment.live_bytes > 0]
+    live = sum(segment.live_bytes for segment in segments)
+    retired = sum(segment.retired_bytes for segment in held)
+    room = max(spare_bytes, segment_bytes // 16)  # a move writes before it frees
+    movable = [
+        segment
+        for segment in held
+        if segment.worth_moving and segment.live_bytes <= room and segment.no not in fixed
+    ]
+    move = None
+    if movable and retired > (0 if tight else tolerated_bytes(live, segment_bytes)):
+        move = min(movable, key=lambda segment: segment.live_bytes / segment.n_bytes).no
+    early = tight and active.worth_moving and active.n_bytes >= segment_bytes // 64
+    return SegmentPlan(
+        free=tuple(segment.no for segment in sealed if segment.live_bytes <= 0),
+        move=move,
+        seal=active.n_bytes >= segment_bytes or early,
+    )
