@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from atroposlib.errors import AtroposError
 from example_trainer.distributed.ranks import Ranks
@@ -30,7 +30,7 @@ def run_on_rank0(world: Ranks, action: Callable[[], T]) -> T:
     Raises:
         AtroposError, Stopped: raised by ``action``; on the other ranks with its message.
     """
-    if world.size == 1:
+    if world.alone:
         return action()
     outcome: dict[str, Any] = {"value": None, "error": None, "stopped": None}
     if world.is_rank0:
@@ -82,14 +82,28 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 def set_full_tensor(target: Tensor, value: Any) -> None:
     """Copy this rank's part of the whole ``value``, a tensor or a slice of a file, into ``target``."""
-    local_shard(target).copy_(value[_local_rows(target)] if target.ndim else value)
+    local_shard(target).copy_(value[_local_slices(target)] if target.ndim else value)
 
 
-def _local_rows(tensor: Tensor) -> slice:
-    """Rows that this rank holds; none on the last ranks where there are fewer than ranks."""
-    if not isinstance(tensor, DTensor) or tensor.placements != (Shard(0),):
-        return slice(None)
-    mesh, rows = tensor.device_mesh, tensor.shape[0]
-    chunk = -(-rows // mesh.size())
-    start = min(mesh.get_local_rank() * chunk, rows)
-    return slice(start, min(start + chunk, rows))
+def split_over(tensor: Tensor, dim: str) -> bool:
+    """Whether ranks along this dimension of the mesh hold different parts of a tensor."""
+    if not isinstance(tensor, DTensor):
+        return False
+    names = tensor.device_mesh.mesh_dim_names or ()
+    return dim in names and hasattr(tensor.placements[names.index(dim)], "dim")
+
+
+def _local_slices(tensor: Tensor) -> tuple[slice, ...]:
+    """What this rank holds; nothing on the last ranks where there are fewer rows than ranks."""
+    bounds = [(0, size) for size in tensor.shape]
+    if isinstance(tensor, DTensor):
+        mesh = tensor.device_mesh
+        # FSDP, the first dimension, splits what tensor parallelism left of a matrix.
+        for i in reversed(range(mesh.ndim)):
+            dim = getattr(tensor.placements[i], "dim", None)
+            if dim is not None:
+                start, end = bounds[dim]
+                chunk = -(-(end - start) // mesh.size(i))
+                start = min(start + chunk * mesh.get_local_rank(i), end)
+                bounds[dim] = start, min(start + chunk, end)
+    return tuple(slice(*bound) for bound in bounds)

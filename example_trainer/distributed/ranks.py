@@ -47,9 +47,13 @@ class Ranks:
     Collectives raise RankLost if a rank that they wait for ended or did not arrive.
     """
 
-    rank: int
+    rank: int  # among those that share the rows of a batch
     size: int
     device: torch.device = torch.device("cpu")
+    tensor: int = 1  # ranks that compute the same rows, each with its part of the matrices
+    tensor_rank: int = 0
+    data_group: Any = None  # of those that share the rows; None: of all
+    tensor_group: Any = None
 
     @staticmethod
     def single(device: torch.device | str = "cpu") -> Ranks:
@@ -58,13 +62,24 @@ class Ranks:
     @property
     def is_rank0(self) -> bool:
         """Whether this rank calls other processes and writes files."""
-        return self.rank == 0
+        return self.rank == self.tensor_rank == 0
+
+    @property
+    def alone(self) -> bool:
+        return self.size == self.tensor == 1
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replace ``tensor`` by its sum over ranks; the same bits on each of them."""
         if self.size > 1:
             with self.waiting("a sum over all ranks"):
-                dist.all_reduce(tensor)
+                dist.all_reduce(tensor, group=self.data_group)
+        return tensor
+
+    def sum_of_parts_(self, tensor: Tensor) -> Tensor:
+        """Replace ``tensor`` by its sum over the ranks that compute the same rows."""
+        if self.tensor > 1:
+            with self.waiting("a sum over a tensor group"):
+                dist.all_reduce(tensor, group=self.tensor_group)
         return tensor
 
     def share(self, value: Any, kind: Any = Any) -> Any:
@@ -74,7 +89,7 @@ class Ranks:
             value: of JSON's types, or of what msgspec converts to them. None elsewhere.
             kind: type to decode to. Without one, tuples arrive as lists on the other ranks.
         """
-        if self.size == 1:
+        if self.alone:
             return value
         payload = bytearray(msgspec.msgpack.encode(value) if self.is_rank0 else b"")
         with self.waiting("a value of rank 0"):
@@ -90,7 +105,7 @@ class Ranks:
 
     def broadcast_(self, tensor: Tensor) -> Tensor:
         """Replace ``tensor`` by that of rank 0."""
-        if self.size > 1:
+        if not self.alone:
             with self.waiting("a tensor of rank 0"):
                 dist.broadcast(tensor, 0)
         return tensor
@@ -133,11 +148,18 @@ def start(cfg: TrainingConfig, timeout_s: float | None = None) -> Iterator[Ranks
     rank, size, local_rank = _place(cfg)
     device = _device(cfg, size, local_rank)
     world = Ranks(rank, size, device)
+    if size % cfg.tensor_parallel:
+        raise ConfigError(
+            f"tensor_parallel {cfg.tensor_parallel} does not divide the {size} ranks: start a"
+            " multiple of it"
+        )
     if size == 1 and not cfg.cpu_offload:
         yield world
         return
     longest = max(cfg.batch_timeout_s, cfg.eval_timeout_s, cfg.publish_timeout_s)
-    _meet(cfg.init_method, world, timeout_s or longest + SLACK_S)
+    bound_s = timeout_s or longest + SLACK_S
+    _meet(cfg.init_method, world, bound_s)
+    world = grouped(world, cfg.tensor_parallel, bound_s)
     try:
         with world.waiting("the gradients and weights of a step"):
             yield world
@@ -220,6 +242,22 @@ def _meet(init_method: str, world: Ranks, timeout_s: float) -> None:
             world_size=world.size,
             timeout=timedelta(seconds=timeout_s),
         )
+
+
+def grouped(world: Ranks, tensor: int, timeout_s: float) -> Ranks:
+    """The rank in a grid: neighbours share matrices, each ``tensor``-th rank shares rows."""
+    if tensor == 1:
+        return world
+    grid = torch.arange(world.size).view(-1, tensor)
+    tensor_group, data_group = (
+        dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
+            ranks.tolist(), timeout=timedelta(seconds=timeout_s)
+        )[0]
+        for ranks in (grid, grid.T)
+    )
+    row, column = divmod(world.rank, tensor)
+    place = len(grid), world.device, tensor, column
+    return Ranks(row, *place, data_group, tensor_group)
 
 
 def _arrived(method: str, world: Ranks) -> Any:

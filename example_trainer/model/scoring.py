@@ -112,6 +112,8 @@ class Backbone(nn.Module):
         super().__init__()
         self.model = model
         self.compute_dtype = compute_dtype
+        # Parameters of which ranks of a tensor group have parts of the gradient, see fsdp.
+        self.partial: set[str] = set()
 
     def hidden(self, inputs: Inputs) -> Tensor:
         """(H, D) of the positions that need scores."""

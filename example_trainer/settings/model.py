@@ -35,6 +35,12 @@ class ModelSettings(Section):
         False,
         description="keep parameters, gradients and optimizer state in main memory (CUDA)",
     )
+    tensor_parallel: int = Field(
+        1,
+        ge=1,
+        description="ranks that share the matrices of each layer and compute the same rows;"
+        " the others share the rows",
+    )
     seed: int = Field(0, description="of every random number the trainer draws")
     train_layer_indices: list[int] | None = Field(
         None, description="train these decoder layers only, such as 20-31 or 0-3,28-31"

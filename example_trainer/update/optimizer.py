@@ -102,10 +102,9 @@ def clipped_step(
     Returns:
         The L2 norm of the whole gradient before clipping, and whether it stepped.
     """
-    gradients = [
-        collectives.local_shard(p.grad) for p in _parameters(optimizer) if p.grad is not None
-    ]
-    norm = _global_norm(gradients, model)
+    split, common = _gradients(optimizer, model)
+    norm = _global_norm(split, common, model)
+    gradients = split + common
     finite = math.isfinite(norm)
     if finite:
         coefficient = settings.max_grad_norm / (norm + 1e-6)
@@ -120,11 +119,33 @@ def clipped_step(
     return norm, finite
 
 
-def _global_norm(gradients: list[Tensor], model: PackedModel) -> float:
+def _gradients(
+    optimizer: torch.optim.Optimizer, model: PackedModel
+) -> tuple[list[Tensor], list[Tensor]]:
+    """This rank's gradients of what a tensor group splits, and of what each of it has."""
+    world = model.world
+    split, common = [], []
+    for parameter, name in _names(optimizer, model).items():
+        if parameter.grad is None:
+            continue
+        gradient = collectives.local_shard(parameter.grad)
+        if collectives.split_over(parameter, "tensor"):
+            split.append(gradient)
+            continue
+        common.append(world.sum_of_parts_(gradient))
+        if world.tensor > 1 and name not in model.module.partial:
+            gradient /= world.tensor  # the same but for rounding; so the weights stay the same
+    return split, common
+
+
+def _global_norm(split: list[Tensor], common: list[Tensor], model: PackedModel) -> float:
     # Each rank's shards are other parts of the gradient: the squares add up.
     square = torch.zeros((), dtype=torch.float64)
-    if gradients:
-        square = torch.nn.utils.get_total_norm(gradients).double() ** 2
+    if split:
+        square += torch.nn.utils.get_total_norm(split).double().cpu() ** 2
+    model.world.sum_of_parts_(square)
+    if common:
+        square += torch.nn.utils.get_total_norm(common).double().cpu() ** 2
     return math.sqrt(float(model.world.sum_(square)))
 
 

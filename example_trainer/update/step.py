@@ -145,7 +145,7 @@ class _Update:
         sampled = Mismatch()
         loss = torch.zeros((), dtype=torch.float64, device=policy.device)
         for microbatch in policy.plan_share(rows):
-            if world.size == 1:  # several ranks stop together, between batches
+            if world.alone:  # several ranks stop together, between batches
                 self.stop.check()
             found, loss_of_microbatch = self._backward(microbatch, weights_R_T, kept_R_T, sums)
             sampled += found

@@ -203,6 +203,57 @@ def weights(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     return found
 
 
+def matrices(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
+    """Tensor parallelism on two ranks, two steps against those of one rank."""
+    pair = ranks.grouped(world, 2, 60)
+    families = Path(cfg.model_name).parent
+    if world.is_rank0:
+        write(family_of("qwen3"), families / "qwen3")
+    world.sum_(torch.ones(1))  # written
+    found: dict[str, Any] = {"rows": [pair.rank, pair.size]}
+    for name in ("model", "qwen3"):
+        # Adam makes a step of any rounding of a gradient of zero.
+        own = cfg.model_copy(
+            update={"model_name": str(families / name), "optimizer": "sgd", "seq_len": 200}
+        )
+        both, alone = (loading.load(own, w) for w in (pair, None))
+        steps = [(both, build_optimizer(both, own)), (alone, build_optimizer(alone, own))]
+        logprobs = [policy.trained_logprobs(ROWS) for policy, _ in steps]
+        norms = [_descended(*step, own) for step in steps]
+        ours, theirs = (state_dict.full_weights(policy) for policy, _ in steps)
+        found[name] = {
+            "norms": norms,
+            "logprobs": max(abs(a - b) for x, y in zip(*logprobs) for a, b in zip(x, y)),
+            "weights": _distance(ours, theirs) if world.is_rank0 else 0.0,
+            "query": list(both.model.model.layers[0].self_attn.q_proj.weight.to_local().shape),
+        }
+    own = cfg.model_copy(update={"optimizer": "adamw"})
+    policy = loading.load(own, pair)
+    first = policy, build_optimizer(policy, own)
+    _step(*first, own, 0)
+    kept = _taken(*first)
+    _step(*first, own, 1)
+    resumed = _resumed(own, pair, kept)
+    _step(*resumed, own, 1)
+    found["resumed"] = _same(_taken(*first), _taken(*resumed))
+    refused = {"gpt2": {}, "mixtral": {}, "model": {"lora": True}}
+    for name, more in refused.items():
+        own = cfg.model_copy(update={"model_name": str(families / name), **more})
+        found[f"{name} refused"] = _refused(lambda: loading.load(own, pair))
+    return found
+
+
+def _descended(
+    policy: Policy, optimizer: torch.optim.Optimizer, cfg: TrainingConfig
+) -> list[float]:
+    """Norms of the gradients of two steps."""
+    norms = []
+    for index in range(2):
+        _scored(policy, policy.world)
+        norms.append(clipped_step(optimizer, policy, cfg, index, cfg.training_steps)[0])
+    return norms
+
+
 def optimizers(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     """Two ranks for step 0, one for step 1, two for step 2, against one for all of them."""
     found = {}
@@ -357,6 +408,7 @@ PARTS = (
     loaded,
     gradients,
     low_precision,
+    matrices,
     weights,
     optimizers,
     not_finite,

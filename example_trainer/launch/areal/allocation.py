@@ -46,6 +46,11 @@ def parse(text: str) -> Allocation:
                 " and t); else set inference.engine, inference.count, inference.tensor_parallel,"
                 " inference.args and trainer.nproc"
             )
+        if engine in TRAINERS and sizes.get("c", "1") != "1":
+            raise ConfigError(
+                f"{text}: no context parallelism, because ring attention takes no packed rows; write"
+                " d for c, and bound the rows of a pass with trainer.max_tokens_per_microbatch"
+            )
         gpus = math.prod(int(size) for name, size in sizes.items() if name != "e")
         found["gpus"] += gpus
         if engine in TRAINERS:

@@ -45,6 +45,7 @@ def test_torchrun_variables_take_precedence_over_settings(config, monkeypatch):
         ({"trainer_rank": 2, "world_size": 2}, "must be below world_size"),
         ({"world_size": 2}, "start with torchrun"),
         ({"cpu_offload": True}, "cpu_offload"),
+        ({"tensor_parallel": 2}, "does not divide the 1 ranks"),
     ],
 )
 def test_impossible_ranks_are_refused(config, monkeypatch, settings, told):

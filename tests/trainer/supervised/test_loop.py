@@ -135,8 +135,10 @@ def test_flags_take_precedence_over_files(tmp_path, capsys):
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("command", ["sft", "reward_model"])  # dpo shares its sums
-def test_two_ranks_train_as_one(collected, settings, tmp_path, command):
+@pytest.mark.parametrize(  # dpo shares the sums of the reward model
+    ("command", "tensor_parallel"), [("sft", 1), ("reward_model", 1), ("reward_model", 2)]
+)
+def test_two_ranks_train_as_one(collected, settings, tmp_path, command, tensor_parallel):
     module = {"sft": sft, "reward_model": reward_model}[command]
     kind = sft.SftConfig if command == "sft" else reward_model.RewardConfig
     path = collected[sft_gen if command == "sft" else dpo_gen]
@@ -146,6 +148,7 @@ def test_two_ranks_train_as_one(collected, settings, tmp_path, command):
     module.train(kind(**own))
     (alone,) = [metrics(tmp_path)]
     own |= {"log_dir": str(tmp_path / "two"), "save_path": str(tmp_path / "two")}
+    own |= {"tensor_parallel": tensor_parallel}
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in own.items()]
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
