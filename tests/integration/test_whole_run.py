@@ -78,10 +78,18 @@ class Quickstart:
 
     def stalled(self) -> list[str]:
         """The processes that GET /status names."""
+        return self.status()["stalled"]
+
+    def waits(self) -> str:
+        """What the trainer waits for."""
+        beats = {one["role"]: one for one in self.status()["participants"]}
+        return beats["trainer"]["waiting_on"] or ""
+
+    def status(self) -> dict:
         found = re.search(r"--env.rollout_server_url (\S+)", self.command_of("environment"))
         assert found
         status: dict = httpx.get(f"{found[1]}/status", timeout=30).json()
-        return status["stalled"]
+        return status
 
     def restart_by_hand(self, name: str) -> None:
         self.restarted.append(
@@ -187,6 +195,8 @@ def test_status_names_the_frozen_process_of_a_run_and_no_other(start) -> None:
         until(f"the word that {name} is frozen", run.stalled)
         [line] = run.stalled()
         assert line.startswith(said)
+        if name != "trainer":
+            until("the trainer to wait for it", lambda: line.split(" has ")[0] in run.waits())
         run.signal(name, signal.SIGCONT)
         until("all processes to go on", lambda: not run.stalled())
     steps = len(run.rows())

@@ -79,7 +79,7 @@ class Claims:
             if isinstance(got, LeasedBatch):
                 return self._delivery(got, asked.rank)
             if now() >= end or self._context.stopping or await is_disconnected():
-                return got
+                return self._context.with_stalled(got)
             pause = min(await self._longest_pause(), end - now())
             if await wait_at_most(changed, max(0.0, pause)):
                 await asyncio.sleep(min(RECHECK_S, max(0.0, end - now())))

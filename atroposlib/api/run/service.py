@@ -229,7 +229,7 @@ class RolloutService:
             leased_sequences=sequences[GroupState.LEASED],
             buffered_sequences=sequences[GroupState.BUFFERED],
             batches_acked=stats.batches_acked,
-            blocked_reason=reason,
+            blocked_reason=reason and self.context.with_stalled(reason),
             warnings=warnings,
             participants=participants,
             stalled=stalled(participants),
