@@ -138,8 +138,6 @@ class Backbone(nn.Module):
     def own_hidden(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
         """(rows, T, D) of plain rows, with the model's own attention."""
         at = {} if positions is None else {"position_ids": positions}
-        if self.replay is not None:
-            self.replay.experts = None
         output = decoder(inner_model(self.model))(tokens, use_cache=False, **at)
         hidden: Tensor = output.last_hidden_state
         return hidden

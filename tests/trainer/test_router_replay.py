@@ -165,7 +165,7 @@ def test_what_rank_0_measured_sets_up_the_replay_of_the_others(
     rows = with_experts(
         BRANCHING, lambda i, tokens: own_experts(reference, tokens)[:, :, ::-1]
     )
-    first, other = load(router_replay=True), load()
+    first, other = load(), load()
     settings = config(model_name=str(directory), router_replay=True)
     found = json.loads(json.dumps(probing.probe(first, settings)))
     probing.apply(other, **found)
