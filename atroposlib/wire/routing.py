@@ -32,14 +32,9 @@ class RoutedExperts(TypedDict):
 
 
 def encoded(experts: Array) -> RoutedExperts:
-    """``experts`` (t, L, K), -1 where not known, in the narrower type."""
-    data = base64.b64encode(narrowed(experts).tobytes()).decode()
+    """``experts`` (t, L, K), ints, -1 where not known, in the narrower type."""
+    data = base64.b64encode(_narrowed(experts).tobytes()).decode()
     return {"shape": list(experts.shape), "data": data}
-
-
-def narrowed(experts: Array) -> Array:
-    """uint8 or uint16 of ints; those below 0 become the largest value."""
-    return np.maximum(experts, -1).astype("|u1" if experts.max(initial=0) < 255 else "<u2")
 
 
 def decoded(routed: RoutedExperts) -> Array:
@@ -48,17 +43,9 @@ def decoded(routed: RoutedExperts) -> Array:
     try:
         data = base64.b64decode(routed["data"], validate=True)
         kind = {prod(shape): "|u1", 2 * prod(shape): "<u2"}[len(data)] if data else "|u1"
-        array = np.frombuffer(data, kind).reshape(shape)
+        return _widened(checked(np.frombuffer(data, kind).reshape(shape)))
     except (KeyError, ValueError) as error:
-        raise _invalid("data is not base64 of 1 or 2 bytes per entry of its shape") from error
-    return _widened(checked(array))
-
-
-def _widened(experts: Array) -> Array:
-    wide = experts.astype(np.int16)  # of 65535 it makes -1
-    return np.where(
-        (wide < 0) | (experts == 255) & (experts.itemsize == 1), np.int16(-1), wide
-    )
+        raise _invalid("base64 of 1 or 2 bytes per entry of the shape") from error
 
 
 def checked(experts: Array) -> Array:
@@ -66,6 +53,17 @@ def checked(experts: Array) -> Array:
     if experts.ndim != 3 or not 1 <= prod(experts.shape[1:]) <= MAX_PER_TOKEN:
         raise _invalid(f"[tokens, layers, experts], at most {MAX_PER_TOKEN} per token")
     return experts
+
+
+def _narrowed(experts: Array) -> Array:
+    return np.maximum(experts, -1).astype("|u1" if experts.max(initial=0) < 255 else "<u2")
+
+
+def _widened(experts: Array) -> Array:
+    wide = experts.astype(np.int16)  # of 65535 it makes -1
+    return np.where(
+        (wide < 0) | (experts == 255) & (experts.itemsize == 1), np.int16(-1), wide
+    )
 
 
 def _invalid(problem: str) -> InvalidGroup:
@@ -77,11 +75,11 @@ def joined(
 ) -> RoutedExperts | None:
     """Tokens [start, end) of parts (first token, experts); of several for a token the first."""
     known = [(at, decoded(one)) for at, one in parts if one is not None]
-    length = max((at + len(one) for at, one in known), default=0)
-    return encoded(_merged(known, length)[start:end]) if known else None
+    return encoded(_merged(known)[start:end]) if known else None
 
 
-def _merged(parts: Sequence[tuple[int, Array]], length: int) -> Array:
+def _merged(parts: Sequence[tuple[int, Array]], length: int = 0) -> Array:
+    length = max(length, *(at + len(one) for at, one in parts))
     shape = (length, *parts[0][1].shape[1:])
     if prod(shape) > MAX_PER_GROUP or any(one.shape[1:] != shape[1:] for _, one in parts):
         raise _invalid(f"rows of one number of layers and experts, {MAX_PER_GROUP} in all")
@@ -93,15 +91,13 @@ def _merged(parts: Sequence[tuple[int, Array]], length: int) -> Array:
 
 def stacked(rows: Sequence[RoutedExperts | None], seq_lens: Array) -> Array | None:
     """(T, L, K) uint8 or uint16 of the rows of a group; None if no row has experts."""
-    if len(rows) != len(seq_lens):
-        raise _invalid("one entry per row, or null")
-    known: list[tuple[int, Array]] = []
-    for one, end, length in zip(rows, np.cumsum(seq_lens), seq_lens):
-        if one is not None:
-            known.append((int(end - length), decoded(one)))
-            if len(known[-1][1]) > length:
-                raise _invalid("a row of more entries than tokens")
-    return narrowed(_merged(known, int(seq_lens.sum()))) if known else None
+    known = [None if one is None else decoded(one) for one in rows]
+    counts = np.array([0 if one is None else len(one) for one in known])
+    if len(rows) != len(seq_lens) or (counts > seq_lens).any():
+        raise _invalid("an entry or null per row, of at most its tokens")
+    starts = np.cumsum(seq_lens) - seq_lens
+    parts = [(int(start), one) for start, one in zip(starts, known) if one is not None]
+    return _narrowed(_merged(parts, int(seq_lens.sum()))) if parts else None
 
 
 def unstacked(experts: Array, seq_lens: Array) -> list[RoutedExperts | None]:
@@ -112,10 +108,9 @@ def unstacked(experts: Array, seq_lens: Array) -> list[RoutedExperts | None]:
 
 
 def reported(data: str, num_tokens: int) -> RoutedExperts:
-    """The answer of an engine for a sequence; raises TokensMissing if it cannot be read.
+    """The base64 of an engine's answer: vLLM's .npy file, or SGLang's int32 of all but one token.
 
-    In base64, of vLLM a .npy file, of SGLang int32 of all tokens but the last, whose layers and
-    experts are one dimension.
+    Raises TokensMissing if it cannot be read. SGLang's layers and experts are one dimension.
     """
     try:
         raw = base64.b64decode(data, validate=True)

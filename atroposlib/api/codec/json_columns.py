@@ -63,8 +63,6 @@ def _proven(document: Any, body: bytes) -> tuple[Columns, frozenset[str]]:
     if len(keys) != len(names) or not keys <= _KNOWN or body[:1] not in _BEGINNINGS:
         raise _Unproven
     members = _Members({name: one for name in names if (one := document[name]) is not None})
-    if "routed_experts" in members.values:
-        raise _Unproven  # a list of objects
     columns = members.columns()
     if _hides_bracket(body) or count_byte(b"[", body) != members.brackets:
         raise _Unproven
@@ -101,15 +99,17 @@ class _Members:
     """Copies the members out of the tape and sums the brackets that their shapes need."""
 
     def __init__(self, values: dict[str, Any]) -> None:
-        self.values = values
+        self._values = values
         self.brackets = 0
         self._seq_lens = np.empty(0, np.int64)
 
     def columns(self) -> Columns:
-        self._seq_lens = np.array(_lengths(self.values["tokens"]), np.int64)
-        floats = {name: self._rows(name, "d") for name in FLOATS[:2] if name in self.values}
-        rest = {name: self._rest(name) for name in REST[:-1] if name in self.values}
-        if (advantages := self.values.get("advantages")) is not None:
+        if "routed_experts" in self._values:
+            raise _Unproven  # a list of objects, for the full decoder
+        self._seq_lens = np.array(_lengths(self._values["tokens"]), np.int64)
+        floats = {name: self._rows(name, "d") for name in FLOATS[:2] if name in self._values}
+        rest = {name: self._rest(name) for name in REST[:-1] if name in self._values}
+        if (advantages := self._values.get("advantages")) is not None:
             lengths = _lengths(advantages)
             flat = self._flat(advantages, "d", 1 + len(lengths))
             if fits(lengths, self._seq_lens):
@@ -122,7 +122,7 @@ class _Members:
             masks=self._rows("masks", "i"),
             scores=self._scores(),
             floats=floats,
-            versions=self._rows("versions", "i") if "versions" in self.values else None,
+            versions=self._rows("versions", "i") if "versions" in self._values else None,
             distilled=joined_choices(
                 self._choices("distill_token_ids", "i"), self._choices("distill_logprobs", "d")
             ),
@@ -142,19 +142,19 @@ class _Members:
         return np.frombuffer(value.as_buffer(of_type=kind), dtype)
 
     def _rows(self, name: str, kind: str) -> Array:
-        rows = self.values[name]
+        rows = self._values[name]
         if not fits(_lengths(rows), self._seq_lens):
             raise _Unproven
         return self._flat(rows, kind, 1 + len(self._seq_lens))
 
     def _scores(self) -> Array:
-        scores = self.values["scores"]
+        scores = self._values["scores"]
         if len(scores) != len(self._seq_lens):
             raise _Unproven
         return self._flat(scores, "d", 1)
 
     def _choices(self, name: str, kind: str) -> tuple[Array, Array] | None:
-        if (rows := self.values.get(name)) is None:
+        if (rows := self._values.get(name)) is None:
             return None
         if not fits(_lengths(rows), self._seq_lens):
             raise _Unproven
@@ -162,7 +162,7 @@ class _Members:
         return counts, self._flat(rows, kind, 1 + len(self._seq_lens) + len(counts))
 
     def _rest(self, name: str) -> bytes:
-        value = self.values[name]
+        value = self._values[name]
         if isinstance(value, (simdjson.Array, simdjson.Object)):
             text = bytes(value.mini)
         else:
@@ -171,7 +171,7 @@ class _Members:
         return text
 
     def _scalar(self, name: str, kind: type[Any]) -> Any:
-        value = self.values.get(name)
+        value = self._values.get(name)
         if value is not None and type(value) is not kind:  # a bool is not an id
             raise _Unproven
         if kind is str and value is not None:

@@ -30,9 +30,6 @@ SGLANG_NAMES = {
 }
 
 
-NOT_SAMPLING = ("return_routed_experts",)
-
-
 class SGLangServer(TokenServer):
     """OpenAI's routes for chat and completions, ``/generate`` for token requests."""
 
@@ -57,12 +54,13 @@ class SGLangServer(TokenServer):
 
 
 def generate_body(ids: list[int], params: Mapping[str, Any]) -> dict[str, Any]:
-    beside = {name: params[name] for name in NOT_SAMPLING if name in params}
-    sampling = {k: v for k, v in params.items() if k not in beside}
+    beside = {k: v for k, v in params.items() if k == "return_routed_experts"}
     return {
         **beside,
         "input_ids": ids,
-        "sampling_params": {SGLANG_NAMES.get(k, k): v for k, v in sampling.items()},
+        "sampling_params": {
+            SGLANG_NAMES.get(k, k): v for k, v in params.items() if k not in beside
+        },
         "return_logprob": True,
         "return_text_in_logprobs": False,
     }

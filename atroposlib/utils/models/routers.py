@@ -46,27 +46,26 @@ class Router(NamedTuple):
 
 @torch.no_grad()
 def routers_of(model: Any, tokens: Tensor) -> list[Router]:
-    """The routers, by layer; none if a layer chooses experts in another way.
+    """The routers, by layer, found by a pass of ``tokens`` (1, N).
 
-    Args:
-        tokens: (1, N), passed through the model if it has such layers.
+    None if a layer chooses experts in another way.
     """
     found = decoder(model)
-    choosing = [(name, m) for name, m in found.named_modules() if hasattr(m, "top_k")]
+    choosing = [(_layer(name), m) for name, m in found.named_modules() if hasattr(m, "top_k")]
     with outputs_of([module for _, module in choosing]) as outputs:
         if choosing:
             found(tokens, use_cache=False)
-    layers = [_layer(name) for name, _ in choosing]
     routers = [
         Router(module, layer, *output)
-        for (_, module), layer, output in zip(choosing, layers, outputs)
+        for (layer, module), output in zip(choosing, outputs)
         if isinstance(output, tuple)
         and [getattr(one, "ndim", 0) for one in output] == [2, 2, 2]
         and output[1].shape == output[2].shape == (tokens.numel(), output[2].shape[1])
         and not output[2].is_floating_point()
     ]
-    complete = sorted(router.layer for router in routers) == sorted(set(layers))
-    return sorted(routers, key=lambda router: router.layer) if complete else []
+    routers.sort(key=lambda router: router.layer)
+    layers = sorted({layer for layer, _ in choosing})
+    return routers if [router.layer for router in routers] == layers else []
 
 
 def _layer(name: str) -> int:
@@ -98,8 +97,7 @@ def chosen_experts(outputs: Sequence[tuple[Tensor, Tensor, Tensor]], lines: int)
 def fitted_routers(model: Any, tokens: Tensor) -> dict[str, list[Any]]:
     """Arguments of :func:`_weights`, K and E of the routers, by the name of their class.
 
-    Raises:
-        ConfigError: the model has no routers, or one whose weights no formula gives.
+    Raises ConfigError without routers, or for one whose weights no formula gives.
     """
     found = {
         type(router.module).__name__: _fitted(router) for router in routers_of(model, tokens)
@@ -125,10 +123,8 @@ def _fitted(router: Router) -> list[Any]:
     )
 
 
-def _weights(
-    kind: int, normalised: bool, scale: float, logits: Tensor, indices: Tensor
-) -> Tensor:
-    weights = SCORES[kind](logits).gather(-1, indices)
+def _weights(kind: int, normalised: bool, scale: float, logits: Tensor, at: Tensor) -> Tensor:
+    weights = SCORES[kind](logits).gather(-1, at)
     if normalised:
         weights = weights / weights.sum(-1, keepdim=True)
     return weights if scale == 1 else weights * scale
@@ -158,16 +154,19 @@ class RouterReplay:
         count, top_k = len(self.layers), self.top_k
         found = np.full((num_tokens, count, top_k), -1, np.int16)
         given = decoded(routed)[:num_tokens] if routed else found[:0]
-        width = given[:1].size if len(given) else count * top_k
         # Engines report dense layers as well, or the product of the dimensions alone.
-        rows = {count: range(count), self.num_layers: self.layers}
-        if width % top_k or width // top_k not in rows:
-            problem = f"{width} per token, of a model with {count} routers of {top_k} experts"
+        layers, rest = divmod(given[:1].size, top_k) if len(given) else (count, 0)
+        if (
+            rest
+            or layers not in (count, self.num_layers)
+            or given.max(initial=-1) >= self.num_experts
+        ):
+            problem = (
+                f"not of a model with {count} routers of {top_k} of {self.num_experts} experts"
+            )
             raise InvalidGroup("routed_experts", "", problem)
-        given = given.reshape(len(given), width // top_k, top_k)[:, list(rows[width // top_k])]
-        if given.max(initial=-1) >= self.num_experts:
-            raise InvalidGroup("routed_experts", "", "an expert that the model does not have")
-        found[: len(given)] = given
+        given = given.reshape(len(given), layers, top_k)
+        found[: len(given)] = given if layers == count else given[:, self.layers]
         return [token.tobytes() for token in found]
 
     def _replay(self, i: int, formula: Any, module: Any, args: Any, output: Any) -> Any:
@@ -178,5 +177,5 @@ class RouterReplay:
         differs = (given.sort(-1)[0] != indices.sort(-1)[0]).any(-1, keepdim=True)
         differs &= (given >= 0).all(-1, keepdim=True)
         indices = torch.where(differs, given, indices)
-        given_weights = formula(logits.float(), indices).to(weights.dtype)
-        return logits, torch.where(differs, given_weights, weights), indices
+        other = formula(logits.float(), indices).to(weights.dtype)
+        return logits, torch.where(differs, other, weights), indices
