@@ -18,7 +18,7 @@ from atroposlib.inference.engine.served_model import ServedModel, load_model
 from atroposlib.testing.tiny import write_tiny_model
 from tests.inference.helpers import WAIT_S
 from tests.trainer.architectures import write
-from tests.trainer.families import FAMILIES
+from tests.trainer.families import family_of
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,8 +38,7 @@ def other_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def moe_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    (family,) = (one for one in FAMILIES if one.name == "mixtral")
-    return write(family, tmp_path_factory.mktemp("weights") / "experts")
+    return write(family_of("mixtral"), tmp_path_factory.mktemp("weights") / "experts")
 
 
 @pytest.fixture(scope="session")

@@ -11,13 +11,8 @@ import torch
 from torch import Tensor
 
 from atroposlib.utils.models.routers import chosen_experts, outputs_of, routers_of
-from tests.trainer.families import FAMILIES, Family
 
 PROBE = torch.arange(1, 9)[None]
-
-
-def family(name: str) -> Family:
-    return next(one for one in FAMILIES if one.name == name)
 
 
 def normalised_softmax(module: Any, hidden: Tensor, experts: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from example_trainer.model.model_dir import read_state, save_model
 from example_trainer.state import Stopped, StopSignal
 from tests.trainer.architectures import write
 from tests.trainer.environment import running_environment
-from tests.trainer.forced_experts import family
+from tests.trainer.families import family_of
 
 
 @dataclass
@@ -191,7 +191,7 @@ def test_a_mixture_of_experts_is_trained_with_the_experts_that_sampled(
     serve, config, tmp_path
 ) -> None:
     """Local server in bfloat16, function environment as a process, API, trainer in float32."""
-    model = write(family("mixtral"), tmp_path / "model")
+    model = write(family_of("mixtral"), tmp_path / "model")
     served = load_model(str(model), dtype="bf16")
     engine = Engine(served, EngineLimits(), seed=0, num_threads=1)
     engine.start()

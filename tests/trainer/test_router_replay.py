@@ -17,7 +17,8 @@ from atroposlib.wire.routing import encoded
 from example_trainer.model import loading, probing
 from tests.inference.helpers import generate, request
 from tests.trainer.architectures import write
-from tests.trainer.forced_experts import WEIGHTS, family, forced, own_experts
+from tests.trainer.families import family_of
+from tests.trainer.forced_experts import WEIGHTS, forced, own_experts
 from tests.trainer.layouts import assert_equal, our_step, reference_step
 from tests.trainer.rows import BRANCHING, row
 
@@ -36,7 +37,7 @@ def name(request):
 
 @pytest.fixture(scope="module")
 def directory(name, tmp_path_factory):
-    return write(family(name), tmp_path_factory.mktemp("experts"))
+    return write(family_of(name), tmp_path_factory.mktemp("experts"))
 
 
 @pytest.fixture(scope="module")
@@ -171,3 +172,9 @@ def test_what_rank_0_measured_sets_up_the_replay_of_the_others(
     probing.apply(other, **found)
     assert other.module.replay is not None
     assert other.trained_logprobs(rows) == load().trained_logprobs(BRANCHING)
+
+
+@pytest.mark.alone
+def test_two_ranks_that_hold_half_of_the_model_each_replay_as_one_does(ranks):
+    for found in ranks:
+        assert found["replayed"]["one rank"] < 1e-5 < 0.1 < found["replayed"]["own experts"]

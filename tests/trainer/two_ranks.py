@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
+from atroposlib.wire.routing import encoded
 from example_trainer.distributed import collectives, ranks
 from example_trainer.distributed.ranks import RankLost, Ranks
 from example_trainer.model import adapter, loading, state_dict
@@ -124,6 +127,23 @@ def loaded(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
 def _measured(model: Any) -> tuple[Any, ...]:
     transform = getattr(model.module, "transform", None)
     return model.padded, model.share_prefixes, model.rope_switch, transform
+
+
+def replayed(cfg: TrainingConfig, world: Ranks) -> dict[str, float]:
+    """Distance of logprobs under other experts from those of a whole model, and of its own."""
+    own = cfg.model_copy(update={"model_name": str(Path(cfg.model_name).parent / "mixtral")})
+    own.router_replay = True
+    rows = []
+    for one in ROWS:
+        first = np.add.outer(np.array(one.tokens), np.arange(2)) % 4  # of two layers
+        experts = encoded(np.stack([first, (first + 1) % 4], -1))
+        rows.append(replace(one, routed_experts=experts))
+    ours, alone = loading.load(own, world).trained_logprobs(rows), loading.load(own)
+    found = [np.concatenate(one) for one in (ours, *map(alone.trained_logprobs, (rows, ROWS)))]
+    return {
+        "one rank": float(np.abs(found[0] - found[1]).max()),
+        "own experts": float(np.abs(found[0] - found[2]).max()),
+    }
 
 
 def gradients(cfg: TrainingConfig, world: Ranks) -> dict[str, float]:
@@ -406,6 +426,7 @@ def _refused(action: Callable[[], None]) -> str:
 PARTS = (
     values,
     loaded,
+    replayed,
     gradients,
     low_precision,
     matrices,

@@ -13,14 +13,15 @@ from atroposlib.errors import ConfigError, InvalidGroup
 from atroposlib.utils.models.routers import RouterReplay, fitted_routers, routers_of
 from atroposlib.wire.routing import encoded
 from tests.trainer.architectures import model_of
-from tests.trainer.forced_experts import WEIGHTS, family, forced, own_experts
+from tests.trainer.families import family_of
+from tests.trainer.forced_experts import WEIGHTS, forced, own_experts
 
 TOKENS = torch.tensor([[1, 5, 9, 7, 3, 8, 2, 6]])
 KNOWN = [*WEIGHTS, "granite-moe", "olmoe", "gpt-oss"]
 
 
 def tiny(name: str) -> Any:
-    return model_of(family(name)).eval()
+    return model_of(family_of(name)).eval()
 
 
 @torch.no_grad()
