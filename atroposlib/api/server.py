@@ -82,7 +82,9 @@ def create_app(
     # The last one added sees a request first: times, then host, token, site, body.
     app.add_middleware(routing.FastPath, routes=app.routes, refuse=refuse)
     app.add_middleware(RequestBody, max_bytes=max_body_bytes)
-    app.add_middleware(SameSiteGuard, refuse=_refuse_page)
+    app.add_middleware(
+        SameSiteGuard, refuse=_refuse_page, changing_gets=("/batch", "/reset_data")
+    )
     app.add_middleware(AuthMiddleware, tokens=tokens)
     names = None if allowed_hosts is None else (*LOOPBACK_HOSTS, *allowed_hosts)
     app.add_middleware(HostGuard, allowed=names, refuse=_refuse_page)

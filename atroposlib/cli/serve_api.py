@@ -30,6 +30,7 @@ from atroposlib.utils.http_server import LOOPBACK_HOSTS, bind, is_loopback
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GRACE_S = 5  # for replies being sent; waiting calls return at once
+_LEAST_CONNECTIONS = 4
 _SPARE_FILES = 128  # in addition to connections: store, logs, threads
 
 
@@ -151,13 +152,23 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _connections(wanted: int) -> int:
-    """Connections within the limit of open files; beyond it accept() fails in a busy loop."""
+    """Connections within the limit of open files; beyond it accept() fails in a busy loop.
+
+    Raises:
+        ConfigError: too few for any request to be answered.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + wanted // 4 + _SPARE_FILES  # see SlowClientProtocol.connection_made
     if soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return max(1, min(wanted, (soft - _SPARE_FILES) * 4 // 5))
+    possible = min(wanted, (soft - _SPARE_FILES) * 4 // 5)
+    if possible < _LEAST_CONNECTIONS:
+        raise ConfigError(
+            f"{max(possible, 0)} connections are too few: --max-connections is {wanted}, and "
+            f"{soft} open files are allowed (ulimit -n), of which {_SPARE_FILES} are spare"
+        )
+    return possible
 
 
 def _serve_reloading(options: argparse.Namespace, port: int) -> None:

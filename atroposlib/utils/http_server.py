@@ -2,7 +2,7 @@
 
 A web page can reach a server on this machine in two ways. It can give its own name the address
 127.0.0.1 (DNS rebinding); the Host header then holds the name of the page. Or it can send the
-request from the browser; ``Sec-Fetch-Site`` then names the relation of the two sites.
+request from the browser; ``Sec-Fetch-Site``, ``Origin`` or ``Referer`` then tell the site.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import ipaddress
 import re
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -139,22 +139,47 @@ class HostGuard:
 
 
 class SameSiteGuard:
-    """ASGI middleware that rejects requests which a browser sends for another site, with 403."""
+    """ASGI middleware that rejects requests which a browser sends for another site, with 403.
 
-    def __init__(self, app: ASGIApp, refuse: Callable[[int, str], ASGIApp]) -> None:
+    Args:
+        changing_gets: paths whose GET changes something. A page can send it to plain HTTP
+            without any sign of the page, so a browser needs ``Sec-Fetch-Site`` for it.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        refuse: Callable[[int, str], ASGIApp],
+        changing_gets: Collection[str] = (),
+    ) -> None:
         self.app = app
         self._refuse = refuse
+        self._changing_gets = changing_gets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            for name, value in scope["headers"]:
-                if name == b"sec-fetch-site" and value not in (b"none", b"same-origin"):
-                    detail = (
-                        f"requests of another site ({value.decode('latin-1')}) are refused"
-                    )
-                    await self._refuse(403, detail)(scope, receive, send)
-                    return
+            changes = scope["method"] == "GET" and scope["path"] in self._changing_gets
+            site = other_site(dict(scope["headers"]), changes)
+            if site is not None:
+                detail = f"requests of another site ({site}) are refused"
+                await self._refuse(403, detail)(scope, receive, send)
+                return
         await self.app(scope, receive, send)
+
+
+def other_site(headers: Mapping[bytes, bytes], changing_get: bool = False) -> str | None:
+    """The site for which a browser sends a request, or None. Browsers send ``Sec-Fetch-Site``
+    to https and loopback only, elsewhere ``Origin`` or ``Referer``."""
+    if (site := headers.get(b"sec-fetch-site")) is not None:
+        return None if site in (b"none", b"same-origin") else site.decode("latin-1")
+    host = headers.get(b"host", b"").decode("latin-1").lower()
+    pages = [headers[name] for name in (b"origin", b"referer") if name in headers]
+    for page in pages:
+        address = page.decode("latin-1").lower()
+        if address.partition("://")[2].partition("/")[0] != host:
+            return address[:200]
+    browser = headers.get(b"user-agent", b"").startswith(b"Mozilla/")
+    return "unknown" if changing_get and browser and not pages else None
 
 
 class Exchange:

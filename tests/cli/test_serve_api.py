@@ -11,8 +11,9 @@ import threading
 import httpx
 import pytest
 
-from atroposlib.cli import run_api
+from atroposlib.cli import run_api, serve_api
 from atroposlib.client import AsyncRolloutClient, RolloutClient
+from atroposlib.errors import ConfigError
 from tests.api.processes import BATCH, registration, serving, without_variables
 
 __all__ = ["without_variables"]
@@ -205,3 +206,14 @@ def test_a_data_directory_in_use_prints_one_line_and_exits_with_1(
     with serving(tmp_path) as (process, _):
         assert run_api.main(["--port", "0", "--data-dir", str(tmp_path)]) == 1
         assert f"belongs to process {process.pid}" in capsys.readouterr().err
+
+
+def test_limits_that_let_no_request_through_are_refused(monkeypatch):
+    monkeypatch.setattr(serve_api.resource, "getrlimit", lambda _: (128, 128))
+    monkeypatch.setattr(serve_api.resource, "setrlimit", lambda *_: None)
+    with pytest.raises(ConfigError, match="0 connections are too few.*ulimit -n"):
+        serve_api._connections(200)
+    monkeypatch.setattr(serve_api.resource, "getrlimit", lambda _: (10_000, 10_000))
+    with pytest.raises(ConfigError, match="--max-connections is 1"):
+        serve_api._connections(1)
+    assert serve_api._connections(200) == 200

@@ -14,6 +14,7 @@ from atroposlib.utils.http_server import (
     bind,
     host_name,
     is_loopback,
+    other_site,
 )
 
 
@@ -94,6 +95,28 @@ async def test_browser_requests_from_another_site_are_rejected(site):
         assert (reply.status_code, site in reply.json()["detail"]) == (403, True)
         for own in ({}, {"sec-fetch-site": "none"}, {"sec-fetch-site": "same-origin"}):
             assert (await http.get("/", headers=own)).text == "in"
+
+
+@pytest.mark.parametrize(
+    ("headers", "site"),
+    [
+        ({"origin": "http://10.0.0.5:8000"}, None),
+        ({"referer": "http://10.0.0.5:8000/docs"}, None),
+        ({"origin": "https://evil.example", "sec-fetch-site": "same-origin"}, None),
+        ({"origin": "https://evil.example"}, "https://evil.example"),
+        ({"origin": "null"}, "null"),
+        ({"origin": "http://10.0.0.5:9"}, "http://10.0.0.5:9"),
+        ({"referer": "https://evil.example/x"}, "https://evil.example/x"),
+        ({"user-agent": "Mozilla/5.0"}, "unknown"),  # <img referrerpolicy="no-referrer">
+        ({"user-agent": "curl/8.5.0"}, None),
+        ({}, None),
+    ],
+)
+def test_the_page_that_changes_something_over_plain_http_is_found(headers, site):
+    sent = {name.encode(): value.encode() for name, value in headers.items()}
+    sent[b"host"] = b"10.0.0.5:8000"
+    assert other_site(sent, changing_get=True) == site
+    assert other_site(sent) == (None if site == "unknown" else site)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.3.2.1", "::1"])

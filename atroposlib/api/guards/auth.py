@@ -149,6 +149,22 @@ def require_env(caller: Caller | None, env_name: str | None) -> None:
         raise Forbidden(f"this token is bound to the environment {caller.env_name}")
 
 
+def own_id(caller: Caller | None, text: str) -> str:
+    """An id chosen by a caller, in the name space of the environment that its token is bound
+    to, so that it names nothing of another one."""
+    bound = None if caller is None else caller.env_name
+    return text if bound is None else f"{bound}\x1f{text}"
+
+
+def require_role(caller: Caller | None, role: str) -> None:
+    """
+    Raises:
+        Forbidden: a token of an environment speaks for the trainer.
+    """
+    if caller is not None and role == "trainer" and Scope.TRAINER not in caller.scopes:
+        raise Forbidden("a heartbeat of the trainer needs the scope trainer")
+
+
 _REFUSALS: dict[type[AccessError], tuple[int, str, str, str]] = {  # with one header
     Unauthorized: (401, "unauthorized", "www-authenticate", _REALM),
     Forbidden: (403, "forbidden", "www-authenticate", f'{_REALM}, error="insufficient_scope"'),

@@ -6,6 +6,8 @@ import uuid
 
 from atroposlib.api.common.records import AdmissionGrant, EnvEntry
 from atroposlib.api.decisions.allocation import budget
+from atroposlib.api.guards.auth import own_id
+from atroposlib.api.guards.tokens import Caller
 from atroposlib.api.run.context import ServiceContext, require_plain
 from atroposlib.wire import AdmissionReply, AdmissionRequest
 
@@ -16,14 +18,18 @@ class AdmissionControl:
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
 
-    async def admit(self, asked: AdmissionRequest, entry: EnvEntry) -> AdmissionReply:
+    async def admit(
+        self, asked: AdmissionRequest, entry: EnvEntry, caller: Caller | None = None
+    ) -> AdmissionReply:
         """How many rollouts of the environment ``entry`` may begin."""
         context = self._context
         trainer, run = context.run.registration, context.run
         admission_id = asked.admission_id or uuid.uuid4().hex
         require_plain("admission_id", admission_id)
         now = context.clock()
-        wanted = AdmissionGrant(admission_id, entry.env_id, asked.sequences, now + asked.ttl_s)
+        wanted = AdmissionGrant(
+            own_id(caller, admission_id), entry.env_id, asked.sequences, now + asked.ttl_s
+        )
         allowed = budget(
             trainer.batch_size,
             trainer.max_staleness,
@@ -70,8 +76,9 @@ class AdmissionControl:
             return None
         return stats.sequences_accepted + size
 
-    async def release(self, admission_id: str) -> bool:
+    async def release(self, admission_id: str, caller: Caller | None = None) -> bool:
         """End an admission. False if it is unknown or has expired."""
         require_plain("admission_id", admission_id)
         context = self._context
-        return await context.threads.reads.run(context.store.release, admission_id)
+        name = own_id(caller, admission_id)
+        return await context.threads.reads.run(context.store.release, name)

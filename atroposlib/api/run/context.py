@@ -40,7 +40,7 @@ from atroposlib.wire.status import ServerState
 
 FORGET_AFTER_S = 3600.0
 # The oldest are dropped first; names come from callers and cost memory.
-MAX_PARTICIPANTS = 1024
+MAX_PARTICIPANTS = 1024  # of each role
 MAX_SERVERS = 1024
 MAX_STALLED = 3  # in a reason; /status lists all
 REPORT_S = 60.0  # after which a report about a server no longer counts
@@ -209,10 +209,12 @@ class Liveness:
             self._lives[life] = inf if "ended" in heartbeat.details else now
             if len(self._lives) > MAX_PARTICIPANTS:
                 del self._lives[next(iter(self._lives))]
+        alike = sum(name[0] == heartbeat.role for name in self._beats)
         for name, (_, seen) in list(self._beats.items()):
-            if now - seen <= FORGET_AFTER_S and len(self._beats) <= MAX_PARTICIPANTS:
-                break
-            del self._beats[name]
+            surplus = alike > MAX_PARTICIPANTS and name[0] == heartbeat.role
+            if surplus or now - seen > FORGET_AFTER_S:
+                alike -= name[0] == heartbeat.role
+                del self._beats[name]
 
     def _record_servers(
         self, who: tuple[str, str], states: Sequence[ServerState], now: float

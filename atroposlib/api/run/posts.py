@@ -32,7 +32,7 @@ from atroposlib.api.decisions.run_state import (
     require_length,
     require_run,
 )
-from atroposlib.api.guards.auth import require_env
+from atroposlib.api.guards.auth import own_id, require_env
 from atroposlib.api.guards.tokens import Caller
 from atroposlib.api.run.context import ServiceContext
 from atroposlib.api.run.run_cache import MAX_ATTEMPTS
@@ -222,6 +222,7 @@ def _checked(
     require_length(run, group.n_seq, group.length)
     return replace(
         group,
+        key=None if group.key is None else own_id(caller, group.key),
         version=_on_lineage(group, run),
         arrived_version=run.policy_version if run.trainer else None,
         arrived=arrived,

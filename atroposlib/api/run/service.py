@@ -191,7 +191,7 @@ class RolloutService:
     ) -> wire.AdmissionReply:
         """How many rollouts of an environment may begin."""
         entry = await self._calling_env(asked, caller)
-        return await self.admission.admit(asked, entry)
+        return await self.admission.admit(asked, entry, caller)
 
     async def _calling_env(
         self, who: wire.EnvIdentifier | wire.AdmissionRequest, caller: Caller | None

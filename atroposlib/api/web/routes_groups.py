@@ -186,8 +186,8 @@ def admission_routes(service: RolloutService) -> APIRouter:
 
     @router.post("/admission/release", responses=refusals())
     @router.post("/release", deprecated=True, responses=refusals())
-    async def release(body: AdmissionRelease) -> Response:
-        found = await service.admission.release(body.admission_id)
+    async def release(body: AdmissionRelease, request: Request) -> Response:
+        found = await service.admission.release(body.admission_id, caller_of(request))
         return of_json({"status": "released", "found": found})
 
     return router

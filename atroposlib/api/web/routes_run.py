@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from atroposlib import wire
-from atroposlib.api.guards.auth import caller_of
+from atroposlib.api.guards.auth import caller_of, require_role
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.web.openapi import ENV_IDENTIFIER_BODY, refusals
 from atroposlib.api.web.routing import BytesRoute, JsonRoute, of_json
@@ -166,6 +166,7 @@ def _info_routes(router: APIRouter, service: RolloutService) -> None:
         return of_json(await service.status())
 
     @router.post("/heartbeat", responses=refusals())
-    async def heartbeat(body: wire.Heartbeat) -> Response:
+    async def heartbeat(body: wire.Heartbeat, request: Request) -> Response:
+        require_role(caller_of(request), body.role)
         service.context.liveness.record_heartbeat(body)
         return of_json({"status": "ok"})

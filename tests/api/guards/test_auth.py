@@ -291,6 +291,38 @@ async def test_a_list_with_a_group_of_another_environment_is_rejected_entirely(a
         assert (await app.state.service.status()).queue_size == 0
 
 
+async def test_ids_of_bound_tokens_name_nothing_of_another_environment(app, issued):
+    async with http_of(app) as http:
+        ids = await run_with_two_environments(http, issued[1])
+        mine, other = (bearer(issued[1][name]) for name in ("mine", "other"))
+        lease = {"env_id": ids["mine"], "sequences": 2, "admission_id": "a"}
+        reply = await http.post("/admission", json=lease, headers=mine)
+        assert reply.json()["admission_id"] == "a"
+        release = {"admission_id": "a"}
+        for headers, found in ((other, False), (mine, True)):
+            reply = await http.post("/admission/release", json=release, headers=headers)
+            assert reply.json()["found"] is found
+        for name, headers in (("other", other), ("mine", mine)):
+            body = group(env_id=ids[name], idempotency_key="k", mark=ids[name])
+            reply = await http.post("/scored_data", json=body, headers=headers)
+            assert reply.json() == {"status": "received"}
+
+
+async def test_tokens_of_environments_cannot_hide_or_end_the_trainer(app, issued, monkeypatch):
+    monkeypatch.setattr("atroposlib.api.run.context.MAX_PARTICIPANTS", 8)
+    async with http_of(app) as http:
+        beat = {"role": "trainer", "name": "t", "phase": "training"}
+        trainer, env = bearer(issued[1]["trainer"]), bearer(issued[1]["mine"])
+        assert (await http.post("/heartbeat", json=beat, headers=trainer)).is_success
+        refused = await http.post("/heartbeat", json=beat, headers=env)
+        assert refused.status_code == 403
+        for no in range(9):
+            other = beat | {"role": "env", "name": str(no)}
+            await http.post("/heartbeat", json=other, headers=env)
+        participants = (await app.state.service.status()).participants
+        assert [one.name for one in participants if one.role == "trainer"] == ["t"]
+
+
 async def test_without_tokens_every_call_is_allowed():
     app = create_app()
     async with http_of(app) as http:

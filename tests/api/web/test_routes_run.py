@@ -189,3 +189,14 @@ async def test_the_policy_version_never_falls(api):
     await api.post("/register", TRAINER)
     assert await api.post("/policy_version", {"version": 5}) == {"policy_version": 5}
     assert await api.post("/policy_version", {"version": 3}) == {"policy_version": 5}
+
+
+async def test_a_page_of_another_site_resets_nothing_over_plain_http(api):
+    await api.started()
+    evil = {"host": "10.0.0.5:8000", "referer": "https://evil.example/x"}
+    for path in ("/reset_data", "/batch"):
+        reply = await api.http.get(path, headers=evil)
+        assert (reply.status_code, reply.json()["status"]) == (403, "cross_site")
+    assert (await api.get("/status"))["state"] == "STARTED"
+    assert (await api.http.get("/reset_data", headers={"host": "10.0.0.5:8000"})).is_success
+    assert (await api.get("/status"))["state"] == "EMPTY"

@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
@@ -165,7 +165,7 @@ class SqliteStore(Store):
                 f"SQLite {apsw.sqlite_lib_version()} may corrupt its log: "
                 "install apsw 3.51.3 or later"
             )
-        data_dir.mkdir(parents=True, exist_ok=True)
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         require_local(data_dir)
         self._data_dir = data_dir
         self._free_bytes, self._segment_bytes = free_bytes, segment_bytes
@@ -185,6 +185,9 @@ class SqliteStore(Store):
             except FAULTS as cause:
                 raise fault(cause) from cause
             undo.pop_all()
+        for name in ("lock", DATABASE, DATABASE + "-wal", DATABASE + "-shm"):
+            with suppress(OSError):  # of another owner, or in the VFS of a test
+                os.chmod(data_dir / name, 0o600)  # the prompts are the user's
         self._readers = SqliteReaders(lambda: connect(path, vfs, synchronous, read_only=True))
         self._database = SqliteDatabase(connection, self._readers, self._log)
         self._writer = Writer(self._database)

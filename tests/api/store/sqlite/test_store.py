@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+from contextlib import closing
 
 import apsw
 import pytest
@@ -201,3 +202,15 @@ def test_a_payload_with_a_damaged_kind_is_discarded_and_blocks_no_claim(tmp_path
     store.discard(batch.no, refused.value.gids)
     assert claim(store, generation).gids == (2,)
     store.close()
+
+
+def test_the_files_are_for_their_owner_only(tmp_path):
+    before = os.umask(0o022)
+    try:
+        with closing(SqliteStore(tmp_path / "new" / "data")) as store:
+            put(store, group("prompt"))
+            modes = {p.name: p.stat().st_mode & 0o777 for p in store._data_dir.iterdir()}
+            assert store._data_dir.stat().st_mode & 0o777 == 0o700
+        assert set(modes.values()) == {0o600} and len(modes) >= 3
+    finally:
+        os.umask(before)
