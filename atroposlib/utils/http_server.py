@@ -2,7 +2,7 @@
 
 A web page can reach a server on this machine in two ways. It can give its own name the address
 127.0.0.1 (DNS rebinding); the Host header then holds the name of the page. Or it can send the
-request from the browser; ``Sec-Fetch-Site``, ``Origin`` or ``Referer`` then tell the site.
+request from the browser; ``Sec-Fetch-Site``, ``Origin`` or ``Referer`` then name the site.
 """
 
 from __future__ import annotations

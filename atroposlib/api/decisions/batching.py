@@ -17,7 +17,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from atroposlib.api.common.records import GroupState, GroupSummary, Selection, StoreStats
+from atroposlib.api.common.records import (
+    GroupState,
+    GroupSummary,
+    RunRecord,
+    Selection,
+    StoreStats,
+)
 from atroposlib.api.decisions import fair_share
 from atroposlib.api.decisions.exact_fill import (
     Key,
@@ -37,6 +43,11 @@ class StalenessRule:
     policy: StalenessPolicy = "keep"
     max_staleness: int | None = None  # policy versions
     policy_version: int = 0  # current
+
+    @classmethod
+    def of(cls, run: RunRecord) -> StalenessRule:
+        trainer = run.registration
+        return cls(trainer.staleness_policy, trainer.max_staleness, run.policy_version)
 
     @property
     def oldest_version(self) -> int | None:
@@ -169,16 +180,14 @@ def _full(stats: StoreStats, now: Situation) -> str | None:
     for one in stats.group_counts:
         held[one.state] += one.n_bytes
     acked = stats.retained_bytes - held.total() - stats.dead_bytes
-    holders = {
-        f"{stats.batches_uncommitted} acked batches until POST /batches/N/commit": acked,
-        "queued groups": held[GroupState.PENDING] + held[GroupState.LEASED],
-        "groups in buffers until they are whole or their environment leaves": held[
-            GroupState.BUFFERED
-        ],
-        "dead batches until atropos api dead revives or drops them": stats.dead_bytes,
-    }
-    ranked = sorted(holders.items(), key=lambda item: -item[1])
-    parts = _listed(f"{n_bytes} by {who}" for who, n_bytes in ranked if n_bytes)
+    holders = [
+        (acked, f"{stats.batches_uncommitted} acked batches until POST /batches/N/commit"),
+        (held[GroupState.PENDING] + held[GroupState.LEASED], "queued groups"),
+        (held[GroupState.BUFFERED], "groups in buffers until whole or their env leaves"),
+        (stats.dead_bytes, "dead batches (atropos api dead)"),
+    ]
+    ranked = sorted(holders, reverse=True)
+    parts = _listed(f"{n_bytes} by {who}" for n_bytes, who in ranked if n_bytes)
     return f"the store is full, {stats.retained_bytes} of {now.max_bytes} bytes ({parts})"
 
 

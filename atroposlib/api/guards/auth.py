@@ -150,8 +150,7 @@ def require_env(caller: Caller | None, env_name: str | None) -> None:
 
 
 def own_id(caller: Caller | None, text: str) -> str:
-    """An id chosen by a caller, in the name space of the environment that its token is bound
-    to, so that it names nothing of another one."""
+    """An id chosen by a caller, in the name space of the environment of its token."""
     bound = None if caller is None else caller.env_name
     return text if bound is None else f"{bound}\x1f{text}"
 
@@ -159,7 +158,7 @@ def own_id(caller: Caller | None, text: str) -> str:
 def require_role(caller: Caller | None, role: str) -> None:
     """
     Raises:
-        Forbidden: a token of an environment speaks for the trainer.
+        Forbidden: a token without the scope trainer sends a heartbeat of the trainer.
     """
     if caller is not None and role == "trainer" and Scope.TRAINER not in caller.scopes:
         raise Forbidden("a heartbeat of the trainer needs the scope trainer")

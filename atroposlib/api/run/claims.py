@@ -154,9 +154,7 @@ class Claims:
             needs=minimum_sequences(minima_of(live), trainer.batch_size),
             weights={env.env_id: env.weight for env in run.envs},
             names={env.env_id: env.wandb_name for env in live},
-            policy=StalenessRule(
-                trainer.staleness_policy, trainer.max_staleness, run.policy_version
-            ),
+            policy=StalenessRule.of(run),
         )
 
     def _delivery(self, batch: LeasedBatch, rank: int | None) -> Delivery:

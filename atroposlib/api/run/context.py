@@ -130,14 +130,12 @@ class QueueStats:
         stats, trainer = await self.read(), run.registration
         admitted: Mapping[int | None, int] = {}
         if trainer.max_staleness is not None:
-            admitted = await self._pool.run(self._store.admissions, now)
+            admitted = await self._pool.run(self._store.admitted, now)
         about = (trainer, run.policy_version, tuple(env.env_id for env in live), admitted)
         known = self._reason
         if known is not None and known[0] is stats and known[1] == about:
             return known[2], known[3]
-        rule = StalenessRule(
-            trainer.staleness_policy, trainer.max_staleness, run.policy_version
-        )
+        rule = StalenessRule.of(run)
         situation = Situation(
             batch_size=trainer.batch_size,
             needs=minimum_sequences(minima_of(live), trainer.batch_size),

@@ -51,7 +51,7 @@ from atroposlib.wire.lineage import on_lineage
 SPACE_RECHECK_S = 1.0
 DOUBT_S = 1.0  # longer than a replica takes to record that a reply was sent
 DOUBT_RECHECK_S = 0.02
-HEARD_FLUSH_S = 0.1  # a kill so soon after a reply leaves its groups in doubt
+CONFIRM_WITHIN_S = 0.1  # a kill so soon after a reply leaves its groups in doubt
 LATEST_BYTES = 256 * 1024  # larger examples are read from the store, until they are freed
 
 
@@ -71,7 +71,13 @@ class Posts:
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
-        self._keyless = KeylessPosts(context)
+        # Groups without a key: environments of the original repeat a post whose reply they
+        # did not get. Two equal groups are no proof of that, because a deterministic
+        # environment sends equal groups on purpose. So the store marks each one until its
+        # reply is confirmed, and a repeat is absorbed, once, only if the reply was lost: the
+        # client had hung up, or nothing was recorded for ``DOUBT_S``.
+        self._confirmed: set[int] = set()  # marks that a later transaction deletes
+        self._flush: asyncio.Task[None] | None = None
         self._latest: tuple[int, Payload | None] | None = None
 
     async def accept(self, post: Post) -> list[Accepted]:
@@ -89,9 +95,26 @@ class Posts:
         await context.run_cache.refresh_if_old()
         stored = await self._keep(post)
         if keyless := [one.gid for group, one in stored if group.key is None]:
-            await self._keyless.answered(keyless, await post.is_disconnected())
+            await self._mark(keyless, gone=await post.is_disconnected())
         await context.touch(*{group.env for group in post.groups})
         return [_accepted(group, one) for group, one in stored]
+
+    async def _mark(self, gids: Sequence[int], gone: bool) -> None:
+        """Note before the reply to these groups whether the client still waits for it."""
+        if gone:
+            await self._context.threads.puts.run(self._context.store.mark, (), gids)
+            return
+        self._confirmed.update(gids)
+        if self._flush is None or self._flush.done():
+            self._flush = asyncio.create_task(self._flush_soon())
+
+    async def _flush_soon(self) -> None:
+        while self._confirmed:
+            await asyncio.sleep(CONFIRM_WITHIN_S)
+            confirmed = tuple(self._confirmed)
+            with suppress(StoreError):  # a later put deletes them
+                await self._context.threads.puts.run(self._context.store.mark, confirmed)
+                self._confirmed.difference_update(confirmed)
 
     async def _keep(self, post: Post) -> list[tuple[NewGroup, Stored]]:
         """Put, and wait for free space within the hold of the post."""
@@ -128,7 +151,7 @@ class Posts:
                     raise
                 continue
             await self._require_room(new)
-            heard = tuple(self._keyless.heard)
+            confirmed = tuple(self._confirmed)
             try:
                 stored = await context.threads.puts.run(
                     context.metrics.timed,
@@ -136,13 +159,13 @@ class Posts:
                     new,
                     view.revision,
                     complete_buffer,
-                    heard,
+                    confirmed,
                     doubt,
                 )
             except RunChanged:
                 await context.run_cache.refresh()
                 continue
-            self._keyless.heard.difference_update(heard)
+            self._confirmed.difference_update(confirmed)
             self._note(new, stored)
             return list(zip(new, stored))
         raise RunChanged("the run kept changing: post again")
@@ -208,9 +231,9 @@ class Posts:
         self._latest = None
 
     def close(self) -> None:
-        """Record the replies that were heard, before the store closes."""
+        """Record confirmed replies before the store closes."""
         with suppress(StoreError):
-            self._context.store.mark(tuple(self._keyless.heard))
+            self._context.store.mark(tuple(self._confirmed))
 
 
 def _checked(
@@ -245,36 +268,3 @@ def _accepted(group: NewGroup, stored: Stored) -> Accepted:
         buffered=fresh_in_buffer or stored.state is GroupState.BUFFERED,
         buffer_size=stored.buffered,
     )
-
-
-class KeylessPosts:
-    """Replies to groups without an idempotency key.
-
-    Environments of the original send no key and repeat a post whose reply they did not get.
-    Two equal groups are no proof of that: a deterministic environment sends equal groups on
-    purpose. So the store marks each such group until its sender has heard of it, and a
-    repeat is absorbed, once, only if the reply was lost: the client had hung up, or the
-    replica that had to answer said nothing of it for ``DOUBT_S``.
-    """
-
-    def __init__(self, context: ServiceContext) -> None:
-        self._context = context
-        self.heard: set[int] = set()  # marks that a later transaction of the store deletes
-        self._flush: asyncio.Task[None] | None = None
-
-    async def answered(self, gids: Sequence[int], gone: bool) -> None:
-        """Note that these groups were stored, before the reply; ``gone``: nobody waits for it."""
-        if gone:
-            await self._context.threads.puts.run(self._context.store.mark, (), gids)
-        elif gids:
-            self.heard.update(gids)
-            if self._flush is None or self._flush.done():
-                self._flush = asyncio.create_task(self._flush_soon())
-
-    async def _flush_soon(self) -> None:
-        while self.heard:
-            await asyncio.sleep(HEARD_FLUSH_S)
-            heard = tuple(self.heard)
-            with suppress(StoreError):  # a later put deletes them
-                await self._context.threads.puts.run(self._context.store.mark, heard)
-                self.heard.difference_update(heard)

@@ -132,13 +132,11 @@ def _routes_out(router: APIRouter, service: RolloutService) -> None:
             return of_json({"status": "error", "message": str(error), "batch": []})
         if got is None:
             return of_json({"batch": None})
-        end = partial(legacy_batches.end, got.batch)
         return DeliveryReply(
             service.store,
             got,
             accept=request.headers.get("accept", ""),
-            on_end=end,
-            on_reset=partial(end, False),
+            on_end=partial(legacy_batches.end, got.batch),
             on_corrupt=partial(service.claims.discard, got.batch),
         )
 

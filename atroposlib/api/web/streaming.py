@@ -16,6 +16,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import anyio
@@ -53,9 +54,9 @@ class DeliveryReply(Response):
     one chunk. A client therefore never mistakes a part for the whole.
 
     Args:
-        on_end: awaited at the end, with whether all was sent to a connected client.
-        on_reset: awaited if the client then resets the connection, as one that died before
-            it had read all; not after its next request on that connection.
+        on_end: awaited at the end, with whether all was sent to a connected client. Awaited
+            again, with False, if the client resets the connection before its next request:
+            it died before it had read all.
         on_corrupt: awaited when the store detected damaged groups.
     """
 
@@ -67,8 +68,7 @@ class DeliveryReply(Response):
         accept: str,
         head: bytes = b'{"batch":[',
         tail: bytes = b"]}",
-        on_end: Callable[[bool], Awaitable[None]],
-        on_reset: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        on_end: Callable[[bool], Coroutine[Any, Any, None]],
         on_corrupt: Callable[[CorruptPayload], Awaitable[None]],
         send_timeout_s: float = 60.0,
     ) -> None:
@@ -76,7 +76,7 @@ class DeliveryReply(Response):
         self._min_version = delivery.batch.min_version
         frames = self._form is Encoding.FRAMES
         self._head, self._tail = (b"", b"") if frames else (head, tail)
-        self._on_end, self._on_reset, self._on_corrupt = on_end, on_reset, on_corrupt
+        self._on_end, self._on_corrupt = on_end, on_corrupt
         self._send_timeout_s = send_timeout_s
         batch = delivery.batch
         named = {"x-atropos-batch": str(batch.no), "x-atropos-epoch": str(batch.epoch)}
@@ -105,8 +105,8 @@ class DeliveryReply(Response):
             gone.cancel()
             await self._on_end(sent)
         watch = scope.get("extensions", {}).get(RESET_EXTENSION)
-        if sent and watch is not None and self._on_reset is not None:
-            watch["call"](self._on_reset)
+        if sent and watch is not None:
+            watch["call"](partial(self._on_end, False))
 
     async def _sent(
         self, scope: Scope, receive: Receive, send: Send, gone: asyncio.Task[None]

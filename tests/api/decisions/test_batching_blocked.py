@@ -121,9 +121,8 @@ def test_a_full_store_names_its_holders_the_largest_first():
     reason = blocked_reason(stats, Situation(8, {}, {}, max_bytes=100))
     assert reason == (
         "the store is full, 96 of 100 bytes (50 by 4 acked batches until POST "
-        "/batches/N/commit, 30 by groups in buffers until they are whole or their "
-        "environment leaves, 16 by dead batches until atropos api dead revives or drops "
-        "them); the queue is empty: waiting for scored groups"
+        "/batches/N/commit, 30 by groups in buffers until whole or their env leaves, 16 by "
+        "dead batches (atropos api dead)); the queue is empty: waiting for scored groups"
     )
 
 

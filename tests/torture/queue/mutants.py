@@ -308,7 +308,7 @@ def the_mix_is_forgotten() -> None:
 
 @mutant
 def a_lost_reply_is_absorbed_for_any_environment() -> None:
-    rewrite(put, "_repeats", "unheard.env = ?", "unheard.env <> -9 + 0 * ?")
+    rewrite(put, "_repeats", "unconfirmed.env = ?", "unconfirmed.env <> -9 + 0 * ?")
 
 
 @mutant

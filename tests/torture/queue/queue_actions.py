@@ -92,20 +92,22 @@ class Actions:
         assert self.duel.put([NewGroup(b"late", 1)], stale) is RunChanged
 
     def repeat_without_key(self, i: int, fate: str) -> None:
-        """Post a group without a key again, after its reply was lost, heard, or unknown."""
+        """Post a group without a key again, after its reply was lost, confirmed, or unknown."""
         model = self.duel.model
-        gids = sorted(model.unheard)
+        gids = sorted(model.unconfirmed)
         if not gids:
             return
         gid = gids[i % len(gids)]
-        since, _ = model.unheard[gid]
-        if fate == "lost":
+        since, _ = model.unconfirmed[gid]
+        if fate in ("lost", "elsewhere"):
             self.duel.store.mark(lost=[gid])
-            model.unheard[gid] = (since, True)
-        elif fate == "heard":
-            self.duel.store.mark(heard=[gid])
-            del model.unheard[gid]
+            model.unconfirmed[gid] = (since, True)
+        elif fate == "confirmed":
+            self.duel.store.mark(confirmed=[gid])
+            del model.unconfirmed[gid]
         again = replace(model.groups[gid].new, arrived=self.now)
+        if fate == "elsewhere":  # an equal group of another environment is no repeat
+            again = replace(again, env=(again.env or 0) + 1)
         self.duel.put([again], model.run.revision)
 
     # --- the run ------------------------------------------------------------------

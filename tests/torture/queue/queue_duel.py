@@ -202,7 +202,7 @@ class Duel:
         assert counts_in(stats) == wanted, f"{counts_in(stats)} instead of {wanted}"
         assert run == self.model.run, f"{run} instead of {self.model.run}"
         assert stats.retained_bytes <= self.model.max_bytes
-        assert self.store.admitted(now) == self.model.admitted(now)
+        assert sum(self.store.admitted(now).values()) == self.model.admitted(now)
 
     def require_same_files(self) -> None:
         """A store with a payload log that was just opened: the files hold what the rows

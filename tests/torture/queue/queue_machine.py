@@ -93,7 +93,7 @@ class QueueMachine(RuleBasedStateMachine):
         if late_post:
             self.actions.put_after_a_change_of_the_run()
 
-    @rule(i=INDEX, fate=st.sampled_from(["lost", "lost", "heard", "unknown"]))
+    @rule(i=INDEX, fate=st.sampled_from(["lost", "lost", "elsewhere", "confirmed", "unknown"]))
     def repeat_without_key(self, i: int, fate: str) -> None:
         self.actions.repeat_without_key(i, fate)
 

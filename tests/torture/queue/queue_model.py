@@ -72,7 +72,9 @@ class Model:
         self.admissions: dict[str, AdmissionGrant] = {}
         self.run = RunDocument(0, 0, None)
         self.fair_share: bytes | None = None
-        self.unheard: dict[int, tuple[float, bool]] = {}  # gid -> since, whether it is lost
+        self.unconfirmed: dict[int, tuple[float, bool]] = (
+            {}
+        )  # gid -> since, whether it is lost
         self.last_gid = 0
         self.last_no = 0
 
@@ -101,14 +103,14 @@ class Model:
             raise StoreFull
         for old, group in zip(repeats, groups):
             if old is not None:
-                self.unheard[old] = (group.arrived, False)
+                self.unconfirmed[old] = (group.arrived, False)
         for gid, group, new, old in zip(gids, groups, fresh, repeats):
             if not new:
                 known = gid_of[group.key] if old is None else old
                 assert gid == known, f"{group.key} is {known}, not {gid}"
                 continue
             if group.key is None:
-                self.unheard[gid] = (group.arrived, False)
+                self.unconfirmed[gid] = (group.arrived, False)
             assert gid > self.last_gid, f"group {gid} is not newer than {self.last_gid}"
             self.last_gid = gid_of[group.key] = gid
             state = S.PENDING if group.expected is None else S.BUFFERED
@@ -125,13 +127,13 @@ class Model:
         for group in groups:
             alike = [
                 gid
-                for gid, (since, _) in sorted(self.unheard.items())
+                for gid, (since, _) in sorted(self.unconfirmed.items())
                 if replace(self.groups[gid].new, arrived=0) == replace(group, arrived=0)
                 and since >= group.arrived - LOST_REPLY_WINDOW_S
                 and gid not in found
             ]
             found.append(alike[0] if alike and group.key is None else None)
-            if found[-1] is not None and not self.unheard[found[-1]][1]:
+            if found[-1] is not None and not self.unconfirmed[found[-1]][1]:
                 raise ReplyInDoubt
         return found
 

@@ -26,7 +26,7 @@ LOST_REPLY_WINDOW_S = 60.0  # a group without key is repeated this long after a 
 
 
 class ReplyInDoubt(StoreError):
-    """An equal group without a key was stored, and its sender may not have heard of it."""
+    """The reply to an equal group without a key is neither confirmed nor known to be lost."""
 
 
 # Raises StoreFull if the new bytes exceed the capacity.
@@ -57,13 +57,13 @@ def put(
     complete: BufferPolicy,
     room: CapacityCheck,
     keep: Keep,
-    heard: Sequence[int] = (),
+    confirmed: Sequence[int] = (),
     doubt: bool = True,
 ) -> list[Stored]:
     """See :meth:`atroposlib.api.store.sql.sql_store.Store.put`."""
     with counting(connection) as counters:
         counters.meta.require_revision(revision)
-        mark(connection, heard=heard)
+        mark(connection, confirmed=confirmed)
         repeats = _repeats(connection, new_rows, doubt)
         known = _known(connection, new_rows)
         fresh = [one for one in _fresh(new_rows, known) if id(one) not in repeats]
@@ -130,9 +130,9 @@ def _insert(counters: QueueCounters, new_row: NewRow) -> _Known:
     )
     if group.key is None:
         since = group.arrived - LOST_REPLY_WINDOW_S
-        counters.connection.execute("DELETE FROM unheard WHERE at < ?", (since,))
+        counters.connection.execute("DELETE FROM unconfirmed WHERE at < ?", (since,))
         counters.connection.execute(
-            "INSERT INTO unheard VALUES (?, ?, ?, ?, 0)",
+            "INSERT INTO unconfirmed VALUES (?, ?, ?, ?, 0)",
             (gid, env, group.digest, group.arrived),
         )
     counters.count(state, env, group.n_seq, n_bytes, +1)
@@ -142,10 +142,12 @@ def _insert(counters: QueueCounters, new_row: NewRow) -> _Known:
 # --- groups without a key -------------------------------------------------------------
 
 
-def mark(connection: Connection, heard: Sequence[int] = (), lost: Sequence[int] = ()) -> None:
+def mark(
+    connection: Connection, confirmed: Sequence[int] = (), lost: Sequence[int] = ()
+) -> None:
     """Record what became of the replies to these groups."""
-    for_all(connection, "DELETE FROM unheard WHERE gid IN {}", heard)
-    for_all(connection, "UPDATE unheard SET lost = 1 WHERE gid IN {}", lost)
+    for_all(connection, "DELETE FROM unconfirmed WHERE gid IN {}", confirmed)
+    for_all(connection, "UPDATE unconfirmed SET lost = 1 WHERE gid IN {}", lost)
 
 
 def _repeats(
@@ -163,9 +165,9 @@ def _repeats(
         if group.key is not None:
             continue
         rows = connection.execute(
-            "SELECT unheard.gid, lost, state FROM unheard JOIN groups "
-            "ON groups.gid = unheard.gid "
-            "WHERE unheard.digest = ? AND unheard.env = ? AND at >= ? ORDER BY unheard.gid",
+            "SELECT unconfirmed.gid, lost, state FROM unconfirmed JOIN groups "
+            "ON groups.gid = unconfirmed.gid "
+            "WHERE unconfirmed.digest = ? AND unconfirmed.env = ? AND at >= ? ORDER BY unconfirmed.gid",
             (group.digest, env_column(group.env), group.arrived - LOST_REPLY_WINDOW_S),
         )
         open_rows = [row for row in rows if row[0] not in taken]
@@ -177,7 +179,7 @@ def _repeats(
     # The reply to the repeat can be lost as well.
     for gid in taken:
         connection.execute(
-            "UPDATE unheard SET lost = 0, at = ? WHERE gid = ?",
+            "UPDATE unconfirmed SET lost = 0, at = ? WHERE gid = ?",
             (new_rows[0].group.arrived, gid),
         )
     return found

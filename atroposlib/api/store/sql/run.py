@@ -15,7 +15,7 @@ _EMPTIED = (
     "group_counts",
     "totals",
     "admission",
-    "unheard",
+    "unconfirmed",
     "run_document",
 )
 # Versions after the fork, of lives that are over; as ``on_lineage``, and never below 0.
@@ -85,7 +85,8 @@ def admit(
             (max(until, asked.until), asked.admission_id),
         )
         return int(granted)
-    room = budget - schema.stats(connection).sequences_accepted - admitted(connection, now)
+    taken = sum(admitted(connection, now).values())
+    room = budget - schema.stats(connection).sequences_accepted - taken
     granted = min(max(room, 0), asked.n_seq)
     if granted > 0:
         connection.execute(
@@ -100,11 +101,7 @@ def release(connection: schema.Connection, admission_id: str) -> bool:
     return bool(connection.execute(sql, (admission_id,)))
 
 
-def admitted(connection: schema.Connection, now: float) -> int:
-    return sum(admissions(connection, now).values())
-
-
-def admissions(connection: schema.Connection, now: float) -> dict[int | None, int]:
+def admitted(connection: schema.Connection, now: float) -> dict[int | None, int]:
     sql = "SELECT env, SUM(n_seq) FROM admission WHERE until > ? GROUP BY env"
     return {env: int(n_seq) for env, n_seq in connection.execute(sql, (now,))}
 

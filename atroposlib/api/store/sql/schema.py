@@ -99,10 +99,10 @@ CREATE INDEX groups_buffered ON groups (env, n_seq, gid) WHERE state = 'buffered
 CREATE INDEX groups_over ON groups (gid) WHERE state IN ('committed', 'dropped');
 CREATE INDEX groups_batch ON groups (batch_no) WHERE batch_no IS NOT NULL;
 CREATE INDEX groups_dead ON groups (gid) WHERE state = 'dead';
-CREATE TABLE unheard (
+CREATE TABLE unconfirmed (
     gid {integer} PRIMARY KEY, env {integer} NOT NULL, digest {blob} NOT NULL,
     at DOUBLE PRECISION NOT NULL, lost {integer} NOT NULL);
-CREATE INDEX unheard_digest ON unheard (digest);
+CREATE INDEX unconfirmed_digest ON unconfirmed (digest);
 CREATE TABLE payload (gid {integer} PRIMARY KEY, {payload});
 CREATE TABLE batch (
     no {integer} PRIMARY KEY, state TEXT NOT NULL, n_seq {integer} NOT NULL,

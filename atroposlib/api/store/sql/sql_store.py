@@ -114,7 +114,7 @@ class Store(ABC):
         groups: Sequence[NewGroup],
         revision: int,
         complete: BufferPolicy,
-        heard: Sequence[int] = (),
+        confirmed: Sequence[int] = (),
         doubt: bool = True,
     ) -> list[Stored]:
         """Store all groups or none; the results are in the order of ``groups``.
@@ -126,7 +126,7 @@ class Store(ABC):
         a buffer that never completes.
 
         A group without a key is absorbed if it equals one whose reply is known to be lost
-        (:meth:`mark`), once for each. ``heard`` are groups whose senders got their replies
+        (:meth:`mark`), once for each. ``confirmed`` are groups whose senders got their replies
         meanwhile. Without ``doubt`` an unknown reply counts as lost.
 
         Raises:
@@ -140,7 +140,7 @@ class Store(ABC):
         return self._write(
             lambda c: put_queries.put(
                 *(c, new_rows, revision, complete, self._require_capacity, self._keep),
-                *(heard, doubt),
+                *(confirmed, doubt),
             ),
             sum(len(new_row.body) for new_row in new_rows),
         )
@@ -152,9 +152,9 @@ class Store(ABC):
                 "kept: train on them, or raise the bound"
             )
 
-    def mark(self, heard: Sequence[int] = (), lost: Sequence[int] = ()) -> None:
-        """Record of groups without a key whether their senders got the reply."""
-        self._write(lambda c: put_queries.mark(c, heard, lost))
+    def mark(self, confirmed: Sequence[int] = (), lost: Sequence[int] = ()) -> None:
+        """Record whether the replies to groups without a key arrived."""
+        self._write(lambda c: put_queries.mark(c, confirmed, lost))
 
     # --- batches out --------------------------------------------------------------
 
@@ -305,13 +305,9 @@ class Store(ABC):
         """End an admission. False if it is unknown or has ended."""
         return self._write(lambda c: run_queries.release(c, admission_id))
 
-    def admitted(self, now: float) -> int:
-        """Sequences of admissions that have not ended."""
-        return self._read(lambda c: run_queries.admitted(c, now))
-
-    def admissions(self, now: float) -> Mapping[int | None, int]:
+    def admitted(self, now: float) -> Mapping[int | None, int]:
         """Sequences of admissions that have not ended, by env."""
-        return self._read(lambda c: run_queries.admissions(c, now))
+        return self._read(lambda c: run_queries.admitted(c, now))
 
     def free_absent(self, live: Collection[int]) -> tuple[int, int]:
         """Free buffered groups and admissions of environments not in ``live``; returns the

@@ -30,7 +30,7 @@ def test_the_whole_state_survives_a_restart(reopen):
 
     store = reopen()
     assert (store.stats(), store.load(), store.turn()) == before
-    assert store.admitted(98.0) == 4
+    assert store.admitted(98.0) == {1: 4}
     assert put(store, group("a", 8, key="k"))[0].state is GroupState.ACKED
     assert store.lookup(leased.no, generation, 1) == leased
     assert ack(store, leased, rank=0)
