@@ -79,10 +79,12 @@ def recipe(options: argparse.Namespace) -> Recipe:
         COPY,
         steps=options.steps,
         groups_per_step=options.groups,
+        group_size=16,
         learning_rate=options.lr,
+        lr_decay_ratio=0.0,
         ppo_epochs=options.epochs,
         entropy_coef=0.0,
-        microbatch_tokens=options.groups * COPY.group_size * COPY.seq_len,
+        microbatch_tokens=options.groups * 16 * COPY.seq_len,
     )
 
 

@@ -2,13 +2,17 @@
 
 The quickstart's plan and command lines, with some flags changed; what it made is read back
 from the files that the processes themselves write.
+
+    python benchmarks/wholerun.py --model tiny --seeds 0,1,2     the recipe now against BEFORE
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -27,14 +31,33 @@ from atroposlib.processes import (
     free_port,
 )
 from atroposlib.processes.supervisor import RestartRule
-from atroposlib.quickstart import models
+from atroposlib.quickstart import models, preflight
 from atroposlib.quickstart.commands import processes, thread_env
-from atroposlib.quickstart.recipes import Options, QuickstartPlan, Recipe, ServingEngine
+from atroposlib.quickstart.recipes import (
+    RECIPES,
+    Options,
+    QuickstartPlan,
+    Recipe,
+    ServingEngine,
+    dtype_for,
+)
+from atroposlib.quickstart.verdict import judge, time_spent
 from atroposlib.trackers.jsonl import read_steps
 from atroposlib.utils.tokenizers.loading import cache_dir
 
 REPO = Path(__file__).resolve().parents[1]
 LAST_CHECK_TIMEOUT_S = 180.0
+# What a recipe was when this comparison was made; checks ran at every step, processes in turn.
+BEFORE: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "steps": 40,
+        "groups_per_step": 32,
+        "group_size": 16,
+        "learning_rate": 4e-3,
+        "lr_decay_ratio": 0.0,
+    },
+    "smollm2": {},
+}
 
 Flags = Mapping[str, object]
 
@@ -54,6 +77,8 @@ class Setup:
     environment: Flags = field(default_factory=dict)
     ranks: int = 1  # trainer processes, under torchrun
     cores: int = 1  # that these processes may use
+    dtype: str = "float32"
+    early: tuple[str, ...] = ()  # processes that start with the servers
 
 
 @dataclass(frozen=True)
@@ -63,6 +88,7 @@ class Outcome:
     steps: list[dict[str, Any]]  # lines of metrics.jsonl
     checks: list[Check]  # on held-out tasks, by the environment
     seconds: float  # from the first process to the end of the trainer
+    spent: dict[str, float] = field(default_factory=dict)  # seconds by phase
 
 
 def run(
@@ -89,9 +115,9 @@ def run(
             may_end=lambda: ends,
             print_line=lambda line: None,  # the caller prints the outcome
         )
-        started = time.monotonic()
-        parts.start_servers()
-        parts.start_workers()
+        started, started_at = time.monotonic(), time.time()
+        parts.start_servers(early=setup.early)
+        parts.start_workers(setup.early)
         parts.watch(lambda: parts.completed("trainer"), what="trainer", within_s=bound_s)
         seconds = time.monotonic() - started
         heldout = Heldout(plan.heldout_dir)
@@ -100,7 +126,10 @@ def run(
             what="the last check of the environment",
             within_s=min(max(0.0, bound_s - seconds), LAST_CHECK_TIMEOUT_S),
         )
-    return Outcome(read_steps(plan.metrics_path), heldout.read(), seconds)
+        ended_s = time.monotonic() - started
+    steps = read_steps(plan.metrics_path)
+    spent = time_spent(steps, started_at, seconds, ended_s)
+    return Outcome(steps, heldout.read(), seconds, spent)
 
 
 def _checked(heldout: Heldout, step: int) -> bool:
@@ -123,6 +152,7 @@ def plan_of(setup: Setup, children: Children) -> QuickstartPlan:
         serve_dir=model_dir,
         repo=REPO,
         cores=setup.cores,
+        dtype=setup.dtype,
         api_port=free_port(),
         server_port=free_port(),
     )
@@ -209,3 +239,47 @@ def plot(
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
+
+
+# --- the quickstart before and now ----------------------------------------------------------
+
+
+def compare(model: str, seed: int, cores: int, out: Path, stop: StopRequest) -> None:
+    """Run the recipe as it was and as it is; print both and the ratio of their seconds."""
+    recipe, took = RECIPES[model], []
+    options = Options(model, ServingEngine.LOCAL, seed, out)
+    dtype = dtype_for(options, recipe, preflight.cpu_info("flags").split())
+    common: dict[str, Any] = {"model": model, "seed": seed, "cores": cores, "dtype": dtype}
+    before = replace(recipe, **BEFORE[model])
+    for setup in (
+        Setup(out / f"before-{seed}", before, trainer={"--check-every": 1}, **common),
+        Setup(out / f"now-{seed}", recipe, early=("trainer", "environment"), **common),
+    ):
+        found = run(setup, stop)
+        version = found.steps[-1]["version"]
+        seconds = {"seconds": found.seconds, "cores": cores}
+        line = judge(setup.recipe, found.steps, server_version=version, **seconds).line()
+        print(f"{setup.out.name}: {line}", flush=True)
+        print(", ".join(f"{name} {s:.1f} s" for name, s in found.spent.items()), flush=True)
+        took.append(found.seconds)
+    print(f"seed {seed}: now takes {took[1] / took[0]:.2f} of the time before", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compare a recipe with what it was.")
+    parser.add_argument("--model", choices=BEFORE, default="tiny")
+    parser.add_argument("--seeds", type=numbers, default=[0])
+    parser.add_argument("--cores", type=int, default=2)
+    options = parser.parse_args()
+
+    def runs(stop: StopRequest) -> int:
+        with tempfile.TemporaryDirectory() as scratch:
+            for seed in options.seeds:
+                compare(options.model, seed, options.cores, Path(scratch), stop)
+        return 0
+
+    return study(runs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

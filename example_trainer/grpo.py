@@ -59,7 +59,6 @@ from example_trainer.state import Frequency, Stopped, StopSignal
 from example_trainer.update.optimizer import build_optimizer
 from example_trainer.update.step import Critic, learn
 from example_trainer.weights import make_publisher, verify
-from example_trainer.weights.engines import InferenceServer
 from example_trainer.weights.publisher import Keeper, Publisher
 
 HEARTBEAT_TIMEOUT_S = 5.0
@@ -93,10 +92,9 @@ def run(training: Callable[[StopSignal], None]) -> int:
 
 @dataclass
 class Connections:
-    """Connections to the other processes. Ranks other than 0 have no client, servers and log."""
+    """Connections to the rollout API. Ranks other than 0 have no client and no log."""
 
     client: RolloutClient | None
-    servers: Sequence[InferenceServer]
     waits: WaitReporter
     log: MetricsLog | None
 
@@ -124,7 +122,7 @@ def _connect(
     enter, name = stack.enter_context, f"atropos-grpo {cfg.model_name}"
     if not world.is_rank0:
         waits = WaitReporter(stop, HeartbeatThread(lambda beat: None, name))
-        return Connections(None, [], waits, None)
+        return Connections(None, waits, None)
     beats = enter(closing(RolloutClient(cfg.atropos_url, timeout_s=HEARTBEAT_TIMEOUT_S)))
     screen = enter(
         closing(display.open_display(cfg.live_table, cfg.model_name, cfg.training_steps))
@@ -132,8 +130,7 @@ def _connect(
     heartbeats = HeartbeatThread(display.relay(screen, beats.heartbeat), name)
     waits = WaitReporter(stop, enter(heartbeats))
     client = enter(closing(RolloutClient(cfg.atropos_url, on_wait=waits)))
-    servers = connect.connect_servers(cfg, waits, stack)
-    return Connections(client, servers, waits, enter(MetricsLog(cfg, screen)))
+    return Connections(client, waits, enter(MetricsLog(cfg, screen)))
 
 
 @dataclass
@@ -251,8 +248,10 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
     phase("loading the model")
     models = _load(cfg, world)
     policy, optimizer, critic = models.policy, models.optimizer, models.critic
+    # Servers start and load meanwhile.
+    servers = connect.connect_servers(cfg, waits, stack) if client else []
     announce = client.announce_version if client else None
-    publisher = make_publisher(cfg, peers.servers, announce, waits)
+    publisher = make_publisher(cfg, servers, announce, waits)
     stack.enter_context(closing(publisher))
     exporter = ModelExporter(cfg, world, adapter=cfg.trains_adapter)
     evaluator = Evaluator(cfg, world, waits)
@@ -297,7 +296,8 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
                 publisher.publish(policy, state)
             phase("checking servers")
             with clock.measure("check"):
-                sequences = verify.choose_rows(prepared.rows, cfg.check_rows)
+                due = state.step == 1 or state.step % cfg.check_every == 0
+                sequences = verify.choose_rows(prepared.rows, cfg.check_rows if due else 0)
                 record |= verify.check_published(
                     policy, publisher, sequences, state.version, cfg.logprob_tolerance
                 )

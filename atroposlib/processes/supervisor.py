@@ -1,6 +1,6 @@
 """Supervisor of the processes of one run: start order, readiness, watch, restart rule.
 
-    start_servers   every process with a health URL, then wait until all of them answer
+    start_servers   every process with a health URL and the early ones; wait for answers
     start_workers   the other processes
     watch           look at every process until the run is done
 
@@ -84,10 +84,12 @@ class Supervisor:
         self._rule = rule or StopOnExit()
         self._completed: set[str] = set()
 
-    def start_servers(self, on_wait: PrintLine = lambda _line: None) -> None:
-        """Start the servers. Raises RunFailed when one ends or does not answer in time."""
+    def start_servers(
+        self, on_wait: PrintLine = lambda _line: None, early: Collection[str] = ()
+    ) -> None:
+        """Start servers and ``early``. Raises RunFailed when a server does not answer in time."""
         servers = [name for name, spec in self.specs.items() if spec.health_url]
-        for name in servers:
+        for name in (*servers, *early):
             self.children.start(self.specs[name])
         self.children.wait_ready(servers, on_wait)
 

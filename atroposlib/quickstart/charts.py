@@ -15,7 +15,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """One curve. ``style`` is a class of the report's style sheet: a, b, c or goal."""
+    """One curve. ``style`` is a class of the report's style sheet: a, b or c."""
 
     label: str
     points: tuple[Point, ...]
@@ -118,8 +118,6 @@ def _curve(
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
     separate = s.dots or len(at) == 1
     line = "" if separate else f'<polyline class="line {s.style}" points="{path}"/>'
-    if s.style == "goal":
-        return line
     mark, radius = ("dot", 5) if separate else ("hover", 6)  # hover: seen under the pointer
     values = [f"step {x:.0f}: {10**y if log else y:.3g}" for x, y in s.points]
     return line + "".join(

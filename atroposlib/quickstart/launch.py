@@ -48,7 +48,7 @@ from atroposlib.quickstart.report import (
     repeat_command,
     write_report,
 )
-from atroposlib.quickstart.verdict import judge
+from atroposlib.quickstart.verdict import judge, time_spent
 from atroposlib.utils.tokenizers.loading import cache_dir
 
 GUIDE = "docs/environments.md"  # in a clone, and in the installed package
@@ -128,7 +128,8 @@ def print_outcome(view: View, findings: Findings) -> int:
     verdict, steps = findings.verdict, next_steps(findings)
     if not (findings.run / "model").is_dir():  # a trainer that was stopped saves none
         steps = steps[1:]
-    lines = [f"fell short: {shortcoming}" for shortcoming in verdict.shortcomings]
+    lines = [f"{seconds:5.0f} s  {phase}" for phase, seconds in findings.spent.items()]
+    lines += [f"fell short: {shortcoming}" for shortcoming in verdict.shortcomings]
     if shutil.which("atropos") is None:  # make does not activate the environment it made
         lines.append(f"next: source {shown_path(Path(sys.prefix))}/bin/activate")
     width = max(len(how) for _, how in steps)
@@ -161,7 +162,7 @@ def prepare(
         serve_dir=model_dir,
         repo=REPO,
         cores=len(usable(0)),
-        dtype=dtype_for(options, recipe, preflight.cpu_flags()),
+        dtype=dtype_for(options, recipe, preflight.cpu_info("flags").split()),
         api_port=options.api_port or free_port(),
         server_port=options.server_port or free_port(),
     )
@@ -185,7 +186,7 @@ class QuickstartRun:
     view: View
 
     def __post_init__(self) -> None:
-        self.started = time.monotonic()
+        self.started, self.started_at = time.monotonic(), time.time()
         self.trained_s = 0.0  # from the first process to the end of the trainer
         self.sources = Sources(self.plan.watched(), self.started)
         self.notes: list[str] = []
@@ -209,14 +210,16 @@ class QuickstartRun:
         )
 
     def start(self) -> None:
-        """Write commands.txt, start API and server, then trainer and environment."""
+        """Write commands.txt and start all processes; with vLLM, which needs all cores, in turn."""
         (self.plan.options.out / "commands.txt").write_text(
             commands_text(self.plan, self.supervisor.specs.values()), encoding="utf-8"
         )
-        self.supervisor.start_servers(self.view.waiting)
-        if self.plan.options.engine is ServingEngine.VLLM:
+        local = self.plan.options.engine is ServingEngine.LOCAL
+        early = ("trainer", "environment") if local else ()
+        self.supervisor.start_servers(self.view.waiting, early)
+        if not local:
             self._warm_up()
-        self.supervisor.start_workers()
+        self.supervisor.start_workers(early)
 
     def _may_end(self) -> set[str]:
         """Whether the environment may end: after its last batch it has no more work."""
@@ -271,13 +274,14 @@ class QuickstartRun:
             self.notes.append(failure.line)
         for name in self.rule.by_hand(time.monotonic()):
             self._print_note(f"{name} was restarted by hand and still runs: end it yourself")
+        ended_s = time.monotonic() - self.started
+        trained_s = self.trained_s or ended_s
         verdict = judge(
             plan.recipe,
             rows,
             server_version=self.server_version,
-            seconds=self.trained_s or time.monotonic() - self.started,
+            seconds=trained_s,
             cores=plan.cores,
-            dtype=plan.dtype,
         )
         heldout, checks = self.sources.heldout, self.sources.heldout.read()
         heldout.copy_samples(plan.options.out / "samples.jsonl")
@@ -294,5 +298,6 @@ class QuickstartRun:
             run=shown_path(plan.options.out),
             guide=shown_path(plan.repo / GUIDE),
             repeat=repeat_command(plan.options),
+            spent=time_spent(rows, self.started_at, trained_s, ended_s),
             notes=self.notes,
         )

@@ -47,13 +47,13 @@ def check(options: Options, recipe: Recipe, cache: Path) -> None:
         require_disk(cache, needed, "the model and engine cache")
 
 
-def cpu_flags() -> frozenset[str]:
-    """The instruction sets of the processor; empty where the system does not list them."""
+def cpu_info(name: str) -> str:
+    """A field of the first processor, as ``flags``; empty where the system does not list it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("flags"):
-                return frozenset(line.partition(":")[2].split())
-    return frozenset()
+            if line.startswith(name):
+                return line.partition(":")[2].strip()
+    return ""
 
 
 def own_settings(environment: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -86,11 +87,13 @@ COPY = Recipe(
     reward="share of the letters in their place; 1 is a perfect copy",
     env_script="environments/copy_server.py",
     goal=Goal("reward_mean", "reward", starts_below=0.10, ends_above=0.85),
-    steps=40,
-    groups_per_step=32,
+    steps=30,
+    # Few large groups: most of a step of this model is the HTTP of its requests.
+    groups_per_step=16,
+    group_size=32,
     microbatch_tokens=2048,
-    learning_rate=4e-3,
-    lr_decay_ratio=0.0,
+    learning_rate=6e-3,
+    lr_decay_ratio=0.2,
     adam_beta2=0.95,
     clip_eps_high=0.2,
     entropy_coef=0.03,
@@ -202,7 +205,7 @@ class QuickstartPlan:
         }
 
 
-def dtype_for(options: Options, recipe: Recipe, cpu_flags: frozenset[str]) -> str:
+def dtype_for(options: Options, recipe: Recipe, cpu_flags: Collection[str]) -> str:
     """The dtype of server and trainer: bfloat16 where the processor multiplies in it.
 
     Elsewhere bfloat16 is converted for every product and slower than float32. vLLM's CPU
@@ -210,7 +213,7 @@ def dtype_for(options: Options, recipe: Recipe, cpu_flags: frozenset[str]) -> st
     """
     if options.dtype != "auto":
         return options.dtype
-    fast = {"avx512_bf16", "amx_bf16"} & cpu_flags and recipe.bfloat16_pays
+    fast = {"avx512_bf16", "amx_bf16"} & set(cpu_flags) and recipe.bfloat16_pays
     return "bfloat16" if fast and options.engine is ServingEngine.LOCAL else "float32"
 
 

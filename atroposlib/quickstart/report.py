@@ -21,11 +21,11 @@ from atroposlib import __version__
 from atroposlib.live.heldout import HeldoutSample
 from atroposlib.live.sources import column
 from atroposlib.quickstart.charts import Point, Series, line_chart
+from atroposlib.quickstart.preflight import cpu_info
 from atroposlib.quickstart.recipes import Options, QuickstartPlan
 from atroposlib.quickstart.verdict import (
     LAST_STEPS,
     MISMATCH_COLUMNS,
-    MISMATCH_LIMIT,
     Row,
     RunVerdict,
     figure,
@@ -33,7 +33,6 @@ from atroposlib.quickstart.verdict import (
 
 GIT_TIMEOUT_S = 5.0
 PROBLEMS_SHOWN = 8
-PHASES = ("wait", "train", "publish", "check")
 STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 TEMPLATE = Path(__file__).with_name("report_page.html").read_text(encoding="utf-8")
 Figure = tuple[str, str]  # caption and drawing; an empty one is left out
@@ -56,6 +55,7 @@ class Findings:
     run: Path  # its directory
     guide: Path  # for authors of environments
     repeat: str  # the command that repeats it
+    spent: Mapping[str, float]  # seconds by phase
     notes: Sequence[str] = ()  # restarts, a stop before the end
 
 
@@ -72,7 +72,6 @@ def page(f: Findings) -> str:
         learning=_learning(f),
         soundness=_soundness(f),
         next_steps=next_steps(f),
-        spent={phase: sum(column(f.rows, f"seconds_{phase}")) for phase in PHASES},
         last_steps=LAST_STEPS,
     )
 
@@ -121,13 +120,10 @@ def _learning(f: Findings) -> list[Figure]:
 
 
 def _soundness(f: Findings) -> list[Figure]:
-    nats = MISMATCH_LIMIT[str(f.settings.get("dtype", "float32"))]
-    limit = ((1.0, nats), (float(max(2, len(f.rows))), nats))
     mismatch = _figure(
         "Largest logprob difference, server against trainer",
         Series("of the batch", curve(f.rows, MISMATCH_COLUMNS[0])),
-        Series("after publishing", curve(f.rows, MISMATCH_COLUMNS[1]), "b"),
-        Series("limit", limit, "goal"),
+        Series("after publishing", curve(f.rows, MISMATCH_COLUMNS[1]), "b", dots=True),
         log=True,
     )
     stale = _figure(
@@ -161,6 +157,7 @@ def write_report(f: Findings, plan: QuickstartPlan) -> Path:
         "line": f.verdict.line(),
         "heldout": [list(point) for point in f.heldout],
         "settings": dict(f.settings),
+        "seconds_by_phase": dict(f.spent),
         "notes": list(f.notes),
     }
     for name, text in (
@@ -179,7 +176,8 @@ def provenance(repo: Path) -> dict[str, str]:
     return {
         "packages": ", ".join([f"atroposlib {__version__}", *packages]),
         "commit": commit(repo),
-        "processor": processor(),
+        # Linux names it in /proc/cpuinfo only.
+        "processor": cpu_info("model name") or platform.processor() or platform.machine(),
     }
 
 
@@ -193,14 +191,6 @@ def commit(repo: Path) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return "unknown: git did not answer"
     return done.stdout.strip() or "unknown"
-
-
-def processor() -> str:
-    """Return the name of the processor; Linux names it in /proc/cpuinfo only."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
 
 
 def repeat_command(options: Options) -> str:

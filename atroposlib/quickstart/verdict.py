@@ -1,4 +1,4 @@
-"""Verdict on learning: from the metrics of a run to one line and the unmet criteria. Pure."""
+"""Verdict on a run, from its metrics: one line, the unmet criteria, seconds by phase. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ from atroposlib.live.sources import column
 from atroposlib.quickstart.recipes import Recipe
 
 LAST_STEPS = 5
-# Nats a logprob of the server may differ from the trainer's, by the dtype of both. In a model of
-# 30 narrow layers bfloat16 moves a token by 0.06 on average, and one in a thousand by more than 1,
-# with the shape of the batch alone. 2 nats tell other weights, not those of the step before, which
-# the version of the server tells.
-MISMATCH_LIMIT = {"float32": 1e-3, "bfloat16": 2.0}
 MISMATCH_COLUMNS = ("logprob_mismatch_max", "publish_mismatch_max")
 
 Row = Mapping[str, Any]
@@ -67,12 +62,10 @@ def judge(
     server_version: int | None,
     seconds: float,
     cores: int,
-    dtype: str = "float32",
 ) -> RunVerdict:
     """Compare the rows of metrics.jsonl with the goals of the recipe."""
     start, end = rows[:1], rows[-LAST_STEPS:]
     mismatches = [value for name in MISMATCH_COLUMNS for value in column(rows, name)]
-    mismatch_max = max(mismatches, default=None)
     return RunVerdict(
         exact_first=mean(start, "env/exact"),
         exact_last=mean(end, "env/exact"),
@@ -82,19 +75,31 @@ def judge(
         steps=len(rows),
         server_version=server_version,
         cores=cores,
-        mismatch_max=mismatch_max,
-        shortcomings=tuple(
-            _shortcomings(recipe, rows, server_version, mismatch_max, MISMATCH_LIMIT[dtype])
-        ),
+        mismatch_max=max(mismatches, default=None),
+        shortcomings=tuple(_shortcomings(recipe, rows, server_version, bool(mismatches))),
     )
+
+
+def time_spent(
+    rows: Sequence[Row], started: float, trained_s: float, ended_s: float
+) -> dict[str, float]:
+    """Seconds by phase from ``started``, on the clock of the rows, to the last held-out check."""
+    if not rows:
+        return {}
+    names = [name for name in rows[0] if name.startswith("seconds_")]
+    first = sum(sum(column(rows[:1], name)) for name in names)
+    spent = {"start-up": rows[0].get("time", started) - started - first}
+    spent |= {name.removeprefix("seconds_"): sum(column(rows, name)) for name in names}
+    spent["the rest"] = trained_s - sum(spent.values())
+    spent["last evaluation"] = ended_s - trained_s
+    return {phase: seconds for phase, seconds in spent.items() if seconds >= 0.1}
 
 
 def _shortcomings(
     recipe: Recipe,
     rows: Sequence[Row],
     server_version: int | None,
-    mismatch: float | None,
-    limit: float,
+    compared: bool,
 ) -> list[str]:
     if not rows:
         return ["the trainer finished no step"]
@@ -118,8 +123,6 @@ def _shortcomings(
         found.append(
             f"the server holds version {server_version}, the trainer's last is {trained}"
         )
-    if mismatch is None:
+    if not compared:  # if they had differed, the trainer would have stopped
         found.append("server and trainer logprobs were never compared")
-    elif mismatch > limit:
-        found.append(f"logprobs of server and trainer differ by {mismatch:.1e} nats")
     return found

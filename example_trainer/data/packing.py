@@ -6,8 +6,8 @@ own positions and attends to itself only, so no position is padding.
     packs   a0 a1 a2 a3 | b0 b1 b2 | c0 c1        one line of 9 tokens, (1, 9)
     starts  0             4          7
 
-The rows of a group answer one prompt. A pack is the tree of their tokens: a node per
-distinct prefix, which attends to its ancestors and itself and stands at its depth.
+The rows of a group answer one prompt, and prompts begin alike. A pack is the tree of their
+tokens: a node per distinct prefix, which attends to its ancestors and itself, at its depth.
 
     rows   p q a b        node      0 1 2 3 4 5      attends to   0  x
            p q a c        token     p q a b c d                   1  x x
@@ -89,10 +89,11 @@ def pack_rows(
     max_tokens: int,
     crossover: float,
     share: bool = True,
+    across_groups: bool = False,
     switch: float = float("inf"),
     experts_R: Sequence[Sequence[bytes]] | None = None,
 ) -> list[Pack]:
-    """Pack rows of the same group together where that is cheaper.
+    """Pack rows that begin alike together where that is cheaper.
 
     Args:
         rows: each trains at least one token.
@@ -101,6 +102,7 @@ def pack_rows(
             else; a masked pack of L nodes costs L + L^2 / crossover, a plain row, whose
             causal attention skips half of it, L + L^2 / (2 crossover).
         share: False packs every row alone.
+        across_groups: rows of several groups share a system prompt as well.
         switch: rows of so many tokens and shorter ones are not packed together.
         experts_R: of each token, in a router replay; nodes are shared where these are equal.
     """
@@ -110,7 +112,7 @@ def pack_rows(
     tokens_R: list[Any] = [row.tokens[: row.trained[-1] + 1] for row in rows]
     if experts_R is not None:
         tokens_R = [list(zip(*row)) for row in zip(tokens_R, experts_R)]
-    keys = [(r.group, len(t) >= switch) for r, t in zip(rows, tokens_R)]
+    keys = [(not across_groups and r.group, len(t) >= switch) for r, t in zip(rows, tokens_R)]
     open_key = None
     # Sorted, rows that share much are neighbours, so one open pack is enough.
     for i in sorted(range(len(rows)), key=lambda i: (*keys[i], rows[i].tokens)):

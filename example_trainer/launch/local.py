@@ -182,8 +182,6 @@ def supervise(
         specs, children, stop, policy, may_end=lambda: may_end, print_line=view.print_line
     )
     early = {spec.name for spec in specs if spec.restartable and "serve" in spec.argv}
-    for name in early:
-        children.start(run.specs[name])
 
     def waiting(line: str) -> None:
         for name in early:
@@ -191,7 +189,7 @@ def supervise(
                 raise invalid_settings(children[name])
         view.waiting(line)
 
-    run.start_servers(waiting)
+    run.start_servers(waiting, early)
     run.start_workers(early)
     run.watch(
         lambda: run.completed(TRAINER), observe=lambda: view.show(snapshot()), poll_s=POLL_S

@@ -80,6 +80,7 @@ class PackedModel:
             max_tokens=self.max_tokens_per_microbatch,
             crossover=self.attention_crossover,
             share=self.share_prefixes and not self.padded,
+            across_groups=divisor == 1,  # several ranks need several packs
             switch=self.rope_switch,
             experts_R=experts_R,
         )

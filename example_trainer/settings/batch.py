@@ -34,7 +34,7 @@ class StepSettings(Section):
         " for models whose attention cannot be packed (found out at the start)",
     )
     share_prefixes: bool = Field(
-        True, description="compute a prompt that rows of a group share once, where it pays"
+        True, description="compute beginnings that rows share once, where it pays"
     )
 
     @property

@@ -85,6 +85,11 @@ class WeightSettings(Section):
     check_rows: int = Field(
         4, ge=0, description="rows scored on every server after a publish; 0: no check"
     )
+    check_every: int = Field(
+        1,
+        ge=1,
+        description="steps between such checks; every batch is compared with its sampler",
+    )
     max_logprob_mismatch: float | None = Field(
         None,
         gt=0,

@@ -40,6 +40,14 @@ def test_servers_are_ready_before_the_other_processes_start(children, spec, serv
     assert children["worker"].exit() is None
 
 
+def test_a_process_that_is_named_early_starts_beside_the_servers_and_once(children, spec):
+    run = Supervisor([spec("worker", SLEEPER), spec("late", SLEEPER)], children, StopRequest())
+    run.start_servers(early=["worker"])
+    pid = children["worker"].popen.pid
+    run.start_workers(["worker"])
+    assert children["worker"].popen.pid == pid and children["late"].exit() is None
+
+
 def test_watching_ends_when_the_run_is_done(children, spec):
     run, printed = supervise(
         children,

@@ -34,8 +34,6 @@ ROWS = [
         "logprob_mismatch_max": 1e-5,
         "staleness_mean": 0.0,
         "staleness_max": 0.0,
-        "seconds_wait": 3.0,
-        "seconds_train": 1.0,
     }
     for step in range(1, 11)
 ]
@@ -57,6 +55,7 @@ def findings():
         run=Path("runs/first one"),
         guide=Path(__file__),
         repeat=f"quickstart {EVIL}",
+        spent={"training": 10.0},
         notes=[EVIL],
     )
 
@@ -127,7 +126,7 @@ def test_held_out_checks_are_dots_without_a_line_between_them(findings):
 
 def test_a_run_without_a_single_figure_still_has_a_page(findings):
     empty = judge(recipe_for("tiny"), [], server_version=None, seconds=1, cores=1)
-    bare = Findings("t", "t", empty, [], [], [], [], {}, Path("r"), Path("none"), "again")
+    bare = Findings("t", "t", empty, [], [], [], [], {}, Path("r"), Path("none"), "again", {})
     assert "the trainer finished no step" in page(bare)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from atroposlib.live.sources import column
 from atroposlib.quickstart.recipes import recipe_for
-from atroposlib.quickstart.verdict import LAST_STEPS, judge, mean
+from atroposlib.quickstart.verdict import LAST_STEPS, judge, mean, time_spent
 
 LEARNED = [0.02, 0.1, 0.4, 0.6, 0.8, 0.9, 0.9, 0.95, 0.85, 0.9]  # last five: 0.90
 
@@ -56,7 +56,6 @@ def test_the_end_is_the_mean_of_the_last_five_steps():
             "the server holds version 9, the trainer's last is 10",
         ),
         (rows(LEARNED), {"server_version": None}, "the server holds version None"),
-        (rows(LEARNED, publish_mismatch_max=0.06), {}, "differ by 6.0e-02 nats"),
         (rows(LEARNED, logprob_mismatch_max=None), {}, "were never compared"),
         (rows(LEARNED), {"steps": 40}, "10 of 40 steps were done"),
         ([], {}, "the trainer finished no step"),
@@ -90,13 +89,14 @@ def test_an_own_environment_is_judged_by_a_reward_that_rises(tmp_path):
     assert shortcoming == "reward ended at 0.50, not above 0.50"
 
 
-def test_the_limit_of_the_mismatch_is_that_of_the_dtype():
-    close, far = (
-        [{**row, "publish_mismatch_max": nats} for row in rows(LEARNED)] for nats in (0.5, 2.5)
-    )
-    assert not verdict(close).learned
-    assert verdict(close, dtype="bfloat16").learned
-    assert not verdict(far, dtype="bfloat16").learned
+def test_every_second_of_a_run_belongs_to_one_phase():
+    step = {"seconds_wait": 2.0, "seconds_prepare": 0.5, "seconds_train": 1.0}
+    step |= {"seconds_publish": 0.25, "seconds_save": 0.25}
+    found = time_spent([{**step, "time": 113.75}, {**step, "time": 118}], 100, 20, 21.5)
+    loop = {"wait": 4, "prepare": 1, "train": 2, "publish": 0.5, "save": 0.5}
+    assert found == {"start-up": 9.75, **loop, "the rest": 2.25, "last evaluation": 1.5}
+    assert sum(found.values()) == 21.5
+    assert time_spent([], 100, 20, 21.5) == {}
 
 
 def test_a_run_without_figures_still_has_a_line():

@@ -95,8 +95,12 @@ def test_sharing_can_be_switched_off():
     assert len(packs) == len(BRANCHING) and not any(pack.branches for pack in packs)
 
 
-def test_rows_of_other_groups_never_share():
-    assert len(pack_rows(BRANCHING, **EVERYTHING)) == 2
+def test_rows_of_several_groups_share_only_where_they_may_and_begin_alike():
+    rows = [row([1, 2, 3, group], [7, 8], group=f"g{group}") for group in (5, 6)]
+    rows.append(row([4, 5, 6, 7], [7, 8], group="g7"))
+    at_cost = {"max_tokens": 1000, "crossover": 100.0}
+    assert [len(p.tokens) for p in pack_rows(rows, **at_cost)] == [5, 5, 5]
+    assert [len(p.tokens) for p in pack_rows(rows, across_groups=True, **at_cost)] == [7, 5]
 
 
 def test_a_row_longer_than_the_budget_gets_its_own_microbatch():
@@ -136,12 +140,14 @@ token_rows = st.lists(
 )
 
 
-@given(token_rows, st.integers(4, 40), st.booleans(), st.booleans())
+@given(token_rows, st.integers(4, 40), st.booleans(), st.booleans(), st.booleans())
 def test_every_trained_token_is_scored_once_after_exactly_its_own_prefix(
-    drawn, max_tokens, share, padded
+    drawn, max_tokens, share, across, padded
 ):
     rows = [row(tokens[:1], tokens[1:], group=group) for group, tokens in drawn]
-    packs = pack_rows(rows, max_tokens=max_tokens, crossover=20.0, share=share)
+    packs = pack_rows(
+        rows, max_tokens=max_tokens, crossover=20.0, share=share, across_groups=across
+    )
     seen, longest = [], max(len(pack.tokens) for pack in packs)
     for plan in plan_microbatches(packs, rows, max_tokens, padded=padded):
         assert plan.computed <= max(max_tokens, longest)
