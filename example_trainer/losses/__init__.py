@@ -1,6 +1,6 @@
-"""Losses by name. A loss is one function and one line in ``FORMULAS``.
+"""Losses by name. A loss is one function in one file and one line in ``FORMULAS``.
 
-The function takes ``(batch: LossInputs, settings: LossSettings)``; ``get(name)`` returns it
+A file defines ``loss(batch: LossInputs, settings: LossSettings)``; ``get(name)`` returns it
 with the tensors as separate arguments:
 
     loss(logprobs, proximal_logprobs, behaviour_logprobs, advantages, loss_mask, cfg)
@@ -35,7 +35,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import ConfigError
-from example_trainer.losses import clipped, imitation, m2po, unclipped
+from example_trainer.losses import (
+    cispo,
+    cross_entropy,
+    decoupled,
+    distillation,
+    grpo,
+    gspo,
+    m2po,
+    ppo,
+    reinforce,
+    sapo,
+)
 from example_trainer.losses.tokens import LossInputs
 from example_trainer.settings.loss import LossSettings
 
@@ -47,16 +58,16 @@ if TYPE_CHECKING:
     BatchMask = Callable[[Any, Any, LossSettings], list[list[bool]]]
 
 FORMULAS: dict[str, Formula] = {
-    "decoupled": clipped.decoupled,
-    "ppo": clipped.ppo,
-    "grpo": clipped.grpo,
-    "gspo": clipped.gspo,
-    "sapo": unclipped.sapo,
-    "cispo": unclipped.cispo,
+    "decoupled": decoupled.loss,
+    "ppo": ppo.loss,
+    "grpo": grpo.loss,
+    "gspo": gspo.loss,
+    "sapo": sapo.loss,
+    "cispo": cispo.loss,
     "m2po": m2po.loss,
-    "reinforce": unclipped.reinforce,
-    "cross_entropy": imitation.cross_entropy,
-    "distillation": imitation.distillation,
+    "reinforce": reinforce.loss,
+    "cross_entropy": cross_entropy.loss,
+    "distillation": distillation.loss,
 }
 
 

@@ -23,7 +23,7 @@ from example_trainer.advantage.prepare import Prepared, minibatches, part_of
 from example_trainer.data.packing import MicroBatch
 from example_trainer.data.rows import at_trained, loss_weights
 from example_trainer.losses import kl
-from example_trainer.losses.imitation import distill_sum
+from example_trainer.losses.distillation import distill_sum
 from example_trainer.losses.tokens import LossInputs
 from example_trainer.model.critic import ValueModel, value_loss
 from example_trainer.model.model_dir import TrainerState

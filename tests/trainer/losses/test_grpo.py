@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from example_trainer.losses.clipped import grpo
+from example_trainer.losses import grpo
 from example_trainer.losses.tokens import LossInputs
 from example_trainer.settings.loss import LossSettings
 
@@ -28,13 +28,13 @@ def inputs(advantage: float) -> LossInputs:
     ("advantage", "loss"), [(2.0, -2.0 * (0.5 + 1.0 + 1.2)), (-2.0, 2.0 * (0.8 + 1.0 + 1.5))]
 )
 def test_the_ratio_to_the_sampler_is_clipped_for_both_signs(advantage, loss):
-    found, metrics = grpo(inputs(advantage), LossSettings(clip_eps=0.2))
+    found, metrics = grpo.loss(inputs(advantage), LossSettings(clip_eps=0.2))
     assert float(found) == pytest.approx(loss)
     assert float(metrics["ratio_mean"]) == pytest.approx(sum(RATIOS))
     assert int(metrics["clip_ratio"]) == 1
 
 
 def test_the_dual_clip_bounds_the_loss_of_a_bad_token():
-    found, metrics = grpo(inputs(-2.0), LossSettings(clip_eps=0.2, dual_clip=1.2))
+    found, metrics = grpo.loss(inputs(-2.0), LossSettings(clip_eps=0.2, dual_clip=1.2))
     assert float(found) == pytest.approx(2.0 * (0.8 + 1.0 + 1.2))
     assert int(metrics["dual_clip_ratio"]) == 1

@@ -1,4 +1,14 @@
-"""Losses without rewards: imitate the text (cross_entropy), or a teacher (distillation)."""
+"""Distillation from the K likeliest tokens of a teacher (Hinton et al., arXiv 1503.02531).
+
+    p_T = softmax over the K entries of (q / tau)            q: the teacher's logprobs
+    p_S = softmax over the vocabulary of (student logits / tau)
+    L = -tau^2 sum m sum_k p_T(k) log p_S(k)                 m: weight of a token
+
+tau is distill_temperature. The gradient on the student's logits is that of
+KL(p_T || p_S) x tau^2, which keeps its size for any tau. The student is not renormalised over
+the K entries, so probability that it gives to other tokens costs as well. Trained tokens
+without an entry of the teacher add nothing but count in the divisor.
+"""
 
 from __future__ import annotations
 
@@ -10,31 +20,8 @@ from example_trainer.losses.tokens import LossInputs, TokenMask, at_least_float3
 from example_trainer.settings.loss import LossSettings
 
 
-def cross_entropy(
-    batch: LossInputs, settings: LossSettings
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """-log p of every trained token; ``nll`` is the same with every token counting once.
-
-    Advantages and the sampler's logprobs are not used, so rows need neither.
-    """
-    tokens = batch.tokens
-    nll = -tokens.only(batch.logprobs)
-    return tokens.loss_sum(nll), {"nll": tokens.total(nll)}
-
-
-def distillation(
-    batch: LossInputs, settings: LossSettings
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Distillation from the K likeliest tokens of a teacher (Hinton et al., arXiv 1503.02531).
-
-    p_T = softmax over the K entries of (q / tau)            q: the teacher's logprobs
-    p_S = softmax over the vocabulary of (student logits / tau)
-    L = -tau^2 sum m sum_k p_T(k) log p_S(k)                 m: weight of a token
-
-    tau is distill_temperature; distill_coef is not used. The gradient on the student's logits
-    is that of KL(p_T || p_S) x tau^2, which keeps its size for any tau. The student is not
-    renormalised over the K entries, so probability that it gives to other tokens costs as well.
-    Trained tokens without an entry of the teacher add nothing but count in the divisor.
+def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
+    """``distill_sum`` as the only loss; distill_coef is not used.
 
     Metrics: ``distill_kl``, KL(p_T || p_S) x tau^2 of the K entries, which falls to 0 as the
     student agrees; ``distill_share``, trained tokens that have an entry of the teacher.

@@ -1,0 +1,40 @@
+"""GSPO, arXiv 2507.18071 eq. 5-7: one ratio per sequence, the geometric mean of its tokens'.
+
+    s = exp(mean over the row's trained tokens of (log p - log p_behaviour))
+    L = -sum over tokens m min(s A, clip(s, 1 - eps, 1 + eps_high) A)   m: weight of a token
+
+A is the row's advantage; where its tokens have different advantages, their mean. The paper
+averages over sequences, which is loss_aggregation ``sequence``: the weights of a row then
+add up to 1. With ``token`` long sequences count more.
+
+s moves far less than the ratio of a token. The default eps of 0.2 hardly ever binds; the
+paper uses clip_eps 3e-4 and clip_eps_high 4e-4.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from example_trainer.losses.clip import clip
+from example_trainer.losses.tokens import LossInputs, bounded, ratio_metrics
+from example_trainer.settings.loss import LossSettings
+
+
+def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
+    """Sum over tokens of their sequence's clipped objective, negated, and its metrics.
+
+    ``ratio_mean`` is of s, every token counting; ``approx_kl`` is of single tokens, as in
+    the other losses.
+    """
+    tokens = batch.tokens
+    log_ratio = batch.log_ratio(batch.behaviour_logprobs)
+    ratio = bounded(tokens.row_mean(log_ratio)).exp().expand_as(log_ratio)
+    # (B, 1) advantages become (B, T) by the where in ``only``.
+    mean_advantage = tokens.row_mean(tokens.only(batch.advantages)).expand_as(log_ratio)
+    clipped = clip(ratio, mean_advantage, settings)
+    metrics = {
+        "clip_ratio": tokens.total(clipped.by_clip),
+        **ratio_metrics(tokens, bounded(log_ratio)),
+        "ratio_mean": tokens.total(ratio),
+    }
+    return tokens.loss_sum(clipped.loss), metrics
