@@ -367,10 +367,9 @@ class Serve:
     async def _drain(self) -> None:
         self.phase = EnvPhase.DRAINING
         self.waiting.clear()
-        pool = self.env.pool
-        pool.cancel_unfinished()
+        self.env.pool.cancel_unfinished()
         bound = 0.0 if self.shutdown.forced else self.env.config.drain_timeout_s
-        if late := await pool.drain(bound):
+        if late := await self.env.pool.drain(bound):
             logger.error("%d sends did not finish within the drain timeout", late)
 
     async def _leave(self) -> None:

@@ -18,7 +18,11 @@ from atroposlib.errors import (
 )
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.http.responses import Json, JsonResponse
-from atroposlib.inference.http.routes_control import control_router, weights_router
+from atroposlib.inference.http.routes_control import (
+    control_router,
+    group_router,
+    weights_router,
+)
 from atroposlib.inference.http.routes_generation import generate_router, openai_router
 from atroposlib.inference.http.service import InferenceService
 from atroposlib.inference.http.weight_group import WeightGroup
@@ -44,7 +48,8 @@ def create_app(engine: Engine) -> FastAPI:
     app.include_router(openai_router(service))
     app.include_router(generate_router(service))
     app.include_router(control_router(service))
-    app.include_router(weights_router(service, group))
+    app.include_router(weights_router(service))
+    app.include_router(group_router(service, group))
 
     @app.get("/health")
     async def health() -> Json:

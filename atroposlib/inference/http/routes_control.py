@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Body, Query
 
 from atroposlib.errors import InferenceRefused, WeightsError
-from atroposlib.inference.engine.engine import PauseMode
+from atroposlib.inference.engine.engine import Engine, PauseMode
 from atroposlib.inference.engine.weights import copy_tensors, load_shared, verify_shapes
 from atroposlib.inference.http.protocol import WEIGHTS_GROUP, InitWeightsGroup, UpdateFromGroup
 from atroposlib.inference.http.responses import Json, JsonResponse
@@ -80,70 +80,34 @@ def control_router(service: InferenceService) -> APIRouter:
     return routes
 
 
-def weights_router(service: InferenceService, group: WeightGroup) -> APIRouter:
+def weights_router(service: InferenceService) -> APIRouter:
     routes = APIRouter()
     engine = service.engine
-
-    def changed(change: Callable[[], int]) -> JsonResponse:
-        try:
-            count = change()
-        except WeightsError as error:
-            message = f"weights unchanged, still version {engine.weight_version}: {error}"
-            return JsonResponse({"success": False, "message": message}, status_code=400)
-        version = engine.weight_version
-        message = f"{count} tensors loaded, weight version {version}"
-        return JsonResponse({"success": True, "message": message, "weight_version": version})
 
     @routes.post("/update_weights_from_disk")
     def update_weights_from_disk(
         model_path: Text, weight_version: NumberOrNone = None
     ) -> JsonResponse:
-        return changed(lambda: engine.update_weights(model_path, weight_version))
+        return _changed(engine, lambda: engine.update_weights(model_path, weight_version))
 
     @routes.post("/update_weights_from_shared_memory")
     def update_weights_from_shared_memory(path: Text, weight_version: Number) -> JsonResponse:
         load = partial(load_shared, path=path, version=weight_version)
-        return changed(lambda: engine.replace_weights(load, weight_version))
-
-    @routes.post("/init_weights_update_group")
-    def init_weights_update_group(body: InitWeightsGroup) -> JsonResponse:
-        try:
-            group.join(body, service.served.device)
-        except WeightsError as error:
-            return JsonResponse({"success": False, "message": str(error)}, status_code=400)
-        return JsonResponse({"success": True, "message": f"in group {body.group_name}"})
-
-    @routes.post("/update_weights_from_distributed")
-    def update_weights_from_distributed(body: UpdateFromGroup) -> JsonResponse:
-        engine.stay_paused()  # part of the fleet may change before this server does
-
-        def receive() -> int:
-            shapes = {name: tuple(shape) for name, shape in zip(body.names, body.shapes)}
-            verify_shapes(service.served.model, shapes, complete=False)
-            tensors = group.receive(body)
-            if tensors is None:
-                return 0
-            load = partial(copy_tensors, tensors=tensors)
-            return engine.replace_weights(load, body.weight_version)
-
-        return changed(receive)
-
-    @routes.post("/destroy_weights_update_group")
-    def destroy_weights_update_group(group_name: Text = WEIGHTS_GROUP) -> Json:
-        group.leave(group_name)
-        return {"success": True, "message": f"not in group {group_name}"}
+        return _changed(engine, lambda: engine.replace_weights(load, weight_version))
 
     @routes.post("/v1/load_lora_adapter")
     def load_lora_adapter(
         lora_name: Text, lora_path: Text, weight_version: NumberOrNone = None
     ) -> JsonResponse:
-        return changed(lambda: engine.load_adapter(lora_path, lora_name, weight_version))
+        return _changed(
+            engine, lambda: engine.load_adapter(lora_path, lora_name, weight_version)
+        )
 
     @routes.post("/v1/unload_lora_adapter")
     def unload_lora_adapter(
         lora_name: Text, weight_version: NumberOrNone = None
     ) -> JsonResponse:
-        return changed(lambda: engine.unload_adapter(lora_name, weight_version))
+        return _changed(engine, lambda: engine.unload_adapter(lora_name, weight_version))
 
     @routes.post("/collective_rpc")
     def collective_rpc(
@@ -166,3 +130,51 @@ def weights_router(service: InferenceService, group: WeightGroup) -> APIRouter:
         return {"weight_version": engine.weight_version}
 
     return routes
+
+
+def group_router(service: InferenceService, group: WeightGroup) -> APIRouter:
+    """Weights that a trainer sends through a process group."""
+    routes = APIRouter()
+    engine = service.engine
+
+    @routes.post("/init_weights_update_group")
+    def init_weights_update_group(body: InitWeightsGroup) -> JsonResponse:
+        try:
+            group.join(body, service.served.device)
+        except WeightsError as error:
+            return JsonResponse({"success": False, "message": str(error)}, status_code=400)
+        return JsonResponse({"success": True, "message": f"in group {body.group_name}"})
+
+    @routes.post("/update_weights_from_distributed")
+    def update_weights_from_distributed(body: UpdateFromGroup) -> JsonResponse:
+        engine.stay_paused()  # part of the fleet may change before this server does
+
+        def receive() -> int:
+            shapes = {name: tuple(shape) for name, shape in zip(body.names, body.shapes)}
+            verify_shapes(service.served.model, shapes, complete=False)
+            tensors = group.receive(body)
+            if tensors is None:
+                return 0
+            load = partial(copy_tensors, tensors=tensors)
+            return engine.replace_weights(load, body.weight_version)
+
+        return _changed(engine, receive)
+
+    @routes.post("/destroy_weights_update_group")
+    def destroy_weights_update_group(group_name: Text = WEIGHTS_GROUP) -> Json:
+        group.leave(group_name)
+        return {"success": True, "message": f"not in group {group_name}"}
+
+    return routes
+
+
+def _changed(engine: Engine, change: Callable[[], int]) -> JsonResponse:
+    """The reply to ``change``, which returns the number of replaced tensors."""
+    try:
+        count = change()
+    except WeightsError as error:
+        message = f"weights unchanged, still version {engine.weight_version}: {error}"
+        return JsonResponse({"success": False, "message": message}, status_code=400)
+    version = engine.weight_version
+    message = f"{count} tensors loaded, weight version {version}"
+    return JsonResponse({"success": True, "message": message, "weight_version": version})
