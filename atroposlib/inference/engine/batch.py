@@ -154,6 +154,7 @@ class RunningBatch:
         self.any_greedy = any(p.temperature <= 0 for p in params)
         self.any_truncated = any(p.top_p < 1.0 or p.top_k > 0 for p in params)
         self.any_min_tokens = any(p.min_tokens for p in params)
+        self.any_experts = any(p.routed_experts for p in params)
 
     def row_params(self, rows: slice) -> RowParams:
         return RowParams(

@@ -157,9 +157,8 @@ class EngineCore:
         prompts = list(by_prompt)
         for group in prefill_groups([len(p) for p in prompts], self.limits.prefill_tokens):
             sequences = [s for i in group for s in by_prompt[prompts[i]]]
-            source = self._tensor(
-                [k for k, i in enumerate(group) for _ in by_prompt[prompts[i]]]
-            )
+            lines = [k for k, i in enumerate(group) for _ in by_prompt[prompts[i]]]
+            source = self._tensor(lines)
             self._reserve(sequences)
             rows = self.batch.join(sequences)
             for sequence in sequences:
@@ -167,9 +166,9 @@ class EngineCore:
             ids, lengths = self.served.padded([prompts[i] for i in group])
             self.batch.tokens[rows, : ids.shape[1]] = ids[source]
             targets = torch.arange(rows.start, rows.stop, device=self.served.device)
-            with self._recorded(sequences) as routed:
+            with self._recorded() as routed:
                 logits = self.served.prefill(ids, lengths, self._cache, targets, source)
-            _keep_experts(sequences, source.tolist(), routed, len(ids))
+            _keep_experts(sequences, lines, routed, len(ids))
             self.counters.prefilled_tokens += sum(len(prompts[i]) for i in group)
             self.counters.prompt_tokens += sum(s.prompt_len for s in sequences)
             self._sample(rows, logits[source])
@@ -179,16 +178,16 @@ class EngineCore:
         rows = slice(0, len(batch))
         positions = batch.column("length", rows) - 1
         last = batch.tokens[torch.arange(len(batch), device=self.served.device), positions]
-        with self._recorded(batch.sequences) as routed:
+        with self._recorded() as routed:
             logits = self.served.decode(last, positions, self._cache, batch.widest())
         _keep_experts(batch.sequences, range(len(batch)), routed, len(batch))
         self.counters.decode_steps += 1
         self._sample(rows, logits)
 
-    def _recorded(self, sequences: list[SequenceState]) -> AbstractContextManager[list[Any]]:
-        """Outputs of the routers in a pass; none unless one of its requests asks for experts."""
-        asked = any(s.request.params.routed_experts for s in sequences)
-        return outputs_of([one.module for one in self.served.routers] if asked else [])
+    def _recorded(self) -> AbstractContextManager[list[Any]]:
+        """Outputs of the routers in a pass; none unless a running request asks for experts."""
+        asked = self.served.routers if self.batch.any_experts else ()
+        return outputs_of([router.module for router in asked])
 
     def _sample(self, rows: slice, logits: Tensor) -> None:
         """One more token for these rows; those that end leave the batch."""
@@ -339,8 +338,10 @@ def _keep_experts(
     sequences: list[SequenceState], places: Sequence[int], routed: list[Any], lines: int
 ) -> None:
     """Keep the experts of a pass of ``lines`` lines; sequence i was line ``places[i]`` of it."""
-    chosen = chosen_experts(routed, lines) if routed else None
+    if not routed:
+        return
+    chosen = chosen_experts(routed, lines)
     for sequence, line in zip(sequences, places):
-        if chosen is not None and sequence.request.params.routed_experts:
+        if sequence.request.params.routed_experts:
             count = 1 if sequence.experts else sequence.prompt_len
             sequence.experts.append(chosen[line, :count].copy())
