@@ -129,21 +129,18 @@ def _measured(model: Any) -> tuple[Any, ...]:
     return model.padded, model.share_prefixes, model.rope_switch, transform
 
 
-def replayed(cfg: TrainingConfig, world: Ranks) -> dict[str, float]:
+def replayed(cfg: TrainingConfig, world: Ranks) -> list[float]:
     """Distance of logprobs under other experts from those of a whole model, and of its own."""
     own = cfg.model_copy(update={"model_name": str(Path(cfg.model_name).parent / "mixtral")})
     own.router_replay = True
-    rows = []
-    for one in ROWS:
-        first = np.add.outer(np.array(one.tokens), np.arange(2)) % 4  # of two layers
-        experts = encoded(np.stack([first, (first + 1) % 4], -1))
-        rows.append(replace(one, routed_experts=experts))
+    experts_R = [np.add.outer(np.array(one.tokens), np.arange(2)) % 4 for one in ROWS]
+    rows = [
+        replace(one, routed_experts=encoded(np.stack([first, (first + 1) % 4], -1)))
+        for one, first in zip(ROWS, experts_R)
+    ]
     ours, alone = loading.load(own, world).trained_logprobs(rows), loading.load(own)
     found = [np.concatenate(one) for one in (ours, *map(alone.trained_logprobs, (rows, ROWS)))]
-    return {
-        "one rank": float(np.abs(found[0] - found[1]).max()),
-        "own experts": float(np.abs(found[0] - found[2]).max()),
-    }
+    return [float(np.abs(found[0] - other).max()) for other in found[1:]]
 
 
 def gradients(cfg: TrainingConfig, world: Ranks) -> dict[str, float]:
