@@ -56,7 +56,7 @@ BEFORE: dict[str, dict[str, Any]] = {
         "learning_rate": 4e-3,
         "lr_decay_ratio": 0.0,
     },
-    "smollm2": {},
+    "smollm2": {"steps": 30},
 }
 
 Flags = Mapping[str, object]
