@@ -30,6 +30,7 @@ from apibench.scenarios import (
     memory,
     posts,
     queue_length,
+    scale,
     sustained,
 )
 from apibench.sizes import FULL, PLAIN, SMOKE, Plan
@@ -46,6 +47,7 @@ SCENARIOS: dict[str, Callable[[Plan], Section]] = {
     "queue": queue_length.run,
     "memory": memory.run,
     "environments": environments.run,
+    "scale": scale.run,
     "loops": loops.run,
 }
 

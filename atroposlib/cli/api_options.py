@@ -153,7 +153,7 @@ OPTIONS: dict[str, tuple[tuple[str, Any, str | None, str], ...]] = {
         ),
         (
             *("--max-connections", COUNT, "2048"),
-            "connections served at once; more are answered 503",
+            "requests served at once; more are answered 503, posts before other calls",
         ),
     ),
     "running it": (

@@ -10,6 +10,7 @@ import socket
 import ssl
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -134,16 +135,18 @@ def app_from_environment() -> ASGIApp:
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    requests, sockets = _connections(options.max_connections)
+    limits = replace(SlowClientProtocol.limits, sockets=sockets)
     return {
         "loop": options.loop,
-        "http": SlowClientProtocol,
+        "http": type("ApiProtocol", (SlowClientProtocol,), {"limits": limits}),
         "ws": "none",
         "lifespan": "on",
         "log_config": None,
         "access_log": False,
         "proxy_headers": False,  # no decision depends on the address of a caller
         "server_header": False,
-        "limit_concurrency": _connections(options.max_connections),
+        "limit_concurrency": requests,
         "timeout_keep_alive": SlowClientProtocol.limits.idle_s,
         "timeout_graceful_shutdown": _GRACE_S,
         "ssl_certfile": options.ssl_certfile,
@@ -151,24 +154,28 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _connections(wanted: int) -> int:
-    """Connections within the limit of open files; beyond it accept() fails in a busy loop.
+def _connections(wanted: int) -> tuple[int, int]:
+    """Requests at once, and sockets, within the limit of open files.
+
+    Beyond the limit accept() fails in a busy loop, so sockets stay below it: four for each
+    request, since a refusal needs one too.
 
     Raises:
         ConfigError: too few for any request to be answered.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + wanted // 4 + _SPARE_FILES  # see SlowClientProtocol.connection_made
+    needed = 4 * wanted + _SPARE_FILES
     if soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    possible = min(wanted, (soft - _SPARE_FILES) * 4 // 5)
+    sockets = min(needed, soft) - _SPARE_FILES
+    possible = min(wanted, sockets * 4 // 5)
     if possible < _LEAST_CONNECTIONS:
         raise ConfigError(
             f"{max(possible, 0)} connections are too few: --max-connections is {wanted}, and "
             f"{soft} open files are allowed (ulimit -n), of which {_SPARE_FILES} are spare"
         )
-    return possible
+    return possible, sockets
 
 
 def _serve_reloading(options: argparse.Namespace, port: int) -> None:

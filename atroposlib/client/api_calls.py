@@ -97,8 +97,7 @@ def interpret(call: ApiCall[T], response: httpx.Response) -> T | RetryLater:
     code = response.status_code
     if code in (408, 429) or code >= 500:  # 408: a slow network, not a bad group
         _, detail = status_and_detail(response)
-        asked = response.headers.get("retry-after", "") if code == 429 else ""
-        at_least_s = float(asked) if asked.isascii() and asked.isdecimal() else 0.0
+        at_least_s = seconds_asked(response) if code == 429 else 0.0
         return RetryLater(f"HTTP {code} {detail}".rstrip(), at_least_s)
     if not response.is_success:
         raise refusal_of(response)
@@ -107,6 +106,13 @@ def interpret(call: ApiCall[T], response: httpx.Response) -> T | RetryLater:
     except ValueError as error:
         problem = f"its answer to {call.path} is not one of a rollout API"
         raise errors.RolloutApiRefused(code, problem) from error
+
+
+def seconds_asked(response: httpx.Response) -> float:
+    """Seconds in Retry-After; 0 without them."""
+    asked = response.headers.get("retry-after", "")
+    known = asked.isascii() and asked.isdecimal()
+    return min(float(asked), MAX_RETRY_AFTER_S) if known else 0.0
 
 
 def refusal_of(response: httpx.Response) -> Exception:

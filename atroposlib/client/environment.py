@@ -23,6 +23,7 @@ from atroposlib.client.api_calls import (
     nothing,
     post,
     problem_of,
+    seconds_asked,
 )
 from atroposlib.client.groups import (
     RUN_ID_HEADER,
@@ -79,6 +80,9 @@ class AsyncRolloutClient:
         self._binary = binary
         self._takes_groups = True  # False after a 404 of POST /groups
         self._takes_posted_status = True  # False after a 404: an API of the original
+        self.register_after_s = (
+            0.0  # the pause that the API asked for at the last register_env
+        )
         self._instance = uuid.uuid4().hex
         self._sent = 0
 
@@ -93,8 +97,12 @@ class AsyncRolloutClient:
         return await self._send(ApiCall("GET", "/info", mapping))
 
     async def register_env(self, body: wire.RegisterEnv) -> wire.EnvRegistered | None:
-        """Join the run. None: the trainer has not started; repeat the call later."""
-        return await self._send(post("/register-env", body, _joined))
+        """Join the run. None: the trainer has not started; repeat it after ``register_after_s``."""
+        return await self._send(post("/register-env", body, self._joined))
+
+    def _joined(self, response: httpx.Response) -> wire.EnvRegistered | None:
+        self.register_after_s = seconds_asked(response)
+        return model(wire.EnvRegistered)(response) if "env_id" in mapping(response) else None
 
     async def status_env(self, who: wire.EnvIdentifier) -> wire.EnvStatus:
         """The status by which this environment paces itself.
@@ -226,7 +234,3 @@ class AsyncRolloutClient:
 
     async def _request(self, call: ApiCall[T]) -> httpx.Response:
         return await self._http.request(**self._settings.arguments(call))
-
-
-def _joined(response: httpx.Response) -> wire.EnvRegistered | None:
-    return model(wire.EnvRegistered)(response) if "env_id" in mapping(response) else None

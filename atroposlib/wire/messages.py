@@ -58,7 +58,7 @@ class Registration(BaseModel):
 
     wandb_group: Label
     wandb_project: Label
-    batch_size: Count
+    batch_size: int = Field(ge=1, le=2**24)  # the exact fill works on sets of such numbers
     max_token_len: Whole
     checkpoint_dir: Label
     save_checkpoint_interval: Whole

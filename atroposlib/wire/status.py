@@ -103,6 +103,7 @@ class RunStatus(BaseModel):
     retained_bytes: int = 0  # of stored payloads, until they are committed
     disk_bytes: int = 0  # of the payload log, with retired payloads; 0 in stores without one
     max_bytes: int = 0  # bound on retained_bytes
+    connections_refused: int = 0  # by this process, beyond --max-connections
     staleness: StalenessReport | None = None
     shares: list[EnvShare] = []
     warnings: list[str] = []  # groups that no batch can hold

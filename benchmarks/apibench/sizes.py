@@ -32,6 +32,8 @@ class Plan:
     # By how the environments pace themselves.
     env_seconds: dict[str, float] = field(default_factory=lambda: {"backlogged": 10.0})
     naive_env_seconds: float = 0.0
+    posters: tuple[int, ...] = (64, 1000, 4000)
+    post_seconds: float = 12.0
     loop_seconds: float = 4.0
     loop_repeats: int = 1
     scratch: Path | None = None
@@ -74,5 +76,7 @@ SMOKE = Plan(
     environments=8,
     env_seconds={"backlogged": 1.0, "scaled": 1.0, "greedy": 1.0},
     naive_env_seconds=1.0,
+    posters=(16,),
+    post_seconds=1.0,
     loop_seconds=1.0,
 )

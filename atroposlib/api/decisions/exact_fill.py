@@ -62,18 +62,26 @@ def is_feasible(
     counts: Mapping[Key, int], target: int, needs: Mapping[int, int] | None = None
 ) -> bool:
     """Whether these numbers of groups by (env, size) contain an exact choice."""
-    needs = _positive(needs)
+    unit = gcd(*(size for (_, size), count in counts.items() if size > 0 and count > 0))
+    if target <= 0 or unit == 0 or target % unit:
+        return False
+    needs = {env: -(-need // unit) for env, need in _positive(needs).items()}
     merged: defaultdict[int | None, Counter[int]] = defaultdict(Counter)
     for (env, size), count in counts.items():
         if 0 < size <= target and count > 0:
-            merged[env if env in needs else None][size] += min(count, target // size)
-    return target > 0 and _reaches(merged, target, needs)
+            merged[env if env in needs else None][size // unit] += min(count, target // size)
+    return _reaches(merged, target // unit, needs)
 
 
 def min_sum(sizes: Iterable[int], need: int, limit: int) -> int | None:
     """The least sum >= ``need`` of any number of these sizes; None if above ``limit``."""
-    sums = _subset_sums({size: limit // size for size in sizes}, limit) >> need << need
-    return (sums & -sums).bit_length() - 1 if sums else None
+    unit = gcd(*(sizes := list(sizes)))
+    if unit == 0:
+        return None if need > 0 else 0
+    need, limit = -(-need // unit), limit // unit
+    counts = {size // unit: limit * unit // size for size in sizes}
+    sums = _subset_sums(counts, limit) >> need << need
+    return ((sums & -sums).bit_length() - 1) * unit if sums else None
 
 
 def sizes_in_batches(sizes: Iterable[int], target: int) -> set[int]:

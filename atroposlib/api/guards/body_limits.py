@@ -1,4 +1,4 @@
-"""Bounds on request bodies: size, time, compression, and the memory of all together.
+"""Bounds on request bodies: size, time, compression, memory of all together, posts at a time.
 
 One ASGI middleware that passes bodies on inflated. Without it a gzip bomb of 200 kB takes
 200 MB, a truncated one ends in a 500, and ten thousand environments may post at once.
@@ -7,7 +7,9 @@ One ASGI middleware that passes bodies on inflated. Without it a gzip bomb of 20
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
+import time
 from collections import deque
 from collections.abc import Iterator
 from mmap import MADV_DONTNEED, MAP_ANONYMOUS, MAP_PRIVATE, mmap
@@ -28,22 +30,30 @@ from atroposlib.api.guards.inflate import (
     inflate,
     inflated_size,
 )
+from atroposlib.utils.backoff import jittered
+
+log = logging.getLogger(__name__)
 
 
 class BudgetExceeded(Exception):
     """Other requests hold too many bytes and did not free them in time."""
 
 
-class BodyMemoryBudget:
-    """``size`` bytes shared by all requests, first come first served. For one event loop."""
+class FairBudget:
+    """``size`` bytes or turns of all requests, first come first served. For one event loop."""
 
-    def __init__(self, size: int, wait_s: float) -> None:
+    def __init__(self, size: int, wait_s: float, problem: str) -> None:
         self._left = size
         self._wait_s = wait_s
+        self._problem = problem
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
     async def take(self, size: int) -> None:
-        """Take ``size`` bytes.
+        """Take ``size`` of it.
 
         Raises:
             BudgetExceeded: other requests did not free theirs within ``wait_s``.
@@ -63,12 +73,10 @@ class BodyMemoryBudget:
             self._serve()
             if isinstance(end, asyncio.CancelledError):
                 raise
-            raise BudgetExceeded(
-                "too many bytes are on their way in; try again later"
-            ) from end
+            raise BudgetExceeded(self._problem) from end
 
     def give(self, size: int) -> None:
-        """Free ``size`` bytes."""
+        """Free ``size`` of it."""
         self._left += size
         self._serve()
 
@@ -81,14 +89,14 @@ class BodyMemoryBudget:
 
 
 class Reservation:
-    """The bytes that one request holds of ``budget``; a context manager that frees them."""
+    """What one request holds of ``budget``; a context manager that frees it."""
 
-    def __init__(self, budget: BodyMemoryBudget) -> None:
+    def __init__(self, budget: FairBudget) -> None:
         self._budget = budget
         self.held = 0
 
     async def grow_to(self, size: int) -> None:
-        """Hold at least ``size`` bytes, as :meth:`BodyMemoryBudget.take`."""
+        """Hold at least ``size``, as :meth:`FairBudget.take`."""
         if size > self.held:
             await self._budget.take(size - self.held)
             self.held = size
@@ -96,17 +104,58 @@ class Reservation:
     def __enter__(self) -> Reservation:
         return self
 
-    def __exit__(self, *raised: object) -> None:
+    def give_back(self) -> None:
         self._budget.give(self.held)
         self.held = 0
+
+    def __exit__(self, *raised: object) -> None:
+        self.give_back()
+
+
+class Refusals:
+    """Requests refused because too many were open, in this process."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._logged = 0
+        self._next_log = 0.0
+
+    def add(self, limit: int) -> Response:
+        """Count one, and log once a minute; the response to it."""
+        self.count += 1
+        problem = f"more than {limit} requests at once (--max-connections)"
+        if time.monotonic() >= self._next_log:
+            log.warning(
+                "%s: %d refused since the last line", problem, self.count - self._logged
+            )
+            self._logged, self._next_log = self.count, time.monotonic() + 60.0
+        headers = {"retry-after": retry_after(RETRY_AFTER_S), "connection": "close"}
+        return JSONResponse({"detail": problem, "status": "busy"}, 503, headers)
+
+
+REFUSALS = Refusals()
+
+
+def retry_after(seconds: float) -> str:
+    """A Retry-After of one to two times so many seconds, so that callers spread out."""
+    return str(round(jittered(2 * seconds)))
 
 
 DEFAULT_MAX_BODY_BYTES = 128 * 2**20  # a list of 48 groups of 16 x 4096 tokens as JSON
 MAX_CONTROL_BYTES = 256 * 2**10  # of all other messages, which are parsed on the event loop
-POSTS = frozenset({"/scored_data", "/scored_data_list", "/groups"})  # they carry groups
+CREDITED = "/groups"  # of clients that wait after a 429; older ones would drop the groups
+POSTS = frozenset({CREDITED, "/scored_data", "/scored_data_list"})  # they carry groups
 IN_FLIGHT_BYTES = 256 * 2**20  # of all bodies that are being read, parsed or stored
 SMALL_BYTES = 64 * 2**10  # control messages never queue behind groups
 BUDGET_TIMEOUT_S = 30.0
+# Posts that are read, parsed and stored at a time; the others wait unread, so that claims and
+# acks never wait behind them. Beyond so many a post with credits is refused at once.
+POSTS_AT_ONCE = 16
+POSTS_IN_LINE = 4096
+POSTS_PER_S = 256  # about; for Retry-After
+# A body that takes longer to arrive, or a post held for space, does not keep its turn.
+TURN_S = 1.0
+TURN_KEY = "atropos.turn"  # of the scope: gives the turn back
 # Time for a body, plus one second for each SLOWEST_BYTES_PER_S bytes received.
 GRACE_S = 30.0
 SLOWEST_BYTES_PER_S = 64 * 2**10
@@ -169,10 +218,19 @@ class RequestBody:
         in_flight_bytes: int = IN_FLIGHT_BYTES,
         budget_timeout_s: float = BUDGET_TIMEOUT_S,
         grace_s: float = GRACE_S,
+        posts_at_once: int = POSTS_AT_ONCE,
+        line_s: float = BUDGET_TIMEOUT_S,
     ) -> None:
         self.app = app
         self.max_bytes = max_bytes
-        self._budget = BodyMemoryBudget(max(in_flight_bytes, 2 * max_bytes), budget_timeout_s)
+        self._budget = FairBudget(
+            max(in_flight_bytes, 2 * max_bytes),
+            budget_timeout_s,
+            "too many bytes are on their way in; try again later",
+        )
+        self._line = FairBudget(
+            posts_at_once, line_s, "too many posts are on their way in; try again later"
+        )
         self._grace_s = grace_s
         self._inflating = Pool(2)
 
@@ -180,21 +238,51 @@ class RequestBody:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        max_bytes = self.max_bytes
-        if scope["path"] not in POSTS:
-            max_bytes = min(max_bytes, MAX_CONTROL_BYTES)
-        with Reservation(self._budget) as reservation:
+        with Reservation(self._line) as turn, Reservation(self._budget) as reservation:
             try:
-                body, size = await self._read(headers, receive, reservation, max_bytes)
-                plain = _plain(scope, size, kept=_stored_compressed(headers))
-                await self.app(plain, _replay(body, receive), send)
+                await self._pass_on(scope, receive, send, turn, reservation)
             except DamagedBody as error:  # of a large one, in the app
                 await PlainTextResponse(str(error), 400)(scope, receive, send)
             except (TooSlow, BodyTooLarge, BudgetExceeded) as error:
-                await _refusal(error)(scope, receive, send)
+                await self._refusal(error, scope["path"])(scope, receive, send)
             except ClientDisconnect:
                 return
+
+    async def _pass_on(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        turn: Reservation,
+        reservation: Reservation,
+    ) -> None:
+        headers, is_post = Headers(scope=scope), scope["path"] in POSTS
+        max_bytes = self.max_bytes if is_post else min(self.max_bytes, MAX_CONTROL_BYTES)
+        late = None
+        if is_post:
+            if scope["path"] == CREDITED and self._line.waiting >= POSTS_IN_LINE:
+                raise BudgetExceeded(f"more than {POSTS_IN_LINE} posts are waiting")
+            await turn.grow_to(1)
+            late = asyncio.get_running_loop().call_later(TURN_S, turn.give_back)
+        try:
+            body, size = await self._read(headers, receive, reservation, max_bytes)
+        finally:
+            if late is not None:
+                late.cancel()
+        plain = _plain(scope, size, kept=_stored_compressed(headers))
+        if is_post:
+            await turn.grow_to(1)
+            plain[TURN_KEY] = turn
+        await self.app(plain, _replay(body, receive), send)
+
+    def _refusal(self, error: Exception, path: str) -> Response:
+        status, headers = _STATUS_OF[type(error)], {"connection": "close"}
+        if status == 503:
+            line = 1 + self._line.waiting // POSTS_PER_S
+            headers["retry-after"] = retry_after(max(RETRY_AFTER_S, line))
+            if path == CREDITED:  # whose clients wait as long as they are told
+                return JSONResponse({"detail": str(error), "status": "busy"}, 429, headers)
+        return JSONResponse({"detail": str(error)}, status, headers=headers)
 
     async def _read(
         self, headers: Headers, receive: Receive, reservation: Reservation, max_bytes: int
@@ -282,10 +370,3 @@ def _replay(body: Body, receive: Receive) -> Receive:
 
 
 _STATUS_OF = {TooSlow: 408, BodyTooLarge: 413, BudgetExceeded: 503}
-
-
-def _refusal(error: Exception) -> Response:
-    status, headers = _STATUS_OF[type(error)], {"connection": "close"}
-    if status == 503:
-        headers["retry-after"] = str(RETRY_AFTER_S)
-    return JSONResponse({"detail": str(error)}, status, headers=headers)

@@ -10,6 +10,8 @@ of the bytes that arrive meanwhile:
     rest    of a body that was already answered, such as a rejected upload
     idle    between two requests
 
+A connection without a request makes room for a new one, so idle ones shut nobody out. A request
+beyond the limit is answered 503, a post first: waiting posts leave room for all other calls.
 Slow processing in the application and slow reading of a reply are bounded elsewhere.
 """
 
@@ -21,9 +23,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
+
+from atroposlib.api.guards.body_limits import POSTS, REFUSALS
 
 _FLUSH_S = 60.0  # time to send the last reply; then the connection is aborted
 _FRAMING = 8  # bytes of chunk sizes, extensions and trailers for each byte of a body
@@ -40,6 +45,7 @@ class ReceiveLimits:
     idle_s: int = 30  # longer than httpx keeps idle connections, so the client closes them
     head_bytes: int = 32 * 2**10
     headers: int = 100
+    sockets: int = 0  # open at a time; 0: twice the number of requests
 
 
 class ReceivePhase(Enum):
@@ -72,6 +78,8 @@ class SlowClientProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._body_bytes = 0
         self._framing_bytes = 0
+        # uvicorn would count idle connections, and refuse claims where only posts wait.
+        self._max_requests, self.limit_concurrency = self.limit_concurrency, None
         self._was_reset = False
         self._on_reset: Callable[[], Coroutine[Any, Any, None]] | None = None
 
@@ -79,13 +87,30 @@ class SlowClientProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        limit = self.limit_concurrency
-        if limit is not None and len(self.connections) > limit + limit // 4:
-            # Up to this number a request is answered 503; beyond, its head is not read.
-            self._phase = ReceivePhase.OVER
-            transport.abort()
-        else:
-            self._enter(ReceivePhase.HEAD)
+        self._enter(ReceivePhase.HEAD)
+        room = self.limits.sockets or 2 * (self._max_requests or len(self.connections))
+        if len(self.connections) > room:  # the connection idle for longest makes room
+            last = min(
+                (
+                    one
+                    for one in self.connections
+                    if isinstance(one, SlowClientProtocol)
+                    and one is not self
+                    and one._is_idle()
+                ),
+                key=lambda one: one._entered,
+                default=self,
+            )
+            if last is self:
+                REFUSALS.add(self._max_requests or room)
+            last._disarm()
+            last._phase = ReceivePhase.OVER
+            last.transport.abort()
+
+    def _is_idle(self) -> bool:
+        """Whether no request is in progress."""
+        no_head = self._phase is ReceivePhase.HEAD and not self._head_bytes
+        return no_head or self._phase is ReceivePhase.IDLE
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
@@ -110,6 +135,8 @@ class SlowClientProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._over():
             return
+        if not in_body and self._phase is ReceivePhase.BODY:
+            self.flow.pause_reading()  # until the application asks: posts wait unread
         if not self._in_body():
             if self._head_bytes > self.limits.head_bytes:
                 self._refuse(431)
@@ -142,7 +169,13 @@ class SlowClientProtocol(HttpToolsProtocol):
             return
         self._head_bytes = self._body_bytes = self._framing_bytes = 0
         self._enter(ReceivePhase.BODY)
+        app = self.app
+        if (limit := self._max_requests) is not None:
+            is_post = self.url.partition(b"?")[0].decode("latin-1") in POSTS
+            if len(self.tasks) >= limit + (0 if is_post else limit // 4):
+                self.app = _Busy(limit)
         super().on_headers_complete()
+        self.app = app
 
     def on_body(self, body: bytes) -> None:
         if not self._over():
@@ -229,6 +262,16 @@ class SlowClientProtocol(HttpToolsProtocol):
         self._phase = ReceivePhase.OVER
         self.transport.close()  # waits until everything is sent, which may be never
         self._deadline = self.loop.call_later(_FLUSH_S, self.transport.abort)
+
+
+class _Busy:
+    """The application of a request beyond the limit."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await REFUSALS.add(self._limit)(scope, receive, send)
 
 
 _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}

@@ -179,6 +179,7 @@ _PLAIN = (  # field of /status, name and help text of the gauge
     ("retained_bytes", "retained_bytes", "payload bytes on hand"),
     ("disk_bytes", "payload_log_bytes", "payload log on disk, retired payloads included"),
     ("max_bytes", "max_bytes", "bound on the payload bytes on hand"),
+    ("connections_refused", "connections_refused", "refused beyond --max-connections"),
     ("policy_version", "policy_version", "latest announced version"),
     ("current_step", "step", "batches delivered, from the starting step on"),
 )

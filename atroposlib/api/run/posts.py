@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -64,6 +64,7 @@ class Post:
     caller: Caller | None = None
     is_disconnected: IsDisconnected = never_disconnects
     hold_s: float = 0.0  # maximum wait for space in the store
+    on_hold: Callable[[], None] = lambda: None  # called before each wait
 
 
 class Posts:
@@ -126,6 +127,7 @@ class Posts:
             try:
                 return await self._put(post, now() < doubt_until)
             except ReplyInDoubt:
+                post.on_hold()
                 await asyncio.sleep(DOUBT_RECHECK_S)
                 continue
             except StoreFull:
@@ -134,6 +136,7 @@ class Posts:
                 # Nothing is stored yet, so a post whose client is gone may end.
                 if now() >= end or self._context.stopping or await post.is_disconnected():
                     raise
+            post.on_hold()
             await wait_at_most(room, min(SPACE_RECHECK_S, max(0.0, end - now())))
 
     async def _put(self, post: Post, doubt: bool) -> list[tuple[NewGroup, Stored]]:

@@ -24,6 +24,7 @@ from atroposlib.api.decisions import fair_share, run_state
 from atroposlib.api.decisions.allocation import env_status
 from atroposlib.api.decisions.stalled import stalled
 from atroposlib.api.guards.auth import require_env
+from atroposlib.api.guards.body_limits import REFUSALS
 from atroposlib.api.guards.tokens import Caller
 from atroposlib.api.run.admission import AdmissionControl
 from atroposlib.api.run.claims import Claims, LegacyBatchEndpoint
@@ -240,6 +241,7 @@ class RolloutService:
             retained_bytes=stats.retained_bytes,
             disk_bytes=stats.disk_bytes,
             max_bytes=self.context.store.max_bytes,
+            connections_refused=REFUSALS.count,
             staleness=self.context.metrics.staleness(),
             shares=self._shares(stats),
         )

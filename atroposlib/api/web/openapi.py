@@ -32,9 +32,9 @@ class Problem(BaseModel):
 
 
 class Full(Problem):
-    """429 of POST /groups, with the number of payload bytes that would be accepted."""
+    """429 of POST /groups; a full store adds the payload bytes that would be accepted."""
 
-    credit_bytes: int
+    credit_bytes: int | None = None
 
 
 def refusals(*codes: int) -> dict[int | str, dict[str, Any]]:

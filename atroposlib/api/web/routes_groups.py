@@ -14,6 +14,7 @@ from atroposlib.api.codec import formats, read_group, read_groups
 from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.common.records import Accepted, Media
 from atroposlib.api.guards.auth import RETRY_AFTER_S, caller_of
+from atroposlib.api.guards.body_limits import TURN_KEY
 from atroposlib.api.run.posts import Post
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.web.openapi import MANY_GROUPS, ONE_GROUP, Full, delivered, refusals
@@ -79,6 +80,7 @@ async def accept_posted(
             caller=caller_of(request),
             is_disconnected=client_gone(request),
             hold_s=hold_s,
+            on_hold=request.scope[TURN_KEY].give_back,
         )
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from time import monotonic
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,16 +13,34 @@ from starlette.responses import PlainTextResponse, Response
 
 from atroposlib import wire
 from atroposlib.api.guards.auth import caller_of, require_role
+from atroposlib.api.guards.body_limits import retry_after
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.web.openapi import ENV_IDENTIFIER_BODY, refusals
 from atroposlib.api.web.routing import BytesRoute, JsonRoute, of_json
 from atroposlib.errors import ConfigError, UnknownEnv
+
+WAITING_POLLS_PER_S = 50.0  # of all environments that wait for the trainer
+MAX_POLL_S = 60.0
 
 
 class Wait(BaseModel):
     """Reply to /register-env before the trainer has asked for its first batch."""
 
     status: str = "wait for trainer to start"
+
+
+class Pacing:
+    """Spreads callers that wait: each gets the next free place of ``per_s`` places a second."""
+
+    def __init__(self, per_s: float, max_s: float) -> None:
+        self._per_s, self._max_s = per_s, max_s
+        self._last = 0.0
+
+    def __call__(self) -> str:
+        """Seconds for Retry-After: more the more callers wait, jittered."""
+        now = monotonic()
+        self._last = min(max(self._last, now) + 1 / self._per_s, now + self._max_s)
+        return retry_after((self._last - now) / 2)
 
 
 class Info(BaseModel):
@@ -74,13 +93,17 @@ def _trainer_routes(router: APIRouter, service: RolloutService) -> None:
 
 
 def _env_routes(router: APIRouter, service: RolloutService) -> None:
+    next_poll = Pacing(WAITING_POLLS_PER_S, MAX_POLL_S)
+
     @router.post(
         "/register-env", response_model=wire.EnvRegistered | Wait, responses=refusals()
     )
     async def register_env(body: wire.RegisterEnv, request: Request) -> Response:
         joined = await service.register_env(body, caller_of(request))
         if joined is None:
-            return of_json(Wait())
+            response = of_json(Wait())
+            response.headers["retry-after"] = next_poll()
+            return response
         entry, view = joined
         trainer = view.run.registration
         return of_json(

@@ -135,7 +135,7 @@ class RunRegistration:
                 raise NotRegistered(
                     f"no trainer started within {waited:.0f} s at {config.rollout_server_url}"
                 )
-            await self.shutdown.pause(TRAINER_POLL_S)
+            await self.shutdown.pause(max(TRAINER_POLL_S, self.client.register_after_s))
         info = await self.shutdown.or_shutdown(self.client.info())
         self.run.join(registration, info["batch_size"], info["max_token_len"])
         self._refresh_at = time.monotonic() + REFRESH_S

@@ -89,3 +89,10 @@ def test_exact_fill_of_a_long_queue_needs_few_lookups(monkeypatch, keys, target,
     monkeypatch.setattr(exact_fill, "_reaches", counted)
     assert first_exact(keys, target, needs) is not None
     assert looks <= bound
+
+
+def test_a_huge_batch_of_large_groups_costs_no_more_than_a_small_one():
+    assert is_feasible({(0, 2**20): 4, (1, 2**21): 8}, 2**24, {0: 2**21})
+    assert not is_feasible({(0, 2**20): 4}, 2**24 - 1)
+    assert min_sum([2**20, 2**21], 3 * 2**20 + 1, 2**24) == 4 * 2**20
+    assert min_sum([], 1, 10) is None and min_sum([], 0, 10) == 0

@@ -14,8 +14,9 @@ from starlette.responses import PlainTextResponse
 from atroposlib.api.guards.body_limits import (
     MAX_CONTROL_BYTES,
     SMALL_BYTES,
-    BodyMemoryBudget,
+    TURN_KEY,
     BudgetExceeded,
+    FairBudget,
     RequestBody,
     Reservation,
 )
@@ -65,6 +66,7 @@ class App:
 
     def __init__(self):
         self.bodies, self.headers, self.may_end = [], [], asyncio.Event()
+        self.turns = []
         self.may_end.set()
 
     async def __call__(self, scope, receive, send):
@@ -72,6 +74,7 @@ class App:
         assert message["more_body"] is False
         self.bodies.append(b"".join(message.get("pieces", [message["body"]])))
         self.headers.append(dict(scope["headers"]))
+        self.turns.append(scope.get(TURN_KEY))
         await self.may_end.wait()
 
 
@@ -208,7 +211,7 @@ async def test_a_body_without_memory_in_time_gets_a_503(app):
     large = [Exchange(middleware, [b"x" * BIG], content_length=BIG) for _ in range(3)]
     running = [asyncio.create_task(one.run()) for one in large]
     refused = await running[2]
-    assert refused.status == 503 and refused.headers[b"retry-after"] == b"5"
+    assert refused.status == 429 and 5 <= int(refused.headers[b"retry-after"]) <= 10
     app.may_end.set()
     await asyncio.gather(*running)
     assert len(app.bodies) == 2
@@ -231,14 +234,44 @@ async def test_bodies_without_content_length_and_compressed_bodies_reserve_memor
 
     running = [asyncio.create_task(one().run()) for _ in range(3)]
     done, pending = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-    assert [task.result().status for task in done] == [503]
+    assert [task.result().status for task in done] == [429]
     app.may_end.set()
     await asyncio.gather(*pending)
     assert len(app.bodies) == 2
 
 
+async def test_posts_wait_unread_for_their_turn_and_other_calls_do_not(app):
+    middleware = RequestBody(app, posts_at_once=1)
+    app.may_end.clear()
+    posts = [Exchange(middleware, [b"%d" % i]) for i in range(3)]
+    running = [asyncio.create_task(one.run()) for one in posts]
+    await settled()
+    assert app.bodies == [b"0"] and not posts[1].incoming.empty()
+    claim = asyncio.create_task(Exchange(middleware, path="/batches/claim").run())
+    await settled()
+    assert app.bodies == [b"0", b""]
+    app.turns[0].give_back()  # as a post does that is held for space
+    await settled()
+    assert app.bodies == [b"0", b"", b"1"]
+    app.may_end.set()
+    await asyncio.gather(*running, claim)
+    assert app.bodies == [b"0", b"", b"1", b"2"]
+
+
+@pytest.mark.parametrize(("path", "status"), [("/groups", 429), ("/scored_data", 503)])
+async def test_a_post_without_a_turn_in_time_is_told_when_to_come_back(app, path, status):
+    middleware = RequestBody(app, posts_at_once=1, line_s=0.01)
+    app.may_end.clear()
+    first = asyncio.create_task(Exchange(middleware, [b"x"], path=path).run())
+    await settled()
+    refused = await Exchange(middleware, [b"x"], path=path).run()
+    assert refused.status == status and 5 <= int(refused.headers[b"retry-after"]) <= 10
+    app.may_end.set()
+    await first
+
+
 async def test_memory_is_granted_in_arrival_order_also_after_a_cancellation():
-    room = BodyMemoryBudget(10, wait_s=60.0)
+    room = FairBudget(10, 60.0, "full")
     order = []
 
     async def hold(name, size, until):
@@ -266,4 +299,4 @@ async def test_memory_is_granted_in_arrival_order_also_after_a_cancellation():
     with Reservation(room) as claim:
         await claim.grow_to(10)
         with pytest.raises(BudgetExceeded):
-            await BodyMemoryBudget(0, wait_s=0.01).take(1)
+            await FairBudget(0, 0.01, "full").take(1)

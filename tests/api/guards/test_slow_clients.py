@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 
 import pytest
 import uvicorn
 from starlette.responses import PlainTextResponse
 
+from atroposlib.api.guards.body_limits import REFUSALS
 from atroposlib.api.guards.slow_clients import ReceiveLimits, SlowClientProtocol
 
 SHORT = ReceiveLimits(
@@ -253,19 +255,35 @@ async def test_an_invalid_http_request_is_rejected(request_):
     assert app.bodies == []
 
 
-async def test_connections_beyond_the_limit_are_answered_503_and_closed():
+async def test_requests_beyond_the_limit_are_answered_503_posts_before_other_calls():
     app = App()
     app.answer_at.clear()
-    async with serving(app, limit_concurrency=8) as (server, port):
-        held = [asyncio.create_task(ask(port, GET + LAST)) for _ in range(7)]
-        while len(server.server_state.tasks) < 7:
+    before = REFUSALS.count
+    async with serving(app, limit_concurrency=4) as (server, port):
+        held = [asyncio.create_task(ask(port, GET + LAST)) for _ in range(4)]
+        while len(server.server_state.tasks) < 4:
+            await asyncio.sleep(0)
+        post = b"POST /groups HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n[]"
+        refused = await ask(port, post)
+        assert refused.startswith(b"HTTP/1.1 503") and b"retry-after: " in refused
+        assert b"--max-connections" in refused and REFUSALS.count == before + 1
+        held.append(asyncio.create_task(ask(port, GET + LAST)))
+        while len(server.server_state.tasks) < 5:
             await asyncio.sleep(0)
         assert (await ask(port, GET + LAST)).startswith(b"HTTP/1.1 503")
-        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-        while len(server.server_state.connections) < 10:
-            await asyncio.sleep(0)
-        assert await ask(port, GET + LAST) == b""
-        for _, writer in idle:
-            writer.close()
         app.answer_at.set()
         assert all(reply.endswith(b"0 bytes") for reply in await asyncio.gather(*held))
+
+
+async def test_connections_without_a_request_make_room_for_new_ones():
+    app = App()
+    limits = replace(LONG, sockets=4)
+    async with serving(app, limits) as (server, port):
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+        while len(server.server_state.connections) < 4:
+            await asyncio.sleep(0)
+        for _ in range(3):
+            assert (await ask(port, GET + LAST)).endswith(b"0 bytes")
+        assert await idle[0][0].read() == b""  # the oldest was closed
+        for _, writer in idle:
+            writer.close()

@@ -200,3 +200,16 @@ async def test_a_page_of_another_site_resets_nothing_over_plain_http(api):
     assert (await api.get("/status"))["state"] == "STARTED"
     assert (await api.http.get("/reset_data", headers={"host": "10.0.0.5:8000"})).is_success
     assert (await api.get("/status"))["state"] == "EMPTY"
+
+
+async def test_environments_that_wait_for_the_trainer_poll_less_often_the_more_they_are(api):
+    pauses = [
+        int((await api.http.post("/register-env", json=ENV)).headers["retry-after"])
+        for _ in range(500)
+    ]
+    assert pauses[0] == 0 and 4 <= max(pauses) <= 10
+
+
+async def test_a_batch_size_is_bounded(api):
+    reply = await api.http.post("/register", json=TRAINER | {"batch_size": 2**24 + 1})
+    assert reply.status_code == 422

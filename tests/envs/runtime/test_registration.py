@@ -37,6 +37,8 @@ class Api:
         self.replies, self.refusals = list(replies), refusals
         self.batch_size, self.requests = 8, []
 
+    register_after_s = 0.0
+
     async def register_env(self, request):
         self.requests.append(request)
         if len(self.requests) <= self.refusals:
