@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterable, Sized
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -21,7 +21,6 @@ import numpy as np
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire.messages import (
     MASKED,
-    MASKED_LOGPROB,
     MASKED_VERSION,
     PER_SEQUENCE,
     ScoredData,
@@ -121,26 +120,6 @@ def without_values(problem: str) -> str:
         r"Invalid enum value .*?(?= - at `\$|$)", "Not an allowed value", problem, 1, re.S
     )
     return problem[:500]
-
-
-def stale_masked(columns: Columns, min_version: int) -> Columns:
-    """The group with the tokens of versions before ``min_version`` masked.
-
-    A group without versions is masked completely; call this for stale groups only.
-    """
-    if columns.versions is None or columns.version is None:
-        stale = np.ones(len(columns.tokens), np.bool_)
-    else:
-        stale = (columns.versions != MASKED_VERSION) & (columns.versions < min_version)
-    masks = np.where(stale, MASKED, columns.masks)
-    versions = columns.versions
-    if versions is not None:
-        versions = np.where(stale, MASKED_VERSION, versions)
-    floats = dict(columns.floats)
-    if (logprobs := floats.get("inference_logprobs")) is not None:
-        masked = np.where(stale, MASKED_LOGPROB, logprobs)
-        floats["inference_logprobs"] = masked.astype(logprobs.dtype)
-    return replace(columns, floats=floats, masks=masks, versions=versions)
 
 
 def fits(lengths: Iterable[int], seq_lens: Array) -> bool:

@@ -216,4 +216,4 @@ def test_limits_that_let_no_request_through_are_refused(monkeypatch):
     monkeypatch.setattr(serve_api.resource, "getrlimit", lambda _: (10_000, 10_000))
     with pytest.raises(ConfigError, match="--max-connections is 1"):
         serve_api._connections(1)
-    assert serve_api._connections(200) == 200
+    assert serve_api._connections(200) == (200, 800)

@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from atroposlib.api.codec import read_group
 from atroposlib.api.codec.formats import read_columns
-from atroposlib.api.codec.json_pieces import LargeGroup
+from atroposlib.api.codec.json_columns import LargeGroup
 from atroposlib.api.common.records import Payload
 from atroposlib.errors import InvalidGroup, TokensMissing
 from atroposlib.wire.binary import pack_columns, pack_group, unpack_columns, unpack_group

@@ -13,9 +13,9 @@ from enum import Enum
 from typing import TypeVar, cast
 
 import msgspec
+import numpy as np
 
-from atroposlib.api.codec.json_columns import KEYS, parse_columns
-from atroposlib.api.codec.json_pieces import LargeGroup
+from atroposlib.api.codec.json_columns import KEYS, LargeGroup, parse_columns
 from atroposlib.api.common.records import BatchMember, Media, NewGroup, Payload
 from atroposlib.errors import CorruptPayload, InvalidGroup
 from atroposlib.wire import ScoredData
@@ -26,7 +26,9 @@ from atroposlib.wire.binary import (
     split_frames,
     unpack_columns,
 )
-from atroposlib.wire.columns import Columns, from_group, split_rows, stale_masked, to_group
+from atroposlib.wire.columns import Columns, from_group, split_rows, to_group
+from atroposlib.wire.messages import MASKED, MASKED_LOGPROB, MASKED_VERSION
+from atroposlib.wire.routing import unstacked
 from atroposlib.wire.safetensors import Array, MalformedBody
 
 T = TypeVar("T")
@@ -204,6 +206,26 @@ def encode_group(
     return to_json(columns) if form is Encoding.JSON else iter([pack_columns(columns)])
 
 
+def stale_masked(columns: Columns, min_version: int) -> Columns:
+    """The group with the tokens of versions before ``min_version`` masked.
+
+    A group without versions is masked completely; call this for stale groups only.
+    """
+    if columns.versions is None or columns.version is None:
+        stale = np.ones(len(columns.tokens), np.bool_)
+    else:
+        stale = (columns.versions != MASKED_VERSION) & (columns.versions < min_version)
+    masks = np.where(stale, MASKED, columns.masks)
+    versions = columns.versions
+    if versions is not None:
+        versions = np.where(stale, MASKED_VERSION, versions)
+    floats = dict(columns.floats)
+    if (logprobs := floats.get("inference_logprobs")) is not None:
+        masked = np.where(stale, MASKED_LOGPROB, logprobs)
+        floats["inference_logprobs"] = masked.astype(logprobs.dtype)
+    return replace(columns, floats=floats, masks=masks, versions=versions)
+
+
 def read_columns(payload: Payload) -> Columns:
     """The numbers of a stored group.
 
@@ -237,6 +259,8 @@ def to_json(columns: Columns) -> Iterator[bytes]:
             yield from _json_rows(columns, name, numbers.get(name))
         elif name == "scores":
             yield msgspec.json.encode(columns.scores.tolist())
+        elif name == "routed_experts" and columns.routed_experts is not None:
+            yield msgspec.json.encode(unstacked(columns.routed_experts, columns.seq_lens))
         else:
             named = getattr(columns, name, None)
             yield columns.rest.get(name) or msgspec.json.encode(named)

@@ -25,8 +25,14 @@ from atroposlib.api.codec.formats import (
     parse_each,
     parsed_group,
 )
-from atroposlib.api.codec.json_columns import KEYS, count_byte, parse_columns
-from atroposlib.api.codec.json_pieces import OPTIONAL_LISTS, LargeGroup, split_list
+from atroposlib.api.codec.json_columns import (
+    KEYS,
+    OPTIONAL_LISTS,
+    LargeGroup,
+    count_byte,
+    parse_columns,
+)
+from atroposlib.api.codec.json_pieces import split_list
 from atroposlib.api.common.records import Media
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import ScoredData

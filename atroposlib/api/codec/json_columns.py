@@ -1,4 +1,4 @@
-"""Fast parser of a JSON group into typed arrays, without a Python object per number.
+"""Parsers of a JSON group into typed arrays, without a Python object per number.
 
 simdjson parses into an internal tape; ``as_buffer`` copies the numbers of a member out of
 it. ``as_buffer`` flattens any nesting (``[[3,[4]]]`` looks like two tokens), so the copy is
@@ -9,15 +9,38 @@ non-numeric members. The full decoder parses bodies that are not proven here.
 
 from __future__ import annotations
 
+import codecs
 import threading
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 import simdjson
 
-from atroposlib.wire import ScoredData
-from atroposlib.wire.columns import FLOATS, REST, Columns, check, fits, joined_choices
+from atroposlib.api.codec.json_pieces import (
+    BLANKS,
+    CHUNK_BYTES,
+    GAP_BYTES,
+    each_chunk,
+    members,
+)
+from atroposlib.errors import InvalidGroup
+from atroposlib.wire import MASKED, PER_SEQUENCE, PER_TOKEN, ScoredData
+from atroposlib.wire.columns import (
+    FLOATS,
+    MAX_TOKENS,
+    REST,
+    Columns,
+    check,
+    check_lengths,
+    check_rest,
+    fits,
+    joined_choices,
+    without_values,
+)
+from atroposlib.wire.routing import RoutedExperts, stacked
 from atroposlib.wire.safetensors import Array
 
 KEYS: Final = tuple(one.name for one in msgspec.structs.fields(ScoredData))
@@ -183,3 +206,194 @@ def _lengths(rows: Any) -> list[int]:
     if not isinstance(rows, simdjson.Array):
         raise _Unproven
     return [len(row) for row in rows]
+
+
+# --- a large group ------------------------------------------------------------------------
+
+# A non-numeric member becomes Python objects, except large images, which are texts.
+MAX_REST_BYTES = 8 * 2**20
+MAX_REST_VALUES = 2**17
+OPTIONAL_LISTS = (*PER_SEQUENCE[1:], *PER_TOKEN)  # scores are never optional
+
+_INT32 = np.iinfo(np.int32)
+_LEAST = {"tokens": 0, "masks": _INT32.min, "versions": -1, "distill_token_ids": _INT32.min}
+_SCALARS = {"env_id": int, "group_id": str, "idempotency_key": str, "incarnation": int}
+_ADVANTAGES, _IMAGES = "advantages", "images"
+
+
+class LargeGroup:
+    """The members of a JSON group, read and checked in pieces.
+
+    Unlike the full decoder of small bodies, it accepts of the type slips of old clients only an
+    empty list in an optional field, and bools as scores.
+
+    Args:
+        keep: keep the numbers too, for ``columns``; else only what the queue needs of them.
+
+    Raises:
+        MalformedBody: the body cannot be parsed.
+        InvalidGroup: names the field and the row, never a value.
+    """
+
+    def __init__(self, body: bytes | bytearray, *, keep: bool) -> None:
+        self._body, self._keep = body, keep
+        self.places = members(body)
+        self.mended: dict[str, bytes] = {}  # values to write instead of those in ``places``
+        self.n_tokens = 0  # trained positions
+        self.version: int | None = None
+        self._seq_lens: Array = np.empty(0, np.int64)
+        self.columns = self._columns()
+
+    def _columns(self) -> Columns:
+        given = [name for name in self.places if self._given(name)]
+        tokens, counts, self._seq_lens = self._numbers("tokens")
+        check_lengths(self._seq_lens)
+        floats = {name: self._fitting(name)[0] for name in FLOATS[:2] if name in given}
+        for name in set(given).difference(KEYS):  # kept, and ignored by all readers
+            self._decoded(name, Any)
+        rest = {name: self._rest(name) for name in REST[:-1] if name in given}
+        if _ADVANTAGES in given:
+            with suppress(InvalidGroup):
+                floats[_ADVANTAGES] = self._fitting(_ADVANTAGES)[0]
+            if _ADVANTAGES not in floats:
+                rest[_ADVANTAGES] = self._rest(_ADVANTAGES)
+        images = {_IMAGES: rest.pop(_IMAGES)} if _is_large(rest.get(_IMAGES, b"")) else {}
+        choices = [
+            self._fitting(name, lists=True)[1::-1] if name in given else None
+            for name in ("distill_token_ids", "distill_logprobs")
+        ]
+        columns = Columns(
+            seq_lens=self._seq_lens,
+            tokens=tokens,
+            masks=self._fitting("masks")[0],
+            scores=self._scores(),
+            floats=floats,
+            versions=self._fitting("versions")[0] if "versions" in given else None,
+            distilled=joined_choices(*choices),
+            rest=rest,
+            **{
+                name: self._decoded(name, kind)
+                for name, kind in _SCALARS.items()
+                if name in given
+            },
+        )
+        if "routed_experts" in given:
+            routed = self._decoded("routed_experts", list[RoutedExperts | None])
+            columns = replace(columns, routed_experts=stacked(routed, self._seq_lens))
+        check_rest(columns)
+        columns.rest.update(images)
+        return columns
+
+    def _given(self, name: str) -> bool:
+        """Whether a member has a value; old clients write [] for an absent list."""
+        place = self.places[name]
+        text = self._body[place.start : min(place.stop, place.start + GAP_BYTES)]
+        if name in OPTIONAL_LISTS and text.translate(None, BLANKS) == b"[]":
+            self.mended[name] = b"null"
+        return text != b"null" and name not in self.mended
+
+    # --- numbers ------------------------------------------------------------------
+
+    def _numbers(self, name: str, *, lists: bool = False) -> tuple[Array, Array, Array]:
+        """Numbers and counts of a member, both empty if not kept, and the lengths of its rows."""
+        lengths: list[int] = []
+        kept: list[Array] = []
+        all_counts: list[Array] = []
+
+        def sink(row: int, counts: Array | None, values: Array) -> None:
+            lengths.extend([0] * (row + 1 - len(lengths)))
+            lengths[row] += len(values if counts is None else counts)
+            if counts is not None:
+                all_counts.append(counts.astype(np.int32))
+            elif lengths[row] > MAX_TOKENS:
+                raise InvalidGroup(name, f"[{row}]", f"more than {MAX_TOKENS} tokens")
+            self._note(name, row, values)
+            if self._keep:
+                kept.append(values.astype(np.int32) if name in _LEAST else values)
+
+        dtype = np.int64 if name in _LEAST else np.float64
+        if name not in self.places:
+            raise InvalidGroup(name, "", "missing")
+        try:
+            each_chunk(self._body, self.places[name], dtype, sink, lists=lists)
+        except InvalidGroup:
+            raise
+        except (ValueError, TypeError, RuntimeError, IndexError) as error:
+            kind = "integers" if name in _LEAST else "numbers"
+            raise InvalidGroup(name, "", f"not a list of rows of {kind}") from error
+        return _joined(kept), _joined(all_counts), np.array(lengths, np.int64)
+
+    def _note(self, name: str, row: int, values: Array) -> None:
+        """Check the values, and note what the queue needs of them."""
+        if not len(values):
+            return
+        low, high = values.min(), values.max()
+        if name not in _LEAST:
+            if not (np.isfinite(low) and np.isfinite(high)):
+                raise InvalidGroup(name, f"[{row}]", "not a finite number")
+        elif low < _LEAST[name] or high > _INT32.max:
+            problem = f"numbers lie in {_LEAST[name]} .. 2^31 - 1"
+            raise InvalidGroup(name, f"[{row}]", problem)
+        if name == "masks":
+            self.n_tokens += int(np.count_nonzero(values != MASKED))
+        elif name == "versions" and high >= 0:
+            oldest = int(values[values >= 0].min())
+            self.version = oldest if self.version is None else min(oldest, self.version)
+
+    def _fitting(self, name: str, *, lists: bool = False) -> tuple[Array, Array]:
+        """Numbers and counts of a member that has one entry per token."""
+        values, counts, lengths = self._numbers(name, lists=lists)
+        if not np.array_equal(lengths, self._seq_lens):
+            raise InvalidGroup(name, "", "not one entry per token")
+        return values, counts
+
+    def _scores(self) -> Array:
+        given: list[float | bool] = self._decoded("scores", list[float | bool])
+        if len(given) != len(self._seq_lens):
+            raise InvalidGroup("scores", "", "not one per row")
+        if any(isinstance(one, bool) for one in given):
+            self.mended["scores"] = msgspec.json.encode([float(one) for one in given])
+        return np.array(given, np.float64)
+
+    # --- other members ------------------------------------------------------------
+
+    def _decoded(self, name: str, kind: Any) -> Any:
+        if name not in self.places:
+            raise InvalidGroup(name, "", "missing")
+        try:
+            return msgspec.json.decode(self._rest(name), type=kind)
+        except (ValueError, RecursionError) as error:
+            known = name if name in KEYS else "body"
+            raise InvalidGroup(known, "", without_values(str(error))) from error
+
+    def _rest(self, name: str) -> bytes:
+        """A member as JSON, within the bounds on what its decoding takes."""
+        text = bytes(self._body[self.places[name]])
+        if name == _IMAGES and _is_large(text):
+            _check_images(text)
+        elif _is_large(text) or text.count(b"[") + text.count(b"{") > MAX_REST_VALUES:
+            problem = f"at most {MAX_REST_BYTES} bytes and {MAX_REST_VALUES} lists and objects"
+            raise InvalidGroup(name if name in KEYS else "body", "", problem)
+        return text
+
+
+def _is_large(text: bytes) -> bool:
+    return len(text) > MAX_REST_BYTES
+
+
+def _check_images(text: bytes) -> None:
+    """Check texts of any length, such as base64, without a copy of them."""
+    if text.count(b",") + text.count(b"[") > MAX_REST_VALUES:
+        problem = f"more than {MAX_REST_VALUES} values: images are texts, such as base64"
+        raise InvalidGroup(_IMAGES, "", problem)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for start in range(0, len(text), CHUNK_BYTES):
+            decoder.decode(text[start : start + CHUNK_BYTES])
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except ValueError as error:
+        raise InvalidGroup(_IMAGES, "", "not valid JSON in UTF-8") from error
+
+
+def _joined(kept: list[Array]) -> Array:
+    return np.concatenate(kept) if kept else np.empty(0, np.int32)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from atroposlib.api.codec import json_pieces
 from atroposlib.api.codec.json import _decoded_group, _large_group
-from atroposlib.api.codec.json_pieces import LargeGroup
+from atroposlib.api.codec.json_columns import LargeGroup
 from atroposlib.wire.columns import to_group
 from tests.api.codec.group_strategies import groups
 from tests.api.codec.test_json_agreement import KEY, REFUSALS, anything_like, decoded
