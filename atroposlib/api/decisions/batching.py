@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atroposlib.api.common.records import (
+    EnvEntry,
     GroupState,
     GroupSummary,
     RunRecord,
@@ -30,6 +31,8 @@ from atroposlib.api.decisions.exact_fill import (
     first_exact,
     is_feasible,
     min_sum,
+    minima_of,
+    minimum_sequences,
     sizes_in_batches,
 )
 from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S
@@ -145,6 +148,20 @@ class Situation:
     rule: StalenessRule = StalenessRule()
     stale: Mapping[Key, int] = field(default_factory=dict)  # queued; the next claim drops them
     admitted: Mapping[int | None, int] = field(default_factory=dict)  # sequences, by env
+
+    @classmethod
+    def of(
+        cls,
+        run: RunRecord,
+        live: Sequence[EnvEntry],
+        max_bytes: int,
+        stale: Mapping[Key, int],
+        admitted: Mapping[int | None, int],
+    ) -> Situation:
+        size = run.registration.batch_size
+        needs = minimum_sequences(minima_of(live), size)
+        names = {env.env_id: env.wandb_name for env in live}
+        return cls(size, needs, names, max_bytes, StalenessRule.of(run), stale, admitted)
 
 
 def blocked_reason(stats: StoreStats, now: Situation) -> str | None:

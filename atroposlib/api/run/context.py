@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from time import monotonic
 
@@ -27,7 +27,6 @@ from atroposlib.api.decisions.batching import (
     blocked_reason,
     starved,
 )
-from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
 from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S, find_env
 from atroposlib.api.decisions.stalled import inference_server, stalled
 from atroposlib.api.run.events import Events
@@ -126,7 +125,7 @@ class QueueStats:
     async def blocked_reason(
         self, run: RunRecord, live: Sequence[EnvEntry], now: float
     ) -> tuple[str | None, list[str]]:
-        """Why the next claim gets no new batch, or None; and warnings of what starves."""
+        """Why the next claim gets no new batch, or None; and warnings."""
         stats, trainer = await self.read(), run.registration
         admitted: Mapping[int | None, int] = {}
         if trainer.max_staleness is not None:
@@ -135,18 +134,10 @@ class QueueStats:
         known = self._reason
         if known is not None and known[0] is stats and known[1] == about:
             return known[2], known[3]
-        rule = StalenessRule.of(run)
-        situation = Situation(
-            batch_size=trainer.batch_size,
-            needs=minimum_sequences(minima_of(live), trainer.batch_size),
-            names={env.env_id: env.wandb_name for env in live},
-            max_bytes=self._store.max_bytes,
-            rule=rule,
-            admitted=admitted,
-        )
+        rule, stale = StalenessRule.of(run), {}
         if rule.policy == "drop" and (oldest := rule.oldest_version) is not None:
-            stale = await self._pool.run(self._store.older_than, oldest)
-            situation = replace(situation, stale=stale)
+            stale = dict(await self._pool.run(self._store.older_than, oldest))
+        situation = Situation.of(run, live, self._store.max_bytes, stale, admitted)
         reason = await self._pool.run(blocked_reason, stats, situation)
         warnings = starved(stats, situation.batch_size, situation.names)
         self._reason = (stats, about, reason, warnings)
