@@ -94,7 +94,7 @@ CAMPAIGNS: dict[str, Campaign] = {
     "model-sqlite": Campaign(model_on_sqlite, "examples", 2_000, 20_000),
     "model-postgres": Campaign(model_on_postgres, "examples", 150, 1_000),
     "mutants": Campaign(
-        lambda n, _: mutation_campaign(MUTANTS, n), "examples each", 300, 2_000
+        lambda n, _: mutation_campaign(MUTANTS, n), "examples each", 700, 2_000
     ),
     "power": Campaign(lambda n, seed: power_cut_campaign(n, seed=seed), "cuts", 2_000, 50_000),
     "power-without-fsync": Campaign(power_without_fsync, "cuts", 200, 2_000),

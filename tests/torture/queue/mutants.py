@@ -277,7 +277,7 @@ def dropped_groups_are_not_counted() -> None:
 
 @mutant
 def dropped_payloads_stay() -> None:
-    rewrite(claim_queries, "_drop", "FROM payload WHERE", "FROM payload WHERE 1 = 0 AND")
+    rewrite(claim_queries, "drop", "FROM payload WHERE", "FROM payload WHERE 1 = 0 AND")
 
 
 @mutant
