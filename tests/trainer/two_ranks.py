@@ -23,7 +23,6 @@ from atroposlib.wire.routing import encoded
 from example_trainer.distributed import collectives, ranks
 from example_trainer.distributed.ranks import RankLost, Ranks
 from example_trainer.model import adapter, loading, state_dict
-from example_trainer.model.critic import load_value_model
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.update.optimizer import (
@@ -34,14 +33,12 @@ from example_trainer.update.optimizer import (
 )
 from tests.trainer.architectures import write
 from tests.trainer.families import family_of
+from tests.trainer.loaded_ranks import LONE, adapted, loaded
 from tests.trainer.rows import row
 
 ROWS = [row([5, 6, 7], list(range(8, 9 + n)), group=f"{n // 4}") for n in (1, 3, 5, 8, 9)]
 OPTIMIZERS = ("adamw", "adafactor", "sgd")
 ONE_MICROBATCH = {"max_tokens_per_microbatch": 1000}
-LONE = Ranks.single()
-# Of bamba there is no small copy.
-LOADED_FAMILIES = ("mixtral", "gpt2", "phi 3, longrope", "gemma 2", "bamba")
 
 
 def main(rank: int, directory: Path) -> None:
@@ -76,57 +73,6 @@ def values(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     shared = world.share({"a": [1, 2.5], "b": None} if world.is_rank0 else None)
     total = world.sum_(torch.tensor([1.0, world.rank]))
     return {"shared": shared, "sum": total.tolist()}
-
-
-def loaded(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
-    """Models of which no rank ever had the whole: differences from the whole ones.
-
-    And the share of the weights that this rank holds, 1 being all of them.
-    """
-    directory = Path(cfg.model_name).parent
-    if world.is_rank0:
-        for name in LOADED_FAMILIES:
-            write(family_of(name), directory / name)
-        whole = loading.load(cfg)
-        whole.model.save_pretrained(directory / "in parts", max_shard_size="300KB")
-        whole.tokenizer.save_pretrained(directory / "in parts")
-    world.sum_(torch.ones(1))  # written
-    cases: dict[str, dict[str, Any]] = {
-        "one file": {},
-        "low precision": {"dtype": "bfloat16"},
-        "from scratch": {"init_from_scratch": True, "seed": 3},
-        "lora": {"lora": True, "seed": 3},
-        "in main memory": {"cpu_offload": True},
-    }
-    for name in ("in parts", *LOADED_FAMILIES):
-        cases[name] = {"model_name": str(directory / name), "seq_len": 200}
-    found = {}
-    for name, more in cases.items():
-        own = cfg.model_copy(update=more)
-        alone = _adapted(own, LONE) if own.lora else loading.load(own)
-        for kind in ("policy", "critic"):
-            if kind == "policy":
-                policy: Any = loading.load(own, world)
-            elif name not in ("one file", "in parts"):
-                continue
-            else:
-                policy, alone = (load_value_model(own, world=w) for w in (world, None))
-            ours, theirs = state_dict.full_weights(policy), state_dict.full_weights(alone)
-            held = sum(p.to_local().numel() for p in policy.module.parameters())
-            everything = sum(p.numel() for p in alone.module.parameters())
-            found[f"{name}, {kind}"] = {
-                "same": not world.is_rank0
-                or ours.keys() == theirs.keys()
-                and all(torch.equal(ours[key], theirs[key]) for key in theirs),
-                "measured alike": _measured(policy) == _measured(alone),
-                "held": held / everything,
-            }
-    return found
-
-
-def _measured(model: Any) -> tuple[Any, ...]:
-    transform = getattr(model.module, "transform", None)
-    return model.padded, model.share_prefixes, model.rope_switch, transform
 
 
 def replayed(cfg: TrainingConfig, world: Ranks) -> list[float]:
@@ -362,14 +308,14 @@ def adapter_run(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     """Two LoRA steps on two ranks, and on one."""
     more = {"lora": True, "lora_target_modules": ["q_proj", "down_proj"], "lr": 1.0}
     own = cfg.model_copy(update=more)
-    policy = _adapted(own, world)
+    policy = adapted(own, world)
     _descend(policy, own, world)
     merged = state_dict.full_weights(policy)
     of_adapter = state_dict.adapter_weights(policy)
     if of_adapter:  # on the first rank
         adapter.write(policy, of_adapter, Path(own.model_name).parent / "adapter")
     apart = state_dict.trained_weights(policy)
-    again = _adapted(own, world)
+    again = adapted(own, world)
     state_dict.load_full_weights(again, apart)
     found: dict[str, Any] = {
         "trained": len(apart),
@@ -378,21 +324,13 @@ def adapter_run(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
         "same again": again.trained_logprobs(ROWS) == policy.trained_logprobs(ROWS),
     }
     if world.is_rank0:
-        lone = _adapted(own.model_copy(update=ONE_MICROBATCH), LONE)
+        lone = adapted(own.model_copy(update=ONE_MICROBATCH), LONE)
         before = state_dict.full_weights(lone)
         _descend(lone, own, LONE)
         expected = state_dict.full_weights(lone)
         found["moved"] = _distance(before, merged)
         found["distance"] = _distance(expected, merged)
     return found
-
-
-def _adapted(cfg: TrainingConfig, world: Ranks) -> Policy:
-    if world is not LONE:
-        return loading.load(cfg, world)
-    policy = loading.load(cfg)
-    adapter.wrap(policy.model, cfg)
-    return policy
 
 
 def _descend(policy: Policy, cfg: TrainingConfig, world: Ranks) -> None:

@@ -1,0 +1,79 @@
+"""Models that two ranks loaded in shards, against the whole ones; a part of two_ranks.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from example_trainer.distributed.ranks import Ranks
+from example_trainer.model import adapter, loading, state_dict
+from example_trainer.model.critic import load_value_model
+from example_trainer.model.policy import Policy
+from example_trainer.settings.config import TrainingConfig
+from tests.trainer.architectures import write
+from tests.trainer.families import family_of
+
+LONE = Ranks.single()
+# Of bamba there is no small copy.
+LOADED_FAMILIES = ("mixtral", "gpt2", "phi 3, longrope", "gemma 2", "bamba")
+
+
+def loaded(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
+    """Models of which no rank ever had the whole: differences from the whole ones.
+
+    And the share of the weights that this rank holds, 1 being all of them.
+    """
+    directory = Path(cfg.model_name).parent
+    if world.is_rank0:
+        for name in LOADED_FAMILIES:
+            write(family_of(name), directory / name)
+        whole = loading.load(cfg)
+        whole.model.save_pretrained(directory / "in parts", max_shard_size="300KB")
+        whole.tokenizer.save_pretrained(directory / "in parts")
+    world.sum_(torch.ones(1))  # written
+    cases: dict[str, dict[str, Any]] = {
+        "one file": {},
+        "low precision": {"dtype": "bfloat16"},
+        "from scratch": {"init_from_scratch": True, "seed": 3},
+        "lora": {"lora": True, "seed": 3},
+        "in main memory": {"cpu_offload": True},
+    }
+    for name in ("in parts", *LOADED_FAMILIES):
+        cases[name] = {"model_name": str(directory / name), "seq_len": 200}
+    found = {}
+    for name, more in cases.items():
+        own = cfg.model_copy(update=more)
+        alone = adapted(own, LONE) if own.lora else loading.load(own)
+        for kind in ("policy", "critic"):
+            if kind == "policy":
+                policy: Any = loading.load(own, world)
+            elif name not in ("one file", "in parts"):
+                continue
+            else:
+                policy, alone = (load_value_model(own, world=w) for w in (world, None))
+            ours, theirs = state_dict.full_weights(policy), state_dict.full_weights(alone)
+            held = sum(p.to_local().numel() for p in policy.module.parameters())
+            everything = sum(p.numel() for p in alone.module.parameters())
+            found[f"{name}, {kind}"] = {
+                "same": not world.is_rank0
+                or ours.keys() == theirs.keys()
+                and all(torch.equal(ours[key], theirs[key]) for key in theirs),
+                "measured alike": _measured(policy) == _measured(alone),
+                "held": held / everything,
+            }
+    return found
+
+
+def _measured(model: Any) -> tuple[Any, ...]:
+    transform = getattr(model.module, "transform", None)
+    return model.padded, model.share_prefixes, model.rope_switch, transform
+
+
+def adapted(cfg: TrainingConfig, world: Ranks) -> Policy:
+    if world is not LONE:
+        return loading.load(cfg, world)
+    policy = loading.load(cfg)
+    adapter.wrap(policy.model, cfg)
+    return policy
