@@ -38,7 +38,7 @@ from atroposlib.errors import AtroposError
 from atroposlib.utils.command import logs
 from atroposlib.wire import ClaimedBatch, Registration
 from example_trainer import losses
-from example_trainer.advantage.prepare import prepare
+from example_trainer.advantage.prepare import Prepared, prepare
 from example_trainer.checkpoint.exports import ModelExporter
 from example_trainer.checkpoint.recovery import Recovery
 from example_trainer.data.rows import TrainingBatch, to_rows
@@ -241,6 +241,17 @@ def _rows(
     return batch
 
 
+def _check_servers(
+    policy: Policy, publisher: Publisher, prepared: Prepared, state: TrainerState
+) -> Mapping[str, float]:
+    cfg = publisher.cfg
+    due = state.step == 1 or state.step % cfg.check_every == 0
+    sequences = verify.choose_rows(prepared.rows, cfg.check_rows if due else 0)
+    return verify.check_published(
+        policy, publisher, sequences, state.version, cfg.logprob_tolerance
+    )
+
+
 def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitStack) -> None:
     client, waits, log = peers.client, peers.waits, peers.log
     clock, phase = Clock(), waits.phase
@@ -296,11 +307,7 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
                 publisher.publish(policy, state)
             phase("checking servers")
             with clock.measure("check"):
-                due = state.step == 1 or state.step % cfg.check_every == 0
-                sequences = verify.choose_rows(prepared.rows, cfg.check_rows if due else 0)
-                record |= verify.check_published(
-                    policy, publisher, sequences, state.version, cfg.logprob_tolerance
-                )
+                record |= _check_servers(policy, publisher, prepared, state)
         if prefetcher is not None:
             prefetcher.ack(claimed)
 
