@@ -70,7 +70,7 @@ SUMS = Recipe(
     reward="1 for exactly the number, at most 0.7 for a text around it",
     env_script="environments/arithmetic_server.py",
     goal=Goal("env/exact", "exact", starts_below=0.10, ends_above=0.80),
-    steps=34,
+    steps=40,
     groups_per_step=8,
     microbatch_tokens=1024,
     learning_rate=2e-5,
