@@ -207,7 +207,7 @@ def test_a_mixture_of_experts_is_trained_with_the_experts_that_sampled(
         cfg = config(
             model_name=str(model), atropos_url=api, inference_urls=[f"{server}/v1"],
             training_steps=2, seq_len=128, lr=1e-4, router_replay=True,
-            max_logprob_mismatch=2.0, weight_publisher="shared_memory",
+            max_logprob_mismatch=2.0,
         )  # fmt: skip
         grpo.train(cfg)
     finally:

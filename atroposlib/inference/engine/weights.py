@@ -41,9 +41,32 @@ def load_in_place(model: Any, directory: str | Path) -> int:
         for file in weight_files(Path(directory)):
             reader = _reader(file, stack)
             found.update({name: reader for name in reader.keys()})
+        if not found.keys() <= model.state_dict().keys():
+            if (converted := _converted(model, directory)) is not None:
+                return copy_tensors(model, converted)
         shapes = {n: tuple(r.get_slice(n).get_shape()) for n, r in found.items()}
         verify_shapes(model, shapes, complete=True)
         return copy_tensors(model, {n: r.get_tensor(n) for n, r in found.items()})
+
+
+def _converted(model: Any, directory: str | Path) -> dict[str, Tensor] | None:
+    """The weights under the names of ``model``; None if the directory is of another model.
+
+    transformers saves the experts of some models one by one and holds them as one tensor.
+    It would fill what it does not find with random numbers, so that is refused.
+    """
+    try:
+        loaded, report = type(model).from_pretrained(
+            directory, dtype=model.dtype, local_files_only=True, output_loading_info=True
+        )
+    except (OSError, ValueError, RuntimeError):
+        return None
+    if any(
+        report.get(kind) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    ):
+        return None
+    weights: dict[str, Tensor] = loaded.state_dict()
+    return weights
 
 
 def load_shared(model: Any, path: str, version: int) -> int:

@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from atroposlib.errors import WeightsError
 from atroposlib.inference.engine.request import VersionSpan
@@ -45,6 +46,25 @@ def test_a_tied_output_layer_follows_the_embedding(model_dir, other_dir):
     assert torch.equal(
         head, load_file(other_dir / "model.safetensors")["model.embed_tokens.weight"]
     )
+
+
+def test_a_model_that_is_saved_under_other_names_is_reloaded(tmp_path):
+    config = MixtralConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=4,
+    )
+    served, trained = (MixtralForCausalLM(config) for _ in range(2))
+    trained.save_pretrained(tmp_path)
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert not names <= served.state_dict().keys()
+    load_in_place(served, tmp_path)
+    found, wanted = served.state_dict(), trained.state_dict()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
 def drop_one(tensors):
