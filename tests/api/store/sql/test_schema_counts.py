@@ -70,7 +70,10 @@ class Run:
         self.now += 3.0
         if verb == "put":
             expected = 4 if a == 3 else None
-            groups = [group("x" * n, n, env=b or None, version=c) for n in (a + 1, 2)]
+            # Equal groups without a key would be repetitions of one post.
+            names = [f"{now}" + "x" * n for n in (a, 4)]
+            sizes = zip(names, (a + 1, 2))
+            groups = [group(name, n, env=b or None, version=c) for name, n in sizes]
             keyed = group("k" * (c // 3), 2, env=b, expected=expected, key=f"k{c}")
             put(store, *groups, keyed)
         elif verb == "claim":
