@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from atroposlib.wire.status import Participant, ServerState
 
 STALLED_AFTER_S = 10.0  # without a heartbeat, or without an answer; beats come every 2 s
+MAX_IN_REASON = 3  # of them; /status lists all
 NAMED_FOR_S = 600.0  # then a process that was killed and not replaced is history
 
 
@@ -55,6 +56,11 @@ def stalled(participants: Iterable[Participant]) -> list[str]:
             silences.append((silent_s, one))
     silences.sort(key=lambda found: -found[0])
     return [_line(silent_s, one) for silent_s, one in silences]
+
+
+def with_stalled(reason: str, participants: Iterable[Participant]) -> str:
+    """``reason``, and the processes that cause it because they do not go on."""
+    return "; ".join([reason, *stalled(participants)[:MAX_IN_REASON]])
 
 
 def _line(silent_s: float, one: Participant) -> str:

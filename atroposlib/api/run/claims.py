@@ -34,6 +34,7 @@ from atroposlib.api.decisions.allocation import shard
 from atroposlib.api.decisions.batching import StalenessRule, choose
 from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
 from atroposlib.api.decisions.run_state import rebase, require_polled, start
+from atroposlib.api.decisions.stalled import with_stalled
 from atroposlib.api.run.context import ServiceContext, require_plain
 from atroposlib.api.run.run_cache import MAX_ATTEMPTS
 from atroposlib.errors import ConfigError, CorruptPayload, RunChanged, StaleGeneration
@@ -79,7 +80,7 @@ class Claims:
             if isinstance(got, LeasedBatch):
                 return self._delivery(got, asked.rank)
             if now() >= end or self._context.stopping or await is_disconnected():
-                return self._context.with_stalled(got)
+                return with_stalled(got, self._context.liveness.participants())
             pause = min(await self._longest_pause(), end - now())
             if await wait_at_most(changed, max(0.0, pause)):
                 await asyncio.sleep(min(RECHECK_S, max(0.0, end - now())))

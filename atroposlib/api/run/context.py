@@ -28,7 +28,7 @@ from atroposlib.api.decisions.batching import (
     starved,
 )
 from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S, find_env
-from atroposlib.api.decisions.stalled import inference_server, stalled
+from atroposlib.api.decisions.stalled import inference_server
 from atroposlib.api.run.events import Events
 from atroposlib.api.run.metrics import Metrics
 from atroposlib.api.run.run_cache import SHARED_STORE_LAG_S, RunCache, RunView
@@ -41,7 +41,6 @@ FORGET_AFTER_S = 3600.0
 # The oldest are dropped first; names come from callers and cost memory.
 MAX_PARTICIPANTS = 1024  # of each role
 MAX_SERVERS = 1024
-MAX_STALLED = 3  # in a reason; /status lists all
 REPORT_S = 60.0  # after which a report about a server no longer counts
 MAX_DETAILS = 64
 MAX_DETAIL_CHARACTERS = 200
@@ -335,10 +334,6 @@ class ServiceContext:
         """Why the next claim gets no new batch; None if it gets one."""
         live, now = self.live(), self.clock()
         return (await self.queue_stats.blocked_reason(self.run, live, now))[0]
-
-    def with_stalled(self, reason: str) -> str:
-        """``reason``, and the processes that cause it because they do not go on."""
-        return "; ".join([reason, *stalled(self.liveness.participants())[:MAX_STALLED]])
 
     async def free_absent(self) -> bool:
         """Free the buffers and admissions of environments that left or are silent; True if

@@ -22,7 +22,7 @@ from atroposlib.api.common.records import (
 )
 from atroposlib.api.decisions import fair_share, run_state
 from atroposlib.api.decisions.allocation import env_status
-from atroposlib.api.decisions.stalled import stalled
+from atroposlib.api.decisions.stalled import stalled, with_stalled
 from atroposlib.api.guards.auth import require_env
 from atroposlib.api.guards.body_limits import REFUSALS
 from atroposlib.api.guards.tokens import Caller
@@ -230,7 +230,7 @@ class RolloutService:
             leased_sequences=sequences[GroupState.LEASED],
             buffered_sequences=sequences[GroupState.BUFFERED],
             batches_acked=stats.batches_acked,
-            blocked_reason=reason and self.context.with_stalled(reason),
+            blocked_reason=reason and with_stalled(reason, participants),
             warnings=warnings,
             participants=participants,
             stalled=stalled(participants),

@@ -10,16 +10,7 @@ import pytest
 
 from atroposlib.api.common.records import ReplyState
 from tests.api.guards.test_slow_clients import serving
-from tests.api.harness import Api, group, marks
-
-
-@pytest.fixture
-async def replicas(postgres, tmp_path):
-    url = postgres.fresh_url()
-    one, other = Api(tmp_path, url), Api(tmp_path, url)
-    yield one, other
-    await one.end()
-    await other.end()
+from tests.api.harness import group, marks
 
 
 async def refused(api):

@@ -6,24 +6,13 @@ import asyncio
 from collections import Counter
 from itertools import count
 
-import pytest
-
 from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S
-from tests.api.harness import ENV, TRAINER, Api, group, marks
+from tests.api.harness import ENV, TRAINER, group, marks
 
 WAITING = (
     "each batch holds at least 2 sequences of e_0 (env 0), but 0 are queued: waiting for it "
     "(POST /disconnect-env of env 0, or 300 s of silence, ends its minimum)"
 )
-
-
-@pytest.fixture
-async def replicas(postgres, tmp_path):
-    url = postgres.fresh_url()
-    one, other = Api(tmp_path, url), Api(tmp_path, url)
-    yield one, other
-    await one.end()
-    await other.end()
 
 
 async def becomes(api, path, **expected):
