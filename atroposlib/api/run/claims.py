@@ -294,7 +294,8 @@ class LegacyBatchEndpoint:
                 try:
                     got = await self._claims.claim(asked, is_disconnected, in_turn=True)
                 except (RunChanged, StaleGeneration):
-                    if not await context.run_cache.refresh():
+                    await context.run_cache.refresh()
+                    if context.view is view:  # no change of the run explains it
                         raise
                     continue
                 if isinstance(got, str):

@@ -10,7 +10,7 @@ import pytest
 
 from atroposlib.api.common.records import ReplyState
 from tests.api.guards.test_slow_clients import serving
-from tests.api.harness import group, marks
+from tests.api.harness import ENV, group, marks
 
 
 async def refused(api):
@@ -39,6 +39,23 @@ async def test_an_old_trainer_that_registers_last_is_served(api):
     await api.claim(generation)
     await api.registered()
     await api.post("/scored_data", group(4))
+    assert marks(await api.get("/batch")) == [1]
+
+
+async def test_a_get_whose_run_changes_meanwhile_is_answered(api):
+    await api.started()
+    await api.post("/scored_data", group(4))
+    service, loop = api.service, asyncio.get_running_loop()
+    claim, envs = service.context.store.claim_in_turn, iter(range(2))
+
+    def beaten_by_a_registration(*args):
+        for _ in envs:
+            joined = api.post("/register-env", ENV)
+            asyncio.run_coroutine_threadsafe(joined, loop).result(5)
+            break
+        return claim(*args)
+
+    service.context.store.claim_in_turn = beaten_by_a_registration
     assert marks(await api.get("/batch")) == [1]
 
 
