@@ -77,6 +77,7 @@ def cli_of(inference_url, tokenizer_dir, tmp_path, monkeypatch):
         server = {"model_name": "m", "base_url": inference_url, "server_type": "vllm"}
         server |= {"health_check": False}
         env = {"tokenizer_name": tokenizer_dir, "total_steps": STEPS, **env}
+        env |= {"trainer_timeout_s": WAIT_S}
         document = {"env": env, "openai": [server], "slurm": False, "testing": False}
         path = tmp_path / "old.yaml"
         path.write_text(json.dumps(document))  # JSON is YAML

@@ -13,7 +13,7 @@ from tests.torture.disk.full_disk import full_disk_campaign
 from tests.torture.disk.power_cuts import power_cut_campaign
 from tests.torture.figures import Figures, fast_folder, in_own_process
 from tests.torture.kills.env_faults import Durations, environment_campaign
-from tests.torture.kills.killed_run import kill_campaign
+from tests.torture.kills.killed_run import kill_campaign, replica_campaign
 from tests.torture.queue.mutants import MUTANTS
 from tests.torture.queue.mutation_job import mutation_campaign
 from tests.torture.queue.queue_actions import MAX_BYTES
@@ -101,6 +101,7 @@ CAMPAIGNS: dict[str, Campaign] = {
     "bit-rot": Campaign(bit_rot_campaign, "flips", 2_000, 20_000),
     "full-disk": Campaign(full_disk_campaign, "rounds", 4, 100),
     "kills": Campaign(kill_campaign, "kills", 60, 1_000),
+    "replica-kills": Campaign(replica_campaign, "kills", 12, 200),
     "environment": Campaign(environment_outages, "rounds", 1, 5),
     "trainer": Campaign(trainer_kills, "kills", 5, 300),
     "mixed": Campaign(mixed_kills, "kills", 3, 200),

@@ -61,6 +61,11 @@ def test_kill_9_of_the_api_loses_no_group_and_trains_no_group_twice(torture):
     torture("kills")
 
 
+@pytest.mark.alone
+def test_kill_9_of_a_replica_or_of_its_database_loses_no_group(torture):
+    torture("replica-kills")
+
+
 def test_no_kill_of_any_process_trains_a_group_twice_or_needs_another_restart(torture):
     torture("mixed")
 

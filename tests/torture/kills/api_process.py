@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,19 @@ def free_port() -> int:
 
 
 class Caller:
-    """One kept connection; a call whose reply is lost raises one of ``LOST``."""
+    """One kept connection; a call whose reply is lost raises one of ``LOST``.
 
-    def __init__(self, port: int, timeout_s: float = 60.0) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
+    Of several ports (replicas) it takes the next one after each loss.
+    """
+
+    def __init__(self, *ports: int, timeout_s: float = 60.0) -> None:
+        self._ports, self._timeout_s = cycle(ports), timeout_s
+        self._connect()
+
+    def _connect(self) -> None:
+        self._connection = http.client.HTTPConnection(
+            "127.0.0.1", next(self._ports), timeout=self._timeout_s
+        )
 
     def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         data = None if body is None else json.dumps(body).encode()
@@ -47,7 +57,8 @@ class Caller:
             reply = self._connection.getresponse()
             content = reply.read()
         except LOST:
-            self._connection.close()
+            self.close()
+            self._connect()
             raise
         return reply.status, json.loads(content) if content else None
 
@@ -57,7 +68,8 @@ class Caller:
         try:
             self._connection.request(method, path, data, {"content-type": "application/json"})
         finally:
-            self._connection.close()
+            self.close()
+            self._connect()
 
     def close(self) -> None:
         self._connection.close()

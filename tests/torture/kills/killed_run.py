@@ -12,9 +12,10 @@ import random
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
-from pathlib import Path
 
+from tests.postgres_server import PostgresServer, running_server
 from tests.torture.figures import Figures, fast_folder, quantile
 from tests.torture.kills.api_process import LOST, SMALL_SEGMENTS, ApiProcess, Caller
 
@@ -44,16 +45,16 @@ def group(lane: int, i: int) -> dict[str, object]:
 class Client(threading.Thread):
     """Posts one group after another, each until it is acknowledged."""
 
-    def __init__(self, lane: int, port: int, stop: threading.Event) -> None:
+    def __init__(self, lane: int, ports: Sequence[int], stop: threading.Event) -> None:
         super().__init__(name=f"client {lane}", daemon=True)
         self.lane, self.acknowledged, self.repeated = lane, 0, 0
         self.refused: list[str] = []
         self.may_run_ahead = threading.Event()
-        self._port, self._end = port, stop
+        self._ports, self._end = ports, stop
         self._rng = random.Random(lane)
 
     def run(self) -> None:
-        caller = Caller(self._port)
+        caller = Caller(*self._ports)
         while not self._end.is_set() and not self.refused:
             if self.may_run_ahead.wait(0.1):
                 self._post(caller, group(self.lane, self.acknowledged))
@@ -84,7 +85,7 @@ class Client(threading.Thread):
 class CrashingTrainer(threading.Thread):
     """Trains on batches in order. ``trained`` is its memory, ``checkpoint`` outlives it."""
 
-    def __init__(self, port: int, seed: int) -> None:
+    def __init__(self, ports: Sequence[int], seed: int) -> None:
         super().__init__(name="trainer", daemon=True)
         self.trained: list[tuple[int, list[str]]] = []
         self.checkpoint: list[tuple[int, list[str]]] = []
@@ -93,11 +94,11 @@ class CrashingTrainer(threading.Thread):
         self.registered = threading.Event()  # once; before that no group is welcome
         self.finishing, self.finished = threading.Event(), threading.Event()
         self._rng = random.Random(seed)
-        self._port, self._claims = port, 0
+        self._ports, self._claims = ports, 0
         self._generation: int | None = None
 
     def run(self) -> None:
-        caller = Caller(self._port)
+        caller = Caller(*self._ports)
         while not self.finished.is_set() and not self.broken:
             try:
                 self._step(caller)
@@ -217,14 +218,35 @@ def audit(clients: list[Client], trainer: CrashingTrainer, queued: int) -> Figur
 def kill_campaign(cycles: int, seed: int = 0) -> Figures:
     """Raises AssertionError at the first broken promise; otherwise the figures."""
     with fast_folder() as folder:
-        return _campaign(folder, cycles, random.Random(seed))
+        api = ApiProcess(folder, prelude=SMALL_SEGMENTS)
+        return _campaign([api], [api], cycles, random.Random(seed))
 
 
-def _campaign(folder: Path, cycles: int, rng: random.Random) -> Figures:
-    api, stop = ApiProcess(folder, prelude=SMALL_SEGMENTS), threading.Event()
-    clients = [Client(lane, api.port, stop) for lane in range(CLIENTS)]
-    trainer = CrashingTrainer(api.port, rng.randrange(2**32))
-    ready_s = [api.start()]
+def replica_campaign(cycles: int, seed: int = 0) -> Figures:
+    """As above, with two replicas over one PostgreSQL; each kill takes one of the three."""
+    with fast_folder() as folder, running_server() as database:
+        apis = []
+        for name in ("one", "other"):
+            (folder / name).mkdir()
+            apis.append(ApiProcess(folder / name, "--store", database.url()))
+        return _campaign(apis, [*apis, database], cycles, random.Random(seed))
+
+
+def _campaign(
+    apis: Sequence[ApiProcess],
+    victims: Sequence[ApiProcess | PostgresServer],
+    cycles: int,
+    rng: random.Random,
+) -> Figures:
+    stop, ports = threading.Event(), [api.port for api in apis]
+    clients = [
+        Client(lane, ports[lane % len(ports) :] + ports[: lane % len(ports)], stop)
+        for lane in range(CLIENTS)
+    ]
+    trainer = CrashingTrainer(ports, rng.randrange(2**32))
+    ready_s = []
+    for api in apis:
+        api.start()
     try:
         trainer.start()
         assert trainer.registered.wait(60), trainer.broken
@@ -232,8 +254,11 @@ def _campaign(folder: Path, cycles: int, rng: random.Random) -> Figures:
             client.start()
         for _ in range(cycles):
             _live(clients, trainer, rng.uniform(*LIVES_S))
-            api.kill()
-            ready_s.append(api.start())
+            victim = rng.choice(victims)
+            victim.kill()
+            begun = time.monotonic()
+            victim.start()
+            ready_s.append(time.monotonic() - begun)
         for client in clients:
             client.may_run_ahead.set()
         stop.set()
@@ -241,18 +266,19 @@ def _campaign(folder: Path, cycles: int, rng: random.Random) -> Figures:
             client.join(60)
         trainer.finishing.set()
         assert trainer.finished.wait(120) or trainer.broken, "the trainer did not drain"
-        with closing(Caller(api.port)) as caller:
+        with closing(Caller(*ports)) as caller:
             status, reply = caller.call("GET", "/status")
         assert status == 200, reply
         figures = audit(clients, trainer, reply["queued_sequences"])
     finally:
         stop.set()
         trainer.finished.set()
-        api.kill()
+        for api in apis:
+            api.kill()
     wrong = [*trainer.broken, *(words for client in clients for words in client.refused)]
     assert wrong == [], wrong
-    figures["s to ready p50"] = quantile(ready_s[1:], 0.5)
-    figures["s to ready p99"] = quantile(ready_s[1:], 0.99)
+    figures["s to ready p50"] = quantile(ready_s, 0.5)
+    figures["s to ready p99"] = quantile(ready_s, 0.99)
     for name in ("sequences lost", "trained twice", "ghosts"):
         assert figures[name] == 0, figures.line("kills")
     return Figures({"cycles": cycles, **figures})
