@@ -183,6 +183,7 @@ def recovery_of(
         pid=os.getpid(),
         run_name=cfg.run_name or "",
         take_over=cfg.take_over,
+        tokenizer=cfg.model_name,
     )
     return Recovery(cfg, world, registration, cfg.checkpoint_identity, counters)
 

@@ -78,6 +78,7 @@ class Registration(BaseModel):
     pid: Natural = 0
     run_name: Label = ""
     take_over: bool = False
+    tokenizer: Label | None = None  # name or directory; shows tokens as text
 
 
 class Registered(BaseModel):
@@ -106,6 +107,7 @@ class RegisterEnv(BaseModel):
     weight: float = Field(allow_inf_nan=False)
     group_size: Count
     min_batch_allocation: float | None = Field(None, ge=0.0, le=1.0)
+    tokenizer: Label | None = None  # as of the trainer
 
 
 class EnvRegistered(BaseModel):
@@ -202,7 +204,7 @@ class ScoredData(msgspec.Struct, kw_only=True):
     outcomes: list[Outcome] | None = None  # (G,)
     group_id: str | None = None  # prompt identity; normalisation never uses row order
     idempotency_key: str | None = None  # env instance + counter; repeats are absorbed
-    metadata: dict[str, Any] | None = None  # item id, env, sampling, timings, metrics
+    metadata: dict[str, Any] | None = None  # item id, env, metrics; rows: facts of each row
     # set by the API: accepted irregularities, "advantages_length"
     marks: list[str] | None = None
 

@@ -22,6 +22,7 @@ class ServerState(BaseModel):
     running: Count = 0  # requests of this process
     waiting: Count = 0  # requests of this process without a slot
     version: int | None = None  # newest policy version of its tokens
+    tokens_per_s: float | None = None  # generated for this process lately
 
 
 class Process(BaseModel):

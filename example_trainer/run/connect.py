@@ -37,6 +37,7 @@ class HeartbeatThread:
             role="trainer", name=self._name, phase="starting", waiting_on=None, details=details
         )
         self.servers: Callable[[], list[ServerState]] = list  # called for each beat
+        self._since = time.monotonic()  # of the phase
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -56,6 +57,8 @@ class HeartbeatThread:
     ) -> None:
         """Set the current phase; details replace those of the same name."""
         with self._lock:
+            if phase != self._beat.phase:
+                self._since = time.monotonic()
             self._beat = Heartbeat(
                 role="trainer",
                 name=self._name,
@@ -74,7 +77,11 @@ class HeartbeatThread:
         while not stopped:
             self._wake.clear()
             stopped = self._stop.is_set()  # before the beat: the last phase is sent
-            self._send(self._beat.model_copy(update={"servers": self.servers()}))
+            beat, servers = self._beat, self.servers()
+            details = {**beat.details, "phase_s": round(time.monotonic() - self._since, 1)}
+            if absent := [one.url for one in servers if one.silent_s is not None]:
+                details["waits_for"] = absent[0][:NAME_CHARS]
+            self._send(beat.model_copy(update={"servers": servers, "details": details}))
             if not stopped:
                 self._wake.wait(INTERVAL_S)
 

@@ -294,6 +294,7 @@ class EnvEntry(msgspec.Struct, frozen=True, kw_only=True):
     group_size: int
     min_batch_allocation: float | None = None
     connected: bool = True
+    tokenizer: str | None = None
 
 
 class RunState(str, Enum):
@@ -322,6 +323,7 @@ class TrainerRegistration(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     pid: int = 0
     run_name: str = ""
+    tokenizer: str | None = None
     since: float = 0.0  # s, clock of the API
 
 

@@ -20,6 +20,7 @@ def inference_server(url: str, reports: Sequence[tuple[ServerState, float]]) -> 
     busy = [one for one, _ in reports if one.running or one.silent_s is not None]
     silences = [one.silent_s for one in busy if one.silent_s is not None]
     versions = [one.version for one, _ in reports if one.version is not None]
+    rates = [one.tokens_per_s for one, _ in reports if one.tokens_per_s is not None]
     details: dict[str, float | int | str] = {
         "running": sum(one.running for one, _ in reports),
         "waiting": sum(one.waiting for one, _ in reports),
@@ -27,6 +28,8 @@ def inference_server(url: str, reports: Sequence[tuple[ServerState, float]]) -> 
     }
     if versions:
         details["version"] = max(versions)
+    if rates:
+        details["tokens_per_s"] = round(sum(rates), 1)
     silent = bool(silences) and len(silences) == len(busy)
     if silent:
         details["silent_s"] = min(silences)

@@ -10,8 +10,8 @@ the same score. Groups have the configured size, so each rollout counts once in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from atroposlib.envs.function_env.rewards import Reward
@@ -21,6 +21,7 @@ from atroposlib.envs.rollout.groups import (
     collate,
     from_node,
     mean_metrics,
+    row_facts,
 )
 from atroposlib.generation.proxy.sample_tree import SampleTree
 from atroposlib.generation.sessions.sequences import Node, sampled_part
@@ -31,10 +32,18 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Rollout:
-    """One run of the function: unscored rows, and the reward; in groups with a score."""
+    """One run of the function: unscored rows, and the reward; in groups with a score.
+
+    ``facts`` are its ``timings``, ``turns`` and ``tool_calls``.
+    """
 
     rows: list[ScoredDataItem]
     reward: Reward
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return {**self.facts, "metrics": metrics_of(self.reward)}
 
 
 class Recorder:
@@ -95,7 +104,8 @@ def groups_of(
         group["group_id"] = group_id if turn == 0 else f"{group_id}#{turn + 1}"
         named_R = [dict(rollout.reward.metrics) for rollout in rollouts]
         metrics = {"metrics": means} if turn == 0 else {}
-        group["metadata"] = {**metrics, "named_rewards": named_R}
+        facts_R = [row_facts(rollout.metadata, None) for rollout in rollouts]
+        group["metadata"] = {**metrics, "named_rewards": named_R, "rows": facts_R}
         groups.append(group)
     return groups
 
@@ -107,7 +117,7 @@ def scored_row(rollout: Rollout) -> ScoredDataItem:
         {
             **rollout.rows[0],
             "scores": rollout.reward.score,
-            "metadata": {"metrics": metrics_of(rollout.reward)},
+            "metadata": rollout.metadata,
         },
     )
 

@@ -22,6 +22,7 @@ from atroposlib.envs.function_env.recorder import Recorder
 from atroposlib.envs.function_env.tools import Tool, answer, schema_of
 from atroposlib.errors import ConfigError, InferenceError, RolloutError, SourceLine
 from atroposlib.generation.chat.tool_call_translator import with_visible_tools
+from atroposlib.generation.engines.slots import spending
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -148,7 +149,8 @@ class Model:
         for _ in range(max_turns - 1):
             if not reply.tool_calls:
                 break
-            answers = [await answer(tools, call) for call in reply.tool_calls]
+            with spending("tools"):
+                answers = [await answer(tools, call) for call in reply.tool_calls]
             if until is not None and until():
                 break
             reply = await self.chat([*reply.messages, *answers], tools=tools, **sampling)

@@ -26,6 +26,7 @@ from atroposlib.envs.rollout.causes import Repeats, gather_probed, returned_none
 from atroposlib.envs.rollout.groups import from_node, mean_metrics, standard_errors
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.errors import AtroposError, ConfigError, boundary
+from atroposlib.generation.engines.slots import spending, timings
 from atroposlib.generation.sessions.sequences import Node
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class RolloutRunner:
         """
         env = self.env
         async with AsyncExitStack() as stack:
+            spent = stack.enter_context(timings())
             opening = env.server.managed_server(tokenizer=env.tokenizer)
             session = await stack.enter_async_context(opening)
             endpoints: list[AgentSession] = []
@@ -97,7 +99,9 @@ class RolloutRunner:
                 f"{env.label()}: the rollout of item {item['id']} never called the model, so "
                 "there is nothing to train on; return None for a task that is to be left out"
             )
-        return Rollout(rows, reward)
+        calls = sum(len(reply.tool_calls) for reply in model.replies)
+        counts = {"turns": len(model.replies), "tool_calls": calls} if model.replies else {}
+        return Rollout(rows, reward, {"timings": dict(spent), **counts})
 
     async def evaluate(self, item: TaskItem) -> EvalSample:
         """One rollout of a held-out item, within ``worker_timeout``.
@@ -138,7 +142,8 @@ class RolloutRunner:
                 raise
             finally:
                 model.close_forgotten_calls()
-        return await self.plan.score(env, name, task, returned, self.config, self.function)
+        with spending("score"):
+            return await self.plan.score(env, name, task, returned, self.config, self.function)
 
     def _model(
         self, session: Any, split: str, stack: AsyncExitStack, endpoints: list[AgentSession]

@@ -10,6 +10,7 @@ No function here changes its argument.
 from __future__ import annotations
 
 import base64
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -100,6 +101,7 @@ PER_ROW = (
     "routed_experts",
     *ALL_OR_NONE,
 )
+MAX_ROW_NUMBERS, MAX_JUDGE_CHARACTERS = 32, 2000  # of one row's facts
 
 
 def from_nodes(
@@ -232,10 +234,28 @@ def collate(items: Sequence[ScoredDataItem]) -> ScoredDataGroup:
     if any(overrides) or any(row.get("overrides") is not None for row in rows):
         group["overrides"] = overrides
     if any(row.get("metadata") for row in rows):
-        group["metadata"] = {
-            "metrics": mean_metrics((row.get("metadata") or {}).get("metrics") for row in rows)
-        }
+        facts = [row_facts(row.get("metadata") or {}, row.get("sampling")) for row in rows]
+        means = mean_metrics((row.get("metadata") or {}).get("metrics") for row in rows)
+        group["metadata"] = {"metrics": means} | ({"rows": facts} if any(facts) else {})
     return cast(ScoredDataGroup, group)
+
+
+def row_facts(metadata: Mapping[str, Any], sampling: Sequence[Any] | None) -> dict[str, Any]:
+    """What explorers show of one row, bounded in size: an entry of ``metadata.rows``.
+
+    Example: {"metrics": {"exact": 1.0}, "timings": {"generate": 0.8}, "turns": 2}
+    """
+    facts: dict[str, Any] = {
+        name: dict(itertools.islice(values.items(), MAX_ROW_NUMBERS))
+        for name in ("metrics", "timings")
+        if (values := metadata.get(name))
+    }
+    turns = metadata.get("turns", len(sampling) if sampling else None)
+    counts = {"turns": turns, "tool_calls": metadata.get("tool_calls")}
+    facts |= {name: count for name, count in counts.items() if count is not None}
+    if judge := metadata.get("judge"):
+        facts["judge"] = str(judge)[:MAX_JUDGE_CHARACTERS]
+    return facts
 
 
 def mean_metrics(metrics: Iterable[Mapping[str, float] | None]) -> dict[str, float]:
@@ -301,6 +321,9 @@ def without_unscored(group: ScoredDataGroup) -> ScoredDataGroup:
         name: [value[i] for i in kept] if _one_per_row(name, value, rows) else value
         for name, value in fields.items()
     }
+    metadata = group.get("metadata") or {}
+    if len(metadata.get("rows") or ()) == rows:
+        shorter["metadata"] = {**metadata, "rows": [metadata["rows"][i] for i in kept]}
     return cast(ScoredDataGroup, shorter)
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from atroposlib.envs.rollout.causes import Cause, IncompleteGroup, mistake_of, returned_none
 from atroposlib.envs.rollout.groups import (
@@ -29,6 +29,7 @@ from atroposlib.errors import (
     RolloutError,
     boundary,
 )
+from atroposlib.generation.engines.slots import timings
 from atroposlib.utils.gathering import gather_or_cancel
 from atroposlib.wire import Outcome
 
@@ -115,7 +116,10 @@ class _Drawing:
             raise IncompleteGroup(f"all samples failed: {error}", mistake) from error
 
     async def _draw(self) -> ScoredDataItem | None:
-        with boundary("sample", self.item, "collect_trajectory", self.code):
+        with (
+            boundary("sample", self.item, "collect_trajectory", self.code),
+            timings() as spent,
+        ):
             drawn, more = await self.sample(self.item)
         self.backlog.extend(more or [])
         if drawn is None or drawn.get("scores") is None:
@@ -123,4 +127,5 @@ class _Drawing:
         with boundary("sample", self.item, "score", self.code):
             if (problem := score_problem(drawn)) is not None:
                 raise ValueError(problem)
-        return drawn
+        metadata = {"timings": spent, **(drawn.get("metadata") or {})}
+        return cast(ScoredDataItem, {**drawn, "metadata": metadata}) if spent else drawn

@@ -122,6 +122,7 @@ class RunRegistration:
             weight=config.inference_weight,
             group_size=config.group_size,
             min_batch_allocation=config.min_batch_allocation,
+            tokenizer=config.tokenizer_name,
         )
         started = time.monotonic()
         while True:

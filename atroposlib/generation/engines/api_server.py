@@ -27,7 +27,7 @@ from atroposlib.generation.engines.health import (
     with_retries,
 )
 from atroposlib.generation.engines.http import HttpClient, server_root
-from atroposlib.generation.engines.slots import SplitStats
+from atroposlib.generation.engines.slots import SplitStats, generated_tokens, spending
 from atroposlib.generation.sampling.generation import (
     UNKNOWN_VERSION,
     FourTuple,
@@ -206,6 +206,7 @@ class APIServer(LegacyHealth, ABC):
             running=running,
             waiting=sum(one.waiting for one in slots),
             version=self._newest_version if known else None,
+            tokens_per_s=self.train_stats.tokens_per_s() + self.eval_stats.tokens_per_s(),
         )
 
     def headroom(self, split: str) -> int:
@@ -324,10 +325,16 @@ class APIServer(LegacyHealth, ABC):
         stats = self._stats_of(kwargs.pop("split", None) or "train")
         kwargs = with_stop_ids(kwargs)
         with stats.track():
-            await self.health.wait_until_healthy()  # the first one may set the model's name
-            attempt = partial(hook, **{**kwargs, "model": self.config.model_name})
-            async with stats.slots:
+            with spending("queue"):
+                await self.health.wait_until_healthy()  # the first one may set the model's name
+                attempt = partial(hook, **{**kwargs, "model": self.config.model_name})
+                await stats.slots.acquire()
+            try:
                 started = time.monotonic()
-                result, attempts = await with_retries(attempt, self.health)
-                stats.record(time.monotonic() - started, attempts)
+                with spending("generate"):
+                    result, attempts = await with_retries(attempt, self.health)
+                tokens = generated_tokens(result)
+                stats.record(time.monotonic() - started, attempts, tokens)
                 return result
+            finally:
+                stats.slots.release()

@@ -9,12 +9,48 @@ from __future__ import annotations
 import asyncio
 import math
 import statistics
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from contextvars import ContextVar
+from typing import Any, Literal
 
 from atroposlib.utils.metrics import percentile
+
+RATE_WINDOW_S = 30.0  # longer than most generations: their tokens count when they end
+_SPENT: ContextVar[dict[str, float] | None] = ContextVar("spent", default=None)
+
+
+@contextmanager
+def timings() -> Iterator[dict[str, float]]:
+    """Seconds that this task and its subtasks spend meanwhile, by name: :func:`spending`."""
+    spent: dict[str, float] = {}
+    token = _SPENT.set(spent)
+    try:
+        yield spent
+    finally:
+        _SPENT.reset(token)
+
+
+@contextmanager
+def spending(name: str) -> Iterator[None]:
+    """Add the duration of the block to ``name``, where :func:`timings` collects."""
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        if (spent := _SPENT.get()) is not None:
+            spent[name] = round(spent.get(name, 0.0) + time.monotonic() - started, 4)
+
+
+def generated_tokens(result: Any) -> int:
+    """Sampled tokens of a call's result: generations, a four-tuple, or OpenAI's with usage."""
+    if isinstance(result, tuple):
+        return sum(map(len, result[1]))
+    if isinstance(result, list):
+        return sum(len(one.tokens) for one in result)
+    return getattr(getattr(result, "usage", None), "completion_tokens", None) or 0
 
 
 class AsyncSemWithAdaptiveWeight:
@@ -101,6 +137,7 @@ class SplitStats:
         self.timings_s: deque[float] = deque(maxlen=remembered)
         self.attempts: deque[int] = deque(maxlen=remembered)
         self.active_calls = 0  # waiting for health, for a slot, or running
+        self._generated: deque[tuple[float, int]] = deque()  # (monotonic, tokens) of calls
 
     @property
     def headroom(self) -> int:
@@ -119,9 +156,17 @@ class SplitStats:
         finally:
             self.active_calls -= 1
 
-    def record(self, seconds: float, attempts: int) -> None:
+    def record(self, seconds: float, attempts: int, tokens: int = 0) -> None:
         self.timings_s.append(seconds)
         self.attempts.append(attempts)
+        self.tokens_per_s()  # forgets old calls
+        self._generated.append((time.monotonic(), tokens))
+
+    def tokens_per_s(self) -> float:
+        """Sampled tokens of the calls that ended within the window, per second of it."""
+        while self._generated and self._generated[0][0] < time.monotonic() - RATE_WINDOW_S:
+            self._generated.popleft()
+        return sum(tokens for _, tokens in self._generated) / RATE_WINDOW_S
 
     def metrics(self, prefix: str) -> dict[str, float]:
         """Statistics of the kept calls, in seconds; empty without calls."""

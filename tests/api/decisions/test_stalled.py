@@ -36,6 +36,12 @@ def test_processes_that_ended_or_were_given_up_are_not_named():
     assert stalled([process("env", "e_0", NAMED_FOR_S + 1)]) == []
 
 
+def test_the_token_rates_of_the_callers_of_a_server_add_up():
+    rates = [state(tokens_per_s=40.25), state(tokens_per_s=1.5), state()]
+    assert inference_server(URL, rates).details["tokens_per_s"] == 41.8
+    assert "tokens_per_s" not in inference_server(URL, [state()]).details
+
+
 def test_a_server_that_answers_none_of_its_callers_is_named():
     server = inference_server(URL, [state(14.0), state(12.0), state(running=0)])
     assert server.details == {"running": 2, "waiting": 0, "callers": 3, "silent_s": 12.0}

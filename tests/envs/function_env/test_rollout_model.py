@@ -70,6 +70,9 @@ async def test_tools_are_called_until_the_model_answers(fake, env_of, tmp_path):
     group = await only_group(env, tmp_path)
     assert group["scores"] == [1.0, 1.0]
     assert group["metadata"]["metrics"] == {"calls": 2.0, "reward": 1.0}
+    for row in group["metadata"]["rows"]:
+        assert (row["turns"], row["tool_calls"]) == (2, 1)
+        assert row["timings"].keys() == {"queue", "generate", "tools", "score"}
     for labels in group["masks"]:
         assert trained_text(env, labels) == f"{CALL}<|end|>391<|end|>"
     (called,) = group["messages"][0][1]["tool_calls"]

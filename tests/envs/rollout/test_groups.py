@@ -16,6 +16,7 @@ from atroposlib.envs.rollout.groups import (
     groups_in,
     item_label,
     plain,
+    row_facts,
     score_problem,
     unknown_fields,
     with_metadata,
@@ -68,7 +69,25 @@ def test_collated_items_keep_every_field():
     assert made["generation_params"] == {"temperature": 1.0}
     assert made["finish_reasons"] == ["stop", "stop"]
     assert made["group_overrides"] == {"group_size": 2}
-    assert made["metadata"] == {"metrics": {"exact": 0.5}}
+    metrics_R = [{"metrics": {"exact": 0.0}}, {"metrics": {"exact": 1.0}}]
+    assert made["metadata"] == {"metrics": {"exact": 0.5}, "rows": metrics_R}
+
+
+def test_facts_of_a_row_are_bounded_and_unknown_ones_are_absent():
+    assert row_facts({}, None) == {}
+    span = {"start": 1, "end": 2, "temperature": 1.0}
+    assert row_facts({"timings": {"generate": 0.5}}, [span, span]) == {
+        **{"timings": {"generate": 0.5}, "turns": 2}
+    }
+    many = {"metrics": {str(n): n for n in range(99)}, "judge": 9999 * "x", "tool_calls": 0}
+    facts = row_facts(many, None)
+    assert (len(facts["metrics"]), len(facts["judge"]), facts["tool_calls"]) == (32, 2000, 0)
+
+
+def test_rows_without_a_score_leave_with_their_facts():
+    group = {**collate([item(), item(0.0)]), "scores": [None, 0.0]}
+    group["metadata"] = {"rows": [{"turns": 1}, {"turns": 2}], "item": "7"}
+    assert without_unscored(group)["metadata"] == {"rows": [{"turns": 2}], "item": "7"}
 
 
 def test_a_field_that_no_item_has_stays_absent():

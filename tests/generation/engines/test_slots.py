@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.generation.engines.slots import AsyncSemWithAdaptiveWeight
+from atroposlib.generation.engines.slots import (
+    RATE_WINDOW_S,
+    AsyncSemWithAdaptiveWeight,
+    SplitStats,
+    generated_tokens,
+    spending,
+    timings,
+)
+from atroposlib.generation.sampling.generation import Generation
 
 
 @pytest.mark.parametrize(
@@ -19,6 +27,36 @@ def test_the_server_weight_sets_the_share_of_open_slots(
     slots = AsyncSemWithAdaptiveWeight(capacity)
     slots.update_weight(weight)
     assert slots.limit == open_slots
+
+
+def test_the_rate_counts_the_tokens_of_calls_that_ended_in_the_window(monkeypatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("atroposlib.generation.engines.slots.time.monotonic", lambda: now[0])
+    stats = SplitStats(1, 8)
+    stats.record(1.0, 1, 60)
+    stats.record(1.0, 1, 30)
+    assert stats.tokens_per_s() == 90 / RATE_WINDOW_S
+    now[0] += RATE_WINDOW_S + 1
+    assert stats.tokens_per_s() == 0.0
+
+
+def test_sampled_tokens_are_counted_in_every_form_of_a_result() -> None:
+    fields = {"logprobs": [-0.1, -0.2], "versions": [0, 0], "finish_reason": "stop"}
+    generations = [Generation(prompt_ids=[1], tokens=[2, 3], **fields)]
+    assert generated_tokens(generations) == 2
+    assert generated_tokens(([1], [[2, 3], [4]], [[-0.1, -0.2], [-0.3]], ["stop"] * 2)) == 3
+    assert generated_tokens({"prompt_tokens": [1]}) == 0
+
+
+async def test_seconds_of_subtasks_add_up_under_their_name() -> None:
+    async def call() -> None:
+        with spending("generate"):
+            await asyncio.sleep(0)
+
+    with timings() as spent:
+        await asyncio.gather(call(), call())
+    await call()  # not collected
+    assert spent.keys() == {"generate"} and spent["generate"] >= 0
 
 
 async def take(slots: AsyncSemWithAdaptiveWeight, order: list[int], name: int) -> None:
