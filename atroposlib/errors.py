@@ -6,6 +6,7 @@
     |-- RunStateError          the run is not in a state for this call
     |   |-- NotRegistered      no trainer has registered yet       (409)
     |   |-- UnknownEnv         env id of another run, or of none   (404: register again)
+    |   |-- UnknownGroup       no such group or row, or its bytes are freed   (404)
     |   |-- UnknownSession     no such session of a proxy          (404: open another)
     |   |-- StaleGeneration    a newer trainer or lease took over  (409: stop)
     |   |-- RunTaken           another trainer holds the run and is alive (409)
@@ -78,6 +79,10 @@ class NotRegistered(RunStateError):
 
 class UnknownEnv(RunStateError):
     """The env id belongs to another run or to none; POST /register-env again."""
+
+
+class UnknownGroup(RunStateError):
+    """No group or row has this number, or its bytes are freed."""
 
 
 class UnknownSession(RunStateError):

@@ -39,6 +39,7 @@ ADVICE = {
     "unauthorized": "send a valid token",
     "forbidden": "use a token of the scope and the environment that the call needs",
     "unknown_env": "`POST /register-env` again; groups of the old run are void",
+    "unknown_group": "list what there is: `GET /explore/rollouts`",
     "not_registered": "the trainer registers; environments ask again later",
     "fenced": "stop: another trainer, or a later delivery, owns the batch",
     "run_taken": "stop the trainer that `detail` names, or register with `take_over`",

@@ -262,6 +262,10 @@ async def _watching(s: Session) -> None:
     page = await s.say(None, "GET", "/metrics")
     lines = "\n".join(match[0] for match in METRICS_SHOWN.finditer(page))
     s.exchanges["metrics"] = Exchange("GET /metrics", f"200\n\n...\n{lines}\n...")
+    s.app.state.service.context.indexer.flush()
+    await s.say("explore rollouts", "GET", "/explore/rollouts?reward=0.5..1&limit=1")
+    await s.say("explore group", "GET", "/explore/groups/1")
+    await s.say("explore row", "GET", "/explore/groups/2/rows/0?from=0&to=4096")
 
 
 async def _old_clients(s: Session) -> None:

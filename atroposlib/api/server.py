@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atroposlib import __version__, wire
+from atroposlib.api.archive.explorer import Explorer
 from atroposlib.api.common.records import MAX_DELIVERIES
 from atroposlib.api.guards.auth import AuthMiddleware, route_of
 from atroposlib.api.guards.body_limits import DEFAULT_MAX_BODY_BYTES, RequestBody
@@ -25,6 +26,7 @@ from atroposlib.api.store import Store, open_store
 from atroposlib.api.web import routing
 from atroposlib.api.web.openapi import add_docs, describe
 from atroposlib.api.web.routes_batches import batch_routes
+from atroposlib.api.web.routes_explore import explore_routes
 from atroposlib.api.web.routes_groups import admission_routes, data_routes, group_routes
 from atroposlib.api.web.routes_ops import ops_routes
 from atroposlib.api.web.routes_run import poll_routes, run_routes
@@ -62,6 +64,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.context.indexer.start()
         yield
         service.close()
 
@@ -79,6 +82,7 @@ def create_app(
         ops_routes,
     ):
         app.include_router(routes(service))
+    app.include_router(explore_routes(Explorer(service.context.indexer.index, store)))
     # The last one added sees a request first: times, then host, token, site, body.
     app.add_middleware(routing.FastPath, routes=app.routes, refuse=refuse)
     app.add_middleware(RequestBody, max_bytes=max_body_bytes)

@@ -52,6 +52,7 @@ ROLLOUT_API = (
     ("atroposlib.api.decisions", "atroposlib.api.store.sql"),
     ("atroposlib.api.store.sqlite", "atroposlib.api.store.postgres"),
     ("atroposlib.api.codec", "atroposlib.api.store"),
+    ("atroposlib.api.archive",),
     ("atroposlib.api.guards",),
     ("atroposlib.api.run",),
     ("atroposlib.api.web",),

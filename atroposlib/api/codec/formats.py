@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from atroposlib.api.codec.json_columns import KEYS, LargeGroup, parse_columns
+from atroposlib.api.codec.row_facts import GroupFacts, facts_of
 from atroposlib.api.common.records import BatchMember, Media, NewGroup, Payload
 from atroposlib.errors import CorruptPayload, InvalidGroup
 from atroposlib.wire import ScoredData
@@ -52,6 +53,7 @@ class ParsedGroup(NewGroup):
     incarnation: int | None = None  # of ``version``
     length: int = 0  # tokens of all rows, trained or not
     marks: tuple[str, ...] = ()
+    facts: GroupFacts | None = None  # for the index of rollouts
 
 
 def parsed_group(
@@ -75,6 +77,7 @@ def parsed_group(
         incarnation=columns.incarnation,
         length=int(columns.seq_lens.sum()),
         marks=marks,
+        facts=facts_of(columns),
     )
 
 

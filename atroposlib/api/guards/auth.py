@@ -46,6 +46,9 @@ SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     ("GET", "/info"): READ,
     ("GET", "/wandb_info"): READ,
     ("GET", "/latest_example"): READ,
+    ("GET", "/explore/rollouts"): READ,
+    ("GET", "/explore/groups/{gid}"): READ,
+    ("GET", "/explore/groups/{gid}/rows/{row}"): READ,
     # Environments.
     ("POST", "/register-env"): ENV,
     ("POST", "/disconnect-env"): ENV,

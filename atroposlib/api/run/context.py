@@ -18,6 +18,8 @@ from time import monotonic
 
 import msgspec
 
+from atroposlib.api.archive.index import Index
+from atroposlib.api.archive.indexer import Indexer
 from atroposlib.api.common.records import EnvEntry, RunRecord, StoreStats
 from atroposlib.api.common.threads import BroadcastEvent, Pool, Threads
 from atroposlib.api.decisions.allocation import Supply, supply_of
@@ -310,8 +312,9 @@ class ServiceContext:
         self.clock = clock
         self.threads = Threads()
         self.liveness = Liveness(clock, ENV_TIMEOUT_S)
-        self.metrics = Metrics(self._name_of)
-        self.events = Events(clock)
+        self.metrics = Metrics(self.name_of)
+        self.indexer = Indexer(Index(store.archive), store, self.name_of)
+        self.events = Events(clock, keep=self.indexer.on_event)
         self.groups_changed = BroadcastEvent()  # wakes waiting claims
         self.space_freed = BroadcastEvent()  # wakes held posts: payloads were freed
         self.queue_stats = QueueStats(store, self.threads.reads, self.metrics)
@@ -389,7 +392,7 @@ class ServiceContext:
             self.liveness.keep(env.env_id for env in new.run.envs)
         self.on_groups_removed()
 
-    def _name_of(self, env_id: int) -> str | None:
+    def name_of(self, env_id: int) -> str | None:
         with suppress(UnknownEnv):
             return find_env(self.run, env_id).wandb_name
         return None

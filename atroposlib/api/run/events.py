@@ -44,6 +44,7 @@ class Events:
 
     Args:
         instance: distinguishes the ids of this process from those of its predecessor.
+        keep: stores each event beyond the ring; must not block.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class Events:
         clock: Callable[[], float] = time.time,
         instance: str | None = None,
         max_subscribers: int = MAX_SUBSCRIBERS,
+        keep: Callable[[str, str, float, Mapping[str, Field]], object] = lambda *_: None,
     ) -> None:
-        self._clock = clock
+        self._clock, self._keep = clock, keep
         self._instance = instance if instance is not None else f"{time.time_ns():x}"
         self._most_subscribers = max_subscribers
         self._ring: deque[Event] = deque(maxlen=RING_EVENTS)
@@ -71,6 +73,7 @@ class Events:
         event = Event(f"{self._instance}-{self._next_no}", kind, self._clock(), fields)
         self._next_no += 1
         self._ring.append(event)
+        self._keep(event.id, kind, event.at, fields)
         self._news.notify()
 
     def subscribe(self, after: str | None = None) -> Subscription:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from atroposlib.api.archive.index import RowFacts
 from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.common.records import (
     Accepted,
@@ -213,6 +214,11 @@ class Posts:
         small = len(last.payload) <= LATEST_BYTES
         self._latest = answer.gid, Payload(bytes(last.payload), last.media) if small else None
         context.queue_stats.added(sum(len(group.payload) for group, _ in fresh))
+        for group, one in fresh:
+            env = None if group.env is None else context.name_of(group.env)
+            named = (one.gid, env, group.arrived, group.arrived_version, one.state.value)
+            if group.facts is not None:
+                context.indexer.submit(RowFacts(*named, group.facts))
         context.on_groups_added()
         context.events.publish("groups", groups=len(fresh), gid=answer.gid)
 

@@ -73,6 +73,7 @@ class RolloutService:
         """End the streams of events and close the store."""
         self.events.close()
         self.posts.close()
+        self.context.indexer.close()
         self.store.close()
 
     # --- the trainer ----------------------------------------------------------------

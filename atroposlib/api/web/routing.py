@@ -42,6 +42,7 @@ STATUS_OF: dict[type[Exception], tuple[int, str]] = {
     errors.Unauthorized: (401, "unauthorized"),
     errors.Forbidden: (403, "forbidden"),
     errors.UnknownEnv: (404, "unknown_env"),
+    errors.UnknownGroup: (404, "unknown_group"),
     errors.NotRegistered: (409, "not_registered"),
     errors.StaleGeneration: (409, "fenced"),
     errors.RunTaken: (409, "run_taken"),

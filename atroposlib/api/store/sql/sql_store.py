@@ -15,10 +15,12 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from atroposlib.api.common.records import (
     AdmissionGrant,
+    BatchMember,
     BatchTurn,
     BufferPolicy,
     Chooser,
@@ -35,8 +37,11 @@ from atroposlib.api.common.records import (
 )
 from atroposlib.api.store.sql import ack as ack_queries
 from atroposlib.api.store.sql import claim as claim_queries
+from atroposlib.api.store.sql import ledger
 from atroposlib.api.store.sql import put as put_queries
 from atroposlib.api.store.sql import run as run_queries
+from atroposlib.api.store.sql.claim import BatchRow
+from atroposlib.api.store.sql.ledger import Arrival
 from atroposlib.api.store.sql.put import NewRow
 from atroposlib.api.store.sql.schema import (
     MAX_INT64,
@@ -80,6 +85,7 @@ class Store(ABC):
     """
 
     shared = False  # whether other processes use the same data
+    archive: Path | None = None  # file of the index of rollouts; None: in memory
 
     def __init__(self, write: Write, read: Read, max_bytes: int) -> None:
         self._write, self._read, self.max_bytes = write, read, max_bytes
@@ -101,6 +107,8 @@ class Store(ABC):
         connection.execute("INSERT INTO payload VALUES (?, ?)", (gid, body))
 
     _stored: tuple[str, type] = ("body", bytes)  # columns of a payload, and their type
+
+    _archived: str | None = None  # SQL of digest, media and these columns of a retired group
 
     def _payloads(self, rows: Iterable[Row]) -> Iterable[bytes]:
         """The payloads of rows of digest, media and the columns of a payload, or wrong bytes
@@ -204,8 +212,9 @@ class Store(ABC):
         """The batch as delivered, for the shards of other ranks."""
         return self._read(lambda c: ack_queries.lookup(c, no, generation, epoch))
 
-    def read(self, gids: Sequence[int]) -> list[Payload]:
-        """Payloads in the order of ``gids``, byte for byte as put.
+    def read(self, gids: Sequence[int], retired: bool = False) -> list[Payload]:
+        """Payloads in the order of ``gids``, byte for byte as put; with ``retired`` also
+        those that an archive keeps.
 
         Raises:
             CorruptPayload: bytes do not match their digest, or are missing; ``gids`` of the
@@ -214,7 +223,9 @@ class Store(ABC):
         found: dict[int, Payload] = {}
         rows: dict[int, Row] = {}
         while absent := [gid for gid in gids if gid not in found]:
-            before, rows = rows, self._read(lambda c: self._rows(c, absent))  # noqa: B023
+            before, rows = rows, self._read(
+                lambda c: self._rows(c, absent, retired)
+            )  # noqa: B023
             if rows.items() <= before.items():  # else their payloads have moved since
                 raise CorruptPayload(absent)
             for (gid, row), data in zip(rows.items(), self._payloads(rows.values())):
@@ -222,7 +233,9 @@ class Store(ABC):
                     found[gid] = Payload(data, MEDIA[row[1]])
         return [found[gid] for gid in gids]
 
-    def _rows(self, connection: Connection, gids: Sequence[int]) -> dict[int, Row]:
+    def _rows(
+        self, connection: Connection, gids: Sequence[int], retired: bool = False
+    ) -> dict[int, Row]:
         """Digest, media and stored payload by gid, without missing and unreadable groups."""
         columns, kind = self._stored
         sql = f"SELECT digest, media, {columns} {_PAYLOAD}"
@@ -230,6 +243,8 @@ class Store(ABC):
         for gid in gids:
             try:
                 rows = connection.execute(sql, (gid,)) if 0 < gid <= MAX_INT64 else []
+                if not rows and retired and self._archived and 0 < gid <= MAX_INT64:
+                    rows = connection.execute(self._archived, (gid,))
             except DamagedRow:
                 continue
             for row in rows:
@@ -342,6 +357,25 @@ class Store(ABC):
     def stats(self) -> StoreStats:
         """Counts by kind."""
         return self._read(stats)
+
+    # --- the index of rollouts ------------------------------------------------------
+
+    def ledger(self, after: int) -> list[BatchRow]:
+        """Batches after ``after``, and all that are not committed."""
+        return self._read(lambda c: ledger.changed(c, after))
+
+    def members(self, no: int) -> tuple[BatchMember, ...]:
+        """The groups of a batch, as long as the ledger has them."""
+        return self._read(lambda c: claim_queries.members_of(c, no))
+
+    def arrivals(self, gids: Sequence[int]) -> dict[int, Arrival]:
+        """State and arrival of the groups that the ledger has."""
+        return self._read(lambda c: ledger.arrivals(c, gids))
+
+    def kept(self, after: int, limit: int) -> list[int]:
+        """Ids after ``after`` of the next groups whose payloads are kept, ascending."""
+        archived = self._archived is not None
+        return self._read(lambda c: ledger.kept(c, after, limit, archived))
 
 
 _PAYLOAD = "FROM payload JOIN groups ON groups.gid = payload.gid WHERE payload.gid = ?"

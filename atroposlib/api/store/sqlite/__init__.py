@@ -168,6 +168,7 @@ class SqliteStore(Store):
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         require_local(data_dir)
         self._data_dir = data_dir
+        self.archive = data_dir / "archive" / "index.sqlite"
         self._free_bytes, self._segment_bytes = free_bytes, segment_bytes
         self._log = PayloadLog(
             files or SegmentFiles(data_dir), self._spare_bytes, segment_bytes

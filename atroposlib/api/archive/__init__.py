@@ -1,0 +1,1 @@
+"""Archive of rollouts: index of their facts, its writer, and the reader behind /explore."""

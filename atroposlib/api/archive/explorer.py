@@ -1,0 +1,238 @@
+"""Explorer: reader of the index and of the payloads, behind /explore. Blocking; for threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from atroposlib.api.archive.filters import (
+    FILTERS,
+    PAGING,
+    Where,
+    limit_of,
+    number,
+    order_of,
+    require_known,
+    where,
+)
+from atroposlib.api.archive.index import Index
+from atroposlib.api.codec.formats import read_columns
+from atroposlib.api.common.records import Media
+from atroposlib.api.store import Store
+from atroposlib.errors import ConfigError, CorruptPayload, UnknownGroup
+from atroposlib.wire import explore
+from atroposlib.wire.columns import Columns
+from atroposlib.wire.messages import MASKED
+from atroposlib.wire.safetensors import Array
+
+MAX_TOKENS = 16_384  # per call
+DEFAULT_TOKENS = 4096
+COUNTED_EXACTLY = 10_000
+TEXT_CHARACTERS = 2000  # of the prompt and of the completion in the view of a group
+_NAMES = explore.RolloutRow.__struct_fields__
+_SELECT = f"SELECT {', '.join(_NAMES)} FROM rollout"
+_LIFE = {"posted": "arrived", "leased": "claimed", "acked": "acked"}
+
+
+class Explorer:
+    """Answers over one index and the store whose groups it lists."""
+
+    def __init__(self, index: Index, store: Store) -> None:
+        self.index, self._store = index, store
+
+    # --- rollouts -------------------------------------------------------------------
+
+    def rollouts(self, given: Mapping[str, str]) -> explore.RolloutPage:
+        """A page of rows that the filters let pass.
+
+        Raises:
+            ConfigError: an unknown filter, or a value that it cannot have.
+        """
+        require_known(given, *FILTERS, *PAGING)
+        order, limit, found = order_of(given), limit_of(given), where(given)
+        page = order.start(found, given.get("after"))
+        sql = f"{_SELECT} {page.clause} {order.sql} LIMIT ?"
+        rows = [rollout_of(row) for row in self.index.read(sql, (*page.values, limit))]
+        last = order.key(rows[-1]) if len(rows) == limit else None
+        return explore.RolloutPage(rows, last, self._counted(found))
+
+    def _counted(self, found: Where) -> explore.Counted:
+        sql = f"SELECT COUNT(*) FROM (SELECT 1 FROM rollout {found.clause} LIMIT ?)"
+        [(n,)] = self.index.read(sql, (*found.values, COUNTED_EXACTLY + 1))
+        return explore.Counted(min(n, COUNTED_EXACTLY), exact=n <= COUNTED_EXACTLY)
+
+    def _rows(self, gid: int) -> list[explore.RolloutRow]:
+        found = self.index.read(f"{_SELECT} WHERE gid = ? ORDER BY row", (gid,))
+        return [rollout_of(row) for row in found]
+
+    # --- one group ------------------------------------------------------------------
+
+    def group(self, gid: int, given: Mapping[str, str]) -> explore.GroupView:
+        """All rows of a group side by side.
+
+        Raises:
+            UnknownGroup: neither the index nor the store has it.
+        """
+        require_known(given)
+        group = self._payload(gid)
+        rows = self._rows(gid) if 0 < gid < 2**63 else []
+        if not rows:
+            raise UnknownGroup(f"group {gid} is not in the index")
+        rewards = np.array([row.reward for row in rows if row.reward is not None])
+        first = rows[0]
+        metadata = {} if group is None else group.columns.rest_value("metadata") or {}
+        return explore.GroupView(
+            gid=gid,
+            env=first.env,
+            item=first.item,
+            group_id=first.group_id,
+            state=first.state,
+            batch_no=first.batch_no,
+            step=first.step,
+            n_bytes=None if group is None else group.n_bytes,
+            media=None if group is None else group.media.value,
+            archived=group is not None and first.state in ("committed", "dropped"),
+            baseline=float(rewards.mean()) if len(rewards) else None,
+            spread=float(rewards.std()) if len(rewards) else None,
+            life=self._life(first),
+            rows=[self._group_row(row, metadata) for row in rows],
+        )
+
+    def _group_row(
+        self, row: explore.RolloutRow, metadata: Mapping[str, Any]
+    ) -> explore.GroupRow:
+        own = metadata.get("rows")
+        said = own[row.row] if isinstance(own, list) and row.row < len(own) else {}
+        said = said if isinstance(said, dict) else {}
+        return explore.GroupRow(
+            **{name: getattr(row, name) for name in _NAMES},
+            metrics=_numbers(said.get("metrics")),
+            timings=_numbers(said.get("timings")),
+            judge=None if said.get("judge") is None else str(said["judge"])[:TEXT_CHARACTERS],
+        )
+
+    def _life(self, row: explore.RolloutRow) -> list[explore.LifeEvent]:
+        sql = "SELECT claimed, acked FROM batch WHERE no = ?"
+        found = self.index.read(sql, (row.batch_no,)) or [(None, None)]
+        at = {"arrived": row.arrived, "claimed": found[0][0], "acked": found[0][1]}
+        return [
+            explore.LifeEvent(event, at[name])
+            for event, name in _LIFE.items()
+            if at[name] is not None
+        ]
+
+    # --- one row --------------------------------------------------------------------
+
+    def row(self, gid: int, row: int, given: Mapping[str, str]) -> explore.RowView:
+        """Tokens [from, to) of a row, with what is known of each.
+
+        Raises:
+            UnknownGroup: no such row, or its bytes are freed.
+        """
+        require_known(given, "from", "to")
+        group = self._payload(gid)
+        if group is None:
+            raise UnknownGroup(f"the bytes of group {gid} are not kept")
+        columns = group.columns
+        if not 0 <= row < len(columns.seq_lens):
+            raise UnknownGroup(f"group {gid} has the rows 0 .. {len(columns.seq_lens) - 1}")
+        n_tokens = int(columns.seq_lens[row])
+        start = number("from", given.get("from", "0"), int)
+        to = number("to", given.get("to", str(start + DEFAULT_TOKENS)), int)
+        if not 0 <= start <= to or to - start > MAX_TOKENS:
+            raise ConfigError(f"from, to: ascending, at most {MAX_TOKENS} tokens apart")
+        start, to = min(start, n_tokens), min(to, n_tokens)
+        offset = int(columns.seq_lens[:row].sum())
+        messages = columns.rest_value("messages")
+        return explore.RowView(
+            gid=gid,
+            row=row,
+            n_tokens=n_tokens,
+            start=start,
+            to=to,
+            messages=messages[row] if messages else None,
+            metadata=columns.rest_value("metadata") or {},
+            columns=self._token_columns(gid, row, columns, offset, (start, to)),
+        )
+
+    def _token_columns(
+        self, gid: int, row: int, columns: Columns, offset: int, span: tuple[int, int]
+    ) -> explore.TokenColumns:
+        """Tokens of a span of the row that begins at ``offset``, with the trainer's notes."""
+        shown = token_columns(columns, offset + span[0], offset + span[1])
+        sql = "SELECT advantages, logprobs, flags FROM note WHERE gid = ? AND row = ?"
+        for noted in self.index.read(sql, (gid, row)):
+            end = offset + int(columns.seq_lens[row])
+            trained = columns.masks[offset:end] != MASKED
+            advantages, logprobs, flags = (
+                spread(data, dtype, trained, span)
+                for data, dtype in zip(noted, ("<f4", "<f2", "|u1"))
+            )
+            shown.trainer_logprob = logprobs
+            shown.advantage = advantages or shown.advantage
+            shown.flags = None if flags is None else [int(one or 0) for one in flags]
+        return shown
+
+    def _payload(self, gid: int) -> StoredGroup | None:
+        """The group, if its bytes are kept."""
+        try:
+            [payload] = self._store.read([gid], retired=True)
+        except CorruptPayload:
+            return None
+        return StoredGroup(read_columns(payload), len(payload.data), payload.media)
+
+
+class StoredGroup:
+    """A decoded group, and the form of its bytes."""
+
+    def __init__(self, columns: Columns, n_bytes: int, media: Media) -> None:
+        self.columns, self.n_bytes, self.media = columns, n_bytes, media
+
+
+def rollout_of(row: tuple[Any, ...]) -> explore.RolloutRow:
+    return explore.RolloutRow(**dict(zip(_NAMES, row)))
+
+
+def token_columns(columns: Columns, start: int, end: int) -> explore.TokenColumns:
+    """The columns of tokens [start, end) of a group."""
+    trained = columns.masks[start:end] != MASKED
+
+    def floats(name: str) -> list[float] | None:
+        values = columns.floats.get(name)
+        return None if values is None else values[start:end].tolist()
+
+    advantage: list[float | None] | None = None
+    if (given := floats("advantages")) is not None:
+        advantage = list(given)
+    return explore.TokenColumns(
+        id=columns.tokens[start:end].tolist(),
+        trained=trained.astype(np.uint8).tolist(),
+        logprob=floats("inference_logprobs"),
+        version=None if columns.versions is None else columns.versions[start:end].tolist(),
+        advantage=advantage,
+    )
+
+
+def spread(
+    data: bytes | None, dtype: str, trained: Array, span: tuple[int, int]
+) -> list[float | None] | None:
+    """Values of trained tokens at their positions in ``span`` of a row; None elsewhere."""
+    if data is None or len(data) != np.dtype(dtype).itemsize * int(trained.sum()):
+        return None
+    placed = np.full(len(trained), np.nan)
+    placed[trained] = np.frombuffer(data, dtype)
+    return [None if np.isnan(one) else float(one) for one in placed[slice(*span)]]
+
+
+def _numbers(values: Any) -> dict[str, float]:
+    """The finite numbers of what an environment reported, at most 64."""
+    if not isinstance(values, dict):
+        return {}
+    good = {
+        str(name)[:200]: float(value)
+        for name, value in values.items()
+        if isinstance(value, (int, float)) and np.isfinite(value)
+    }
+    return dict(list(good.items())[:64])

@@ -1,0 +1,154 @@
+"""Filters and pages of /explore/rollouts as SQL. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from atroposlib.errors import ConfigError
+
+MAX_LIMIT = 500
+SORTS = ("arrived", "reward", "diff_max", "n_tokens", "step")
+_EQUAL = {  # filter -> column
+    "env": "env",
+    "state": "state",
+    "outcome": "outcome",
+    "finish": "finish_reason",
+    "why": "why",
+    "item": "item",
+}
+_RANGES: dict[str, type] = {"step": int, "reward": float, "batch_no": int}
+FILTERS = (*_EQUAL, *_RANGES, "version", "diff_min", "q")
+PAGING = ("sort", "after", "limit")
+
+
+@dataclass(frozen=True)
+class Where:
+    """A condition and its values."""
+
+    sql: str
+    values: tuple[Any, ...]
+
+    def and_(self, sql: str, *values: Any) -> Where:
+        return Where(f"{self.sql} AND {sql}" if self.sql else sql, self.values + values)
+
+    @property
+    def clause(self) -> str:
+        return f"WHERE {self.sql}" if self.sql else ""
+
+
+def require_known(given: Mapping[str, str], *known: str) -> None:
+    """Reject parameters that a route does not have.
+
+    Raises:
+        ConfigError: names the first unknown one.
+    """
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{name[:50]}: unknown; there are {', '.join(known)}")
+
+
+def where(given: Mapping[str, str]) -> Where:
+    """The rows that all filters let pass; ``q`` is applied to texts, later.
+
+    Raises:
+        ConfigError: a value is none of its filter.
+    """
+    found = Where("", ())
+    for name, column in _EQUAL.items():
+        if name in given:
+            found = found.and_(f"{column} = ?", given[name])
+    for name, kind in _RANGES.items():
+        if name in given:
+            low, high = bounds(name, given[name], kind)
+            if low is not None:
+                found = found.and_(f"{name} >= ?", low)
+            if high is not None:
+                found = found.and_(f"{name} <= ?", high)
+    if "version" in given:
+        version = number("version", given["version"], int)
+        found = found.and_("version_min <= ? AND version_max >= ?", version, version)
+    if "diff_min" in given:
+        found = found.and_("diff_max >= ?", number("diff_min", given["diff_min"], float))
+    return found
+
+
+def bounds(name: str, text: str, kind: type) -> tuple[Any, Any]:
+    """``a..b`` with either end open, or one number."""
+    low, dots, high = text.partition("..")
+    if not dots:
+        return (number(name, low, kind),) * 2
+    return (
+        number(name, low, kind) if low else None,
+        number(name, high, kind) if high else None,
+    )
+
+
+def number(name: str, text: str, kind: type) -> Any:
+    """A finite number that SQLite can hold."""
+    try:
+        value = kind(text)
+        if math.isfinite(value) and abs(value) < 2**63:
+            return value
+    except ValueError:
+        pass
+    raise ConfigError(f"{name}: {'a whole number' if kind is int else 'a number'} is expected")
+
+
+def limit_of(given: Mapping[str, str], default: int = 100) -> int:
+    """Rows of a page, at most ``MAX_LIMIT``."""
+    limit: int = number("limit", given.get("limit", str(default)), int)
+    if not 1 <= limit <= MAX_LIMIT:
+        raise ConfigError(f"limit: lies in 1 .. {MAX_LIMIT}")
+    return limit
+
+
+@dataclass(frozen=True)
+class Order:
+    """Order of a list, and the key of a row, by which the next page begins.
+
+    Rows without a value of the column have no place in its order, and are not listed.
+    """
+
+    column: str
+    descending: bool
+
+    @property
+    def sql(self) -> str:
+        way = " DESC" if self.descending else ""
+        return f"ORDER BY {self.column}{way}, gid{way}, row{way}"
+
+    def start(self, found: Where, after: str | None) -> Where:
+        """``found``, from after the row of the key ``after`` on."""
+        if self.column != "gid":
+            found = found.and_(f"{self.column} IS NOT NULL")
+        if after is None:
+            return found
+        try:
+            key = msgspec.json.decode(after, type=tuple[float, int, int])
+        except msgspec.DecodeError as error:
+            raise ConfigError(
+                "after: the value of next of the last page is expected"
+            ) from error
+        sign = "<" if self.descending else ">"
+        if self.column == "gid":
+            return found.and_(f"(gid, row) {sign} (?, ?)", *key[1:])
+        return found.and_(f"({self.column}, gid, row) {sign} (?, ?, ?)", *key)
+
+    def key(self, row: Any) -> str:
+        value = getattr(row, self.column)
+        return msgspec.json.encode((float(value), row.gid, row.row)).decode()
+
+
+def order_of(given: Mapping[str, str]) -> Order:
+    """The order that ``sort`` names; the newest first without one."""
+    name = given.get("sort", "-arrived")
+    column = name.removeprefix("-")
+    if column not in SORTS:
+        raise ConfigError(f"sort: one of {', '.join(SORTS)}, with - for the largest first")
+    # Groups arrive in the order of their ids, which every index ends with.
+    return Order("gid" if column == "arrived" else column, name.startswith("-"))

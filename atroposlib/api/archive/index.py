@@ -1,0 +1,424 @@
+"""Index of rollouts in SQLite: tables, records, and the insert of each kind of record.
+
+    records --submit--> Indexer --write--> index.sqlite --read--> Explorer
+
+Rows of ``rollout`` can be rebuilt from the payloads. What participants reported cannot, so a
+damaged file is set aside and never deleted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from atroposlib.api.codec.row_facts import GroupFacts, RowFact
+
+log = logging.getLogger(__name__)
+
+LAYOUT = 1
+MAX_EVENTS = 1_000_000
+BUSY_MS = 10_000
+_TABLES = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE rollout (
+    gid INTEGER NOT NULL, row INTEGER NOT NULL, env TEXT, item TEXT, group_id TEXT,
+    batch_no INTEGER, step INTEGER, version_min INTEGER, version_max INTEGER,
+    arrived_version INTEGER, staleness INTEGER, reward REAL, advantage REAL,
+    n_tokens INTEGER, n_trained INTEGER, turns INTEGER, tool_calls INTEGER,
+    finish_reason TEXT, outcome TEXT, logprob_mean REAL, diff_mean REAL, diff_max REAL,
+    clipped_share REAL, arrived REAL, generate_s REAL, state TEXT, why TEXT,
+    PRIMARY KEY (gid, row)) WITHOUT ROWID;
+CREATE INDEX rollout_batch ON rollout (batch_no) WHERE batch_no IS NOT NULL;
+CREATE INDEX rollout_step ON rollout (step) WHERE step IS NOT NULL;
+CREATE INDEX rollout_item ON rollout (item) WHERE item IS NOT NULL;
+CREATE INDEX rollout_diff ON rollout (diff_max) WHERE diff_max IS NOT NULL;
+CREATE INDEX rollout_state ON rollout (state, why);
+CREATE INDEX rollout_reward ON rollout (reward);
+CREATE INDEX rollout_tokens ON rollout (n_tokens);
+CREATE INDEX rollout_env ON rollout (env, outcome, finish_reason, reward);
+CREATE TABLE rollup (
+    batch_no INTEGER NOT NULL, env TEXT NOT NULL, n INTEGER NOT NULL,
+    reward REAL, reward_square REAL, tokens INTEGER, trained INTEGER, turns INTEGER,
+    staleness INTEGER, diff_max REAL, ok INTEGER, truncated INTEGER,
+    PRIMARY KEY (batch_no, env)) WITHOUT ROWID;
+CREATE TABLE batch (
+    no INTEGER PRIMARY KEY, step INTEGER, state TEXT, epoch INTEGER, generation INTEGER,
+    tries INTEGER, lease_until REAL, world_size INTEGER, ranks TEXT, n_seq INTEGER,
+    min_version INTEGER, wanted TEXT, claimed REAL, acked REAL);
+CREATE TABLE step (
+    role TEXT NOT NULL, name TEXT NOT NULL, step INTEGER NOT NULL, batch_no INTEGER,
+    at REAL NOT NULL, body TEXT NOT NULL, PRIMARY KEY (role, name, step)) WITHOUT ROWID;
+CREATE TABLE note (
+    gid INTEGER NOT NULL, row INTEGER NOT NULL, batch_no INTEGER NOT NULL,
+    advantages BLOB, logprobs BLOB, flags BLOB, PRIMARY KEY (gid, row)) WITHOUT ROWID;
+CREATE TABLE drop_sample (
+    id INTEGER PRIMARY KEY, env TEXT, reason TEXT NOT NULL, dropped INTEGER NOT NULL,
+    at REAL NOT NULL, media TEXT, sample BLOB);
+CREATE TABLE weights (
+    id INTEGER PRIMARY KEY, server TEXT, version INTEGER, at REAL NOT NULL, phase TEXT,
+    stage_s REAL, apply_s REAL, check_s REAL);
+CREATE TABLE event (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL, kind TEXT NOT NULL, at REAL NOT NULL,
+    body TEXT NOT NULL);
+CREATE TABLE finding (
+    id INTEGER PRIMARY KEY, rule TEXT NOT NULL, key TEXT NOT NULL, severity TEXT NOT NULL,
+    cause TEXT NOT NULL, evidence TEXT NOT NULL, remedy TEXT NOT NULL, at REAL NOT NULL)
+"""
+
+
+# --- records ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RowFacts:
+    """The rows of one group at its arrival."""
+
+    gid: int
+    env: str | None
+    arrived: float | None
+    arrived_version: int | None
+    state: str | None
+    facts: GroupFacts
+    batch_no: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFact:
+    """A batch of the ledger as it is now, with its groups."""
+
+    no: int
+    state: str
+    epoch: int
+    generation: int
+    tries: int
+    lease_until: float
+    world_size: int
+    ranks: str  # that acked, for example "0,2"
+    n_seq: int
+    min_version: int | None
+    gids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStates:
+    """State and batch of groups by gid; None: the ledger has lost the group."""
+
+    states: Mapping[int, tuple[str, int | None] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class NotesFact:
+    """What the trainer noted about one row. Arrays cover its trained tokens, little-endian."""
+
+    gid: int
+    row: int
+    batch_no: int
+    advantages: bytes | None = None  # F32
+    logprobs: bytes | None = None  # F16, of the policy before the step
+    flags: bytes | None = None  # U8: 1 clipped, 2 version-masked, 4 filtered
+    advantage: float | None = None  # mean
+    diff_mean: float | None = None
+    diff_max: float | None = None
+    clipped_share: float | None = None
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepFact:
+    """Numbers of one step of the trainer or of an environment."""
+
+    role: str
+    name: str
+    step: int
+    at: float
+    values: Mapping[str, float | None]
+    batch_no: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DropFact:
+    """Groups that an environment dropped, and at most one of them."""
+
+    env: str | None
+    reason: str
+    dropped: int
+    at: float
+    media: str | None = None
+    sample: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EventFact:
+    """An event of the API."""
+
+    name: str  # its id in /events
+    kind: str
+    at: float
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFact:
+    """A version at a server, or (``server`` None) at all of them."""
+
+    server: str | None
+    version: int | None
+    at: float
+    phase: str | None = None
+    stage_s: float | None = None
+    apply_s: float | None = None
+    check_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FindingFact:
+    """A finding of the doctor."""
+
+    rule: str
+    key: str
+    severity: str
+    cause: str
+    evidence: Sequence[str]
+    remedy: str
+    at: float
+
+
+Record = (RowFacts | BatchFact | GroupStates | NotesFact | StepFact | DropFact | EventFact) | (
+    WeightFact | FindingFact
+)
+
+
+# --- inserts ------------------------------------------------------------------------
+
+_ROW = ("gid", "row", "env", "item", "group_id", "batch_no", "arrived_version", "staleness")
+_COLUMNS = (*_ROW, "arrived", "state", *RowFact._fields)
+_INSERT_ROW = (
+    f"INSERT INTO rollout ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))}) "
+    "ON CONFLICT DO NOTHING"
+)
+
+
+def _rows(connection: apsw.Connection, one: RowFacts) -> None:
+    facts = one.facts
+    rows = []
+    for g, row in enumerate(facts.rows):
+        stale = None
+        if one.arrived_version is not None and row.version_min is not None:
+            stale = max(0, one.arrived_version - row.version_min)
+        named = (one.gid, g, one.env, facts.item, facts.group_id, one.batch_no)
+        rows.append((*named, one.arrived_version, stale, one.arrived, one.state, *row))
+    connection.executemany(_INSERT_ROW, rows)
+
+
+_ROLLUP = """
+INSERT OR REPLACE INTO rollup
+SELECT batch_no, COALESCE(env, ''), COUNT(*), SUM(reward), SUM(reward * reward), SUM(n_tokens),
+    SUM(n_trained), SUM(turns), SUM(staleness), MAX(diff_max), SUM(outcome = 'ok'),
+    SUM(outcome = 'truncated')
+FROM rollout WHERE batch_no = ? GROUP BY env
+"""
+
+
+def _batch(connection: apsw.Connection, one: BatchFact) -> None:
+    values = tuple(getattr(one, name) for name in _BATCH)
+    names, marks = ", ".join(_BATCH), ", ".join("?" * len(_BATCH))
+    same = ", ".join(f"{name} = excluded.{name}" for name in _BATCH)
+    connection.execute(
+        f"INSERT INTO batch ({names}) VALUES ({marks}) ON CONFLICT (no) DO UPDATE SET {same}",
+        values,
+    )
+    state = _STATE_OF.get(one.state, one.state)
+    connection.execute(
+        "UPDATE rollout SET batch_no = ?, state = ?, "
+        "step = COALESCE((SELECT step FROM batch WHERE no = ?), step) "
+        "WHERE gid IN (SELECT value FROM json_each(?)) AND (state, batch_no) IS NOT (?, ?)",
+        (one.no, state, one.no, _json(one.gids), state, one.no),
+    )
+    connection.execute(_ROLLUP, (one.no,))
+
+
+_BATCH = tuple(field.name for field in fields(BatchFact) if field.name != "gids")
+_STATE_OF = {"open": "leased"}  # of a batch -> of its groups
+
+
+def _states(connection: apsw.Connection, one: GroupStates) -> None:
+    connection.executemany(
+        "UPDATE rollout SET state = ?, batch_no = COALESCE(?, batch_no), why = COALESCE(?, why) "
+        "WHERE gid = ?",
+        [
+            ("dropped", None, "reset", gid) if now is None else (*now, None, gid)
+            for gid, now in one.states.items()
+        ],
+    )
+
+
+def _note(connection: apsw.Connection, one: NotesFact) -> None:
+    arrays = (one.advantages, one.logprobs, one.flags)
+    connection.execute(
+        "INSERT OR REPLACE INTO note VALUES (?, ?, ?, ?, ?, ?)",
+        (one.gid, one.row, one.batch_no, *arrays),
+    )
+    connection.execute(
+        "UPDATE rollout SET advantage = COALESCE(?, advantage), diff_mean = ?, diff_max = ?, "
+        "clipped_share = ?, why = COALESCE(?, why) WHERE gid = ? AND row = ?",
+        (one.advantage, one.diff_mean, one.diff_max, one.clipped_share, one.why)
+        + (one.gid, one.row),
+    )
+
+
+def _step(connection: apsw.Connection, one: StepFact) -> None:
+    row = (one.role, one.name, one.step, one.batch_no, one.at, _json(one.values))
+    connection.execute("INSERT OR REPLACE INTO step VALUES (?, ?, ?, ?, ?, ?)", row)
+    if one.batch_no is not None and one.role == "trainer":
+        connection.execute(
+            "INSERT INTO batch (no, step) VALUES (?1, ?2) "
+            "ON CONFLICT (no) DO UPDATE SET step = excluded.step",
+            (one.batch_no, one.step),
+        )
+        connection.execute(
+            "UPDATE rollout SET step = ? WHERE batch_no = ?", (one.step, one.batch_no)
+        )
+
+
+def _drop(connection: apsw.Connection, one: DropFact) -> None:
+    row = (one.env, one.reason, one.dropped, one.at, one.media, one.sample)
+    connection.execute("INSERT INTO drop_sample VALUES (NULL, ?, ?, ?, ?, ?, ?)", row)
+
+
+_TIME_OF = {"batch": "claimed", "acked": "acked"}  # event -> column of the batch
+
+
+def _event(connection: apsw.Connection, one: EventFact) -> None:
+    connection.execute(
+        "INSERT INTO event VALUES (NULL, ?, ?, ?, ?)",
+        (one.name, one.kind, one.at, _json(one.values)),
+    )
+    if connection.last_insert_rowid() % 1000 == 0:
+        oldest = connection.last_insert_rowid() - MAX_EVENTS
+        connection.execute("DELETE FROM event WHERE id <= ?", (oldest,))
+    if (column := _TIME_OF.get(one.kind)) and isinstance(one.values.get("no"), int):
+        connection.execute(
+            f"INSERT INTO batch (no, {column}) VALUES (?, ?) ON CONFLICT (no) DO UPDATE "
+            f"SET {column} = COALESCE({column}, excluded.{column})",
+            (one.values["no"], one.at),
+        )
+    if one.kind == "policy_version":
+        _weight(connection, WeightFact(None, one.values.get("version"), one.at))
+
+
+def _weight(connection: apsw.Connection, one: WeightFact) -> None:
+    row = (one.server, one.version, one.at, one.phase, one.stage_s, one.apply_s, one.check_s)
+    connection.execute("INSERT INTO weights VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", row)
+
+
+def _finding(connection: apsw.Connection, one: FindingFact) -> None:
+    row = (one.rule, one.key, one.severity, one.cause, _json(list(one.evidence)), one.remedy)
+    connection.execute(
+        "INSERT INTO finding VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", (*row, one.at)
+    )
+
+
+_INSERTS: dict[type, Callable[[apsw.Connection, Any], None]] = {
+    RowFacts: _rows,
+    BatchFact: _batch,
+    GroupStates: _states,
+    NotesFact: _note,
+    StepFact: _step,
+    DropFact: _drop,
+    EventFact: _event,
+    WeightFact: _weight,
+    FindingFact: _finding,
+}
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+# --- the file -----------------------------------------------------------------------
+
+_numbers = itertools.count(1)
+
+
+class OtherLayout(apsw.Error):
+    """The file was written by another release."""
+
+
+class Index:
+    """The index of one run. One connection writes; each reader opens one of its own.
+
+    Args:
+        path: created if missing; None for an index in memory.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._name = f"/atropos-index-{next(_numbers)}" if path is None else str(path)
+        self._vfs = "memdb" if path is None else None
+        if path is not None:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self._writer = self._opened()
+        except apsw.Error as error:
+            if path is None or isinstance(error, (apsw.BusyError, apsw.CantOpenError)):
+                raise
+            log.warning("%s cannot be used (%s): it is set aside and rebuilt", path, error)
+            path.replace(path.with_suffix(".damaged"))
+            for end in ("-wal", "-shm"):
+                Path(f"{path}{end}").unlink(missing_ok=True)
+            self._writer = self._opened()
+        if path is not None:
+            path.chmod(0o600)
+
+    def _opened(self) -> apsw.Connection:
+        connection = self._connected(_READ_WRITE)
+        connection.execute("PRAGMA journal_mode = WAL").fetchall()
+        connection.execute("PRAGMA synchronous = NORMAL")  # it can be rebuilt
+        [(layout,)] = connection.execute("PRAGMA user_version").fetchall()
+        if layout == 0:
+            with connection:
+                connection.execute(_TABLES)
+                connection.execute(f"PRAGMA user_version = {LAYOUT}")
+        elif layout != LAYOUT:
+            connection.close()
+            raise OtherLayout(f"layout {layout}, this release knows {LAYOUT}")
+        return connection
+
+    def _connected(self, flags: int) -> apsw.Connection:
+        connection = apsw.Connection(self._name, flags=flags, vfs=self._vfs)
+        connection.set_busy_timeout(BUSY_MS)
+        return connection
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Write the records in one transaction. For one thread."""
+        with self._writer as connection:
+            for one in records:
+                _INSERTS[type(one)](connection, one)
+
+    def change(self, sql: str, values: Sequence[Any] = ()) -> None:
+        """Run one statement that writes, as :meth:`write`."""
+        self._writer.execute(sql, tuple(values))
+
+    def reader(self) -> apsw.Connection:
+        """A connection that reads; the caller closes it."""
+        return self._connected(apsw.SQLITE_OPEN_READONLY if not self._vfs else _READ_WRITE)
+
+    def read(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """All rows of one statement."""
+        connection = self.reader()
+        try:
+            return list(connection.execute(sql, tuple(values)))
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+_READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE

@@ -1,0 +1,303 @@
+"""Indexer: one thread that writes the index, behind posts and acks and never in their way.
+
+    posts, events, notes --submit--> [bounded queue] --thread--> index
+                    ledger and payloads of the store --sync, fill--^
+
+If the queue is full, records are skipped and counted, and groups are filled in later from the
+store. After a restart the thread compares the ids of the store with those of the index.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import astuple
+
+import apsw
+import msgspec
+
+from atroposlib.api.archive.index import (
+    BatchFact,
+    EventFact,
+    GroupStates,
+    Index,
+    Record,
+    RowFacts,
+)
+from atroposlib.api.codec.formats import read_columns
+from atroposlib.api.codec.row_facts import facts_of
+from atroposlib.api.store import Store
+from atroposlib.api.store.sql.claim import LEDGER_GROUPS
+from atroposlib.errors import CorruptPayload, InvalidGroup, StoreError
+from atroposlib.wire.safetensors import MalformedBody
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 65_536  # rows and other records in the queue
+MAX_RECORDS = 512  # per transaction
+SYNC_S = 1.0  # at least so long between two looks at the ledger
+FILL_S = 60.0  # between two comparisons with the ids of the store
+FILL_GROUPS = 1000  # ids compared at a time
+CLOSE_S = 10.0
+_NOT_STORED = frozenset({"groups"})  # one per post: its rows show it
+_QUIET = frozenset({"policy_version", "env_joined", "env_left", "registered", "started"})
+_HELD = "('buffered', 'pending', 'leased', 'acked', 'dead')"
+
+
+class Indexer:
+    """Writer of ``index``. The thread starts with the first record.
+
+    Args:
+        name_of: the name of an env id of the current run; None if it has none.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        store: Store,
+        name_of: Callable[[int], str | None],
+    ) -> None:
+        self.index, self._store, self._name_of = index, store, name_of
+        self._queue: deque[Record | threading.Event] = deque()
+        self._weight = 0  # rows and other records in the queue
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._open = True
+        self._dirty = self._behind = True  # batches changed; groups may be missing
+        self._synced_at = self._filled_at = float("-inf")
+        self._known: dict[int, tuple[object, ...]] = {}  # batches that are not committed
+        self._settled = 0  # all batches up to this one are committed
+        self._held_changed = True  # groups left the queue in another way than by a batch
+        self.skipped = 0  # records
+        self._failing = False
+
+    # --- any thread -----------------------------------------------------------------
+
+    def submit(self, record: Record) -> bool:
+        """Queue a record without waiting. False: the queue is full, and it was skipped."""
+        weight = len(record.facts.rows) if isinstance(record, RowFacts) else 1
+        with self._wake:
+            if not self._open:
+                return False
+            if self._weight + weight > MAX_WAITING:
+                self.skipped += 1
+                self._behind |= isinstance(record, RowFacts)
+                return False
+            self._weight += weight
+            self._queue.append(record)
+            self._started()
+            self._wake.notify()
+        return True
+
+    def on_event(self, name: str, kind: str, at: float, values: Mapping[str, object]) -> None:
+        """Store an event, and look at the ledger if it changed."""
+        if kind in _NOT_STORED:
+            return
+        if kind not in _QUIET:
+            self._held_changed |= kind not in ("batch", "acked", "committed")
+            self._dirty = True
+        self.submit(EventFact(name, kind, at, values))
+
+    def flush(self, timeout_s: float = CLOSE_S) -> bool:
+        """Wait until all records so far, and the ledger as of now, are in the index."""
+        done = threading.Event()
+        with self._wake:
+            self._dirty = True
+            self._queue.append(done)
+            self._started()
+            self._wake.notify()
+        return done.wait(timeout_s)
+
+    def start(self) -> None:
+        """Begin to fill in what the index missed."""
+        with self._wake:
+            self._started()
+
+    def close(self) -> None:
+        """Write what is queued, within ``CLOSE_S``, and close the index. Idempotent."""
+        with self._wake:
+            self._open = False
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
+        if self._thread is None or not self._thread.is_alive():
+            self.index.close()
+
+    # --- the thread -----------------------------------------------------------------
+
+    def _started(self) -> None:
+        if self._thread is None and self._open:
+            self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            taken = self._taken()
+            records = [one for one in taken if not isinstance(one, threading.Event)]
+            barriers = [one for one in taken if isinstance(one, threading.Event)]
+            try:
+                if records:
+                    self.index.write(records)
+                if barriers or not self._open or self._due():
+                    self._sync()
+                    self._fill()
+                self._failing = False
+            except (apsw.Error, OSError, StoreError) as error:
+                self._dirty = self._behind = True
+                self.skipped += len(records)
+                if not self._failing:
+                    log.warning("the index of rollouts is not written: %s", error)
+                self._failing = True
+            for barrier in barriers:
+                barrier.set()
+            if not self._open and not self._queue:
+                return
+
+    def _taken(self) -> list[Record | threading.Event]:
+        """The next records; none after ``SYNC_S``, or when it closes."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._queue or not self._open, timeout=SYNC_S)
+            taken = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_RECORDS))]
+            for one in taken:
+                self._weight -= len(one.facts.rows) if isinstance(one, RowFacts) else 1
+            self._weight = max(self._weight, 0) if self._queue else 0
+            return taken
+
+    def _due(self) -> bool:
+        now = time.monotonic()
+        return now - self._synced_at >= SYNC_S and (self._dirty or self._fill_due(now))
+
+    def _fill_due(self, now: float) -> bool:
+        return self._behind or now - self._filled_at >= FILL_S
+
+    # --- the ledger -----------------------------------------------------------------
+
+    def _sync(self) -> None:
+        """Bring states and batches of the rows up to date with the ledger."""
+        self._synced_at = time.monotonic()
+        if not self._dirty:
+            return
+        self._dirty = False
+        rows = {row.no: row for row in self._store.ledger(self._settled)}
+        facts: list[Record] = []
+        for no, row in rows.items():
+            if self._known.get(no) != astuple(row):
+                gids = tuple(member.gid for member in self._store.members(no))
+                facts.append(
+                    BatchFact(
+                        *(no, row.state, row.epoch, row.generation, row.tries),
+                        *(row.lease_until, row.world_size, row.ranks, row.n_seq),
+                        *(row.min_version, gids),
+                    )
+                )
+        gone = (
+            self._known.keys() - rows.keys()
+        )  # dissolved, dropped, or of a run that was reset
+        everything = bool(gone) or self._held_changed
+        self._held_changed = False
+        facts += self._changed_states(_HELD if everything else "('buffered')")
+        if facts:
+            self.index.write(facts)
+        for no in gone:
+            self.index.change("UPDATE batch SET state = 'dissolved' WHERE no = ?", (no,))
+            self.index.change("DELETE FROM rollup WHERE batch_no = ?", (no,))
+        self._known = {
+            no: astuple(row) for no, row in rows.items() if row.state != "committed"
+        }
+        last = max(rows, default=self._settled)
+        self._settled = min(self._known, default=last + 1) - 1
+
+    def _changed_states(self, states: str) -> list[Record]:
+        """Groups in one of ``states`` in the index, and in another one in the ledger."""
+        sql = f"SELECT DISTINCT gid, state, batch_no FROM rollout WHERE state IN {states}"
+        shown = {gid: (state, no) for gid, state, no in self.index.read(sql)}
+        gids = list(shown)
+        changed: dict[int, tuple[str, int | None] | None] = {}
+        for start in range(0, len(gids), FILL_GROUPS):
+            some = gids[start : start + FILL_GROUPS]
+            found = self._store.arrivals(some)
+            for gid in some:
+                now = (found[gid].state, found[gid].batch_no) if gid in found else None
+                if now != shown[gid]:
+                    changed[gid] = now
+        return [GroupStates(changed)] if changed else []
+
+    # --- what is missing --------------------------------------------------------------
+
+    def _fill(self) -> None:
+        """Add groups of the store that the index lacks, and remove rows of freed groups."""
+        if self._store.shared or not self._fill_due(time.monotonic()):
+            return
+        self._behind = False
+        after, added = self._cursor(), False
+        while ids := self._store.kept(after, FILL_GROUPS):
+            sql = "SELECT DISTINCT gid FROM rollout WHERE gid BETWEEN ? AND ?"
+            known = {gid for (gid,) in self.index.read(sql, (ids[0], ids[-1]))}
+            missing = [gid for gid in ids if gid not in known]
+            for start in range(0, len(missing), MAX_FILLED):
+                self._add(missing[start : start + MAX_FILLED])
+            added |= bool(missing)
+            after = ids[-1]
+            with self._wake:
+                if self._queue or not self._open:  # news first; the rest at the next turn
+                    self._behind = True
+                    break
+        self.index.change("INSERT OR REPLACE INTO meta VALUES ('cursor', ?)", (after,))
+        self._remove_freed(after - LEDGER_GROUPS)
+        self._filled_at = time.monotonic()
+        if added:  # batches of groups that came after their batch
+            self._known, self._settled, self._dirty = {}, 0, True
+
+    def _cursor(self) -> int:
+        rows = self.index.read("SELECT value FROM meta WHERE name = 'cursor'")
+        return max(0, int(rows[0][0]) - FILL_GROUPS) if rows else 0
+
+    def _add(self, gids: list[int]) -> None:
+        ledger = self._store.arrivals(gids)
+        records: list[Record] = []
+        for gid in gids:
+            try:
+                [payload] = self._store.read([gid], retired=True)
+                columns = read_columns(payload)
+            except (CorruptPayload, InvalidGroup, MalformedBody, msgspec.DecodeError):
+                continue  # freed meanwhile, or damaged
+            here = ledger.get(gid)
+            env = columns.env_id if here is None else here.env
+            records.append(
+                RowFacts(
+                    gid,
+                    None if env is None else self._name_of(env) or f"env {env}",
+                    None if here is None else here.arrived,
+                    None if here is None else here.arrived_version,
+                    "committed" if here is None else here.state,
+                    facts_of(columns),
+                    None if here is None else here.batch_no,
+                )
+            )
+        self.index.write(records)
+
+    def _remove_freed(self, last: int) -> None:
+        """Remove rows of old groups whose payloads are freed; the oldest are freed first."""
+        after = 0
+        while True:
+            sql = "SELECT DISTINCT gid FROM rollout WHERE gid > ? AND gid <= ? LIMIT ?"
+            shown = [gid for (gid,) in self.index.read(sql, (after, last, FILL_GROUPS))]
+            if not shown:
+                return
+            kept = self._store.kept(after, FILL_GROUPS)
+            seen = kept[-1] if len(kept) == FILL_GROUPS else last
+            freed = [gid for gid in shown if gid <= seen and gid not in set(kept)]
+            if not freed:
+                return
+            for table in ("rollout", "note"):
+                self.index.change(
+                    f"DELETE FROM {table} WHERE gid IN (SELECT value FROM json_each(?))",
+                    (msgspec.json.encode(freed).decode(),),
+                )
+            after = min(seen, shown[-1])
+
+
+MAX_FILLED = 32  # groups read per transaction

@@ -1,0 +1,44 @@
+"""HTTP of the explorer: what a run sampled, read-only. One router for live and ended runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from anyio.to_thread import run_sync as in_thread
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from atroposlib.api.archive.explorer import Explorer
+from atroposlib.api.web.openapi import refusals
+from atroposlib.api.web.routing import of_bytes
+
+
+def explore_routes(explorer: Explorer) -> APIRouter:
+    """The routes below /explore."""
+    router = APIRouter(prefix="/explore", tags=["explore"], default_response_class=Response)
+
+    async def answer(request: Request, call: Callable[..., Any], *args: Any) -> Response:
+        def reply() -> Response:
+            given = dict(request.query_params)
+            return of_bytes(msgspec.json.encode(call(*args, given)), request)
+
+        response = await in_thread(reply)
+        response.headers["cache-control"] = "no-store"
+        return response
+
+    @router.get("/rollouts", responses=refusals())
+    async def rollouts(request: Request) -> Response:
+        return await answer(request, explorer.rollouts)
+
+    @router.get("/groups/{gid}", responses=refusals(404))
+    async def group(gid: int, request: Request) -> Response:
+        return await answer(request, explorer.group, gid)
+
+    @router.get("/groups/{gid}/rows/{row}", responses=refusals(404))
+    async def row(gid: int, row: int, request: Request) -> Response:
+        return await answer(request, explorer.row, gid, row)
+
+    return router

@@ -1,0 +1,95 @@
+"""Reader of groups and rows."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from atroposlib.api.archive.explorer import Explorer, spread
+from atroposlib.api.archive.index import NotesFact
+from atroposlib.errors import ConfigError, UnknownGroup
+from tests.api.harness import sampled
+
+
+@pytest.fixture
+async def explorer(api):
+    [env_id] = await api.started(batch_size=2)
+    metadata = {"item": "17", "rows": [{"metrics": {"exact": 1}, "judge": "good"}, "odd"]}
+    talk = [[{"role": "user", "content": "<b>2+2</b>"}]] * 2
+    more = {"metadata": metadata, "messages": talk, "advantages": [[0.0, 0.5]] * 2}
+    body = sampled(3, env_id=env_id, **more) | {"scores": [0.0, 1.0]}
+    await api.http.post("/scored_data", content=json.dumps(body))
+    indexer = api.service.context.indexer
+    indexer.flush()
+    return Explorer(indexer.index, api.service.store)
+
+
+async def test_a_group_has_its_baseline_and_what_its_environment_reported(explorer):
+    group = explorer.group(1, {})
+    assert (group.baseline, group.spread, group.item, group.state) == (
+        0.5,
+        0.5,
+        "17",
+        "pending",
+    )
+    assert [row.reward for row in group.rows] == [0.0, 1.0]
+    assert (group.rows[0].metrics, group.rows[0].judge) == ({"exact": 1.0}, "good")
+    assert (group.rows[1].metrics, group.rows[1].judge) == ({}, None)
+    assert group.life[0].event == "posted"
+    assert group.media == "json"
+    assert group.n_bytes > 0
+
+
+async def test_a_row_has_every_column_that_was_posted(explorer):
+    row = explorer.row(1, 1, {})
+    assert (row.n_tokens, row.start, row.to) == (2, 0, 2)
+    assert row.messages == [{"role": "user", "content": "<b>2+2</b>"}]
+    columns = row.columns
+    assert (columns.id, columns.trained, columns.logprob) == ([1, 7], [0, 1], [1.0, -0.5])
+    assert (columns.version, columns.advantage, columns.flags) == ([-1, 3], [0.0, 0.5], None)
+
+
+async def test_notes_lie_at_their_trained_tokens(explorer):
+    noted = NotesFact(
+        *(1, 0, 9),
+        advantages=np.array([0.25], "<f4").tobytes(),
+        logprobs=np.array([-0.75], "<f2").tobytes(),
+        flags=bytes([5]),
+    )
+    explorer.index.write([noted])
+    columns = explorer.row(1, 0, {}).columns
+    assert (columns.advantage, columns.trainer_logprob) == ([None, 0.25], [None, -0.75])
+    assert columns.flags == [0, 5]
+
+
+def test_notes_of_another_length_are_not_shown():
+    trained = np.array([True, False])
+    assert spread(b"ab", "|u1", trained, (0, 2)) is None
+    assert spread(b"a", "|u1", trained, (0, 2)) == [97.0, None]
+
+
+async def test_a_span_of_a_row_is_cut_to_its_tokens(explorer):
+    row = explorer.row(1, 0, {"from": "1", "to": "50"})
+    assert (row.start, row.to, row.columns.id) == (1, 2, [7])
+
+
+@pytest.mark.parametrize(
+    "given", [{"from": "-1"}, {"from": "2", "to": "1"}, {"to": "20000"}, {"x": ""}]
+)
+async def test_a_wrong_span_is_rejected(explorer, given):
+    with pytest.raises(ConfigError):
+        explorer.row(1, 0, given)
+
+
+@pytest.mark.parametrize(("gid", "row"), [(2, 0), (1, 2), (1, -1), (10**30, 0), (-1, 0)])
+async def test_an_unknown_group_or_row_is_named(explorer, gid, row):
+    with pytest.raises(UnknownGroup):
+        explorer.row(gid, row, {})
+
+
+@pytest.mark.parametrize("gid", [2, 10**30, -1])
+async def test_an_unknown_group_is_named(explorer, gid):
+    with pytest.raises(UnknownGroup):
+        explorer.group(gid, {})

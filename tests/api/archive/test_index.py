@@ -1,0 +1,118 @@
+"""Tables of the index, and the insert of each kind of record."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from atroposlib.api.archive.index import (
+    BatchFact,
+    DropFact,
+    EventFact,
+    FindingFact,
+    GroupStates,
+    Index,
+    NotesFact,
+    StepFact,
+    WeightFact,
+)
+from tests.api.archive.rollouts import group, index_of, row
+
+
+def batch(no, state, gids, **more):
+    facts = {"epoch": 1, "generation": 1, "tries": 1, "lease_until": 9.0, "world_size": 1}
+    facts |= {"ranks": "", "n_seq": 2, "min_version": None}
+    return BatchFact(no=no, state=state, gids=gids, **facts | more)
+
+
+def test_staleness_is_known_only_with_both_versions():
+    index = index_of(group(1, [row(version_min=3), row()]))
+    assert index.read("SELECT staleness FROM rollout ORDER BY row") == [(2,), (None,)]
+
+
+def test_a_batch_gives_its_rows_their_number_and_state_and_a_rollup():
+    index = index_of(group(1, [row(1.0), row(3.0)]), group(2, [row(5.0)]))
+    index.write([batch(7, "open", (1,))])
+    assert index.read(
+        "SELECT gid, batch_no, state FROM rollout WHERE row = 0 ORDER BY gid"
+    ) == [
+        (1, 7, "leased"),
+        (2, None, "pending"),
+    ]
+    index.write([batch(7, "acked", (1,))])
+    assert index.read("SELECT n, reward, reward_square, tokens FROM rollup") == [(2, 4, 10, 8)]
+    assert index.read("SELECT DISTINCT state FROM rollout WHERE gid = 1") == [("acked",)]
+
+
+def test_a_step_of_the_trainer_names_the_step_of_its_batch_whichever_comes_first():
+    index = index_of(group(1, [row()]), batch(7, "open", (1,)))
+    index.write([StepFact("trainer", "t", 40, 1.0, {"loss": 0.5}, batch_no=7)])
+    index.write([StepFact("trainer", "t", 41, 1.0, {}, batch_no=8), group(2, [row()])])
+    index.write([batch(8, "open", (2,))])
+    assert index.read("SELECT gid, step FROM rollout ORDER BY gid") == [(1, 40), (2, 41)]
+
+
+def test_notes_of_the_trainer_change_the_facts_of_their_row():
+    index = index_of(group(1, [row(), row()]))
+    flags = np.array([1], "u1").tobytes()
+    index.write([NotesFact(1, 1, 7, flags=flags, diff_max=0.5, why="clipped")])
+    assert index.read("SELECT row, diff_max, why FROM rollout ORDER BY row") == [
+        (0, None, None),
+        (1, 0.5, "clipped"),
+    ]
+    assert index.read("SELECT row, flags FROM note") == [(1, flags)]
+
+
+def test_a_group_that_the_ledger_lost_was_reset():
+    index = index_of(group(1, [row()]), group(2, [row()]))
+    index.write([GroupStates({1: None, 2: ("dropped", None)})])
+    assert index.read("SELECT state, why FROM rollout ORDER BY gid") == [
+        ("dropped", "reset"),
+        ("dropped", None),
+    ]
+
+
+def test_events_give_batches_their_times_and_weights_their_versions():
+    index = index_of(
+        EventFact("a-1", "batch", 5.0, {"no": 3}),
+        EventFact("a-2", "batch", 6.0, {"no": 3}),  # delivered again
+        EventFact("a-3", "acked", 7.0, {"no": 3}),
+        EventFact("a-4", "policy_version", 8.0, {"version": 2}),
+    )
+    assert index.read("SELECT no, claimed, acked FROM batch") == [(3, 5.0, 7.0)]
+    assert index.read("SELECT server, version, at FROM weights") == [(None, 2, 8.0)]
+    assert index.read("SELECT COUNT(*) FROM event") == [(4,)]
+
+
+def test_reports_of_all_kinds_are_kept():
+    index = index_of(
+        DropFact("math", "same_scores", 3, 1.0, "json", b"{}"),
+        WeightFact("http://a", 4, 2.0, stage_s=0.5),
+        FindingFact("silent", "t", "stuck", "it froze", ["25 s"], "restart", 3.0),
+    )
+    for table in ("drop_sample", "weights", "finding"):
+        assert index.read(f"SELECT COUNT(*) FROM {table}") == [(1,)]
+
+
+def test_an_index_is_opened_again_with_its_rows(tmp_path):
+    first = Index(tmp_path / "archive" / "index.sqlite")
+    first.write([group(1, [row()])])
+    first.close()
+    again = Index(tmp_path / "archive" / "index.sqlite")
+    assert again.read("SELECT gid FROM rollout") == [(1,)]
+    again.close()
+
+
+@pytest.mark.parametrize("damage", [b"not a database at all" * 300, None])
+def test_a_damaged_or_foreign_index_is_set_aside(tmp_path, damage):
+    path = tmp_path / "index.sqlite"
+    if damage is None:
+        foreign = Index(path)
+        foreign.change("PRAGMA user_version = 99")
+        foreign.close()
+    else:
+        path.write_bytes(damage)
+    index = Index(path)
+    assert index.read("SELECT COUNT(*) FROM rollout") == [(0,)]
+    assert path.with_suffix(".damaged").exists()
+    index.close()

@@ -1,0 +1,64 @@
+"""Facts of rows at intake."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from atroposlib.api.codec import read_group
+from atroposlib.api.codec.formats import GROUP_MEDIA
+from atroposlib.wire.binary import pack_group
+
+GROUP = {
+    "tokens": [[1, 5, 7, 8], [1, 5, 9]],
+    "masks": [[-100, -100, 7, 8], [-100, -100, -100]],
+    "scores": [1.0, 0.25],
+    "inference_logprobs": [[1.0, 1.0, -0.5, -1.5], [1.0, 1.0, 1.0]],
+    "versions": [[-1, -1, 3, 5], [-1, -1, -1]],
+    "group_id": "gsm8k/17",
+    "finish_reasons": ["stop", None],
+    "outcomes": ["ok", "truncated"],
+    "messages": [
+        [
+            {"role": "user", "content": "2+2"},
+            {"role": "assistant", "content": "", "tool_calls": [{}, {}]},
+            {"role": "assistant", "content": "4"},
+        ],
+        [{"role": "user", "content": "2+2"}],
+    ],
+    "metadata": {"item": 17, "rows": [{"turns": 9, "timings": {"generate": 1.5}}, None]},
+}
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_facts_of_json_and_binary_posts_are_equal(binary):
+    body, kind = json.dumps(GROUP).encode(), "application/json"
+    if binary:
+        body, kind = pack_group(GROUP), GROUP_MEDIA
+    facts = read_group(body, kind).facts
+    assert (facts.item, facts.group_id) == ("17", "gsm8k/17")
+    first, second = facts.rows
+    assert first[:7] == (1.0, 4, 2, 3, 5, -1.0, None)
+    assert first[7:] == (9, 2, "stop", "ok", 1.5)
+    assert second == (0.25, 3, 0, None, None, None, None, 0, 0, None, "truncated", None)
+
+
+def test_what_a_group_does_not_contain_is_unknown():
+    few = {name: GROUP[name] for name in ("tokens", "masks", "scores")}
+    [row, _] = read_group(json.dumps(few).encode(), "application/json").facts.rows
+    assert row == (1.0, 4, 2, *[None] * 9)
+
+
+def test_a_large_json_group_has_the_facts_of_its_lengths(monkeypatch):
+    monkeypatch.setattr("atroposlib.api.codec.json.WHOLE_BYTES", 10)
+    [row, _] = read_group(json.dumps(GROUP).encode(), "application/json").facts.rows
+    assert (row.reward, row.n_tokens, row.n_trained, row.version_min) == (1.0, 4, None, None)
+    assert (row.turns, row.finish_reason) == (9, "stop")
+
+
+@pytest.mark.parametrize("rows", [[], ["x"], "x", [{"timings": 3}, {"turns": "many"}]])
+def test_metadata_of_another_form_changes_nothing(rows):
+    odd = GROUP | {"metadata": {"rows": rows}}
+    [row, _] = read_group(json.dumps(odd).encode(), "application/json").facts.rows
+    assert (row.turns, row.generate_s) == (2, None)

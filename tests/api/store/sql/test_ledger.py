@@ -1,0 +1,30 @@
+"""Contract of every store for the index of rollouts."""
+
+from __future__ import annotations
+
+from tests.api.store.store_talk import ack, claim, group, put, register
+
+
+def test_the_ledger_lists_batches_that_changed(store):
+    put(store, group("a"), group("b"), group("c"), group("d"))
+    generation = register(store)
+    first = claim(store, generation)
+    second = claim(store, generation)
+    ack(store, first, commit=True)
+    rows = {row.no: row.state for row in store.ledger(0)}
+    assert rows == {1: "committed", 2: "open"}
+    assert [row.no for row in store.ledger(1)] == [2]
+    assert store.members(2) == second.members
+
+
+def test_arrivals_are_those_of_groups_that_the_ledger_has(store):
+    put(store, group("a", env=3, arrived=5.0, arrived_version=2))
+    found = store.arrivals([1, 9])
+    assert found == {1: (3, "pending", None, 5.0, 2, 1)}
+
+
+def test_kept_groups_come_in_pages(store):
+    put(store, *[group(str(n)) for n in range(5)])
+    assert store.kept(0, 3) == [1, 2, 3]
+    assert store.kept(3, 3) == [4, 5]
+    assert store.kept(5, 3) == []

@@ -1,0 +1,59 @@
+"""Routes below /explore of the whole application."""
+
+from __future__ import annotations
+
+import pytest
+
+from atroposlib.api.guards.auth import READ, SCOPES_OF
+from tests.api.harness import group
+
+
+async def test_a_posted_group_is_listed_and_opened(api):
+    [env_id] = await api.started(batch_size=2)
+    await api.post("/scored_data", group(env_id=env_id, group_id="q/1"))
+    api.service.context.indexer.flush()
+    reply = await api.http.get("/explore/rollouts?env=e_0&limit=1")
+    assert reply.headers["cache-control"] == "no-store"
+    page = reply.json()
+    assert page["counted"] == {"n": 2, "exact": True}
+    [row] = page["rows"]
+    assert (row["gid"], row["row"], row["group_id"], row["diff_max"]) == (1, 1, "q/1", None)
+    rest = await api.http.get(
+        "/explore/rollouts", params={"env": "e_0", "after": page["next"]}
+    )
+    assert [(one["gid"], one["row"]) for one in rest.json()["rows"]] == [(1, 0)]
+    assert len((await api.get("/explore/groups/1"))["rows"]) == 2
+    view = await api.get("/explore/groups/1/rows/0?from=1")
+    assert (view["from"], view["to"], view["columns"]["id"]) == (1, 2, [7])
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/explore/rollouts?order=up", 422),
+        ("/explore/rollouts?limit=1000", 422),
+        ("/explore/groups/9", 404),
+        ("/explore/groups/x", 422),
+        ("/explore/groups/9/rows/0", 404),
+        ("/explore/groups/" + "9" * 40, 404),
+    ],
+)
+async def test_what_is_not_there_is_refused_with_a_sentence(api, path, status):
+    reply = await api.http.get(path)
+    assert reply.status_code == status
+    assert reply.json()["detail"]
+
+
+def test_every_route_of_the_explorer_needs_the_scope_read_only():
+    scopes = {scopes for (_, path), scopes in SCOPES_OF.items() if path.startswith("/explore")}
+    assert scopes == {READ}
+
+
+async def test_looking_changes_nothing(api):
+    [env_id] = await api.started(batch_size=2)
+    await api.post("/scored_data", group(env_id=env_id))
+    api.service.context.indexer.flush()
+    before = await api.get("/status")
+    for path in ("/explore/rollouts", "/explore/groups/1", "/explore/groups/1/rows/0"):
+        await api.get(path)
+    assert await api.get("/status") == before
