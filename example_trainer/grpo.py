@@ -51,7 +51,13 @@ from example_trainer.model.policy import Policy
 from example_trainer.run import connect, display
 from example_trainer.run.connect import HeartbeatThread, WaitReporter
 from example_trainer.run.evaluator import Evaluator
-from example_trainer.run.metrics_log import Clock, MetricsLog, batch_metrics, warn_once
+from example_trainer.run.metrics_log import (
+    Clock,
+    MetricsLog,
+    batch_metrics,
+    mismatch_details,
+    warn_once,
+)
 from example_trainer.run.prefetch import BatchPrefetcher, next_batch
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.loss import LossSettings
@@ -316,7 +322,7 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
         # is complete, and a step that is not in it is repeated from its batch.
         epoch = cfg.steps_per_epoch
         epoch_ended = epoch is not None and state.step % epoch == 0
-        phase("saving checkpoint")
+        phase("saving checkpoint", **mismatch_details(record, cfg.logprob_tolerance))
         with clock.measure("save"):
             exporter.maybe(policy, state, epoch_ended)
         phase("evaluating")

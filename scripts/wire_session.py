@@ -259,6 +259,7 @@ async def _watching(s: Session) -> None:
     await s.say("heartbeat", "POST", "/heartbeat", beat)
     await s.say("status", "GET", "/status")
     await s.say("health", "GET", "/health")
+    await s.say("why", "GET", "/explore/why")
     page = await s.say(None, "GET", "/metrics")
     lines = "\n".join(match[0] for match in METRICS_SHOWN.finditer(page))
     s.exchanges["metrics"] = Exchange("GET /metrics", f"200\n\n...\n{lines}\n...")

@@ -39,6 +39,7 @@ from atroposlib.wire.status import (
     EnvShare,
     Heartbeat,
     Lag,
+    OpenBatch,
     Participant,
     RunStatus,
     StalenessReport,

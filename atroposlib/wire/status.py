@@ -80,6 +80,16 @@ class EnvShare(BaseModel):
     asked: float  # of the weights of live environments; 0 for a disconnected or silent one
     realised: float  # of the tokens delivered for training so far
     connected: bool = True
+    buffered: int = 0  # sequences that wait for the rest of their group
+
+
+class OpenBatch(BaseModel):
+    """A batch that is delivered and not acked."""
+
+    no: int
+    sequences: int
+    deliveries: int
+    lease_s: float  # until it is delivered again
 
 
 class RunStatus(BaseModel):
@@ -98,6 +108,7 @@ class RunStatus(BaseModel):
     participants: list[Participant]
     stalled: list[str] = []  # processes without a sign of life, the longest silence first
     batches_open: int = 0  # delivered and not acked
+    open_batches: list[OpenBatch] = []  # the first of them
     batches_dead: int = 0  # delivered too often; their groups are kept for inspection
     dropped_groups: int = 0  # too stale, never completed, or dropped by hand
     dead_groups: int = 0
@@ -108,3 +119,4 @@ class RunStatus(BaseModel):
     staleness: StalenessReport | None = None
     shares: list[EnvShare] = []
     warnings: list[str] = []  # groups that no batch can hold
+    ages_s: dict[str, float] = {}  # since the last event of each kind at this process

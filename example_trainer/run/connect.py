@@ -6,8 +6,10 @@ import logging
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from statistics import median
 
 from atroposlib.wire import Heartbeat
 from atroposlib.wire.status import ServerState
@@ -17,6 +19,7 @@ from example_trainer.weights.engines import InferenceServer, connect
 
 logger = logging.getLogger(__name__)
 INTERVAL_S = 2.0
+PHASES_KEPT = 20  # durations of each phase
 NAME_CHARS, WAIT_CHARS = 200, 400  # bounds of wire.Heartbeat
 
 
@@ -37,7 +40,8 @@ class HeartbeatThread:
             role="trainer", name=self._name, phase="starting", waiting_on=None, details=details
         )
         self.servers: Callable[[], list[ServerState]] = list  # called for each beat
-        self._since = time.monotonic()  # of the phase
+        self._phase_since = time.monotonic()
+        self._spent: dict[str, deque[float]] = {}  # s in the last visits of each phase
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -58,7 +62,10 @@ class HeartbeatThread:
         """Set the current phase; details replace those of the same name."""
         with self._lock:
             if phase != self._beat.phase:
-                self._since = time.monotonic()
+                now, left = time.monotonic(), self._beat.phase
+                spent = self._spent.setdefault(left, deque(maxlen=PHASES_KEPT))
+                spent.append(now - self._phase_since)
+                self._phase_since = now
             self._beat = Heartbeat(
                 role="trainer",
                 name=self._name,
@@ -72,16 +79,25 @@ class HeartbeatThread:
         """Keep the phase and set the resource it waits for."""
         self.phase(self._beat.phase, what)
 
+    def _timed(self) -> Heartbeat:
+        """The heartbeat of this moment, with the seconds in its phase and their median."""
+        servers = self.servers()  # not under the lock: a publish that holds theirs sets phases
+        with self._lock:
+            beat, details = self._beat, dict(self._beat.details)
+            details["clock"] = time.time()
+            details["phase_s"] = round(time.monotonic() - self._phase_since, 1)
+            if spent := self._spent.get(beat.phase):
+                details["phase_median_s"] = round(median(spent), 1)
+        if absent := [one.url for one in servers if one.silent_s is not None]:
+            details["waits_for"] = absent[0][:NAME_CHARS]
+        return beat.model_copy(update={"servers": servers, "details": details})
+
     def _run(self) -> None:
         stopped = False
         while not stopped:
             self._wake.clear()
             stopped = self._stop.is_set()  # before the beat: the last phase is sent
-            beat, servers = self._beat, self.servers()
-            details = {**beat.details, "phase_s": round(time.monotonic() - self._since, 1)}
-            if absent := [one.url for one in servers if one.silent_s is not None]:
-                details["waits_for"] = absent[0][:NAME_CHARS]
-            self._send(beat.model_copy(update={"servers": servers, "details": details}))
+            self._send(self._timed())
             if not stopped:
                 self._wake.wait(INTERVAL_S)
 

@@ -70,6 +70,13 @@ class Clock:
         return taken
 
 
+def mismatch_details(record: Mapping[str, Any], bound: float) -> dict[str, Any]:
+    """Details of a heartbeat: the largest mismatch of a step and its tolerance, in nats."""
+    names = ("logprob_mismatch_max", "publish_mismatch_max")
+    found = [record[name] for name in names if record.get(name) is not None]
+    return {"mismatch": max(found), "mismatch_bound": bound} if found else {}
+
+
 class MetricsLog:
     """Writes the record of every step to all outputs. Only rank 0 has one; close it to flush
     trackers.

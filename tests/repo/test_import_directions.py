@@ -10,6 +10,7 @@ FOUNDATION = ("atroposlib.type_definitions", "atroposlib.wire", "atroposlib.erro
 LIBRARY = (
     "atroposlib.utils",
     "atroposlib.client",
+    "atroposlib.doctor",
     "atroposlib.frontend",
     "atroposlib.live",
     "atroposlib.trackers",
@@ -47,7 +48,7 @@ SAMPLING_A_MODEL = (
     (f"{GENERATION}.proxy",),
 )
 ROLLOUT_API = (
-    (*FOUNDATION, "atroposlib.utils"),
+    (*FOUNDATION, "atroposlib.utils", "atroposlib.doctor"),
     ("atroposlib.api.common",),
     ("atroposlib.api.decisions", "atroposlib.api.store.sql"),
     ("atroposlib.api.store.sqlite", "atroposlib.api.store.postgres"),
@@ -110,6 +111,7 @@ ALONE: Mapping[str, tuple[str, ...]] = {
         "atroposlib.utils",
     ),
     "atroposlib.live": (*FOUNDATION, "atroposlib.trackers", "atroposlib.utils"),
+    "atroposlib.doctor": (*FOUNDATION, "atroposlib.trackers", "atroposlib.utils"),
     "atroposlib.frontend": (*FOUNDATION, "atroposlib.utils"),
     "atroposlib.testing": FOUNDATION,
 }

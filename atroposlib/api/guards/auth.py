@@ -43,6 +43,7 @@ SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     ("GET", "/status"): READ,
     ("GET", "/metrics"): READ,
     ("GET", "/events"): READ,
+    ("GET", "/explore/why"): READ,
     ("GET", "/info"): READ,
     ("GET", "/wandb_info"): READ,
     ("GET", "/latest_example"): READ,

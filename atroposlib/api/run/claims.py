@@ -193,6 +193,7 @@ class Claims:
         _require_counts(no, generation, epoch)
         until = self._context.clock() + lease_s
         await self._blocking(self._context.store.extend, no, generation, epoch, until)
+        self._context.queue_stats.invalidate()
 
     async def commit(self, no: int, generation: int) -> int:
         """Free all batches up to ``no``, which a durable checkpoint holds; returns their number."""

@@ -58,6 +58,7 @@ class Events:
         self._instance = instance if instance is not None else f"{time.time_ns():x}"
         self._most_subscribers = max_subscribers
         self._ring: deque[Event] = deque(maxlen=RING_EVENTS)
+        self._latest = {"uptime": clock()}  # time of the last event of each kind
         self._next_no = 1
         self._subscribers = 0
         self._news = BroadcastEvent()
@@ -72,9 +73,15 @@ class Events:
         """Append an event and wake all subscribers. Never blocks and never fails."""
         event = Event(f"{self._instance}-{self._next_no}", kind, self._clock(), fields)
         self._next_no += 1
+        self._latest[kind] = event.at
         self._ring.append(event)
         self._keep(event.id, kind, event.at, fields)
         self._news.notify()
+
+    def ages_s(self) -> dict[str, float]:
+        """Seconds since the last event of each kind, and since the start under "uptime"."""
+        now = self._clock()
+        return {kind: max(0.0, now - at) for kind, at in self._latest.items()}
 
     def subscribe(self, after: str | None = None) -> Subscription:
         """Events from now on, or those of the ring after the id ``after``.

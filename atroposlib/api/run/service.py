@@ -9,6 +9,7 @@ Replies report durable state only. The run is not locked: see ``run_cache``.
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Callable
 
 from atroposlib import wire
@@ -29,6 +30,7 @@ from atroposlib.api.guards.tokens import Caller
 from atroposlib.api.run.admission import AdmissionControl
 from atroposlib.api.run.claims import Claims, LegacyBatchEndpoint
 from atroposlib.api.run.context import ServiceContext
+from atroposlib.api.run.doctor import Doctor
 from atroposlib.api.run.posts import Posts
 from atroposlib.api.run.run_cache import RunView
 from atroposlib.api.store import Store
@@ -54,6 +56,7 @@ class RolloutService:
         self.claims = Claims(self.context, max_deliveries)
         self.admission = AdmissionControl(self.context)
         self.legacy_batches = LegacyBatchEndpoint(self.context, self.claims)
+        self.doctor = Doctor(self.status, self.metrics, self.events, clock)
 
     @property
     def run(self) -> RunRecord:
@@ -245,6 +248,16 @@ class RolloutService:
             connections_refused=REFUSALS.count,
             staleness=self.context.metrics.staleness(),
             shares=self._shares(stats),
+            open_batches=[
+                wire.OpenBatch(
+                    no=one.no,
+                    sequences=one.sequences,
+                    deliveries=one.deliveries,
+                    lease_s=one.until - self.context.clock(),
+                )
+                for one in stats.leases
+            ],
+            ages_s=self.events.ages_s(),
         )
 
     async def _blocked_reason(self) -> tuple[str | None, list[str]]:
@@ -261,6 +274,9 @@ class RolloutService:
         """Requested and realised shares of the trained tokens, by environment."""
         run, live = self.run, self.context.live()
         known = {env.env_id: env for env in run.envs}
+        buffered = Counter[int | None]()
+        for one in stats.group_counts:
+            buffered[one.env] += one.sequences * (one.state is GroupState.BUFFERED)
         weights: dict[int | None, float] = {env.env_id: env.weight for env in live}
         realised = fair_share.realised_shares(fair_share.decode(stats.fair_share))
         if None in realised or any(
@@ -279,6 +295,7 @@ class RolloutService:
                 asked=asked.get(env, 0.0),
                 realised=realised.get(env, 0.0),
                 connected=env in asked,
+                buffered=buffered[env],
             )
             for env in shown[:MAX_SHARES]
             if env is None or env in known

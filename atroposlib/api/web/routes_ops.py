@@ -39,6 +39,12 @@ def ops_routes(service: RolloutService) -> APIRouter:
         page = await in_thread(service.metrics.exposition, status)
         return Response(page, headers={"content-type": CONTENT_TYPE})
 
+    @router.get("/explore/why", responses=refusals())
+    async def why() -> Response:
+        response = of_json(await service.doctor.diagnosis())
+        response.headers["cache-control"] = "no-store"
+        return response
+
     @router.get("/events", response_class=StreamingResponse, responses=refusals())
     async def events(request: Request) -> Response:
         if service.events.full:

@@ -190,6 +190,11 @@ class WorkerPool:
         """Rollouts generating or sending."""
         return len(self.tasks)
 
+    def oldest_s(self) -> float:
+        """Seconds since the start of the oldest running rollout; 0 if none runs."""
+        starts = [one["start_time"] for one in self.running.values()]
+        return time.monotonic() - min(starts) if starts else 0.0
+
     def next_waiting(self) -> RolloutTask | None:
         """The oldest item to retry, else the oldest of the backlog."""
         if self.retries:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from atroposlib.wire.status import ServerState
 from example_trainer.run.connect import HeartbeatThread
@@ -21,7 +22,16 @@ def test_heartbeats_continue_in_a_long_phase_and_include_the_last_phase():
         pulse.waiting_on("a batch: " + 1000 * "x")
         pulse.phase("done")
     details = dict(beats[-1].details)
+    assert 0 < details.pop("clock") <= time.time()
     assert 0 <= details.pop("phase_s") < 30 and beats[-1].phase == "done"
     waits = {"waits_for": "http://gpu1:9001"}
     assert details == {"life": pulse.life, "step": 3, "ended": 1, **waits}
     assert {beat.role for beat in beats} == {"trainer"}
+
+
+def test_a_phase_that_was_left_before_has_the_median_of_its_seconds():
+    pulse = HeartbeatThread(lambda beat: None, "trainer x")
+    for phase in ("training", "saving", "training", "saving", "training"):
+        pulse.phase(phase)
+    found = pulse._timed().details
+    assert 0 <= found["phase_median_s"] < 30 and 0 <= found["phase_s"] < 30

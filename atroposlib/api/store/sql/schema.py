@@ -22,6 +22,7 @@ from atroposlib.api.common.records import (
     BatchMember,
     GroupCount,
     GroupState,
+    Lease,
     Media,
     StateTotals,
     StoreStats,
@@ -343,8 +344,13 @@ def stats(connection: Connection) -> StoreStats:
         fair_share=document(connection, FAIR_SHARE),
         batches_uncommitted=connection.execute(_UNCOMMITTED)[0][0],
         dead_bytes=int(connection.execute(_DEAD_BYTES)[0][0]),
+        leases=tuple(Lease(*row) for row in connection.execute(_LEASES)),
     )
 
 
 _UNCOMMITTED = "SELECT COUNT(*) FROM batch WHERE state = 'acked'"
+_LEASES = (
+    "SELECT no, n_seq, tries, lease_until FROM batch "
+    "WHERE state = 'leased' ORDER BY no LIMIT 16"
+)
 _DEAD_BYTES = "SELECT COALESCE(SUM(n_bytes), 0) FROM groups WHERE state = 'dead'"

@@ -1,0 +1,78 @@
+"""Diagnosis of the run by the rules of ``atroposlib.doctor``, over looks at this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, replace
+from time import monotonic
+from typing import Any
+
+from anyio.to_thread import run_sync as in_thread
+
+from atroposlib.api.run.events import Events
+from atroposlib.api.run.metrics import Metrics
+from atroposlib.doctor.diagnosis import diagnose, moving
+from atroposlib.doctor.evidence import Evidence, Finding, Look, samples
+from atroposlib.wire import RunStatus
+
+APART_S = 2.0  # between two looks
+COMPARED_S = 10.0  # an older look shows no present progress
+
+
+class Doctor:
+    """The two latest looks, at least ``APART_S`` apart. A call changes nothing of the run."""
+
+    def __init__(
+        self,
+        status: Callable[[], Awaitable[RunStatus]],
+        metrics: Metrics,
+        events: Events,
+        clock: Callable[[], float],
+    ) -> None:
+        self._status, self._metrics = status, metrics
+        self._events, self._clock = events, clock
+        self._looked_at = 0.0  # monotonic
+        self._turn = asyncio.Lock()
+        self._latest: Look | None = None
+        self._known: dict[str, Finding] = {}
+        self._answer: dict[str, Any] = {"findings": [], "moving": None}
+
+    async def diagnosis(self) -> dict[str, Any]:
+        """The body of GET /explore/why. The first call in a while takes ``APART_S``."""
+        async with self._turn:
+            before = self._latest
+            if before is None or monotonic() - self._looked_at > COMPARED_S:
+                before = self._latest = await self._look()
+                await asyncio.sleep(APART_S)
+            if monotonic() - self._looked_at >= APART_S:
+                self._latest = await self._look()
+                self._report(Evidence("this API", before, self._latest))
+            return self._answer
+
+    async def _look(self) -> Look:
+        self._looked_at = monotonic()
+        status = await self._status()
+        page = await in_thread(self._metrics.exposition, status)
+        known = await in_thread(samples, page.decode())
+        return Look(self._clock(), status.model_dump(mode="json"), metrics=known)
+
+    def _report(self, evidence: Evidence) -> None:
+        """Publish an event for each finding that began or ended."""
+        found = {one.key: one for one in diagnose(evidence)}
+        for key, one in found.items():
+            if key not in self._known:
+                self._publish("began", one)
+            else:  # the time of a finding is that of its beginning
+                found[key] = replace(one, at=self._known[key].at)
+        for key in self._known.keys() - found.keys():
+            self._publish("ended", self._known[key])
+        self._known = found
+        self._answer = {
+            "findings": [asdict(one) for one in found.values()],
+            "moving": None if found else moving(evidence),
+        }
+
+    def _publish(self, change: str, one: Finding) -> None:
+        words: dict[str, Any] = {"severity": one.severity, "cause": one.cause}
+        self._events.publish("finding", rule=one.rule, key=one.key, change=change, **words)

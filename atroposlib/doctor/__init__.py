@@ -1,0 +1,8 @@
+"""Diagnosis of a run: why it does not go on, and what to change.
+
+    looks (HTTP) --> Evidence: two looks, seconds apart --> rules --> Finding
+    why              atropos why: at most five findings, strongest first
+    top              atropos top: the run as a live table
+
+A rule is a pure function of the evidence. It fires on a lack of progress, never on a state alone.
+"""

@@ -1,0 +1,74 @@
+"""Diagnosis: all rules in order of strength, and what moves where none fires. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from atroposlib.doctor import processes as p
+from atroposlib.doctor import queue as q
+from atroposlib.doctor.evidence import Evidence, Finding
+from atroposlib.doctor.rule import Rule
+
+MOST = 5  # findings shown at once
+# Strongest first: an absent API, silence of a process, what stops every batch, what slows it.
+RULES: tuple[Rule, ...] = (
+    *(p.api_silent, p.silent_in_step, p.trainer_silent, p.inference_silent),
+    *(q.never_committed, q.store_full, q.minima_impossible, q.sizes_do_not_divide),
+    *(q.group_too_large, q.minimum_unmet, p.environment_silent, p.rollouts_fail),
+    *(p.same_scores, p.groups_dropped, p.servers_paused, q.redelivered, p.slow_step),
+    *(q.partial_groups, p.not_admitted, p.full_without_batch, p.two_apis, q.versions_differ),
+    *(p.complete, p.no_trainer, p.trainer_starting, p.long_generations, p.trainer_bound),
+    *(q.stale_drops, q.dead_batches, q.mismatch, q.foreign_posts, q.repeated_posts),
+    *(q.slow_store, p.clocks_differ),
+)
+# A consequence of the first one is not shown with it.
+_IMPLIED = {
+    "full-without-batch": (
+        "sizes-do-not-divide",
+        "group-too-large",
+        "minima-impossible",
+        "minimum-unmet",
+        "partial-groups",
+        "not-admitted",
+    ),
+    "foreign-posts": ("two-apis",),
+    "no-trainer": ("two-apis",),
+    "trainer-silent": ("complete",),
+    "environment-silent": ("complete",),
+}
+_RANK = {"stuck": 0, "waiting": 1, "warning": 2}
+
+
+def diagnose(evidence: Evidence) -> list[Finding]:
+    """The findings of all rules, strongest first: stuck, then waiting, then warnings."""
+    found = [finding for rule in RULES if (finding := rule(evidence)) is not None]
+    keys = {finding.key for finding in found}
+    if "api-silent" in keys:
+        return found[:1]
+    kept = [one for one in found if not keys & {*_IMPLIED.get(one.key, ())}]
+    return sorted(kept, key=lambda one: _RANK[one.severity])[:MOST]
+
+
+def moving(e: Evidence) -> str | None:
+    """What moved between the looks, with rates; None without an answer of the API."""
+    if e.now.status is None:
+        return None
+    groups, tokens = (e.grown(f"{name}_in_total") / e.seconds for name in ("groups", "tokens"))
+    acked = e.status.get("batches_acked", 0) - (e.before.status or e.status)["batches_acked"]
+    parts = [
+        f"{groups:.1f} groups/s and {tokens:.0f} tokens/s arrive",
+        f"step {e.count('current_step'):.0f}, {acked} batches trained in {e.seconds:.0f} s",
+        f"policy version {e.count('policy_version'):.0f}",
+    ]
+    for kind, noun in (("groups", "group"), ("acked", "ack")):
+        if kind in (e.status.get("ages_s") or {}):
+            parts.append(f"last {noun} {e.age(kind):.0f} s ago")
+    return ", ".join(parts)
+
+
+def exit_status(findings: Sequence[Finding]) -> int:
+    """0 moving, 1 waiting as it should, 2 stuck, 3 not reachable."""
+    if any(one.key == "api-silent" for one in findings):
+        return 3
+    severities = {one.severity for one in findings}
+    return 2 if "stuck" in severities else int("waiting" in severities)

@@ -1,0 +1,118 @@
+"""atropos why: the causes why a run does not go on, each with evidence and remedy.
+
+Exit status with --exit-code: 0 moving, 1 waiting as it should, 2 stuck, 3 not reachable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from atroposlib.doctor.diagnosis import diagnose, exit_status, moving
+from atroposlib.doctor.evidence import Evidence, Finding
+from atroposlib.doctor.looks import DEFAULT_URL, URL_VARIABLE, address_in, look
+from atroposlib.errors import ConfigError
+from atroposlib.utils.command import logs
+from atroposlib.utils.command.parser import API_TOKEN, CommandParser
+
+APART_S = 2.0  # between the looks
+_ERROR = re.compile(r"error|Traceback|Exception|killed", re.IGNORECASE)
+TAIL_BYTES = 20_000  # of each log
+
+
+def parser_of(name: str, about: str | None) -> CommandParser:
+    """The options that ``why`` and ``top`` share."""
+    variables = (f"{URL_VARIABLE}: default of --api-url", API_TOKEN)
+    parser = CommandParser(prog=name, description=about, variables=variables)
+    default = os.environ.get(URL_VARIABLE, DEFAULT_URL)
+    parser.add_argument("--api-url", default=default, help="rollout API (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="one JSON object per look")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the findings; the status is 0 without --exit-code."""
+    parser = parser_of("atropos why", __doc__)
+    parser.add_argument("run", nargs="?", type=Path, help="folder of a run, in place of a URL")
+    parser.add_argument("--watch", action="store_true", help="again at every change, until ^C")
+    parser.add_argument("--exit-code", action="store_true", help="exit status as above")
+    options = parser.parse_args(argv)
+    url: str = options.api_url
+    if options.run is not None:
+        if not options.run.is_dir():
+            raise ConfigError(f"no folder {options.run}: give that of a run, or --api-url URL")
+        url = address_in(options.run) or ""
+    before = look(url) if url else None
+    if options.run is not None and (before is None or before.status is None):
+        return _ended(options.run, as_json=options.json, as_status=options.exit_code)
+    shown: Any = None
+    while before is not None:
+        if before.status is not None or shown is not None:
+            time.sleep(APART_S)
+        now = look(url) if before.status is not None or shown is not None else before
+        evidence = Evidence(url, before, now)
+        findings = diagnose(evidence)
+        keys = [one.key for one in findings]
+        if keys != shown:
+            print(page(findings, moving(evidence), as_json=options.json), flush=True)
+        shown, before = keys, now
+        if not options.watch:
+            return exit_status(findings) if options.exit_code else 0
+    return 0
+
+
+def page(findings: Sequence[Finding], going: str | None, *, as_json: bool = False) -> str:
+    """The findings as text, or as the JSON of GET /explore/why."""
+    if as_json:
+        found = [asdict(one) for one in findings]
+        return json.dumps({"findings": found, "moving": None if found else going})
+    lines = []
+    for one in findings:
+        lines.append(f"{one.severity}: {one.cause}")
+        lines += [f"    {text}" for text in one.evidence]
+        lines.append(f"    fix: {one.remedy}")
+    if not findings:
+        lines.append(f"nothing is wrong: {going}")
+    return "\n".join(map(logs.printable, lines))
+
+
+def _ended(folder: Path, *, as_json: bool, as_status: bool) -> int:
+    """Print what the files of a run show after its end."""
+    from atroposlib.trackers.jsonl import read_steps
+
+    path = folder / "metrics.jsonl"
+    steps = read_steps(path) if path.is_file() else []
+    evidence = [f"{path}: {len(steps)} steps"]
+    if steps:
+        last = steps[-1]
+        names = ("step", "version", "reward_mean", "logprob_mismatch_max", "staleness_mean")
+        evidence.append(
+            ", ".join(f"{n} {last[n]:.4g}" for n in names if last.get(n) is not None)
+        )
+    errors = [line for log in sorted(folder.glob("logs/*.log")) if (line := _last_error(log))]
+    found = Finding(
+        0,
+        "ended",
+        "stuck" if errors else "waiting",
+        "the run has ended" + (" after an error" if errors else ""),
+        (*evidence, *errors),
+        "see the first error in logs/" if errors else "report.html and the model are in it",
+        time.time(),
+    )
+    print(page([found], None, as_json=as_json))
+    return exit_status([found]) if as_status else 0
+
+
+def _last_error(log: Path) -> str:
+    """The last line of a log that reports an error; empty if there is none."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        lines = stream.read().decode("utf-8", "replace").splitlines()
+    found = [line for line in lines if _ERROR.search(line)]
+    return f"{log.name}: {logs.redact(found[-1])[:300]}" if found else ""

@@ -1,0 +1,55 @@
+"""Evidence: counters, ages, silence and replacement, from two documents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from prometheus_client import generate_latest
+
+from atroposlib.api.run.metrics import Metrics
+from atroposlib.doctor.evidence import Sample, listed, samples
+from tests.doctor.staged import HEALTHY, counted, env, moving, server, still, trainer
+
+
+def test_the_page_of_the_api_is_parsed_with_its_labels():
+    metrics = Metrics()
+    metrics.refused.labels("store_full").inc(3)
+    metrics.observe_request("/groups", "POST", 404, 0.2)
+    page = generate_latest(metrics._registry)
+    found = samples(page.decode())
+    assert Sample("requests_refused_total", {"reason": "store_full"}, 3.0) in found
+    about = {"method": "POST", "route": "/groups", "status": "404"}
+    assert Sample("http_requests_total", about, 1.0) in found
+
+
+def test_progress_is_growth_of_a_counter_and_never_negative():
+    assert HEALTHY.grown("groups_in_total") == 10
+    assert not HEALTHY.still and not HEALTHY.idle("groups", 0.1)
+    restarted = replace(HEALTHY, now=replace(HEALTHY.now, metrics=counted(5.0)))
+    assert restarted.grown("groups_in_total") == 0
+
+
+def test_a_run_is_idle_after_its_age_only():
+    assert still(trainer(), ages=20.0).idle("groups")
+    assert not still(trainer(), ages=5.0).idle("groups")
+
+
+def test_an_age_without_an_event_is_that_of_the_process():
+    assert moving(ages_s={"uptime": 9.0}).age("acked") == 9.0
+    assert moving(ages_s={}).age("acked") == 0.0
+
+
+def test_an_ended_process_is_neither_fresh_nor_silent():
+    ended = env(ended=1) | {"age_s": 40.0}
+    found = moving(trainer(ended=1), ended)
+    assert found.trainer is None and found.silent("env") == [] and found.fresh("env") == []
+
+
+def test_servers_are_silent_by_the_reports_of_their_callers():
+    found = moving(trainer(), server(name="a", silent_s=20.0), server(name="b"))
+    assert [one["name"] for one in found.servers(silent=True)] == ["a"]
+    assert [one["name"] for one in found.servers(silent=False)] == ["b"]
+
+
+def test_a_long_list_names_the_number_of_the_others():
+    assert listed("abcde", most=2) == ("a", "b", "and 3 more")
