@@ -72,7 +72,7 @@ def create_app(
     app = FastAPI(**about, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
     refuse = _add_error_handlers(app, service)
-    app.include_router(data_routes(service, hold_s))
+    routers = [data_routes(service, hold_s)]
     for routes in (
         poll_routes,
         run_routes,
@@ -81,10 +81,13 @@ def create_app(
         admission_routes,
         ops_routes,
     ):
-        app.include_router(routes(service))
-    app.include_router(explore_routes(Explorer(service.context.indexer.index, store)))
+        routers.append(routes(service))
+    routers.append(explore_routes(Explorer(service.context.indexer.index, store)))
+    for router in routers:
+        app.include_router(router)
     # The last one added sees a request first: times, then host, token, site, body.
-    app.add_middleware(routing.FastPath, routes=app.routes, refuse=refuse)
+    fixed = [route for router in routers for route in router.routes]
+    app.add_middleware(routing.FastPath, routes=fixed, refuse=refuse)
     app.add_middleware(RequestBody, max_bytes=max_body_bytes)
     app.add_middleware(
         SameSiteGuard, refuse=_refuse_page, changing_gets=("/batch", "/reset_data")

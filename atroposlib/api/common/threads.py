@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -28,7 +27,7 @@ class Threads:
     def __init__(self) -> None:
         # CPU-bound: more threads would only compete for cores and caches.
         self.parsing = Pool(min(4, max(2, os.cpu_count() or 1)))
-        self.puts = Pool(32)  # disk-bound: concurrent puts share an fsync
+        self.writes = Pool(4)  # disk-bound: concurrent writes share an fsync
         self.batches = Pool(8)
         self.reads = Pool(4)
 
@@ -41,13 +40,24 @@ class Pool:
 
     async def run(self, call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
         """The result of ``call``. A cancelled caller waits until ``call`` has ended."""
-        task = partial(call, *args, **more)
-        future = asyncio.get_running_loop().run_in_executor(self._threads, task)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait([future])
-            raise
+        return await result_of(self._threads.submit(call, *args, **more))
+
+
+async def result_of(call: Future[T], timeout_s: float | None = None) -> T:
+    """The result of a call in another thread. A cancelled caller waits until it has ended.
+
+    Raises:
+        asyncio.TimeoutError: it has not ended within ``timeout_s``.
+    """
+    future = asyncio.wrap_future(call)
+    try:
+        done, _ = await asyncio.wait((future,), timeout=timeout_s)
+    except asyncio.CancelledError:
+        await asyncio.wait((future,), timeout=timeout_s)
+        raise
+    if not done:
+        raise asyncio.TimeoutError
+    return future.result()
 
 
 class BroadcastEvent:

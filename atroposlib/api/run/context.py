@@ -342,7 +342,7 @@ class ServiceContext:
         """Free the buffers and admissions of environments that left or are silent; True if
         there were any."""
         live = [env.env_id for env in self.live()]
-        groups, admissions = await self.threads.puts.run(self.store.free_absent, live)
+        groups, admissions = await self.threads.writes.run(self.store.free_absent, live)
         if groups or admissions:
             self.events.publish("freed", groups=groups, admissions=admissions)
             self.on_groups_removed()

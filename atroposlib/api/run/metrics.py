@@ -139,7 +139,11 @@ class Metrics:
         try:
             return call(*args, **more)
         finally:
-            self._store.labels(call.__name__).observe(monotonic() - begun)
+            self.observe_store(call.__name__, monotonic() - begun)
+
+    def observe_store(self, call: str, seconds: float) -> None:
+        """Record the duration of a call of the store."""
+        self._store.labels(call).observe(seconds)
 
     # --- what to show -----------------------------------------------------------------
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
+from time import monotonic
 
 from atroposlib.api.archive.index import RowFacts
 from atroposlib.api.codec.formats import ParsedGroup
@@ -24,7 +26,12 @@ from atroposlib.api.common.records import (
     RunRecord,
     Stored,
 )
-from atroposlib.api.common.threads import IsDisconnected, never_disconnects, wait_at_most
+from atroposlib.api.common.threads import (
+    IsDisconnected,
+    never_disconnects,
+    result_of,
+    wait_at_most,
+)
 from atroposlib.api.decisions.batching import complete_buffer
 from atroposlib.api.decisions.run_state import (
     expected_size,
@@ -38,6 +45,7 @@ from atroposlib.api.guards.tokens import Caller
 from atroposlib.api.run.context import ServiceContext
 from atroposlib.api.run.run_cache import MAX_ATTEMPTS
 from atroposlib.api.store.sql.put import ReplyInDoubt
+from atroposlib.api.store.sql.writer import OPERATION_TIMEOUT_S, gave_up
 from atroposlib.errors import (
     CorruptPayload,
     InvalidGroup,
@@ -104,7 +112,7 @@ class Posts:
     async def _mark(self, gids: Sequence[int], gone: bool) -> None:
         """Note before the reply to these groups whether the client still waits for it."""
         if gone:
-            await self._context.threads.puts.run(self._context.store.mark, (), gids)
+            await self._context.threads.writes.run(self._context.store.mark, (), gids)
             return
         self._confirmed.update(gids)
         if self._flush is None or self._flush.done():
@@ -115,7 +123,7 @@ class Posts:
             await asyncio.sleep(CONFIRM_WITHIN_S)
             confirmed = tuple(self._confirmed)
             with suppress(StoreError):  # a later put deletes them
-                await self._context.threads.puts.run(self._context.store.mark, confirmed)
+                await self._context.threads.writes.run(self._context.store.mark, confirmed)
                 self._confirmed.difference_update(confirmed)
 
     async def _keep(self, post: Post) -> list[tuple[NewGroup, Stored]]:
@@ -157,15 +165,10 @@ class Posts:
             await self._require_room(new)
             confirmed = tuple(self._confirmed)
             try:
-                stored = await context.threads.puts.run(
-                    context.metrics.timed,
-                    context.store.put,
-                    new,
-                    view.revision,
-                    complete_buffer,
-                    confirmed,
-                    doubt,
+                put = context.store.submit_put(
+                    new, view.revision, complete_buffer, confirmed, doubt
                 )
+                stored = await self._durable(put)
             except RunChanged:
                 await context.run_cache.refresh()
                 continue
@@ -173,6 +176,16 @@ class Posts:
             self._note(new, stored)
             return list(zip(new, stored))
         raise RunChanged("the run kept changing: post again")
+
+    async def _durable(self, put: Future[list[Stored]]) -> list[Stored]:
+        """The result of a put once it is durable."""
+        begun = monotonic()
+        try:
+            return await result_of(put, OPERATION_TIMEOUT_S)
+        except asyncio.TimeoutError as cause:
+            raise gave_up(put) from cause
+        finally:
+            self._context.metrics.observe_store("put", monotonic() - begun)
 
     async def _require_room(self, new: Sequence[NewGroup]) -> None:
         """Keep one environment from filling the store while others are live.

@@ -6,9 +6,7 @@ are compressed: a queued token takes about 13 bytes instead of 33.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
-from typing import TypeVar
 
 import apsw
 import zstandard
@@ -16,36 +14,23 @@ import zstandard
 from atroposlib.api.common.records import Media, NewGroup
 from atroposlib.api.store.sql.schema import MEDIA, SQLITE, Row, tables
 from atroposlib.api.store.sql.sql_store import DEFAULT_MAX_BYTES, Store
-from atroposlib.api.store.sql.writer import Work
-from atroposlib.api.store.sqlite.database import SqliteConnection
-from atroposlib.errors import StoreError
-
-T = TypeVar("T")
+from atroposlib.api.store.sql.writer import Writer
+from atroposlib.api.store.sqlite.database import SqliteTransactions
 
 LEVEL = 1  # higher levels take twice the time and save nothing on token ids
 PLAIN = frozenset({Media.JSON, Media.SAFETENSORS})
 
 
 class MemoryStore(Store):
-    """See :class:`atroposlib.api.store.sql.sql_store.Store`; one lock makes every method atomic."""
+    """See :class:`atroposlib.api.store.sql.sql_store.Store`; one thread runs every method."""
 
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        super().__init__(self._transaction, self._transaction, max_bytes)
-        self._lock = threading.Lock()
-        self._connection = apsw.Connection(":memory:")
-        self._connection.execute("PRAGMA page_size = 16384")
+        connection = apsw.Connection(":memory:")
+        connection.execute("PRAGMA page_size = 16384")
         for statement in tables(SQLITE):
-            self._connection.execute(statement)
-        self._verbs = SqliteConnection(self._connection)
-        self._open = True
-
-    def _transaction(self, work: Work[T], n_bytes: int = 0) -> T:
-        with self._lock:
-            if not self._open:
-                raise StoreError("the store is closed")
-            with self._connection:  # a transaction
-                answer = work(self._verbs)
-            return answer
+            connection.execute(statement)
+        writer = Writer(SqliteTransactions(connection))
+        super().__init__(writer, writer.do, max_bytes)
 
     def _body(self, group: NewGroup) -> bytes:
         if group.media not in PLAIN:
@@ -58,6 +43,4 @@ class MemoryStore(Store):
             yield zstandard.ZstdDecompressor().decompress(body) if plain else body
 
     def close(self) -> None:
-        with self._lock:
-            self._open = False
-            self._connection.close()
+        self._writer.close()

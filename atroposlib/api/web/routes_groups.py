@@ -32,7 +32,6 @@ from atroposlib.wire import AdmissionRelease, AdmissionReply, AdmissionRequest, 
 
 RUN_ID_HEADER = "x-atropos-run-id"
 KEY_HEADER = "idempotency-key"
-QUICK_BYTES = 16 * 1024
 NO_EXAMPLE: dict[str, list[Any]] = {
     name: []
     for name in (
@@ -63,16 +62,12 @@ async def accept_posted(
     read: Callable[[formats.Body, str], list[ParsedGroup]],
     hold_s: float,
 ) -> list[Accepted]:
-    """Parse the body by ``read`` and accept its groups.
-
-    A thread would cost more than a small body, but a small binary group may inflate to any
-    size, so it always gets a thread.
-    """
+    """Parse the body by ``read`` and accept its groups."""
     body, kind = await body_of(request), request.headers.get("content-type", "")
-    if not isinstance(body, bytes) or len(body) > QUICK_BYTES or formats.is_binary(kind):
-        groups = await service.context.threads.parsing.run(read, body, kind)
-    else:
+    if formats.is_quick(body, kind):  # a thread would cost more
         groups = read(body, kind)
+    else:
+        groups = await service.context.threads.parsing.run(read, body, kind)
     return await service.posts.accept(
         Post(
             groups,

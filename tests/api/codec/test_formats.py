@@ -11,6 +11,7 @@ import zstandard
 from hypothesis import given, settings
 
 from atroposlib.api.codec import read_group, read_groups
+from atroposlib.api.codec.formats import QUICK_BINARY_BYTES, is_quick
 from atroposlib.api.common.records import Media
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire.binary import frames, pack_group, unpack_group
@@ -26,6 +27,17 @@ GROUP = {
     "env_id": 4,
     "group_overrides": {"group_size": 6},
 }
+
+
+def test_a_body_is_parsed_on_the_event_loop_only_if_it_stays_small_inflated():
+    small = pack_group(GROUP)
+    bomb = zstandard.ZstdCompressor().compress(bytes(QUICK_BINARY_BYTES + 1))
+    assert is_quick(small, ONE) and is_quick(b"{}", "application/json")
+    assert len(bomb) < 100 and not is_quick(bomb, ONE)
+    assert not is_quick(frames([small]), MANY)
+    assert not is_quick(b" " * 20_000, "application/json") and not is_quick(iter([]), ONE)
+    with pytest.raises(MalformedBody):
+        is_quick(small[:4], ONE)
 
 
 @pytest.mark.parametrize("compress", [True, False])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import Future
 
 import pytest
 
-from atroposlib.api.common.threads import BroadcastEvent, Pool, wait_at_most
+from atroposlib.api.common.threads import BroadcastEvent, Pool, result_of, wait_at_most
 
 
 async def test_a_pool_returns_the_result_and_raises_the_error():
@@ -34,6 +35,11 @@ async def test_a_cancelled_caller_waits_until_its_call_has_ended():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert ended == [True]
+
+
+async def test_a_wait_for_another_thread_is_bounded():
+    with pytest.raises(asyncio.TimeoutError):
+        await result_of(Future(), timeout_s=0.0)
 
 
 async def test_a_notification_wakes_current_subscribers_only():

@@ -153,13 +153,14 @@ async def test_retries_of_groups_unanswered_at_a_restart_are_deduplicated_once(
 async def test_a_retry_waits_for_the_post_of_the_disconnected_client(tmp_path):
     api = Api(tmp_path)
     release = asyncio.Event()
-    put = api.service.context.threads.puts.run
+    posts = api.service.posts
+    durable = posts._durable
 
-    async def slow(call, *args):
+    async def slow(put):
         await release.wait()
-        return await put(call, *args)
+        return await durable(put)
 
-    api.service.context.threads.puts.run = slow
+    posts._durable = slow
     first = asyncio.create_task(api.hang_up_after("POST", "/scored_data", group()))
     for _ in range(50):
         await asyncio.sleep(0)

@@ -58,8 +58,8 @@ class PostgresStore(Store):
         self._server = connection.PostgresServer(address, schema, reconnect_timeout_s)
         self._server.await_start(lambda: connection.make_tables(self._server), start_timeout_s)
         self._readers = database.PostgresReaders(self._server)
-        self._writer = Writer(database.PostgresDatabase(self._server))
-        super().__init__(self._writer.do, self._readers.run, max_bytes)
+        writer = Writer(database.PostgresDatabase(self._server))
+        super().__init__(writer, self._readers.run, max_bytes)
 
     def now(self) -> float:
         return self._server.now()

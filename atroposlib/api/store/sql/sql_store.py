@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -52,17 +53,11 @@ from atroposlib.api.store.sql.schema import (
     Row,
     stats,
 )
-from atroposlib.api.store.sql.writer import Work
+from atroposlib.api.store.sql.writer import Work, Writer, result_of
 from atroposlib.errors import CorruptPayload, StoreFull
 
 T = TypeVar("T")
 DEFAULT_MAX_BYTES = 16 * 2**30
-
-
-class Write(Protocol):
-    """Run an operation that changes the tables; ``n_bytes`` of payload come with it."""
-
-    def __call__(self, work: Work[T], n_bytes: int = 0, /) -> T: ...
 
 
 class Read(Protocol):
@@ -79,7 +74,7 @@ class Store(ABC):
     or if it is dead.
 
     Args:
-        write: runs an operation under an exclusive write lock; durable when it returns.
+        writer: runs operations under an exclusive write lock; durable when it replies.
         read: runs one on a single snapshot of the tables, without waiting for a writer.
         max_bytes: bound on ``StoreStats.retained_bytes``, the payloads of all groups held.
     """
@@ -87,8 +82,9 @@ class Store(ABC):
     shared = False  # whether other processes use the same data
     archive: Path | None = None  # file of the index of rollouts; None: in memory
 
-    def __init__(self, write: Write, read: Read, max_bytes: int) -> None:
-        self._write, self._read, self.max_bytes = write, read, max_bytes
+    def __init__(self, writer: Writer, read: Read, max_bytes: int) -> None:
+        self._writer, self._write = writer, writer.do
+        self._read, self.max_bytes = read, max_bytes
 
     @abstractmethod
     def close(self) -> None:
@@ -99,7 +95,7 @@ class Store(ABC):
         return time.time()
 
     def _body(self, group: NewGroup) -> bytes:
-        """The payload as stored; called outside of any transaction."""
+        """The payload as stored."""
         return group.payload
 
     def _keep(self, connection: Connection, gid: int, body: bytes) -> None:
@@ -144,14 +140,26 @@ class Store(ABC):
             StoreFull: the put would exceed the bound on retained bytes or use the reserve
                 of free space; duplicates are still absorbed.
         """
-        new_rows = [NewRow(group, self._body(group)) for group in groups]
-        return self._write(
-            lambda c: put_queries.put(
-                *(c, new_rows, revision, complete, self._require_capacity, self._keep),
-                *(confirmed, doubt),
-            ),
-            sum(len(new_row.body) for new_row in new_rows),
-        )
+        return result_of(self.submit_put(groups, revision, complete, confirmed, doubt))
+
+    def submit_put(
+        self,
+        groups: Sequence[NewGroup],
+        revision: int,
+        complete: BufferPolicy,
+        confirmed: Sequence[int] = (),
+        doubt: bool = True,
+    ) -> Future[list[Stored]]:
+        """:meth:`put` without blocking, for an event loop."""
+
+        def work(connection: Connection) -> list[Stored]:
+            new_rows = [NewRow(group, self._body(group)) for group in groups]
+            return put_queries.put(
+                *(connection, new_rows, revision, complete),
+                *(self._require_capacity, self._keep, confirmed, doubt),
+            )
+
+        return self._writer.submit(work, sum(len(group.payload) for group in groups))
 
     def _require_capacity(self, meta: QueueMeta, new_bytes: int) -> None:
         if meta.retained_bytes + new_bytes > self.max_bytes:

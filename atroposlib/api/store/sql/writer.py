@@ -74,12 +74,20 @@ class Writer:
         thread.start()
         return thread
 
-    def do(self, work: Work[T], n_bytes: int = 0) -> T:
-        """Queue ``work`` for a transaction; returns its result once it is durable.
+    def do(self, work: Work[T]) -> T:
+        """Run ``work`` in a transaction; returns its result once it is durable.
 
         Raises:
             StoreError: the writer is closed, the database failed, or it did not answer
                 within ``OPERATION_TIMEOUT_S``.
+        """
+        return result_of(self.submit(work))
+
+    def submit(self, work: Work[T], n_bytes: int = 0) -> Future[T]:
+        """Queue ``work`` for a transaction; the future gets its result once it is durable.
+
+        Raises:
+            StoreError: the writer is closed.
         """
         operation = _Operation(work, n_bytes)
         with self._wake:
@@ -87,14 +95,7 @@ class Writer:
                 raise StoreError("the store is closed")
             self._waiting.append(operation)
             self._wake.notify()
-        try:
-            result: T = operation.reply.result(timeout=OPERATION_TIMEOUT_S)
-            return result
-        except FutureTimeout as cause:
-            operation.reply.cancel()  # if it still waits, it must not run after this error
-            raise StoreError(
-                f"the store did not answer within {OPERATION_TIMEOUT_S:.0f} s"
-            ) from cause
+        return operation.reply
 
     def close(self) -> None:
         """Run the waiting operations, then close the database. Idempotent."""
@@ -177,6 +178,20 @@ class Writer:
             return None, refused
         database.execute("RELEASE SAVEPOINT operation")
         return value, None
+
+
+def result_of(reply: Future[T]) -> T:
+    """Wait for an operation of a writer, as :meth:`Writer.do`."""
+    try:
+        return reply.result(timeout=OPERATION_TIMEOUT_S)
+    except FutureTimeout as cause:
+        raise gave_up(reply) from cause
+
+
+def gave_up(reply: Future[Any]) -> StoreError:
+    """The error for an operation that took ``OPERATION_TIMEOUT_S``, which is cancelled."""
+    reply.cancel()  # if it still waits, it must not run after this error
+    return StoreError(f"the store did not answer within {OPERATION_TIMEOUT_S:.0f} s")
 
 
 def _portion(waiting: Sequence[_Operation]) -> int:

@@ -191,8 +191,7 @@ class SqliteStore(Store):
                 os.chmod(data_dir / name, 0o600)  # the prompts are the user's
         self._readers = SqliteReaders(lambda: connect(path, vfs, synchronous, read_only=True))
         self._database = SqliteDatabase(connection, self._readers, self._log)
-        self._writer = Writer(self._database)
-        super().__init__(self._writer.do, self._readers.run, max_bytes)
+        super().__init__(Writer(self._database), self._readers.run, max_bytes)
 
     def _keep(self, connection: Connection, gid: int, body: bytes) -> None:
         self._log.append(connection, gid, body)

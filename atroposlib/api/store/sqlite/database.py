@@ -156,12 +156,30 @@ class SqliteReaders:
 # --- the writer's -------------------------------------------------------------------
 
 
-class SqliteDatabase(SqliteConnection):
-    """See :class:`atroposlib.api.store.sql.writer.Database`."""
+class SqliteTransactions(SqliteConnection):
+    """See :class:`atroposlib.api.store.sql.writer.Database`; for a database in memory."""
 
     faults: tuple[type[Exception], ...] = (*FAULTS, DamagedRow)
     commit_is_certain = True
     fault = staticmethod(fault)
+
+    def begin(self) -> None:
+        self.raw.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        self.raw.execute("COMMIT")
+
+    def rollback(self) -> None:
+        if self.raw.in_transaction:
+            with suppress(apsw.Error):
+                self.raw.execute("ROLLBACK")
+
+    def close(self) -> None:
+        self.raw.close()
+
+
+class SqliteDatabase(SqliteTransactions):
+    """The database of a data directory, with its payload log."""
 
     def __init__(self, raw: apsw.Connection, readers: SqliteReaders, log: PayloadLog) -> None:
         super().__init__(raw)
@@ -173,12 +191,9 @@ class SqliteDatabase(SqliteConnection):
         self._log_pages = pages
         return apsw.SQLITE_OK
 
-    def begin(self) -> None:
-        self.raw.execute("BEGIN IMMEDIATE")
-
     def commit(self) -> None:
         self._log.before_commit(self)  # the fsync of the payloads: their rows come after it
-        self.raw.execute("COMMIT")  # the fsync of the rows; the callers are answered after it
+        super().commit()  # the fsync of the rows; the callers are answered after it
         self._log.after_commit()
         if self._log_pages >= CHECKPOINT_PAGES:
             with suppress(apsw.Error):  # on a full disk the log stays usable
@@ -193,11 +208,9 @@ class SqliteDatabase(SqliteConnection):
 
     def rollback(self) -> None:
         self._log.rolled_back()
-        if self.raw.in_transaction:
-            with suppress(apsw.Error):
-                self.raw.execute("ROLLBACK")
+        super().rollback()
 
     def close(self) -> None:
         with suppress(apsw.Error, OSError):  # a failing disk must not keep the lock
             self._log.close()
-            self.raw.close()
+            super().close()
