@@ -59,6 +59,7 @@ from example_trainer.run.metrics_log import (
     warn_once,
 )
 from example_trainer.run.prefetch import BatchPrefetcher, next_batch
+from example_trainer.run.reports import Reporter, TokenValues
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.loss import LossSettings
 from example_trainer.state import Frequency, Stopped, StopSignal
@@ -283,6 +284,10 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
     left = cfg.training_steps - state.step
     claims = partial(BatchPrefetcher, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s)
     prefetcher = stack.enter_context(claims(client, state)) if client else None
+    reporter = None
+    if client is not None:
+        reports = Reporter(cfg.atropos_url, client.generation, cfg.notes_rows)
+        reporter = stack.enter_context(reports)
     evaluation = evaluator.at_start(state, cfg.servers)
 
     while state.step < cfg.training_steps:
@@ -300,7 +305,8 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
                 batch.rows, cfg, state.version, reference=models.reference, critic=value_model
             )
         with clock.measure("train"):
-            learned = learn(cfg, policy, optimizer, prepared, state, waits.stop, critic)
+            noted = None if cfg.notes_rows == 0 else TokenValues()  # alike on every rank
+            learned = learn(cfg, policy, optimizer, prepared, state, waits.stop, critic, noted)
         record = {**batch_metrics(claimed, batch, prepared, state.version), **learned}
 
         # Publish the new version to every server. Until the ack a stop signal is held back.
@@ -317,6 +323,8 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
                 record |= _check_servers(policy, publisher, prepared, state)
         if prefetcher is not None:
             prefetcher.ack(claimed)
+        if reporter is not None:
+            reporter.batch(claimed, batch, prepared, noted)
 
         # Servers generate during this write. The recovery checkpoint comes last: a step in it
         # is complete, and a step that is not in it is repeated from its batch.
@@ -331,7 +339,10 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
         evaluation = {}
         if log is not None:
             record |= publisher.fleet.counts()
-            log.write({"step": state.step, "version": state.version, **record, **clock.take()})
+            record = {"step": state.step, "version": state.version, **record, **clock.take()}
+            log.write(record)
+            if reporter is not None:
+                reporter.step(state.step, record)
         phase("saving for recovery")
         with clock.measure("recovery"):  # these seconds are part of the next record
             if recovery.due(state, epoch_ended):

@@ -21,6 +21,7 @@ from atroposlib.api.store import open_store
 from atroposlib.wire import ScoredData
 from atroposlib.wire.binary import frames as in_frames
 from atroposlib.wire.binary import pack_group
+from atroposlib.wire.notes import GroupNotes, pack_notes
 
 RUN_ID = "8d0f6c1e5b7a4c0f9e2d3b4a59687f01"
 FRAMES = "application/x-atropos-groups"
@@ -241,6 +242,16 @@ async def _batches(s: Session) -> None:
     await s.say("ack rank", "POST", "/batches/1/ack", held | {"rank": 0})
     await s.say("ack", "POST", "/batches/1/ack", held)
     await s.say("ack again", "POST", "/batches/1/ack", held)
+    notes = GroupNotes.empty(0, [2, 2])  # about the first group of the batch
+    notes.advantages[:] = [1.0, 1.0, -1.0, -1.0]
+    notes.logprobs[:] = [-0.5, -0.25, -1.5, -0.5]
+    notes.diff_mean[:], notes.diff_max[:] = [0.0, 0.125], [0.0, 0.25]
+    path = "/batches/1/notes?generation=2&epoch=2"
+    kind = {"content-type": "application/x-atropos-notes"}
+    await s.say("notes", "POST", path, in_frames([pack_notes(notes)]), kind)
+    numbers = {"loss": 0.25, "reward_mean": 0.5}
+    report = {"role": "trainer", "step": 1, "batch_no": 1, "values": numbers}
+    await s.say("steps", "POST", "/steps", report)
     await s.say("fenced", "POST", "/batches/1/ack", {"generation": 1, "epoch": 1})
     await s.say("policy_version", "POST", "/policy_version", {"version": 1})
 

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlencode
 
 from atroposlib import wire
 from atroposlib.client.api_calls import (
@@ -197,6 +198,19 @@ class AsyncRolloutClient:
         """End an admission. Best effort: one that is not released expires."""
         body = wire.AdmissionRelease(admission_id=admission_id)
         await self._try(post("/admission/release", body, nothing, BEST_EFFORT_TIMEOUT_S))
+
+    async def report_step(self, report: wire.StepReport) -> bool:
+        """Report the numbers of a step. Best effort: True if they arrived."""
+        return await self._try(post("/steps", report, nothing, BEST_EFFORT_TIMEOUT_S))
+
+    async def report_drops(self, report: wire.DropReport, sample: bytes = b"") -> bool:
+        """Report dropped groups, and one of them in binary form. Best effort, likewise."""
+        query = urlencode(report.model_dump(exclude_none=True))
+        headers = {"content-type": "application/x-atropos-group"} if sample else {}
+        call = ApiCall(
+            "POST", f"/drops?{query}", nothing, sample, headers, BEST_EFFORT_TIMEOUT_S
+        )
+        return await self._try(call)
 
     async def close(self) -> None:
         await self._http.aclose()

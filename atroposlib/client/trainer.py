@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
@@ -244,6 +244,29 @@ class RolloutClient:
         no, epoch = number_and_epoch(batch)
         request = wire.AckRequest(generation=self.generation, epoch=epoch, rank=rank)
         return bool(self._send(post(f"/batches/{no}/ack", request, mapping)).get("first"))
+
+    def send_notes(
+        self, batch: wire.ClaimedBatch, notes: Sequence[bytes], *, rank: int | None = None
+    ) -> int:
+        """Report what a step computed of the batch, of ``wire.notes.pack_notes`` per group.
+
+        With a ``rank`` the groups are those of its shard. Returns the number of noted rows.
+        """
+        import zstandard  # both load only where they are used
+
+        from atroposlib.wire.binary import frames
+
+        no, epoch = number_and_epoch(batch)
+        query = f"generation={self.generation}&epoch={epoch}"
+        query += "" if rank is None else f"&rank={rank}"
+        body = zstandard.ZstdCompressor(level=1).compress(frames(notes))
+        headers = {"content-type": "application/x-atropos-notes", "content-encoding": "zstd"}
+        call = ApiCall("POST", f"/batches/{no}/notes?{query}", mapping, body, headers)
+        return int(self._send(call).get("noted", 0))
+
+    def report_step(self, report: wire.StepReport) -> None:
+        """Report the numbers of a step."""
+        self._send(post("/steps", report, nothing))
 
     def extend(self, batch: wire.ClaimedBatch, *, lease_s: float = 600.0) -> None:
         """Extend the lease: it ends ``lease_s`` from now."""

@@ -11,11 +11,13 @@ from atroposlib.wire.messages import (
     AdmissionRelease,
     AdmissionReply,
     AdmissionRequest,
+    BatchNotes,
     CheckpointRequest,
     ClaimedBatch,
     ClaimRequest,
     Committed,
     Count,
+    DropReport,
     EnvIdentifier,
     EnvRegistered,
     EnvStatus,
@@ -32,6 +34,7 @@ from atroposlib.wire.messages import (
     SampledSpan,
     ScoredData,
     StalenessPolicy,
+    StepReport,
     Whole,
 )
 from atroposlib.wire.status import (

@@ -36,6 +36,9 @@ class Prepared:
     returns_R_T: list[list[float]] | None = None  # what the value model is trained to
     counts: Counter[str] = field(default_factory=Counter)
     sums: dict[str, float] = field(default_factory=dict)  # over trained tokens
+    left_out: dict[tuple[int, int] | None, str] = field(
+        default_factory=dict
+    )  # place -> reason
 
     @property
     def tokens(self) -> int:
@@ -71,8 +74,9 @@ def prepare(
         normalise=False,  # per token, below, after a KL in the reward
     )
     counts: Counter[str] = Counter()
-    kept = _in_loss(rows, scalars_R, settings, version, counts)
-    prepared = Prepared([row for row, _ in kept], [], counts=counts)
+    left_out: dict[tuple[int, int] | None, str] = {}
+    kept = _in_loss(rows, scalars_R, settings, version, counts, left_out)
+    prepared = Prepared([row for row, _ in kept], [], counts=counts, left_out=left_out)
     lengths_R = [len(row.trained) for row in prepared.rows]
 
     token_rewards_R_T = None
@@ -108,21 +112,26 @@ def _in_loss(
     settings: ObjectiveSettings,
     version: int,
     counts: Counter[str],
+    left_out: dict[tuple[int, int] | None, str],
 ) -> list[tuple[Row, float]]:
-    """Rows that enter the loss with their advantage; ``counts`` gets the reasons of the others."""
+    """Rows that enter the loss with their advantage; the others get a reason, by their place."""
     informative = [True] * len(rows)
     if settings.dynamic_filter:
         informative = estimators.varied([r.reward for r in rows], [r.group for r in rows])
     kept = []
     for row, scalar, varies in zip(rows, scalars_R, informative):
         if not row.in_loss or not row.trained:
-            continue
-        if not varies and row.own_advantages is None:
+            left_out[row.place] = "untrained" if row.in_loss else "too_long"
+        elif not varies and row.own_advantages is None:
             counts["rows_filtered_equal"] += 1
+            left_out[row.place] = "equal_rewards"
         elif settings.mask_truncated and row.finish_reason == TRUNCATED:
             counts["rows_filtered_truncated"] += 1
+            left_out[row.place] = "truncated"
         elif (fresh := _fresh(row, settings, version, counts)).trained:
             kept.append((fresh, scalar))
+        else:
+            left_out[row.place] = "stale"
     return kept
 
 

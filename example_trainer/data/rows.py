@@ -55,6 +55,7 @@ class Row:
     spans: list[SampledSpan] = field(default_factory=list)  # places in tokens
     own_advantages: list[float] | None = None  # (T - 1,) instead of reward - baseline
     zero_advantage: bool = False
+    place: tuple[int, int] | None = None  # group in the batch, row in the group
     in_loss: bool = True  # False: counts in the baseline of its group only
     finish_reason: str | None = None  # "stop", "length", ... as the engine returned it
     ref_logprobs: list[float] | None = None  # (T - 1,) of a reference, by the environment
@@ -145,7 +146,8 @@ def to_rows(
             if outcome not in TRAINABLE_OUTCOMES:
                 batch.counts[f"dropped_{outcome}"] += 1
                 continue
-            batch.rows.append(_row(group, g, key, rules, batch, own))
+            row = _row(group, g, key, rules, batch, own)
+            batch.rows.append(replace(row, place=(number, g)))
     return batch
 
 

@@ -55,6 +55,7 @@ def clipped_loss(
     log_ratio = bounded(batch.log_ratio(centre_logprobs))
     advantages = tokens.only(batch.advantages)
     clipped = clip(log_ratio.exp(), advantages, settings, settings.dual_clip)
+    batch.clipped.append(clipped.by_clip | clipped.by_dual)
     return clipped.loss, {
         "clip_ratio": tokens.total(clipped.by_clip),
         "dual_clip_ratio": tokens.total(clipped.by_dual),

@@ -32,6 +32,7 @@ def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, T
     # (B, 1) advantages become (B, T) by the where in ``only``.
     mean_advantage = tokens.row_mean(tokens.only(batch.advantages)).expand_as(log_ratio)
     clipped = clip(ratio, mean_advantage, settings)
+    batch.clipped.append(clipped.by_clip)
     metrics = {
         "clip_ratio": tokens.total(clipped.by_clip),
         **ratio_metrics(tokens, bounded(log_ratio)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -63,6 +63,7 @@ class LossInputs:
     student_logprobs: Tensor | None = None  # (B, T, K) at the teacher's candidates
     teacher_logprobs: Tensor | None = None  # (B, T, K)
     teacher_mask: Tensor | None = None  # (B, T, K) which candidates there are; None: all
+    clipped: list[Tensor] = field(default_factory=list)  # a loss that clips adds (B, T) bool
 
     @cached_property
     def tokens(self) -> TokenMask:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from atroposlib.trackers import TrackerName, tracker_names
 from example_trainer.settings.section import Section
@@ -109,6 +109,14 @@ class WatchSettings(Section):
     wandb_group: str | None = Field(None, description="group (default: 8 random characters)")
     live_table: bool | None = Field(
         None, description="a table that follows the run (default: when stdout is a terminal)"
+    )
+    notes_rows: Annotated[int | None, BeforeValidator(lambda v: None if v == "all" else v)] = (
+        Field(
+            None,
+            ge=0,
+            description="rows of each batch whose advantages, logprobs and clipped tokens go to the"
+            " rollout API after the ack, for its explorer (default: all; 0: none)",
+        )
     )
     benchmark: bool = Field(False, description="print mean seconds of every phase at the end")
 

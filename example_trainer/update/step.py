@@ -29,6 +29,7 @@ from example_trainer.model.critic import ValueModel, value_loss
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy, Scores
 from example_trainer.model.scoring import pad_teacher, pad_to_tensor
+from example_trainer.run.reports import TokenValues
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.optim import OptimSettings
 from example_trainer.state import StopSignal
@@ -62,8 +63,11 @@ def learn(
     state: TrainerState,
     stop: StopSignal,
     critic: Critic | None = None,
+    values: TokenValues | None = None,
 ) -> dict[str, float | None]:
     """Take ``minibatches x ppo_epochs`` optimizer steps; metrics over all of them.
+
+    ``values`` receives what the steps computed of each token.
 
     Raises:
         StaleWeights: fresh tokens have other logprobs at the sampler than here.
@@ -84,6 +88,8 @@ def learn(
                 part := part_of(prepared, indices),
                 stop,
                 SamplerCheck.of(part.rows, state, cfg.logprob_tolerance) if first else None,
+                values=values,
+                places=indices,
             )
             if proximal_R_T is not None and not first:
                 update.proximal_R_T = [proximal_R_T[i] for i in indices]
@@ -97,6 +103,8 @@ def learn(
                 _critic_backward(critic.model, update.prepared, cfg.critic_clip_eps, sums)
                 clipped_step(critic.optimizer, critic.model, critic.settings, *progress)
     sums.share(policy.world)
+    if values is not None:
+        values.share(policy.world, [len(row.trained) for row in prepared.rows])
     return {
         # Null where the batch had no token to compare.
         **dict.fromkeys(("logprob_mismatch_mean", "logprob_mismatch_max")),
@@ -125,6 +133,8 @@ class _Update:
     stop: StopSignal
     check: SamplerCheck | None  # None: not compared
     proximal_R_T: list[list[float]] | None = None
+    values: TokenValues | None = None  # of the batch, in which
+    places: Sequence[int] = ()  # these are the rows
 
     def __post_init__(self) -> None:
         rows, settings = self.prepared.rows, self.settings
@@ -142,6 +152,8 @@ class _Update:
         policy, rows, world = self.policy, self.prepared.rows, self.policy.world
         weights_R_T = [[w] * len(r.trained) for w, r in zip(self.weights_R, rows)]
         kept_R_T = self._kept()
+        if self.values is not None and kept_R_T is not None:
+            self.values.kept_R.update(zip(self.places, kept_R_T))
         sampled = Mismatch()
         loss = torch.zeros((), dtype=torch.float64, device=policy.device)
         for microbatch in policy.plan_share(rows):
@@ -185,6 +197,9 @@ class _Update:
         )
         batch = self._inputs(microbatch, scores, weights_R_T, kept_R_T)
         loss_sum, metrics = self.loss_of(batch, self.settings)
+        if self.values is not None:
+            rows = [self.places[i] for i in microbatch.row_ids]
+            self.values.add(rows, scores.logprobs, batch.clipped)
         loss_sum = loss_sum + self._regularisers(microbatch, scores, batch)
         if self.settings.distill_coef > 0 and self.settings.loss != "distillation":
             distilled, once = self._distilled(batch, scores.mask)

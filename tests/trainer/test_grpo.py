@@ -93,6 +93,40 @@ def test_two_steps_reach_the_server_and_leave_a_final_model(run, settings, model
     assert read_state(cfg.save_path + "/final_model").version == 2
 
 
+def test_the_explorer_shows_what_the_step_computed(serve, model_dir, config, monkeypatch):
+    app, engine = api_app(), Engine(load_model(str(model_dir)), EngineLimits(), num_threads=1)
+    engine.start()
+    api, server = serve(app), serve(inference_app(engine))
+    urls = {"atropos_url": api, "inference_urls": [server + "/v1"]}
+    cfg = config(**urls, lr=1e-3, training_steps=1, run_name="r")
+    with running_environment(api, server):
+        grpo.train(cfg)
+    engine.close()
+    app.state.service.context.indexer.flush()
+    page = httpx.get(f"{api}/explore/rollouts", params={"step": "1..1"}).json()
+    rows = {(one["gid"], one["row"]): one for one in page["rows"]}
+    assert len(rows) == 8
+    start = loading.load(config_of(cfg, str(model_dir)))
+    for (gid, row), one in rows.items():
+        group = httpx.get(f"{api}/explore/groups/{gid}").json()
+        view = httpx.get(f"{api}/explore/groups/{gid}/rows/{row}").json()["columns"]
+        scores = torch.tensor([other["reward"] for other in group["rows"]])
+        advantage = (one["reward"] - scores.mean()) / scores.std(unbiased=False)
+        assert one["advantage"] == pytest.approx(float(advantage), abs=1e-3)
+        trained = [i for i, on in enumerate(view["trained"]) if on]
+        [policy] = start.logprobs_of([view["id"]])
+        shown = [view["trainer_logprob"][i] for i in trained]
+        assert shown == pytest.approx([policy[i - 1] for i in trained], rel=2**-10, abs=2**-10)
+        differences = [abs(policy[i - 1] - view["logprob"][i]) for i in trained]
+        assert one["diff_max"] == pytest.approx(max(differences), abs=1e-4)
+        assert (one["clipped_share"], {view["flags"][i] for i in trained}) == (0.0, {0})
+        assert [view["advantage"][i] for i in trained] == pytest.approx([one["advantage"]] * 4)
+    [(name, body)] = app.state.service.context.indexer.index.read(
+        "SELECT name, body FROM step"
+    )
+    assert name == "r" and json.loads(body)["loss"] == read_metrics(cfg)[0]["loss"]
+
+
 def config_of(cfg, name):
     return cfg.model_copy(update={"model_name": name})
 

@@ -271,6 +271,12 @@ def _note(connection: apsw.Connection, one: NotesFact) -> None:
         (one.advantage, one.diff_mean, one.diff_max, one.clipped_share, one.why)
         + (one.gid, one.row),
     )
+    if one.diff_max is not None:
+        connection.execute(
+            "UPDATE rollup SET diff_max = MAX(COALESCE(diff_max, 0), ?) WHERE batch_no = ? "
+            "AND env = (SELECT COALESCE(env, '') FROM rollout WHERE gid = ? AND row = ?)",
+            (one.diff_max, one.batch_no, one.gid, one.row),
+        )
 
 
 def _step(connection: apsw.Connection, one: StepFact) -> None:

@@ -24,6 +24,7 @@ from atroposlib.api.archive.index import (
     EventFact,
     GroupStates,
     Index,
+    NotesFact,
     Record,
     RowFacts,
 )
@@ -78,7 +79,7 @@ class Indexer:
 
     def submit(self, record: Record) -> bool:
         """Queue a record without waiting. False: the queue is full, and it was skipped."""
-        weight = len(record.facts.rows) if isinstance(record, RowFacts) else 1
+        weight = _weight_of(record)
         with self._wake:
             if not self._open:
                 return False
@@ -161,8 +162,7 @@ class Indexer:
         with self._wake:
             self._wake.wait_for(lambda: self._queue or not self._open, timeout=SYNC_S)
             taken = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_RECORDS))]
-            for one in taken:
-                self._weight -= len(one.facts.rows) if isinstance(one, RowFacts) else 1
+            self._weight -= sum(map(_weight_of, taken))
             self._weight = max(self._weight, 0) if self._queue else 0
             return taken
 
@@ -301,3 +301,10 @@ class Indexer:
 
 
 MAX_FILLED = 32  # groups read per transaction
+
+
+def _weight_of(record: Record | threading.Event) -> int:
+    """Its share of the queue: rows, and 64 tokens of notes, count as one record."""
+    if isinstance(record, NotesFact):
+        return 1 + len(record.advantages or b"") // 256
+    return len(record.facts.rows) if isinstance(record, RowFacts) else 1

@@ -70,10 +70,12 @@ SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     ("POST", "/batches/{no}/extend"): TRAINER,
     ("POST", "/batches/{no}/commit"): TRAINER,
     ("POST", "/batches/{no}/rewind"): TRAINER,
+    ("POST", "/batches/{no}/notes"): TRAINER,
     ("GET", "/batches/{no}/shards/{rank}"): TRAINER,
     ("POST", "/policy_version"): TRAINER,
     # Trainer and environments.
     ("POST", "/heartbeat"): PARTICIPANT,
+    ("POST", "/steps"): PARTICIPANT,
     # Operators.
     ("GET", "/batches/dead"): READ,
     ("POST", "/batches/{no}/revive"): ADMIN,
@@ -162,10 +164,10 @@ def own_id(caller: Caller | None, text: str) -> str:
 def require_role(caller: Caller | None, role: str) -> None:
     """
     Raises:
-        Forbidden: a token without the scope trainer sends a heartbeat of the trainer.
+        Forbidden: a token without the scope trainer reports as the trainer.
     """
     if caller is not None and role == "trainer" and Scope.TRAINER not in caller.scopes:
-        raise Forbidden("a heartbeat of the trainer needs the scope trainer")
+        raise Forbidden("a heartbeat or a report of the trainer needs the scope trainer")
 
 
 _REFUSALS: dict[type[AccessError], tuple[int, str, str, str]] = {  # with one header

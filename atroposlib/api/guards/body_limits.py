@@ -143,6 +143,7 @@ def retry_after(seconds: float) -> str:
 
 DEFAULT_MAX_BODY_BYTES = 128 * 2**20  # a list of 48 groups of 16 x 4096 tokens as JSON
 MAX_CONTROL_BYTES = 256 * 2**10  # of all other messages, which are parsed on the event loop
+MAX_REPORT_BYTES = 32 * 2**20  # of notes about a batch, and of a dropped group
 CREDITED = "/groups"  # of clients that wait after a 429; older ones would drop the groups
 POSTS = frozenset({CREDITED, "/scored_data", "/scored_data_list"})  # they carry groups
 IN_FLIGHT_BYTES = 256 * 2**20  # of all bodies that are being read, parsed or stored
@@ -257,7 +258,7 @@ class RequestBody:
         reservation: Reservation,
     ) -> None:
         headers, is_post = Headers(scope=scope), scope["path"] in POSTS
-        max_bytes = self.max_bytes if is_post else min(self.max_bytes, MAX_CONTROL_BYTES)
+        max_bytes = self.max_bytes if is_post else min(self.max_bytes, _most(scope["path"]))
         late = None
         if is_post:
             if scope["path"] == CREDITED and self._line.waiting >= POSTS_IN_LINE:
@@ -333,6 +334,11 @@ class RequestBody:
                 if scope.deadline - now() < self._grace_s / 2 or scope.deadline == math.inf:
                     scope.deadline = begun + self._grace_s + size / SLOWEST_BYTES_PER_S
         raise TooSlow("the body arrived too slowly")
+
+
+def _most(path: str) -> int:
+    report = path == "/drops" or path.endswith("/notes")
+    return MAX_REPORT_BYTES if report else MAX_CONTROL_BYTES
 
 
 def _declared(headers: Headers) -> int:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import ParamSpec, TypeVar
 
+from atroposlib.api.archive.reports import notes_in
 from atroposlib.api.common.records import (
     MAX_DELIVERIES,
     Chooser,
@@ -182,6 +183,17 @@ class Claims:
         if first:
             self._note_acked(no)
         return first
+
+    async def note(
+        self, no: int, generation: int, epoch: int, rank: int | None, body: bytes
+    ) -> int:
+        """Index the trainer's notes about a delivered batch, or its shard; the rows noted."""
+        _require_counts(no, generation, epoch, rank or 0)
+        store, threads = self._context.store, self._context.threads
+        batch = await self._blocking(store.lookup, no, generation, epoch, freed=True)
+        members = self._delivery(batch, rank).members
+        facts = await threads.parsing.run(notes_in, body, no, members)
+        return sum(map(self._context.indexer.submit, facts))
 
     def _note_acked(self, no: int) -> None:
         self._context.on_groups_removed()

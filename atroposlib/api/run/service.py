@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from atroposlib import wire
+from atroposlib.api.archive.index import StepFact
 from atroposlib.api.common.records import (
     MAX_DELIVERIES,
     EnvEntry,
@@ -34,6 +35,7 @@ from atroposlib.api.run.doctor import Doctor
 from atroposlib.api.run.posts import Posts
 from atroposlib.api.run.run_cache import RunView
 from atroposlib.api.store import Store
+from atroposlib.errors import ConfigError
 
 MAX_SHARES = 256  # environments listed by /status, which people read and monitors poll
 
@@ -207,6 +209,20 @@ class RolloutService:
         require_env(caller, entry.desired_name)
         await self.context.touch(entry.env_id)
         return entry
+
+    async def report_step(self, report: wire.StepReport, caller: Caller | None = None) -> bool:
+        """Index the numbers of a step; False if the index is too far behind."""
+        name = self.run.trainer.run_name if self.run.trainer else ""
+        if report.role == "env":
+            if report.env_id is None:
+                raise ConfigError("env_id: missing; the reply to /register-env has it")
+            who = wire.EnvIdentifier(env_id=report.env_id, run_id=report.run_id)
+            name = (await self._calling_env(who, caller)).wandb_name
+        fact = StepFact(
+            *(report.role, name, report.step, self.context.clock(), report.values),
+            report.batch_no,
+        )
+        return self.context.indexer.submit(fact)
 
     # --- status ------------------------------------------------------------------------
 

@@ -58,6 +58,10 @@ MANY_GROUPS = _raw(
     },
     "Scored groups, as a JSON list or as frames: u64 little-endian length, then a group.",
 )
+NOTES = _raw(
+    {"application/x-atropos-notes": _BINARY},
+    "Frames: u64 little-endian length, then the notes about a group, a safetensors file.",
+)
 ENV_IDENTIFIER_BODY = _raw(
     {"application/json": {"schema": {"$ref": _REF.format(name="EnvIdentifier")}}},
     "The calling environment; alternatively in the query.",

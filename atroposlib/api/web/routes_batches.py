@@ -9,10 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atroposlib import wire
+from atroposlib.api.codec import formats
 from atroposlib.api.common.records import Delivery
 from atroposlib.api.run.service import RolloutService
-from atroposlib.api.web.openapi import delivered, refusals
-from atroposlib.api.web.routing import JsonRoute, client_gone, of_json
+from atroposlib.api.web.openapi import NOTES, delivered, refusals
+from atroposlib.api.web.routing import JsonRoute, body_of, client_gone, of_json
 from atroposlib.api.web.streaming import DeliveryReply
 
 
@@ -39,6 +40,19 @@ def batch_routes(service: RolloutService) -> APIRouter:
     async def ack(no: int, body: wire.AckRequest) -> Response:
         first = await service.claims.ack(no, body.generation, body.epoch, body.rank)
         return of_json({"status": "acked", "first": first})
+
+    @router.post(
+        "/{no}/notes",
+        response_model=wire.BatchNotes,
+        openapi_extra=NOTES,
+        responses=refusals(409),
+    )
+    async def notes(
+        no: int, generation: int, epoch: int, request: Request, rank: int | None = None
+    ) -> Response:
+        body = bytes(formats.whole(await body_of(request)))
+        noted = await service.claims.note(no, generation, epoch, rank, body)
+        return of_json(wire.BatchNotes(noted=noted))
 
     @router.post("/{no}/extend", responses=refusals(409))
     async def extend(no: int, body: wire.ExtendRequest) -> Response:

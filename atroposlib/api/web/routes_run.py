@@ -188,6 +188,11 @@ def _info_routes(router: APIRouter, service: RolloutService) -> None:
     async def status() -> Response:
         return of_json(await service.status())
 
+    @router.post("/steps", responses=refusals(404))
+    async def steps(body: wire.StepReport, request: Request) -> Response:
+        require_role(caller_of(request), body.role)
+        return of_json({"kept": await service.report_step(body, caller_of(request))})
+
     @router.post("/heartbeat", responses=refusals())
     async def heartbeat(body: wire.Heartbeat, request: Request) -> Response:
         require_role(caller_of(request), body.role)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import zstandard
 
+from atroposlib.wire.binary import frames
+from atroposlib.wire.notes import CLIPPED, GroupNotes, pack_notes
 from tests.api.harness import ENV, TRAINER, group, marks
 
 
@@ -244,3 +247,62 @@ async def test_environments_get_their_settings_from_the_current_trainer(api):
     await api.post("/register", TRAINER | {"num_steps": 7, "checkpoint_dir": "other"})
     joined = await api.post("/register-env", ENV)
     assert (joined["num_steps"], joined["checkpoint_dir"]) == (7, "other")
+
+
+# --- notes of the trainer -------------------------------------------------------------
+
+
+def notes(member=0, rows=2):
+    """Notes about one trained token of each row: advantages 0.5, 1.5 ..., the first clipped."""
+    made = GroupNotes.empty(member, [1] * rows)
+    made.advantages[:] = [0.5 + g for g in range(rows)]
+    made.logprobs[:] = -1.5
+    made.diff_max[:] = 0.25
+    made.flags[0] = CLIPPED
+    made.reasons[-1] = "zero_advantage"
+    return pack_notes(made)
+
+
+async def post_notes(api, generation, *files, no=1, epoch=1, more=""):
+    path = f"/batches/{no}/notes?generation={generation}&epoch={epoch}{more}"
+    headers = {"content-encoding": "zstd", "content-type": "application/x-atropos-notes"}
+    body = zstandard.ZstdCompressor().compress(frames(files))
+    return await api.http.post(path, content=body, headers=headers)
+
+
+@pytest.mark.parametrize("commits", [False, True])
+async def test_notes_about_an_acked_batch_are_shown_with_its_rows(any_api, commits):
+    api = any_api
+    generation = await api.registered(commits=commits)
+    await api.post("/scored_data_list", [group(mark=1), group(mark=2)])
+    await api.ack(await api.claim(generation), generation)
+    assert (await post_notes(api, generation, notes(0), notes(1))).json() == {"noted": 4}
+    api.service.context.indexer.flush()
+    [plain, clipped] = (await api.get("/explore/groups/2"))["rows"][::-1]
+    assert (clipped["advantage"], clipped["clipped_share"], clipped["why"]) == (0.5, 1.0, None)
+    assert (plain["advantage"], plain["diff_max"]) == (1.5, 0.25)
+    assert (plain["diff_mean"], plain["why"]) == (None, "zero_advantage")
+    if commits:  # else a store without an archive has freed the tokens
+        columns = (await api.get("/explore/groups/2/rows/0"))["columns"]
+        assert (columns["trainer_logprob"][-1], columns["flags"][-1]) == (-1.5, CLIPPED)
+
+
+async def test_notes_that_do_not_fit_the_batch_are_refused(api):
+    generation = await api.registered()
+    await api.post("/scored_data_list", [group(mark=1), group(mark=2)])
+    await api.claim(generation, world_size=2)
+    shard = await post_notes(api, generation, notes(0), more="&rank=1")
+    assert shard.json() == {"noted": 2}
+    for files, code in (
+        ([notes(2)], 422),  # no such member
+        ([notes(0, rows=3)], 422),
+        ([b"no notes"], 400),
+        ([bytes(300_000)], 400),  # more than a control message may have
+        ([bytes(33 * 2**20)], 413),
+        ([notes(0)] * 3, 400),  # more files than groups
+    ):
+        assert (await post_notes(api, generation, *files)).status_code == code
+    old = await post_notes(api, generation - 1, notes(0))
+    assert (old.status_code, old.json()["status"]) == (409, "fenced")
+    assert (await post_notes(api, generation, notes(0), no=7)).status_code == 409
+    assert (await post_notes(api, generation, notes(0), more="&rank=9")).status_code == 422

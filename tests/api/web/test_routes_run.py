@@ -213,3 +213,35 @@ async def test_environments_that_wait_for_the_trainer_poll_less_often_the_more_t
 async def test_a_batch_size_is_bounded(api):
     reply = await api.http.post("/register", json=TRAINER | {"batch_size": 2**24 + 1})
     assert reply.status_code == 422
+
+
+async def test_numbers_of_a_step_are_kept_for_trainer_and_environments(api):
+    [env_id] = await api.started(run_name="grpo-7")
+    report = {"role": "trainer", "step": 3, "values": {"loss": 0.5}}
+    assert await api.post("/steps", report) == {"kept": True}
+    assert await api.post("/steps", report | {"values": {"loss": 0.25}}) == {"kept": True}
+    mine = {"role": "env", "env_id": env_id, "step": 3, "values": {"train/exact": 1}}
+    assert await api.post("/steps", mine) == {"kept": True}
+    api.service.context.indexer.flush()
+    found = api.service.context.indexer.index.read("SELECT role, name, step, body FROM step")
+    assert found == [
+        ("env", "e_0", 3, '{"train/exact":1.0}'),
+        ("trainer", "grpo-7", 3, '{"loss":0.25}'),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ({"values": {str(n): n for n in range(257)}}, 422),
+        ({"values": {"x" * 201: 1}}, 422),
+        ({"values": {"x": "1e999"}}, 422),
+        ({"step": -1}, 422),
+        ({"role": "env"}, 422),
+        ({"role": "env", "env_id": 9}, 404),
+    ],
+)
+async def test_a_report_of_a_step_that_breaks_its_bounds_is_refused(api, more, code):
+    await api.started()
+    body = {"role": "trainer", "step": 1, "values": {"loss": 0.5}} | more
+    assert (await api.http.post("/steps", json=body)).status_code == code

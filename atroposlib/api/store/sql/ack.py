@@ -60,9 +60,11 @@ def _holds(row: BatchRow, generation: int, epoch: int) -> bool:
     return row.generation == generation and row.first_epoch <= epoch <= row.epoch
 
 
-def lookup(connection: Connection, no: int, generation: int, epoch: int) -> LeasedBatch:
+def lookup(
+    connection: Connection, no: int, generation: int, epoch: int, freed: bool = False
+) -> LeasedBatch:
     row = _owned(connection, no, generation, epoch)
-    if row.state == BatchState.COMMITTED.value:  # its payloads are freed
+    if row.state == BatchState.COMMITTED.value and not freed:
         raise StaleGeneration(f"batch {no} is committed")
     return as_batch(row, members_of(connection, no))
 

@@ -216,9 +216,9 @@ class Store(ABC):
         """Record whether a reply to GET /batch was sent whole, until a later GET acts on it."""
         self._write(lambda c: ack_queries.end_turn(c, batch, sent))
 
-    def lookup(self, no: int, generation: int, epoch: int) -> LeasedBatch:
-        """The batch as delivered, for the shards of other ranks."""
-        return self._read(lambda c: ack_queries.lookup(c, no, generation, epoch))
+    def lookup(self, no: int, generation: int, epoch: int, freed: bool = False) -> LeasedBatch:
+        """The batch as delivered; with ``freed`` also one whose payloads may be freed."""
+        return self._read(lambda c: ack_queries.lookup(c, no, generation, epoch, freed))
 
     def read(self, gids: Sequence[int], retired: bool = False) -> list[Payload]:
         """Payloads in the order of ``gids``, byte for byte as put; with ``retired`` also

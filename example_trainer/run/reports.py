@@ -1,0 +1,215 @@
+"""Reports of the trainer to the rollout API: notes of each batch, numbers of each step. Rank 0.
+
+    loop --batch(), step()--> queue --thread--> POST /batches/{no}/notes, POST /steps
+
+The loop never waits for them. A call has three tries; after them, and where the queue is full,
+the report is lost and counted. An API without these routes gets no further ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate, islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atroposlib.client import RolloutClient
+from atroposlib.errors import AtroposError, Forbidden, RolloutApiUnavailable
+from atroposlib.trackers import finite_numbers
+from atroposlib.utils.backoff import Backoff
+from atroposlib.wire import TRAINABLE_OUTCOMES, ClaimedBatch, ScoredData, StepReport
+from atroposlib.wire.notes import CLIPPED, FILTERED, TOO_OLD, GroupNotes, pack_notes
+from example_trainer.advantage.prepare import Prepared
+from example_trainer.data.rows import TrainingBatch, at_trained
+from example_trainer.distributed.ranks import Ranks
+
+logger = logging.getLogger(__name__)
+TRIES = 3
+PAUSES = Backoff(1.0, 5.0)
+MAX_WAITING = 4  # batches and steps
+BODY_BYTES = 16 * 2**20  # of one post, before its compression
+MAX_NUMBERS = 256  # of a step
+TIMEOUT_S = 30.0  # of a call
+CLOSE_S = 10.0
+LOWEST = float(np.finfo(np.float16).min)
+
+
+class Reporter:
+    """A thread that sends reports of the trainer with this generation.
+
+    Args:
+        rows: rows of a batch that are noted; None: all, 0: none.
+    """
+
+    def __init__(self, url: str, generation: int, rows: int | None) -> None:
+        self._client = RolloutClient(url, timeout_s=TIMEOUT_S, give_up_after_s=0.0)
+        self._client.adopt_generation(generation)
+        self._rows = rows
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_WAITING + 1)
+        self._closing = threading.Event()
+        self._refused = False
+        self.lost = 0
+        self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
+
+    def __enter__(self) -> Reporter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Send what waits, within a bound and without pauses between tries."""
+        self._closing.set()
+        self._queue.put(None)
+        self._thread.join(CLOSE_S)
+
+    def batch(
+        self,
+        claimed: ClaimedBatch,
+        batch: TrainingBatch,
+        prepared: Prepared,
+        values: TokenValues | None,
+    ) -> None:
+        """Note an acked batch; none of the arguments changes any more."""
+        if values is not None:
+            groups = claimed.batch or []
+            notes = partial(notes_of, groups, batch, prepared, values, self._rows)
+            self._put(lambda: self._send_notes(claimed, notes()))
+
+    def step(self, step: int, record: Mapping[str, Any]) -> None:
+        """Report the numbers of a finished step."""
+        numbers = dict(islice(finite_numbers(record).items(), MAX_NUMBERS))
+        report = StepReport(
+            role="trainer", step=step, values=numbers, batch_no=record.get("batch_no")
+        )
+        self._put(lambda: self._call(lambda: self._client.report_step(report)))
+
+    def _put(self, job: Callable[[], None]) -> None:
+        if self._refused:
+            return
+        if self._queue.qsize() >= MAX_WAITING:
+            self.lost += 1
+        else:
+            self._queue.put_nowait(job)
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            if not self._refused:
+                job()
+        self._client.close()
+
+    def _send_notes(self, claimed: ClaimedBatch, notes: Iterator[GroupNotes]) -> None:
+        files: list[bytes] = []
+        for one in notes:
+            files.append(pack_notes(one))
+            if sum(map(len, files)) > BODY_BYTES:
+                self._call(partial(self._client.send_notes, claimed, files))
+                files = []
+        if files:
+            self._call(partial(self._client.send_notes, claimed, files))
+
+    def _call(self, call: Callable[[], object]) -> None:
+        for failures in range(1, TRIES + 1):
+            try:
+                call()
+                return
+            except RolloutApiUnavailable as error:
+                problem: AtroposError = error
+                if failures < TRIES:
+                    self._closing.wait(PAUSES.pause_s(failures))
+            except AtroposError as error:
+                problem = error  # an older API: no such route, or none that a trainer may call
+                unknown = getattr(error, "status_code", 0) in (404, 405)
+                self._refused = unknown or isinstance(error, Forbidden)
+                break
+        self.lost += 1
+        logger.debug(f"a report is lost: {problem}")
+
+
+@dataclass
+class TokenValues:
+    """Logprobs and clipped tokens of the rows of a batch, on the device until :meth:`table`.
+
+    A logprob is that of the policy before the optimizer step that trains the row first.
+    """
+
+    parts: list[tuple[list[int], Tensor, Tensor | None]] = field(default_factory=list)
+    kept_R: dict[int, list[bool]] = field(default_factory=dict)  # by the loss's batch mask
+    whole: Tensor | None = None  # of all ranks
+
+    def add(self, rows: list[int], logprobs: Tensor, clipped: Sequence[Tensor]) -> None:
+        """Add one pass over ``rows``, with (B, T) values; the first one's logprobs count."""
+        self.parts.append((rows, logprobs.detach(), clipped[0] if clipped else None))
+
+    def share(self, world: Ranks, lengths_R: Sequence[int]) -> None:
+        """Take the values of all ranks together; a collective operation."""
+        if world.size > 1:
+            self.whole = world.sum_(self.table(lengths_R))
+
+    def table(self, lengths_R: Sequence[int]) -> Tensor:
+        """Logprob, and whether it was ever clipped, of all trained tokens: (2, N)."""
+        if self.whole is not None:
+            return self.whole
+        ends = list(accumulate(lengths_R, initial=0))
+        found, seen = torch.zeros(2, ends[-1]), set()
+        for rows, logprobs, clipped in self.parts:
+            logprobs = logprobs.float().cpu()
+            clipped = None if clipped is None else clipped.float().cpu()
+            for b, i in enumerate(rows):
+                place, length = slice(ends[i], ends[i + 1]), lengths_R[i]
+                if i not in seen:
+                    found[0, place] = logprobs[b, :length]
+                if clipped is not None:
+                    found[1, place] = torch.maximum(found[1, place], clipped[b, :length])
+                seen.add(i)
+        return found
+
+
+def notes_of(
+    groups: Sequence[ScoredData],
+    batch: TrainingBatch,
+    prepared: Prepared,
+    values: TokenValues,
+    most: int | None = None,
+) -> Iterator[GroupNotes]:
+    """Notes about the first ``most`` rows of a batch, group by group."""
+    delivered = {row.place: row for row in batch.rows}
+    in_loss = {row.place: i for i, row in enumerate(prepared.rows)}
+    lengths_R = [len(row.trained) for row in prepared.rows]
+    ends = list(accumulate(lengths_R, initial=0))
+    logprobs_N, clipped_N = values.table(lengths_R).numpy()
+    left = sum(len(group.tokens) for group in groups) if most is None else most
+    for member, group in enumerate(groups):
+        G = min(left, len(group.tokens))
+        left -= G
+        rows = [delivered.get((member, g)) for g in range(G)]
+        lengths = [len(row.trained) if row else 0 for row in rows]
+        notes = GroupNotes.empty(member, lengths + [0] * (len(group.tokens) - G))
+        for g, row in enumerate(rows):
+            advantages, logprobs, flags = notes.of_row(g)
+            if (i := in_loss.get((member, g))) is None or row is None:
+                outcome = group.outcomes[g] if group.outcomes else "ok"
+                dropped = "image" if outcome in TRAINABLE_OUTCOMES else outcome
+                reason = prepared.left_out.get((member, g), dropped)
+                notes.reasons[g] = reason
+                flags[:] = TOO_OLD if reason == "stale" else FILTERED
+                continue
+            fresh, ours = prepared.rows[i], logprobs_N[ends[i] : ends[i + 1]]
+            at = np.searchsorted(row.trained, fresh.trained)
+            advantages[at] = prepared.advantages_R_T[i]
+            logprobs[at] = np.maximum(ours, LOWEST)
+            kept = np.array(values.kept_R.get(i, [True] * len(at)), bool)
+            flags[:] = TOO_OLD
+            flags[at] = CLIPPED * (clipped_N[ends[i] : ends[i + 1]] > 0) + FILTERED * ~kept
+            notes.reasons[g] = None if advantages[at].any() else "zero_advantage"
+            sampler = np.array(at_trained(fresh, fresh.behaviour_logprobs))
+            if len(differences := np.abs(ours - sampler)[sampler <= 0]):
+                notes.diff_mean[g], notes.diff_max[g] = differences.mean(), differences.max()
+        if G:
+            yield notes
