@@ -116,6 +116,14 @@ OPTIONS: dict[str, tuple[tuple[str, Any, str | None, str], ...]] = {
             *("--max-store-gb", _positive, "16"),
             "payload bytes kept until they are trained on and committed; beyond, posts wait",
         ),
+        (
+            *("--archive", _one_of("on", "off"), "on"),
+            "keep groups of the sqlite store after training, for the explorer",
+        ),
+        (
+            *("--archive-gb", _positive, "8"),
+            "payload bytes kept after training; beyond, and on a full disk, the oldest go first",
+        ),
     ),
     "access": (
         ("--tokens", str, None, "file of token digests; with it every call needs a token"),

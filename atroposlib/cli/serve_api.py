@@ -113,7 +113,10 @@ def build_app(options: argparse.Namespace) -> FastAPI:
     """The application with its store, from the options."""
     tokens = None if options.tokens is None else TokenFile(Path(options.tokens))
     store = open_store(
-        options.store, Path(options.data_dir), max_bytes=int(options.max_store_gb * 2**30)
+        options.store,
+        Path(options.data_dir),
+        max_bytes=int(options.max_store_gb * 2**30),
+        archive_bytes=0 if options.archive == "off" else int(options.archive_gb * 2**30),
     )
     if options.fresh:
         store.reset()

@@ -10,25 +10,25 @@ from atroposlib.errors import ConfigError
 
 __all__ = ["DEFAULT_MAX_BYTES", "STORES", "Store", "open_store"]
 
-Opener = Callable[[str, Path | None, int], Store]
+Opener = Callable[[str, Path | None, int, int], Store]
 
 
 # Each opener imports its database on the first use.
-def _open_memory(name: str, data_dir: Path | None, max_bytes: int) -> Store:
+def _open_memory(name: str, data_dir: Path | None, max_bytes: int, archive: int) -> Store:
     from atroposlib.api.store.memory import MemoryStore
 
     return MemoryStore(max_bytes)
 
 
-def _open_sqlite(name: str, data_dir: Path | None, max_bytes: int) -> Store:
+def _open_sqlite(name: str, data_dir: Path | None, max_bytes: int, archive: int) -> Store:
     from atroposlib.api.store.sqlite import SqliteStore
 
     if data_dir is None:
         raise ConfigError("the sqlite store needs a data directory (--data-dir)")
-    return SqliteStore(data_dir, max_bytes)
+    return SqliteStore(data_dir, max_bytes, archive_bytes=archive)
 
 
-def _open_postgres(name: str, data_dir: Path | None, max_bytes: int) -> Store:
+def _open_postgres(name: str, data_dir: Path | None, max_bytes: int, archive: int) -> Store:
     from atroposlib.api.store.postgres import PostgresStore
 
     return PostgresStore(name, max_bytes)
@@ -42,9 +42,14 @@ STORES: dict[str, Opener] = {  # by name, or by the scheme of a URL
 
 
 def open_store(
-    name: str, data_dir: Path | None = None, max_bytes: int = DEFAULT_MAX_BYTES
+    name: str,
+    data_dir: Path | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    archive_bytes: int = 0,
 ) -> Store:
     """Open the store called ``name``: ``memory``, ``sqlite`` or ``postgresql://...``.
+
+    ``archive_bytes`` of retired payloads are kept where there is a log of them (sqlite).
 
     Raises:
         ConfigError: no such store, or a required setting is missing.
@@ -55,4 +60,4 @@ def open_store(
         raise ConfigError(
             f"no store is called {scheme!r}; there are memory, sqlite and postgresql://..."
         )
-    return STORES[scheme](name, data_dir, max_bytes)
+    return STORES[scheme](name, data_dir, max_bytes, archive_bytes)

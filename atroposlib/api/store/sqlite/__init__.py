@@ -137,6 +137,7 @@ class SqliteStore(Store):
     Args:
         data_dir: created if missing; on a local disk.
         max_bytes: bound on the bytes of stored payloads.
+        archive_bytes: retired payloads kept for the explorer; 0 frees them at once.
         free_bytes: function from a path to the free bytes of its file system.
         segment_bytes: size of a segment of the payload log.
         vfs: name of a registered apsw VFS, for tests.
@@ -159,6 +160,7 @@ class SqliteStore(Store):
         vfs: str | None = None,
         files: SegmentFiles | None = None,
         synchronous: str = "FULL",
+        archive_bytes: int = 0,
     ) -> None:
         if apsw.SQLITE_VERSION_NUMBER < MIN_SQLITE_VERSION:
             raise ConfigError(
@@ -170,8 +172,9 @@ class SqliteStore(Store):
         self._data_dir = data_dir
         self.archive = data_dir / "archive" / "index.sqlite"
         self._free_bytes, self._segment_bytes = free_bytes, segment_bytes
+        self._archive_bytes = archive_bytes
         self._log = PayloadLog(
-            files or SegmentFiles(data_dir), self._spare_bytes, segment_bytes
+            files or SegmentFiles(data_dir), self._spare_bytes, segment_bytes, archive_bytes
         )
         path = data_dir / DATABASE
         self._wal = data_dir / (DATABASE + "-wal")
@@ -197,6 +200,7 @@ class SqliteStore(Store):
         self._log.append(connection, gid, body)
 
     _stored = ("segment, start, payload.n_bytes", int)
+    _archived = "SELECT digest, media, segment, start, n_bytes FROM archived WHERE gid = ?"
 
     def _payloads(self, rows: Iterable[Row]) -> Iterable[bytes]:
         for no, same in groupby((row[2:] for row in rows), key=itemgetter(0)):
@@ -205,7 +209,7 @@ class SqliteStore(Store):
     def _require_capacity(self, meta: QueueMeta, new_bytes: int) -> None:
         super()._require_capacity(meta, new_bytes)
         bound = self.max_bytes + tolerated_bytes(self.max_bytes, self._segment_bytes)
-        if self._log.disk_bytes + new_bytes > bound + UNSEALED_BYTES:
+        if self._log.disk_bytes + new_bytes > bound + self._archive_bytes + UNSEALED_BYTES:
             raise StoreFull("retired payloads are still being freed: try again")
         if self._spare_bytes() < new_bytes:
             raise StoreFull("the disk of the store is full up to its reserve: free some space")

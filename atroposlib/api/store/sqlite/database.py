@@ -19,7 +19,7 @@ from atroposlib.errors import ConfigError, StoreError, StoreFull
 
 T = TypeVar("T")
 
-LAYOUT = 5  # of the directory: payloads in a log; up to 4 they lay in the database
+LAYOUT = 6  # of the directory: an archive of retired payloads; up to 5 they were freed
 PAGE_BYTES = 4096  # a commit changes some bytes in about ten pages, and writes them whole
 CHECKPOINT_PAGES = 4000  # a log of so many pages is copied into the file
 # Beyond, readers are paused so that the log can restart.

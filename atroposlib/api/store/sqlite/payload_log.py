@@ -22,29 +22,43 @@ SEGMENT_BYTES = 64 * 2**20
 MOVED_GROUPS = 256  # per commit, at most
 
 # The tables of a data directory: those of SQLite, with the place of a payload for its bytes.
-# Triggers count the live bytes of each segment within the transaction that changes them.
+# Triggers count the live bytes of each segment within the transaction that changes them, and keep
+# the place of each retired payload in ``archived``, if ``archive.bound`` is positive.
 _COUNT = "UPDATE segment SET live_bytes = live_bytes"
+_PLACE = "segment INTEGER NOT NULL, start INTEGER NOT NULL, n_bytes INTEGER NOT NULL"
 LOGGED = replace(
     SQLITE,
-    payload="segment INTEGER NOT NULL, start INTEGER NOT NULL, n_bytes INTEGER NOT NULL",
+    payload=_PLACE,
     after_tables=(
         "CREATE INDEX payload_segment ON payload (segment)",
         "CREATE TABLE segment (no INTEGER PRIMARY KEY, n_bytes INTEGER NOT NULL, "
-        "live_bytes INTEGER NOT NULL)",
-        "INSERT INTO segment VALUES (1, 0, 0)",
+        "live_bytes INTEGER NOT NULL, pinned INTEGER NOT NULL DEFAULT 0)",
+        "INSERT INTO segment VALUES (1, 0, 0, 0)",
+        f"CREATE TABLE archived (gid INTEGER PRIMARY KEY, {_PLACE}, digest BLOB NOT NULL, "
+        "media TEXT NOT NULL)",
+        "CREATE INDEX archived_segment ON archived (segment)",
+        "CREATE TABLE archive (bound INTEGER NOT NULL)",
+        "INSERT INTO archive VALUES (0)",
         "CREATE TRIGGER payload_kept AFTER INSERT ON payload BEGIN "
         f"{_COUNT} + new.n_bytes WHERE no = new.segment; END",
         "CREATE TRIGGER payload_retired AFTER DELETE ON payload BEGIN "
-        f"{_COUNT} - old.n_bytes WHERE no = old.segment; END",
+        f"{_COUNT} - old.n_bytes WHERE no = old.segment; "
+        "INSERT OR REPLACE INTO archived SELECT gid, old.segment, old.start, old.n_bytes, "
+        "digest, media FROM groups, archive WHERE gid = old.gid AND bound > 0; END",
+        "CREATE TRIGGER payload_moved AFTER UPDATE ON payload BEGIN "
+        f"{_COUNT} - old.n_bytes WHERE no = old.segment; "
+        f"{_COUNT} + new.n_bytes WHERE no = new.segment; END",
     ),
 )
 # Damaged columns may have any type.
 _SEGMENTS = (
-    "SELECT no, CAST(n_bytes AS INTEGER), CAST(live_bytes AS INTEGER) FROM segment ORDER BY no"
+    "SELECT no, CAST(n_bytes AS INTEGER), CAST(live_bytes AS INTEGER), pinned FROM segment "
+    "ORDER BY no"
 )
 _NAMED = (
     "SELECT CAST(segment AS INTEGER), CAST(MAX(start + n_bytes) AS INTEGER) "
-    "FROM payload GROUP BY segment"
+    "FROM (SELECT segment, start, n_bytes FROM payload UNION ALL "
+    "SELECT segment, start, n_bytes FROM archived) GROUP BY segment"
 )
 # Rows decide, not the count: no damage of the count may free a payload.
 _FREE = (
@@ -58,13 +72,18 @@ class PayloadLog:
 
     Args:
         spare_bytes: free space of the disk above its reserve.
+        archive_bytes: retired bytes that are kept; 0: none.
     """
 
     def __init__(
-        self, files: SegmentFiles, spare_bytes: Callable[[], int], segment_bytes: int
+        self,
+        files: SegmentFiles,
+        spare_bytes: Callable[[], int],
+        segment_bytes: int,
+        archive_bytes: int = 0,
     ) -> None:
         self._files, self._spare_bytes = files, spare_bytes
-        self._segment_bytes = segment_bytes
+        self._segment_bytes, self._archive_bytes = segment_bytes, archive_bytes
         self._no = self._end = 0  # of the active segment
         self._pending: list[bytes] = []  # appended in this transaction
         self.pending_bytes = 0
@@ -75,7 +94,7 @@ class PayloadLog:
     def recover(self, connection: Connection) -> None:
         """Remove what no committed row names: torn tails, and files that were to be freed."""
         segments = connection.execute(_SEGMENTS)
-        ends = {no: n_bytes for no, n_bytes, _ in segments}
+        ends = {no: n_bytes for no, n_bytes, _, _ in segments}
         for no, named in connection.execute(_NAMED):  # a damaged count must not cut a payload
             ends[no] = max(ends.get(no, 0), named or 0)
         for no in self._files.numbers():
@@ -87,14 +106,16 @@ class PayloadLog:
             raise DamagedRow("SQLite: the table of segments is empty")
         self._no = segments[-1][0]
         self._end = ends[self._no]
-        self.disk_bytes = sum(n_bytes for _, n_bytes, _ in segments)
+        self.disk_bytes = sum(n_bytes for _, n_bytes, _, _ in segments)
+        connection.execute("UPDATE archive SET bound = ?", (self._archive_bytes,))
 
     def append(self, connection: Connection, gid: int, body: bytes) -> None:
         """Keep the payload of a group in this transaction."""
-        connection.execute(
-            "INSERT INTO payload VALUES (?, ?, ?, ?)",
-            (gid, self._no, self._end + self.pending_bytes, len(body)),
-        )
+        place = (self._no, self._end + self.pending_bytes, len(body))
+        connection.execute("INSERT INTO payload VALUES (?, ?, ?, ?)", (gid, *place))
+        self._append(body)
+
+    def _append(self, body: bytes) -> None:
         self._pending.append(body)
         self.pending_bytes += len(body)
 
@@ -111,7 +132,11 @@ class PayloadLog:
         """Make all bytes durable that the rows of this transaction name."""
         segments = self._segments(connection)
         planned = plan(
-            segments, self._segment_bytes, self._spare_bytes(), fixed=self._unreadable
+            segments,
+            self._segment_bytes,
+            self._spare_bytes(),
+            fixed=self._unreadable,
+            archive_bytes=self._archive_bytes,
         )
         if planned.move is not None:
             self._move(connection, planned.move)
@@ -121,8 +146,10 @@ class PayloadLog:
                 "UPDATE segment SET n_bytes = ? WHERE no = ?", (self._end, self._no)
             )
         if planned.seal:
-            connection.execute("INSERT INTO segment VALUES (?, 0, 0)", (self._no + 1,))
+            connection.execute("INSERT INTO segment VALUES (?, 0, 0, 0)", (self._no + 1,))
         freed = [row[0] for no in planned.free for row in connection.execute(_FREE, (no,))]
+        for no in freed:
+            connection.execute("DELETE FROM archived WHERE segment = ?", (no,))
         self._plan = replace(planned, free=tuple(freed))
         self.disk_bytes = self._end + sum(
             one.n_bytes for one in segments[:-1] if one.no not in freed
@@ -149,7 +176,8 @@ class PayloadLog:
         self._files.close()
 
     def _segments(self, connection: Connection) -> list[Segment]:
-        segments = [Segment(*row) for row in connection.execute(_SEGMENTS)]
+        rows = connection.execute(_SEGMENTS)
+        segments = [Segment(no, size, live, bool(pinned)) for no, size, live, pinned in rows]
         segments[-1] = replace(segments[-1], n_bytes=self._end + self.pending_bytes)
         return segments
 
@@ -176,8 +204,11 @@ class PayloadLog:
             if len(body) != n_bytes:
                 self._unreadable.add(no)
                 return
-            connection.execute("DELETE FROM payload WHERE gid = ?", (gid,))
-            self.append(connection, gid, body)
+            connection.execute(
+                "UPDATE payload SET segment = ?, start = ? WHERE gid = ?",
+                (self._no, self._end + self.pending_bytes, gid),
+            )
+            self._append(body)
             budget -= n_bytes
             if budget <= 0:
                 return

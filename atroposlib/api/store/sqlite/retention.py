@@ -6,6 +6,9 @@
 A payload retires when its row is deleted. Rollouts retire nearly in the order of their
 posts, so whole segments empty, and nothing is moved. Moves only bound what payloads that
 stay behind hold back: buffered groups, dead batches, a slow environment.
+
+With an archive, sealed segments are freed only beyond its bound, the oldest first. It gives way
+to the queue: below the reserve of the disk nothing is kept for it but pinned segments.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ class Segment:
     no: int
     n_bytes: int  # on disk
     live_bytes: int  # of the payloads that rows name
+    pinned: bool = False  # kept beyond the bound of the archive
 
     @property
     def retired_bytes(self) -> int:
@@ -53,6 +57,7 @@ def plan(
     segment_bytes: int,
     spare_bytes: int,
     fixed: Collection[int] = (),
+    archive_bytes: int = 0,
 ) -> SegmentPlan:
     """The plan of one commit.
 
@@ -62,24 +67,37 @@ def plan(
         spare_bytes: free space of the disk above its reserve. With less than a segment,
             retired bytes are not tolerated, and the active segment is sealed early.
         fixed: segments that cannot be moved, since they cannot be read.
+        archive_bytes: retired bytes that are kept in sealed segments.
     """
     *sealed, active = segments
     tight = spare_bytes < segment_bytes
     held = [segment for segment in sealed if segment.live_bytes > 0]
     live = sum(segment.live_bytes for segment in segments)
     retired = sum(segment.retired_bytes for segment in held)
+    archived = sum(segment.retired_bytes for segment in sealed)
+    free, spare = [], spare_bytes
+    for segment in sealed:
+        over = archive_bytes <= 0 or archived > archive_bytes or spare < segment_bytes
+        if segment.live_bytes <= 0 and over and not segment.pinned:
+            free.append(segment.no)
+            archived -= segment.retired_bytes
+            spare += segment.n_bytes
     room = max(spare_bytes, segment_bytes // 16)  # a move writes before it frees
     movable = [
         segment
         for segment in held
-        if segment.worth_moving and segment.live_bytes <= room and segment.no not in fixed
+        if segment.worth_moving
+        and segment.live_bytes <= room
+        and segment.no not in fixed
+        and not segment.pinned
     ]
     move = None
-    if movable and retired > (0 if tight else tolerated_bytes(live, segment_bytes)):
+    tolerated = 0 if tight else archive_bytes + tolerated_bytes(live, segment_bytes)
+    if movable and retired > tolerated:
         move = min(movable, key=lambda segment: segment.live_bytes / segment.n_bytes).no
     early = tight and active.worth_moving and active.n_bytes >= segment_bytes // 64
     return SegmentPlan(
-        free=tuple(segment.no for segment in sealed if segment.live_bytes <= 0),
+        free=tuple(free),
         move=move,
         seal=active.n_bytes >= segment_bytes or early,
     )

@@ -54,6 +54,32 @@ def test_a_move_needs_room_for_its_copies():
     assert planned((50, 6), (0, 0), spare=0).move == 1
 
 
+def test_an_archive_keeps_retired_segments_and_frees_the_oldest_beyond_its_bound():
+    retired = ((100, 0), (100, 0), (100, 0), (50, 50))
+    assert planned(*retired, archive_bytes=300) == SegmentPlan()
+    assert planned(*retired, archive_bytes=299) == SegmentPlan(free=(1,))
+    assert planned((100, 3), *retired, archive_bytes=200) == SegmentPlan(free=(2, 3))
+
+
+def test_an_archive_gives_way_to_the_queue_on_a_full_disk_as_far_as_needed():
+    retired = ((100, 0), (100, 0), (100, 0), (0, 0))
+    assert planned(*retired, spare=99, archive_bytes=PLENTY) == SegmentPlan(free=(1,))
+    assert planned(*retired, spare=-50, archive_bytes=PLENTY).free == (1, 2)
+
+
+def test_pinned_segments_are_neither_freed_nor_moved():
+    segments = [Segment(1, 100, 0, pinned=True), Segment(2, 100, 0), Segment(3, 0, 0)]
+    assert plan(segments, SIZE, 0, archive_bytes=10).free == (2,)
+    held = [Segment(1, 100, 5, pinned=True), Segment(2, 0, 0)]
+    assert plan(held, SIZE, 50, archive_bytes=10).move is None
+
+
+def test_an_archive_delays_moves_until_its_bound():
+    segments = ((100, 3), (100, 1), (100, 2), (10, 10))
+    assert planned(*segments, archive_bytes=100).move is None
+    assert planned(*segments, archive_bytes=93).move == 2
+
+
 @given(
     st.lists(st.integers(0, 150).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n)))),
 )
