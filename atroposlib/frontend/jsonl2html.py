@@ -1,51 +1,79 @@
 """HTML page of scored groups: ``python -m atroposlib.frontend.jsonl2html groups.jsonl``.
 
-Text of a model is shown and never executed. Markdown is rendered (paragraphs, code, tables,
-emphasis); HTML, links and images are shown as text. The page's content security policy forbids
-all scripts and resources except those of this template.
+Groups of ``process``, and the transcripts of ``evaluate``. One group is read per line:
+messages and scores, and where it has them named rewards, finish reasons, tokens with masks,
+logprobs and versions. Markdown of a model is rendered (paragraphs, code, tables, emphasis); its
+HTML, links and images are shown as text.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
-import hashlib
-import html
 import json
 import logging
 import math
+import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from markdown_it import MarkdownIt
+from markupsafe import Markup
+
+from atroposlib.frontend.parts import (
+    HERE,
+    LEGEND,
+    Turn,
+    conversation,
+    render_page,
+    render_part,
+    token_spans,
+)
+from atroposlib.utils.tokenizers.texts import token_texts
+from atroposlib.wire import MASKED
 
 logger = logging.getLogger(__name__)
 
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-details { border: 1px solid #ccc; border-radius: 6px; margin: .5rem 0; padding: .5rem 1rem }
-summary { cursor: pointer; font-weight: 600 }
-.item { border-left: 4px solid #999; margin: 1rem 0; padding-left: 1rem }
-.text { overflow-wrap: anywhere } pre { overflow-x: auto; background: #f4f4f4; padding: .5rem }
-table { border-collapse: collapse } th, td { border: 1px solid #ccc; padding: .2rem .5rem }
-.reward-positive { border-color: #2a7d2a } .reward-negative { border-color: #b03030 }
-"""
-SCRIPT = """
-document.addEventListener('keydown', function (event) {
-  var step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
-  if (!step) { return; }
-  var groups = Array.from(document.querySelectorAll('details'));
-  var now = groups.findIndex(function (group) { return group.open; });
-  var next = groups[Math.min(groups.length - 1, Math.max(0, now + step))];
-  if (!next) { return; }
-  event.preventDefault();
-  groups.forEach(function (group) { group.open = group === next; });
-  next.scrollIntoView({ block: 'start' });
-});
-"""
+SCRIPT = (HERE / "groups_page.js").read_text(encoding="utf-8")
+TOKENS_SHOWN = 100_000  # of a page, about 70 bytes each
+BINS = 10  # of the histogram
+
+
+class TokenView(NamedTuple):
+    """Tokens of one sample: one line about them, and the tokens themselves."""
+
+    title: str
+    html: Markup
+    shown: int
+
+
+class SampleView(NamedTuple):
+    """One sample as the page shows it."""
+
+    index: int
+    score: float | None
+    sign: str
+    reward: str
+    parts: list[tuple[str, str]]  # named rewards
+    named: dict[str, float]
+    finish: str
+    trained: int | None
+    about: str
+    turns: list[Turn]
+    tokens: TokenView | None
+
+
+class GroupView(NamedTuple):
+    """One group as the page shows it; ``spread`` is the standard deviation of its scores."""
+
+    index: int
+    item: str
+    about: str
+    prompt: list[Turn]  # before the first answer, if all samples share it
+    samples: list[SampleView]
+    mean: float
+    spread: float
+    length: int  # tokens, or characters where there are none
 
 
 def get_score_class(score: float | None) -> str:
@@ -57,106 +85,189 @@ def get_score_class(score: float | None) -> str:
 
 def create_html_for_group(group_data: Mapping[str, Any], index: int) -> str:
     """One group as a ``<details>`` element; an empty group is an empty string."""
-    messages, scores = group_data.get("messages") or [], group_data.get("scores") or []
+    view = group_view(group_data, index)
+    return render_part("group", view) if view.samples else ""
+
+
+# --- views: pure -------------------------------------------------------------------------
+
+
+def group_view(
+    group: Mapping[str, Any], index: int, tokenizer: Any = None, room: int = TOKENS_SHOWN
+) -> GroupView:
+    """The view of a line of the file, with at most ``room`` tokens; wrong fields are left out."""
+    messages, scores = group.get("messages") or [], group.get("scores") or []
     if len(messages) != len(scores):
         numbers = f"{len(messages)} messages, {len(scores)} scores"
         logger.warning("group %d: %s; the rest is left out", index, numbers)
-    about = group_data.get("metadata") or {}
-    named_R = [
-        "".join(f", {name} {_shown(_number(value))}" for name, value in rewards.items())
-        for rewards in about.get("named_rewards") or ()
-    ]
-    items = [
-        f'<div class="item {get_score_class(number)}"><h4>Content {i}: reward '
-        f"{_shown(number)}{html.escape(''.join(named_R[i : i + 1]))}</h4>"
-        f"{_conversation(content)}</div>"
-        for i, (content, number) in enumerate(zip(messages, map(_number, scores)))
-    ]
-    if not items:
-        return ""
-    task = html.escape(f": {about['item']}") if "item" in about else ""
-    return f"<details><summary>Group {index}{task}</summary>{''.join(items)}</details>\n"
+    n_shared, samples = shared_messages(messages), []
+    for g, content in enumerate(messages[: len(scores)]):
+        sample = _sample(group, g, content, n_shared, tokenizer, room)
+        room -= sample.tokens.shown if sample.tokens else 0
+        samples.append(sample)
+    known = [s.score for s in samples if s.score is not None]
+    mean = statistics.fmean(known) if known else 0.0
+    spread = statistics.pstdev(known) if known else 0.0
+    rows = [len(row) for row in map(_row_of(group, "tokens"), range(len(samples))) if row]
+    about = group.get("metadata") or {}
+    facts = [str(about["env"])] if "env" in about else []
+    facts += [f"{len(samples)} samples", f"mean {mean:.3g}, spread {spread:.3g}"]
+    return GroupView(
+        index,
+        str(about.get("item", "")),
+        ", ".join([*facts, f"{sum(rows)} tokens"] if rows else facts),
+        conversation(messages[0][:n_shared]) if n_shared else [],
+        samples,
+        mean,
+        spread,
+        sum(rows) or sum(len(str(content)) for content in messages),
+    )
+
+
+def shared_messages(messages_G: Sequence[Any]) -> int:
+    """Number of messages before the first answer that all samples begin with."""
+    if not messages_G or not all(isinstance(one, list) for one in messages_G):
+        return 0
+    first, shortest = messages_G[0], min(map(len, messages_G))
+    for place in range(max(0, shortest - 1)):
+        role = first[place].get("role") if isinstance(first[place], Mapping) else None
+        if role == "assistant" or any(one[place] != first[place] for one in messages_G):
+            return place
+    return max(0, shortest - 1)
+
+
+def _sample(
+    group: Mapping[str, Any], g: int, content: Any, n_shared: int, tokenizer: Any, room: int
+) -> SampleView:
+    score = _number(_row_of(group, "scores")(g))
+    named = _row_of(group.get("metadata") or {}, "named_rewards")(g)
+    rewards = {k: _number(v) for k, v in named.items()} if isinstance(named, dict) else {}
+    masks = _row_of(group, "masks")(g)
+    trained = sum(label != MASKED for label in masks) if masks else None
+    finish = str(_row_of(group, "finish_reasons")(g) or "")
+    facts = [f"{trained} of {len(masks)} tokens trained"] if masks else []
+    facts += [f"finish {finish}"] if finish else []
+    return SampleView(
+        g,
+        score,
+        get_score_class(score),
+        _shown(score),
+        [(str(name), _shown(value)) for name, value in rewards.items()],
+        {str(name): value for name, value in rewards.items() if value is not None},
+        finish,
+        trained,
+        ", ".join(facts),
+        conversation(content[n_shared:] if isinstance(content, list) else [content]),
+        _tokens(group, g, tokenizer, room),
+    )
+
+
+def _tokens(group: Mapping[str, Any], g: int, tokenizer: Any, room: int) -> TokenView | None:
+    """Tokens of row ``g``: all of the first, those from the first trained one on of others."""
+    names = ("tokens", "masks", "inference_logprobs", "versions")
+    tokens, masks, logprobs, versions = (_row_of(group, name)(g) for name in names)
+    if not tokens or not masks or len(masks) != len(tokens):
+        return None
+    trained = [label != MASKED for label in masks]
+    start = trained.index(True) if g > 0 and True in trained else 0
+    end = min(len(tokens), start + max(0, room))
+    title = f"Tokens: {len(tokens)}, {sum(trained)} of them trained"
+    if logprobs is not None and any(trained):
+        sampled = [value for value, one in zip(logprobs, trained) if one]
+        title += f", mean logprob {statistics.fmean(sampled):.3f}"
+    if versions is not None and any(trained):
+        held = sorted({value for value, one in zip(versions, trained) if one})
+        title += f", policy version {', '.join(map(str, held))}"
+    if end < len(tokens):
+        title += f" (the last {len(tokens) - end} are left out)"
+    if tokenizer is None:
+        texts = [f"{one} " for one in tokens[start:end]]
+    else:
+        texts = token_texts(tokenizer, tokens[start:end])
+    cut = [None if one is None else one[start:end] for one in (logprobs, versions)]
+    html = token_spans(texts, tokens[start:end], trained[start:end], cut[0], cut[1])
+    return TokenView(title, html, end - start)
+
+
+def _row_of(fields: Mapping[str, Any], name: str) -> Any:
+    """A function from a row to its entry in the list ``name``; None where it has none."""
+    values = fields.get(name)
+    rows = values if isinstance(values, list) else []
+    return lambda g: rows[g] if g < len(rows) else None
 
 
 def _number(score: Any) -> float | None:
     """Score as a number; other values of a file are shown as none."""
-    known = isinstance(score, (int, float)) and not math.isnan(score)
+    known = isinstance(score, (int, float)) and math.isfinite(score)
     return float(score) if known else None
 
 
 def _shown(number: float | None) -> str:
-    return "none" if number is None else f"{number:g}"
+    return "none" if number is None else f"{number:.4g}"
 
 
-def _conversation(content: Any) -> str:
-    return "".join(map(_message, content if isinstance(content, list) else [content]))
+# --- statistics: pure --------------------------------------------------------------------
 
 
-def _message(message: Any) -> str:
-    if not isinstance(message, Mapping):
-        return _text(message)
-    return "".join(
-        f"<p><strong>{html.escape(label)}</strong></p>{_text(content)}"
-        for label, content in turns(message)
-    )
+def figures(groups: Sequence[GroupView]) -> list[tuple[str, str]]:
+    """Name and value of the figures of a file."""
+    samples = [sample for group in groups for sample in group.samples]
+    scores = [sample.score for sample in samples if sample.score is not None]
+    several = [group for group in groups if len(group.samples) > 1]
+    lengths = [sample.trained for sample in samples if sample.trained is not None]
+    named = [("groups", str(len(groups))), ("samples", str(len(samples)))]
+    if scores:
+        named.append(("mean reward", f"{statistics.fmean(scores):.4g}"))
+    if several:
+        spread = statistics.fmean(group.spread for group in several)
+        equal = sum(group.spread == 0 for group in several) / len(several)
+        named.append(("mean spread in a group", f"{spread:.4g}"))
+        named.append(("groups of equal rewards", f"{equal:.0%}"))
+    if lengths:
+        middle = f"{statistics.median(lengths):.0f} / {max(lengths)}"
+        named.append(("trained tokens, median / largest", middle))
+    reasons = Counter(sample.finish for sample in samples if sample.finish)
+    named += [(f"finish {name}", f"{n}") for name, n in reasons.most_common(6)]
+    return named
 
 
-def turns(message: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Label and content of a message, and of each of its tool calls."""
-    content, calls = message.get("content"), message.get("tool_calls")
-    if content or not calls:
-        yield str(message.get("role", "")), content
-    for call in calls if isinstance(calls, list) else ():
-        match call:
-            case {"function": {"name": name, "arguments": arguments}}:
-                yield "tool call", f"{name}({arguments})"
-            case _:
-                yield "tool call", call
+def reward_rows(groups: Sequence[GroupView]) -> list[tuple[str, str, str, str]]:
+    """Name, mean, standard deviation and range over the samples of each kind of reward."""
+    values: dict[str, list[float]] = {}
+    for sample in (sample for group in groups for sample in group.samples):
+        score = {} if sample.score is None else {"reward": sample.score}
+        for name, value in {**score, **sample.named}.items():
+            values.setdefault(name, []).append(value)
+    return [
+        (
+            name,
+            f"{statistics.fmean(one):.4g}",
+            f"{statistics.pstdev(one):.4g}",
+            f"{min(one):.4g} to {max(one):.4g}",
+        )
+        for name, one in values.items()
+    ]
 
 
-def _text(content: Any) -> str:
-    content = "" if content is None else content
-    shown = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-    return f'<div class="text">{_markdown().render(shown)}</div>'
+def histogram(scores: Sequence[float]) -> list[tuple[str, int, float]]:
+    """Label, number of samples and share of the largest bar: by value, or in equal bins."""
+    distinct = sorted(set(scores))
+    if len(distinct) <= BINS:
+        counted = [(f"{value:.4g}", sum(s == value for s in scores)) for value in distinct]
+    else:
+        low, width = distinct[0], (distinct[-1] - distinct[0]) / BINS
+        bins = Counter(min(BINS - 1, int((score - low) / width)) for score in scores)
+        edges = [f"{low + i * width:.3g} to {low + (i + 1) * width:.3g}" for i in range(BINS)]
+        counted = [(edge, bins[i]) for i, edge in enumerate(edges)]
+    most = max((n for _, n in counted), default=1)
+    return [(label, n, n / most) for label, n in counted]
 
 
-@lru_cache(maxsize=1)
-def _markdown() -> MarkdownIt:
-    """Markdown renderer without HTML, links and images."""
-    from markdown_it import MarkdownIt
-
-    known = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable("table")
-    known.disable(["html_block", "html_inline", "link", "image", "autolink", "reference"])
-    return known.disable(["escape", "entity"])  # backslashes belong to LaTeX and stay
+# --- files -------------------------------------------------------------------------------
 
 
-def _hash(source: str) -> str:
-    digest = hashlib.sha256(source.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
-def page(title: str, body: str) -> str:
-    """A whole page around ``body``, which must be escaped already."""
-    policy = (
-        f"default-src 'none'; style-src {_hash(STYLE)}; script-src {_hash(SCRIPT)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>\n"
-        f"<body><h1>{html.escape(title)}</h1>\n{body}<script>{SCRIPT}</script></body></html>\n"
-    )
-
-
-def generate_html(input_path: str, output_path: str | None = None) -> str:
-    """Write the page of a jsonl file of groups next to it and return its path.
-
-    Raises FileNotFoundError: there is no such file.
-    """
-    source = Path(input_path)
-    target = Path(output_path) if output_path else source.with_suffix(".html")
-    parts = []
+def read_groups(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number, from 0 on, and group of each line that is one; warns of the others."""
     with source.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines):
             if not line.strip():
@@ -169,9 +280,38 @@ def generate_html(input_path: str, output_path: str | None = None) -> str:
             if not isinstance(group, dict) or "messages" not in group or "scores" not in group:
                 logger.warning("%s line %d has no messages or scores", source, number + 1)
                 continue
-            parts.append(create_html_for_group(group, number))
-    body = "".join(parts) or "<p>There is no data to show.</p>\n"
-    target.write_text(page(source.name, body), encoding="utf-8")
+            yield number, group
+
+
+def generate_html(
+    input_path: str, output_path: str | None = None, tokenizer: Any = None
+) -> str:
+    """Write the page of a jsonl file of groups next to it and return its path.
+
+    With a ``tokenizer`` tokens are shown as text, else as ids.
+
+    Raises FileNotFoundError: there is no such file.
+    """
+    source = Path(input_path)
+    target = Path(output_path) if output_path else source.with_suffix(".html")
+    groups, room = [], TOKENS_SHOWN
+    for number, group in read_groups(source):
+        view = group_view(group, number, tokenizer, room)
+        room -= sum(sample.tokens.shown for sample in view.samples if sample.tokens)
+        groups += [view] if view.samples else []
+    samples = [sample for group in groups for sample in group.samples]
+    page = render_page(
+        HERE / "groups_page.html",
+        source.name,
+        script=SCRIPT,
+        groups=groups,
+        figures=figures(groups),
+        rewards=reward_rows(groups),
+        histogram=histogram([s.score for s in samples if s.score is not None]),
+        finishes=sorted({sample.finish for sample in samples if sample.finish}),
+        legend=LEGEND if any(sample.tokens for sample in samples) else [],
+    )
+    target.write_text(page, encoding="utf-8")
     return str(target)
 
 
@@ -180,9 +320,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Scored groups (jsonl) as an HTML page.")
     parser.add_argument("input_path")
     parser.add_argument("output_path", nargs="?")
+    parser.add_argument("--tokenizer", help="directory: show tokens as text instead of ids")
     args = parser.parse_args(argv)
+    tokenizer = None
+    if args.tokenizer:
+        from atroposlib.utils.tokenizers.loading import load_tokenizer_named
+
+        tokenizer = load_tokenizer_named(args.tokenizer)
     try:
-        print(generate_html(args.input_path, args.output_path))
+        print(generate_html(args.input_path, args.output_path, tokenizer))
     except FileNotFoundError as error:
         raise SystemExit(f"error: {error}") from error
 

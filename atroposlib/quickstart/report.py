@@ -15,9 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from atroposlib import __version__
+from atroposlib.frontend.parts import render_page
 from atroposlib.live.heldout import HeldoutSample
 from atroposlib.live.sources import column
 from atroposlib.quickstart.charts import Point, Series, line_chart
@@ -33,11 +32,8 @@ from atroposlib.quickstart.verdict import (
 
 GIT_TIMEOUT_S = 5.0
 PROBLEMS_SHOWN = 8
-STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
-TEMPLATE = Path(__file__).with_name("report_page.html").read_text(encoding="utf-8")
+TEMPLATE = Path(__file__).with_name("report_page.html")
 Figure = tuple[str, str]  # caption and drawing; an empty one is left out
-# No script runs and nothing is loaded, regardless of the text of a completion.
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 @dataclass(frozen=True)
@@ -61,11 +57,10 @@ class Findings:
 
 def page(f: Findings) -> str:
     """Render the whole document; every text in it is escaped. Pure."""
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(TEMPLATE).render(
+    return render_page(
+        TEMPLATE,
+        f.title,
         f=f,
-        policy=POLICY,
-        style=STYLE,
         cards=_cards(f),
         steps=sorted({sample.step for samples in f.answers for sample in samples}),
         problems=[(a[0], {s.step: s for s in a}) for a in f.answers[:PROBLEMS_SHOWN]],

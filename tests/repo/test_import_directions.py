@@ -104,6 +104,7 @@ ALONE: Mapping[str, tuple[str, ...]] = {
     "atroposlib.quickstart": (
         *FOUNDATION,
         "atroposlib.client",
+        "atroposlib.frontend",
         "atroposlib.live",
         "atroposlib.processes",
         "atroposlib.testing",

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from atroposlib.utils.tokenizers.texts import MAX_TOKENS_PER_CHARACTER, text_of
 from atroposlib.wire import MASKED, TRAINABLE_OUTCOMES, ScoredData
-
-# A character of several tokens may straddle the boundary; no tokenizer needs more of them.
-MAX_TOKENS_PER_CHARACTER = 8
 
 Line = dict[str, Any]
 
@@ -158,8 +156,3 @@ def split_texts(
             return prefix, [whole[len(prefix) :] for whole in wholes]
     prefix = text_of(tokenizer, tokens_G_T[0][:length])
     return prefix, [text_of(tokenizer, tokens[length:]) for tokens in tokens_G_T]
-
-
-def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """The text of tokens, special ones included."""
-    return str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))

@@ -10,7 +10,8 @@ import math
 import os
 from typing import Any
 
-from atroposlib.cli.view_run.shown_groups import PROBABILITIES, GroupSource, ShownGroup
+from atroposlib.cli.view_run.shown_groups import GroupSource, ShownGroup
+from atroposlib.frontend.parts import PROBABILITIES
 
 POLL_S = 1.0
 COLOURS = dict(zip(PROBABILITIES, ("#9ad29a", "#cfe3a0", "#f2df8d", "#f0b27a", "#e57373")))

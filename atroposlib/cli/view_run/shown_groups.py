@@ -13,21 +13,16 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from atroposlib.cli.collect.selection import (
-    MAX_TOKENS_PER_CHARACTER,
-    prompt_length,
-    split_texts,
-    text_of,
-)
+from atroposlib.cli.collect.selection import prompt_length, split_texts
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError
+from atroposlib.frontend.parts import label_of
+from atroposlib.utils.tokenizers.texts import token_texts
 from atroposlib.wire import MASKED, ScoredData
 
 KEPT = 200  # groups to browse back, as text
 CLAIM_WAIT_S = 1.0
 
-# Label of a token by the least probability of its kind; one that is not trained has none.
-PROBABILITIES = {"p > 0.9": 0.9, "p > 0.5": 0.5, "p > 0.1": 0.1, "p > 0.01": 0.01, "rare": -1}
 MAX_IMAGES = 8
 MAX_IMAGE_CHARACTERS = 8 * 2**20 * 4 // 3  # of 8 MB
 _IMAGE = re.compile(r"data:image/[a-z]+;base64,([A-Za-z0-9+/]+={0,2})")
@@ -72,25 +67,6 @@ def shown(
     images = images_of(group, [prompt, *outputs])
     answers = list(map(ShownSample, group.scores, outputs, spans_G))
     return ShownGroup(number, title, images, prompt, answers)
-
-
-def label_of(logprob: float) -> str | None:
-    """The label of a token that was sampled with ``logprob``; None if that is unknown."""
-    p = math.exp(min(logprob, 0.0))
-    return next((label for label, least in PROBABILITIES.items() if p > least), None)
-
-
-def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
-    """The text that each token adds; a character of several tokens stands at its last one."""
-    texts, context, done = [], 0, 0  # decoded with the text before, which keeps its spaces
-    for end in range(1, len(tokens) + 1):
-        now = text_of(tokenizer, tokens[context:end])
-        if now.endswith("\N{REPLACEMENT CHARACTER}") and end - done < MAX_TOKENS_PER_CHARACTER:
-            texts.append("")
-            continue
-        texts.append(now[len(text_of(tokenizer, tokens[context:done])) :])
-        context, done = done, end
-    return texts
 
 
 def images_of(group: ScoredData, texts: Sequence[str]) -> list[bytes]:

@@ -136,5 +136,5 @@ async def _log_result(env: EnvRuntime, wanted: int) -> None:
     if env.group_file is not None:
         from atroposlib.frontend.jsonl2html import generate_html
 
-        path = str(env.group_file.path)
-        logger.info("see %s", await asyncio.to_thread(generate_html, path))
+        path, tokenizer = str(env.group_file.path), env.tokenizer
+        logger.info("see %s", await asyncio.to_thread(generate_html, path, None, tokenizer))

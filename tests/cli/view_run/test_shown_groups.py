@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 
-import pytest
-
-from atroposlib.cli.view_run.shown_groups import images_of, label_of, shown, token_texts
+from atroposlib.cli.view_run.shown_groups import images_of, shown
 from tests.cli.view_run.toys import PROMPT, TOKENIZER, group
 
 PNG = b"\x89PNG" + bytes(60)
@@ -41,26 +39,6 @@ def test_without_logprobs_tokens_have_no_label():
 def test_rows_are_cut_to_the_number_of_tokens():
     found = shown(group("four", "five"), 1, TOKENIZER, 2, len(PROMPT.encode()) + 2)
     assert [one.output for one in found.samples] == ["fo", "fi"]
-
-
-@pytest.mark.parametrize("text", ["", "plain", "é你🙂!", "🙂"])
-def test_the_texts_of_tokens_join_to_the_text(text):
-    texts = token_texts(TOKENIZER, TOKENIZER(text))
-    assert "".join(texts) == text
-    assert len(texts) == len(text.encode())
-
-
-def test_bytes_that_never_become_a_character_are_shown_all_the_same():
-    texts = token_texts(TOKENIZER, [0xFF] * 9 + [0x61])
-    assert "".join(texts) == "\N{REPLACEMENT CHARACTER}" * 9 + "a"
-
-
-@pytest.mark.parametrize(
-    "logprob, label",
-    [(0.0, "p > 0.9"), (-1.0, "p > 0.1"), (-99.0, "rare"), (float("nan"), None)],
-)
-def test_labels_go_by_probability(logprob, label):
-    assert label_of(logprob) == label
 
 
 def test_images_come_from_the_group_its_messages_and_its_texts_once_each():

@@ -42,7 +42,7 @@ async def test_exactly_the_wanted_number_of_groups_is_written(process_env, tmp_p
     assert len(fake.requests) == 4
     assert "answer 0" in groups[0]["messages"][0][0]["content"]
     page = (tmp_path / "groups.html").read_text()
-    assert page.count("<details>") == 4
+    assert page.count('<details class="group"') == 4
 
 
 async def test_rollouts_run_side_by_side_up_to_the_workers(process_env):
@@ -195,7 +195,7 @@ async def test_a_signal_keeps_the_finished_groups_and_writes_their_page(process_
     with pytest.raises(StopRequested):
         await asyncio.wait_for(env.process_manager(), 20)
     assert len((tmp_path / "groups.jsonl").read_text().splitlines()) == 2
-    assert (tmp_path / "groups.html").read_text().count("<details>") == 2
+    assert (tmp_path / "groups.html").read_text().count('<details class="group"') == 2
     assert env.pool.counts["cancelled"] == 1
 
 
