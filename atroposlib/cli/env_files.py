@@ -75,8 +75,12 @@ def run(words: Sequence[str]) -> int:
 
 
 def evaluate(words: Sequence[str]) -> int:
-    """Evaluate a model in the environment that the first word names."""
-    return _passed_on("atropos eval ENVIRONMENT", words, ("evaluate",))
+    """Evaluate a model in the environment that the first word names, or ``diff`` two results."""
+    if words and words[0] == "diff":
+        from atroposlib.cli import eval_diff
+
+        return eval_diff.main(words[1:])
+    return _passed_on("atropos eval ENVIRONMENT | diff A B", words, ("evaluate",))
 
 
 def _passed_on(usage: str, words: Sequence[str], mode: Sequence[str]) -> int:

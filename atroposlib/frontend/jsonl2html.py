@@ -23,7 +23,7 @@ from markupsafe import Markup
 from atroposlib.frontend.parts import (
     HERE,
     LEGEND,
-    Turn,
+    Box,
     conversation,
     render_page,
     render_part,
@@ -39,7 +39,7 @@ TOKENS_SHOWN = 100_000  # of a page, about 70 bytes each
 BINS = 10  # of the histogram
 
 
-class TokenView(NamedTuple):
+class TokenPart(NamedTuple):
     """Tokens of one sample: one line about them, and the tokens themselves."""
 
     title: str
@@ -47,10 +47,10 @@ class TokenView(NamedTuple):
     shown: int
 
 
-class SampleView(NamedTuple):
+class SamplePart(NamedTuple):
     """One sample as the page shows it."""
 
-    index: int
+    number: int
     score: float | None
     sign: str
     reward: str
@@ -59,18 +59,18 @@ class SampleView(NamedTuple):
     finish: str
     trained: int | None
     about: str
-    turns: list[Turn]
-    tokens: TokenView | None
+    turns: list[Box]
+    tokens: TokenPart | None
 
 
-class GroupView(NamedTuple):
+class GroupPart(NamedTuple):
     """One group as the page shows it; ``spread`` is the standard deviation of its scores."""
 
-    index: int
+    number: int
     item: str
     about: str
-    prompt: list[Turn]  # before the first answer, if all samples share it
-    samples: list[SampleView]
+    prompt: list[Box]  # before the first answer, if all samples share it
+    samples: list[SamplePart]
     mean: float
     spread: float
     length: int  # tokens, or characters where there are none
@@ -94,7 +94,7 @@ def create_html_for_group(group_data: Mapping[str, Any], index: int) -> str:
 
 def group_view(
     group: Mapping[str, Any], index: int, tokenizer: Any = None, room: int = TOKENS_SHOWN
-) -> GroupView:
+) -> GroupPart:
     """The view of a line of the file, with at most ``room`` tokens; wrong fields are left out."""
     messages, scores = group.get("messages") or [], group.get("scores") or []
     if len(messages) != len(scores):
@@ -112,7 +112,7 @@ def group_view(
     about = group.get("metadata") or {}
     facts = [str(about["env"])] if "env" in about else []
     facts += [f"{len(samples)} samples", f"mean {mean:.3g}, spread {spread:.3g}"]
-    return GroupView(
+    return GroupPart(
         index,
         str(about.get("item", "")),
         ", ".join([*facts, f"{sum(rows)} tokens"] if rows else facts),
@@ -138,7 +138,7 @@ def shared_messages(messages_G: Sequence[Any]) -> int:
 
 def _sample(
     group: Mapping[str, Any], g: int, content: Any, n_shared: int, tokenizer: Any, room: int
-) -> SampleView:
+) -> SamplePart:
     score = _number(_row_of(group, "scores")(g))
     named = _row_of(group.get("metadata") or {}, "named_rewards")(g)
     rewards = {k: _number(v) for k, v in named.items()} if isinstance(named, dict) else {}
@@ -147,7 +147,7 @@ def _sample(
     finish = str(_row_of(group, "finish_reasons")(g) or "")
     facts = [f"{trained} of {len(masks)} tokens trained"] if masks else []
     facts += [f"finish {finish}"] if finish else []
-    return SampleView(
+    return SamplePart(
         g,
         score,
         get_score_class(score),
@@ -162,7 +162,7 @@ def _sample(
     )
 
 
-def _tokens(group: Mapping[str, Any], g: int, tokenizer: Any, room: int) -> TokenView | None:
+def _tokens(group: Mapping[str, Any], g: int, tokenizer: Any, room: int) -> TokenPart | None:
     """Tokens of row ``g``: all of the first, those from the first trained one on of others."""
     names = ("tokens", "masks", "inference_logprobs", "versions")
     tokens, masks, logprobs, versions = (_row_of(group, name)(g) for name in names)
@@ -186,7 +186,7 @@ def _tokens(group: Mapping[str, Any], g: int, tokenizer: Any, room: int) -> Toke
         texts = token_texts(tokenizer, tokens[start:end])
     cut = [None if one is None else one[start:end] for one in (logprobs, versions)]
     html = token_spans(texts, tokens[start:end], trained[start:end], cut[0], cut[1])
-    return TokenView(title, html, end - start)
+    return TokenPart(title, html, end - start)
 
 
 def _row_of(fields: Mapping[str, Any], name: str) -> Any:
@@ -209,7 +209,7 @@ def _shown(number: float | None) -> str:
 # --- statistics: pure --------------------------------------------------------------------
 
 
-def figures(groups: Sequence[GroupView]) -> list[tuple[str, str]]:
+def figures(groups: Sequence[GroupPart]) -> list[tuple[str, str]]:
     """Name and value of the figures of a file."""
     samples = [sample for group in groups for sample in group.samples]
     scores = [sample.score for sample in samples if sample.score is not None]
@@ -231,7 +231,7 @@ def figures(groups: Sequence[GroupView]) -> list[tuple[str, str]]:
     return named
 
 
-def reward_rows(groups: Sequence[GroupView]) -> list[tuple[str, str, str, str]]:
+def reward_rows(groups: Sequence[GroupPart]) -> list[tuple[str, str, str, str]]:
     """Name, mean, standard deviation and range over the samples of each kind of reward."""
     values: dict[str, list[float]] = {}
     for sample in (sample for group in groups for sample in group.samples):

@@ -28,7 +28,7 @@ PROBABILITIES = {"p > 0.9": 0.9, "p > 0.5": 0.5, "p > 0.1": 0.1, "p > 0.01": 0.0
 LEGEND = [("m", "not trained"), *((f"p{i}", label) for i, label in enumerate(PROBABILITIES))]
 
 
-class Turn(NamedTuple):
+class Box(NamedTuple):
     """One box of a conversation."""
 
     label: str
@@ -82,7 +82,7 @@ def turns(message: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield "tool call", call
 
 
-def conversation(messages: Iterable[Any]) -> list[Turn]:
+def conversation(messages: Iterable[Any]) -> list[Box]:
     """Boxes of messages; a message that is no mapping is a box without a label."""
     boxes = []
     for message in messages:
@@ -91,7 +91,7 @@ def conversation(messages: Iterable[Any]) -> list[Turn]:
         ):
             call = label == "tool call"
             kind = "call" if call else "tool" if label == "tool" else ""
-            boxes.append(Turn(label, kind, _verbatim(content) if call else _markdown(content)))
+            boxes.append(Box(label, kind, _verbatim(content) if call else _markdown(content)))
     return boxes
 
 

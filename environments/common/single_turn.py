@@ -23,6 +23,7 @@ from atroposlib.environments.common.rollouts import (
     trained_tokens,
 )
 from atroposlib.envs.rollout.groups import from_nodes
+from atroposlib.envs.runtime.evaluation import default_errors
 from atroposlib.utils.gathering import gather_bounded
 
 Message = dict[str, str]
@@ -122,12 +123,15 @@ class SingleTurnEnv(SequentialEnv):
             }
 
         samples = await gather_bounded(problems, one, self.config.max_eval_workers)
+        right = mean(sample["exact"] for sample in samples)
+        errors = default_errors(samples, {"exact": right})
         await self.evaluate_log(
             {  # over all questions: an unchecked answer does not count as right
-                "percent_correct": mean(sample["exact"] for sample in samples),
+                "percent_correct": right,
                 "unjudged": sum(sample["reward"] is None for sample in samples),
             },
             start_time=started,
             generation_parameters={"temperature": temperature},
             samples=samples,
+            stderr={"percent_correct": error for error in errors.values()},
         )

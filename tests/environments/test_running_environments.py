@@ -65,6 +65,8 @@ def test_evaluate_mode_writes_results_and_settings(tokenizer_dir, tmp_path):
         "evaluate_config.yaml",
         "metrics.json",
         "samples.jsonl",
+        "transcripts.html",
+        "transcripts.jsonl",
     }
 
 

@@ -96,7 +96,7 @@ async def test_evaluation_samples_every_held_out_problem_once_and_records_the_an
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     lines = [json.loads(s) for s in (tmp_path / "samples.jsonl").read_text().splitlines()]
     assert len(lines) == answers
-    assert set(lines[0]) == {"prompt", "completion", "expected", "reward", "exact"}
+    assert set(lines[0]) == {"id", "prompt", "completion", "expected", "reward", "exact"}
     assert metrics["config_general"]["generation_parameters"]["temperature"] == 0.0
     exact = sum(line["exact"] for line in lines) / answers
     assert metrics["results"]["all"]["exact"] == pytest.approx(exact)

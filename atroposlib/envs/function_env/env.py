@@ -257,5 +257,5 @@ class FunctionEnv(BaseEnv):
                 "n": config.eval_samples,
             },
             samples=[sample.line() for sample in samples],
-            stderr=spread(samples),
+            stderr=spread(samples, config.eval_samples),
         )

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from atroposlib.envs.eval import pass_at_k
 from atroposlib.envs.function_env.config import FunctionEnvConfig
 from atroposlib.envs.function_env.data import TaskItem
 from atroposlib.envs.function_env.recorder import Rollout, metrics_of
@@ -25,6 +26,7 @@ from atroposlib.envs.function_env.rollout_model import Model
 from atroposlib.envs.rollout.causes import Repeats, gather_probed, returned_none
 from atroposlib.envs.rollout.groups import from_node, mean_metrics, standard_errors
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
+from atroposlib.envs.runtime.evaluation import ROW, ROW_FIELDS
 from atroposlib.errors import AtroposError, ConfigError, boundary
 from atroposlib.generation.engines.slots import spending, timings
 from atroposlib.generation.sessions.sequences import Node
@@ -127,7 +129,10 @@ class RolloutRunner:
         if model.replies:
             reply = model.replies[-1]
             shown = {"prompt": reply.messages[:-1], "completion": str(reply)}
+            shown |= {"tool_calls": reply.tool_calls} if reply.tool_calls else {}
             shown["finish_reason"] = reply.finish_reason
+            if rows := model.recorder.rows():
+                shown[ROW] = {name: rows[-1].get(name) for name in ROW_FIELDS}
         return EvalSample(item, result, metrics_of(reward), shown)
 
     async def _play(self, item: TaskItem, model: Model) -> Reward:
@@ -230,8 +235,7 @@ def summary(samples: Sequence[EvalSample], times: int) -> dict[str, float]:
     """Metrics of an evaluation.
 
     Example: {"exact": 0.5, "reward": 0.5, "items": 8, "samples": 8, "failed": 0,
-    "unscored": 0}. With several samples of a task, ``exact_best@4`` is the mean over tasks of
-    the best of four: pass@4 where the reward is 0 or 1.
+    "unscored": 0}. With several samples of a task also :func:`item_metrics` of it.
 
     Raises AtroposError: every sample failed; the error of the last one.
     """
@@ -239,13 +243,9 @@ def summary(samples: Sequence[EvalSample], times: int) -> dict[str, float]:
     failures = [sample.error for sample in samples if sample.error is not None]
     if failures and len(failures) == len(samples):
         raise failures[-1]
-    by_item = _numbers_by_item(samples)
-    metrics = mean_metrics(mean_metrics(numbers) for numbers in by_item.values())
-    if times > 1:
-        best = mean_metrics(_best(numbers) for numbers in by_item.values())
-        metrics.update((f"{name}_best@{times}", value) for name, value in best.items())
+    by_item = metrics_by_item(samples, times)
     return {
-        **metrics,
+        **mean_metrics(by_item),
         "items": len(by_item),
         "samples": len(samples),
         "failed": counts[Result.FAILED],
@@ -253,19 +253,32 @@ def summary(samples: Sequence[EvalSample], times: int) -> dict[str, float]:
     }
 
 
-def spread(samples: Sequence[EvalSample]) -> dict[str, float]:
+def spread(samples: Sequence[EvalSample], times: int) -> dict[str, float]:
     """The standard error over the tasks of each mean in :func:`summary`."""
-    return standard_errors([mean_metrics(one) for one in _numbers_by_item(samples).values()])
+    return standard_errors(metrics_by_item(samples, times))
 
 
-def _numbers_by_item(samples: Sequence[EvalSample]) -> dict[str, list[dict[str, float]]]:
+def metrics_by_item(samples: Sequence[EvalSample], times: int) -> list[dict[str, float]]:
+    """Of each task the means over its samples and, with several, ``pass@k`` and ``best``.
+
+    ``exact_pass@2`` is :func:`pass_at_k` of a measure that is 0 or 1 in all samples, for
+    k = 2, 4, 8 ... of at most ``times``; a task with fewer than k samples has none.
+    ``digits_best@4`` is the best of the samples, 4 if none failed.
+    """
     by_item: dict[str, list[dict[str, float]]] = {}
     for sample in samples:
         if sample.result is Result.SCORED:
             by_item.setdefault(sample.item["id"], []).append(sample.numbers)
-    return by_item
-
-
-def _best(numbers: Sequence[dict[str, float]]) -> dict[str, float]:
-    names = {name for one in numbers for name in one}
-    return {name: max(one[name] for one in numbers if name in one) for name in names}
+    pairs = {pair for sample in samples for pair in sample.numbers.items()}
+    graded = {name for name, value in pairs if value not in (0.0, 1.0)}
+    powers = [2**n for n in range(1, times.bit_length())]
+    found = []
+    for numbers in by_item.values():
+        metrics = mean_metrics(numbers)
+        for name in tuple(metrics) if times > 1 else ():
+            values = [one[name] for one in numbers if name in one]
+            for k in (k for k in powers if k <= len(values) and name not in graded):
+                metrics[f"{name}_pass@{k}"] = pass_at_k(len(values), int(sum(values)), k)
+            metrics[f"{name}_best@{times}"] = max(values)
+        found.append(metrics)
+    return found

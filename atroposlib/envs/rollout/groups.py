@@ -264,7 +264,13 @@ def mean_metrics(metrics: Iterable[Mapping[str, float] | None]) -> dict[str, flo
 
 
 def standard_errors(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The standard error of each mean of :func:`mean_metrics`, from two mappings on."""
+    """The standard error of each mean of :func:`mean_metrics`, from two mappings on.
+
+    The mappings are independent: the means of items, each over its samples, which are not. So
+    the items are the clusters of Miller (2024), "Adding Error Bars to Evals", arXiv 2411.00640:
+    with as many samples of each item this is their clustered standard error, times
+    sqrt(items / (items - 1)).
+    """
     return {
         name: statistics.stdev(values) / math.sqrt(len(values))
         for name, values in _values(metrics).items()

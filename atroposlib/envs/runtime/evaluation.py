@@ -1,6 +1,7 @@
 """Evaluation: its schedule during ``serve``, and the files and the table of its results.
 
-metrics -> MetricsLogger (with step and policy version) -> metrics.json, samples.jsonl -> table
+metrics -> MetricsLogger (with step and policy version) -> metrics.json, table
+samples -> samples.jsonl, transcripts.jsonl (groups by item, as ``process`` writes them)
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from atroposlib.envs.rollout import pacing
-from atroposlib.envs.rollout.groups import plain
+from atroposlib.envs.rollout.groups import mean_metrics, plain, standard_errors
 from atroposlib.envs.runtime.checkpoint import write_whole
 from atroposlib.envs.runtime.metrics_logger import MetricsLogger, scalars
 from atroposlib.envs.runtime.registration import JoinedRun
@@ -25,6 +27,11 @@ from atroposlib.utils.display import display_metrics_table
 from atroposlib.wire import EnvStatus
 
 logger = logging.getLogger(__name__)
+
+TRANSCRIPTS = "transcripts.jsonl"
+ROW = "row"  # of a sample: tokens, masks, ... of its conversation; in transcripts only
+ROW_FIELDS = ("tokens", "masks", "inference_logprobs", "versions")
+NO_REWARD = frozenset({"answer", "expected", "id", "item", "reward", "score", "seed", "step"})
 
 
 @dataclass
@@ -113,13 +120,17 @@ def report_results(
 ) -> None:
     """Write the files, if there is a ``directory`` for them, and print the table.
 
-    They are ``metrics.json`` and, with samples, ``samples.jsonl``; each whole or not.
+    They are ``metrics.json`` and, with samples, ``samples.jsonl``; each whole or not. Samples
+    with messages, or a prompt, also make :func:`transcripts`. Without ``stderr`` a metric has
+    the standard error of the samples' field of its name, if it is the mean of that field.
     ``measured_at`` holds the step and the policy version, times are seconds since the epoch (by
     default now). A number that is not finite is written as null: JSON has no form for it.
     ``verbose`` False prints nothing; entries that are not numbers are left out of the table.
     """
     now, results = time.time(), scalars(metrics)
     started, ended = start_time or now, end_time or now
+    if stderr is None:
+        stderr = default_errors(samples or (), results)
     if verbose:
         display_metrics_table(task, finite_numbers(results), started, ended, stderr)
     if directory is None:
@@ -136,8 +147,18 @@ def report_results(
     }
     write_whole(directory / "metrics.json", json.dumps(document, indent=2))
     if samples is not None:
-        lines = [json.dumps(plain(sample), ensure_ascii=False) + "\n" for sample in samples]
-        write_whole(directory / "samples.jsonl", "".join(lines))
+        _write_lines(directory / "samples.jsonl", map(_without_row, samples))
+        if groups := transcripts(samples, task):
+            _write_lines(directory / TRANSCRIPTS, groups)
+
+
+def _write_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
+    lines = [json.dumps(plain(value), ensure_ascii=False) + "\n" for value in values]
+    write_whole(path, "".join(lines))
+
+
+def _without_row(sample: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in sample.items() if name != ROW}
 
 
 def append_samples(path: Path, samples: Sequence[Mapping[str, Any]], step: int) -> None:
@@ -145,5 +166,78 @@ def append_samples(path: Path, samples: Sequence[Mapping[str, Any]], step: int) 
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         for sample in samples:
-            line = {"step": step, **plain(sample)}
+            line = {"step": step, **plain(_without_row(sample))}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+# --- samples by item: pure ---------------------------------------------------------------
+
+
+def by_item(samples: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Samples of each item: of one ``id``, ``item`` or ``seed``, else of one prompt."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for place, sample in enumerate(samples):
+        names = (sample.get(name) for name in ("id", "item", "seed", "prompt"))
+        item = next((name for name in names if name is not None), place)
+        found.setdefault(
+            item if isinstance(item, str) else json.dumps(plain(item)), []
+        ).append(sample)
+    return found
+
+
+def default_errors(
+    samples: Sequence[Mapping[str, Any]], metrics: Mapping[str, Any]
+) -> dict[str, float]:
+    """The standard errors, clustered by item, of those metrics that are means of a field."""
+    items = [mean_metrics(map(_numbers, one)) for one in by_item(samples).values()]
+    means, errors = mean_metrics(items), standard_errors(items)
+    return {
+        name: error
+        for name, error in errors.items()
+        if isinstance(metrics.get(name), (int, float))
+        and math.isclose(metrics[name], means[name], abs_tol=1e-9)
+    }
+
+
+def transcripts(samples: Sequence[Mapping[str, Any]], env: str) -> list[dict[str, Any]]:
+    """One group per item in the form of the file of ``process``; empty without any text.
+
+    Rows have ``messages``, or ``prompt`` and ``completion`` as messages; the score is
+    ``reward``, ``score`` or ``exact``, None for a failed sample. Other numbers are the named rewards.
+    """
+    if not any("messages" in sample or "prompt" in sample for sample in samples):
+        return []
+    groups = []
+    for item, rows in by_item(samples).items():
+        numbers_G = list(map(_numbers, rows))
+        named = [{k: v for k, v in one.items() if k not in NO_REWARD} for one in numbers_G]
+        about = {"item": item, "env": env, "named_rewards": named}
+        errors = {"errors": [row.get("error") for row in rows]}
+        group: dict[str, Any] = {
+            "messages": [_conversation(row) for row in rows],
+            "scores": [
+                one.get("reward", one.get("score", one.get("exact"))) for one in numbers_G
+            ],
+            "finish_reasons": [row.get("finish_reason") for row in rows],
+            "metadata": {**about, **(errors if any(errors["errors"]) else {})},
+        }
+        for name in ROW_FIELDS:
+            values = [(row.get(ROW) or {}).get(name) for row in rows]
+            group.update({name: values} if any(values) else {})
+        groups.append(group)
+    return groups
+
+
+def _numbers(sample: Mapping[str, Any]) -> dict[str, float]:
+    return {k: float(v) for k, v in scalars(sample).items() if isinstance(v, (int, float))}
+
+
+def _conversation(sample: Mapping[str, Any]) -> list[Any]:
+    if isinstance(sample.get("messages"), list):
+        return list(sample["messages"])
+    prompt, completion = sample.get("prompt") or [], sample.get("completion")
+    before = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    if completion is None:
+        return before
+    calls = {"tool_calls": sample["tool_calls"]} if sample.get("tool_calls") else {}
+    return [*before, {"role": "assistant", "content": completion, **calls}]

@@ -16,6 +16,7 @@ from pathlib import Path
 from atroposlib.envs.rollout.causes import OnlyFailures, described
 from atroposlib.envs.rollout.pool import WorkerPool
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
+from atroposlib.envs.runtime.evaluation import TRANSCRIPTS
 from atroposlib.envs.runtime.registration import JoinedRun
 from atroposlib.envs.runtime.waits import Shutdown, WaitStatus
 from atroposlib.errors import ConfigError, boundary
@@ -67,6 +68,9 @@ async def run_evaluate(env: EnvRuntime) -> None:
             await env.setup()
         with boundary(env.label(), None, "evaluate"):
             await env.evaluate()
+        folder = env.config.data_dir_to_save_evals
+        if folder is not None and (path := Path(folder) / TRANSCRIPTS).exists():
+            await _write_page(env, path)
     finally:
         await env.close()
 
@@ -134,7 +138,11 @@ async def _log_result(env: EnvRuntime, wanted: int) -> None:
         rules = "--env.ensure_scores_are_not_same, --env.max_token_length"
         logger.info("`serve` would drop %s of these (%s)", allowed, rules)
     if env.group_file is not None:
-        from atroposlib.frontend.jsonl2html import generate_html
+        await _write_page(env, env.group_file.path)
 
-        path, tokenizer = str(env.group_file.path), env.tokenizer
-        logger.info("see %s", await asyncio.to_thread(generate_html, path, None, tokenizer))
+
+async def _write_page(env: EnvRuntime, path: Path) -> None:
+    from atroposlib.frontend.jsonl2html import generate_html
+
+    page = await asyncio.to_thread(generate_html, str(path), None, vars(env).get("tokenizer"))
+    logger.info("see %s", page)

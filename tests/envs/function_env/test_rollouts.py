@@ -11,6 +11,7 @@ import pytest
 
 from atroposlib.envs import environment
 from atroposlib.envs.base import APIServerConfig
+from atroposlib.envs.function_env.rollouts import EvalSample, Result, spread, summary
 from atroposlib.envs.rollout.causes import OnlyFailures
 from atroposlib.errors import ConfigError, RolloutError
 from tests.envs.function_env.function_toys import SUMS, made, right_half_of_the_time, sums
@@ -45,6 +46,10 @@ async def test_evaluation_runs_the_function_on_the_held_out_tasks(env_of, fake, 
     assert metrics["reward"] == pytest.approx(len(fives) / len(held_out))
     assert (metrics["items"], metrics["failed"]) == (len(held_out), 0)
     assert samples[0]["completion"] == "5"
+    written = (tmp_path / "evals" / "transcripts.jsonl").read_text().splitlines()
+    group = json.loads(written[0])
+    assert group["messages"][0][-1] == {"role": "assistant", "content": "5"}
+    assert group["metadata"]["item"] in held_out and len(group["tokens"][0]) > 0
     assert {body["temperature"] for _, body in fake.requests} == {0.0}
 
 
@@ -82,6 +87,22 @@ async def test_several_samples_of_a_task_give_the_mean_and_the_best(env_of, tmp_
     metrics, samples = await evaluated(env_of(lucky), tmp_path)
     assert (metrics["exact"], metrics["exact_best@2"]) == (0.25, 0.5)
     assert (metrics["items"], len(samples)) == (2, 4)
+
+
+def test_pass_at_k_is_the_unbiased_estimate_of_measures_of_zero_and_one():
+    def sample(item, **numbers):
+        return EvalSample({"id": item}, Result.SCORED, numbers)
+
+    right = [1.0, 0.0, 0.0, 0.0]
+    samples = [sample("a", exact=one, digits=one / 2) for one in right]
+    samples += [sample("b", exact=0.0, digits=1.0) for _ in range(3)]
+    found, errors = summary(samples, 4), spread(samples, 4)
+    # Two of the four samples of a: 1 - (3 choose 2) / (4 choose 2) = 1/2; of b 0.
+    assert (found["exact"], found["exact_pass@2"]) == (0.125, 0.25)
+    assert found["exact_pass@4"] == 1.0  # b has three samples
+    assert found["exact_best@4"] == 0.5 and found["digits_best@4"] == 0.75
+    assert "digits_pass@2" not in found  # its samples of b alone are 0 or 1
+    assert errors["exact_pass@2"] == pytest.approx(0.25)
 
 
 async def test_an_evaluation_of_failures_only_fails(env_of):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 
 from atroposlib.envs.runtime.evaluation import (
     append_samples,
+    default_errors,
     eval_metrics,
     report_results,
+    transcripts,
 )
 
 
@@ -65,3 +68,65 @@ def test_the_table_has_the_numbers_only(capsys):
     )
     shown = capsys.readouterr().out
     assert "exact" in shown and "word" not in shown and "flag" not in shown
+
+
+def test_standard_errors_are_clustered_by_item():
+    samples = [{"id": n // 2, "exact": n < 4, "n": n} for n in range(6)]
+    # Means of the items: 1, 1, 0. Their standard deviation is sqrt(1/3), so over three items:
+    errors = default_errors(samples, {"exact": 4 / 6, "n": 99.0, "other": 1.0})
+    assert errors == {"exact": pytest.approx(1 / 3)}  # six independent samples: 0.21
+    assert default_errors(samples[:2], {"exact": 1.0}) == {}
+
+
+def test_transcripts_are_groups_by_item_in_the_form_of_process():
+    calls = [{"function": {"name": "add", "arguments": "{}"}}]
+    said = [{"role": "user", "content": "hi"}]
+    row = {"tokens": [1, 2], "masks": [-100, 2], "versions": None}
+    samples = [
+        {
+            "id": "a",
+            "prompt": "2+2?",
+            "completion": "4",
+            "reward": 1,
+            "exact": True,
+            "row": row,
+        },
+        {"id": "b", "messages": said, "score": 0.5},
+        {"id": "a", "prompt": said, "completion": "", "tool_calls": calls, "reward": 0.0},
+        {"id": "b", "task": {}, "result": "failed", "error": "away"},
+    ]
+    first, second = transcripts(samples, "toy")
+    assert first["messages"][0] == [
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": "4"},
+    ]
+    assert first["messages"][1][-1]["tool_calls"] == calls
+    assert (first["scores"], second["scores"]) == ([1.0, 0.0], [0.5, None])
+    assert first["metadata"] == {
+        "item": "a",
+        "env": "toy",
+        "named_rewards": [{"exact": 1.0}, {}],
+    }
+    assert (first["tokens"], first["masks"]) == ([[1, 2], None], [[-100, 2], None])
+    assert "versions" not in first
+    assert (second["messages"], second["metadata"]["errors"]) == ([said, []], [None, "away"])
+    assert transcripts([{"loss": 1.0}], "toy") == []
+
+
+def test_tokens_of_samples_stand_in_the_transcripts_only(tmp_path, capsys):
+    sample = {"id": 1, "prompt": "p", "reward": 1.0, "row": {"tokens": [1], "masks": [1]}}
+    report_results(
+        tmp_path,
+        {"reward": 1.0},
+        task="toy",
+        model_name=None,
+        start_time=1.0,
+        end_time=2.0,
+        generation_parameters={},
+        samples=[sample, {**sample, "id": 2}],
+    )
+    append_samples(tmp_path / "all.jsonl", [sample], step=3)
+    for name in ("samples.jsonl", "all.jsonl"):
+        assert "tokens" not in (tmp_path / name).read_text()
+    assert '"tokens": [[1]]' in (tmp_path / "transcripts.jsonl").read_text()
+    assert "|reward||1.0000|±|0.0000|" in capsys.readouterr().out
