@@ -22,9 +22,10 @@ content size. Frames are concatenated ``u64 little-endian length | file``.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -34,6 +35,7 @@ from atroposlib.errors import InvalidGroup
 from atroposlib.wire import safetensors
 from atroposlib.wire.columns import (
     FLOATS,
+    LARGE_REST,
     REST,
     Columns,
     Distilled,
@@ -51,10 +53,12 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 ZSTD_LEVEL = 3
 MAX_GROUP_BYTES = 128 * 2**20  # of one file, inflated
 MAX_FRAMES = 65_536
+CHUNK_BYTES = 128 * 2**10  # of a large group, that are read at a time
+MAX_WINDOW_BYTES = 2**23
 _LOOK_FIRST_BYTES = 2**20  # the header of a larger frame is checked before it is inflated
 
 _ANY_FLOAT = ("F16", "F32", "F64")
-_ALLOWED = {
+ALLOWED = {
     "tokens": ("I32",),
     "seq_lens": ("I32",),
     "mask": ("U8",),
@@ -69,8 +73,8 @@ _ALLOWED = {
     "rest": ("U8",),
 }
 _REQUIRED = ("tokens", "seq_lens", "mask", "scores")
-_CHOICES = ("distill_token_ids", "distill_logprobs")
-_NOT_FLAT = (*_CHOICES, "routed_experts")
+CHOICES = ("distill_token_ids", "distill_logprobs")
+_NOT_FLAT = (*CHOICES, "routed_experts")
 _NAMED = ("env_id", "group_id", "idempotency_key", "incarnation")  # in the metadata
 _REST = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -104,7 +108,7 @@ def unpack_group(data: bytes | memoryview) -> ScoredData:
 
 def pack_columns(columns: Columns, *, compress: bool = True) -> bytes:
     """Checked columns as bytes."""
-    data = safetensors.write(_tensors(columns), _metadata(columns))
+    data = safetensors.write(tensors_of(columns), metadata_of(columns))
     if not compress:
         return data
     return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True).compress(data)
@@ -119,10 +123,10 @@ def unpack_columns(data: bytes | memoryview) -> Columns:
     if is_zstd(data):
         size = inflated_size(data)
         if size > _LOOK_FIRST_BYTES:  # rejects a decompression bomb early
-            safetensors.read_header(_beginning(data), size, _ALLOWED)
+            safetensors.read_header(beginning_of(data), size, ALLOWED)
         data = _inflated(data, size)
-    header = safetensors.read_header(data, len(data), _ALLOWED)
-    columns = _columns(safetensors.arrays(data, header), header.metadata)
+    header = safetensors.read_header(data, len(data), ALLOWED)
+    columns = columns_of(safetensors.arrays(data, header), header.metadata)
     check(columns)
     return columns
 
@@ -130,7 +134,7 @@ def unpack_columns(data: bytes | memoryview) -> Columns:
 # --- columns to tensors and back ---------------------------------------------------------
 
 
-def _tensors(columns: Columns) -> dict[str, Array]:
+def tensors_of(columns: Columns) -> dict[str, Array]:
     trained = columns.masks != MASKED
     tensors = {
         "tokens": columns.tokens.astype("<i4"),
@@ -149,9 +153,15 @@ def _tensors(columns: Columns) -> dict[str, Array]:
     if columns.routed_experts is not None:
         tensors["routed_experts"] = columns.routed_experts
     if columns.rest:
-        members = (b'"%s":%s' % (name.encode(), one) for name, one in columns.rest.items())
-        tensors["rest"] = np.frombuffer(b"{" + b",".join(members) + b"}", "|u1")
+        tensors["rest"] = np.frombuffer(b"".join(rest_pieces(columns.rest)), "|u1")
     return tensors
+
+
+def rest_pieces(rest: dict[str, bytes]) -> list[bytes]:
+    pieces: list[bytes] = []
+    for name, value in rest.items():
+        pieces += [b'%s"%s":' % (b"," if pieces else b"{", name.encode()), value]
+    return [*pieces, b"}"]
 
 
 def _narrow(values: Array) -> Array:
@@ -161,8 +171,8 @@ def _narrow(values: Array) -> Array:
 
 def _distilled_tensors(distilled: Distilled) -> dict[str, Array]:
     counts = distilled.counts
-    even = int(counts.min()) == int(counts.max())
-    shape = (len(counts), int(counts[0])) if even else (-1,)
+    even = 0 < int(counts.min()) == int(counts.max())
+    shape = (-1, int(counts[0])) if even else (-1,)
     tensors = {} if even else {"distill_counts": counts.astype("<i4")}
     if distilled.token_ids is not None:
         tensors["distill_token_ids"] = distilled.token_ids.astype("<i4").reshape(shape)
@@ -171,13 +181,13 @@ def _distilled_tensors(distilled: Distilled) -> dict[str, Array]:
     return tensors
 
 
-def _metadata(columns: Columns) -> dict[str, str]:
+def metadata_of(columns: Columns) -> dict[str, str]:
     named = {name: getattr(columns, name) for name in _NAMED}
     given = {name: str(value) for name, value in named.items() if value is not None}
     return {"format": FORMAT} | given
 
 
-def _columns(tensors: dict[str, Array], metadata: dict[str, str]) -> Columns:
+def columns_of(tensors: dict[str, Array], metadata: dict[str, str]) -> Columns:
     if metadata.get("format", FORMAT) != FORMAT:
         raise InvalidGroup("format", "", f"this reader knows {FORMAT}")
     for name in _REQUIRED:
@@ -190,7 +200,7 @@ def _columns(tensors: dict[str, Array], metadata: dict[str, str]) -> Columns:
     return Columns(
         seq_lens=tensors["seq_lens"],
         tokens=tokens,
-        masks=_masks(tokens, tensors["mask"], tensors.get("labels")),
+        masks=masks_of(tokens, tensors["mask"], tensors.get("labels")),
         scores=tensors["scores"].astype(np.float64),
         floats={name: tensors[name] for name in FLOATS if name in tensors},
         versions=tensors.get("versions"),
@@ -204,7 +214,7 @@ def _columns(tensors: dict[str, Array], metadata: dict[str, str]) -> Columns:
     )
 
 
-def _masks(tokens: Array, mask: Array, labels: Array | None) -> Array:
+def masks_of(tokens: Array, mask: Array, labels: Array | None) -> Array:
     if len(mask) != len(tokens) or (len(mask) and int(mask.max()) > 1):
         raise InvalidGroup("mask", "", "one 0 or 1 per token")
     trained = mask.view(np.bool_)
@@ -247,9 +257,12 @@ def _number(name: str, text: str | None) -> int | None:
 def _rest(values: Array | None) -> dict[str, bytes]:
     if values is None:
         return {}
-    data = values.tobytes()
+    data = np.ascontiguousarray(values).data
+    decoder = codecs.getincrementaldecoder("utf-8")()
     try:
-        data.decode()
+        for start in range(0, len(data), CHUNK_BYTES):
+            decoder.decode(data[start : start + CHUNK_BYTES])
+        decoder.decode(b"", True)
         members = _REST.decode(data)
     except (ValueError, RecursionError) as error:
         raise InvalidGroup("rest", "", "not a JSON object in UTF-8") from error
@@ -257,7 +270,11 @@ def _rest(values: Array | None) -> dict[str, bytes]:
         if name not in REST and name in ScoredData.__struct_fields__:
             raise InvalidGroup("rest", "", "a key that does not belong there")
     # A key that the record does not have is ignored, as in JSON: a newer sender wrote it.
-    given = {name: bytes(one) for name, one in members.items() if name in REST}
+    views = {name: memoryview(one) for name, one in members.items() if name in REST}
+    given = {
+        name: bytes(one) if len(one) <= LARGE_REST else cast(bytes, one)
+        for name, one in views.items()
+    }
     return {name: one for name, one in given.items() if one != b"null"}
 
 
@@ -275,21 +292,21 @@ def inflated_size(data: bytes | memoryview) -> int:
     Raises:
         MalformedBody: damaged, without a content size, or larger than ``MAX_GROUP_BYTES``.
     """
-    with _undamaged():
+    with undamaged():
         frame = zstandard.get_frame_parameters(data)
     if frame.content_size > MAX_GROUP_BYTES or frame.dict_id:  # an unknown size is 2^64 - 1
         raise MalformedBody(f"a zstd frame tells its size, at most {MAX_GROUP_BYTES} bytes")
     return int(frame.content_size)
 
 
-def _beginning(data: bytes | memoryview) -> bytes:
-    reader = zstandard.ZstdDecompressor(max_window_size=2**23).stream_reader(data)
-    with _undamaged():
+def beginning_of(data: bytes | memoryview) -> bytes:
+    reader = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).stream_reader(data)
+    with undamaged():
         return bytes(reader.read(8 + safetensors.MAX_HEADER_BYTES))
 
 
 def _inflated(data: bytes | memoryview, size: int) -> bytes:
-    with _undamaged():
+    with undamaged():
         inflated = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
         if len(inflated) != size:
             raise zstandard.ZstdError("another size than declared")
@@ -297,7 +314,7 @@ def _inflated(data: bytes | memoryview, size: int) -> bytes:
 
 
 @contextmanager
-def _undamaged() -> Iterator[None]:
+def undamaged() -> Iterator[None]:
     try:
         yield
     except zstandard.ZstdError as error:

@@ -8,6 +8,7 @@ concatenated, with their lengths in ``seq_lens``. Non-numeric fields stay JSON.
 
 from __future__ import annotations
 
+import codecs
 import re
 from array import array
 from collections.abc import Iterable, Sized
@@ -44,9 +45,14 @@ REST = (  # non-numeric fields; advantages only if they do not fit the tokens
     "marks",
     "advantages",
 )
+IMAGES = "images"
+# A larger JSON member is only accepted as images, which are texts and are not decoded.
+LARGE_REST = 8 * 2**20  # bytes
+MAX_REST_VALUES = 2**17
 MAX_ROWS = 4096
 MAX_TOKENS = 2**23  # of a group
 INT32 = np.iinfo(np.int32)
+_CHECKED_BYTES = 128 * 2**10
 _DECODERS = {
     one.name: msgspec.json.Decoder(one.type) for one in msgspec.structs.fields(ScoredData)
 }
@@ -240,7 +246,10 @@ def _check_distilled(distilled: Distilled | None, total: int, place: _Place) -> 
 def check_rest(columns: Columns) -> None:
     """Reject non-numeric fields of another type or length than those of the record."""
     rows = len(columns.seq_lens)
-    for name in columns.rest:
+    for name, text in columns.rest.items():
+        if name == IMAGES and len(text) > LARGE_REST:
+            check_images(text)
+            continue
         value = columns.rest_value(name)
         if name in PER_SEQUENCE and value is not None:
             _require_length(name, value, rows)
@@ -248,6 +257,23 @@ def check_rest(columns: Columns) -> None:
             validate_messages(value)
         if name == "sampling":
             validate_sampling(value or [], columns.seq_lens.tolist())
+
+
+def check_images(text: bytes | memoryview) -> None:
+    """Check texts of any length, such as base64, without a copy of them."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    values = 0
+    try:
+        for start in range(0, len(text), _CHECKED_BYTES):
+            piece = bytes(text[start : start + _CHECKED_BYTES])
+            values += piece.count(b",") + piece.count(b"[")
+            decoder.decode(piece)
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except ValueError as error:
+        raise InvalidGroup(IMAGES, "", "not valid JSON in UTF-8") from error
+    if values > MAX_REST_VALUES:
+        problem = f"more than {MAX_REST_VALUES} values: images are texts, such as base64"
+        raise InvalidGroup(IMAGES, "", problem)
 
 
 # --- conversion of records ------------------------------------------------------------

@@ -53,21 +53,35 @@ _METADATA = msgspec.json.Decoder(dict[str, str])
 
 
 def write(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
-    """Encode a file. Wide types come first, so that each array is aligned."""
-    ordered = sorted(arrays.items(), key=lambda one: -one[1].itemsize)
+    """Encode a file."""
+    layout = {name: (one.dtype, one.shape) for name, one in arrays.items()}
+    beginning, ordered, _ = begin(layout, metadata)
+    return b"".join([beginning, *(arrays[name].tobytes() for name in ordered)])
+
+
+def begin(
+    layout: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], metadata: Mapping[str, str]
+) -> tuple[bytes, list[str], int]:
+    """All before the arrays of these types and shapes, the order of these, the size of the file.
+
+    Wide types come first, so that each array is aligned.
+    """
+    ordered = sorted(layout, key=lambda name: -layout[name][0].itemsize)
     header: dict[str, Any] = {"__metadata__": metadata}
     offset = 0
-    for name, values in ordered:
+    for name in ordered:
+        kind, shape = layout[name]
+        end = offset + prod(shape) * kind.itemsize
         header[name] = {
-            "dtype": _NAME_OF[values.dtype],
-            "shape": values.shape,
-            "data_offsets": (offset, offset + values.nbytes),
+            "dtype": _NAME_OF[kind],
+            "shape": shape,
+            "data_offsets": (offset, end),
         }
-        offset += values.nbytes
+        offset = end
     head = msgspec.json.encode(header)
     head += b" " * (-len(head) % 8)
-    length = len(head).to_bytes(8, "little")
-    return b"".join([length, head, *(one.tobytes() for _, one in ordered)])
+    beginning = len(head).to_bytes(8, "little") + head
+    return beginning, ordered, len(beginning) + offset
 
 
 def read_header(

@@ -11,13 +11,13 @@ import pytest
 import safetensors.numpy
 
 from atroposlib.api.codec import read_group
-from atroposlib.api.codec.formats import read_columns
+from atroposlib.api.codec.delivery import read_columns
 from atroposlib.api.codec.json_columns import LargeGroup
 from atroposlib.api.common.records import Payload
 from atroposlib.errors import InvalidGroup, TokensMissing
 from atroposlib.wire.binary import pack_columns, pack_group, unpack_columns, unpack_group
 from atroposlib.wire.columns import to_group
-from atroposlib.wire.routing import decoded, encoded, joined, reported
+from atroposlib.wire.routing import decoded, encoded, joined, reported, unstacked
 from tests.wire.records import GROUP
 
 FIRST = np.array([[[0, 1], [2, 3]], [[3, -1], [1, 0]]])  # (2, 2, 2): two of the three tokens
@@ -48,8 +48,8 @@ def test_both_encodings_carry_the_experts_of_every_row(rows):
         columns = read_columns(Payload(kept.payload, kept.media))
         assert to_group(columns).routed_experts == rows
         assert to_group(unpack_columns(pack_columns(columns))).routed_experts == rows
-    large = LargeGroup(msgspec.json.encode(sent), keep=True).columns
-    assert to_group(large).routed_experts == rows
+    large = LargeGroup(msgspec.json.encode(sent)).head.routed_experts
+    assert unstacked(large, np.array([len(row) for row in sent["tokens"]])) == rows
 
 
 def test_the_binary_form_is_one_array_of_all_tokens():
@@ -91,7 +91,7 @@ def test_experts_of_another_shape_are_refused_by_every_reader(rows, place):
     with pytest.raises(InvalidGroup, match="routed_experts"):
         read_group(msgspec.json.encode(sent), "application/json")
     with pytest.raises(InvalidGroup, match="routed_experts"):
-        LargeGroup(msgspec.json.encode(sent), keep=False)
+        LargeGroup(msgspec.json.encode(sent))
 
 
 @pytest.mark.parametrize("shape", [(4, 2, 2), (5, 4), (5, 2, 2, 1), (5, 65, 64)])

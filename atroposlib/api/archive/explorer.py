@@ -18,7 +18,7 @@ from atroposlib.api.archive.filters import (
     where,
 )
 from atroposlib.api.archive.index import Index
-from atroposlib.api.codec.formats import read_columns
+from atroposlib.api.codec.delivery import read_columns
 from atroposlib.api.common.records import Media
 from atroposlib.api.store import Store
 from atroposlib.errors import ConfigError, CorruptPayload, UnknownGroup

@@ -28,7 +28,7 @@ from atroposlib.api.archive.index import (
     Record,
     RowFacts,
 )
-from atroposlib.api.codec.formats import read_columns
+from atroposlib.api.codec.delivery import read_columns
 from atroposlib.api.codec.row_facts import facts_of
 from atroposlib.api.store import Store
 from atroposlib.api.store.sql.claim import LEDGER_GROUPS

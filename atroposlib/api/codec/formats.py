@@ -1,4 +1,4 @@
-"""Formats of a group body: parsed form, binary parsing, transcoding at delivery. Pure.
+"""Formats of a group body: parsed form, and parsing of binary groups. Pure.
 
 A group is kept as it was received, so a batch is served without decoding one. Parsers raise
 the errors of :func:`atroposlib.api.codec.read_group`.
@@ -9,17 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import TypeVar, cast
 
 import msgspec
-import numpy as np
 
-from atroposlib.api.codec.json_columns import KEYS, LargeGroup, parse_columns
 from atroposlib.api.codec.row_facts import GroupFacts, facts_of
-from atroposlib.api.common.records import BatchMember, Media, NewGroup, Payload
-from atroposlib.errors import CorruptPayload, InvalidGroup
-from atroposlib.wire import ScoredData
+from atroposlib.api.common.records import Media, NewGroup
+from atroposlib.errors import InvalidGroup
 from atroposlib.wire.binary import (
     inflated_size,
     is_zstd,
@@ -27,10 +23,7 @@ from atroposlib.wire.binary import (
     split_frames,
     unpack_columns,
 )
-from atroposlib.wire.columns import Columns, from_group, split_rows, to_group
-from atroposlib.wire.messages import MASKED, MASKED_LOGPROB, MASKED_VERSION
-from atroposlib.wire.routing import unstacked
-from atroposlib.wire.safetensors import Array, MalformedBody
+from atroposlib.wire.columns import Columns
 
 T = TypeVar("T")
 # What a post carries, inflated: a large one in pieces, each of which is freed once it is read.
@@ -178,138 +171,3 @@ def _marked(columns: Columns, marks: tuple[str, ...]) -> Columns:
     if marks:
         rest["marks"] = msgspec.json.encode(marks)
     return replace(columns, rest=rest)
-
-
-# --- delivery -------------------------------------------------------------------------
-
-
-class Encoding(Enum):
-    """Encodings of a delivery."""
-
-    JSON = "application/json"
-    FRAMES = "application/x-atropos-groups"  # each a safetensors file, or a zstd frame of one
-
-
-def accepted_encoding(accept: str) -> Encoding:
-    """The encoding that an Accept header names; JSON by default."""
-    for one in accept.lower().split(","):
-        kind, _, parameters = one.partition(";")
-        if kind.strip() == Encoding.FRAMES.value and parameters.replace(" ", "") != "q=0":
-            return Encoding.FRAMES
-    return Encoding.JSON
-
-
-def is_stored_as(media: Media, form: Encoding) -> bool:
-    """Whether stored bytes of ``media`` are sent in this encoding unchanged."""
-    return (media is Media.JSON) == (form is Encoding.JSON)
-
-
-def encode_group(
-    payload: Payload, member: BatchMember, form: Encoding, min_version: int | None
-) -> Iterator[bytes]:
-    """The group in ``form`` in pieces, with tokens older than ``min_version`` masked.
-
-    Raises:
-        CorruptPayload: the payload is no group, although its digest matches.
-    """
-    stale = member.is_older_than(min_version)
-    if is_stored_as(payload.media, form) and not stale:
-        return iter([payload.data])
-    try:
-        columns = read_columns(payload)
-    except (InvalidGroup, MalformedBody, msgspec.DecodeError) as error:
-        raise CorruptPayload([member.gid]) from error
-    if stale and min_version is not None:
-        columns = stale_masked(columns, min_version)
-    return to_json(columns) if form is Encoding.JSON else iter([pack_columns(columns)])
-
-
-def stale_masked(columns: Columns, min_version: int) -> Columns:
-    """The group with the tokens of versions before ``min_version`` masked.
-
-    A group without versions is masked completely; call this for stale groups only.
-    """
-    if columns.versions is None or columns.version is None:
-        stale = np.ones(len(columns.tokens), np.bool_)
-    else:
-        stale = (columns.versions != MASKED_VERSION) & (columns.versions < min_version)
-    masks = np.where(stale, MASKED, columns.masks)
-    versions = columns.versions
-    if versions is not None:
-        versions = np.where(stale, MASKED_VERSION, versions)
-    floats = dict(columns.floats)
-    if (logprobs := floats.get("inference_logprobs")) is not None:
-        masked = np.where(stale, MASKED_LOGPROB, logprobs)
-        floats["inference_logprobs"] = masked.astype(logprobs.dtype)
-    return replace(columns, floats=floats, masks=masks, versions=versions)
-
-
-def read_columns(payload: Payload) -> Columns:
-    """The numbers of a stored group.
-
-    Raises:
-        InvalidGroup, MalformedBody, msgspec.DecodeError: the payload is no group.
-    """
-    if payload.media is not Media.JSON:
-        return unpack_columns(payload.data)
-    if len(payload.data) > WHOLE_BYTES:
-        with ONE_LARGE:
-            return LargeGroup(payload.data, keep=True).columns
-    proven = parse_columns(payload.data)
-    if proven is not None:
-        return proven[0]
-    return from_group(msgspec.json.decode(payload.data, type=ScoredData))
-
-
-def to_json(columns: Columns) -> Iterator[bytes]:
-    """Canonical JSON in pieces: every key of the record, in its order."""
-    if len(columns.tokens) <= _NUMBERS and columns.distilled is None:
-        yield msgspec.json.encode(to_group(columns))
-        return
-    numbers = columns.floats | {"tokens": columns.tokens, "masks": columns.masks}
-    if columns.versions is not None:
-        numbers["versions"] = columns.versions
-    before = b"{"
-    for name in KEYS:
-        yield b'%s"%s":' % (before, name.encode())
-        before = b","
-        if name in numbers or name.startswith("distill_"):
-            yield from _json_rows(columns, name, numbers.get(name))
-        elif name == "scores":
-            yield msgspec.json.encode(columns.scores.tolist())
-        elif name == "routed_experts" and columns.routed_experts is not None:
-            yield msgspec.json.encode(unstacked(columns.routed_experts, columns.seq_lens))
-        else:
-            named = getattr(columns, name, None)
-            yield columns.rest.get(name) or msgspec.json.encode(named)
-    yield b"}"
-
-
-_NUMBERS = 2**16  # that are Python objects at the same time
-
-
-def _json_rows(columns: Columns, name: str, values: Array | None) -> Iterator[bytes]:
-    """A member with an entry per token: of ``values``, or a list of the teacher's choices."""
-    counts: Array | None = None
-    step, taken, start = _NUMBERS, 0, 0
-    if values is None and columns.distilled is not None:
-        counts = columns.distilled.counts
-        values = getattr(columns.distilled, name.removeprefix("distill_"))
-        step = max(1, _NUMBERS // max(1, int(counts.max())))
-    if values is None:
-        yield b"null"
-        return
-    for g, length in enumerate(columns.seq_lens.tolist()):
-        for at in range(start, start + length, step):
-            end = min(at + step, start + length)
-            if counts is None:
-                some = values[at:end].tolist()
-            else:
-                size = int(counts[at:end].sum())
-                some = split_rows(values[taken : taken + size].tolist(), counts[at:end])
-                taken += size
-            opening = b"," if at > start else b",[" if g else b"[["
-            yield opening + msgspec.json.encode(some)[1:-1]
-        yield b"]"
-        start += length
-    yield b"]"

@@ -117,8 +117,8 @@ def _completed(
 
 def _large_group(body: bytearray, key: str | None) -> ParsedGroup:
     """Parse a group in pieces; what the full decoder would replace is replaced in ``body``."""
-    group = LargeGroup(body, keep=False)
-    columns, places = group.columns, group.places
+    group = LargeGroup(body)
+    columns, places = group.head, group.places
     marks = find_marks(columns)
     added = {"marks": msgspec.json.encode(marks or None)}
     if key is not None and columns.idempotency_key is None:

@@ -9,8 +9,8 @@ non-numeric members. The full decoder parses bodies that are not proven here.
 
 from __future__ import annotations
 
-import codecs
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -21,8 +21,8 @@ import simdjson
 
 from atroposlib.api.codec.json_pieces import (
     BLANKS,
-    CHUNK_BYTES,
     GAP_BYTES,
+    Chunk,
     each_chunk,
     members,
 )
@@ -30,10 +30,14 @@ from atroposlib.errors import InvalidGroup
 from atroposlib.wire import MASKED, PER_SEQUENCE, PER_TOKEN, ScoredData
 from atroposlib.wire.columns import (
     FLOATS,
+    IMAGES,
+    LARGE_REST,
+    MAX_REST_VALUES,
     MAX_TOKENS,
     REST,
     Columns,
     check,
+    check_images,
     check_lengths,
     check_rest,
     fits,
@@ -210,15 +214,14 @@ def _lengths(rows: Any) -> list[int]:
 
 # --- a large group ------------------------------------------------------------------------
 
-# A non-numeric member becomes Python objects, except large images, which are texts.
-MAX_REST_BYTES = 8 * 2**20
-MAX_REST_VALUES = 2**17
 OPTIONAL_LISTS = (*PER_SEQUENCE[1:], *PER_TOKEN)  # scores are never optional
 
 _INT32 = np.iinfo(np.int32)
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 _LEAST = {"tokens": 0, "masks": _INT32.min, "versions": -1, "distill_token_ids": _INT32.min}
 _SCALARS = {"env_id": int, "group_id": str, "idempotency_key": str, "incarnation": int}
-_ADVANTAGES, _IMAGES = "advantages", "images"
+_ADVANTAGES = "advantages"
+_NONE: Array = np.empty(0, np.int32)
 
 
 class LargeGroup:
@@ -227,48 +230,53 @@ class LargeGroup:
     Unlike the full decoder of small bodies, it accepts of the type slips of old clients only an
     empty list in an optional field, and bools as scores.
 
-    Args:
-        keep: keep the numbers too, for ``columns``; else only what the queue needs of them.
+    ``head`` holds what the queue needs, and empty arrays in place of entries per token.
 
     Raises:
         MalformedBody: the body cannot be parsed.
         InvalidGroup: names the field and the row, never a value.
     """
 
-    def __init__(self, body: bytes | bytearray, *, keep: bool) -> None:
-        self._body, self._keep = body, keep
+    def __init__(self, body: bytes | bytearray) -> None:
+        self._body = body
         self.places = members(body)
         self.mended: dict[str, bytes] = {}  # values to write instead of those in ``places``
         self.n_tokens = 0  # trained positions
         self.version: int | None = None
+        self.wide: set[str] = set()  # floats beyond float32
         self._seq_lens: Array = np.empty(0, np.int64)
-        self.columns = self._columns()
+        self.large_images: slice | None = None  # their place; they are not in ``head``
+        self.head = self._columns()
 
     def _columns(self) -> Columns:
         given = [name for name in self.places if self._given(name)]
-        tokens, counts, self._seq_lens = self._numbers("tokens")
+        _, self._seq_lens = self._counted("tokens")
         check_lengths(self._seq_lens)
-        floats = {name: self._fitting(name)[0] for name in FLOATS[:2] if name in given}
+        floats = {name: self._fitting(name) for name in FLOATS[:2] if name in given}
         for name in set(given).difference(KEYS):  # kept, and ignored by all readers
             self._decoded(name, Any)
+        if (images := self.places.get(IMAGES, slice(0, 0))).stop - images.start > LARGE_REST:
+            self.large_images = images
+            with memoryview(self._body) as body, body[images] as text:
+                check_images(text)
+            given.remove(IMAGES)
         rest = {name: self._rest(name) for name in REST[:-1] if name in given}
         if _ADVANTAGES in given:
             with suppress(InvalidGroup):
-                floats[_ADVANTAGES] = self._fitting(_ADVANTAGES)[0]
+                floats[_ADVANTAGES] = self._fitting(_ADVANTAGES)
             if _ADVANTAGES not in floats:
                 rest[_ADVANTAGES] = self._rest(_ADVANTAGES)
-        images = {_IMAGES: rest.pop(_IMAGES)} if _is_large(rest.get(_IMAGES, b"")) else {}
         choices = [
-            self._fitting(name, lists=True)[1::-1] if name in given else None
+            (self._fitting(name), _NONE) if name in given else None
             for name in ("distill_token_ids", "distill_logprobs")
         ]
         columns = Columns(
             seq_lens=self._seq_lens,
-            tokens=tokens,
-            masks=self._fitting("masks")[0],
+            tokens=_NONE,
+            masks=self._fitting("masks"),
             scores=self._scores(),
             floats=floats,
-            versions=self._fitting("versions")[0] if "versions" in given else None,
+            versions=self._fitting("versions") if "versions" in given else None,
             distilled=joined_choices(*choices),
             rest=rest,
             **{
@@ -281,7 +289,6 @@ class LargeGroup:
             routed = self._decoded("routed_experts", list[RoutedExperts | None])
             columns = replace(columns, routed_experts=stacked(routed, self._seq_lens))
         check_rest(columns)
-        columns.rest.update(images)
         return columns
 
     def _given(self, name: str) -> bool:
@@ -294,34 +301,41 @@ class LargeGroup:
 
     # --- numbers ------------------------------------------------------------------
 
-    def _numbers(self, name: str, *, lists: bool = False) -> tuple[Array, Array, Array]:
-        """Numbers and counts of a member, both empty if not kept, and the lengths of its rows."""
-        lengths: list[int] = []
-        kept: list[Array] = []
-        all_counts: list[Array] = []
+    def numbers(self, name: str) -> Iterator[Array]:
+        """The entries of a member, row by row, in chunks."""
+        if name == "routed_experts" and self.head.routed_experts is not None:
+            flat = self.head.routed_experts.reshape(-1)
+            for at in range(0, len(flat), GAP_BYTES):
+                yield flat[at : at + GAP_BYTES]
+        else:
+            yield from (values for _, _, values in self._chunks(name))
 
-        def sink(row: int, counts: Array | None, values: Array) -> None:
-            lengths.extend([0] * (row + 1 - len(lengths)))
-            lengths[row] += len(values if counts is None else counts)
-            if counts is not None:
-                all_counts.append(counts.astype(np.int32))
-            elif lengths[row] > MAX_TOKENS:
-                raise InvalidGroup(name, f"[{row}]", f"more than {MAX_TOKENS} tokens")
-            self._note(name, row, values)
-            if self._keep:
-                kept.append(values.astype(np.int32) if name in _LEAST else values)
-
+    def _chunks(self, name: str) -> Iterator[Chunk]:
         dtype = np.int64 if name in _LEAST else np.float64
+        lists = name.startswith("distill_")
+        return each_chunk(self._body, self.places[name], dtype, lists=lists)
+
+    def _counted(self, name: str) -> tuple[Array, Array]:
+        """Numbers of choices of a member, and the lengths of its rows; its numbers are checked."""
+        lengths: list[int] = []
+        all_counts = [_NONE]
         if name not in self.places:
             raise InvalidGroup(name, "", "missing")
         try:
-            each_chunk(self._body, self.places[name], dtype, sink, lists=lists)
+            for row, counts, values in self._chunks(name):
+                lengths.extend([0] * (row + 1 - len(lengths)))
+                lengths[row] += len(values if counts is None else counts)
+                if counts is not None:
+                    all_counts.append(counts.astype(np.int32))
+                elif lengths[row] > MAX_TOKENS:
+                    raise InvalidGroup(name, f"[{row}]", f"more than {MAX_TOKENS} tokens")
+                self._note(name, row, values)
         except InvalidGroup:
             raise
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
             kind = "integers" if name in _LEAST else "numbers"
             raise InvalidGroup(name, "", f"not a list of rows of {kind}") from error
-        return _joined(kept), _joined(all_counts), np.array(lengths, np.int64)
+        return np.concatenate(all_counts), np.array(lengths, np.int64)
 
     def _note(self, name: str, row: int, values: Array) -> None:
         """Check the values, and note what the queue needs of them."""
@@ -331,6 +345,8 @@ class LargeGroup:
         if name not in _LEAST:
             if not (np.isfinite(low) and np.isfinite(high)):
                 raise InvalidGroup(name, f"[{row}]", "not a finite number")
+            if max(-low, high) > _FLOAT32_MAX:
+                self.wide.add(name)
         elif low < _LEAST[name] or high > _INT32.max:
             problem = f"numbers lie in {_LEAST[name]} .. 2^31 - 1"
             raise InvalidGroup(name, f"[{row}]", problem)
@@ -340,12 +356,12 @@ class LargeGroup:
             oldest = int(values[values >= 0].min())
             self.version = oldest if self.version is None else min(oldest, self.version)
 
-    def _fitting(self, name: str, *, lists: bool = False) -> tuple[Array, Array]:
-        """Numbers and counts of a member that has one entry per token."""
-        values, counts, lengths = self._numbers(name, lists=lists)
+    def _fitting(self, name: str) -> Array:
+        """Numbers of choices of a member that has one entry per token; empty for plain numbers."""
+        counts, lengths = self._counted(name)
         if not np.array_equal(lengths, self._seq_lens):
             raise InvalidGroup(name, "", "not one entry per token")
-        return values, counts
+        return counts
 
     def _scores(self) -> Array:
         given: list[float | bool] = self._decoded("scores", list[float | bool])
@@ -369,31 +385,7 @@ class LargeGroup:
     def _rest(self, name: str) -> bytes:
         """A member as JSON, within the bounds on what its decoding takes."""
         text = bytes(self._body[self.places[name]])
-        if name == _IMAGES and _is_large(text):
-            _check_images(text)
-        elif _is_large(text) or text.count(b"[") + text.count(b"{") > MAX_REST_VALUES:
-            problem = f"at most {MAX_REST_BYTES} bytes and {MAX_REST_VALUES} lists and objects"
+        if len(text) > LARGE_REST or text.count(b"[") + text.count(b"{") > MAX_REST_VALUES:
+            problem = f"at most {LARGE_REST} bytes and {MAX_REST_VALUES} lists and objects"
             raise InvalidGroup(name if name in KEYS else "body", "", problem)
         return text
-
-
-def _is_large(text: bytes) -> bool:
-    return len(text) > MAX_REST_BYTES
-
-
-def _check_images(text: bytes) -> None:
-    """Check texts of any length, such as base64, without a copy of them."""
-    if text.count(b",") + text.count(b"[") > MAX_REST_VALUES:
-        problem = f"more than {MAX_REST_VALUES} values: images are texts, such as base64"
-        raise InvalidGroup(_IMAGES, "", problem)
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        for start in range(0, len(text), CHUNK_BYTES):
-            decoder.decode(text[start : start + CHUNK_BYTES])
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except ValueError as error:
-        raise InvalidGroup(_IMAGES, "", "not valid JSON in UTF-8") from error
-
-
-def _joined(kept: list[Array]) -> Array:
-    return np.concatenate(kept) if kept else np.empty(0, np.int32)

@@ -9,7 +9,7 @@ searched in the whole text, and each row is parsed alone, by as many chunks as i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -119,6 +119,7 @@ def members(body: bytes | bytearray) -> dict[str, slice]:
     opened = next(edges, 0)
     _require(not body[:opened].strip(BLANKS) and body[opened : opened + 1] == b"{")
     place = next(edges, -1)
+    _require(not _gap(body, opened + 1, place).strip(BLANKS))
     while _byte(body, place) == b'"':
         ends = next(edges, -1)
         name = body[place + 1 : ends].decode("latin-1")
@@ -179,14 +180,14 @@ def _after_blanks(body: bytes | bytearray, start: int) -> int:
 
 # --- numbers ----------------------------------------------------------------------------
 
-# Receives the index of the row, the counts of lists in it (None: plain numbers), the numbers.
-Sink = Callable[[int, Array | None, Array], None]
+# The index of the row, the counts of lists in it (None: plain numbers), the numbers.
+Chunk = tuple[int, Array | None, Array]
 
 
 def each_chunk(
-    body: bytes | bytearray, place: slice, dtype: Any, sink: Sink, *, lists: bool = False
-) -> None:
-    """Call ``sink`` with the numbers of a list of rows, a chunk at a time.
+    body: bytes | bytearray, place: slice, dtype: Any, *, lists: bool = False
+) -> Iterator[Chunk]:
+    """The numbers of a list of rows, a chunk at a time.
 
     Args:
         dtype: np.int64, which accepts integers only, or np.float64.
@@ -210,7 +211,7 @@ def each_chunk(
             _require(cut - begin <= CHUNK_BYTES + GAP_BYTES)
             counts, values = _parsed(parser, b"[%b]" % bytes(body[begin:cut]), dtype, lists)
             _require(begin == at + 1 or len(values if counts is None else counts))
-            sink(row, counts, values)
+            yield row, counts, values
             begin = _after_blanks(body, cut)
             _require(begin == end or body[begin] == ord(","))
             begin += 1

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from atroposlib.api.codec import formats, read_group, read_groups
+from atroposlib.api.codec.delivery import latest_json
 from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.common.records import Accepted, Media
 from atroposlib.api.guards.auth import RETRY_AFTER_S, caller_of
@@ -115,7 +116,7 @@ def _routes_out(router: APIRouter, service: RolloutService) -> None:
         run = service.context.threads.parsing.run
         if latest.media is Media.JSON:
             return await run(of_bytes, latest.data, request)
-        windows = in_windows(formats.to_json(await run(formats.read_columns, latest)))
+        windows = in_windows(latest_json(latest))
         joined = (b"".join(pieces) async for pieces in windows)
         return StreamingResponse(joined, media_type="application/json")
 

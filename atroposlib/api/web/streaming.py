@@ -24,7 +24,7 @@ from anyio.to_thread import run_sync
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from atroposlib.api.codec.formats import (
+from atroposlib.api.codec.delivery import (
     Encoding,
     accepted_encoding,
     encode_group,
@@ -34,13 +34,13 @@ from atroposlib.api.common.records import BatchMember, Delivery
 from atroposlib.api.store import Store
 from atroposlib.api.web.routing import on_error
 from atroposlib.errors import CorruptPayload
-from atroposlib.wire.binary import frame_head
 
 # An ASGI extension; its "now" cuts the connection at once (``transport.abort``).
 ABORT_EXTENSION = "atropos.abort"
 RESET_EXTENSION = "atropos.reset"  # its "call" takes what to await after a reset
 CHUNK_BYTES = 256 * 2**10
 WINDOW_BYTES = 2 * 2**20  # small groups are read together, a larger one alone
+AHEAD_BYTES = 2**19  # of the body, that are made ahead
 
 
 class DeliveryReply(Response):
@@ -166,13 +166,9 @@ class DeliveryReply(Response):
             payloads = self._store.read([one.gid for one in window]) if window else []
             for member, payload in zip(window, payloads):
                 data = encode_group(payload, member, self._form, self._min_version)
-                if self._form is Encoding.FRAMES:
-                    [file] = data
-                    yield frame_head(len(file))
-                    yield file
-                else:
+                if self._form is Encoding.JSON:
                     yield b"" if first else b","
-                    yield from data
+                yield from data
                 first = False
         yield self._tail
 
@@ -200,7 +196,7 @@ def _window(source: Iterator[bytes]) -> list[bytes]:
     for piece in source:
         pieces.append(piece)
         size += len(piece)
-        if size >= WINDOW_BYTES:
+        if size >= AHEAD_BYTES:
             break
     return pieces
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from atroposlib.api.codec.formats import read_columns
+from atroposlib.api.codec.delivery import read_columns
 from atroposlib.api.codec.json import _decoded_group, _proven_group, read_json_groups
 from atroposlib.api.codec.json_columns import KEYS
 from atroposlib.api.common.records import Media, Payload

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from atroposlib.api.codec import read_group
-from atroposlib.api.codec.formats import Encoding, accepted_encoding
+from atroposlib.api.codec.delivery import Encoding, accepted_encoding
 from atroposlib.api.codec.json_columns import KEYS
 from atroposlib.api.common.records import BatchMember, Delivery, LeasedBatch, Media, Payload
 from atroposlib.api.web.streaming import (
