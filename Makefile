@@ -30,7 +30,7 @@ ALONE := "tests that run alone" "about 8 min on 2 cores"
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart lint check test format config wire map docs ratchets bench gpu torture lock clean
+.PHONY: help install quickstart lint check test format config wire map docs browser ratchets bench gpu torture lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -85,6 +85,11 @@ ifdef VERSION
 	$(VENV)-docs/bin/mike set-default latest
 endif
 	@echo "site/index.html"
+
+# Without torch and the other tests' packages: a minute to install.
+browser:  ## Tests of the page in an installed Chromium (ATROPOS_BROWSER_TESTS=1: required)
+	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-browser --extras browser-test
+	$(VENV)-browser/bin/python -m pytest -q tests/ui
 
 ratchets: $(STAMP)  ## Print the structural figures and their bounds
 	$(PY) -m tests.repo.ratchets

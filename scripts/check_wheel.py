@@ -117,6 +117,10 @@ def check(python: str, folder: Path, max_mb: int) -> None:
         raise Failed(f"the environment has {size_mb:.0f} MB, more than {max_mb}")
     code = "import importlib.util as u, sys; sys.exit(any(map(u.find_spec, sys.argv[1:])))"
     run("extras are absent", [inside, "-c", code, *MISSING], folder)
+    page = (
+        "from atroposlib.ui import assets; assert {'', 'app.js', 'uplot.js'} <= set(assets())"
+    )
+    run("the page", [inside, "-c", page], folder)
     for command in commands(inside, folder):
         seconds = run(f"{command} --help", [str(bin_folder / command), "--help"], folder)
         if seconds > MAX_HELP_CPU_S:

@@ -32,7 +32,7 @@ from atroposlib.wire import SampledSpan, ScoredData  # noqa: E402
 from atroposlib.wire.binary import pack_group  # noqa: E402
 
 BLOCK = re.compile(r"(<!-- (?P<name>[^/\n][^\n]*?) -->\n).*?(<!-- /(?P=name) -->)", re.DOTALL)
-PAGES = ("/docs", "/redoc", "/openapi.json")
+PAGES = ("/docs", "/redoc", "/openapi.json", "/ui", "/ui/", "/ui/{asset}")
 # What a caller does about each word; a word that is missing here fails the generator.
 ADVICE = {
     "malformed": "correct the sender; the same bytes never pass",

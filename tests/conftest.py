@@ -3,6 +3,7 @@
 slow       starts real processes or takes many seconds; `make check` leaves it out
 alone      slow, and wants every core: several ranks, kills, outages, timeouts of slow clients
 gpu        needs a CUDA device; skipped without --run-gpu
+browser    drives the page with an installed Chromium; skipped without one
 providers  calls a real inference provider; skipped without --runproviders
 """
 
@@ -29,6 +30,7 @@ MARKERS = {
     "slow": "starts real processes or takes many seconds",
     "alone": "slow, and runs while no other test does",
     "gpu": "needs a CUDA device; skipped without --run-gpu",
+    "browser": "drives the page with an installed Chromium; skipped without one",
     "providers": "calls a real inference provider; skipped without --runproviders",
 }
 NEEDED_OPTION = {"gpu": "--run-gpu", "providers": "--runproviders"}

@@ -30,6 +30,7 @@ from atroposlib.api.web.routes_explore import explore_routes
 from atroposlib.api.web.routes_groups import admission_routes, data_routes, group_routes
 from atroposlib.api.web.routes_ops import ops_routes
 from atroposlib.api.web.routes_run import poll_routes, run_routes
+from atroposlib.ui import page_routes
 from atroposlib.utils.http_server import LOOPBACK_HOSTS, HostGuard, SameSiteGuard
 
 STORE_VARIABLE = "ATROPOS_STORE"
@@ -85,6 +86,7 @@ def create_app(
     routers.append(explore_routes(Explorer(service.context.indexer.index, store)))
     for router in routers:
         app.include_router(router)
+    app.router.routes.extend(page_routes())
     # The last one added sees a request first: times, then host, token, site, body.
     fixed = [route for router in routers for route in router.routes]
     app.add_middleware(routing.FastPath, routes=fixed, refuse=refuse)

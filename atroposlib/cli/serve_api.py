@@ -238,4 +238,5 @@ def _first_line(options: argparse.Namespace, host: str, port: int) -> str:
     shown = f"[{host}]" if ":" in host else host
     places = {"sqlite": str(options.data_dir), "memory": "memory only"}
     place = places.get(options.store) or logs.redact(options.store)
-    return f"rollout API on {scheme}://{shown}:{port}, {place}"
+    url = f"{scheme}://{shown}:{port}"
+    return f"rollout API on {url}, {place}; page {url}/ui/"

@@ -157,13 +157,13 @@ def test_the_first_line_shows_the_address_and_the_store_without_a_password():
         options = api_options.parse(["--data-dir", "runs/a", *argv])
         return serve_api._first_line(options, host, 8001)
 
-    assert line() == "rollout API on http://127.0.0.1:8001, runs/a"
-    assert (
-        line("--store", "memory", host="::1")
-        == "rollout API on http://[::1]:8001, memory only"
+    page = "http://127.0.0.1:8001/ui/"
+    assert line() == f"rollout API on http://127.0.0.1:8001, runs/a; page {page}"
+    assert line("--store", "memory", host="::1").startswith(
+        "rollout API on http://[::1]:8001, memory only; "
     )
     url = "postgresql://me:secret@db:5432/runs"
-    assert line("--store", url).endswith(", postgresql://[redacted]@db:5432/runs")
+    assert ", postgresql://[redacted]@db:5432/runs; " in line("--store", url)
     assert line("--ssl-certfile", "c", "--ssl-keyfile", "k").split()[3].startswith("https://")
 
 

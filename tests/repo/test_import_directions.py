@@ -48,7 +48,7 @@ SAMPLING_A_MODEL = (
     (f"{GENERATION}.proxy",),
 )
 ROLLOUT_API = (
-    (*FOUNDATION, "atroposlib.utils", "atroposlib.doctor"),
+    (*FOUNDATION, "atroposlib.utils", "atroposlib.doctor", "atroposlib.ui"),
     ("atroposlib.api.common",),
     ("atroposlib.api.decisions", "atroposlib.api.store.sql"),
     ("atroposlib.api.store.sqlite", "atroposlib.api.store.postgres"),
@@ -115,6 +115,7 @@ ALONE: Mapping[str, tuple[str, ...]] = {
     "atroposlib.doctor": (*FOUNDATION, "atroposlib.trackers", "atroposlib.utils"),
     "atroposlib.frontend": (*FOUNDATION, "atroposlib.utils"),
     "atroposlib.testing": FOUNDATION,
+    "atroposlib.ui": (),
 }
 OURS = ("atroposlib", "environments", "example_trainer", "helpers")
 

@@ -35,6 +35,10 @@ ADMIN = frozenset({Scope.ADMIN})
 # One of these scopes is needed; admin covers all of them.
 SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     ("GET", "/health"): ANYONE,
+    # The page without its data.
+    ("GET", "/ui"): ANYONE,
+    ("GET", "/ui/"): ANYONE,
+    ("GET", "/ui/{asset}"): ANYONE,
     # Status.
     ("GET", "/"): READ,
     ("GET", "/docs"): READ,

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from atroposlib import wire
 from atroposlib.api.guards.auth import caller_of, require_role
@@ -159,7 +159,9 @@ async def _who(request: Request) -> wire.EnvIdentifier:
 
 def _info_routes(router: APIRouter, service: RolloutService) -> None:
     @router.get("/", responses=refusals())
-    async def root() -> Response:
+    async def root(request: Request) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse("ui/")
         return of_json({"message": "AtroposLib API"})
 
     @router.get("/wandb_info", response_model=WandbInfo, responses=refusals())

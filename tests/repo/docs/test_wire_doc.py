@@ -17,7 +17,7 @@ def test_wire_md_is_current(root):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-PAGES = {"/docs", "/redoc", "/openapi.json"}
+PAGES = {"/docs", "/redoc", "/openapi.json", "/ui", "/ui/", "/ui/{asset}"}
 FORMER = {"/lease", "/release"}  # deprecated, described with the routes that replace them
 
 

@@ -1,0 +1,46 @@
+// Reads of the rollout API: JSON of this origin only, with the token in a header.
+
+const KEY = "atropos-token"; // of sessionStorage: it ends with the tab, and no address has it
+
+export class ApiError extends Error {
+  constructor(status, detail) { super(detail); this.status = status; }
+}
+
+let asked = null; // one question for the token at a time
+
+export async function get(path, query = {}, signal = undefined) {
+  const words = new URLSearchParams(Object.entries(query).filter(([, v]) => v !== null && v !== undefined && v !== ""));
+  const token = sessionStorage.getItem(KEY);
+  let reply;
+  try {
+    reply = await fetch(`..${path}${words.size ? `?${words}` : ""}`, {
+      signal, cache: "no-store", credentials: "omit", headers: token ? { authorization: `Bearer ${token}` } : {},
+    });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new ApiError(0, "the API does not answer");
+  }
+  if (reply.ok) return reply.json();
+  const detail = await reply.json().then((body) => body.detail, () => reply.statusText);
+  if (reply.status === 401) {
+    sessionStorage.removeItem(KEY);
+    asked ??= api.askToken().finally(() => { asked = null; });
+    sessionStorage.setItem(KEY, await asked);
+    return get(path, query, signal);
+  }
+  throw new ApiError(reply.status, typeof detail === "string" ? detail : `status ${reply.status}`);
+}
+
+export const api = { askToken: async () => { throw new ApiError(401, "a token is needed"); } };
+
+const lacking = new Set(); // routes that this server does not have; they are asked for once
+
+// The reply, or null where this server has no such route.
+export async function optional(path, query, signal) {
+  if (lacking.has(path)) return null;
+  try { return await get(path, query, signal); } catch (error) {
+    if (error.status !== 404) throw error;
+    lacking.add(path);
+    return null;
+  }
+}

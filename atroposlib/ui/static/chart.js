@@ -1,0 +1,58 @@
+// One curve: uPlot in the colours of the page, with the same numbers as a table.
+
+import { h, number } from "./dom.js";
+
+const HEIGHT = 150;
+const STEPS = [1, 2, 5].flatMap((n) => [1, 10, 100, 1e3, 1e4, 1e5].map((k) => n * k)).sort((a, b) => a - b); // whole steps
+
+const colourOf = (name) => {
+  const probe = h("span", { vars: { color: `var(${name})` } });
+  document.body.append(probe);
+  const { color } = getComputedStyle(probe);
+  probe.remove();
+  return color;
+};
+
+export function ema(values, alpha) { // mean of the points so far, the newest weighted most
+  let mean = null;
+  return values.map((value) => { mean = value === null ? mean : mean === null ? value : alpha * value + (1 - alpha) * mean; return mean; });
+}
+
+// points: [[x, y]] ascending in x. onPoint(x) after a click, onRange(from, to) after a drag.
+export function chart({ title, points, smooth = 1, dots = false, onPoint, onRange, signal, height = HEIGHT, extra = null }) {
+  const place = h("div", { class: "plot" });
+  const box = h("figure", { class: "chart" }, h("figcaption", {}, title, extra), place,
+    h("details", {}, h("summary", {}, `${points.length} points`), h("div", { class: "points" }, points.slice(-500).reverse().map(([x, y]) => h("span", {}, `${number(x)}: `, h("b", {}, number(y)))))));
+  const xs = points.map(([x]) => x), ys = points.map(([, y]) => y);
+  let plot = null;
+  const draw = () => {
+    plot?.destroy();
+    const width = Math.max(200, place.clientWidth);
+    const axis = { stroke: colourOf("--soft"), grid: { stroke: colourOf("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
+    const accent = colourOf("--accent"), light = colourOf("--line2");
+    plot = new uPlot({
+      width, height, legend: { show: false }, padding: [8, 8, 0, 0],
+      cursor: { y: false, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
+      scales: { x: { time: false } },
+      axes: [{ ...axis, size: 24, space: 60, incrs: STEPS }, { ...axis, size: 48, space: 28, values: (_, splits) => splits.map((v) => number(v, 2)) }],
+      series: [{}, { stroke: smooth < 1 ? light : accent, width: 1.25, points: { show: dots || xs.length < 60, size: 4, fill: accent } },
+        ...(smooth < 1 ? [{ stroke: accent, width: 1.5, points: { show: false } }] : [])],
+      hooks: {
+        setCursor: [(u) => { const at = u.cursor.idx; readout.textContent = at === null || at === undefined ? "" : ` ${number(xs[at])}: ${number(ys[at], 4)}`; }],
+        setSelect: [(u) => {
+          if (u.select.width < 4 || !onRange) return;
+          onRange(Math.ceil(u.posToVal(u.select.left, "x")), Math.floor(u.posToVal(u.select.left + u.select.width, "x")));
+        }],
+        ready: [(u) => u.over.addEventListener("click", () => { if (u.select.width < 4 && u.cursor.idx !== null) onPoint?.(xs[u.cursor.idx]); })],
+      },
+    }, [xs, ys, ...(smooth < 1 ? [ema(ys, smooth)] : [])], place);
+  };
+  const readout = h("b", { class: "readout num" });
+  box.querySelector("figcaption").append(readout);
+  const seen = new ResizeObserver(draw);
+  seen.observe(place);
+  document.addEventListener("scheme", draw, { signal });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw, { signal });
+  signal?.addEventListener("abort", () => { seen.disconnect(); plot?.destroy(); });
+  return box;
+}

@@ -1,0 +1,51 @@
+// Curves of the run: one small chart per key. A click shows the rollouts of that step.
+
+import { address, empty, h } from "./dom.js";
+import { chart } from "./chart.js";
+
+const MAX_KEYS = 8;
+const WORST = [[/reward|score/, "reward"], [/mismatch|diff|kl|logprob/, "-diff_max"], [/token|length/, "-n_tokens"]];
+const worst = (key) => WORST.find(([name]) => name.test(key))?.[1] ?? "reward"; // the order that shows a spike first
+
+export async function show(context) {
+  const { env } = context.query;
+  const smooth = context.query.ema ? Number(context.query.ema) : 1;
+  let picked = (context.query.keys ?? "").split(",").filter(Boolean);
+  const first = await context.get("/explore/curves", { env, keys: picked.join(",") });
+  const keys = [...new Set([...first.keys, ...first.series.map((one) => one.key)])];
+  const go = (changes) => { location.hash = address("curves", { ...context.query, ...changes }); };
+  if (!picked.length) picked = preferred(keys);
+  const series = (await context.get("/explore/curves", { env, keys: picked.join(",") })).series;
+  const field = h("input", { type: "search", placeholder: "keys", "aria-label": "Keys shown", list: "keys", autocomplete: "off",
+    onchange: () => { if (keys.includes(field.value)) go({ keys: [...picked, field.value].slice(-MAX_KEYS).join(",") }); } });
+  context.box.append(h("div", { class: "filters" },
+    picked.map((key) => h("span", { class: "chip" }, key, h("button", { type: "button", "aria-label": `Remove ${key}`, onclick: () => go({ keys: picked.filter((k) => k !== key).join(",") }) }, "×"))),
+    field, h("datalist", { id: "keys" }, keys.filter((key) => !picked.includes(key)).map((key) => h("option", { value: key }))),
+    h("label", {}, h("input", { type: "checkbox", checked: smooth < 1, onchange: (event) => go({ ema: event.target.checked ? 0.1 : "" }) }), "mean of the last ten")));
+  const grid = h("div", { class: "charts" });
+  context.box.append(grid);
+  draw(series);
+  if (!series.some((one) => one.points.length)) {
+    context.box.append(empty("No points yet.", "A point stands here after the first batch is trained; keys of the trainer after its first POST /steps."));
+  }
+  function draw(found) {
+    grid.replaceChildren(...found.filter((one) => one.points.length).map((one) => chart({
+      title: [h("b", {}, one.key), h("small", {}, [one.env, one.source].filter(Boolean).map((word) => ` ${word}`))],
+      points: one.points, smooth, signal: context.signal,
+      onPoint: (step) => { location.hash = address("rollouts", { step, env: one.env, sort: worst(one.key) }); },
+      onRange: (from, to) => { location.hash = address("rollouts", { step: `${from}..${to}`, env: one.env, sort: worst(one.key) }); },
+    })));
+  }
+  let seen = JSON.stringify(series);
+  context.live(async () => {
+    const now = (await context.get("/explore/curves", { env, keys: picked.join(",") })).series;
+    if (JSON.stringify(now) !== seen && !grid.matches(":hover")) { seen = JSON.stringify(now); draw(now); }
+  });
+  context.keys({ "/": ["Add a key", () => field.focus()], e: ["Mean of the last ten", () => go({ ema: smooth < 1 ? "" : 0.1 })] });
+}
+
+export function preferred(keys) {
+  const wanted = ["reward", "reward_std", "n_tokens", "loss", "kl", "entropy", "diff_max", "mismatch"];
+  const found = wanted.flatMap((word) => keys.filter((key) => key === word || key.endsWith(`/${word}`)).slice(0, 1));
+  return (found.length ? found : keys).slice(0, MAX_KEYS);
+}

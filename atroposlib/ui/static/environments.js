@@ -1,0 +1,49 @@
+// Environments: share of the trained tokens, reward, groups kept and dropped by reason, lengths.
+
+import { address, bar, count, duration, empty, facts, h, link, number, sparkline } from "./dom.js";
+
+export async function show(context) {
+  const cards = h("div", { class: "envs" });
+  context.box.append(cards);
+  const lengths = new Map(); // histograms change slowly: asked once per environment
+  await context.live(async () => {
+    const [status, runs, curves] = await Promise.all([context.optional("/status"), context.optional("/explore/runs"), context.optional("/explore/curves", { keys: "reward,reward_std" })]);
+    const shares = (status?.shares ?? []).filter((share) => share.env_id !== null);
+    const names = [...new Set([...(runs?.runs ?? []).flatMap((run) => run.envs), ...shares.map((share) => share.name)])].sort();
+    await Promise.all(names.filter((name) => !lengths.has(name)).map(async (name) => lengths.set(name, await context.optional("/explore/histogram", { field: "n_tokens", env: name }))));
+    cards.replaceChildren(...names.map((name) => environment(name, {
+      share: shares.find((one) => one.name === name), lengths: lengths.get(name),
+      beats: (status?.participants ?? []).filter((p) => p.role === "env" && p.name.startsWith(name)),
+      points: (key) => (curves?.series ?? []).find((one) => one.key === key && one.env === name)?.points ?? [],
+    })));
+    if (!names.length) cards.append(empty("No environment is registered.", "Start one: atropos env run FILE serve --api-url " + location.origin));
+  });
+}
+
+function environment(name, { share, beats, points, lengths }) {
+  const [reward, spread] = [points("reward"), points("reward_std")];
+  const total = (key) => (beats.some((p) => p.details[key] !== undefined) ? beats.reduce((sum, p) => sum + (p.details[key] ?? 0), 0) : null);
+  const named = (prefix) => [...new Set(beats.flatMap((p) => Object.keys(p.details)).filter((key) => key.startsWith(prefix)))].filter((key) => total(key));
+  const [sent, dropped] = [total("groups_sent"), total("groups_dropped")];
+  const last = [...beats].sort((a, b) => a.age_s - b.age_s)[0];
+  const percent = (x) => `${(x * 100).toFixed(0)} %`;
+  return h("article", { class: "card env" },
+    h("header", {}, h("b", {}, name), h("span", { class: "grow" }), link(address("rollouts", { env: name }), "rollouts"), link(address("curves", { env: name }), "curves")),
+    facts(["reward", number(reward.at(-1)?.[1])], spread.length && ["spread", number(spread.at(-1)[1])],
+      ["kept", count(sent)], ["dropped", count(dropped)], ["failed rollouts", count(total("rollouts_failed"))], ["running", count(total("rollouts_running"))],
+      last && ["heard", last.age_s > 15 ? h("span", { class: "bad" }, `silent for ${duration(last.age_s)}`) : `${duration(last.age_s)} ago`]),
+    reward.length > 1 && h("p", { class: "wide" }, sparkline(reward.map(([, y]) => y), 300, 36)),
+    share && h("p", { class: "share" }, bar(share.realised, { mark: share.asked, label: `share of the trained tokens: ${percent(share.realised)}, wanted ${percent(share.asked)}` }),
+      h("small", {}, `${percent(share.realised)} of the trained tokens, wanted ${percent(share.asked)}`)),
+    last?.waiting_on && h("p", { class: "finding waiting" }, last.waiting_on),
+    named("dropped_").length > 0 && h("p", {}, h("small", {}, "dropped: "), named("dropped_").map((key) => [link(address("rollouts", { env: name, why: key.slice(8) }), key.slice(8).replaceAll("_", " ")), ` ${count(total(key))}  `])),
+    named("samples_").length > 0 && h("p", {}, h("small", {}, "failed samples: "), named("samples_").map((key) => [link(address("rollouts", { env: name, outcome: key.slice(8) }), key.slice(8).replaceAll("_", " ")), ` ${count(total(key))}  `])),
+    lengths?.bins?.length > 1 && percentiles(lengths.bins));
+}
+
+function percentiles(bins) {
+  const all = bins.reduce((sum, bin) => sum + bin.n, 0), most = Math.max(1, ...bins.map((bin) => bin.n));
+  const at = (share) => { let n = 0; return bins.find((bin) => (n += bin.n) >= share * all)?.to; };
+  return h("div", { class: "hist" }, h("div", { class: "bins small" }, bins.map((bin) => h("span", { class: "bin", vars: { "--share": `${(bin.n / most) * 100}%` } }))),
+    h("small", {}, `tokens: median ${count(Math.round(at(0.5)))}, 95 % under ${count(Math.round(at(0.95)))}`));
+}

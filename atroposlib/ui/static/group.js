@@ -1,0 +1,109 @@
+// One group: its samples side by side, the baseline, its life, and the difference of two samples.
+
+import { address, bytes, count, duration, empty, escaped, facts, fixed, h, link, number, orDash, prose, put, section, signed, time } from "./dom.js";
+import { versions } from "./rollouts.js";
+
+const MAX_WORDS = 1500; // of each side of a difference: the table has the square of it
+
+export async function show(context) {
+  const gid = context.rest[0];
+  const group = await context.get(`/explore/groups/${gid}`);
+  const rows = [...group.rows].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity) || a.row - b.row);
+  const most = Math.max(1e-9, ...rows.map((r) => Math.abs(r.advantage ?? 0)));
+  let cursor = Math.max(0, rows.findIndex((r) => String(r.row) === context.query.row));
+  const picked = new Set();
+  const changes = h("div", {});
+  const cards = rows.map((row, at) => card(row, { gid, most, pick: (on) => { if (on) picked.add(at); else picked.delete(at); compare(); } }));
+  const compare = () => {
+    const [a, b] = [...picked].slice(-2).map((at) => rows[at]);
+    changes.replaceChildren(a && b ? difference(a, b) : "");
+  };
+  put(context.box,
+    h("h1", {}, `Group ${gid}`, group.item !== null && h("small", {}, " ", link(address(`item/${encodeURIComponent(group.item)}`, { env: group.env }), `item ${group.item} across steps`))),
+    facts(["environment", orDash(group.env)], ["state", group.state],
+      ["batch", group.batch_no === null ? "–" : link(address(`batch/${group.batch_no}`), group.batch_no)],
+      ["step", group.step === null ? "–" : link(address("rollouts", { step: group.step }), group.step)],
+      ["baseline", number(group.baseline)], ["spread", number(group.spread)], ["samples", count(rows.length)],
+      ["size", bytes(group.n_bytes)], group.group_id && ["group id", group.group_id]),
+    life(group.life),
+    group.spread === 0 && empty("All rewards are equal.", "Advantages relative to the group are 0: it teaches nothing unless the estimator compares across groups."),
+    prompts(rows), h("div", { class: "cards", role: "list", "aria-label": "Samples, best reward first" }, cards), changes);
+  const move = (by) => {
+    cards[cursor]?.classList.remove("cursor");
+    cursor = Math.max(0, Math.min(cards.length - 1, cursor + by));
+    cards[cursor]?.classList.add("cursor");
+    if (by) cards[cursor]?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  };
+  move(0);
+  const open = () => { location.hash = address(`tokens/${gid}/${rows[cursor].row}`); };
+  context.keys({
+    j: ["Next sample", () => move(1)], k: ["Previous sample", () => move(-1)],
+    ArrowRight: ["Next sample", () => move(1)], ArrowLeft: ["Previous sample", () => move(-1)],
+    Enter: ["Tokens of the sample", open], t: ["Tokens of the sample", open],
+    d: ["Pick for the difference of two", () => cards[cursor]?.querySelector("input").click()],
+    i: ["The item across steps", () => { if (group.item !== null) location.hash = address(`item/${encodeURIComponent(group.item)}`, { env: group.env }); }],
+    J: ["Next group", () => { location.hash = address(`group/${Number(gid) + 1}`); }],
+    K: ["Previous group", () => { location.hash = address(`group/${Math.max(0, Number(gid) - 1)}`); }],
+  });
+}
+
+function life(events) {
+  if (!events?.length) return null;
+  return h("ol", { class: "life", "aria-label": "Life of the group" }, events.map((one, at) =>
+    h("li", { title: time(one.at) }, h("b", {}, one.event), " ", h("small", {}, at ? `+${duration(one.at - events[at - 1].at)}` : time(one.at)))));
+}
+
+function prompts(rows) {
+  const texts = [...new Set(rows.map((r) => r.prompt).filter((t) => t !== null && t !== undefined))];
+  if (!texts.length) return empty("No text.", "The tokenizer of this run was not found on this machine: ids are in the view of the tokens.");
+  if (texts.length > 1) return null; // each card shows its own
+  return section("Prompt", prose(texts[0], 2000));
+}
+
+function card(row, { gid, most, pick }) {
+  const share = row.advantage === null ? 0 : Math.abs(row.advantage) / most;
+  const trained = address(`tokens/${gid}/${row.row}`);
+  return h("article", { class: "card", role: "listitem" },
+    h("header", {}, h("b", { class: "num" }, fixed(row.reward)),
+      h("span", { class: `adv ${row.advantage < 0 ? "neg" : "pos"}`, title: "advantage", vars: { "--share": `${share * 50}%` } }, signed(row.advantage)),
+      h("span", { class: "grow" }), h("label", { title: "pick two for their difference (d)" }, h("input", { type: "checkbox", onchange: (event) => pick(event.target.checked) }), "diff"),
+      link(trained, `tokens of ${row.row}`)),
+    facts(["tokens", count(row.n_tokens)], ["trained", count(row.n_trained)], ["version", versions(row)],
+      row.turns !== null && row.turns > 1 && ["turns", count(row.turns)], row.tool_calls && ["tools", count(row.tool_calls)],
+      ["finish", orDash(row.finish_reason)], row.outcome && row.outcome !== "ok" && ["outcome", h("span", { class: "bad" }, row.outcome)],
+      row.logprob_mean !== null && ["log p", number(row.logprob_mean, 2)], row.diff_max !== null && ["|Δ| max", number(row.diff_max)],
+      row.clipped_share !== null && ["clipped", `${(row.clipped_share * 100).toFixed(1)} %`],
+      row.why && ["why", h("span", { class: "bad" }, row.why)],
+      ...Object.entries(row.metrics ?? {}).map(([name, value]) => [name, typeof value === "number" ? number(value) : String(value)]),
+      ...Object.entries(row.timings ?? {}).map(([name, value]) => [name, duration(value)])),
+    row.judge && h("details", {}, h("summary", {}, "judge"), prose(row.judge)),
+    row.completion === null ? empty("No text.", "Tokens has the ids.") : prose(row.completion, 2000));
+}
+
+// --- difference of two completions, by words
+
+export function words(a, b) { // [[kind, text]]: "=" in both, "-" in a only, "+" in b only
+  const [x, y] = [a, b].map((text) => (text ?? "").split(/(\s+)/).slice(0, MAX_WORDS));
+  const wide = y.length + 1;
+  const best = new Uint16Array((x.length + 1) * wide);
+  for (let i = x.length - 1; i >= 0; i -= 1) {
+    for (let j = y.length - 1; j >= 0; j -= 1) {
+      best[i * wide + j] = x[i] === y[j] ? best[(i + 1) * wide + j + 1] + 1 : Math.max(best[(i + 1) * wide + j], best[i * wide + j + 1]);
+    }
+  }
+  const out = [];
+  const add = (kind, text) => { if (out.at(-1)?.[0] === kind) out.at(-1)[1] += text; else out.push([kind, text]); };
+  let i = 0, j = 0;
+  while (i < x.length || j < y.length) {
+    if (i < x.length && j < y.length && x[i] === y[j]) { add("=", x[i]); i += 1; j += 1; }
+    else if (j >= y.length || (i < x.length && best[(i + 1) * wide + j] >= best[i * wide + j + 1])) { add("-", x[i]); i += 1; }
+    else { add("+", y[j]); j += 1; }
+  }
+  return out;
+}
+
+function difference(a, b) {
+  const parts = words(a.completion, b.completion).map(([kind, text]) =>
+    (kind === "=" ? text : h(kind === "-" ? "del" : "ins", { title: escaped(kind === "-" ? `only in ${a.row}` : `only in ${b.row}`) }, text)));
+  return section(`Difference: sample ${a.row} (${number(a.reward)}) to ${b.row} (${number(b.reward)})`, h("div", { class: "prose diff" }, parts));
+}

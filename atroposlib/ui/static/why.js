@@ -1,0 +1,29 @@
+// Why: findings of the doctor with their evidence, and the events of the run.
+
+import { count, empty, h, prose, section, table, time } from "./dom.js";
+
+export async function show(context) {
+  const [findings, events] = [h("div", {}), h("div", {})];
+  context.box.append(section("Findings", findings), section("Events", events));
+  let seen = "", rows = [], after;
+  await context.live(async () => {
+    const [why, more] = await Promise.all([context.optional("/explore/why"), context.optional("/explore/events", { after, limit: 200 })]);
+    if (JSON.stringify(why) !== seen) {
+      seen = JSON.stringify(why);
+      findings.replaceChildren(...(why?.findings ?? []).map(finding));
+      if (!why) findings.append(empty("No findings here.", "Run the doctor: atropos why"));
+      else if (!why.findings.length) findings.append(empty("Nothing is wrong.", why.moving ?? ""));
+    }
+    if (more?.events.length) { after = more.events.at(-1).id; rows = more.events.reverse().concat(rows).slice(0, 1000); }
+    if (more?.events.length || !events.firstChild) events.replaceChildren(rows.length ? list(rows) : empty("No event is stored.", "GET /events streams those of now."));
+  });
+}
+
+const finding = (one) => h("article", { class: `card finding ${one.severity}` },
+  h("header", {}, h("b", {}, one.cause), h("span", { class: "grow" }), h("small", {}, one.severity, " · rule ", one.rule, one.at ? ` · ${time(one.at)}` : "")),
+  one.evidence.length > 0 && h("ul", {}, one.evidence.map((text) => h("li", {}, text))),
+  one.remedy && h("p", {}, h("b", {}, "To do: "), h("code", {}, one.remedy)));
+
+const list = (rows) => table([{ title: "at", num: true, cell: (e) => time(e.at) }, { title: "event", cell: (e) => h("b", {}, e.kind) },
+  { title: "", cell: (e) => Object.entries(e.fields).map(([name, value]) => h("span", { class: "pairs" }, h("small", {}, `${name} `), typeof value === "number" ? count(value) : prose(String(typeof value === "object" ? JSON.stringify(value) : value), 500))) }],
+rows, { label: "Events" });

@@ -1,0 +1,173 @@
+"""The page in a browser, over a real rollout API with hostile texts in it."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+VIEWS = (
+    "",
+    "environments",
+    "batches",
+    "batch/1",
+    "rollouts",
+    "group/1",
+    "tokens/1/0",
+    "curves",
+    "weights",
+    "why",
+    "item/clips%2F1",
+)
+
+
+@pytest.fixture(scope="module")
+def run(browser, tmp_path_factory):
+    from tests.ui.recorded_run import recorded_run
+
+    with recorded_run(tmp_path_factory.mktemp("run")) as (url, _):
+        yield url
+
+
+def rows_of(url, **filters):
+    return httpx.get(f"{url}/explore/rollouts", params={"limit": 500, **filters}).json()[
+        "rows"
+    ]
+
+
+def hostile_gid(url):
+    return next(row["gid"] for row in rows_of(url) if "<script>" in (row["item"] or ""))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_each_view_opens_and_fits_a_width_of_500(run, tab, view):
+    screen = tab(run, width=500)
+    page = screen.open(f"#/{view}")
+    assert page.locator("main").inner_text().strip()
+    assert "This view failed" not in page.locator("main").inner_text()
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 500
+
+
+def test_a_filter_shows_exactly_the_rows_that_match(run, tab):
+    page = tab(run).open("#/rollouts")
+    page.keyboard.press("/")
+    page.keyboard.type("reward:0.9..1")
+    page.keyboard.press("Enter")
+    page.locator(".chip").wait_for()
+    expected = [
+        row for row in rows_of(run) if row["reward"] is not None and row["reward"] >= 0.9
+    ]
+    page.locator(".count b", has_text=re.compile(f"^{len(expected)}$")).wait_for()
+    shown = page.locator(".inner .row").count()
+    assert shown == min(shown, len(expected)) > 0
+    page.get_by_label("Remove the filter reward").click()
+    page.locator(".count b", has_text=re.compile(f"^{len(rows_of(run))}$")).wait_for()
+
+
+def test_the_list_grows_by_key_and_holds_few_elements(run, tab):
+    page = tab(run).open("#/rollouts?sort=arrived")
+    total = len(rows_of(run))
+    page.locator(".list").evaluate("(list) => { list.scrollTop = list.scrollHeight; }")
+    page.locator(f'.inner .row[aria-rowindex="{total + 1}"]').wait_for()
+    assert page.locator(".inner .row").count() < 60
+
+
+def test_everything_is_reached_by_keyboard(run, tab):
+    screen = tab(run)
+    page = screen.open("#/")
+    page.keyboard.press("g")
+    page.keyboard.press("r")
+    page.locator(".inner .row").first.wait_for()
+    screen.ready()
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    page.locator(".row.cursor").wait_for()
+    page.keyboard.press("Enter")
+    page.locator(".card.cursor").wait_for()
+    screen.ready()
+    page.keyboard.press("t")
+    page.locator(".tok").first.wait_for()
+    screen.ready()
+    page.keyboard.press("4")
+    page.locator('[data-mode="version"][aria-selected="true"]').wait_for()
+    page.keyboard.press("ArrowRight")
+    page.locator(".tok.cursor").wait_for()
+    assert "token=0" in page.url and "mode=version" in page.url
+    page.keyboard.press("?")
+    page.locator("dialog[open] kbd").first.wait_for()
+    page.keyboard.press("Escape")
+    page.keyboard.press("u")
+    page.locator(".card.cursor").wait_for()
+
+
+def test_hostile_texts_are_shown_as_text_and_marks_as_escapes(run, tab):
+    gid = hostile_gid(run)
+    screen = tab(run)
+    page = screen.open("#/")
+    shown = page.locator("main").inner_text()
+    assert "\\u202e" in shown and "<img src=" in shown and "javascript:" in shown
+    assert not re.search("[\\x00\\x1b\\u202e\\u2066]", shown)
+    assert (
+        page.locator("main script, main img, main svg[onload], main base, main style").count()
+        == 0
+    )
+    for view in (
+        f"tokens/{gid}/0",
+        f"tokens/{gid}/3",
+        "",
+        "rollouts",
+        "environments",
+        "batches",
+    ):
+        page = screen.open(f"#/{view}")
+        assert (
+            page.locator("main script, main img, main iframe, main base, main style").count()
+            == 0
+        )
+        for link in page.locator("main a").all():
+            assert (link.get_attribute("href") or "#").startswith("#")
+
+
+def test_data_needs_the_token_which_stays_out_of_every_address(browser, tab, tmp_path):
+    from atroposlib.api.guards.tokens import add_token
+    from tests.ui.recorded_run import recorded_run
+
+    file = tmp_path / "tokens"
+    token = add_token(file, "admin")
+    with recorded_run(tmp_path, steps=1, hostile=False, tokens=file, token=token) as (url, _):
+        screen = tab(url)
+        screen.page.goto(f"{url}/ui/#/rollouts")
+        field = screen.page.get_by_label("Token")
+        field.fill("wrong")
+        field.press("Enter")
+        field = screen.page.get_by_label("Token")
+        field.fill(token)
+        field.press("Enter")
+        screen.page.locator(".inner .row").first.wait_for()
+        assert token not in screen.page.url
+        assert not [one for one in screen.requests if token in one]
+        screen.errors[:] = [one for one in screen.errors if "401" not in one]
+
+
+def test_a_hidden_page_asks_for_nothing(run, tab):
+    screen = tab(run)
+    page = screen.page
+    page.add_init_script(
+        "Object.defineProperty(document, 'hidden', { get: () => window.away })"
+    )
+    screen.open("#/")
+    with page.expect_request("**/status"):  # a poll
+        pass
+    page.evaluate(
+        "() => { window.away = true; document.dispatchEvent(new Event('visibilitychange')); }"
+    )
+    before = len(screen.requests)
+    page.evaluate("() => new Promise((done) => setTimeout(done, 2500))")  # longer than a poll
+    assert len(screen.requests) == before
+    with page.expect_request("**/status"):
+        page.evaluate(
+            "() => { window.away = false; document.dispatchEvent(new Event('visibilitychange')); }"
+        )
