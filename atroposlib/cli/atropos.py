@@ -28,6 +28,7 @@ COMMANDS = {
     "api status": ("atroposlib.cli.api_status:main", "State of a run, and what it waits for."),
     "api dead": ("atroposlib.cli.api_status:dead", "Batches that were set aside."),
     "why": ("atroposlib.doctor.why:main", "Why a run waits, and what to do."),
+    "top": ("atroposlib.doctor.top:main", "The run as a live table."),
     "env new": ("atroposlib.cli.env_new:main", "Write the package of a new environment."),
     "env try": ("atroposlib.cli.env_try:main", "Print a few rollouts of an environment."),
     "env run": ("atroposlib.cli.env_files:run", "serve, process or evaluate an environment."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -192,11 +192,6 @@ def doing(process: Process) -> str:
     """A process with its phase, its wait and the age of its heartbeat."""
     waits = f", waits for {process['waiting_on']}" if process.get("waiting_on") else ""
     return f"{process['name']}: {process['phase']}{waits} ({process['age_s']:.0f} s ago)"
-
-
-def later(look: Look, seconds: float, **changes: Any) -> Look:
-    """A copy of ``look`` some seconds later."""
-    return replace(look, at=look.at + seconds, **changes)
 
 
 def listed(texts: Iterable[str], most: int = 3) -> tuple[str, ...]:

@@ -55,6 +55,7 @@ class GroupStats:
         self.samples: Counter[str] = Counter()  # failed ones per outcome of the record
         self.failures = Repeats()
         self.recent: deque[tuple[RejectReason, str] | None] = deque(maxlen=16)  # None: sent
+        self.rewards: deque[float] = deque(maxlen=64)  # means of the last groups sent
         self._warned_of: set[str] = set()
 
     def drop(self, reason: RejectReason, detail: str, item: Any) -> None:
@@ -165,6 +166,7 @@ class GroupSender:
             return []
         self.stats.sent += len(groups)
         self.stats.recent.extend([None] * len(groups))
+        self.stats.rewards.extend(float(group.columns.scores.mean()) for group in groups)
         self.accepted_sequences += sum(group.sequences for group in groups)
         return groups
 

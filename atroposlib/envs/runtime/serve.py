@@ -353,6 +353,8 @@ class Serve:
             "clock": time.time(),
             **last,
         }
+        if rewards := env.group_stats.rewards:
+            details["reward"] = sum(rewards) / len(rewards)
         if env.pool.last_error is not None:
             details["last_error"] = str(env.pool.last_error)[:MAX_ERROR_CHARS]
         reason = self.waiting_on

@@ -1,0 +1,162 @@
+"""atropos top: flow, processes, open batches and the first finding of a run, redrawn in place.
+
+Without a terminal: one line per second.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from atroposlib.doctor.diagnosis import diagnose, exit_status, moving
+from atroposlib.doctor.evidence import SILENT_S, Evidence, Finding, Process, label, number
+from atroposlib.doctor.looks import look
+from atroposlib.doctor.why import page, parser_of
+from atroposlib.utils.command import logs
+
+REDRAW_S, LINE_S = 0.5, 1.0
+WINDOW = 5  # looks between the two that are compared
+COLORS = {"stuck": "bold red", "waiting": "yellow", "warning": "magenta"}
+Line = tuple[str, str]  # text, style
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Show the run until ^C; the status is 3 if the API does not answer a single look."""
+    parser = parser_of("atropos top", __doc__)
+    parser.add_argument("--once", action="store_true", help="one look, then end")
+    options = parser.parse_args(argv)
+    plain = options.once or options.json or not sys.stdout.isatty()
+    console, looks = Console(), [look(options.api_url)]
+    if options.once:
+        time.sleep(LINE_S)
+        looks.append(look(options.api_url))
+        found = diagnose(e := Evidence(options.api_url, *looks))
+        size = console.size
+        print(document(e, found) if options.json else "\n".join(_texts(e, found, size.height)))
+        return 3 if exit_status(found) == 3 else 0
+    with Live(console=console, auto_refresh=False, screen=False) as live:
+        while True:
+            time.sleep(LINE_S if plain else REDRAW_S)
+            looks = [*looks[-WINDOW:], look(options.api_url)]
+            e = Evidence(options.api_url, looks[0], looks[-1])
+            found = diagnose(e)
+            if options.json:
+                print(document(e, found), flush=True)
+            elif plain:
+                print(logs.printable(summary(e, found)), flush=True)
+            else:
+                shown = lines(e, found, console.height - 1)
+                live.update(
+                    Text("\n").join(styled(one, console.width) for one in shown), refresh=True
+                )
+
+
+def document(e: Evidence, found: Sequence[Finding]) -> str:
+    """One look as JSON: status, findings, moving."""
+    known = json.loads(page(found, moving(e), as_json=True))
+    return json.dumps({"at": e.now.at, "status": e.now.status, **known})
+
+
+def styled(line: Line, width: int) -> Text:
+    """A line that fits the width, control characters as escapes."""
+    text = Text(logs.printable(line[0]), line[1], no_wrap=True)
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def _texts(e: Evidence, found: Sequence[Finding], height: int) -> list[str]:
+    return [logs.printable(text) for text, _ in lines(e, found, height)]
+
+
+def summary(e: Evidence, found: Sequence[Finding]) -> str:
+    """The run in one line."""
+    what = f"{found[0].severity}: {found[0].cause}" if found else f"{moving(e)}"
+    return f"step {e.count('current_step'):.0f}  {flow(e)}  {what}"
+
+
+def flow(e: Evidence) -> str:
+    """Environments -> queue -> batch -> trainer -> weights -> servers, with rates."""
+    rate = e.grown("groups_in_total") / e.seconds
+    servers = [one for one in e.processes if one["role"] == "inference"]
+    return " > ".join(
+        (
+            f"{len(e.fresh('env'))} env",
+            f"{rate:.1f} groups/s",
+            f"queue {e.count('queued_sequences'):.0f}",
+            f"batch {e.count('leased_sequences'):.0f}",
+            e.phase or "no trainer",
+            f"v{e.count('policy_version'):.0f}",
+            f"{len(servers)} servers",
+        )
+    )
+
+
+def lines(e: Evidence, found: Sequence[Finding], height: int) -> list[Line]:
+    """The whole table; processes are cut where the terminal is low."""
+    state = e.status.get("state", "no answer")
+    head: list[Line] = [
+        (f"{e.url}  {state}  step {e.count('current_step'):.0f}", "bold"),
+        (flow(e), ""),
+        ("", ""),
+    ]
+    processes = [("role      name              age  phase, wait, figures", "dim")]
+    for one in sorted(e.processes, key=lambda one: str(one["role"])):
+        if "ended" not in one["details"]:
+            processes.append(_row(e, one))
+    batches = [
+        (
+            f"batch {one['no']}: {one['sequences']} sequences, delivery {one['deliveries']}, "
+            f"lease {one['lease_s']:.0f} s",
+            "",
+        )
+        for one in e.status.get("open_batches") or ()
+    ][:3]
+    first = page(found[:1], moving(e)).split("\n")
+    why = [(text, COLORS[found[0].severity] if found else "green") for text in first[:5]]
+    room = height - len(head) - len(batches) - len(why) - 1
+    if len(processes) > room:
+        more = (f"and {len(processes) - room + 1} more", "dim")
+        processes = [*processes[: max(1, room - 1)], more]
+    return [*head, *processes, *batches, ("", ""), *why]
+
+
+def _row(e: Evidence, one: Process) -> Line:
+    """A process: its phase and figures; a silent one greyed, without the wait it reported."""
+    silent_s = number(one, "silent_s") if one["role"] == "inference" else float(one["age_s"])
+    head = f"{one['role']:<9} {label(one)[:17]:<17} {one['age_s']:>3.0f}s  "
+    if silent_s > SILENT_S:
+        return f"{head}silent since {silent_s:.0f} s ({one['phase']})", "bright_black"
+    parts = [str(one["phase"])]
+    if number(one, "phase_s"):
+        parts[0] += f" {number(one, 'phase_s'):.0f} s"
+    if one.get("waiting_on"):
+        parts.append(f"waits for {one['waiting_on']}")
+    for name, form in _FIGURES[one["role"]].items() if one["role"] in _FIGURES else ():
+        if isinstance(value := one["details"].get(name), (int, float)):
+            parts.append(form.format(value))
+    shares = [s for s in e.status.get("shares") or () if s["name"].startswith(label(one))]
+    if one["role"] == "env" and shares:
+        parts.append(f"share {shares[0]['realised']:.0%} of {shares[0]['asked']:.0%}")
+    return head + ", ".join(parts), "yellow" if one.get("waiting_on") else ""
+
+
+_FIGURES = {
+    "env": {
+        "reward": "reward {:.2f}",
+        "groups_sent": "{:.0f} sent",
+        "groups_dropped": "{:.0f} dropped",
+        "rollouts_failed": "{:.0f} failed",
+    },
+    "inference": {
+        "version": "v{:.0f}",
+        "running": "{:.0f} running",
+        "tokens_per_s": "{:.0f} tokens/s",
+    },
+    "trainer": {"step": "step {:.0f}", "mismatch": "mismatch {:.1g}"},
+}

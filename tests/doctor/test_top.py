@@ -1,0 +1,93 @@
+"""atropos top: what its table has at 80x24, without a terminal, and with hostile names."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from atroposlib.api.server import create_app
+from atroposlib.doctor import top
+from atroposlib.doctor.diagnosis import diagnose
+from tests.doctor.staged import HEALTHY, env, moving, server, still, trainer
+from tests.serving import served
+
+
+@pytest.fixture(autouse=True)
+def looks_follow_at_once(monkeypatch):
+    monkeypatch.setattr(top, "LINE_S", 0.0)
+
+
+def shown(evidence, height=24):
+    return [text for text, _ in top.lines(evidence, diagnose(evidence), height)]
+
+
+def test_the_table_has_flow_processes_batches_and_the_first_finding():
+    page = "\n".join(shown(HEALTHY))
+    assert "1 env > 5.0 groups/s > queue 48 > batch 0 > training > v4 > 1 servers" in page
+    assert "batch 4: 512 sequences, delivery 1, lease 280 s" in page
+    assert page.endswith("last ack 2 s ago") and "nothing is wrong: " in page
+
+
+def test_an_environment_has_its_share_reward_and_drops():
+    share = {"name": "sums_0", "asked": 0.5, "realised": 0.4}
+    figures = {"reward": 0.25, "groups_sent": 9, "groups_dropped": 3}
+    page = "\n".join(shown(moving(trainer(), env(**figures), shares=[share])))
+    assert "rollout, reward 0.25, 9 sent, 3 dropped, share 40% of 50%" in page
+
+
+def test_a_silent_process_is_grey_and_its_last_wait_is_not_shown():
+    old = env("paused: queue full", "the trainer") | {"age_s": 26.0}
+    found = still(trainer("waiting for batch"), old, server(silent_s=20.0))
+    rows = dict(top.lines(found, [], 24))
+    grey = [text for text, style in rows.items() if style == "bright_black"]
+    assert len(grey) == 2 and all("silent since" in text for text in grey)
+    assert not any("waits for the trainer" in text for text in grey)
+
+
+@pytest.mark.parametrize("processes", [3, 40])
+def test_it_fits_a_terminal_of_24_lines(processes):
+    many = [env(name=f"e{no}-0a1b2c") for no in range(processes)]
+    found = still(trainer(age_s=26.0), *many)
+    rows = top.lines(found, diagnose(found), 23)
+    assert len(rows) <= 23
+    assert all(top.styled(row, 80).cell_len <= 80 for row in rows)
+
+
+def test_control_characters_of_names_are_escaped():
+    found = moving(trainer(), env(name="\x1b[31m\x07evil-0a1b2c"))
+    text = "".join(top.styled(row, 80).plain for row in top.lines(found, [], 24))
+    assert "\x1b" not in text and "\x07" not in text and r"\x1b[31m" in text
+
+
+def test_one_look_is_printed_as_text_and_as_json(capsys):
+    with served(create_app()) as url:
+        assert top.main(["--api-url", url, "--once"]) == 0
+        assert "waiting: no trainer has registered" in capsys.readouterr().out
+        assert top.main(["--api-url", url, "--once", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+    assert found["status"]["state"] == "EMPTY"
+    assert found["findings"][0]["key"] == "no-trainer"
+
+
+def test_an_absent_api_is_status_3(capsys):
+    assert top.main(["--api-url", "http://127.0.0.1:1", "--once"]) == 3
+    assert "no answer" in capsys.readouterr().out
+
+
+def test_without_a_terminal_there_is_a_line_per_look(capsys, monkeypatch):
+    def stop_after_two(*_):
+        if capsys.readouterr().out.count("\n"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(top.time, "sleep", stop_after_two)
+    with served(create_app()) as url, pytest.raises(KeyboardInterrupt):
+        top.main(["--api-url", url])
+
+
+def test_the_one_line_form_has_step_flow_and_finding():
+    found = still(trainer(age_s=26.0), env())
+    line = top.summary(found, diagnose(found))
+    assert (
+        line.startswith("step 4  1 env > 0.0 groups/s") and "stuck: the trainer ended" in line
+    )
