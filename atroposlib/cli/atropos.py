@@ -25,8 +25,8 @@ FILE_TRAINERS = "example_trainer.supervised.commands"
 COMMANDS = {
     "quickstart": ("atroposlib.quickstart.__main__:main", "Train a small model here, now."),
     "api serve": ("atroposlib.cli.run_api:main", "Start the rollout API (run-api)."),
-    "api status": ("atroposlib.cli.api_status:main", "State of a run, and what it waits for."),
-    "api dead": ("atroposlib.cli.api_status:dead", "Batches that were set aside."),
+    "api status": ("atroposlib.doctor.top:once", "State of a run, and what it waits for."),
+    "api dead": ("atroposlib.cli.api_dead:main", "Batches that were set aside."),
     "why": ("atroposlib.doctor.why:main", "Why a run waits, and what to do."),
     "top": ("atroposlib.doctor.top:main", "The run as a live table."),
     "env new": ("atroposlib.cli.env_new:main", "Write the package of a new environment."),

@@ -21,6 +21,7 @@ from atroposlib.doctor.evidence import Look, samples
 URL_VARIABLE, DEFAULT_URL = "ATROPOS_API_URL", "http://127.0.0.1:8000"
 API_TIMEOUT_S, SERVER_TIMEOUT_S = 5.0, 1.0
 MAX_SERVERS, MAX_BYTES = 16, 2**24
+FROZEN = "connected, no answer"
 
 
 class Silent(Exception):
@@ -38,9 +39,12 @@ def get(url: str, timeout_s: float, token: str | None = None) -> tuple[str, floa
     parts = urlsplit(url)
     secure = parts.scheme == "https"
     kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+    reached = "not reached"
     try:
         connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
         try:
+            connection.connect()
+            reached = FROZEN
             headers = {"Authorization": f"Bearer {token}"} if token else {}
             connection.request("GET", parts.path or "/", headers=headers)
             reply = connection.getresponse()
@@ -49,7 +53,7 @@ def get(url: str, timeout_s: float, token: str | None = None) -> tuple[str, floa
         finally:
             connection.close()
     except TimeoutError as error:
-        raise Silent(f"connected, no answer within {timeout_s:g} s") from error
+        raise Silent(f"{reached} within {timeout_s:g} s") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise Silent(str(error) or type(error).__name__) from error
     if reply.status != 200:
@@ -101,8 +105,8 @@ def _servers(urls: Iterable[str]) -> Mapping[str, Mapping[str, Any]]:
     def info(address: str) -> dict[str, Any]:
         try:
             return document(f"{address}/server_info", SERVER_TIMEOUT_S)
-        except Silent:
-            return {}
+        except Silent as silent:
+            return {"frozen": str(silent)} if FROZEN in str(silent) else {}
 
     with ThreadPoolExecutor(MAX_SERVERS) as pool:
         found = zip(addresses, pool.map(info, addresses))

@@ -22,6 +22,7 @@ from atroposlib.doctor.evidence import (
 from atroposlib.doctor.rule import Found, rule
 
 OLD_TRAINER_S = 300.0  # without a call of a trainer that sends no heartbeats
+FROZEN_S = 4.0  # without a group, while a server accepts connections and answers nothing
 LONG_S = 60.0  # of one rollout, or of one phase of the trainer
 SLOW = 5.0  # times the median of a phase
 SAME = 0.9  # share of dropped groups
@@ -130,13 +131,17 @@ def environment_silent(e: Evidence) -> Found | None:
 )
 def inference_silent(e: Evidence) -> Found | None:
     silent, answering = e.servers(silent=True), e.servers(silent=False)
-    if not silent:
-        return None
     words = [
         f"{one['name']}: no answer for {number(one, 'silent_s'):.0f} s, "
         f"{number(one, 'running'):.0f} requests wait"
         for one in silent
     ]
+    if not silent and e.idle("groups", FROZEN_S):  # callers notice it later
+        both = e.before.servers.keys() & e.now.servers.keys()
+        frozen = {url: e.now.servers[url].get("frozen") for url in sorted(both)}
+        words = [f"{url}: {why}" for url, why in frozen.items() if why]
+    if not words:
+        return None
     others = bool(answering) and not e.still
     sent = (
         f"{e.sum('rollouts_running'):.0f} rollouts run, no group for {e.age('groups'):.0f} s"

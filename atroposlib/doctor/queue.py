@@ -165,7 +165,7 @@ def _full(e: Evidence) -> list[str]:
 
 @rule(
     *(25, "never-committed", "stuck", "the store is full of batches that wait for a commit"),
-    "shorter checkpoint_interval of the trainer, or raise run-api --max-queue-gb",
+    "shorter checkpoint_interval of the trainer, or raise --max-store-gb of the API",
 )
 def never_committed(e: Evidence) -> Found | None:
     if not (found := _full(e)):
@@ -176,7 +176,7 @@ def never_committed(e: Evidence) -> Found | None:
 
 @rule(
     *(26, "store-full", "stuck", "the store is full, or its disk is up to the reserve"),
-    "free disk space, or raise the bound of run-api on stored bytes",
+    "free disk space, or raise --max-store-gb of the API",
 )
 def store_full(e: Evidence) -> Found | None:
     return Found(found) if (found := _full(e)) and not never_committed(e) else None

@@ -17,7 +17,8 @@ from rich.text import Text
 from atroposlib.doctor.diagnosis import diagnose, exit_status, moving
 from atroposlib.doctor.evidence import SILENT_S, Evidence, Finding, Process, label, number
 from atroposlib.doctor.looks import look
-from atroposlib.doctor.why import page, parser_of
+from atroposlib.doctor.why import page as findings_page
+from atroposlib.doctor.why import parser_of
 from atroposlib.utils.command import logs
 
 REDRAW_S, LINE_S = 0.5, 1.0
@@ -27,20 +28,14 @@ Line = tuple[str, str]  # text, style
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Show the run until ^C; the status is 3 if the API does not answer a single look."""
+    """Show the run until ^C, or once; 3 if the API does not answer."""
     parser = parser_of("atropos top", __doc__)
-    parser.add_argument("--once", action="store_true", help="one look, then end")
+    parser.add_argument("--json", action="store_true", help="one JSON object per look")
+    parser.add_argument("--once", action="store_true", help="once, then end")
     options = parser.parse_args(argv)
     plain = options.once or options.json or not sys.stdout.isatty()
     console, looks = Console(), [look(options.api_url)]
-    if options.once:
-        time.sleep(LINE_S)
-        looks.append(look(options.api_url))
-        found = diagnose(e := Evidence(options.api_url, *looks))
-        size = console.size
-        print(document(e, found) if options.json else "\n".join(_texts(e, found, size.height)))
-        return 3 if exit_status(found) == 3 else 0
-    with Live(console=console, auto_refresh=False, screen=False) as live:
+    with Live(console=console, auto_refresh=False) as live:
         while True:
             time.sleep(LINE_S if plain else REDRAW_S)
             looks = [*looks[-WINDOW:], look(options.api_url)]
@@ -49,17 +44,28 @@ def main(argv: Sequence[str] | None = None) -> int:
             if options.json:
                 print(document(e, found), flush=True)
             elif plain:
-                print(logs.printable(summary(e, found)), flush=True)
+                texts = (
+                    [text for text, _ in lines(e, found)]
+                    if options.once
+                    else [summary(e, found)]
+                )
+                print("\n".join(map(logs.printable, texts)), flush=True)
             else:
                 shown = lines(e, found, console.height - 1)
-                live.update(
-                    Text("\n").join(styled(one, console.width) for one in shown), refresh=True
-                )
+                page = Text("\n").join(styled(one, console.width) for one in shown)
+                live.update(page, refresh=True)
+            if options.once:
+                return 3 if exit_status(found) == 3 else 0
+
+
+def once(argv: Sequence[str] | None = None) -> int:
+    """Run ``atropos api status``, which is ``atropos top --once``."""
+    return main([*(sys.argv[1:] if argv is None else argv), "--once"])
 
 
 def document(e: Evidence, found: Sequence[Finding]) -> str:
     """One look as JSON: status, findings, moving."""
-    known = json.loads(page(found, moving(e), as_json=True))
+    known = json.loads(findings_page(found, moving(e), as_json=True))
     return json.dumps({"at": e.now.at, "status": e.now.status, **known})
 
 
@@ -68,10 +74,6 @@ def styled(line: Line, width: int) -> Text:
     text = Text(logs.printable(line[0]), line[1], no_wrap=True)
     text.truncate(width, overflow="ellipsis")
     return text
-
-
-def _texts(e: Evidence, found: Sequence[Finding], height: int) -> list[str]:
-    return [logs.printable(text) for text, _ in lines(e, found, height)]
 
 
 def summary(e: Evidence, found: Sequence[Finding]) -> str:
@@ -97,7 +99,7 @@ def flow(e: Evidence) -> str:
     )
 
 
-def lines(e: Evidence, found: Sequence[Finding], height: int) -> list[Line]:
+def lines(e: Evidence, found: Sequence[Finding], height: int = 10_000) -> list[Line]:
     """The whole table; processes are cut where the terminal is low."""
     state = e.status.get("state", "no answer")
     head: list[Line] = [
@@ -109,7 +111,8 @@ def lines(e: Evidence, found: Sequence[Finding], height: int) -> list[Line]:
     for one in sorted(e.processes, key=lambda one: str(one["role"])):
         if "ended" not in one["details"]:
             processes.append(_row(e, one))
-    batches = [
+    batches = [(f"no batch yet: {e.reason}", "yellow")] if e.reason else []
+    batches += [
         (
             f"batch {one['no']}: {one['sequences']} sequences, delivery {one['deliveries']}, "
             f"lease {one['lease_s']:.0f} s",
@@ -117,7 +120,7 @@ def lines(e: Evidence, found: Sequence[Finding], height: int) -> list[Line]:
         )
         for one in e.status.get("open_batches") or ()
     ][:3]
-    first = page(found[:1], moving(e)).split("\n")
+    first = findings_page(found[:1], moving(e)).split("\n")
     why = [(text, COLORS[found[0].severity] if found else "green") for text in first[:5]]
     room = height - len(head) - len(batches) - len(why) - 1
     if len(processes) > room:

@@ -27,18 +27,18 @@ TAIL_BYTES = 20_000  # of each log
 
 
 def parser_of(name: str, about: str | None) -> CommandParser:
-    """The options that ``why`` and ``top`` share."""
+    """A parser with the address of the API."""
     variables = (f"{URL_VARIABLE}: default of --api-url", API_TOKEN)
     parser = CommandParser(prog=name, description=about, variables=variables)
     default = os.environ.get(URL_VARIABLE, DEFAULT_URL)
     parser.add_argument("--api-url", default=default, help="rollout API (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="one JSON object per look")
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the findings; the status is 0 without --exit-code."""
     parser = parser_of("atropos why", __doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object per look")
     parser.add_argument("run", nargs="?", type=Path, help="folder of a run, in place of a URL")
     parser.add_argument("--watch", action="store_true", help="again at every change, until ^C")
     parser.add_argument("--exit-code", action="store_true", help="exit status as above")
@@ -78,7 +78,7 @@ def page(findings: Sequence[Finding], going: str | None, *, as_json: bool = Fals
         lines += [f"    {text}" for text in one.evidence]
         lines.append(f"    fix: {one.remedy}")
     if not findings:
-        lines.append(f"nothing is wrong: {going}")
+        lines.append(f"no finding: {going}")
     return "\n".join(map(logs.printable, lines))
 
 
@@ -100,7 +100,7 @@ def _ended(folder: Path, *, as_json: bool, as_status: bool) -> int:
         0,
         "ended",
         "stuck" if errors else "waiting",
-        "the run has ended" + (" after an error" if errors else ""),
+        "its API does not answer: " + ("the run has ended" if steps else "has it begun?"),
         (*evidence, *errors),
         "see the first error in logs/" if errors else "report.html and the model are in it",
         time.time(),

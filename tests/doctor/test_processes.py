@@ -183,6 +183,18 @@ def test_a_server_that_stays_paused_without_a_publish_is_named():
     assert f"{SERVER}: paused with version 3" in diagnose(found)[0].evidence
 
 
+def test_a_server_that_accepts_and_answers_nothing_is_found_before_its_callers_notice():
+    frozen = {SERVER: {"frozen": "connected, no answer within 1 s"}}
+    found = still(WAITING, env(), server(), ages=6.0)
+    found = replace(
+        found,
+        before=replace(found.before, servers=frozen),
+        now=replace(found.now, servers=frozen),
+    )
+    first = diagnose(found)[0]
+    assert first.key == "inference-silent" and f"{SERVER}: connected" in first.evidence[0]
+
+
 def test_tokens_per_second_of_a_server_are_evidence_of_long_generations():
     found = still(WAITING, env(oldest_rollout_s=88.0), server(tokens_per_s=100.0))
     assert f"{SERVER}/v1: 8 requests, 100 tokens/s" in diagnose(found)[0].evidence

@@ -26,7 +26,7 @@ def test_the_table_has_flow_processes_batches_and_the_first_finding():
     page = "\n".join(shown(HEALTHY))
     assert "1 env > 5.0 groups/s > queue 48 > batch 0 > training > v4 > 1 servers" in page
     assert "batch 4: 512 sequences, delivery 1, lease 280 s" in page
-    assert page.endswith("last ack 2 s ago") and "nothing is wrong: " in page
+    assert page.endswith("last ack 2 s ago") and "no finding: " in page
 
 
 def test_an_environment_has_its_share_reward_and_drops():

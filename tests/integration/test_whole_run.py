@@ -80,6 +80,19 @@ class Quickstart:
         """The processes that GET /status names."""
         return self.status()["stalled"]
 
+    def why(self) -> list[str]:
+        """The findings of ``atropos why``, strongest first."""
+        command = [
+            sys.executable,
+            "-m",
+            "atroposlib.cli.atropos",
+            "why",
+            str(self.out),
+            "--json",
+        ]
+        done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, timeout=60)
+        return [one["key"] for one in json.loads(done.stdout)["findings"]]
+
     def waits(self) -> str:
         """What the trainer waits for."""
         beats = {one["role"]: one for one in self.status()["participants"]}
@@ -186,10 +199,11 @@ def test_a_run_survives_kill_9_without_lost_or_repeated_groups(start, victim: st
 def test_status_names_the_frozen_process_of_a_run_and_no_other(start) -> None:
     run = start("--steps", "1000")
     until("the second step", lambda: len(run.rows()) >= 2)
-    for name, said in (
-        ("inference", "inference server http://"),
-        ("environment", "environment "),
-        ("trainer", "trainer "),
+    assert run.why() == []
+    for name, said, key in (
+        ("inference", "inference server http://", "inference-silent"),
+        ("environment", "environment ", "environment-silent"),
+        ("trainer", "trainer ", "trainer-silent"),
     ):
         run.signal(name, signal.SIGSTOP)
         until(f"the word that {name} is frozen", run.stalled)
@@ -197,8 +211,9 @@ def test_status_names_the_frozen_process_of_a_run_and_no_other(start) -> None:
         assert line.startswith(said)
         if name != "trainer":
             until("the trainer to wait for it", lambda: line.split(" has ")[0] in run.waits())
+        until(f"the finding {key}", lambda: "".join(run.why()[:1]).startswith(key))
         run.signal(name, signal.SIGCONT)
-        until("all processes to go on", lambda: not run.stalled())
+        until("all processes to go on", lambda: not run.stalled() and not run.why())
     steps = len(run.rows())
     until("steps after the last stop", lambda: len(run.rows()) > steps + 1)
     os.kill(run.process.pid, signal.SIGINT)
