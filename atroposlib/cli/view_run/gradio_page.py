@@ -29,18 +29,24 @@ def mount(app: Any, source: GroupSource, name: str, samples: int, *, images: boo
         with gr.Row():
             older, newer = gr.Button("Older"), gr.Button("Newer")
             grab = gr.Button("Grab Next Batch", variant="primary")
-            follow = gr.Checkbox(not source.take, label="Follow the newest group")
+            follow = gr.Checkbox(not source.take, label="Follow the newest", min_width=120)
         shown: list[Any] = [gr.Textbox(label="Group", max_lines=1)]
         if images:
-            shown.append(gr.Gallery(label="Images", height=320, object_fit="contain"))
-        shown.append(gr.Textbox(label="Prompt", lines=4, max_lines=20))
+            tiles: dict[str, Any] = {
+                "columns": 4,
+                "fit_columns": False,
+                "object_fit": "contain",
+            }
+            shown.append(gr.Gallery(label="Images", height=260, **tiles))
+        shown.append(gr.Textbox(label="Prompt", lines=2, max_lines=20))
         coloured: dict[str, Any] = {"color_map": COLOURS, "combine_adjacent": True}
-        coloured |= {"show_legend": True, "show_inline_category": False}
+        coloured |= {"show_inline_category": False}
         for i in range(1, samples + 1):
             with gr.Row():
                 shown.append(gr.Number(label=f"Score {i}", scale=1, min_width=90))
-                shown.append(gr.Textbox(label=f"Output {i}", lines=6, max_lines=30, scale=8))
-            shown.append(gr.HighlightedText(label=f"Tokens {i} by probability", **coloured))
+                shown.append(gr.Textbox(label=f"Output {i}", lines=2, max_lines=30, scale=8))
+            legend = {"show_legend": i == 1, **coloured}
+            shown.append(gr.HighlightedText(label=f"Tokens {i} by probability", **legend))
 
         def moved(found: ShownGroup | None, following: Any) -> list[Any]:
             unchanged = [gr.skip()] * (len(shown) + 1)

@@ -24,9 +24,9 @@ PROMPT = "<|user|>2+2?<|assistant|>"
 
 
 @contextmanager
-def page_of(*words):
+def page_of(*words, images=False):
     """The command as a process of its own, because Gradio leaves event loops open."""
-    start = "import sys; from atroposlib.cli.view_run import main; sys.exit(main())"
+    start = f"import sys; from atroposlib.cli.view_run import main; main(images={images})"
     command = [sys.executable, "-c", start, "--port", "0", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -50,6 +50,12 @@ def post(api, n):
     tokens = [TOKENIZER(PROMPT + text)["input_ids"] for text in (f"good {n}", f"bad {n}")]
     group = scored(tokens, len(TOKENIZER(PROMPT)["input_ids"]), [1.0, -1.0])
     httpx.post(f"{api}/scored_data", json=msgspec.to_builtins(group)).raise_for_status()
+
+
+def status_of(api):
+    status = httpx.get(f"{api}/status").json()
+    assert (status["state"], status["batches_open"]) == ("STARTED", 1)
+    return {name: status[name] for name in status.keys() - {"ages_s", "participants"}}
 
 
 def test_the_flags_and_defaults_are_those_of_the_original():
@@ -88,6 +94,23 @@ def test_the_button_shows_groups_in_their_order_and_leaves_the_run_alone(api, to
             assert (score, output) == (1.0, f"good {n}")
     with RolloutClient(api, give_up_after_s=0) as client:
         assert client.status().state == "EMPTY"
+
+
+@pytest.mark.slow
+def test_watching_a_run_in_training_changes_nothing_of_it(api, tokenizer_dir):
+    pytest.importorskip("gradio")
+    with RolloutClient(api, give_up_after_s=0) as trainer:
+        trainer.register(registration(batch_size=4))
+        for n in range(5):
+            post(api, n)
+        held = trainer.claim(wait_s=0)
+        before = status_of(api)
+        words = ["--tokenizer", tokenizer_dir, "--api-url", api]
+        with page_of(*words) as plain, page_of(*words, images=True) as with_images:
+            assert grab(plain)[4] == grab(with_images)[5] == "good 4"
+            assert status_of(api) == before
+        trainer.ack(held)
+        assert [len(held.batch), len(trainer.claim(wait_s=0).batch)] == [2, 2]
 
 
 @pytest.mark.slow
