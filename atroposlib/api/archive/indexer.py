@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING = 65_536  # rows and other records in the queue
 MAX_RECORDS = 512  # per transaction
+GATHER_S = 0.2  # records of so long share a transaction, and one wake of the thread
 SYNC_S = 1.0  # at least so long between two looks at the ledger
 FILL_S = 60.0  # between two comparisons with the ids of the store
 FILL_GROUPS = 1000  # ids compared at a time
@@ -90,7 +91,8 @@ class Indexer:
             self._weight += weight
             self._queue.append(record)
             self._started()
-            self._wake.notify()
+            if len(self._queue) in (1, MAX_RECORDS):  # else the thread is awake, or gathers
+                self._wake.notify()
         return True
 
     def on_event(self, name: str, kind: str, at: float, values: Mapping[str, object]) -> None:
@@ -160,11 +162,16 @@ class Indexer:
     def _taken(self) -> list[Record | threading.Event]:
         """The next records; none after ``SYNC_S``, or when it closes."""
         with self._wake:
-            self._wake.wait_for(lambda: self._queue or not self._open, timeout=SYNC_S)
+            if self._wake.wait_for(lambda: self._queue or not self._open, timeout=SYNC_S):
+                self._wake.wait_for(self._is_urgent, timeout=GATHER_S)
             taken = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_RECORDS))]
             self._weight -= sum(map(_weight_of, taken))
             self._weight = max(self._weight, 0) if self._queue else 0
             return taken
+
+    def _is_urgent(self) -> bool:
+        flushed = any(isinstance(one, threading.Event) for one in self._queue)
+        return flushed or not self._open or len(self._queue) >= MAX_RECORDS
 
     def _due(self) -> bool:
         now = time.monotonic()

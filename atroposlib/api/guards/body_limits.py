@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from mmap import MADV_DONTNEED, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import anyio
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -355,13 +355,12 @@ def _stored_compressed(headers: Headers) -> bool:
 
 
 def _plain(scope: Scope, length: int, *, kept: bool) -> Scope:
-    scope = dict(scope, headers=list(scope["headers"]))
-    headers = MutableHeaders(scope=scope)
-    if not kept:
-        del headers["content-encoding"]
-    if "content-length" in headers or "transfer-encoding" in headers:
-        headers["content-length"] = str(length)
-    return scope
+    """A copy of ``scope`` with the headers of the inflated body."""
+    replaced = {b"content-length"} if kept else {b"content-length", b"content-encoding"}
+    headers = [one for one in scope["headers"] if one[0] not in replaced]
+    if len(headers) < len(scope["headers"]) or length:
+        headers.append((b"content-length", b"%d" % length))
+    return dict(scope, headers=headers)
 
 
 def _replay(body: Body, receive: Receive) -> Receive:

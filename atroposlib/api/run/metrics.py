@@ -53,6 +53,7 @@ class Metrics:
     def __init__(self, name_of: Callable[[int], str | None] = str) -> None:
         self._name_of = name_of
         self._labels: set[str] = set()
+        self._accepted: dict[tuple[str, str], tuple[Counter, ...]] = {}
         self._lags: deque[tuple[int, int]] = deque(maxlen=STALENESS_WINDOW)
         self._scrape = Lock()
         self._registry = CollectorRegistry()
@@ -105,10 +106,17 @@ class Metrics:
             if answer.duplicate:
                 self._duplicates.labels(env).inc()
                 continue
-            self._groups.labels(env, group.media.value).inc()
-            self._bytes.labels(env, group.media.value).inc(len(group.payload))
-            self._sequences.labels(env).inc(group.n_seq)
-            self._tokens.labels(env).inc(group.n_tokens)
+            counted = (1, len(group.payload), group.n_seq, group.n_tokens)
+            for counter, by in zip(self._of_env(env, group.media.value), counted):
+                counter.inc(by)
+
+    def _of_env(self, env: str, media: str) -> tuple[Counter, ...]:
+        """Counters of accepted groups, with their labels."""
+        if (known := self._accepted.get((env, media))) is None:
+            both = (self._groups.labels(env, media), self._bytes.labels(env, media))
+            known = (*both, self._sequences.labels(env), self._tokens.labels(env))
+            self._accepted[env, media] = known
+        return known
 
     def delivered(self, batch: LeasedBatch, policy_version: int) -> None:
         """Count a delivered batch. Its staleness is measured at the first delivery only."""

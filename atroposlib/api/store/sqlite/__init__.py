@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
@@ -107,7 +106,8 @@ def require_local(path: Path) -> None:
 
 
 def free_bytes_of(path: Path) -> int:
-    return shutil.disk_usage(path).free
+    disk = os.statvfs(path)
+    return disk.f_bavail * disk.f_frsize
 
 
 def lock_directory(data_dir: Path) -> IO[str]:
@@ -217,7 +217,9 @@ class SqliteStore(Store):
     def _spare_bytes(self) -> int:
         # A restarted log of SQLite keeps its length, which is part of the reserve. Counting
         # it twice would reject every put once the log has grown.
-        wal = min(self._wal.stat().st_size, RESERVE_BYTES) if self._wal.exists() else 0
+        wal = 0
+        with suppress(OSError):
+            wal = min(os.stat(self._wal).st_size, RESERVE_BYTES)
         free = self._free_bytes(self._data_dir) + wal - RESERVE_BYTES
         return free - self._log.pending_bytes
 
