@@ -242,6 +242,18 @@ def starved(stats: StoreStats, batch_size: int, names: Mapping[int, str]) -> lis
     ][:MAX_LISTED]
 
 
+def uncommitted(stats: StoreStats, max_bytes: int) -> list[str]:
+    """A trainer that registered with ``commits`` and commits nothing: its batches fill the store."""
+    acked, held = stats.batches_acked, sum(one.n_bytes for one in stats.group_counts)
+    kept = stats.retained_bytes - stats.dead_bytes - held
+    if not acked or acked > stats.batches_uncommitted or kept <= max_bytes // 4:
+        return []
+    return [
+        f"the trainer registered with commits and committed none of {acked} batches, which hold "
+        f"{kept} of {max_bytes} bytes: POST /batches/N/commit after each checkpoint"
+    ]
+
+
 def no_batch(
     counts: Counts, batch_size: int, needs: Mapping[int, int], names: Mapping[int, str]
 ) -> str:

@@ -30,6 +30,10 @@ DEFAULT_WEIGHT = 1.0  # of groups without env, and of envs that are not listed
 CREDIT_BATCHES = 4
 
 
+# Environments that the run does not know any more and that keep their balance, the newest.
+KEPT_GONE = 256
+
+
 class EnvBalance(msgspec.Struct, frozen=True):
     """Balance of one environment: tokens due (negative: ahead), and tokens trained."""
 
@@ -109,6 +113,9 @@ def after(
     known = sorted(
         trained.keys() | deficits.keys(), key=lambda env: (env is not None, env or 0)
     )
+    gone = [env for env in known if env is not None and env not in present | weights.keys()]
+    forgotten = set(gone[:-KEPT_GONE])
+    known = [env for env in known if env not in forgotten]
     return FairShareState(
         tuple(EnvBalance(env, deficits.get(env, 0.0), trained.get(env, 0)) for env in known)
     )

@@ -28,9 +28,12 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from atroposlib.api.guards.body_limits import POSTS, REFUSALS
+from atroposlib.api.guards.auth import RETRY_AFTER_S
+from atroposlib.api.guards.body_limits import POSTS, REFUSALS, retry_after
 
 _FLUSH_S = 60.0  # time to send the last reply; then the connection is aborted
+_TURNED_AWAY = 64  # connections beyond the limit that are answered, of the spare files
+_TURN_AWAY_S = 1.0  # for the client to read that answer
 _FRAMING = 8  # bytes of chunk sizes, extensions and trailers for each byte of a body
 
 
@@ -103,9 +106,23 @@ class SlowClientProtocol(HttpToolsProtocol):
             )
             if last is self:
                 REFUSALS.add(self._max_requests or room)
+                if len(self.connections) <= room + _TURNED_AWAY:
+                    self._turn_away()
+                    return
             last._disarm()
             last._phase = ReceivePhase.OVER
             last.transport.abort()
+
+    def _turn_away(self) -> None:
+        """Answer 503, and read on for a while: an end with unread bytes would lose the answer."""
+        self._disarm()
+        self._phase = ReceivePhase.OVER
+        self.transport.write(
+            b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\n"
+            b"retry-after: %b\r\ncontent-length: 21\r\nconnection: close\r\n\r\n"
+            b"Too many connections\n" % retry_after(RETRY_AFTER_S).encode()
+        )
+        self._deadline = self.loop.call_later(_TURN_AWAY_S, self.transport.abort)
 
     def _is_idle(self) -> bool:
         """Whether no request is in progress."""

@@ -28,6 +28,7 @@ from atroposlib.api.decisions.batching import (
     StalenessRule,
     blocked_reason,
     starved,
+    uncommitted,
 )
 from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S, find_env
 from atroposlib.api.decisions.stalled import inference_server
@@ -141,6 +142,7 @@ class QueueStats:
         situation = Situation.of(run, live, self._store.max_bytes, stale, admitted)
         reason = await self._pool.run(blocked_reason, stats, situation)
         warnings = starved(stats, situation.batch_size, situation.names)
+        warnings += uncommitted(stats, self._store.max_bytes)
         self._reason = (stats, about, reason, warnings)
         return reason, warnings
 

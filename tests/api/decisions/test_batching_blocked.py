@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atroposlib.api.common.records import GroupCount, GroupState, StoreStats
-from atroposlib.api.decisions.batching import Situation, blocked_reason, starved
+from atroposlib.api.decisions.batching import (
+    Situation,
+    blocked_reason,
+    starved,
+    uncommitted,
+)
 from tests.api.decisions.summaries import SOME, groups, needs, pick, queue_of
 
 
@@ -124,6 +129,16 @@ def test_a_full_store_names_its_holders_the_largest_first():
         "/batches/N/commit, 30 by groups in buffers until whole or their env leaves, 16 by "
         "dead batches (atropos api dead)); the queue is empty: waiting for scored groups"
     )
+
+
+@pytest.mark.parametrize(
+    ("kept", "uncommitted_batches", "warned"), [(26, 3, True), (26, 2, False), (25, 3, False)]
+)
+def test_a_trainer_that_never_commits_what_it_acked_is_warned_of(
+    kept, uncommitted_batches, warned
+):
+    stats = StoreStats((), 3, 3, retained_bytes=kept, batches_uncommitted=uncommitted_batches)
+    assert bool(uncommitted(stats, 100)) is warned
 
 
 def test_sizes_that_no_batch_holds_starve():

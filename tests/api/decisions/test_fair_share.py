@@ -208,3 +208,14 @@ def test_ordering_visits_each_group_once(monkeypatch):
     queue = [GroupSummary(gid, gid % 9, 4, 100) for gid in range(4000)]
     assert len(fair_share.order(queue, {}, FairShareState())) == 4000
     assert looks == 4000
+
+
+def test_environments_that_the_run_forgot_are_forgotten_the_oldest_first():
+    gone = tuple(EnvBalance(env, -1.0, 5) for env in range(fair_share.KEPT_GONE + 2))
+    state = fair_share.after(
+        FairShareState((EnvBalance(None, 0.0, 5), *gone, EnvBalance(900, 0.0, 5))),
+        queue := queue_of((950, 10)),
+        queue,
+        {0: 1.0, 950: 1.0},
+    )
+    assert [one.env for one in state.envs] == [None, 0, *range(3, len(gone)), 900, 950]

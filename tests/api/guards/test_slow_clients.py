@@ -275,6 +275,24 @@ async def test_requests_beyond_the_limit_are_answered_503_posts_before_other_cal
         assert all(reply.endswith(b"0 bytes") for reply in await asyncio.gather(*held))
 
 
+async def test_a_connection_beyond_all_others_is_answered_503_and_closed():
+    app = App()
+    app.answer_at.clear()
+    async with serving(app, replace(LONG, sockets=2)) as (server, port):
+        held = [asyncio.create_task(ask(port, GET + LAST)) for _ in range(2)]
+        while len(server.server_state.tasks) < 2:
+            await asyncio.sleep(0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET + LAST)
+        answer = await reader.readuntil(b"connections\n")
+        assert answer.startswith(b"HTTP/1.1 503") and b"retry-after: " in answer
+        assert int(answer.split(b"content-length: ")[1].split()[0]) == 21
+        assert await until_closed(reader) == b""
+        writer.close()
+        app.answer_at.set()
+        assert all(reply.endswith(b"0 bytes") for reply in await asyncio.gather(*held))
+
+
 async def test_connections_without_a_request_make_room_for_new_ones():
     app = App()
     limits = replace(LONG, sockets=4)

@@ -232,12 +232,19 @@ class Actions:
             gids = self.duel.model.batches[no].gids
             self.duel.discard(no, [gids[which % len(gids)], 10**9])
 
+    def settle_dead(self, i: int, revive: bool) -> None:
+        """An operator revives or drops a dead batch, or one that is not dead."""
+        dead = [no for no, _ in self.duel.model.dead()] or sorted(self.duel.model.batches)
+        if dead:
+            self.duel.settle_dead(dead[i % len(dead)], revive=revive)
+
     # --- admission ----------------------------------------------------------------
 
     def admit(self, i: int, n_seq: int, room: int, ttl_s: float) -> None:
         """``room``: how far the budget lies above what counts against it, or below."""
         budget = self.duel.model.accepted() + room
-        asked = AdmissionGrant(f"lease {i}", None, n_seq, self.now + ttl_s)
+        env = (None, 0, 1)[i]
+        asked = AdmissionGrant(f"lease {i}", env, n_seq, self.now + ttl_s)
         self.duel.admit(asked, budget, self.now)
 
     def release(self, i: int) -> None:

@@ -148,6 +148,19 @@ class Duel:
             lambda model, _: model.discard(no, gids),
         )
 
+    def settle_dead(self, no: int, *, revive: bool) -> None:
+        store = self.store.revive if revive else self.store.drop_dead
+        self._both(
+            lambda: store(no),
+            lambda model, _: model.revive(no) if revive else model.drop_dead(no),
+        )
+        assert [(one.no, one.groups) for one in self.store.dead()] == self.model.dead()
+
+    def free_absent(self, live: Sequence[int]) -> None:
+        self._both(
+            lambda: self.store.free_absent(live), lambda model, _: model.free_absent(live)
+        )
+
     def admit(self, asked: AdmissionGrant, budget: int, now: float) -> Any:
         return self._both(
             lambda: self.store.admit(asked, budget, now),

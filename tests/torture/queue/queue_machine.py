@@ -153,6 +153,14 @@ class QueueMachine(RuleBasedStateMachine):
     def discard(self, i: int, which: int) -> None:
         self.actions.discard(i, which)
 
+    @rule(i=INDEX, revive=st.booleans())
+    def settle_dead(self, i: int, revive: bool) -> None:
+        self.actions.settle_dead(i, revive)
+
+    @rule(live=st.sampled_from([[], [0], [1], [0, 1, 7]]))
+    def environments_leave(self, live: list[int]) -> None:
+        self.actions.duel.free_absent(live)
+
     @rule(
         i=st.integers(0, 2),
         n_seq=st.sampled_from([1, 8]),

@@ -75,6 +75,7 @@ class Model:
         self.unconfirmed: dict[int, tuple[float, bool]] = (
             {}
         )  # gid -> since, whether it is lost
+        self.dropped: list[int] = []  # generations of batches that were dropped
         self.last_gid = 0
         self.last_no = 0
 
@@ -292,6 +293,40 @@ class Model:
                 batch.generation, batch.claim_id, batch.ranks = NOBODY, None, set()
         return RewindResult(len(replayed), sum(b.state is S.COMMITTED for b in later))
 
+    def revive(self, no: int) -> bool:
+        batch = self.batches.get(no)
+        if batch is None or batch.state is not S.DEAD:
+            return False
+        self._end(batch, S.LEASED)
+        batch.generation, batch.claim_id, batch.ranks = NOBODY, None, set()
+        return True
+
+    def drop_dead(self, no: int) -> bool:
+        """0: the damaged groups, which belong to no batch."""
+        of_batches = {
+            gid: b.no for b in self.batches.values() if b.state is S.DEAD for gid in b.gids
+        }
+        gids = [one.gid for one in self._in(S.DEAD) if of_batches.get(one.gid, 0) == no]
+        self._move(gids, S.DROPPED)
+        if gids and no:
+            self.dropped.append(self.batches.pop(no).generation)
+        return bool(gids)
+
+    def dead(self) -> list[tuple[int, int]]:
+        """(no, groups) of each; 0: without a batch."""
+        of_batches = {
+            gid: b.no for b in self.batches.values() if b.state is S.DEAD for gid in b.gids
+        }
+        counts = Counter(of_batches.get(one.gid, 0) for one in self._in(S.DEAD))
+        return sorted(counts.items())
+
+    def free_absent(self, live: Sequence[int]) -> tuple[int, int]:
+        gone = [one.gid for one in self._in(S.BUFFERED) if one.new.env not in (*live, None)]
+        self._move(gone, S.DROPPED)
+        kept = {k: a for k, a in self.admissions.items() if a.env in (*live, None)}
+        ended, self.admissions = len(self.admissions) - len(kept), kept
+        return len(gone), ended
+
     # --- admission ----------------------------------------------------------------
 
     def admit(self, asked: AdmissionGrant, budget: int, now: float) -> int:
@@ -353,7 +388,8 @@ class Model:
     def delivered(self) -> int:
         """Batches that the current generation holds or held."""
         own = [b for b in self.batches.values() if b.generation == self.run.generation]
-        return sum(batch.state is not S.PENDING for batch in own)
+        dropped = self.dropped.count(self.run.generation)
+        return dropped + sum(batch.state is not S.PENDING for batch in own)
 
     def accepted(self) -> int:
         """Sequences that count against the staleness budget."""

@@ -30,6 +30,23 @@ def test_sessions_that_the_server_ended_are_replaced_without_an_error(postgres, 
     assert ack(store, first, commit=True)
 
 
+def test_a_replica_frozen_inside_its_transaction_loses_the_lock_of_the_run(
+    replicas, monkeypatch
+):
+    monkeypatch.setattr(
+        connection, "SETTINGS", connection.SETTINGS.replace("'10s'", "'200ms'")
+    )
+    frozen, other = replicas(), replicas()
+    revision = other.stats().revision
+    lost = database.PostgresDatabase(frozen._server)
+    lost.begin()
+    [stored] = put(other, group("a"), revision=revision)
+    assert not stored.duplicate
+    with pytest.raises(lost.faults):
+        lost.execute("SELECT 1")
+    lost.close()
+
+
 @pytest.fixture
 def line(postgres):
     line = Line(postgres.folder)
