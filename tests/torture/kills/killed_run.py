@@ -111,7 +111,9 @@ class CrashingTrainer(threading.Thread):
             self._restart(caller)
             return
         claim_id = f"claim {self._claims}"
+        # The last look waits: another replica sees what was just posted a moment later.
         wish = {"generation": self._generation, "claim_id": claim_id, "lease_s": 600}
+        wish["wait_s"] = 2.0 if self.finishing.is_set() else 0.0
         if not self.finishing.is_set() and self._rng.random() < 0.03:
             caller.hang_up_on("POST", "/batches/claim", wish)
             return  # the same claim_id follows
@@ -280,7 +282,7 @@ def _campaign(
     figures["s to ready p50"] = quantile(ready_s, 0.5)
     figures["s to ready p99"] = quantile(ready_s, 0.99)
     for name in ("sequences lost", "trained twice", "ghosts"):
-        assert figures[name] == 0, figures.line("kills")
+        assert figures[name] == 0, f"{figures.line('kills')}; {reply}"
     return Figures({"cycles": cycles, **figures})
 
 
