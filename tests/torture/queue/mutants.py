@@ -68,6 +68,11 @@ def a_repeated_claim_brings_another_batch() -> None:
 
 
 @mutant
+def a_late_repeat_of_a_claim_takes_a_batch() -> None:
+    wrap(claim_queries, "_refuse_answered", lambda original, counters, claim: None)
+
+
+@mutant
 def redelivery_begins_with_the_newest() -> None:
     wrap(claim_queries, "_due", lambda original, *args: original(*args)[::-1])
 

@@ -20,6 +20,7 @@ from tests.torture.queue.queue_duel import Duel, Wish
 MAX_BYTES = 900  # a few dozen payloads: the bound is reached now and then
 SIZES = (4, 6, 8)  # sequences per batch
 MEDIA = tuple(Media)
+ENDED = (GroupState.ACKED, GroupState.COMMITTED)  # of a batch
 
 
 @dataclass(frozen=True)
@@ -221,6 +222,17 @@ class Actions:
         assert self.duel.claim(claim, self.wish) is StaleGeneration
         assert self.duel.commit(0, old) is StaleGeneration
         assert self.duel.rewind(0, old) is StaleGeneration
+
+    def repeat_an_answered_claim(self, i: int) -> None:
+        """The first of two equal claims is served last, after the ack of their batch."""
+        model = self.duel.model
+        done = [b for b in model.batches.values() if b.state in ENDED]
+        names = [
+            b.claim_id for b in done if b.generation == model.run.generation and b.claim_id
+        ]
+        for name in names[-1 - i % 8 :][:1]:
+            claim = Claim(model.run.generation, 8, self.now, lease_s=9.0, claim_id=name)
+            assert self.duel.claim(claim, self.wish) is StaleGeneration
 
     def discard(self, i: int, which: int) -> None:
         """A delivery found a damaged payload in an untrained batch."""

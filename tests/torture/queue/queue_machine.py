@@ -148,6 +148,7 @@ class QueueMachine(RuleBasedStateMachine):
     def use_an_old_handle(self, i: int, verb: str) -> None:
         self.actions.act_on_any(i, verb)
         self.actions.claim_as_a_zombie()
+        self.actions.repeat_an_answered_claim(i)
 
     @rule(i=INDEX, which=INDEX)
     def discard(self, i: int, which: int) -> None:

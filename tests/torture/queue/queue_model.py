@@ -25,6 +25,7 @@ from atroposlib.api.common.records import (
     StateTotals,
     Stored,
 )
+from atroposlib.api.store.sql.claim import RECENT_BATCHES
 from atroposlib.api.store.sql.put import LOST_REPLY_WINDOW_S, ReplyInDoubt
 from atroposlib.errors import ConfigError, KeyConflict, RunChanged, StaleGeneration, StoreFull
 
@@ -157,6 +158,8 @@ class Model:
     def claim(self, claim: Claim, choose: Chooser, no: int) -> ModelBatch | str:
         """``no`` is the number of the batch, should this make a new one."""
         self._require(claim.generation)
+        if claim.claim_id is not None and self._answered(claim):
+            raise StaleGeneration
         last: list[ModelBatch] = []
         while (again := self._to_deliver_again(claim, last)) is not None:
             if self.sequences(again.gids) != claim.size:
@@ -189,6 +192,11 @@ class Model:
         self.batches[no] = ModelBatch(no, selection.gids, selection.min_version, dropped)
         self._move(selection.gids, S.LEASED)
         return self._deliver(self.batches[no], claim)
+
+    def _answered(self, claim: Claim) -> bool:
+        done = [b for b in self.batches.values() if b.state in (S.ACKED, S.COMMITTED)]
+        recent = [b for b in done if b.no > self.last_no - RECENT_BATCHES]
+        return any(self._holder(b) == self._holder(claim) for b in recent)
 
     def _proven(self) -> bool:
         done = [b for b in self.batches.values() if b.state in (S.ACKED, S.COMMITTED)]

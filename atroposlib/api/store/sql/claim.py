@@ -27,7 +27,9 @@ from atroposlib.api.store.sql.schema import (
     keep_document,
     member_of,
 )
+from atroposlib.errors import StaleGeneration
 
+RECENT_BATCHES = 64  # among which a late repeat of an answered claim is looked for
 # Rows kept of ended groups: a retry after so many further groups counts as a new group.
 LEDGER_GROUPS = 20_000
 
@@ -141,6 +143,7 @@ def claim(connection: Connection, claim: Claim, choose: Chooser) -> LeasedBatch 
     """See :meth:`atroposlib.api.store.sql.sql_store.Store.claim`."""
     with counting(connection) as counters:
         counters.meta.require_generation(claim.generation)
+        _refuse_answered(counters, claim)
         suspects: list[BatchRow] = []
         for row in _due(batches(connection, "state = 'open'"), claim):
             if row.n_seq != claim.size:
@@ -158,6 +161,23 @@ def claim(connection: Connection, claim: Claim, choose: Chooser) -> LeasedBatch 
         if suspects and isinstance(formed, str):
             return _deliver_again(counters, suspects[0], claim)
         return formed
+
+
+def _refuse_answered(counters: QueueCounters, claim: Claim) -> None:
+    """Refuse a claim whose batch is acked: a repeat that came late, at another replica say.
+
+    A batch leased to it would have no owner, and the next checkpoint would count it as
+    trained on.
+    """
+    if claim.claim_id is None:
+        return
+    done = "no > ? AND state IN ('acked', 'committed') AND generation = ? AND claim_id = ?"
+    recent = counters.meta.last_batch - RECENT_BATCHES
+    for row in batches(counters.connection, done, recent, claim.generation, claim.claim_id):
+        raise StaleGeneration(
+            f"claim {claim.claim_id!r} brought batch {row.no}, which is acked: give each "
+            "claim a claim_id of its own"
+        )
 
 
 def _is_proven(connection: Connection, claim: Claim) -> bool:

@@ -163,6 +163,15 @@ def test_a_dead_batch_is_revived_in_its_turn_or_freed(store):
     assert (store.stats().dead_bytes, store.stats().batches_dead) == (0, 0)
 
 
+def test_a_late_repeat_of_an_acked_claim_is_refused_until_a_rewind(store):
+    generation = filled(store, 2)
+    ack(store, claim(store, generation, claim_id="x"))
+    with pytest.raises(StaleGeneration, match="'x' brought batch 1, which is acked"):
+        claim(store, generation, claim_id="x")
+    store.rewind(0, generation)
+    assert claim(store, generation, claim_id="x").no == 1
+
+
 def test_deliveries_before_an_ack_do_not_count_against_a_replay(store):
     generation = filled(store, 1)
     claim(store, generation, claim_id="x")
