@@ -14,7 +14,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,28 +39,6 @@ class ItemResult:
     finish: list[str] = field(default_factory=list)  # reasons
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """B against A over the items that have a score in both; ``only_*`` hold (index in A, item)."""
-
-    metric: str
-    items: int
-    unscored: int  # items left out, because all samples of one side failed
-    mean_a: float
-    mean_b: float
-    difference: float
-    low: float | None  # of the interval; None for a single item
-    high: float | None
-    better: int  # items
-    worse: int
-    only_a: list[tuple[int, str]]  # solved by A only
-    only_b: list[tuple[int, str]]
-    length_a: float
-    length_b: float
-    finish_a: dict[str, int]
-    finish_b: dict[str, int]
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the comparison. Raises ConfigError: nothing to read, or the items differ."""
     parser = CommandParser(prog="atropos eval diff", description=__doc__)
@@ -80,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"the items differ: {options.a} has {len(a)}, {options.b} has {len(b)}, {both} are "
             "in both; evaluate the same tasks, or add --shared to compare those"
         )
-    found = compare(a, b, options.metric, options.solved)
-    print(json.dumps(asdict(found)) if options.json else "\n".join(lines_of(found)))
+    found = {"metric": options.metric, **compare(a, b, options.solved)}
+    print(json.dumps(found) if options.json else "\n".join(lines_of(found)))
     return 0
 
 
@@ -123,42 +101,35 @@ def answer_length(messages: Any) -> int:
 
 
 def compare(
-    a: Mapping[str, ItemResult], b: Mapping[str, ItemResult], metric: str, solved: float
-) -> Comparison:
-    """Compare the items that both have. Raises ConfigError: there is none with two scores.
+    a: Mapping[str, ItemResult], b: Mapping[str, ItemResult], solved: float
+) -> dict[str, Any]:
+    """The numbers of B against A, over the items that have a score in both. Pure.
 
-    An item is solved if a sample of it has at least the score ``solved``. Pure.
+    ``only_a`` and ``only_b`` hold (index in A, item) of the items that one of them solves: with
+    a sample of at least the score ``solved``. Raises ConfigError: no item has two scores.
     """
     shared = [item for item in a if item in b]
     kept = [item for item in shared if a[item].scores and b[item].scores]
     if not kept:
         raise ConfigError("no item has a score in both")
-    means_a = [statistics.fmean(a[item].scores) for item in kept]
-    means_b = [statistics.fmean(b[item].scores) for item in kept]
-    differences = [y - x for x, y in zip(means_a, means_b, strict=True)]
+    found: dict[str, Any] = {"items": len(kept), "unscored": len(shared) - len(kept)}
+    for name, side, other in (("a", a, b), ("b", b, a)):
+        results = [side[item] for item in kept]
+        found[f"mean_{name}"] = statistics.fmean(statistics.fmean(r.scores) for r in results)
+        found[f"length_{name}"] = statistics.fmean(n for r in results for n in r.lengths)
+        found[f"finish_{name}"] = dict(Counter(why for r in results for why in r.finish))
+        found[f"only_{name}"] = [
+            [a[item].index, item]
+            for item in kept
+            if max(side[item].scores) >= solved > max(other[item].scores)
+        ]
+    differences = [
+        statistics.fmean(b[item].scores) - statistics.fmean(a[item].scores) for item in kept
+    ]
     low, high = bootstrap_interval(differences)
-    right = {item: (max(a[item].scores), max(b[item].scores)) for item in kept}
-    both = [[results[item] for item in kept] for results in (a, b)]
-    finish = [dict(Counter(why for one in side for why in one.finish)) for side in both]
-    length = [statistics.fmean(n for one in side for n in one.lengths) for side in both]
-    return Comparison(
-        metric=metric,
-        items=len(kept),
-        unscored=len(shared) - len(kept),
-        mean_a=statistics.fmean(means_a),
-        mean_b=statistics.fmean(means_b),
-        difference=statistics.fmean(differences),
-        low=low,
-        high=high,
-        better=sum(one > 0 for one in differences),
-        worse=sum(one < 0 for one in differences),
-        only_a=[(a[i].index, i) for i, (x, y) in right.items() if x >= solved > y],
-        only_b=[(a[i].index, i) for i, (x, y) in right.items() if y >= solved > x],
-        length_a=length[0],
-        length_b=length[1],
-        finish_a=finish[0],
-        finish_b=finish[1],
-    )
+    found |= {"difference": statistics.fmean(differences), "low": low, "high": high}
+    better, worse = sum(one > 0 for one in differences), sum(one < 0 for one in differences)
+    return {**found, "better": better, "worse": worse}
 
 
 def bootstrap_interval(differences: Sequence[float]) -> tuple[float | None, float | None]:
@@ -174,26 +145,25 @@ def bootstrap_interval(differences: Sequence[float]) -> tuple[float | None, floa
     return float(low), float(high)
 
 
-def lines_of(found: Comparison) -> list[str]:
+def lines_of(found: Mapping[str, Any]) -> list[str]:
     """The comparison as lines of text."""
-    interval = (
-        "no interval from one item"
-        if found.low is None or found.high is None
-        else f"95% interval {found.low:+.4f} to {found.high:+.4f}"
-    )
+    interval = "no interval from one item"
+    if found["low"] is not None:
+        interval = "95% interval {low:+.4f} to {high:+.4f}".format(**found)
+    equal = found["items"] - found["better"] - found["worse"]
     lines = [
-        f"{found.metric} over {found.items} items: {found.mean_a:.4f} -> {found.mean_b:.4f}, "
-        f"difference {found.difference:+.4f}, {interval}",
-        f"better on {found.better} items, worse on {found.worse}, "
-        f"equal on {found.items - found.better - found.worse}",
-        f"characters of an answer: {found.length_a:.1f} -> {found.length_b:.1f}",
+        "{metric} over {items} items: {mean_a:.4f} -> {mean_b:.4f}, difference "
+        "{difference:+.4f}, ".format(**found) + interval,
+        "better on {better} items, worse on {worse}, equal on ".format(**found) + str(equal),
+        "characters of an answer: {length_a:.1f} -> {length_b:.1f}".format(**found),
     ]
-    if found.finish_a or found.finish_b:
-        before, after = map(_counts, (found.finish_a, found.finish_b))
+    if found["finish_a"] or found["finish_b"]:
+        before, after = map(_counts, (found["finish_a"], found["finish_b"]))
         lines.append(f"finish reasons: {before} -> {after}")
-    if found.unscored:
-        lines.append(f"{found.unscored} items are left out: all samples of one side failed")
-    for name, items in (("A", found.only_a), ("B", found.only_b)):
+    if found["unscored"]:
+        lines.append("{unscored} items are left out: all samples failed".format(**found))
+    for name in ("A", "B"):
+        items = found[f"only_{name.lower()}"]
         lines.append(f"solved by {name} only: {len(items)}")
         lines += [f"  {index}: {logs.printable(item)}" for index, item in items[:ITEMS_SHOWN]]
         if len(items) > ITEMS_SHOWN:

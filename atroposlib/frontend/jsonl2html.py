@@ -25,6 +25,7 @@ from atroposlib.frontend.parts import (
     LEGEND,
     Box,
     conversation,
+    get_score_class,
     render_page,
     render_part,
     token_spans,
@@ -32,6 +33,7 @@ from atroposlib.frontend.parts import (
 from atroposlib.utils.tokenizers.texts import token_texts
 from atroposlib.wire import MASKED
 
+__all__ = ["create_html_for_group", "generate_html", "get_score_class", "main"]
 logger = logging.getLogger(__name__)
 
 SCRIPT = (HERE / "groups_page.js").read_text(encoding="utf-8")
@@ -52,10 +54,7 @@ class SamplePart(NamedTuple):
 
     number: int
     score: float | None
-    sign: str
-    reward: str
-    parts: list[tuple[str, str]]  # named rewards
-    named: dict[str, float]
+    named: dict[str, float | None]  # rewards
     finish: str
     trained: int | None
     about: str
@@ -74,13 +73,6 @@ class GroupPart(NamedTuple):
     mean: float
     spread: float
     length: int  # tokens, or characters where there are none
-
-
-def get_score_class(score: float | None) -> str:
-    """The CSS class of a reward by its sign; no reward looks like zero."""
-    if score is not None and score > 0:
-        return "reward-positive"
-    return "reward-negative" if score is not None and score < 0 else "reward-zero"
 
 
 def create_html_for_group(group_data: Mapping[str, Any], index: int) -> str:
@@ -139,9 +131,7 @@ def shared_messages(messages_G: Sequence[Any]) -> int:
 def _sample(
     group: Mapping[str, Any], g: int, content: Any, n_shared: int, tokenizer: Any, room: int
 ) -> SamplePart:
-    score = _number(_row_of(group, "scores")(g))
     named = _row_of(group.get("metadata") or {}, "named_rewards")(g)
-    rewards = {k: _number(v) for k, v in named.items()} if isinstance(named, dict) else {}
     masks = _row_of(group, "masks")(g)
     trained = sum(label != MASKED for label in masks) if masks else None
     finish = str(_row_of(group, "finish_reasons")(g) or "")
@@ -149,11 +139,8 @@ def _sample(
     facts += [f"finish {finish}"] if finish else []
     return SamplePart(
         g,
-        score,
-        get_score_class(score),
-        _shown(score),
-        [(str(name), _shown(value)) for name, value in rewards.items()],
-        {str(name): value for name, value in rewards.items() if value is not None},
+        _number(_row_of(group, "scores")(g)),
+        {str(k): _number(v) for k, v in named.items()} if isinstance(named, dict) else {},
         finish,
         trained,
         ", ".join(facts),
@@ -202,10 +189,6 @@ def _number(score: Any) -> float | None:
     return float(score) if known else None
 
 
-def _shown(number: float | None) -> str:
-    return "none" if number is None else f"{number:.4g}"
-
-
 # --- statistics: pure --------------------------------------------------------------------
 
 
@@ -235,9 +218,9 @@ def reward_rows(groups: Sequence[GroupPart]) -> list[tuple[str, str, str, str]]:
     """Name, mean, standard deviation and range over the samples of each kind of reward."""
     values: dict[str, list[float]] = {}
     for sample in (sample for group in groups for sample in group.samples):
-        score = {} if sample.score is None else {"reward": sample.score}
-        for name, value in {**score, **sample.named}.items():
-            values.setdefault(name, []).append(value)
+        for name, value in {"reward": sample.score, **sample.named}.items():
+            if value is not None:
+                values.setdefault(name, []).append(value)
     return [
         (
             name,

@@ -56,9 +56,19 @@ def render_part(name: str, *values: Any) -> str:
 @lru_cache
 def _templates(folder: Path) -> jinja2.Environment:
     loader = jinja2.FileSystemLoader([folder, HERE])
-    return jinja2.Environment(
+    made = jinja2.Environment(
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
+    made.filters["number"] = lambda value: "none" if value is None else f"{value:.4g}"
+    made.filters["sign"] = get_score_class
+    return made
+
+
+def get_score_class(score: float | None) -> str:
+    """The CSS class of a reward by its sign; no reward looks like zero."""
+    if score is not None and score > 0:
+        return "reward-positive"
+    return "reward-negative" if score is not None and score < 0 else "reward-zero"
 
 
 def _digest(source: str) -> Markup:

@@ -25,13 +25,23 @@ B = items(z=[0.0, 0.0], y=[1.0, 1.0], x=[1.0, 0.0], failed=[1.0])
 
 
 def test_means_are_paired_by_item():
-    found = compare(A, B, "reward", 1.0)
-    assert (found.items, found.unscored) == (3, 1)
-    assert (found.mean_a, found.mean_b, found.difference) == (0.5, 0.5, 0.0)
-    assert (found.better, found.worse) == (1, 1)
-    assert (found.only_a, found.only_b) == ([(2, "z")], [(1, "y")])
-    assert (found.length_a, found.length_b) == (20.0, 20.0)
-    assert found.finish_a == {"stop": 6}
+    assert compare(A, B, 1.0) == {
+        "items": 3,
+        "unscored": 1,
+        "mean_a": 0.5,
+        "mean_b": 0.5,
+        "difference": 0.0,
+        "low": -1.0,  # of z thrice with (1/3)^3 = 0.037
+        "high": 1.0,
+        "better": 1,
+        "worse": 1,
+        "only_a": [[2, "z"]],
+        "only_b": [[1, "y"]],
+        "length_a": 20.0,
+        "length_b": 20.0,
+        "finish_a": {"stop": 6},
+        "finish_b": {"stop": 6},
+    }
 
 
 def test_the_interval_is_that_of_all_resamples_of_a_small_case():
@@ -51,7 +61,7 @@ def test_the_interval_of_many_items_is_that_of_the_normal_law():
 def test_long_lists_and_control_characters_are_cut_on_the_terminal():
     many = {f"item {i}\x1b[2J": ItemResult(i, [1.0], [1]) for i in range(25)}
     none = {name: ItemResult(one.index, [0.0], [1]) for name, one in many.items()}
-    lines = lines_of(compare(many, none, "reward", 1.0))
+    lines = lines_of({"metric": "exact", **compare(many, none, 1.0)})
     assert "solved by A only: 25" in lines and "  and 5 more (--json has all)" in lines
     assert not any("\x1b" in line for line in lines)
 
