@@ -36,11 +36,11 @@ def get(url: str, timeout_s: float, token: str | None = None) -> tuple[str, floa
     Raises:
         Silent: no answer, or another status than 200.
     """
-    parts = urlsplit(url)
-    secure = parts.scheme == "https"
-    kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
     reached = "not reached"
     try:
+        parts = urlsplit(url)
+        secure = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
         try:
             connection.connect()
@@ -66,7 +66,7 @@ def document(url: str, timeout_s: float, token: str | None = None) -> dict[str, 
     body, _ = get(url, timeout_s, token)
     try:
         found = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Silent("the answer is no JSON: another program listens there") from error
     if not isinstance(found, dict):
         raise Silent("the answer is no object: another program listens there")

@@ -195,7 +195,7 @@ def versions_differ(e: Evidence) -> Found | None:
     for one in e.servers(silent=False):
         info = e.now.servers.get(str(one["name"]).removesuffix("/v1"), {})
         version = info.get("weight_version", one["details"].get("version"))
-        if version is not None and float(version) < newest and number(one, "running"):
+        if isinstance(version, int) and version < newest and number(one, "running"):
             behind.append(f"{one['name']}: version {version}")
     text = f"version {newest:.0f} was announced {since:.0f} s ago"
     return Found([*listed(behind), text], severity="warning") if behind else None
@@ -259,3 +259,19 @@ def slow_store(e: Evidence) -> Found | None:
     if min(e.now.answer_s, e.before.answer_s) > SLOW_ANSWER_S:
         words.append(f"GET /status took {e.now.answer_s:.1f} s")
     return Found(words) if words else None
+
+
+@rule(
+    *(
+        34,
+        "index-behind",
+        "warning",
+        "the archive's disk is slow or full: records are skipped",
+    ),
+    "see that disk; --archive-gb bounds what is kept, and training goes on",
+)
+def index_behind(e: Evidence) -> Found | None:
+    skipped = e.count("index_skipped") - float(
+        (e.before.status or {}).get("index_skipped") or 0
+    )
+    return Found([f"{skipped:.0f} records in {e.seconds:.0f} s"]) if skipped > 0 else None

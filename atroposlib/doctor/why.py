@@ -93,7 +93,7 @@ def _ended(folder: Path, *, as_json: bool, as_status: bool) -> int:
         last = steps[-1]
         names = ("step", "version", "reward_mean", "logprob_mismatch_max", "staleness_mean")
         evidence.append(
-            ", ".join(f"{n} {last[n]:.4g}" for n in names if last.get(n) is not None)
+            ", ".join(f"{n} {last[n]:.6g}" for n in names if last.get(n) is not None)
         )
     errors = [line for log in sorted(folder.glob("logs/*.log")) if (line := _last_error(log))]
     found = Finding(

@@ -115,6 +115,7 @@ class RunStatus(BaseModel):
     retained_bytes: int = 0  # of stored payloads, until they are committed
     disk_bytes: int = 0  # of the payload log, with retired payloads; 0 in stores without one
     max_bytes: int = 0  # bound on retained_bytes
+    index_skipped: int = 0  # records that the index of rollouts took later, or not at all
     connections_refused: int = 0  # by this process, beyond --max-connections
     staleness: StalenessReport | None = None
     shares: list[EnvShare] = []

@@ -37,9 +37,9 @@ def test_a_frozen_api_is_told_from_an_absent_one(monkeypatch):
 def test_another_program_at_the_address_is_a_problem():
     with served(create_app()) as url:
         with pytest.raises(Silent, match="status 404"):
-            document(f"{url}/no_such_route", 1.0)
+            document(f"{url}/no_such_route", 30.0)
         with pytest.raises(Silent, match="no JSON"):
-            document(f"{url}/docs", 1.0)
+            document(f"{url}/docs", 30.0)
 
 
 def test_a_started_run_at_another_address_is_seen(monkeypatch):
@@ -47,6 +47,7 @@ def test_a_started_run_at_another_address_is_seen(monkeypatch):
         httpx.post(f"{other}/register", json=TRAINER)
         httpx.get(f"{other}/batch")
         monkeypatch.setattr(looks, "DEFAULT_URL", other)
+        monkeypatch.setattr(looks, "SERVER_TIMEOUT_S", 30.0)
         assert look(url).elsewhere == (other,)
 
 
@@ -57,3 +58,9 @@ def test_the_address_of_a_run_is_in_the_files_of_its_launcher(tmp_path):
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch/wiring.yaml").write_text('{\n  "atropos_url": "http://h:42",\n}')
     assert address_in(tmp_path) == "http://h:42"
+
+
+@pytest.mark.parametrize("url", ["http://[", "x", "http://h:99999", "http://127.0.0.1:1/\x00"])
+def test_an_address_that_is_none_is_no_answer(url):
+    with pytest.raises(Silent):
+        looks.get(url, 0.2)

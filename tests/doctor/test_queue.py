@@ -110,6 +110,7 @@ STALLS = {
         with_counters(HEALTHY, [], [count("groups_duplicate_total", 5.0)]),
         "5 repeated and 10 new groups in 2 s",
     ),
+    "index-behind": (moving(*HERE, index_skipped=7, before={"index_skipped": 3}), "4 records"),
     "slow-store": (
         with_counters(
             HEALTHY,

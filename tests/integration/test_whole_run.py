@@ -210,7 +210,10 @@ def test_status_names_the_frozen_process_of_a_run_and_no_other(start) -> None:
         [line] = run.stalled()
         assert line.startswith(said)
         if name != "trainer":
-            until("the trainer to wait for it", lambda: line.split(" has ")[0] in run.waits())
+            until(
+                "the trainer to wait for it",
+                lambda: line.split(" has ")[0].split()[-1] in run.waits(),
+            )
         until(f"the finding {key}", lambda: "".join(run.why()[:1]).startswith(key))
         run.signal(name, signal.SIGCONT)
         until("all processes to go on", lambda: not run.stalled() and not run.why())

@@ -58,7 +58,9 @@ class RolloutService:
         self.claims = Claims(self.context, max_deliveries)
         self.admission = AdmissionControl(self.context)
         self.legacy_batches = LegacyBatchEndpoint(self.context, self.claims)
-        self.doctor = Doctor(self.status, self.metrics, self.events, clock)
+        self.doctor = Doctor(
+            self.status, self.metrics, self.events, clock, self.context.indexer.submit
+        )
 
     @property
     def run(self) -> RunRecord:
@@ -274,6 +276,7 @@ class RolloutService:
                 for one in stats.leases
             ],
             ages_s=self.events.ages_s(),
+            index_skipped=self.context.indexer.skipped,
         )
 
     async def _blocked_reason(self) -> tuple[str | None, list[str]]:
