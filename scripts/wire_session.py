@@ -223,6 +223,8 @@ async def _groups(s: Session) -> None:
     body = in_frames([pack_group(second, compress=False)])
     await s.say("groups binary", "POST", "/groups", body, run | {"content-type": FRAMES})
     await s.say("status-env", "POST", "/status-env", {"env_id": 0, "run_id": s.run_id})
+    path = "/drops?env_id=0&reason=same_scores&count=12"
+    await s.say("drops", "POST", path, group(7) | {"scores": [1.0, 1.0]})
     wrong = group(7, env_id=0) | {"masks": [[-100, -100, 7, 2], [-100]]}
     await s.say("invalid", "POST", "/groups", [wrong], run)
     gone = {"x-atropos-run-id": "another"}

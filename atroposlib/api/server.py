@@ -27,7 +27,12 @@ from atroposlib.api.web import routing
 from atroposlib.api.web.openapi import add_docs, describe
 from atroposlib.api.web.routes_batches import batch_routes
 from atroposlib.api.web.routes_explore import explore_routes
-from atroposlib.api.web.routes_groups import admission_routes, data_routes, group_routes
+from atroposlib.api.web.routes_groups import (
+    admission_routes,
+    data_routes,
+    drop_routes,
+    group_routes,
+)
 from atroposlib.api.web.routes_ops import ops_routes
 from atroposlib.api.web.routes_run import poll_routes, run_routes
 from atroposlib.ui import page_routes
@@ -79,6 +84,7 @@ def create_app(
         run_routes,
         batch_routes,
         group_routes,
+        drop_routes,
         admission_routes,
         ops_routes,
     ):

@@ -206,7 +206,7 @@ class AsyncRolloutClient:
     async def report_drops(self, report: wire.DropReport, sample: bytes = b"") -> bool:
         """Report dropped groups, and one of them in binary form. Best effort, likewise."""
         query = urlencode(report.model_dump(exclude_none=True))
-        headers = {"content-type": "application/x-atropos-group"} if sample else {}
+        headers = {"content-type": "application/x-safetensors"} if sample else {}
         call = ApiCall(
             "POST", f"/drops?{query}", nothing, sample, headers, BEST_EFFORT_TIMEOUT_S
         )

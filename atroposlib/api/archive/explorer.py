@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from atroposlib.api.archive.filters import (
 )
 from atroposlib.api.archive.index import Index
 from atroposlib.api.codec.delivery import read_columns
-from atroposlib.api.common.records import Media
+from atroposlib.api.common.records import Media, Payload
 from atroposlib.api.store import Store
 from atroposlib.errors import ConfigError, CorruptPayload, UnknownGroup
 from atroposlib.wire import explore
@@ -77,7 +78,7 @@ class Explorer:
         """
         require_known(given)
         group = self._payload(gid)
-        rows = self._rows(gid) if 0 < gid < 2**63 else []
+        rows = self._rows(gid) if abs(gid) < 2**63 else []
         if not rows:
             raise UnknownGroup(f"group {gid} is not in the index")
         rewards = np.array([row.reward for row in rows if row.reward is not None])
@@ -177,10 +178,17 @@ class Explorer:
 
     def _payload(self, gid: int) -> StoredGroup | None:
         """The group, if its bytes are kept."""
-        try:
-            [payload] = self._store.read([gid], retired=True)
-        except CorruptPayload:
+        payloads: list[Payload] = []
+        if -(2**63) < gid < 0:  # a dropped group, of which an environment sent a sample
+            sql = "SELECT sample, media FROM drop_sample WHERE id = ? AND sample IS NOT NULL"
+            found = self.index.read(sql, (-gid,))
+            payloads = [Payload(data, Media(media)) for data, media in found]
+        else:
+            with suppress(CorruptPayload):
+                payloads = self._store.read([gid], retired=True)
+        if not payloads:
             return None
+        [payload] = payloads
         return StoredGroup(read_columns(payload), len(payload.data), payload.media)
 
 

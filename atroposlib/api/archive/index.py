@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 LAYOUT = 1
 MAX_EVENTS = 1_000_000
+MAX_SAMPLES = 1000  # reports of dropped groups that are kept
 BUSY_MS = 10_000
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -152,6 +153,7 @@ class DropFact:
     at: float
     media: str | None = None
     sample: bytes | None = None
+    facts: GroupFacts | None = None  # of the sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +298,13 @@ def _step(connection: apsw.Connection, one: StepFact) -> None:
 def _drop(connection: apsw.Connection, one: DropFact) -> None:
     row = (one.env, one.reason, one.dropped, one.at, one.media, one.sample)
     connection.execute("INSERT INTO drop_sample VALUES (NULL, ?, ?, ?, ?, ?, ?)", row)
+    gid = -connection.last_insert_rowid()  # the sample is shown as a group with this id
+    if one.facts is not None:
+        _rows(connection, RowFacts(gid, one.env, one.at, None, "dropped", one.facts))
+        connection.execute("UPDATE rollout SET why = ? WHERE gid = ?", (one.reason, gid))
+    last = gid + MAX_SAMPLES
+    connection.execute("DELETE FROM rollout WHERE gid BETWEEN ? AND -1", (last,))
+    connection.execute("DELETE FROM drop_sample WHERE id <= ?", (-last,))
 
 
 _TIME_OF = {"batch": "claimed", "acked": "acked"}  # event -> column of the batch

@@ -62,6 +62,7 @@ SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     ("POST", "/scored_data"): ENV,
     ("POST", "/scored_data_list"): ENV,
     ("POST", "/groups"): ENV,
+    ("POST", "/drops"): ENV,
     ("POST", "/admission"): ENV,
     ("POST", "/admission/release"): ENV,
     ("POST", "/lease"): ENV,  # its former path

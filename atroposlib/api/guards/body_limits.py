@@ -143,7 +143,8 @@ def retry_after(seconds: float) -> str:
 
 DEFAULT_MAX_BODY_BYTES = 128 * 2**20  # a list of 48 groups of 16 x 4096 tokens as JSON
 MAX_CONTROL_BYTES = 256 * 2**10  # of all other messages, which are parsed on the event loop
-MAX_REPORT_BYTES = 32 * 2**20  # of notes about a batch, and of a dropped group
+MAX_NOTES_BYTES = 32 * 2**20  # about a batch
+MAX_SAMPLE_BYTES = 2 * 2**20  # of a dropped group
 CREDITED = "/groups"  # of clients that wait after a 429; older ones would drop the groups
 POSTS = frozenset({CREDITED, "/scored_data", "/scored_data_list"})  # they carry groups
 IN_FLIGHT_BYTES = 256 * 2**20  # of all bodies that are being read, parsed or stored
@@ -337,8 +338,9 @@ class RequestBody:
 
 
 def _most(path: str) -> int:
-    report = path == "/drops" or path.endswith("/notes")
-    return MAX_REPORT_BYTES if report else MAX_CONTROL_BYTES
+    if path == "/drops":
+        return MAX_SAMPLE_BYTES
+    return MAX_NOTES_BYTES if path.endswith("/notes") else MAX_CONTROL_BYTES
 
 
 def _declared(headers: Headers) -> int:

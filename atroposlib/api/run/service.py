@@ -11,9 +11,11 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from atroposlib import wire
-from atroposlib.api.archive.index import StepFact
+from atroposlib.api.archive.index import DropFact, StepFact
+from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.common.records import (
     MAX_DELIVERIES,
     EnvEntry,
@@ -224,6 +226,17 @@ class RolloutService:
             *(report.role, name, report.step, self.context.clock(), report.values),
             report.batch_no,
         )
+        return self.context.indexer.submit(fact)
+
+    async def report_drops(
+        self, report: wire.DropReport, sample: ParsedGroup | None, caller: Caller | None = None
+    ) -> bool:
+        """Index groups that an environment dropped; False if the index is too far behind."""
+        entry = await self._calling_env(report, caller)
+        fact = DropFact(entry.wandb_name, report.reason, report.count, self.context.clock())
+        if sample is not None:
+            media, payload = sample.media.value, bytes(sample.payload)
+            fact = replace(fact, media=media, sample=payload, facts=sample.facts)
         return self.context.indexer.submit(fact)
 
     # --- status ------------------------------------------------------------------------

@@ -58,6 +58,9 @@ MANY_GROUPS = _raw(
     },
     "Scored groups, as a JSON list or as frames: u64 little-endian length, then a group.",
 )
+DROPPED_GROUP = _raw(
+    ONE_GROUP["requestBody"]["content"], "One of the groups, optional.", required=False
+)
 NOTES = _raw(
     {"application/x-atropos-notes": _BINARY},
     "Frames: u64 little-endian length, then the notes about a group, a safetensors file.",

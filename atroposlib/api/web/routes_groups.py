@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -18,7 +18,14 @@ from atroposlib.api.guards.auth import RETRY_AFTER_S, caller_of
 from atroposlib.api.guards.body_limits import TURN_KEY
 from atroposlib.api.run.posts import Post
 from atroposlib.api.run.service import RolloutService
-from atroposlib.api.web.openapi import MANY_GROUPS, ONE_GROUP, Full, delivered, refusals
+from atroposlib.api.web.openapi import (
+    DROPPED_GROUP,
+    MANY_GROUPS,
+    ONE_GROUP,
+    Full,
+    delivered,
+    refusals,
+)
 from atroposlib.api.web.routing import (
     BytesRoute,
     JsonRoute,
@@ -29,7 +36,13 @@ from atroposlib.api.web.routing import (
 )
 from atroposlib.api.web.streaming import DeliveryReply, in_windows
 from atroposlib.errors import NotRegistered, StoreFull
-from atroposlib.wire import AdmissionRelease, AdmissionReply, AdmissionRequest, GroupsReceived
+from atroposlib.wire import (
+    AdmissionRelease,
+    AdmissionReply,
+    AdmissionRequest,
+    DropReport,
+    GroupsReceived,
+)
 
 RUN_ID_HEADER = "x-atropos-run-id"
 KEY_HEADER = "idempotency-key"
@@ -185,6 +198,23 @@ def admission_routes(service: RolloutService) -> APIRouter:
     async def release(body: AdmissionRelease, request: Request) -> Response:
         found = await service.admission.release(body.admission_id, caller_of(request))
         return of_json({"status": "released", "found": found})
+
+    return router
+
+
+def drop_routes(service: RolloutService) -> APIRouter:
+    """POST /drops, by which environments report groups that they do not send."""
+    router = APIRouter(tags=["data"], route_class=JsonRoute)
+
+    @router.post("/drops", openapi_extra=DROPPED_GROUP, responses=refusals(404))
+    async def drops(report: Annotated[DropReport, Query()], request: Request) -> Response:
+        body, kind = await body_of(request), request.headers.get("content-type", "")
+        sample = None
+        if body:
+            parsing = service.context.threads.parsing
+            sample = await parsing.run(read_group, body, kind, None)
+        kept = await service.report_drops(report, sample, caller_of(request))
+        return of_json({"kept": kept})
 
     return router
 

@@ -293,8 +293,8 @@ class EnvRuntime(EnvHooks):
                     abort_on_any_max_length_exceeded=sending,
                 )
         except RolloutError as error:
-            for _ in groups:
-                self.group_stats.drop(RejectReason.HOOK_FAILED, str(error), item)
+            for group in groups:
+                self.group_stats.drop(RejectReason.HOOK_FAILED, str(error), item, group)
             raise
         self.last_completed_item = item
         return len(kept)

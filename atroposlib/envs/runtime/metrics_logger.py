@@ -19,6 +19,7 @@ from typing import Any
 
 from atroposlib.envs.rollout.groups import plain
 from atroposlib.envs.runtime.registration import JoinedRun
+from atroposlib.envs.runtime.reports import Reports
 from atroposlib.envs.runtime.sender import GroupStats
 from atroposlib.trackers import Guarded, finite_numbers, installed, open_tracker
 from atroposlib.trackers.jsonl import Jsonl, json_number
@@ -35,7 +36,7 @@ class MetricsLogger:
     """Sinks of one run, and the measurements that the next emission reports."""
 
     def __init__(self, env: str, metrics_path: str | None) -> None:
-        self.sinks: list[JsonlSink | TrackerSink] = []
+        self.sinks: list[JsonlSink | TrackerSink | Reports] = []
         if metrics_path:
             self.sinks.append(JsonlSink(Path(metrics_path), env))
         self.level = logging.INFO  # of the lines in the log

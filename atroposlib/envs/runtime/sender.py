@@ -31,6 +31,7 @@ from atroposlib.envs.rollout.filters import (
     filter_group,
 )
 from atroposlib.envs.rollout.groups import ScoredDataGroup, item_label, plain, unknown_fields
+from atroposlib.envs.runtime.reports import Reports
 from atroposlib.errors import (
     AtroposError,
     KeyConflict,
@@ -57,10 +58,18 @@ class GroupStats:
         self.recent: deque[tuple[RejectReason, str] | None] = deque(maxlen=16)  # None: sent
         self.rewards: deque[float] = deque(maxlen=64)  # means of the last groups sent
         self._warned_of: set[str] = set()
+        self.reports = Reports()
 
-    def drop(self, reason: RejectReason, detail: str, item: Any) -> None:
+    def drop(
+        self,
+        reason: RejectReason,
+        detail: str,
+        item: Any,
+        group: Mapping[str, Any] | None = None,
+    ) -> None:
         """Count a dropped group; log the first of each reason and detail."""
         self.dropped[reason.value] += 1
+        self.reports.drop(reason.value, group)
         self.recent.append((reason, detail))
         if reason is RejectReason.SAME_SCORES:
             logger.debug("group of item %s dropped: %s", item_label(item), detail)
@@ -114,7 +123,7 @@ async def filter_groups(
     for group, verdict in zip(groups, judged):
         group_stats.warn_of_unknown(group)
         if isinstance(verdict, RejectedGroup):
-            group_stats.drop(verdict.reason, verdict.detail, item)
+            group_stats.drop(verdict.reason, verdict.detail, item, group)
         else:
             group_stats.allowed.update(fault.reason.value for fault in verdict.faults)
     return [verdict for verdict in judged if isinstance(verdict, AcceptedGroup)]
@@ -195,8 +204,8 @@ class GroupSender:
     def _drop(
         self, groups: Sequence[AcceptedGroup], reason: RejectReason, detail: str, item: Any
     ) -> None:
-        for _ in groups:
-            self.stats.drop(reason, detail, item)
+        for one in groups:
+            self.stats.drop(reason, detail, item, one.group)
 
 
 class GroupFile:

@@ -87,6 +87,7 @@ class Serve:
         )
         self.admission = RolloutAdmission(self.client)
         self.evaluation = env.periodic_evaluation
+        env.metrics_logger.sinks.append(env.group_stats.reports)
         self._heart: asyncio.Future[None] | None = None
         self._names: asyncio.Future[None] | None = None
         self._next: RolloutTask | None = None  # wanted, and not admitted yet
@@ -370,6 +371,8 @@ class Serve:
                 servers=servers[:MAX_SERVERS],
             )
         )
+        if self._run.registered is not None:
+            await env.group_stats.reports.send(self.client, self._run.identity)
 
     async def _drain(self) -> None:
         self.phase = EnvPhase.DRAINING

@@ -274,6 +274,28 @@ async def test_a_bound_token_is_valid_for_its_environment_only(app, issued):
                 assert now.queue_size == held.queue_size
 
 
+async def test_reports_need_the_token_of_their_sender(app, issued):
+    async with http_of(app) as http:
+        ids = await run_with_two_environments(http, issued[1])
+        mine, trainer = bearer(issued[1]["mine"]), bearer(issued[1]["trainer"])
+        step = {"role": "trainer", "step": 1, "values": {"loss": 1.0}}
+        own, another = ({**step, "role": "env", "env_id": ids[n]} for n in ("mine", "other"))
+        for body, headers, code in (
+            (step, trainer, 200),
+            (step, mine, 403),
+            (own, mine, 200),
+            (another, mine, 403),
+        ):
+            reply = await http.post("/steps", json=body, headers=headers)
+            assert reply.status_code == code, (body, reply.text)
+        for name, code in (("mine", 200), ("other", 403)):
+            path = f"/drops?reason=short&count=1&env_id={ids[name]}"
+            assert (await http.post(path, headers=mine)).status_code == code
+        assert (await http.post(path, headers=trainer)).status_code == 403
+        notes = "/batches/1/notes?generation=1&epoch=1"
+        assert (await http.post(notes, headers=mine)).status_code == 403
+
+
 async def test_a_bound_token_cannot_register_another_environment(app, issued):
     async with http_of(app) as http:
         await run_with_two_environments(http, issued[1])
@@ -342,6 +364,7 @@ def test_the_routes_of_environments_are_those_that_can_be_bound():
         "/scored_data",
         "/scored_data_list",
         "/groups",
+        "/drops",
         "/admission",
         "/admission/release",
         "/lease",

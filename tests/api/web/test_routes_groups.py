@@ -6,8 +6,11 @@ import gzip
 import json
 
 import httpx
+import msgspec
 import pytest
 
+from atroposlib.api.archive.index import DropFact, Index
+from atroposlib.api.codec import read_group
 from atroposlib.api.server import create_app
 from tests.api.harness import ENV, JSON, TRAINER, group, marks
 
@@ -179,3 +182,50 @@ async def test_cross_site_requests_are_rejected_and_no_cors_headers_are_sent(api
     assert (await api.http.get("/reset_data", headers=foreign)).status_code == 403
     plain = await api.http.get("/status", headers={"Origin": "http://evil"})
     assert "access-control-allow-origin" not in plain.headers
+
+
+async def test_a_dropped_group_is_shown_with_its_reason(api):
+    [env_id] = await api.started()
+    path = f"/drops?env_id={env_id}&reason=same_scores&count=7"
+    assert (await api.http.post(path)).json() == {"kept": True}
+    assert await api.post(path, group(mark=5)) == {"kept": True}
+    api.service.context.indexer.flush()
+    page = await api.get("/explore/rollouts?state=dropped&why=same_scores")
+    [first, second] = page["rows"]
+    assert (first["gid"], first["env"], first["why"]) == (-2, "e_0", "same_scores")
+    assert [row["reward"] for row in (await api.get("/explore/groups/-2"))["rows"]] == [
+        0.5,
+        0.5,
+    ]
+    assert (await api.get("/explore/groups/-2/rows/1"))["columns"]["id"] == [5, 7]
+    for gid in (-1, -3, -(10**30)):  # without a sample, and none
+        assert (await api.http.get(f"/explore/groups/{gid}/rows/0")).status_code == 404
+    assert (await api.get("/status"))["queue_size"] == 0
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "code"),
+    [
+        ("env_id=9&reason=short&count=1", None, 404),
+        ("env_id=0&reason=short&count=1&run_id=another", None, 404),
+        ("env_id=0&reason=<b>&count=1", None, 422),
+        ("env_id=0&reason=short&count=0", None, 422),
+        ("env_id=0&count=1", None, 422),
+        ("env_id=0&reason=short&count=1", {"tokens": [[1]]}, 422),
+        ("env_id=0&reason=short&count=1", " " * (2**21 + 1), 413),
+    ],
+)
+async def test_a_report_of_drops_that_breaks_its_bounds_is_refused(api, query, body, code):
+    await api.started()
+    reply = await api.http.post(f"/drops?{query}", **({"json": body} if body else {}))
+    assert reply.status_code == code
+
+
+def test_no_more_samples_of_dropped_groups_are_kept_than_the_bound(monkeypatch):
+    monkeypatch.setattr("atroposlib.api.archive.index.MAX_SAMPLES", 2)
+    facts = read_group(msgspec.json.encode(group()), "", None).facts
+    index = Index(None)
+    index.write([DropFact("e", "short", 1, 0.0, "json", b"", facts) for _ in range(5)])
+    assert index.read("SELECT id FROM drop_sample") == [(4,), (5,)]
+    assert index.read("SELECT DISTINCT gid FROM rollout") == [(-5,), (-4,)]
+    index.close()

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 
+import httpx
 import pytest
 
 from atroposlib.envs.rollout.filters import FilterRules, filter_group
@@ -72,6 +73,25 @@ async def test_environment_and_trainer_take_turns_to_the_end(
                 assert all((p == 1.0) != on for p, on in zip(logprobs, trained))
     items = [g.metadata["item"] for claimed in batches for g in claimed.batch]
     assert sorted(items) == [f"item-{i}" for i in range(1, 7)]
+    client.close()
+
+
+async def test_a_dropped_group_is_shown_by_the_explorer_and_delays_no_rollout(
+    api, fake, inference_url, toy_config
+):
+    client = api.trainer(batch_size=4, num_steps=3)
+    await asyncio.to_thread(client.claim, wait_s=0.0)
+    env = toy_env(toy_config, inference_url, rollout_server_url=api.url)
+    env.same_scores = True
+    serving = asyncio.ensure_future(env.env_manager())
+    await eventually(lambda: env.group_stats.dropped["same_scores"] >= 2)
+    dropped = f"{api.url}/explore/rollouts?state=dropped&why=same_scores"
+    await eventually(lambda: len(httpx.get(dropped).json()["rows"]) == 2)
+    row, _ = httpx.get(dropped).json()["rows"]
+    assert (row["env"], row["reward"], row["item"]) == ("toy_0", 0.0, "item-1")
+    assert len(env.rolled_out) > 2
+    env.serving.shutdown.request("test")
+    await asyncio.wait_for(serving, 20)
     client.close()
 
 

@@ -1,0 +1,76 @@
+"""Reports of an environment to the rollout API: dropped groups, and numbers of each step.
+
+    filter, sender --drop()-> counts, one sample per reason --.
+    metrics --write()-------> numbers of the last step -------+-- with a heartbeat --> API
+
+Nothing waits for them. A report that does not arrive is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Any
+
+from atroposlib.client import AsyncRolloutClient
+from atroposlib.envs.rollout.filters import NOT_A_GROUP, to_columns
+from atroposlib.envs.rollout.groups import plain
+from atroposlib.errors import InvalidGroup
+from atroposlib.trackers import finite_numbers
+from atroposlib.wire import DropReport, EnvIdentifier, StepReport
+
+EVERY_S = 10.0  # between two reports of one reason
+MAX_SAMPLE_BYTES = 2**20
+MAX_NUMBERS = 256
+
+
+class Reports:
+    """What is to be reported; also a sink of metrics."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._counts: Counter[str] = Counter()  # by reason, since its last report
+        self._samples: dict[str, Mapping[str, Any]] = {}  # the first group of them
+        self._due: dict[str, float] = {}
+        self._step: tuple[int, Mapping[str, Any]] | None = None
+
+    def drop(self, reason: str, group: Mapping[str, Any] | None) -> None:
+        """Count a dropped group."""
+        self._counts[reason] += 1
+        if group is not None:
+            self._samples.setdefault(reason, group)
+
+    def write(self, metrics: Mapping[str, Any], step: int) -> None:
+        """Keep the numbers of a step until the next heartbeat."""
+        self._step = step, metrics
+
+    def close(self) -> None:
+        """As of every sink; nothing is open."""
+
+    async def send(self, client: AsyncRolloutClient, who: EnvIdentifier) -> None:
+        """Report what is due; best effort."""
+        now, named = self._clock(), who.model_dump()
+        for reason in [one for one in self._counts if self._due.get(one, now) <= now]:
+            self._due[reason] = now + EVERY_S
+            report = DropReport(**named, reason=reason, count=self._counts.pop(reason))
+            sample = await asyncio.to_thread(_packed, self._samples.pop(reason, None))
+            await client.report_drops(report, sample)
+        if self._step is not None:
+            (step, metrics), self._step = self._step, None
+            numbers = finite_numbers({name: plain(value) for name, value in metrics.items()})
+            values = dict(islice(numbers.items(), MAX_NUMBERS))
+            await client.report_step(StepReport(role="env", step=step, values=values, **named))
+
+
+def _packed(group: Mapping[str, Any] | None) -> bytes:
+    """The group in binary form; nothing where it has none, or is too large."""
+    from atroposlib.wire.binary import pack_columns  # numpy loads where it is used
+
+    try:
+        packed = b"" if group is None else pack_columns(to_columns(group))
+    except (InvalidGroup, *NOT_A_GROUP):
+        return b""
+    return packed if len(packed) <= MAX_SAMPLE_BYTES else b""
