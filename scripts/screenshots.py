@@ -24,7 +24,6 @@ from tests.ui.recorded_run import recorded_run  # noqa: E402
 # name of the picture: address, colour scheme, width and height in px
 PICTURES = {
     "page-overview": ("#/", "light", 1280, 720),
-    "page-rollouts": ("#/rollouts", "light", 1280, 720),
     "page-rollouts-dark": ("#/rollouts?sort=reward", "dark", 1280, 720),
     "page-group": ("#/group/7", "light", 1280, 720),
     "page-tokens": ("#/tokens/7/1?mode=probability&token=30", "light", 1280, 560),

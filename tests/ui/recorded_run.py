@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from atroposlib import wire
 from atroposlib.api.guards.tokens import TokenFile
 from atroposlib.api.server import create_app
@@ -21,6 +23,8 @@ from atroposlib.api.store import open_store
 from atroposlib.client.environment import AsyncRolloutClient
 from atroposlib.client.trainer import RolloutClient
 from atroposlib.wire.messages import MASKED, MASKED_LOGPROB, MASKED_VERSION
+from atroposlib.wire.notes import GroupNotes, pack_notes
+from atroposlib.wire.status import ServerState
 from tests.serving import served
 
 GROUP_SIZE = 4
@@ -31,6 +35,7 @@ QUESTION = (
     "Natalia sold clips to {a} friends in April , and half as many in May . How many in all ?"
 )
 ANSWER = " In May she sold {a} / 2 = {h} clips .\n So in all {a} + {h} = {s} clips .\n#### {s}"
+DOUBT = " Wait , half of {a} is {h} ."
 HOSTILE = [
     "<script>window.pwned = 1</script>",
     '<img src="http://evil.example/i.png" onerror="window.pwned = 2">',
@@ -53,7 +58,7 @@ def write_word_tokenizer(folder: Path, texts: Sequence[str]) -> Path:
     tokenizer.pre_tokenizer, tokenizer.decoder = split, decoders.Fuse()
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<|unk|>"}
+    config = {"tokenizer_class": "TokenizersBackend", "unk_token": "<|unk|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 
@@ -67,7 +72,8 @@ def texts(
     answers, rewards = [], []
     for _ in range(GROUP_SIZE):
         good = rng.random() < 0.25 + 0.6 * step / (steps + 1) and step != SPIKE
-        answers.append(ANSWER.format(**(right if good else right | {"s": a + 2})))
+        form = DOUBT * rng.randrange(4) + ANSWER
+        answers.append(form.format(**(right if good else right | {"s": a + 2})))
         rewards.append(1.0 if good else 0.0 if step == SPIKE else 0.2)
     return QUESTION.format(a=a), answers, rewards
 
@@ -76,7 +82,7 @@ def all_texts() -> list[str]:
     """Every text that :func:`texts` can return."""
     values = [2 * (10 + n) for n in range(7)]
     right = [{"a": a, "h": a // 2, "s": s} for a in values for s in (a + a // 2, a + 2)]
-    return [form.format(**one) for one in right for form in (QUESTION, ANSWER)]
+    return [form.format(**one) for one in right for form in (QUESTION, ANSWER, DOUBT)]
 
 
 def group(
@@ -110,6 +116,24 @@ def group(
     return rows | more
 
 
+def notes(member: int, one: wire.ScoredData) -> bytes:
+    """Notes of a trainer whose logprobs differ a little, and at some tokens much."""
+    rng = random.Random(str(one.group_id))
+    sampled_R_T = [[p for p in row if p <= 0] for row in one.inference_logprobs or []]
+    found = GroupNotes.empty(member, [len(row) for row in sampled_R_T])
+    mean = sum(one.scores) / len(one.scores)
+    sampled = np.array(sum(sampled_R_T, []))
+    diff = np.array([rng.gauss(0, 0.02) - 0.5 * (rng.random() < 0.04) for _ in sampled])
+    found.logprobs[:] = sampled + diff
+    found.flags[:] = np.abs(diff) > 0.2
+    counts = found.counts.tolist()
+    found.advantages[:] = np.repeat([score - mean for score in one.scores], counts)
+    rows = np.split(diff, np.cumsum(counts)[:-1])
+    found.diff_mean[:] = [row.mean() for row in rows]
+    found.diff_max[:] = [np.abs(row).max() for row in rows]
+    return pack_notes(found)
+
+
 @contextmanager
 def recorded_run(
     folder: Path,
@@ -125,7 +149,7 @@ def recorded_run(
     long = " ".join(all_texts()) + "\n"
     directory = write_word_tokenizer(folder / "tokenizer", [*all_texts(), *HOSTILE, long])
     backend = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    store = open_store("sqlite", folder / "data")
+    store = open_store("sqlite", folder / "data", archive_bytes=2**28)
     app = create_app(store, tokens=TokenFile(tokens) if tokens else None)
     with served(app) as url:
         record = _run(url, token, str(directory), backend, steps, hostile, long)
@@ -175,7 +199,14 @@ async def _run(
         for at in range(GROUPS_IN_BATCH):
             number = (step * GROUPS_IN_BATCH + at) % 7
             made = texts(number, rng, step, steps)
-            about = {"item_id": f"clips/{number}"}
+            facts = [
+                {
+                    "metrics": {"exact": float(score == 1)},
+                    "timings": {"generate": rng.uniform(1, 4)},
+                }
+                for score in made[2]
+            ]
+            about = {"item_id": f"clips/{number}", "rows": facts}
             groups.append(
                 group(
                     backend,
@@ -191,11 +222,20 @@ async def _run(
             batch = trainer.claim(wait_s=10)
             assert batch.batch_no == step
             trainer.ack(batch)
-            trainer.announce_version(step)
-        await client.heartbeat(
-            wire.Heartbeat(
-                role="env", name=name, phase="rollout", details={"groups_sent": 2 * step}
+            trainer.send_notes(
+                batch, [notes(at, one) for at, one in enumerate(batch.batch or [])]
             )
+            values = {"loss": 1 / step, "entropy": 0.9 - 0.5 * step / steps}
+            trainer.report_step(
+                wire.StepReport(role="trainer", step=step, batch_no=step, values=values)
+            )
+            trainer.announce_version(step)
+        beat: dict[str, Any] = {"groups_sent": 2 * step, "rollouts_running": 8}
+        server = ServerState(url="http://127.0.0.1:9001", version=step - 1, running=8)
+        one = wire.Heartbeat(role="env", name=joined.wandb_name, phase="rollout", details=beat)
+        await client.heartbeat(one.model_copy(update={"servers": [server]}))
+        await client.heartbeat(
+            wire.Heartbeat(role="trainer", name="trainer", phase="training")
         )
     if hostile:
         evil = group(

@@ -49,7 +49,7 @@ const COLUMNS = [
 
 async function one(context, no) {
   const batch = await context.get(`/explore/batches/${no}`);
-  context.box.append(h("h1", {}, `Batch ${no}`, h("small", {}, " ", link(address("rollouts", { step: batch.step ?? undefined }), "its rollouts"))),
+  context.box.append(h("h1", {}, `Batch ${no}`, h("small", {}, " ", link(address("rollouts", { batch_no: no }), "its rollouts"))),
     facts(["step", count(batch.step)], ["state", batch.state], ["deliveries", count(batch.epoch)], ["generation", count(batch.generation)], ["lease", lease(batch)],
       ["sequences", count(batch.n_seq)], ["oldest version", count(batch.min_version)], ["ranks acked", `${batch.ranks.length} of ${orDash(batch.world_size)}`],
       ["claimed", time(batch.claimed)], ["acked", time(batch.acked)]),

@@ -32,9 +32,12 @@ export async function show(context) {
     grid.replaceChildren(...found.filter((one) => one.points.length).map((one) => chart({
       title: [h("b", {}, one.key), h("small", {}, [one.env, one.source].filter(Boolean).map((word) => ` ${word}`))],
       points: one.points, smooth, signal: context.signal,
-      onPoint: (step) => { location.hash = address("rollouts", { step, env: one.env, sort: worst(one.key) }); },
-      onRange: (from, to) => { location.hash = address("rollouts", { step: `${from}..${to}`, env: one.env, sort: worst(one.key) }); },
+      onPoint: (step) => rows(step, one), onRange: (from, to) => rows(`${from}..${to}`, one),
     })));
+  }
+  async function rows(step, { key, env: named }) { // without steps of the trainer, a point is a batch
+    const { counted } = await context.get("/explore/rollouts", { step, limit: 1 });
+    location.hash = address("rollouts", { [counted.n ? "step" : "batch_no"]: step, env: named, sort: worst(key) });
   }
   let seen = JSON.stringify(series);
   context.live(async () => {
@@ -45,7 +48,7 @@ export async function show(context) {
 }
 
 export function preferred(keys) {
-  const wanted = ["reward", "reward_std", "n_tokens", "loss", "kl", "entropy", "diff_max", "mismatch"];
+  const wanted = ["reward", "reward_std", "tokens_mean", "loss", "kl", "entropy", "diff_max", "truncated_share"];
   const found = wanted.flatMap((word) => keys.filter((key) => key === word || key.endsWith(`/${word}`)).slice(0, 1));
   return (found.length ? found : keys).slice(0, MAX_KEYS);
 }

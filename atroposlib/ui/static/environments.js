@@ -7,14 +7,15 @@ export async function show(context) {
   context.box.append(cards);
   const lengths = new Map(); // histograms change slowly: asked once per environment
   await context.live(async () => {
-    const [status, runs, curves] = await Promise.all([context.optional("/status"), context.optional("/explore/runs"), context.optional("/explore/curves", { keys: "reward,reward_std" })]);
+    const [status, runs] = await Promise.all([context.optional("/status"), context.optional("/explore/runs")]);
     const shares = (status?.shares ?? []).filter((share) => share.env_id !== null);
     const names = [...new Set([...(runs?.runs ?? []).flatMap((run) => run.envs), ...shares.map((share) => share.name)])].sort();
     await Promise.all(names.filter((name) => !lengths.has(name)).map(async (name) => lengths.set(name, await context.optional("/explore/histogram", { field: "n_tokens", env: name }))));
+    const curves = new Map(await Promise.all(names.map(async (env) => [env, await context.optional("/explore/curves", { keys: "reward,reward_std", env })])));
     cards.replaceChildren(...names.map((name) => environment(name, {
       share: shares.find((one) => one.name === name), lengths: lengths.get(name),
-      beats: (status?.participants ?? []).filter((p) => p.role === "env" && p.name.startsWith(name)),
-      points: (key) => (curves?.series ?? []).find((one) => one.key === key && one.env === name)?.points ?? [],
+      beats: (status?.participants ?? []).filter((p) => p.role === "env" && p.name.startsWith(name.replace(/_\d+$/, ""))),
+      points: (key) => curves.get(name)?.series.find((one) => one.key === key && one.source === "rollup")?.points ?? [],
     })));
     if (!names.length) cards.append(empty("No environment is registered.", "Start one: atropos env run FILE serve --api-url " + location.origin));
   });

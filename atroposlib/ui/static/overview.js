@@ -13,7 +13,7 @@ export async function show(context) {
   context.box.append(boxes, rest);
   await context.live(async () => {
     const status = await context.optional("/status");
-    const [why, curves] = await Promise.all([context.optional("/explore/why").catch(() => null), context.optional("/explore/curves", { keys: "reward,n_tokens" }).catch(() => null)]);
+    const [why, curves] = await Promise.all([context.optional("/explore/why").catch(() => null), context.optional("/explore/curves", { keys: "reward" }).catch(() => null)]);
     if (!status) { await archived(context, boxes, curves); return; }
     seen.push([performance.now() / 1000, counters(status)]);
     while (seen.at(-1)[0] - seen[0][0] > WINDOW_S) seen.shift();

@@ -4,17 +4,17 @@ import { address, count, duration, empty, fixed, h, number, orDash, signed, time
 import { VirtualList } from "./list.js";
 
 const PAGE = 200;
-const FILTERS = ["env", "state", "outcome", "finish", "why", "item", "step", "version", "reward", "diff_min", "q"];
+const FILTERS = ["env", "state", "outcome", "finish", "why", "item", "step", "batch_no", "version", "reward", "diff_min", "q"];
 const HINTS = {
   env: "gsm8k", state: "pending", outcome: "truncated", finish: "length", why: "same_scores", item: "17",
-  step: "10..20", version: "12", reward: "0..0.5", diff_min: "0.1", q: "words of the completion",
+  step: "10..20", batch_no: "12", version: "12", reward: "0..0.5", diff_min: "0.1", q: "words of the completion",
 };
 const when = (row) => `${row.gid}.${row.row}`;
 const COLUMNS = [
   { title: "rollout", width: "5.5rem", cell: when },
   { title: "env", width: "minmax(4.5rem,1fr)", cell: (r) => orDash(r.env) },
   { title: "item", width: "minmax(5rem,1.4fr)", cell: (r) => orDash(r.item ?? r.group_id) },
-  { title: "step", width: "3.6rem", num: true, sort: "step", cell: (r) => count(r.step) },
+  { title: "step", width: "3.6rem", num: true, sort: "step", cell: (r) => count(r.step ?? r.batch_no), hint: "step of the trainer; the batch where it reports none" },
   { title: "version", width: "4.6rem", num: true, wide: true, cell: (r) => versions(r), hint: "policy versions of its tokens" },
   { title: "stale", width: "3rem", num: true, wide: true, cell: (r) => number(r.staleness, 0), hint: "versions behind the policy" },
   { title: "reward", width: "5rem", num: true, sort: "reward", cell: (r) => fixed(r.reward) },

@@ -30,7 +30,7 @@ export async function show(context) {
   const tabs = h("div", { class: "modes", role: "tablist", "aria-label": "Colour" }, Object.entries(MODES).map(([name, [title]], at) =>
     h("button", { type: "button", role: "tab", "data-mode": name, onclick: () => paint(name) }, h("kbd", {}, at + 1), ` ${title}`)));
   put(context.box, h("h1", {}, `Sample ${row} of `, link(address(`group/${gid}`, { row }), `group ${gid}`)),
-    facts(["tokens", count(first.n_tokens)], ["tokenizer", first.tokenizer ?? "not found: ids are shown"], ...meta(first.metadata)),
+    facts(["tokens", count(first.n_tokens)], ["tokenizer", first.tokenizer?.split("/").pop() ?? "not found: ids are shown"], ...meta(first.metadata)),
     messages(first.messages), tabs, legend, text, tail, inspector);
 
   const nodeOf = (at) => text.querySelector(`[data-at="${at}"]`);

@@ -2,10 +2,13 @@
 
 import { count, empty, h, prose, section, table, time } from "./dom.js";
 
+const SHOWN = 500; // events, the newest
+
 export async function show(context) {
   const [findings, events] = [h("div", {}), h("div", {})];
   context.box.append(section("Findings", findings), section("Events", events));
-  let seen = "", rows = [], after;
+  let seen = "", after;
+  const rows = new Map(); // by id: the last page is asked for again until it is full
   await context.live(async () => {
     const [why, more] = await Promise.all([context.optional("/explore/why"), context.optional("/explore/events", { after, limit: 200 })]);
     if (JSON.stringify(why) !== seen) {
@@ -14,8 +17,10 @@ export async function show(context) {
       if (!why) findings.append(empty("No findings here.", "Run the doctor: atropos why"));
       else if (!why.findings.length) findings.append(empty("Nothing is wrong.", why.moving ?? ""));
     }
-    if (more?.events.length) { after = more.events.at(-1).id; rows = more.events.reverse().concat(rows).slice(0, 1000); }
-    if (more?.events.length || !events.firstChild) events.replaceChildren(rows.length ? list(rows) : empty("No event is stored.", "GET /events streams those of now."));
+    const before = rows.size;
+    for (const one of more?.events ?? []) rows.set(one.id, one);
+    after = more?.next ?? after;
+    if (rows.size > before || !events.firstChild) events.replaceChildren(rows.size ? list([...rows.values()].slice(-SHOWN).reverse()) : empty("No event is stored.", "GET /events streams those of now."));
   });
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from atroposlib.utils.tokenizers.plain import INSTALL, PlainTokenizer, obstacle,
 PLAIN = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
 SMOLLM2_DIRECTORY = "smollm2-135m-instruct"  # of the quickstart's model, in the cache
 MAKE_SMOLLM2 = (sys.executable, "-m", "atroposlib.quickstart.models")
+# A second thread that imports transformers meanwhile gets the module without its classes.
+_IMPORTING = threading.Lock()
 HUB_TIMEOUT_S = 5.0  # the hub's own client tries for more than a minute
 
 
@@ -83,11 +86,13 @@ def load_tokenizer_named(name: str) -> Any:
             )
         return PlainTokenizer(directory)
     require_model(name)
-    import transformers
-
     kind = "PreTrainedTokenizerFast" if plain else "AutoTokenizer"
+    with _IMPORTING:
+        import transformers
+
+        loader = getattr(transformers, kind)
     try:
-        return getattr(transformers, kind).from_pretrained(name)
+        return loader.from_pretrained(name)
     except (OSError, ValueError) as error:
         reason = str(error).split("\n")[0]
         raise ConfigError(f"no tokenizer can be loaded from {name!r}: {reason}") from error
