@@ -280,6 +280,20 @@ async def _watching(s: Session) -> None:
     await s.say("explore rollouts", "GET", "/explore/rollouts?reward=0.5..1&limit=1")
     await s.say("explore group", "GET", "/explore/groups/1")
     await s.say("explore row", "GET", "/explore/groups/2/rows/0?from=0&to=4096")
+    for name in (
+        "runs",
+        "batches",
+        "batches/1",
+        "curves?keys=reward",
+        "histogram?field=reward",
+    ):
+        await s.say(f"explore {name.partition('?')[0]}", "GET", f"/explore/{name}")
+    await s.say("explore weights", "GET", "/explore/weights")
+    events = await s.say(None, "GET", "/explore/events?limit=1")
+    events["events"][0]["id"] = "18f3c2-1"
+    s.exchanges["explore events"] = Exchange(
+        "GET /explore/events?limit=1", f"200\n\n{pretty(events)}"
+    )
 
 
 async def _old_clients(s: Session) -> None:

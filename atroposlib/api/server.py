@@ -89,7 +89,8 @@ def create_app(
         ops_routes,
     ):
         routers.append(routes(service))
-    routers.append(explore_routes(Explorer(service.context.indexer.index, store)))
+    explorer = Explorer(service.context.indexer.index, store, service.run_facts)
+    routers.append(explore_routes(explorer))
     for router in routers:
         app.include_router(router)
     app.router.routes.extend(page_routes())

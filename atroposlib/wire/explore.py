@@ -121,7 +121,7 @@ class RowView(Struct, kw_only=True, rename={"start": "from"}):
 
 
 class EnvPart(Struct):
-    """An environment's part of a batch; ``wanted`` by the shares at the claim."""
+    """An environment's part of a batch, and what its share asked for, if that is known."""
 
     env: str | None
     sequences: int
@@ -219,6 +219,12 @@ class RunEntry(Struct, kw_only=True):
     tokenizer: str | None
     tokenizer_found: bool
     envs: list[str]
+
+
+class Runs(Struct):
+    """GET /explore/runs."""
+
+    runs: list[RunEntry]
 
 
 class EventEntry(Struct):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy as np
 from atroposlib.api.archive.filters import (
     FILTERS,
     PAGING,
+    Order,
     Where,
     limit_of,
     number,
@@ -19,6 +22,8 @@ from atroposlib.api.archive.filters import (
     where,
 )
 from atroposlib.api.archive.index import Index
+from atroposlib.api.archive.run_views import RunViews
+from atroposlib.api.archive.tokens import Decoder, local_tokenizer, pieces, text_of
 from atroposlib.api.codec.delivery import read_columns
 from atroposlib.api.common.records import Media, Payload
 from atroposlib.api.store import Store
@@ -32,16 +37,58 @@ MAX_TOKENS = 16_384  # per call
 DEFAULT_TOKENS = 4096
 COUNTED_EXACTLY = 10_000
 TEXT_CHARACTERS = 2000  # of the prompt and of the completion in the view of a group
+SEARCH_S = 1.0  # of a search, whose page may then be short; ``next`` goes on with it
+SEARCHED_ROWS = 100  # at a time
 _NAMES = explore.RolloutRow.__struct_fields__
 _SELECT = f"SELECT {', '.join(_NAMES)} FROM rollout"
 _LIFE = {"posted": "arrived", "leased": "claimed", "acked": "acked"}
 
 
-class Explorer:
+@dataclass(frozen=True)
+class RunFacts:
+    """What the index does not contain about its run."""
+
+    run_id: str = ""
+    live: bool = False
+    state: str | None = None
+    tokenizer: str | None = None
+    envs: tuple[str, ...] = ()
+
+
+class Explorer(RunViews):
     """Answers over one index and the store whose groups it lists."""
 
-    def __init__(self, index: Index, store: Store) -> None:
-        self.index, self._store = index, store
+    def __init__(
+        self, index: Index, store: Store, about: Callable[[], RunFacts] = RunFacts
+    ) -> None:
+        super().__init__(index)
+        self._store, self._about = store, about
+
+    def runs(self, given: Mapping[str, str]) -> explore.Runs:
+        """The run of this index."""
+        require_known(given)
+        about, path = self._about(), self._store.archive
+        [(rollouts, groups)] = self.index.read("SELECT COUNT(*), SUM(row = 0) FROM rollout")
+        [(steps,)] = self.index.read("SELECT COUNT(*) FROM batch WHERE acked IS NOT NULL")
+        names = self.index.read("SELECT DISTINCT env FROM rollout WHERE env IS NOT NULL")
+        run = explore.RunEntry(
+            run_id=about.run_id,
+            path=None if path is None else str(path.parent.parent),
+            live=about.live,
+            state=about.state,
+            steps=steps,
+            groups=groups or 0,
+            rollouts=rollouts,
+            bytes=self._store.stats().disk_bytes or None,
+            tokenizer=about.tokenizer,
+            tokenizer_found=self._decoder() is not None,
+            envs=sorted({*about.envs, *(name for (name,) in names)}),
+        )
+        return explore.Runs([run])
+
+    def _decoder(self) -> Decoder | None:
+        name = self._about().tokenizer
+        return None if name is None else local_tokenizer(name)
 
     # --- rollouts -------------------------------------------------------------------
 
@@ -53,11 +100,40 @@ class Explorer:
         """
         require_known(given, *FILTERS, *PAGING)
         order, limit, found = order_of(given), limit_of(given), where(given)
-        page = order.start(found, given.get("after"))
+        if text := given.get("q"):
+            return self._search(text.casefold(), found, order, given.get("after"), limit)
+        rows, last = self._page(found, order, given.get("after"), limit)
+        return explore.RolloutPage(rows, last, self._counted(found))
+
+    def _page(
+        self, found: Where, order: Order, after: str | None, limit: int
+    ) -> tuple[list[explore.RolloutRow], str | None]:
+        page = order.start(found, after)
         sql = f"{_SELECT} {page.clause} {order.sql} LIMIT ?"
         rows = [rollout_of(row) for row in self.index.read(sql, (*page.values, limit))]
-        last = order.key(rows[-1]) if len(rows) == limit else None
-        return explore.RolloutPage(rows, last, self._counted(found))
+        return rows, order.key(rows[-1]) if len(rows) == limit else None
+
+    def _search(
+        self, text: str, found: Where, order: Order, after: str | None, limit: int
+    ) -> explore.RolloutPage:
+        """Rows whose completions contain ``text``: read one by one, for ``SEARCH_S`` a call."""
+        end, decoder = time.monotonic() + SEARCH_S, self._decoder()
+        matches: list[explore.RolloutRow] = []
+        group: tuple[int, StoredGroup | None] = (0, None)
+        while True:
+            rows, after = self._page(found, order, after, SEARCHED_ROWS)
+            for row in rows:
+                if group[0] != row.gid:
+                    group = row.gid, self._payload(row.gid)
+                said = group[1] and group[1].texts(row.row, decoder, None)[1]
+                if said and text in said.casefold():
+                    matches.append(row)
+                if len(matches) == limit or time.monotonic() > end:
+                    counted = explore.Counted(len(matches), exact=False)
+                    return explore.RolloutPage(matches, order.key(row), counted)
+            if after is None:
+                counted = explore.Counted(len(matches), exact=True)
+                return explore.RolloutPage(matches, None, counted)
 
     def _counted(self, found: Where) -> explore.Counted:
         sql = f"SELECT COUNT(*) FROM (SELECT 1 FROM rollout {found.clause} LIMIT ?)"
@@ -82,7 +158,7 @@ class Explorer:
         if not rows:
             raise UnknownGroup(f"group {gid} is not in the index")
         rewards = np.array([row.reward for row in rows if row.reward is not None])
-        first = rows[0]
+        first, decoder = rows[0], self._decoder()
         metadata = {} if group is None else group.columns.rest_value("metadata") or {}
         return explore.GroupView(
             gid=gid,
@@ -98,20 +174,27 @@ class Explorer:
             baseline=float(rewards.mean()) if len(rewards) else None,
             spread=float(rewards.std()) if len(rewards) else None,
             life=self._life(first),
-            rows=[self._group_row(row, metadata) for row in rows],
+            rows=[self._group_row(row, metadata, group, decoder) for row in rows],
         )
 
     def _group_row(
-        self, row: explore.RolloutRow, metadata: Mapping[str, Any]
+        self,
+        row: explore.RolloutRow,
+        metadata: Mapping[str, Any],
+        group: StoredGroup | None,
+        decoder: Decoder | None,
     ) -> explore.GroupRow:
         own = metadata.get("rows")
         said = own[row.row] if isinstance(own, list) and row.row < len(own) else {}
         said = said if isinstance(said, dict) else {}
+        texts = (None, None) if group is None else group.texts(row.row, decoder)
         return explore.GroupRow(
             **{name: getattr(row, name) for name in _NAMES},
             metrics=_numbers(said.get("metrics")),
             timings=_numbers(said.get("timings")),
             judge=None if said.get("judge") is None else str(said["judge"])[:TEXT_CHARACTERS],
+            prompt=texts[0],
+            completion=texts[1],
         )
 
     def _life(self, row: explore.RolloutRow) -> list[explore.LifeEvent]:
@@ -146,16 +229,21 @@ class Explorer:
             raise ConfigError(f"from, to: ascending, at most {MAX_TOKENS} tokens apart")
         start, to = min(start, n_tokens), min(to, n_tokens)
         offset = int(columns.seq_lens[:row].sum())
-        messages = columns.rest_value("messages")
+        messages, decoder = columns.rest_value("messages"), self._decoder()
+        shown = self._token_columns(gid, row, columns, offset, (start, to))
+        if decoder is not None:
+            before = columns.tokens[offset : offset + start].tolist()
+            shown.text = pieces(decoder, shown.id, before)
         return explore.RowView(
             gid=gid,
             row=row,
             n_tokens=n_tokens,
             start=start,
             to=to,
+            tokenizer=None if decoder is None else self._about().tokenizer,
             messages=messages[row] if messages else None,
             metadata=columns.rest_value("metadata") or {},
-            columns=self._token_columns(gid, row, columns, offset, (start, to)),
+            columns=shown,
         )
 
     def _token_columns(
@@ -197,6 +285,28 @@ class StoredGroup:
 
     def __init__(self, columns: Columns, n_bytes: int, media: Media) -> None:
         self.columns, self.n_bytes, self.media = columns, n_bytes, media
+
+    def texts(
+        self, row: int, decoder: Decoder | None, most: int | None = TEXT_CHARACTERS
+    ) -> tuple[str | None, str | None]:
+        """Prompt and completion of a row, at most ``most`` characters each.
+
+        The completion begins at the first trained token. Without a tokenizer it is the last
+        message of the assistant, if the group has messages.
+        """
+        columns = self.columns
+        if decoder is None:
+            messages = columns.rest_value("messages")
+            own = messages[row] if messages else []
+            said = [m["content"] for m in own if m["role"] == "assistant"]
+            return None, said[-1][:most] if said and isinstance(said[-1], str) else None
+        start = int(columns.seq_lens[:row].sum())
+        end = start + int(columns.seq_lens[row])
+        trained = np.flatnonzero(columns.masks[start:end] != MASKED)
+        middle = start + int(trained[0]) if len(trained) else end
+        prompt = columns.tokens[start:middle][:most].tolist()
+        completion = columns.tokens[middle:end][:most].tolist()
+        return text_of(decoder, prompt)[:most], text_of(decoder, completion)[:most]
 
 
 def rollout_of(row: tuple[Any, ...]) -> explore.RolloutRow:

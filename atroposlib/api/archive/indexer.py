@@ -19,11 +19,11 @@ from dataclasses import astuple
 import apsw
 import msgspec
 
-from atroposlib.api.archive.index import (
+from atroposlib.api.archive.index import Index
+from atroposlib.api.archive.records import (
     BatchFact,
     EventFact,
     GroupStates,
-    Index,
     NotesFact,
     Record,
     RowFacts,

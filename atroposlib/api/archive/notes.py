@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from atroposlib.api.archive.index import NotesFact
+from atroposlib.api.archive.records import NotesFact
 from atroposlib.api.common.records import BatchMember
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire.binary import split_frames

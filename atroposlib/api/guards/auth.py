@@ -51,7 +51,11 @@ SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     ("GET", "/info"): READ,
     ("GET", "/wandb_info"): READ,
     ("GET", "/latest_example"): READ,
-    ("GET", "/explore/rollouts"): READ,
+    **{
+        ("GET", f"/explore/{name}"): READ
+        for name in ("runs", "rollouts", "batches", "curves", "histogram", "weights", "events")
+    },
+    ("GET", "/explore/batches/{no}"): READ,
     ("GET", "/explore/groups/{gid}"): READ,
     ("GET", "/explore/groups/{gid}/rows/{row}"): READ,
     # Environments.

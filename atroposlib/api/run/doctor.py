@@ -10,7 +10,7 @@ from typing import Any
 
 from anyio.to_thread import run_sync as in_thread
 
-from atroposlib.api.archive.index import FindingFact
+from atroposlib.api.archive.records import FindingFact
 from atroposlib.api.run.events import Events
 from atroposlib.api.run.metrics import Metrics
 from atroposlib.doctor.diagnosis import diagnose, moving

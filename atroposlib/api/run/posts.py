@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from time import monotonic
 
-from atroposlib.api.archive.index import RowFacts
+from atroposlib.api.archive.records import RowFacts
 from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.common.records import (
     Accepted,

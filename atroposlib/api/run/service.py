@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from atroposlib import wire
-from atroposlib.api.archive.index import DropFact, StepFact
+from atroposlib.api.archive.explorer import RunFacts
+from atroposlib.api.archive.records import DropFact, StepFact
 from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.common.records import (
     MAX_DELIVERIES,
@@ -240,6 +241,17 @@ class RolloutService:
         return self.context.indexer.submit(fact)
 
     # --- status ------------------------------------------------------------------------
+
+    def run_facts(self) -> RunFacts:
+        """What the explorer shows of the run itself."""
+        run = self.run
+        return RunFacts(
+            run_id=run.run_id,
+            live=True,
+            state=run.state.value,
+            tokenizer=None if run.trainer is None else run.trainer.tokenizer,
+            envs=tuple(env.wandb_name for env in run.envs),
+        )
 
     async def current_step(self) -> int:
         """Starting step plus the batches delivered to this trainer generation."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -29,9 +29,20 @@ def explore_routes(explorer: Explorer) -> APIRouter:
         response.headers["cache-control"] = "no-store"
         return response
 
-    @router.get("/rollouts", responses=refusals())
-    async def rollouts(request: Request) -> Response:
-        return await answer(request, explorer.rollouts)
+    def page(name: str, call: Callable[[Mapping[str, str]], Any]) -> None:
+        async def get(request: Request) -> Response:
+            return await answer(request, call)
+
+        router.add_api_route(
+            f"/{name}", get, name=name, description=call.__doc__, responses=refusals()
+        )
+
+    for name in ("runs", "rollouts", "batches", "curves", "histogram", "weights", "events"):
+        page(name, getattr(explorer, name))
+
+    @router.get("/batches/{no}", responses=refusals(404))
+    async def batch(no: int, request: Request) -> Response:
+        return await answer(request, explorer.batch, no)
 
     @router.get("/groups/{gid}", responses=refusals(404))
     async def group(gid: int, request: Request) -> Response:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from atroposlib.api.archive.index import Index, RowFacts
+from atroposlib.api.archive.index import Index
+from atroposlib.api.archive.records import RowFacts
 from atroposlib.api.codec.row_facts import GroupFacts, RowFact
 
 UNKNOWN = dict.fromkeys(RowFact._fields)

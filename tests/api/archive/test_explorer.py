@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from atroposlib.api.archive.explorer import Explorer, spread
-from atroposlib.api.archive.index import NotesFact
+from atroposlib.api.archive.records import NotesFact
 from atroposlib.errors import ConfigError, UnknownGroup
 from tests.api.harness import sampled
 
@@ -93,3 +93,43 @@ async def test_an_unknown_group_or_row_is_named(explorer, gid, row):
 async def test_an_unknown_group_is_named(explorer, gid):
     with pytest.raises(UnknownGroup):
         explorer.group(gid, {})
+
+
+async def test_completions_are_searched_without_a_tokenizer_in_messages(explorer, api):
+    assert explorer.rollouts({"q": "FOUR"}).rows == []
+    talk = [
+        [{"role": "user", "content": "2+2"}, {"role": "assistant", "content": "It is Four."}]
+    ]
+    body = sampled(3, rows=1, mark=9) | {"messages": talk}
+    await api.http.post("/scored_data", content=json.dumps(body))
+    api.service.context.indexer.flush()
+    page = explorer.rollouts({"q": "FOUR"})
+    assert [(row.gid, row.row) for row in page.rows] == [(2, 0)]
+    assert (page.next, page.counted.n, page.counted.exact) == (None, 1, True)
+    assert explorer.rollouts({"q": "four", "limit": "1"}).next
+    assert explorer.group(2, {}).rows[0].completion == "It is Four."
+
+
+async def test_tokens_are_text_with_a_tokenizer_of_local_files(explorer, monkeypatch):
+    class Letters:
+        def decode(self, token_ids, *, skip_special_tokens):
+            return "".join(chr(64 + one) for one in token_ids)
+
+    monkeypatch.setattr(explorer, "_decoder", Letters)
+    row = explorer.row(1, 0, {})
+    assert row.columns.text == ["A", "G"]
+    [first, _] = explorer.group(1, {}).rows
+    assert (first.prompt, first.completion) == ("A", "G")
+    assert len(explorer.rollouts({"q": "g"}).rows) == 2
+
+
+async def test_the_run_is_described_with_its_rollouts(api, explorer):
+    reply = await api.get("/explore/runs")
+    [run] = reply["runs"]
+    assert (run["live"], run["state"], run["rollouts"], run["groups"]) == (
+        True,
+        "STARTED",
+        2,
+        1,
+    )
+    assert (run["tokenizer_found"], run["envs"]) == (False, ["e_0"])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from atroposlib.api.archive.index import (
+from atroposlib.api.archive.index import Index
+from atroposlib.api.archive.records import (
     BatchFact,
     DropFact,
     EventFact,
     FindingFact,
     GroupStates,
-    Index,
     NotesFact,
     StepFact,
     WeightFact,

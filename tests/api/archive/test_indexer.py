@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.api.archive import indexer as module
-from atroposlib.api.archive.index import StepFact
+from atroposlib.api.archive.records import StepFact
 from tests.api.harness import Api, sampled
 
 

@@ -33,6 +33,8 @@ async def test_a_posted_group_is_listed_and_opened(api):
         ("/explore/rollouts?order=up", 422),
         ("/explore/rollouts?limit=1000", 422),
         ("/explore/groups/9", 404),
+        ("/explore/batches/9", 404),
+        ("/explore/curves?bucket=0", 422),
         ("/explore/groups/x", 422),
         ("/explore/groups/9/rows/0", 404),
         ("/explore/groups/" + "9" * 40, 404),
@@ -54,6 +56,7 @@ async def test_looking_changes_nothing(api):
     await api.post("/scored_data", group(env_id=env_id))
     api.service.context.indexer.flush()
     before = await api.get("/status")
-    for path in ("/explore/rollouts", "/explore/groups/1", "/explore/groups/1/rows/0"):
-        await api.get(path)
+    paths = [path for _, path in SCOPES_OF if path.startswith("/explore") and "{" not in path]
+    for path in (*paths, "/explore/groups/1", "/explore/groups/1/rows/0"):
+        assert (await api.http.get(path)).status_code == 200, path
     assert await api.get("/status") == before

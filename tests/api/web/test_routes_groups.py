@@ -9,7 +9,8 @@ import httpx
 import msgspec
 import pytest
 
-from atroposlib.api.archive.index import DropFact, Index
+from atroposlib.api.archive.index import Index
+from atroposlib.api.archive.records import DropFact
 from atroposlib.api.codec import read_group
 from atroposlib.api.server import create_app
 from tests.api.harness import ENV, JSON, TRAINER, group, marks

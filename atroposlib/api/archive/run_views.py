@@ -1,0 +1,243 @@
+"""Views of a whole run for /explore: batches, curves, histograms, weights, events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from atroposlib.api.archive.filters import (
+    FILTERS,
+    limit_of,
+    number,
+    require_known,
+    where,
+)
+from atroposlib.api.archive.index import Index
+from atroposlib.errors import ConfigError, UnknownGroup
+from atroposlib.wire import explore
+
+MAX_POINTS = 2000  # of a curve
+MAX_KEYS = 64  # per call
+BINS = 20
+RECENT_STEPS = 500  # whose keys are listed
+NUMBERS = tuple(
+    "reward advantage n_tokens n_trained turns tool_calls logprob_mean diff_mean diff_max "
+    "clipped_share staleness generate_s step batch_no arrived".split()
+)
+_CURVES = {  # key -> SQL over the rows of ``rollup`` of one step
+    "reward": "SUM(reward) / SUM(n)",
+    "reward_std": "SQRT(MAX(0, SUM(reward_square) / SUM(n) - POWER(SUM(reward) / SUM(n), 2)))",
+    "rollouts": "SUM(n)",
+    "tokens": "SUM(tokens)",
+    "tokens_mean": "1.0 * SUM(tokens) / SUM(n)",
+    "trained_tokens": "SUM(trained)",
+    "turns_mean": "1.0 * SUM(turns) / SUM(n)",
+    "staleness_mean": "1.0 * SUM(staleness) / SUM(n)",
+    "diff_max": "MAX(diff_max)",
+    "truncated_share": "1.0 * SUM(truncated) / SUM(n)",
+}
+_BATCH = (
+    *("no", "step", "state", "epoch", "generation", "tries", "lease_until", "world_size"),
+    *("ranks", "n_seq", "min_version", "claimed", "acked"),
+)
+
+
+class RunViews:
+    """Reads of the index alone."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+
+    # --- batches --------------------------------------------------------------------
+
+    def batches(self, given: Mapping[str, str]) -> explore.BatchPage:
+        """A page of batches, the newest first."""
+        require_known(given, "after", "limit")
+        before = number("after", given.get("after", str(2**62)), int)
+        limit = limit_of(given)
+        found = self._batches("no < ? ORDER BY no DESC LIMIT ?", before, limit)
+        return explore.BatchPage(found, str(found[-1].no) if len(found) == limit else None)
+
+    def batch(self, no: int, given: Mapping[str, str]) -> explore.BatchDetail:
+        """One batch and its groups.
+
+        Raises:
+            UnknownGroup: no batch has this number.
+        """
+        require_known(given)
+        found = self._batches("no = ?", no) if 0 < no < 2**63 else []
+        if not found:
+            raise UnknownGroup(f"batch {no} is not in the index")
+        rows = self.index.read(
+            "SELECT gid, MAX(env), MAX(item), COUNT(*), AVG(reward), "
+            "AVG(reward * reward) - AVG(reward) * AVG(reward) FROM rollout "
+            "WHERE batch_no = ? GROUP BY gid ORDER BY gid",
+            (no,),
+        )
+        members = [
+            explore.Member(*rest, None if square is None else math.sqrt(max(square, 0.0)))
+            for *rest, square in rows
+        ]
+        same = {name: getattr(found[0], name) for name in explore.BatchView.__struct_fields__}
+        return explore.BatchDetail(**same, members=members)
+
+    def _batches(self, condition: str, *values: int) -> list[explore.BatchView]:
+        rows = self.index.read(
+            f"SELECT {', '.join(_BATCH)} FROM batch WHERE {condition}", values
+        )
+        views = [explore.BatchView(**dict(zip(_BATCH, row))) for row in rows]
+        for view in views:
+            text = str(view.ranks or "")
+            view.ranks = [int(one) for one in text.split(",") if one.isdigit()]
+            parts = self.index.read(
+                "SELECT env, COUNT(*), COUNT(DISTINCT gid) FROM rollout WHERE batch_no = ? "
+                "GROUP BY env",
+                (view.no,),
+            )
+            view.envs = [explore.EnvPart(env, n) for env, n, _ in parts]
+            view.groups = sum(groups for *_, groups in parts)
+            lags = self.index.read(
+                "SELECT staleness, COUNT(*) FROM rollout WHERE batch_no = ? AND staleness "
+                "IS NOT NULL GROUP BY staleness",
+                (view.no,),
+            )
+            view.staleness = {str(lag): n for lag, n in lags}
+        return views
+
+    # --- curves ---------------------------------------------------------------------
+
+    def curves(self, given: Mapping[str, str]) -> explore.Curves:
+        """Curves of ``keys`` over steps, each at most ``MAX_POINTS`` points (means of buckets)."""
+        require_known(given, "keys", "env", "bucket")
+        keys = [key for key in given.get("keys", "").split(",") if key]
+        bucket = number("bucket", given.get("bucket", "1"), int)
+        if bucket < 1 or len(keys) > MAX_KEYS:
+            raise ConfigError(f"bucket: from 1; keys: at most {MAX_KEYS}")
+        curves: list[explore.Curve] = []
+        for key in keys:
+            if key in _CURVES:
+                curves += self._rollup(key, given.get("env"), bucket)
+            curves += self._steps(key, given.get("env"), bucket)
+        return explore.Curves(self._keys(), curves)
+
+    def _keys(self) -> list[str]:
+        rows = self.index.read(
+            "SELECT DISTINCT key FROM (SELECT body FROM step ORDER BY step DESC LIMIT ?), "
+            "json_each(body)",
+            (RECENT_STEPS,),
+        )
+        return sorted({*_CURVES, *(key for (key,) in rows)})
+
+    def _rollup(self, key: str, env: str | None, bucket: int) -> list[explore.Curve]:
+        rows = self.index.read(
+            f"SELECT COALESCE(batch.step, batch_no) AS at, {_CURVES[key]} FROM rollup "
+            "JOIN batch ON batch.no = batch_no WHERE ?1 IS NULL OR env = ?1 "
+            "GROUP BY at ORDER BY at",
+            (env,),
+        )
+        return [explore.Curve(key, env, "rollup", thinned(rows, bucket))] if rows else []
+
+    def _steps(self, key: str, env: str | None, bucket: int) -> list[explore.Curve]:
+        found: dict[tuple[str, str], list[tuple[int, Any]]] = {}
+        path = "$." + msgspec.json.encode(key).decode()
+        rows = self.index.read(
+            "SELECT role, name, step, json_extract(body, ?1) AS value FROM step "
+            "WHERE value IS NOT NULL AND (?2 IS NULL OR name = ?2) ORDER BY role, name, step",
+            (path, env),
+        )
+        for role, name, step, value in rows:
+            if isinstance(value, (int, float)):
+                found.setdefault((role, name), []).append((step, value))
+        return [
+            explore.Curve(
+                key,
+                None if role == "trainer" else name,
+                "trainer" if role == "trainer" else "env",
+                thinned(points, bucket),
+            )
+            for (role, name), points in found.items()
+        ]
+
+    def histogram(self, given: Mapping[str, str]) -> explore.Histogram:
+        """Counts of a number in ``BINS`` bins of equal width, over the rows of the filters."""
+        require_known(given, "field", *FILTERS[:-1])
+        field = given.get("field", "reward")
+        if field not in NUMBERS:
+            raise ConfigError(f"field: one of {', '.join(NUMBERS)}")
+        found = where(given)
+        [(low, high, total, known)] = self.index.read(
+            f"SELECT MIN({field}), MAX({field}), COUNT(*), COUNT({field}) FROM rollout "
+            f"{found.clause}",
+            found.values,
+        )
+        if not known:
+            return explore.Histogram(field, [], total)
+        width = (high - low) / BINS or 1.0
+        counts = dict(
+            self.index.read(
+                f"SELECT MIN(CAST(({field} - ?) / ? AS INTEGER), ?) AS bin, COUNT(*) FROM "
+                f"rollout {found.and_(f'{field} IS NOT NULL').clause} GROUP BY bin",
+                (low, width, BINS - 1, *found.values),
+            )
+        )
+        bins = [
+            explore.Bin(low + i * width, low + (i + 1) * width, counts.get(i, 0))
+            for i in range(BINS if high > low else 1)
+        ]
+        return explore.Histogram(field, bins, total - known)
+
+    # --- weights and events -----------------------------------------------------------
+
+    def weights(self, given: Mapping[str, str]) -> explore.Weights:
+        """Versions over time, the last word of each server, and durations of publishes."""
+        require_known(given)
+        read = self.index.read
+        last = f"ORDER BY id DESC LIMIT {MAX_POINTS}"
+        versions = read(f"SELECT version, at FROM weights WHERE server IS NULL {last}")
+        servers = read(
+            "SELECT server, version, MAX(at), phase FROM weights WHERE server IS NOT NULL "
+            "GROUP BY server ORDER BY server"
+        )
+        published = read(
+            "SELECT version, at, stage_s, apply_s, check_s FROM weights WHERE version IS NOT "
+            f"NULL AND COALESCE(stage_s, apply_s, check_s) IS NOT NULL {last}"
+        )
+        return explore.Weights(
+            [explore.VersionAt(*row) for row in reversed(versions) if row[0] is not None],
+            [explore.ServerWeights(*row) for row in servers],
+            [explore.Publish(*row) for row in reversed(published)],
+        )
+
+    def events(self, given: Mapping[str, str]) -> explore.EventPage:
+        """A page of stored events, the oldest first."""
+        require_known(given, "after", "limit")
+        after, limit = number("after", given.get("after", "0"), int), limit_of(given)
+        rows = self.index.read(
+            "SELECT id, name, kind, at, body FROM event WHERE id > ? ORDER BY id LIMIT ?",
+            (after, limit),
+        )
+        found = [
+            explore.EventEntry(name, kind, at, msgspec.json.decode(body))
+            for _, name, kind, at, body in rows
+        ]
+        return explore.EventPage(found, str(rows[-1][0]) if len(rows) == limit else None)
+
+
+def thinned(rows: Iterable[Sequence[Any]], bucket: int) -> list[tuple[int, float | None]]:
+    """(step, mean of the values) per bucket of steps; buckets grow until they are few enough."""
+    points = [(int(step), value) for step, value in rows]
+    if points:
+        steps = points[-1][0] - points[0][0] + 1
+        bucket = max(bucket, math.ceil(steps / MAX_POINTS))
+    sums: dict[int, list[float]] = {}
+    for step, value in points:
+        values = sums.setdefault(step - step % bucket, [])
+        if value is not None:
+            values.append(value)
+    return [
+        (step, math.fsum(values) / len(values) if values else None)
+        for step, values in sums.items()
+    ]
