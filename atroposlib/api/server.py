@@ -110,6 +110,17 @@ def create_app(
     return app
 
 
+def create_view(explorer: Explorer) -> FastAPI:
+    """The page and the routes of the explorer alone, for a run that has ended."""
+    app = FastAPI(title="AtroposLib view", docs_url=None, redoc_url=None, openapi_url=None)
+    for kind in routing.STATUS_OF:
+        app.add_exception_handler(kind, routing.on_error)
+    app.include_router(explore_routes(explorer))
+    app.router.routes.extend(page_routes())
+    app.add_middleware(HostGuard, allowed=LOOPBACK_HOSTS, refuse=_refuse_page)
+    return app
+
+
 def _refuse_page(status: int, detail: str) -> Response:
     """The response to a web page that calls under another name or for another site."""
     word = "cross_site" if status == 403 else "wrong_host"

@@ -29,6 +29,8 @@ COMMANDS = {
     "api dead": ("atroposlib.cli.api_dead:main", "Batches that were set aside."),
     "why": ("atroposlib.doctor.why:main", "Why a run waits, and what to do."),
     "top": ("atroposlib.doctor.top:main", "The run as a live table."),
+    "view": ("atroposlib.cli.view:view", "Page of an ended run, or of a file of groups."),
+    "archive": ("atroposlib.cli.view:archive", "Groups that a run keeps after training."),
     "env new": ("atroposlib.cli.env_new:main", "Write the package of a new environment."),
     "env try": ("atroposlib.cli.env_try:main", "Print a few rollouts of an environment."),
     "env run": ("atroposlib.cli.env_files:run", "serve, process or evaluate an environment."),
@@ -71,6 +73,9 @@ class Group(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_commands(ctx, formatter)  # alone: the page fits a terminal
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

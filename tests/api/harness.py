@@ -26,13 +26,15 @@ JSON = {"Content-Type": "application/json"}
 class Api:
     """A running API, its clock, and a restart."""
 
-    def __init__(self, folder, store="memory", max_bytes=DEFAULT_MAX_BYTES, **app):
+    def __init__(
+        self, folder, store="memory", max_bytes=DEFAULT_MAX_BYTES, archive_bytes=0, **app
+    ):
         self.folder, self.store_name, self.now = folder, store, 1000.0
-        self.max_bytes, self.app_options = max_bytes, app
+        self.bounds, self.app_options = (max_bytes, archive_bytes), app
         self.begin()
 
     def begin(self):
-        store = open_store(self.store_name, self.folder, self.max_bytes)
+        store = open_store(self.store_name, self.folder, *self.bounds)
         self.app = create_app(store, lambda: self.now, **self.app_options)
         transport = httpx.ASGITransport(self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://api")

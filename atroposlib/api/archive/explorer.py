@@ -23,7 +23,7 @@ from atroposlib.api.archive.filters import (
 )
 from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.run_views import RunViews
-from atroposlib.api.archive.tokens import Decoder, local_tokenizer, pieces, text_of
+from atroposlib.api.archive.token_text import Decoder, local_tokenizer, pieces, text_of
 from atroposlib.api.codec.delivery import read_columns
 from atroposlib.api.common.records import Media, Payload
 from atroposlib.api.store import Store
@@ -143,6 +143,11 @@ class Explorer(RunViews):
     def _rows(self, gid: int) -> list[explore.RolloutRow]:
         found = self.index.read(f"{_SELECT} WHERE gid = ? ORDER BY row", (gid,))
         return [rollout_of(row) for row in found]
+
+    def groups_of_step(self, step: int) -> list[int]:
+        """Ids of the groups that were trained on in a step."""
+        sql = "SELECT DISTINCT gid FROM rollout WHERE COALESCE(step, batch_no) = ?"
+        return [gid for (gid,) in self.index.read(sql, (step,))]
 
     # --- one group ------------------------------------------------------------------
 

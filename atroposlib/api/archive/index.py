@@ -92,7 +92,8 @@ _ROW = ("gid", "row", "env", "item", "group_id", "batch_no", "arrived_version", 
 _COLUMNS = (*_ROW, "arrived", "state", *RowFact._fields)
 _INSERT_ROW = (
     f"INSERT INTO rollout ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))}) "
-    "ON CONFLICT DO NOTHING"
+    "ON CONFLICT DO UPDATE SET "
+    + ", ".join(f"{name} = COALESCE(excluded.{name}, {name})" for name in _COLUMNS[2:])
 )
 
 

@@ -74,7 +74,7 @@ class Indexer:
         self._settled = 0  # all batches up to this one are committed
         self._held_changed = True  # groups left the queue in another way than by a batch
         self.skipped = 0  # records
-        self._failing = False
+        self._failing = self._again = False
 
     # --- any thread -----------------------------------------------------------------
 
@@ -113,6 +113,13 @@ class Indexer:
             self._started()
             self._wake.notify()
         return done.wait(timeout_s)
+
+    def complete(self, again: bool = False) -> None:
+        """Fill in here, without the thread, what the index misses; ``again``: all facts anew."""
+        self._again = again
+        self._sync()
+        self._fill()
+        self._sync()
 
     def start(self) -> None:
         """Begin to fill in what the index missed."""
@@ -243,7 +250,7 @@ class Indexer:
         while ids := self._store.kept(after, FILL_GROUPS):
             sql = "SELECT DISTINCT gid FROM rollout WHERE gid BETWEEN ? AND ?"
             known = {gid for (gid,) in self.index.read(sql, (ids[0], ids[-1]))}
-            missing = [gid for gid in ids if gid not in known]
+            missing = [gid for gid in ids if self._again or gid not in known]
             for start in range(0, len(missing), MAX_FILLED):
                 self._add(missing[start : start + MAX_FILLED])
             added |= bool(missing)
@@ -260,7 +267,7 @@ class Indexer:
 
     def _cursor(self) -> int:
         rows = self.index.read("SELECT value FROM meta WHERE name = 'cursor'")
-        return max(0, int(rows[0][0]) - FILL_GROUPS) if rows else 0
+        return max(0, int(rows[0][0]) - FILL_GROUPS) if rows and not self._again else 0
 
     def _add(self, gids: list[int]) -> None:
         ledger = self._store.arrivals(gids)
@@ -273,10 +280,12 @@ class Indexer:
                 continue  # freed meanwhile, or damaged
             here = ledger.get(gid)
             env = columns.env_id if here is None else here.env
+            label = (columns.rest_value("metadata") or {}).get("env")
+            named = label if isinstance(label, str) else None  # in a file of groups
             records.append(
                 RowFacts(
                     gid,
-                    None if env is None else self._name_of(env) or f"env {env}",
+                    named if env is None else self._name_of(env) or f"env {env}",
                     None if here is None else here.arrived,
                     None if here is None else here.arrived_version,
                     "committed" if here is None else here.state,

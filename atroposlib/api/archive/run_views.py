@@ -77,10 +77,10 @@ class RunViews:
             "WHERE batch_no = ? GROUP BY gid ORDER BY gid",
             (no,),
         )
-        members = [
-            explore.Member(*rest, None if square is None else math.sqrt(max(square, 0.0)))
-            for *rest, square in rows
-        ]
+        members = []
+        for gid, env, item, n_seq, mean, square in rows:
+            spread = None if square is None else math.sqrt(max(square, 0.0))
+            members.append(explore.Member(gid, env, item, n_seq, mean, spread))
         same = {name: getattr(found[0], name) for name in explore.BatchView.__struct_fields__}
         return explore.BatchDetail(**same, members=members)
 

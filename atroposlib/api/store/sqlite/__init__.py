@@ -12,7 +12,7 @@ import ctypes
 import fcntl
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import groupby
@@ -23,7 +23,7 @@ from typing import IO
 import apsw
 
 from atroposlib.api.common.records import StoreStats
-from atroposlib.api.store.sql.schema import Connection, QueueMeta, Row
+from atroposlib.api.store.sql.schema import Connection, QueueMeta, Row, for_all
 from atroposlib.api.store.sql.sql_store import DEFAULT_MAX_BYTES, Store
 from atroposlib.api.store.sql.writer import Writer
 from atroposlib.api.store.sqlite.database import (
@@ -222,6 +222,12 @@ class SqliteStore(Store):
             wal = min(os.stat(self._wal).st_size, RESERVE_BYTES)
         free = self._free_bytes(self._data_dir) + wal - RESERVE_BYTES
         return free - self._log.pending_bytes
+
+    def pin(self, gids: Sequence[int]) -> None:
+        """Keep the segments of these groups beyond the bound of the archive."""
+        for table in ("archived", "payload"):
+            sql = f"UPDATE segment SET pinned = 1 WHERE no IN (SELECT segment FROM {table} "
+            self._write(lambda c: for_all(c, sql + "WHERE gid IN {})", gids))  # noqa: B023
 
     def stats(self) -> StoreStats:
         return replace(super().stats(), disk_bytes=self._log.disk_bytes)

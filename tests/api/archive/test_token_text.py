@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.api.archive.tokens import local_tokenizer, pieces, text_of
+from atroposlib.api.archive.token_text import local_tokenizer, pieces, text_of
 
 
 class Bytes:

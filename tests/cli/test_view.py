@@ -1,0 +1,119 @@
+"""atropos view and atropos archive over data directories and files of groups."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+
+from atroposlib.api.server import create_view
+from atroposlib.cli.view import archive, explored, view
+from atroposlib.errors import ConfigError, StoreLocked
+from tests.api.harness import Api, sampled
+
+
+@pytest.fixture
+async def run(tmp_path):
+    """The data directory of a run of two groups, of which the first was trained on."""
+    api = Api(tmp_path / "run", "sqlite", archive_bytes=10**6)
+    [env_id] = await api.started(batch_size=2, commits=True)
+    generation = api.service.context.view.generation
+    for mark in (1, 2):
+        await api.post("/scored_data", sampled(0, mark=mark, env_id=env_id))
+    claimed = await api.claim(generation)
+    await api.ack(claimed, generation)
+    await api.post("/batches/1/commit", {"generation": generation})
+    await api.end()
+    return api.folder
+
+
+async def test_an_ended_run_is_viewed_with_the_groups_that_it_trained_on(run):
+    with explored(run, None) as (_, explorer):
+        transport = httpx.ASGITransport(create_view(explorer))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+            rows = (await http.get("/explore/rollouts?sort=arrived")).json()["rows"]
+            assert [(row["gid"], row["state"]) for row in rows] == [
+                *[(1, "committed")] * 2,
+                *[(2, "pending")] * 2,
+            ]
+            group = (await http.get("/explore/groups/1")).json()
+            assert (group["archived"], group["batch_no"], group["env"]) == (True, 1, "e_0")
+            assert (await http.get("/explore/groups/1/rows/0")).json()["columns"]["id"] == [
+                1,
+                7,
+            ]
+            assert (await http.get("/explore/groups/9")).status_code == 404
+            assert "<html" in (await http.get("/ui/")).text
+            assert (
+                await http.get("/explore/runs", headers={"host": "evil.example"})
+            ).status_code == 421
+            [shown] = (await http.get("/explore/runs")).json()["runs"]
+            assert (shown["live"], shown["groups"], shown["envs"]) == (False, 2, ["e_0"])
+
+
+def test_a_file_of_groups_is_viewed_without_a_run(tmp_path, capsys):
+    path = tmp_path / "groups.jsonl"
+    lines = [json.dumps(sampled(0, metadata={"env": "larger", "item": "q"})), "no group"]
+    path.write_text("\n".join(lines))
+    with explored(path, None) as (_, explorer):
+        assert {(row.env, row.item) for row in explorer.rollouts({}).rows} == {("larger", "q")}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "no group\n"])
+def test_a_file_without_groups_is_refused(tmp_path, text):
+    path = tmp_path / "groups.jsonl"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="no scored group"):
+        view([str(path)])
+    with pytest.raises(ConfigError, match="neither"):
+        view([str(tmp_path)])
+
+
+def test_a_run_that_goes_on_is_not_opened_twice(run):
+    with explored(run, None), pytest.raises(StoreLocked, match="process"):
+        view([str(run)])
+
+
+def test_the_archive_is_listed_pinned_verified_and_indexed_again(run, capsys):
+    assert archive(["ls", str(run)]) == 0
+    assert "4 rollouts in 2 groups" in capsys.readouterr().out
+    assert archive(["pin", str(run), "1"]) == 0
+    assert "1 groups of step 1 are pinned" in capsys.readouterr().out
+    with explored(run, None) as (_, explorer):
+        before = explorer.rollouts({}).rows
+        explorer.index.change("UPDATE rollout SET reward = 99, diff_max = 0.5")
+    assert archive(["reindex", str(run)]) == 0
+    with explored(run, None) as (_, explorer):
+        again = explorer.rollouts({}).rows
+    assert [row.reward for row in again] == [row.reward for row in before]
+    assert {row.diff_max for row in again} == {0.5}  # what the trainer noted stays
+    assert archive(["verify", str(run)]) == 0
+    (run / "payload-00000001.log").write_bytes(b"?" * 2000)
+    capsys.readouterr()
+    assert archive(["verify", str(run)]) == 1
+    assert "group 1 is damaged" in capsys.readouterr().out
+
+
+def test_pruning_frees_retired_segments_and_no_held_group(tmp_path, capsys):
+    from atroposlib.api.store.sqlite import SqliteStore
+    from tests.api.store.store_talk import ack, claim, group, put
+
+    store = SqliteStore(tmp_path, archive_bytes=10**6, segment_bytes=4)
+    put(store, group(json.dumps(sampled(0)), 8))
+    generation = store.save(b"{}", store.load().revision, fence=True).generation
+    ack(store, claim(store, generation), commit=True)
+    put(store, group(json.dumps(sampled(1)), 8))
+    store.close()
+    assert archive(["prune", str(tmp_path), "0"]) == 0
+    assert int(capsys.readouterr().out.split()[0]) > 0
+    store = SqliteStore(tmp_path)
+    assert store.kept(0, 9) == [2]
+    store.close()
+
+
+@pytest.mark.parametrize("words", [["pin", "x"], ["ls", "x", "3"], ["prune", "x", "much"]])
+def test_wrong_words_are_usage_errors(words):
+    with pytest.raises(SystemExit):
+        archive(words)
