@@ -340,9 +340,10 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
         if log is not None:
             record |= publisher.fleet.counts()
             record = {"step": state.step, "version": state.version, **record, **clock.take()}
-            log.write(record)
             if reporter is not None:
+                record["reports_lost"] = reporter.lost
                 reporter.step(state.step, record)
+            log.write(record)
         phase("saving for recovery")
         with clock.measure("recovery"):  # these seconds are part of the next record
             if recovery.due(state, epoch_ended):

@@ -17,6 +17,8 @@ Conventions of a row (one sequence of T tokens), checked by :func:`wire.columns.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -374,6 +376,12 @@ class StepReport(BaseModel):
     batch_no: Natural | None = None  # of the trainer's step
     env_id: int | None = None
     run_id: str | None = None
+
+    @classmethod
+    def of(cls, numbers: Mapping[str, float], **fields: Any) -> StepReport:
+        """A report of the first numbers that have a place in it; they are finite."""
+        fitting = (one for one in numbers.items() if len(one[0]) <= 200)
+        return cls(values=dict(islice(fitting, 256)), **fields)
 
 
 class DropReport(EnvIdentifier):

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,6 @@ TRIES = 3
 PAUSES = Backoff(1.0, 5.0)
 MAX_WAITING = 4  # batches and steps
 BODY_BYTES = 16 * 2**20  # of one post, before its compression
-MAX_NUMBERS = 256  # of a step
 TIMEOUT_S = 30.0  # of a call
 CLOSE_S = 10.0
 LOWEST = float(np.finfo(np.float16).min)
@@ -84,10 +83,8 @@ class Reporter:
 
     def step(self, step: int, record: Mapping[str, Any]) -> None:
         """Report the numbers of a finished step."""
-        numbers = dict(islice(finite_numbers(record).items(), MAX_NUMBERS))
-        report = StepReport(
-            role="trainer", step=step, values=numbers, batch_no=record.get("batch_no")
-        )
+        more = {"step": step, "batch_no": record.get("batch_no")}
+        report = StepReport.of(finite_numbers(record), role="trainer", **more)
         self._put(lambda: self._call(lambda: self._client.report_step(report)))
 
     def _put(self, job: Callable[[], None]) -> None:

@@ -12,7 +12,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from itertools import islice
 from typing import Any
 
 from atroposlib.client import AsyncRolloutClient
@@ -24,7 +23,6 @@ from atroposlib.wire import DropReport, EnvIdentifier, StepReport
 
 EVERY_S = 10.0  # between two reports of one reason
 MAX_SAMPLE_BYTES = 2**20
-MAX_NUMBERS = 256
 
 
 class Reports:
@@ -51,18 +49,18 @@ class Reports:
         """As of every sink; nothing is open."""
 
     async def send(self, client: AsyncRolloutClient, who: EnvIdentifier) -> None:
-        """Report what is due; best effort."""
+        """Report what is due; best effort. The first that fails ends it: heartbeats go on."""
         now, named = self._clock(), who.model_dump()
         for reason in [one for one in self._counts if self._due.get(one, now) <= now]:
             self._due[reason] = now + EVERY_S
             report = DropReport(**named, reason=reason, count=self._counts.pop(reason))
             sample = await asyncio.to_thread(_packed, self._samples.pop(reason, None))
-            await client.report_drops(report, sample)
+            if not await client.report_drops(report, sample):
+                return
         if self._step is not None:
             (step, metrics), self._step = self._step, None
             numbers = finite_numbers({name: plain(value) for name, value in metrics.items()})
-            values = dict(islice(numbers.items(), MAX_NUMBERS))
-            await client.report_step(StepReport(role="env", step=step, values=values, **named))
+            await client.report_step(StepReport.of(numbers, role="env", step=step, **named))
 
 
 def _packed(group: Mapping[str, Any] | None) -> bytes:

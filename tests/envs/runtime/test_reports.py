@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.envs.runtime.reports import MAX_NUMBERS, Reports
+from atroposlib.envs.runtime.reports import Reports
 from atroposlib.wire import EnvIdentifier
 from atroposlib.wire.binary import unpack_group
 from tests.envs.rollout.rows import group
@@ -14,10 +14,11 @@ WHO = EnvIdentifier(env_id=3, run_id="r")
 
 class Client:
     def __init__(self):
-        self.drops, self.steps = [], []
+        self.drops, self.steps, self.answers = [], [], True
 
     async def report_drops(self, report, sample):
         self.drops.append((report.reason, report.count, sample))
+        return self.answers
 
     async def report_step(self, report):
         self.steps.append(report)
@@ -62,14 +63,24 @@ async def test_a_group_without_a_binary_form_is_counted_only(reports, bad):
     assert client.drops == [("malformed", 1, b"")]
 
 
+async def test_an_api_that_gives_no_answer_delays_a_heartbeat_by_one_call(reports):
+    client = Client()
+    client.answers = False
+    for reason in ("short", "invalid", "refused"):
+        reports.drop(reason, None)
+    reports.write({"a": 1.0}, 1)
+    await reports.send(client, WHO)
+    assert (len(client.drops), client.steps) == (1, [])
+
+
 async def test_the_numbers_of_the_last_step_are_reported_once(reports):
     client = Client()
     reports.write({"train/exact": 0.25}, 1)
-    many = {str(n): n for n in range(999)}
+    many = {"x" * 201: 1.0} | {str(n): n for n in range(999)}
     reports.write({"table": object(), "nan": float("nan"), **many}, 2)
     await reports.send(client, WHO)
     await reports.send(client, WHO)
     [report] = client.steps
     assert (report.role, report.step, report.env_id, report.run_id) == ("env", 2, 3, "r")
-    assert len(report.values) == MAX_NUMBERS and report.values["7"] == 7.0
+    assert len(report.values) == 256 and report.values["7"] == 7.0
     reports.close()
