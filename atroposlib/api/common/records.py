@@ -223,16 +223,6 @@ class DeadBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
-    """An open batch: delivered, and not acked."""
-
-    no: int
-    sequences: int
-    deliveries: int
-    until: float  # s, clock of the API
-
-
-@dataclass(frozen=True, slots=True)
 class StateTotals:
     """Groups and sequences of this run that reached one final state."""
 
@@ -256,7 +246,8 @@ class StoreStats:
     fair_share: bytes | None = None
     batches_uncommitted: int = 0  # acked, and not committed
     dead_bytes: int = 0  # of retained_bytes
-    leases: tuple[Lease, ...] = ()  # of the first open batches
+    # Of the first open batches: no, sequences, deliveries, end of the lease (s).
+    leases: tuple[tuple[int, int, int, float], ...] = ()
 
     @property
     def groups_held(self) -> int:

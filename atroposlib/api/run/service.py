@@ -293,12 +293,9 @@ class RolloutService:
             shares=self._shares(stats),
             open_batches=[
                 wire.OpenBatch(
-                    no=one.no,
-                    sequences=one.sequences,
-                    deliveries=one.deliveries,
-                    lease_s=one.until - self.context.clock(),
+                    no=no, sequences=n_seq, deliveries=n, lease_s=until - self.context.clock()
                 )
-                for one in stats.leases
+                for no, n_seq, n, until in stats.leases
             ],
             ages_s=self.events.ages_s(),
             index_skipped=self.context.indexer.skipped,

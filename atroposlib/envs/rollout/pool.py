@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from atroposlib.envs.settings.config import BaseEnvConfig
 
 logger = logging.getLogger(__name__)
+ERROR_CHARS = 200  # bound of a detail of wire.Heartbeat
 
 
 class RolloutStatus(str, Enum):
@@ -190,10 +191,18 @@ class WorkerPool:
         """Rollouts generating or sending."""
         return len(self.tasks)
 
-    def oldest_s(self) -> float:
-        """Seconds since the start of the oldest running rollout; 0 if none runs."""
+    def figures(self) -> dict[str, float | str]:
+        """Counts and the last error, for heartbeats."""
         starts = [one["start_time"] for one in self.running.values()]
-        return time.monotonic() - min(starts) if starts else 0.0
+        found: dict[str, float | str] = {
+            "rollouts_running": len(self.running),
+            "oldest_rollout_s": time.monotonic() - min(starts) if starts else 0.0,
+            "rollouts_failed": self.counts["failed"] + self.counts["timed_out"],
+            "failed_in_a_row": self.consecutive_errors,
+        }
+        if self.last_error is not None:
+            found["last_error"] = str(self.last_error)[:ERROR_CHARS]
+        return found
 
     def next_waiting(self) -> RolloutTask | None:
         """The oldest item to retry, else the oldest of the backlog."""

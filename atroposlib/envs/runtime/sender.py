@@ -105,6 +105,10 @@ class GroupStats:
         dropped = {f"dropped_{reason}": count for reason, count in self.dropped.items()}
         return dropped | {f"samples_{name}": count for name, count in self.samples.items()}
 
+    def recent_reward(self) -> dict[str, float]:
+        """The mean of the last rewards, under "reward"; empty before the first group."""
+        return {"reward": sum(self.rewards) / len(self.rewards)} if self.rewards else {}
+
     def totals(self) -> dict[str, int]:
         """All counts, for heartbeats and the log."""
         dropped = sum(self.dropped.values())

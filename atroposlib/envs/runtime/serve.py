@@ -18,7 +18,6 @@ import logging
 import time
 import uuid
 from enum import Enum
-from typing import Any
 
 from atroposlib.client import AsyncRolloutClient
 from atroposlib.envs.rollout import pacing
@@ -42,7 +41,7 @@ from atroposlib.wire import MOSTLY_DROPPED, EnvIdentifier, EnvStatus, Heartbeat
 
 logger = logging.getLogger(__name__)
 DISCONNECT_TIMEOUT_S = 5.0  # of the calls that only tidy up
-MAX_WAIT_CHARS, MAX_SERVERS, MAX_ERROR_CHARS = 400, 64, 200  # bounds of wire.Heartbeat
+MAX_WAIT_CHARS, MAX_SERVERS = 400, 64  # bounds of wire.Heartbeat
 
 
 class EnvPhase(str, Enum):
@@ -345,19 +344,8 @@ class Serve:
         env = self.env
         servers = await env.server.states()
         silent = next((one for one in servers if one.silent_s is not None), None)
-        details: dict[str, Any] = {
-            **env.group_stats.totals(),
-            "rollouts_running": len(env.pool.running),
-            "oldest_rollout_s": env.pool.oldest_s(),
-            "rollouts_failed": env.pool.counts["failed"] + env.pool.counts["timed_out"],
-            "failed_in_a_row": env.pool.consecutive_errors,
-            "clock": time.time(),
-            **last,
-        }
-        if rewards := env.group_stats.rewards:
-            details["reward"] = sum(rewards) / len(rewards)
-        if env.pool.last_error is not None:
-            details["last_error"] = str(env.pool.last_error)[:MAX_ERROR_CHARS]
+        stats, details = env.group_stats, env.pool.figures()
+        details |= {**stats.totals(), **stats.recent_reward(), "clock": time.time(), **last}
         reason = self.waiting_on
         if reason is None and silent is not None:
             reason = f"inference server {silent.url}: no answer for {silent.silent_s:.0f} s"

@@ -24,7 +24,6 @@ from atroposlib.api.common.records import (
     BatchMember,
     GroupCount,
     GroupState,
-    Lease,
     Media,
     StateTotals,
     StoreStats,
@@ -343,7 +342,7 @@ def stats(connection: Connection) -> StoreStats:
         fair_share=document(connection, FAIR_SHARE),
         batches_uncommitted=connection.execute(_UNCOMMITTED)[0][0],
         dead_bytes=int(connection.execute(_DEAD_BYTES)[0][0]),
-        leases=tuple(Lease(*row) for row in connection.execute(_LEASES)),
+        leases=tuple((*row,) for row in connection.execute(_LEASES)),
     )
 
 
