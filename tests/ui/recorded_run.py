@@ -238,30 +238,37 @@ async def _run(
             wire.Heartbeat(role="trainer", name="trainer", phase="training")
         )
     if hostile:
-        evil = group(
-            backend,
-            "".join(HOSTILE[:2]),
-            [*HOSTILE[2:5], HOSTILE[6]],
-            [1.0, 0.5, 0.2, 0.0],
-            7,
-            env_id=joined.env_id,
-            group_id=HOSTILE[1][:200],
-            metadata={"item_id": HOSTILE[0], HOSTILE[1]: HOSTILE[3]},
-        )
-        wide = group(
-            backend,
-            QUESTION.format(a=20),
-            [long * 14] * 4,
-            [0.1, 0.2, 0.3, 0.4],
-            7,
-            env_id=joined.env_id,
-            group_id="long",
-        )
-        await client.send_groups([evil, wide], run_id=joined.run_id)
-        await client.heartbeat(
-            wire.Heartbeat(
-                role="tool", name=HOSTILE[1][:190], phase=HOSTILE[3], waiting_on=HOSTILE[2]
-            )
-        )
+        await _send_hostile(client, backend, joined, long)
     await client.close()
     trainer.close()
+
+
+async def _send_hostile(
+    client: AsyncRolloutClient, backend: Any, joined: wire.EnvRegistered, long: str
+) -> None:
+    """A group of hostile texts, one of long rows, and a hostile heartbeat."""
+    evil = group(
+        backend,
+        "".join(HOSTILE[:2]),
+        [*HOSTILE[2:5], HOSTILE[6]],
+        [1.0, 0.5, 0.2, 0.0],
+        7,
+        env_id=joined.env_id,
+        group_id=HOSTILE[1][:200],
+        metadata={"item_id": HOSTILE[0], HOSTILE[1]: HOSTILE[3]},
+    )
+    wide = group(
+        backend,
+        QUESTION.format(a=20),
+        [long * 14] * 4,
+        [0.1, 0.2, 0.3, 0.4],
+        7,
+        env_id=joined.env_id,
+        group_id="long",
+    )
+    await client.send_groups([evil, wide], run_id=joined.run_id)
+    await client.heartbeat(
+        wire.Heartbeat(
+            role="tool", name=HOSTILE[1][:190], phase=HOSTILE[3], waiting_on=HOSTILE[2]
+        )
+    )
