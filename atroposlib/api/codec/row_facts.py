@@ -112,9 +112,12 @@ def _means(
     """Mean of each row's values over its trained tokens."""
     if values is None:
         return [None] * len(spans)
-    weights = trained.astype(values.dtype)
-    return [
-        float(np.dot(values[start:end], weights[start:end])) / count if count else None
+    return [  # row by row: an array of the whole group would be a fresh map of pages
+        (
+            float(np.dot(values[start:end], trained[start:end].astype(values.dtype))) / count
+            if count
+            else None
+        )
         for (start, end), count in zip(spans, counts)
     ]
 

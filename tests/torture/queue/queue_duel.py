@@ -85,8 +85,14 @@ class Duel:
     def claim(self, claim: Claim, wish: Wish) -> Any:
         seen: list[tuple[list[GroupSummary], bytes | None, Selection]] = []
 
+        wrong: list[AssertionError] = []
+
         def choose_and_note(queue: Sequence[GroupSummary], mixed: bytes | None) -> Selection:
-            seen.append((list(queue), mixed, self.chosen(queue, mixed, claim, wish)))
+            try:
+                seen.append((list(queue), mixed, self.chosen(queue, mixed, claim, wish)))
+            except AssertionError as error:  # the writer answers any error by a StoreError
+                wrong.append(error)
+                raise
             return seen[-1][2]
 
         def choose_alike(queue: Sequence[GroupSummary], mixed: bytes | None) -> Selection:
@@ -103,7 +109,12 @@ class Duel:
             no = got.no if isinstance(got, LeasedBatch) else model.last_no + 1
             return as_batch(model, model.claim(claim, choose_alike, no))
 
-        got = self._both(lambda: self.store.claim(claim, choose_and_note), tell)
+        try:
+            got = self._both(lambda: self.store.claim(claim, choose_and_note), tell)
+        except StoreError:
+            if wrong:
+                raise wrong[0] from None
+            raise
         assert not seen, f"a choice was made for nothing: {seen}"
         if isinstance(got, LeasedBatch):
             assert got.n_seq == claim.size
