@@ -260,6 +260,39 @@ def _check_servers(
     )
 
 
+def _publish(
+    policy: Policy,
+    publisher: Publisher,
+    prepared: Prepared,
+    state: TrainerState,
+    clock: Clock,
+    phase: Callable[..., None],
+) -> Mapping[str, float]:
+    """New weights to every server, then the comparison of logprobs: its metrics."""
+    with clock.measure("publish"):
+        publisher.publish(policy, state)
+    phase("checking servers")
+    with clock.measure("check"):
+        return _check_servers(policy, publisher, prepared, state)
+
+
+def _batches_and_reports(
+    cfg: TrainingConfig, client: RolloutClient | None, state: TrainerState, stack: ExitStack
+) -> tuple[BatchPrefetcher | None, Reporter | None]:
+    """What the rank with a client takes from the rollout API, and what it tells it."""
+    if client is None:
+        return None, None
+    left = cfg.training_steps - state.step
+    claims = partial(BatchPrefetcher, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s)
+    reports = Reporter(cfg.atropos_url, client.generation, cfg.notes_rows)
+    return stack.enter_context(claims(client, state)), stack.enter_context(reports)
+
+
+def _ends_epoch(cfg: TrainingConfig, state: TrainerState) -> bool:
+    epoch = cfg.steps_per_epoch
+    return epoch is not None and state.step % epoch == 0
+
+
 def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitStack) -> None:
     client, waits, log = peers.client, peers.waits, peers.log
     clock, phase = Clock(), waits.phase
@@ -281,13 +314,7 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
     state = _resume(models, recovery, publisher, peers, tolerance)
     waits.checks.append(stack.enter_context(Keeper(publisher)).check)
     waits.pulse.servers = publisher.fleet.states
-    left = cfg.training_steps - state.step
-    claims = partial(BatchPrefetcher, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s)
-    prefetcher = stack.enter_context(claims(client, state)) if client else None
-    reporter = None
-    if client is not None:
-        reports = Reporter(cfg.atropos_url, client.generation, cfg.notes_rows)
-        reporter = stack.enter_context(reports)
+    prefetcher, reporter = _batches_and_reports(cfg, client, state, stack)
     evaluation = evaluator.at_start(state, cfg.servers)
 
     while state.step < cfg.training_steps:
@@ -316,11 +343,7 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
             phase("publishing weights", step=state.step, version=state.version)
             if prefetcher is not None:
                 prefetcher.confirm(claimed)  # a trainer that was replaced publishes nothing
-            with clock.measure("publish"):
-                publisher.publish(policy, state)
-            phase("checking servers")
-            with clock.measure("check"):
-                record |= _check_servers(policy, publisher, prepared, state)
+            record |= _publish(policy, publisher, prepared, state, clock, phase)
         if prefetcher is not None:
             prefetcher.ack(claimed)
         if reporter is not None:
@@ -328,8 +351,7 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
 
         # Servers generate during this write. The recovery checkpoint comes last: a step in it
         # is complete, and a step that is not in it is repeated from its batch.
-        epoch = cfg.steps_per_epoch
-        epoch_ended = epoch is not None and state.step % epoch == 0
+        epoch_ended = _ends_epoch(cfg, state)
         phase("saving checkpoint", **mismatch_details(record, cfg.logprob_tolerance))
         with clock.measure("save"):
             exporter.maybe(policy, state, epoch_ended)

@@ -11,13 +11,11 @@ from atroposlib.wire.messages import (
     AdmissionRelease,
     AdmissionReply,
     AdmissionRequest,
-    BatchNotes,
     CheckpointRequest,
     ClaimedBatch,
     ClaimRequest,
     Committed,
     Count,
-    DropReport,
     EnvIdentifier,
     EnvRegistered,
     EnvStatus,
@@ -34,11 +32,12 @@ from atroposlib.wire.messages import (
     SampledSpan,
     ScoredData,
     StalenessPolicy,
-    StepReport,
     Whole,
 )
 from atroposlib.wire.status import (
     MOSTLY_DROPPED,
+    BatchNotes,
+    DropReport,
     EnvShare,
     Heartbeat,
     Lag,
@@ -46,4 +45,5 @@ from atroposlib.wire.status import (
     Participant,
     RunStatus,
     StalenessReport,
+    StepReport,
 )

@@ -35,7 +35,6 @@ from atroposlib.errors import InvalidGroup
 from atroposlib.wire import safetensors
 from atroposlib.wire.columns import (
     FLOATS,
-    LARGE_REST,
     REST,
     Columns,
     Distilled,
@@ -45,6 +44,7 @@ from atroposlib.wire.columns import (
     to_group,
     without_values,
 )
+from atroposlib.wire.images import LARGE_REST
 from atroposlib.wire.messages import MASKED, ScoredData
 from atroposlib.wire.safetensors import Array, MalformedBody
 

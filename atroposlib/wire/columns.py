@@ -8,7 +8,6 @@ concatenated, with their lengths in ``seq_lens``. Non-numeric fields stay JSON.
 
 from __future__ import annotations
 
-import codecs
 import re
 from array import array
 from collections.abc import Iterable, Sized
@@ -20,6 +19,7 @@ import msgspec
 import numpy as np
 
 from atroposlib.errors import InvalidGroup
+from atroposlib.wire.images import IMAGES, LARGE_REST, check_images
 from atroposlib.wire.messages import (
     MASKED,
     MASKED_VERSION,
@@ -31,6 +31,9 @@ from atroposlib.wire.messages import (
 from atroposlib.wire.routing import checked, stacked, unstacked
 from atroposlib.wire.safetensors import Array
 
+MAX_ROWS = 4096
+MAX_TOKENS = 2**23  # of a group
+INT32 = np.iinfo(np.int32)
 FLOATS = ("inference_logprobs", "ref_logprobs", "advantages")  # one per token
 REST = (  # non-numeric fields; advantages only if they do not fit the tokens
     "messages",
@@ -45,14 +48,6 @@ REST = (  # non-numeric fields; advantages only if they do not fit the tokens
     "marks",
     "advantages",
 )
-IMAGES = "images"
-# A larger JSON member is only accepted as images, which are texts and are not decoded.
-LARGE_REST = 8 * 2**20  # bytes
-MAX_REST_VALUES = 2**17
-MAX_ROWS = 4096
-MAX_TOKENS = 2**23  # of a group
-INT32 = np.iinfo(np.int32)
-_CHECKED_BYTES = 128 * 2**10
 _DECODERS = {
     one.name: msgspec.json.Decoder(one.type) for one in msgspec.structs.fields(ScoredData)
 }
@@ -257,23 +252,6 @@ def check_rest(columns: Columns) -> None:
             validate_messages(value)
         if name == "sampling":
             validate_sampling(value or [], columns.seq_lens.tolist())
-
-
-def check_images(text: bytes | memoryview) -> None:
-    """Check texts of any length, such as base64, without a copy of them."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    values = 0
-    try:
-        for start in range(0, len(text), _CHECKED_BYTES):
-            piece = bytes(text[start : start + _CHECKED_BYTES])
-            values += piece.count(b",") + piece.count(b"[")
-            decoder.decode(piece)
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except ValueError as error:
-        raise InvalidGroup(IMAGES, "", "not valid JSON in UTF-8") from error
-    if values > MAX_REST_VALUES:
-        problem = f"more than {MAX_REST_VALUES} values: images are texts, such as base64"
-        raise InvalidGroup(IMAGES, "", problem)
 
 
 # --- conversion of records ------------------------------------------------------------

@@ -17,8 +17,6 @@ Conventions of a row (one sequence of T tokens), checked by :func:`wire.columns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import islice
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -351,47 +349,6 @@ class GroupsReceived(BaseModel):
     buffered: int
     credit_bytes: int
     policy_version: int
-
-
-# --- reports, all optional: what explorers show besides the groups ---------------------------
-
-
-class BatchNotes(BaseModel):
-    """Reply to POST /batches/{no}/notes: rows that were noted, of those in the body."""
-
-    noted: int
-
-
-class StepReport(BaseModel):
-    """POST /steps: numbers of one step of the trainer, or of an environment with its id."""
-
-    role: Literal["trainer", "env"]
-    step: Natural
-    values: Annotated[
-        dict[
-            Annotated[str, Field(max_length=200)], Annotated[float, Field(allow_inf_nan=False)]
-        ],
-        Field(max_length=256),
-    ]
-    batch_no: Natural | None = None  # of the trainer's step
-    env_id: int | None = None
-    run_id: str | None = None
-
-    @classmethod
-    def of(cls, numbers: Mapping[str, float], **fields: Any) -> StepReport:
-        """A report of the first numbers that have a place in it; they are finite."""
-        fitting = (one for one in numbers.items() if len(one[0]) <= 200)
-        return cls(values=dict(islice(fitting, 256)), **fields)
-
-
-class DropReport(EnvIdentifier):
-    """POST /drops, in the query: groups that an environment dropped since its last report.
-
-    The body may hold one of them, in the form of POST /scored_data.
-    """
-
-    reason: str = Field(pattern=r"^[a-z_]{1,40}$")  # such as "same_scores"
-    count: Count
 
 
 # --- 5. new weights; /status is in ``wire.status`` --------------------------------------

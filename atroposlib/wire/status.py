@@ -1,10 +1,14 @@
-"""Status messages: heartbeats, staleness, shares, /status."""
+"""What participants report: heartbeats, /status with staleness and shares, steps, drops."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from itertools import islice
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from atroposlib.wire.messages import EnvIdentifier, Natural
 
 Role = Literal["trainer", "env", "inference", "tool"]
 MOSTLY_DROPPED = "rollout, most groups dropped"  # a phase that views show as a warning
@@ -121,3 +125,44 @@ class RunStatus(BaseModel):
     shares: list[EnvShare] = []
     warnings: list[str] = []  # groups that no batch can hold
     ages_s: dict[str, float] = {}  # since the last event of each kind at this process
+
+
+# --- reports, all optional: what explorers show besides the groups ---------------------------
+
+
+class BatchNotes(BaseModel):
+    """Reply to POST /batches/{no}/notes: rows that were noted, of those in the body."""
+
+    noted: int
+
+
+class StepReport(BaseModel):
+    """POST /steps: numbers of one step of the trainer, or of an environment with its id."""
+
+    role: Literal["trainer", "env"]
+    step: Natural
+    values: Annotated[
+        dict[
+            Annotated[str, Field(max_length=200)], Annotated[float, Field(allow_inf_nan=False)]
+        ],
+        Field(max_length=256),
+    ]
+    batch_no: Natural | None = None  # of the trainer's step
+    env_id: int | None = None
+    run_id: str | None = None
+
+    @classmethod
+    def of(cls, numbers: Mapping[str, float], **fields: Any) -> StepReport:
+        """A report of the first numbers that have a place in it; they are finite."""
+        fitting = (one for one in numbers.items() if len(one[0]) <= 200)
+        return cls(values=dict(islice(fitting, 256)), **fields)
+
+
+class DropReport(EnvIdentifier):
+    """POST /drops, in the query: groups that an environment dropped since its last report.
+
+    The body may hold one of them, in the form of POST /scored_data.
+    """
+
+    reason: str = Field(pattern=r"^[a-z_]{1,40}$")  # such as "same_scores"
+    count: Annotated[Natural, Field(ge=1)]

@@ -32,7 +32,8 @@ from atroposlib.wire.binary import (
     unpack_columns,
 )
 from atroposlib.wire.binary_pieces import BinaryGroup, Numbers, Taken, file_of
-from atroposlib.wire.columns import IMAGES, Columns, from_group, split_rows, to_group
+from atroposlib.wire.columns import Columns, from_group, split_rows, to_group
+from atroposlib.wire.images import IMAGES
 from atroposlib.wire.messages import MASKED, MASKED_LOGPROB, MASKED_VERSION
 from atroposlib.wire.safetensors import Array, MalformedBody
 

@@ -30,20 +30,17 @@ from atroposlib.errors import InvalidGroup
 from atroposlib.wire import MASKED, PER_SEQUENCE, PER_TOKEN, ScoredData
 from atroposlib.wire.columns import (
     FLOATS,
-    IMAGES,
-    LARGE_REST,
-    MAX_REST_VALUES,
     MAX_TOKENS,
     REST,
     Columns,
     check,
-    check_images,
     check_lengths,
     check_rest,
     fits,
     joined_choices,
     without_values,
 )
+from atroposlib.wire.images import IMAGES, LARGE_REST, MAX_REST_VALUES, check_images
 from atroposlib.wire.routing import RoutedExperts, stacked
 from atroposlib.wire.safetensors import Array
 

@@ -1,7 +1,4 @@
-"""Bugs a queue could have, each a small patch; a test that none of them passes is a test.
-
-A mutant is applied in a process of its own, before any store is made.
-"""
+"""Bugs a queue could have, each a small patch, applied in a process before a store is made."""
 
 from __future__ import annotations
 
@@ -26,11 +23,10 @@ __all__ = ["MUTANTS"]
 
 @mutant
 def ack_ignores_the_epoch() -> None:
-    wrap(
-        ack_queries,
-        "_holds",
-        lambda original, row, generation, epoch: original(row, generation, row.epoch),
-    )
+    def around(original: Any, row: Any, generation: int, epoch: int) -> Any:
+        return original(row, generation, row.epoch)
+
+    wrap(ack_queries, "_holds", around)
 
 
 @mutant

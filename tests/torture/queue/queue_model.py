@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from atroposlib.api.common.records import (
     HELD,
@@ -28,39 +28,7 @@ from atroposlib.api.common.records import (
 from atroposlib.api.store.sql.claim import RECENT_BATCHES
 from atroposlib.api.store.sql.put import LOST_REPLY_WINDOW_S, ReplyInDoubt
 from atroposlib.errors import ConfigError, KeyConflict, RunChanged, StaleGeneration, StoreFull
-
-S = GroupState
-KEEPS_PAYLOAD = HELD | {S.ACKED, S.DEAD}
-NOBODY = -1  # generation of a batch that a rewind reopened
-
-
-@dataclass
-class ModelGroup:
-    gid: int
-    new: NewGroup
-    state: GroupState
-
-    def summary(self) -> GroupSummary:
-        new = self.new
-        facts = (new.env, new.n_seq, new.n_tokens, new.version, new.arrived_version)
-        return GroupSummary(self.gid, *facts)
-
-
-@dataclass
-class ModelBatch:
-    no: int
-    gids: tuple[int, ...]
-    min_version: int | None
-    dropped: int
-    state: GroupState = S.LEASED  # PENDING: dissolved, its groups went back
-    epoch: int = 0
-    since: int = 1  # first epoch of the claim that holds it
-    tries: int = 0  # deliveries since it was last acked
-    generation: int = 0
-    lease_until: float = 0.0
-    claim_id: str | None = None
-    world_size: int = 1
-    ranks: set[int] = field(default_factory=set)
+from tests.torture.queue.model_rows import KEEPS_PAYLOAD, NOBODY, ModelBatch, ModelGroup, S
 
 
 class Model:
@@ -73,9 +41,8 @@ class Model:
         self.admissions: dict[str, AdmissionGrant] = {}
         self.run = RunDocument(0, 0, None)
         self.fair_share: bytes | None = None
-        self.unconfirmed: dict[int, tuple[float, bool]] = (
-            {}
-        )  # gid -> since, whether it is lost
+        # gid -> since, whether it is lost
+        self.unconfirmed: dict[int, tuple[float, bool]] = {}
         self.dropped: list[int] = []  # generations of batches that were dropped
         self.last_gid = 0
         self.last_no = 0
@@ -370,17 +337,13 @@ class Model:
         self.last_gid, self.last_no = gid, no
         return self.run
 
-    # --- totals -------------------------------------------------------------------
-
     def group_counts(self) -> set[GroupCount]:
-        kinds = Counter[tuple[S, int | None, int]]()
-        n_bytes = Counter[tuple[S, int | None, int]]()
+        kinds: dict[tuple[S, int | None, int], list[int]] = {}
         for one in self.groups.values():
-            kind = (one.state, one.new.env, one.new.n_seq)
             if one.state in HELD:
-                kinds[kind] += 1
-                n_bytes[kind] += len(one.new.payload)
-        return {GroupCount(*kind, n, n_bytes[kind]) for kind, n in kinds.items()}
+                sizes = kinds.setdefault((one.state, one.new.env, one.new.n_seq), [])
+                sizes.append(len(one.new.payload))
+        return {GroupCount(*kind, len(sizes), sum(sizes)) for kind, sizes in kinds.items()}
 
     def ends(self) -> dict[GroupState, StateTotals]:
         ended = [one for one in self.groups.values() if one.state not in HELD]
@@ -413,8 +376,6 @@ class Model:
 
     def sequences(self, gids: Iterable[int]) -> int:
         return sum(self.groups[gid].new.n_seq for gid in gids)
-
-    # --- helpers ------------------------------------------------------------------
 
     def _in(self, state: GroupState) -> list[ModelGroup]:
         return [one for _, one in sorted(self.groups.items()) if one.state is state]
