@@ -99,11 +99,12 @@ def run(training: Callable[[StopSignal], None]) -> int:
 
 @dataclass
 class Connections:
-    """Connections to the rollout API. Ranks other than 0 have no client and no log."""
+    """Connections to the rollout API. Ranks other than 0 have only ``waits``."""
 
     client: RolloutClient | None
     waits: WaitReporter
     log: MetricsLog | None
+    reporter: Reporter | None
 
 
 def train(cfg: TrainingConfig, stop: StopSignal | None = None) -> None:
@@ -129,7 +130,7 @@ def _connect(
     enter, name = stack.enter_context, f"atropos-grpo {cfg.model_name}"
     if not world.is_rank0:
         waits = WaitReporter(stop, HeartbeatThread(lambda beat: None, name))
-        return Connections(None, waits, None)
+        return Connections(None, waits, None, None)
     beats = enter(closing(RolloutClient(cfg.atropos_url, timeout_s=HEARTBEAT_TIMEOUT_S)))
     screen = enter(
         closing(display.open_display(cfg.live_table, cfg.model_name, cfg.training_steps))
@@ -137,7 +138,8 @@ def _connect(
     heartbeats = HeartbeatThread(display.relay(screen, beats.heartbeat), name)
     waits = WaitReporter(stop, enter(heartbeats))
     client = enter(closing(RolloutClient(cfg.atropos_url, on_wait=waits)))
-    return Connections(client, waits, enter(MetricsLog(cfg, screen)))
+    reporter = enter(Reporter(cfg.atropos_url, lambda: client.generation, cfg.notes_rows))
+    return Connections(client, waits, enter(MetricsLog(cfg, screen)), reporter)
 
 
 @dataclass
@@ -276,25 +278,8 @@ def _publish(
         return _check_servers(policy, publisher, prepared, state)
 
 
-def _batches_and_reports(
-    cfg: TrainingConfig, client: RolloutClient | None, state: TrainerState, stack: ExitStack
-) -> tuple[BatchPrefetcher | None, Reporter | None]:
-    """What the rank with a client takes from the rollout API, and what it tells it."""
-    if client is None:
-        return None, None
-    left = cfg.training_steps - state.step
-    claims = partial(BatchPrefetcher, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s)
-    reports = Reporter(cfg.atropos_url, client.generation, cfg.notes_rows)
-    return stack.enter_context(claims(client, state)), stack.enter_context(reports)
-
-
-def _ends_epoch(cfg: TrainingConfig, state: TrainerState) -> bool:
-    epoch = cfg.steps_per_epoch
-    return epoch is not None and state.step % epoch == 0
-
-
 def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitStack) -> None:
-    client, waits, log = peers.client, peers.waits, peers.log
+    client, waits, log, reporter = peers.client, peers.waits, peers.log, peers.reporter
     clock, phase = Clock(), waits.phase
     # The models, and the state that an earlier process of this trainer saved.
     phase("loading the model")
@@ -303,8 +288,7 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
     # Servers start and load meanwhile.
     servers = connect.connect_servers(cfg, waits, stack) if client else []
     announce = client.announce_version if client else None
-    publisher = make_publisher(cfg, servers, announce, waits)
-    stack.enter_context(closing(publisher))
+    publisher = stack.enter_context(closing(make_publisher(cfg, servers, announce, waits)))
     exporter = ModelExporter(cfg, world, adapter=cfg.trains_adapter)
     evaluator = Evaluator(cfg, world, waits)
     counters = {"saver": exporter.frequency, "evaluator": evaluator.frequency}
@@ -314,7 +298,9 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
     state = _resume(models, recovery, publisher, peers, tolerance)
     waits.checks.append(stack.enter_context(Keeper(publisher)).check)
     waits.pulse.servers = publisher.fleet.states
-    prefetcher, reporter = _batches_and_reports(cfg, client, state, stack)
+    left = cfg.training_steps - state.step
+    claims = partial(BatchPrefetcher, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s)
+    prefetcher = stack.enter_context(claims(client, state)) if client else None
     evaluation = evaluator.at_start(state, cfg.servers)
 
     while state.step < cfg.training_steps:
@@ -344,14 +330,13 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
             if prefetcher is not None:
                 prefetcher.confirm(claimed)  # a trainer that was replaced publishes nothing
             record |= _publish(policy, publisher, prepared, state, clock, phase)
-        if prefetcher is not None:
+        if prefetcher is not None and reporter is not None:
             prefetcher.ack(claimed)
-        if reporter is not None:
             reporter.batch(claimed, batch, prepared, noted)
 
         # Servers generate during this write. The recovery checkpoint comes last: a step in it
         # is complete, and a step that is not in it is repeated from its batch.
-        epoch_ended = _ends_epoch(cfg, state)
+        epoch_ended = cfg.ends_epoch(state.step)
         phase("saving checkpoint", **mismatch_details(record, cfg.logprob_tolerance))
         with clock.measure("save"):
             exporter.maybe(policy, state, epoch_ended)

@@ -42,15 +42,16 @@ LOWEST = float(np.finfo(np.float16).min)
 
 
 class Reporter:
-    """A thread that sends reports of the trainer with this generation.
+    """A thread that sends reports of the trainer.
 
     Args:
+        generation: of the trainer, asked when it has registered.
         rows: rows of a batch that are noted; None: all, 0: none.
     """
 
-    def __init__(self, url: str, generation: int, rows: int | None) -> None:
+    def __init__(self, url: str, generation: Callable[[], int], rows: int | None) -> None:
         self._client = RolloutClient(url, timeout_s=TIMEOUT_S, give_up_after_s=0.0)
-        self._client.adopt_generation(generation)
+        self._generation = generation
         self._rows = rows
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_WAITING + 1)
         self._closing = threading.Event()
@@ -98,6 +99,7 @@ class Reporter:
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:
             if not self._refused:
+                self._client.adopt_generation(self._generation())
                 job()
         self._client.close()
 

@@ -69,6 +69,9 @@ class BatchSettings(StepSettings):
         " where rows have routed_experts",
     )
 
+    def ends_epoch(self, step: int) -> bool:
+        return self.steps_per_epoch is not None and step % self.steps_per_epoch == 0
+
 
 class LoadSettings(BatchSettings, ModelSettings):
     """Settings that a model is loaded, packed and sharded with."""

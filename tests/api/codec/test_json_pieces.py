@@ -36,7 +36,10 @@ def agrees(body, key):
     full = _decoded_group(body, key)
     assert decoded(bytes(quick.payload)) == decoded(full.payload)
     assert set(msgspec.json.decode(bytes(quick.payload))) >= set(json.loads(full.payload))
-    assert replace(quick, payload=b"", digest=b"") == replace(full, payload=b"", digest=b"")
+    # Facts of the tokens of a large group are left to the index.
+    assert [one.reward for one in quick.facts.rows] == [one.reward for one in full.facts.rows]
+    left_out = {"payload": b"", "digest": b"", "facts": None}
+    assert replace(quick, **left_out) == replace(full, **left_out)
     return True
 
 

@@ -106,7 +106,7 @@ def test_a_report_has_three_tries_and_is_then_lost_and_counted(attempts, errors,
     failing += errors
     batch, prepared = prepared_of()
     values = TokenValues([([0, 1, 2, 3], torch.zeros(4, 2), None)])
-    with Reporter("http://localhost:1", 1, None) as reporter:
+    with Reporter("http://localhost:1", lambda: 1, None) as reporter:
         reporter.batch(
             ClaimedBatch(batch_no=1, epoch=1, batch=GROUPS), batch, prepared, values
         )
@@ -118,7 +118,7 @@ def test_a_report_has_three_tries_and_is_then_lost_and_counted(attempts, errors,
 
 
 def test_a_loop_that_is_faster_than_the_api_loses_reports_and_does_not_wait(attempts):
-    reporter = Reporter("http://localhost:1", 1, None)  # its thread has not begun
+    reporter = Reporter("http://localhost:1", lambda: 1, None)  # its thread has not begun
     for step in range(reports.MAX_WAITING + 3):
         reporter.step(step, {})
     assert reporter.lost == 3
