@@ -32,7 +32,7 @@ def test_every_option_has_a_help_text_and_an_environment_variable(capsys):
     with pytest.raises(SystemExit):
         run_api.main(["--help"])
     words = " ".join(capsys.readouterr().out.split())
-    assert len(flags()) == 22
+    assert len(flags()) == 24
     for flag in flags():
         assert flag in words
         assert re.search(rf"\b{api_options.variable_of(flag)}\b", words), flag

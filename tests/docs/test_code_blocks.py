@@ -31,6 +31,7 @@ RUN_BY = {
     "docs/losses.md": "tests/docs/test_code_blocks.py",
     "docs/other-training.md": "tests/docs/test_other_training.py",
     "docs/rewards.md": "tests/docs/test_code_blocks.py",
+    "docs/viewing.md": "tests/docs/test_code_blocks.py",
     "docs/wire.md": "scripts/generate_wire_doc.py",  # from the sources and a running API
 }
 # Commands of other programs, and words of the shell.
@@ -130,6 +131,15 @@ def test_the_lines_about_rewards_run():
         exec(code, names)
     assert len(names["scores"]) == 1  # type: ignore[arg-type]
     assert names["ShoutingReward"]().compute(["Hi!!"]) == [0.5]  # type: ignore[operator]
+
+
+def test_the_program_of_the_page_about_viewing_names_a_run_that_is_missing(
+    capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    [(_, code)] = blocks("python", page="docs/viewing.md")
+    exec(compile(code, "docs/viewing.md", "exec"), {})
+    assert "runs/a/api" in capsys.readouterr().out
 
 
 def test_the_lines_about_losses_run():

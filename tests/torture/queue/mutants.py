@@ -85,17 +85,6 @@ def redelivery_keeps_the_epoch() -> None:
 
 
 @mutant
-def a_batch_is_delivered_for_ever() -> None:
-    wrap(
-        claim_queries,
-        "_deliver_again",
-        lambda original, counters, row, claim: original(
-            counters, replace(row, tries=0), claim
-        ),
-    )
-
-
-@mutant
 def one_rank_acks_for_all() -> None:
     def around(original: Any, connection: Any, *args: Any) -> Any:
         *who, rank, commit = args
