@@ -128,7 +128,7 @@ def _explored(
 
 def put_file(store: SqliteStore, path: Path) -> None:
     """Put the groups of a .jsonl file into a store of its own; other lines are counted."""
-    odd = 0
+    odd, revision = 0, store.load().revision
     with open(path, "rb") as file:
         while lines := list(islice(file, PUT_GROUPS)):
             groups = []
@@ -138,7 +138,7 @@ def put_file(store: SqliteStore, path: Path) -> None:
                 except (InvalidGroup, MalformedBody):
                     odd += 1
             if groups:
-                store.put(groups, store.load().revision, lambda buffer, size: (), doubt=False)
+                store.put(groups, revision, lambda buffer, size: (), doubt=False)
     if odd:
         logs.report("warning", f"{path}: {odd} lines are no scored group")
     if not store.kept(0, 1):

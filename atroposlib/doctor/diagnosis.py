@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from atroposlib.doctor import processes as p
 from atroposlib.doctor import queue as q
@@ -66,6 +68,12 @@ def moving(e: Evidence) -> str | None:
         if kind in (e.status.get("ages_s") or {}):
             parts.append(f"last {noun} {e.age(kind):.0f} s ago")
     return ", ".join(parts)
+
+
+def answer(findings: Iterable[Finding], going: str | None) -> dict[str, Any]:
+    """The body of GET /explore/why; ``going`` is what moves, for a run without findings."""
+    found = [asdict(one) for one in findings]
+    return {"findings": found, "moving": None if found else going}
 
 
 def exit_status(findings: Sequence[Finding]) -> int:

@@ -137,22 +137,23 @@ class Evidence:
 
     def fresh(self, role: str) -> list[Process]:
         """Processes of a role with a recent heartbeat, the latest first; ended ones left out."""
-        alike = [one for one in self.processes if one["role"] == role]
-        here = [one for one in alike if one["age_s"] <= SILENT_S]
-        here = [one for one in here if "ended" not in one["details"]]
+        here = [one for one in self._running(role) if one["age_s"] <= SILENT_S]
         return sorted(here, key=lambda one: float(one["age_s"]))
 
     def silent(self, role: str) -> list[Process]:
         """Processes without a recent heartbeat that neither ended nor were replaced."""
-        here = {role if role == "trainer" else label(one) for one in self.fresh(role)}
-        return [
-            one
-            for one in self.processes
-            if one["role"] == role
-            and SILENT_S < one["age_s"]
-            and "ended" not in one["details"]
-            if (role if role == "trainer" else label(one)) not in here
-        ]
+
+        def place(one: Process) -> str:  # that a successor takes; a run has one trainer
+            return role if role == "trainer" else label(one)
+
+        here = {place(one) for one in self.fresh(role)}
+        late = [one for one in self._running(role) if one["age_s"] > SILENT_S]
+        return [one for one in late if place(one) not in here]
+
+    def _running(self, role: str) -> list[Process]:
+        """Processes of a role that did not end."""
+        alike = [one for one in self.processes if one["role"] == role]
+        return [one for one in alike if "ended" not in one["details"]]
 
     @property
     def trainer(self) -> Process | None:

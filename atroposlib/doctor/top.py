@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from atroposlib.doctor.diagnosis import diagnose, exit_status, moving
+from atroposlib.doctor.diagnosis import answer, diagnose, exit_status, moving
 from atroposlib.doctor.evidence import SILENT_S, Evidence, Finding, Process, label, number
 from atroposlib.doctor.looks import look
 from atroposlib.doctor.why import page as findings_page
@@ -65,8 +65,7 @@ def once(argv: Sequence[str] | None = None) -> int:
 
 def document(e: Evidence, found: Sequence[Finding]) -> str:
     """One look as JSON: status, findings, moving."""
-    known = json.loads(findings_page(found, moving(e), as_json=True))
-    return json.dumps({"at": e.now.at, "status": e.now.status, **known})
+    return json.dumps({"at": e.now.at, "status": e.now.status, **answer(found, moving(e))})
 
 
 def styled(line: Line, width: int) -> Text:

@@ -10,11 +10,10 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from atroposlib.doctor.diagnosis import diagnose, exit_status, moving
+from atroposlib.doctor.diagnosis import answer, diagnose, exit_status, moving
 from atroposlib.doctor.evidence import Evidence, Finding
 from atroposlib.doctor.looks import DEFAULT_URL, URL_VARIABLE, address_in, look
 from atroposlib.errors import ConfigError
@@ -70,8 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def page(findings: Sequence[Finding], going: str | None, *, as_json: bool = False) -> str:
     """The findings as text, or as the JSON of GET /explore/why."""
     if as_json:
-        found = [asdict(one) for one in findings]
-        return json.dumps({"findings": found, "moving": None if found else going})
+        return json.dumps(answer(findings, going))
     lines = []
     for one in findings:
         lines.append(f"{one.severity}: {one.cause}")

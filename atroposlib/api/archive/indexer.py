@@ -43,6 +43,7 @@ GATHER_S = 0.2  # records of so long share a transaction, and one wake of the th
 SYNC_S = 1.0  # at least so long between two looks at the ledger
 FILL_S = 60.0  # between two comparisons with the ids of the store
 FILL_GROUPS = 1000  # ids compared at a time
+MAX_FILLED = 32  # groups read per transaction
 CLOSE_S = 10.0
 _NOT_STORED = frozenset({"groups"})  # one per post: its rows show it
 _QUIET = frozenset({"policy_version", "env_joined", "env_left", "registered", "started"})
@@ -207,9 +208,8 @@ class Indexer:
                         *(row.min_version, gids),
                     )
                 )
-        gone = (
-            self._known.keys() - rows.keys()
-        )  # dissolved, dropped, or of a run that was reset
+        # Dissolved, dropped, or of a run that was reset.
+        gone = self._known.keys() - rows.keys()
         everything = bool(gone) or self._held_changed
         self._held_changed = False
         facts += self._changed_states(_HELD if everything else "('buffered')")
@@ -314,9 +314,6 @@ class Indexer:
                     (msgspec.json.encode(freed).decode(),),
                 )
             after = min(seen, shown[-1])
-
-
-MAX_FILLED = 32  # groups read per transaction
 
 
 def _weight_of(record: Record | threading.Event) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, astuple, replace
+from dataclasses import astuple, replace
 from time import monotonic
 from typing import Any
 
@@ -13,7 +13,7 @@ from anyio.to_thread import run_sync as in_thread
 from atroposlib.api.archive.records import FindingFact
 from atroposlib.api.run.events import Events
 from atroposlib.api.run.metrics import Metrics
-from atroposlib.doctor.diagnosis import diagnose, moving
+from atroposlib.doctor.diagnosis import answer, diagnose, moving
 from atroposlib.doctor.evidence import Evidence, Finding, Look, samples
 from atroposlib.wire import RunStatus
 
@@ -38,7 +38,7 @@ class Doctor:
         self._turn = asyncio.Lock()
         self._latest: Look | None = None
         self._known: dict[str, Finding] = {}
-        self._answer: dict[str, Any] = {"findings": [], "moving": None}
+        self._answer = answer((), None)
 
     async def diagnosis(self) -> dict[str, Any]:
         """The body of GET /explore/why. The first call in a while takes ``APART_S``."""
@@ -71,10 +71,7 @@ class Doctor:
         for key in self._known.keys() - found.keys():
             self._publish("ended", self._known[key])
         self._known = found
-        self._answer = {
-            "findings": [asdict(one) for one in found.values()],
-            "moving": None if found else moving(evidence),
-        }
+        self._answer = answer(found.values(), moving(evidence))
 
     def _publish(self, change: str, one: Finding) -> None:
         words: dict[str, Any] = {"severity": one.severity, "cause": one.cause}

@@ -13,7 +13,7 @@ import socket
 import struct
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.api.store.postgres.postgres_line import SOCKET
@@ -32,24 +32,37 @@ class Pooler:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.home / SOCKET))
         self._listener.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
 
     def url(self, schema: str) -> str:
         return f"postgresql://atropos@/postgres?host={self.home}&schema={schema}"
 
     def close(self) -> None:
+        """End the threads, then close: ``select`` on a closed socket is a ValueError."""
+        ends = [self._listener, *self._ends]
+        while any(thread.is_alive() for thread in self._threads):
+            for end in ends:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+            for thread in list(self._threads):
+                thread.join(0.1)
+            ends = list(self._ends)  # with those that were connected meanwhile
         for end in (self._listener, *self._ends):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
             end.close()
         shutil.rmtree(self.home, ignore_errors=True)
+
+    def _start(self, work: Callable[..., None], *arguments: socket.socket) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
                 self._ends.append(client)
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+                self._start(self._serve, client)
 
     def _serve(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError, EOFError):
