@@ -34,7 +34,7 @@ from atroposlib.testing.fake_shapes import (
 )
 
 DEFAULT_SHAPES = frozenset({"generate", "scale_out", "completions"})
-JOIN_TIMEOUT_S = 10.0
+JOIN_TIMEOUT_S = 60.0
 
 Reply = Callable[[str, int], str]
 

@@ -129,7 +129,7 @@ def test_a_signal_shuts_the_api_down_cleanly(tmp_path, number):
     with open(tmp_path / "log", "w") as log:
         with serving(tmp_path / "data", stderr=log) as (process, _):
             process.send_signal(number)
-            assert process.wait(timeout=30) == 0
+            assert process.wait(timeout=60) == 0
     assert (tmp_path / "log").read_text() == ""
     assert not list((tmp_path / "data").glob("*-wal"))
 
@@ -159,7 +159,7 @@ async def test_a_sigterm_answers_waiting_claims_and_ends_streams(tmp_path):
             claimed, streamed = await asyncio.gather(*waits)
         assert claimed.status_code == 200 and claimed.json()["batch"] is None
         assert streamed.status_code == 200
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=60) == 0
     assert [path for path in tmp_path.iterdir() if path.name.endswith("-wal")] == []
 
 
@@ -176,7 +176,7 @@ async def test_a_second_signal_ends_a_shutdown_that_waits_for_a_reply(tmp_path):
         while port_answers(int(port)):
             await asyncio.sleep(0.01)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == -signal.SIGTERM
+        assert process.wait(timeout=60) == -signal.SIGTERM
         writer.close()
     # The store was not closed, which is safe: the next start recovers from the log.
     assert [path for path in tmp_path.iterdir() if path.name.endswith("-wal")]

@@ -14,6 +14,7 @@ from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.testing.tiny import char_tokenizer
 from atroposlib.wire import Registration
 from tests.envs.toys import ToyConfig
+from tests.serving import WAIT_S
 
 
 class RunningApi:
@@ -22,6 +23,7 @@ class RunningApi:
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
         self.port = 0
+        self._trainers: list[RolloutClient] = []
 
     @property
     def url(self) -> str:
@@ -49,12 +51,19 @@ class RunningApi:
 
     def stop(self) -> None:
         self._server.should_exit = True
-        self._thread.join(15)
+        self._thread.join(WAIT_S)
         self._listener.close()
+
+    def close(self) -> None:
+        """Stop, and close the clients, so that a failed test leaks no socket into others."""
+        for client in self._trainers:
+            client.close()
+        self.stop()
 
     def trainer(self, batch_size: int, num_steps: int, **more: object) -> RolloutClient:
         """A trainer that has registered and started the run by asking for a batch."""
         client = RolloutClient(self.url)
+        self._trainers.append(client)
         client.register(
             Registration(
                 batch_size=batch_size,
@@ -75,7 +84,7 @@ def api(tmp_path: Path) -> Iterator[RunningApi]:
     running = RunningApi(tmp_path / "queue")
     running.start()
     yield running
-    running.stop()
+    running.close()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from pydantic import Field
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.testing.tiny import char_tokenizer
+from tests.serving import WAIT_S
 
 
 class ToyConfig(BaseEnvConfig):
@@ -68,7 +69,7 @@ def toy_env(config: ToyConfig, url: str, **changes) -> ToyEnv:
     return ToyEnv(config.model_copy(update=changes), [server])
 
 
-async def eventually(condition, bound_s: float = 20.0) -> None:
+async def eventually(condition, bound_s: float = WAIT_S) -> None:
     """Wait until ``condition()`` holds; fails after ``bound_s`` seconds."""
 
     async def poll():

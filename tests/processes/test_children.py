@@ -187,7 +187,7 @@ def test_a_signal_ends_exactly_the_started_processes(launcher, number):
     bystander = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.DEVNULL)
     try:
         process.send_signal(number)
-        assert process.wait(timeout=30) == 128 + number
+        assert process.wait(timeout=60) == 128 + number
         wait_until(lambda: not any(is_alive(pid) for pid in pids))
         assert bystander.poll() is None
     finally:

@@ -15,7 +15,7 @@ def test_process_group_is_compatible_with_one_made_by_torch():
 
     listener = process_group.listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    group = process_group.GroupSpec("127.0.0.1", port, 2, "gloo", "weights", 20.0)
+    group = process_group.GroupSpec("127.0.0.1", port, 2, "gloo", "weights", 60.0)
     received = torch.zeros(3)
 
     def other_end():
@@ -29,7 +29,7 @@ def test_process_group_is_compatible_with_one_made_by_torch():
     thread.start()
     ours = process_group.join(process_group.host_store(listener, group), group, 0)
     process_group.broadcast(ours, torch.tensor([1.0, 2.0, 3.0])).wait()
-    thread.join(20)
+    thread.join(60)
     assert received.tolist() == [1.0, 2.0, 3.0]
 
 

@@ -8,7 +8,7 @@
        '-- the API does not know this environment any more: register again
 
 A rollout beyond the queue's capacity would be trained on late, so sends that the API accepts
-while the status is read count as queued.
+after the request of the status count as queued.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Serve:
         self.complete = False  # every batch of the run is delivered or can be filled
         self.sender: GroupSender | None = None
         self._run = env.joined_run
-        self._queue = pacing.Queue(0)
+        self._accepted_before = 0  # groups, at the request of the last status
         self.registration = RunRegistration(
             env.joined_run,
             self.client,
@@ -164,6 +164,7 @@ class Serve:
             re_register=self.registration.re_register,
             requeue=self.env.pool.backlog.append,
         )
+        self._accepted_before = 0
 
     async def open_trackers(self) -> None:
         """Record in the trackers of the settings, under the names of the run."""
@@ -202,16 +203,22 @@ class Serve:
     async def read_status(self) -> None:
         """Follow queue, step and weight."""
         env, sender, who = self.env, self.sender, self._run.identity
-        accepted = sender.accepted_groups if sender is not None else 0
         await self.shutdown.or_shutdown(self.registration.refresh())
+        accepted = sender.accepted_groups if sender is not None else 0
         status = await self.shutdown.or_shutdown(self.client.status_env(who))
-        arrived_since = sender.accepted_groups - accepted if sender is not None else 0
         if self.status is None or status.env_weight != self.status.env_weight:
             await env.update_weight(status.env_weight)
         has_version = "policy_version" in status.model_fields_set
         env.server.announce_version(status.policy_version if has_version else None)
-        self._run.status = status
-        self._queue = pacing.Queue(
+        self._run.status, self._accepted_before = status, accepted
+
+    def _queue(self) -> pacing.Queue:
+        """The queue as of now: a send that ends during an await leaves no room twice."""
+        status, sender = self.status, self.sender
+        if status is None or sender is None:
+            return pacing.Queue(0)
+        arrived_since = sender.accepted_groups - self._accepted_before
+        return pacing.Queue(
             queue_size=status.queue_size + arrived_since,
             self_queue_size=status.self_queue_size + arrived_since,
             unallocated_fraction=status.unallocated_fraction,
@@ -261,17 +268,17 @@ class Serve:
         """How many rollouts should run now."""
         env, evaluating = self.env, self.evaluation.task is not None
         cap = pacing.worker_cap(env.config, env.max_num_workers, evaluating=evaluating)
-        return pacing.rollouts_wanted(env.config, self._queue, cap)
+        return pacing.rollouts_wanted(env.config, self._queue(), cap)
 
     async def add_workers(self) -> None:
         """Start rollouts up to the number wanted and admitted, oldest waiting items first."""
-        env, wanted = self.env, self.rollouts_wanted()
-        env.metrics_logger.workers_added_list.append(wanted - env.pool.busy)
-        who = self._run.identity
+        env, who = self.env, self._run.identity
         settled = self.admission.settle(env.pool.jobs, who, env.config.group_size)
         await self.shutdown.or_shutdown(settled)
+        more = self.rollouts_wanted() - env.pool.busy
+        env.metrics_logger.workers_added_list.append(more)
         # A bound: where rollouts end as fast as they start, the step has to be read all the same.
-        for _ in range(wanted - env.pool.busy):
+        for _ in range(more):
             if self.shutdown.requested.is_set():
                 return
             job = self._next or env.pool.next_waiting() or await env.new_job()
@@ -296,7 +303,7 @@ class Serve:
     def _run_is_complete(self) -> bool:
         batches_open = (self.status.batches_open if self.status else None) or 1
         return pacing.should_stop(
-            self.env.config, self._run.step, self._queue.queue_size, batches_open
+            self.env.config, self._run.step, self._queue().queue_size, batches_open
         )
 
     def _update_phase(self) -> None:

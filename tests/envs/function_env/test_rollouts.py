@@ -184,12 +184,11 @@ async def test_a_function_environment_serves_a_trainer_over_the_real_api(api, en
     )
     serving = asyncio.ensure_future(env.env_manager())
     batches = await train(client, 3, serving)
-    await asyncio.wait_for(serving, 20)
+    await asyncio.wait_for(serving, 60)
     groups = [group for claimed in batches for group in claimed.batch]
     assert len(groups) == 6
     assert {tuple(sorted(group.scores)) for group in groups} == {(0.0, 1.0)}
     assert len({group.group_id for group in groups}) == 6
-    client.close()
 
 
 async def test_a_restart_continues_at_the_saved_data_position(env_of, fake, tmp_path):

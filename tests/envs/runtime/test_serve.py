@@ -15,7 +15,7 @@ from atroposlib.envs.runtime import registration
 from atroposlib.errors import AtroposError
 from tests.envs.old_api import OldApi
 from tests.envs.toys import eventually, toy_env
-from tests.serving import served
+from tests.serving import WAIT_S, served
 
 
 async def train(client, steps, serving=None, *, on_batch=lambda batch, step: None):
@@ -50,7 +50,7 @@ async def test_environment_and_trainer_take_turns_to_the_end(
 
     serving = asyncio.ensure_future(env.env_manager())
     batches = await train(client, 3, serving, on_batch=publish)
-    await asyncio.wait_for(serving, 20)
+    await asyncio.wait_for(serving, WAIT_S)
 
     # Two groups of two make a batch of four: nothing more was generated than was trained on.
     assert len(fake.requests) == 6
@@ -73,7 +73,6 @@ async def test_environment_and_trainer_take_turns_to_the_end(
                 assert all((p == 1.0) != on for p, on in zip(logprobs, trained))
     items = [g.metadata["item"] for claimed in batches for g in claimed.batch]
     assert sorted(items) == [f"item-{i}" for i in range(1, 7)]
-    client.close()
 
 
 async def test_a_dropped_group_is_shown_by_the_explorer_and_delays_no_rollout(
@@ -91,8 +90,7 @@ async def test_a_dropped_group_is_shown_by_the_explorer_and_delays_no_rollout(
     assert (row["env"], row["reward"], row["item"]) == ("toy_0", 0.0, "item-1")
     assert len(env.rolled_out) > 2
     env.serving.shutdown.request("test")
-    await asyncio.wait_for(serving, 20)
-    client.close()
+    await asyncio.wait_for(serving, WAIT_S)
 
 
 async def test_two_batches_ahead_are_generated_while_one_is_trained(
@@ -111,9 +109,30 @@ async def test_two_batches_ahead_are_generated_while_one_is_trained(
     await asyncio.to_thread(client.ack, claimed)
     await eventually(lambda: env.group_stats.sent == 6)
     env.serving.shutdown.request("test")
-    await asyncio.wait_for(serving, 20)
+    await asyncio.wait_for(serving, WAIT_S)
     assert len(fake.requests) == 6
-    client.close()
+
+
+async def test_groups_accepted_between_the_status_and_the_start_leave_no_room_twice(
+    api, fake, inference_url, toy_config
+):
+    api.trainer(batch_size=4, num_steps=10)
+    env = toy_env(
+        toy_config, inference_url, rollout_server_url=api.url, max_batches_offpolicy=2
+    )
+    env.gate = asyncio.Event()
+
+    async def slow_checks():
+        if len(env.rolled_out) == 4:
+            env.gate.set()
+            await eventually(lambda: env.pool.busy == 0)
+
+    env.env_step_checks = slow_checks
+    serving = asyncio.ensure_future(env.env_manager())
+    await eventually(lambda: env.serving and env.serving.phase.value == "paused: queue full")
+    assert env.group_stats.sent == len(env.rolled_out) == 4
+    env.serving.shutdown.request("test")
+    await asyncio.wait_for(serving, WAIT_S)
 
 
 async def test_environment_waits_for_the_trainer_and_reports_it(
@@ -126,8 +145,7 @@ async def test_environment_waits_for_the_trainer_and_reports_it(
     assert fake.requests == []
     client = api.trainer(batch_size=4, num_steps=1)
     await train(client, 1, serving)
-    await asyncio.wait_for(serving, 20)
-    client.close()
+    await asyncio.wait_for(serving, WAIT_S)
 
 
 async def test_a_failed_item_is_tried_again_and_never_scored(
@@ -138,26 +156,24 @@ async def test_a_failed_item_is_tried_again_and_never_scored(
     env.failures.extend([ValueError("reward broke"), ValueError("again")])
     serving = asyncio.ensure_future(env.env_manager())
     (claimed,) = await train(client, 1, serving)
-    await asyncio.wait_for(serving, 20)
+    await asyncio.wait_for(serving, WAIT_S)
     assert env.pool.counts["failed"] == env.pool.counts["retried"] == 2
     assert "collect_trajectories failed on item" in str(env.pool.last_error)
     assert {score for g in claimed.batch for score in g.scores} == {0.0, 1.0}
-    client.close()
 
 
 @pytest.mark.parametrize("mistakes", ["aaaa", "abcdabcdabcd"], ids=["one", "several"])
 async def test_a_run_whose_rollouts_only_fail_stops_with_the_reason(
     api, inference_url, toy_config, mistakes
 ):
-    client = api.trainer(batch_size=4, num_steps=1)
+    api.trainer(batch_size=4, num_steps=1)
     env = toy_env(
         toy_config, inference_url, rollout_server_url=api.url, max_failures_in_a_row=4
     )
     env.failures.extend(map(ValueError, mistakes))
     with pytest.raises(AtroposError, match=r"toys.py:\d+: .*toy: collect_trajectories failed"):
-        await asyncio.wait_for(env.env_manager(), 30)
+        await asyncio.wait_for(env.env_manager(), WAIT_S)
     assert env.group_stats.sent == 0
-    client.close()
 
 
 async def test_an_api_restart_loses_no_group_and_the_run_continues(
@@ -171,10 +187,9 @@ async def test_an_api_restart_loses_no_group_and_the_run_continues(
     await eventually(lambda: "rollout API" in (env.serving.waiting_on or ""))
     await asyncio.to_thread(api.start)
     batches = await train(client, 2, serving)
-    await asyncio.wait_for(serving, 20)
+    await asyncio.wait_for(serving, WAIT_S)
     items = [g.metadata["item"] for claimed in batches for g in claimed.batch]
     assert sorted(items) == [f"item-{i}" for i in range(1, 5)]
-    client.close()
 
 
 async def test_reset_makes_the_environment_join_the_new_run(
@@ -188,12 +203,10 @@ async def test_reset_makes_the_environment_join_the_new_run(
     await asyncio.to_thread(first.reset)
     second = await asyncio.to_thread(api.trainer, 4, 2)
     batches = await train(second, 2, serving)
-    await asyncio.wait_for(serving, 20)
+    await asyncio.wait_for(serving, WAIT_S)
     assert env.joined_run.registration.run_id != old_run
     items = {g.metadata["item"] for claimed in batches for g in claimed.batch}
     assert items == {f"item-{i}" for i in range(3, 7)}
-    first.close()
-    second.close()
 
 
 async def test_a_group_sampled_for_a_run_that_was_reset_is_dropped_and_counted(
@@ -210,11 +223,10 @@ async def test_a_group_sampled_for_a_run_that_was_reset_is_dropped_and_counted(
     kept = filter_group({**group, "idempotency_key": "k"}, FilterRules(group_size=2))
     assert await env.sender.send([kept], {"id": "old"}, stale.run_id) == []
     assert env.group_stats.dropped["run_ended"] == 1
+    await train(second, 1, serving)  # which leaves room for one more, if others were faster
     await eventually(lambda: "old" in env.rolled_out)  # its item is not lost
     env.serving.shutdown.request("test")
-    await asyncio.wait_for(serving, 20)
-    first.close()
-    second.close()
+    await asyncio.wait_for(serving, WAIT_S)
 
 
 async def test_sigterm_finishes_sends_and_disconnects(
@@ -232,7 +244,7 @@ async def test_sigterm_finishes_sends_and_disconnects(
     serving = asyncio.ensure_future(env.env_manager())
     await eventually(lambda: env.group_stats.sent == 2)
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.wait_for(serving, 20)
+    await asyncio.wait_for(serving, WAIT_S)
     assert len(groups.read_text().splitlines()) == 2
     last = json.loads(metrics.read_text().splitlines()[-1])
     assert last["train/items_sent_to_api"] == 2
@@ -240,7 +252,6 @@ async def test_sigterm_finishes_sends_and_disconnects(
     status = await asyncio.to_thread(client.status)
     (me,) = [p for p in status.participants if p.role == "env"]
     assert me.phase == "draining"
-    client.close()
 
 
 async def test_no_rollout_begins_that_would_be_staler_than_the_bound(
@@ -258,9 +269,8 @@ async def test_no_rollout_begins_that_would_be_staler_than_the_bound(
     )  # the queue alone would take six
     assert "policy versions later" in env.serving.waiting_on
     await train(client, 3, serving)
-    await asyncio.wait_for(serving, 20)
+    await asyncio.wait_for(serving, WAIT_S)
     assert len(fake.requests) == 6
-    client.close()
 
 
 async def test_admissions_of_rollouts_without_a_group_are_released(
@@ -271,10 +281,9 @@ async def test_admissions_of_rollouts_without_a_group_are_released(
     env.failures.extend(ValueError(word) for word in "abcdef")
     serving = asyncio.ensure_future(env.env_manager())
     await train(client, 1, serving)
-    await asyncio.wait_for(serving, 20)
+    await asyncio.wait_for(serving, WAIT_S)
     assert env.pool.counts["failed"] == 6
     assert env.group_stats.samples == {"env_error": 12}
-    client.close()
 
 
 async def test_servers_receive_the_policy_version_of_the_api(
@@ -286,9 +295,8 @@ async def test_servers_receive_the_policy_version_of_the_api(
     env.server.announce_version = told.append
     serving = asyncio.ensure_future(env.env_manager())
     await train(client, 2, serving)
-    await asyncio.wait_for(serving, 20)
+    await asyncio.wait_for(serving, WAIT_S)
     assert told[0] == 0 and set(told) >= {0, 1}
-    client.close()
 
 
 async def test_an_environment_serves_the_original_api(fake, inference_url, toy_config):
@@ -299,7 +307,7 @@ async def test_an_environment_serves_the_original_api(fake, inference_url, toy_c
         serving = asyncio.ensure_future(env.env_manager())
         await eventually(lambda: len(old.groups) == 2 or serving.done())
         env.serving.shutdown.request("test")
-        await asyncio.wait_for(serving, 20)
+        await asyncio.wait_for(serving, WAIT_S)
     assert [group["scores"] for group in old.groups] == [[0.0, 1.0]] * 2
     assert {group["env_id"] for group in old.groups} == {0}
     assert set(told) == {None}  # it knows no versions
@@ -309,16 +317,14 @@ async def test_a_restarted_trainer_with_larger_batches_is_followed(
     api, fake, inference_url, toy_config, monkeypatch
 ):
     monkeypatch.setattr(registration, "REFRESH_S", 0.0)
-    first = api.trainer(batch_size=4, num_steps=5)
+    api.trainer(batch_size=4, num_steps=5)
     env = toy_env(toy_config, inference_url, rollout_server_url=api.url, total_steps=5)
     serving = asyncio.ensure_future(env.env_manager())
     await eventually(lambda: env.group_stats.sent == 2)
-    second = await asyncio.to_thread(api.trainer, 8, 5)
+    await asyncio.to_thread(api.trainer, 8, 5)
     await eventually(lambda: env.group_stats.sent == 4)
     env.serving.shutdown.request("test")
-    await asyncio.wait_for(serving, 20)
-    first.close()
-    second.close()
+    await asyncio.wait_for(serving, WAIT_S)
 
 
 async def test_evaluations_measure_the_weights_of_their_step(
@@ -338,7 +344,7 @@ async def test_evaluations_measure_the_weights_of_their_step(
     )
     serving = asyncio.ensure_future(env.env_manager())
     await train(client, 4, serving)
-    await asyncio.wait_for(serving, 20)
+    await asyncio.wait_for(serving, WAIT_S)
     measured = [(at["eval_step"], at["eval_policy_version"]) for at in env.evaluated_at]
     assert measured == [(0, 0), (2, 2), (4, 4)]
     assert all(
@@ -350,7 +356,6 @@ async def test_evaluations_measure_the_weights_of_their_step(
     assert written["results"]["all"] == {"exact": 0.25}
     steps = [json.loads(line)["step"] for line in lines_of(tmp_path / "samples.jsonl")]
     assert steps == [0, 2, 4]
-    client.close()
 
 
 async def test_a_failing_evaluation_is_counted_and_the_run_continues(
@@ -373,9 +378,8 @@ async def test_a_failing_evaluation_is_counted_and_the_run_continues(
     env.evaluate = broken
     serving = asyncio.ensure_future(env.env_manager())
     await train(client, 1, serving)
-    await asyncio.wait_for(serving, 20)
+    await asyncio.wait_for(serving, WAIT_S)
     assert any(json.loads(line).get("eval/failed") == 1 for line in lines_of(path))
-    client.close()
 
 
 async def test_stopping_interrupts_the_wait_for_an_absent_api(toy_config):
@@ -383,5 +387,5 @@ async def test_stopping_interrupts_the_wait_for_an_absent_api(toy_config):
     serving = asyncio.ensure_future(env.env_manager())
     await eventually(lambda: env.serving is not None and env.serving.waiting_on)
     env.serving.shutdown.request("test")
-    await asyncio.wait_for(serving, 20)
+    await asyncio.wait_for(serving, WAIT_S)
     assert serving.done() and env.group_stats.sent == 0

@@ -30,11 +30,11 @@ class Trainer:
 
     def body(self, **more):
         meeting = {"master_address": "127.0.0.1", "master_port": self.store.port}
-        ranks = {"rank_offset": 1, "world_size": 2, "backend": "gloo", "timeout_s": 20}
+        ranks = {"rank_offset": 1, "world_size": 2, "backend": "gloo", "timeout_s": 60}
         return {**meeting, **ranks, "group_name": "g", **more}
 
     def join(self):
-        group = GroupSpec("127.0.0.1", self.store.port, 2, "gloo", "g", 20.0)
+        group = GroupSpec("127.0.0.1", self.store.port, 2, "gloo", "g", 60.0)
         self.members = join(self.store, group, 0)
 
     def send(self, *tensors):

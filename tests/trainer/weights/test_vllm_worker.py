@@ -83,7 +83,7 @@ def test_shared_memory_is_loaded_when_it_holds_the_version():
 
 def test_tensors_are_loaded_as_they_are_broadcast():
     listener = process_group.listen("127.0.0.1", 0)
-    group = GroupSpec("127.0.0.1", listener.getsockname()[1], 2, "gloo", "g", 20.0)
+    group = GroupSpec("127.0.0.1", listener.getsockname()[1], 2, "gloo", "g", 60.0)
     worker = Worker()
 
     def serve():
@@ -97,7 +97,7 @@ def test_tensors_are_loaded_as_they_are_broadcast():
     ours = process_group.join(process_group.host_store(listener, group), group, 0)
     for tensor in TENSORS.values():
         process_group.broadcast(ours, tensor).wait()
-    thread.join(20)
+    thread.join(60)
     assert holds_all(worker)
     with pytest.raises(ValueError, match="in group 'g', not 'h'"):
         worker.receive_weights(json.dumps({"name": "h"}))
