@@ -84,9 +84,9 @@ class ModelTrainer:
         if not self.held:
             return
         batch = self.held.pop(min(self.held))
-        state = self._duel.model.batches[batch.no].state
-        if state is not GroupState.LEASED:
-            return  # a damaged payload ended it while it was being delivered
+        now = self._duel.model.batches.get(batch.no)
+        if now is None or now.state is not GroupState.LEASED:
+            return  # a damaged payload ended it while it was being delivered, or it was dead
         assert batch.no not in self.trained.numbers
         twice = self.trained.gids & set(batch.gids)
         assert not twice, f"groups {twice} are trained on twice"

@@ -45,22 +45,18 @@ def a_live_lease_is_given_to_anybody() -> None:
 
 @mutant
 def an_ended_lease_is_never_given_on() -> None:
-    wrap(
-        claim_queries,
-        "_due",
-        lambda original, opened, claim: original(
-            [row for row in opened if row.generation != claim.generation], claim
-        ),
-    )
+    def around(original: Any, opened: Any, claim: Any) -> Any:
+        return original([row for row in opened if row.generation != claim.generation], claim)
+
+    wrap(claim_queries, "_due", around)
 
 
 @mutant
 def a_repeated_claim_brings_another_batch() -> None:
-    wrap(
-        claim_queries,
-        "_due",
-        lambda original, opened, claim: original(opened, replace(claim, claim_id=None)),
-    )
+    def around(original: Any, opened: Any, claim: Any) -> Any:
+        return original(opened, replace(claim, claim_id=None))
+
+    wrap(claim_queries, "_due", around)
 
 
 @mutant
@@ -75,13 +71,28 @@ def redelivery_begins_with_the_newest() -> None:
 
 @mutant
 def redelivery_keeps_the_epoch() -> None:
-    wrap(
-        claim_queries,
-        "_deliver_again",
-        lambda original, counters, row, claim: original(
-            counters, replace(row, epoch=row.epoch - 1), claim
-        ),
-    )
+    def around(original: Any, counters: Any, row: Any, claim: Any) -> Any:
+        return original(counters, replace(row, epoch=row.epoch - 1), claim)
+
+    wrap(claim_queries, "_deliver_again", around)
+
+
+@mutant
+def a_batch_is_delivered_for_ever() -> None:
+    def around(original: Any, counters: Any, row: Any, claim: Any) -> Any:
+        return original(counters, replace(row, tries=0), claim)
+
+    wrap(claim_queries, "_deliver_again", around)
+
+
+@mutant
+def a_batch_put_last_keeps_its_number() -> None:
+    wrap(claim_queries, "_put_last", lambda original, *args: None)
+
+
+@mutant
+def a_revived_batch_keeps_its_number() -> None:
+    wrap(ack_queries, "renumber", lambda original, *args: None)
 
 
 @mutant

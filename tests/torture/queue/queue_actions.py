@@ -183,6 +183,21 @@ class Actions:
         self.trainer.save_checkpoint(also_commit=False)
         self.trainer.commit()
 
+    def a_batch_kills_trainers(self) -> None:
+        """At its delivery limit it comes after another one; the next is dead and revived."""
+        for _ in range(3):
+            self.claim(10.0, most=2)
+            self.trainer.start(self.trainer.size, commits=True)
+        for _ in range(2):
+            self.claim(10.0, most=2)
+            self.trainer.train(1)
+        for _ in range(4):
+            self.claim(10.0, most=2, lost=True)
+        self.claim(10.0)
+        self.trainer.train(1)
+        self.settle_dead(0, revive=True)
+        self.claim(10.0)
+
     def it_diverges(self) -> None:
         """The same process goes back to its checkpoint; what it acked is not its any more."""
         self.claim(10.0)

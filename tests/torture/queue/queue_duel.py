@@ -8,15 +8,18 @@ from itertools import combinations
 from typing import Any, TypeVar
 
 from atroposlib.api.common.records import (
+    HELD,
     AdmissionGrant,
     BatchMember,
     Claim,
+    GroupCount,
     GroupState,
     GroupSummary,
     LeasedBatch,
     NewGroup,
     RunDocument,
     Selection,
+    StateTotals,
     Stored,
     StoreStats,
 )
@@ -283,8 +286,8 @@ def guessed_gids(model: Model, groups: Sequence[NewGroup]) -> list[int]:
 def counts_of(model: Model) -> tuple[object, ...]:
     states = (GroupState.ACKED, GroupState.COMMITTED)
     return (
-        model.group_counts(),
-        model.ends(),
+        _group_counts(model),
+        _ends(model),
         model.batches_in(*states),
         model.batches_in(GroupState.LEASED),
         model.batches_in(GroupState.DEAD),
@@ -293,6 +296,24 @@ def counts_of(model: Model) -> tuple[object, ...]:
         model.run.revision,
         model.fair_share,
     )
+
+
+def _group_counts(model: Model) -> set[GroupCount]:
+    kinds: dict[tuple[GroupState, int | None, int], list[int]] = {}
+    for one in model.groups.values():
+        if one.state in HELD:
+            sizes = kinds.setdefault((one.state, one.new.env, one.new.n_seq), [])
+            sizes.append(len(one.new.payload))
+    return {GroupCount(*kind, len(sizes), sum(sizes)) for kind, sizes in kinds.items()}
+
+
+def _ends(model: Model) -> dict[GroupState, StateTotals]:
+    ended = [one for one in model.groups.values() if one.state not in HELD]
+    return {
+        state: StateTotals(len(of_it), sum(one.new.n_seq for one in of_it))
+        for state in GroupState
+        if (of_it := [one for one in ended if one.state is state])
+    }
 
 
 def counts_in(stats: StoreStats) -> tuple[object, ...]:

@@ -120,7 +120,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.actions.trainer.train(acks)
 
     @rule(
-        what=st.sampled_from(["zombie", "long step", "lost ack", "checkpoint", "diverges"]),
+        what=st.sampled_from(
+            ["zombie", "long step", "lost ack", "checkpoint", "diverges", "poison"]
+        ),
         world_size=st.sampled_from([1, 2, 3]),
     )
     def something_goes_wrong(self, what: str, world_size: int) -> None:
@@ -130,6 +132,8 @@ class QueueMachine(RuleBasedStateMachine):
             self.actions.a_long_step()
         elif what == "checkpoint":
             self.actions.a_checkpoint_says_it()
+        elif what == "poison":
+            self.actions.a_batch_kills_trainers()
         elif what == "diverges":
             self.actions.it_diverges()
         else:

@@ -16,13 +16,11 @@ from atroposlib.api.common.records import (
     BufferPolicy,
     Chooser,
     Claim,
-    GroupCount,
     GroupState,
     GroupSummary,
     NewGroup,
     RewindResult,
     RunDocument,
-    StateTotals,
     Stored,
 )
 from atroposlib.api.store.sql.claim import RECENT_BATCHES
@@ -140,6 +138,7 @@ class Model:
                     return self._deliver(again, claim)
                 last.append(again)
             else:
+                self._put_last(last, claim, self.last_no)
                 return self._deliver(again, claim)
         dropped = 0
         while True:
@@ -151,14 +150,29 @@ class Model:
             if not selection.dropped:
                 assert selection.blocked_reason is not None
                 if last:
-                    last[0].tries -= 1
-                    return self._deliver(last[0], claim)
+                    first = min(last, key=lambda batch: (batch.epoch, -batch.no))
+                    first.tries -= 1
+                    last.remove(first)
+                    self._put_last(last, claim, self.last_no)
+                    return self._deliver(first, claim)
                 return selection.blocked_reason
         assert no > self.last_no, f"batch {no} is not newer than {self.last_no}"
         self.last_no, self.fair_share = no, selection.fair_share
         self.batches[no] = ModelBatch(no, selection.gids, selection.min_version, dropped)
         self._move(selection.gids, S.LEASED)
+        self._put_last(last, claim, no)
         return self._deliver(self.batches[no], claim)
+
+    def _put_last(self, last: Sequence[ModelBatch], claim: Claim, no: int) -> None:
+        for batch in last:
+            if batch.generation != claim.generation:
+                no = self._renumber(batch, no + 1)
+
+    def _renumber(self, batch: ModelBatch, no: int) -> int:
+        del self.batches[batch.no]
+        batch.no = self.last_no = no
+        self.batches[no] = batch
+        return no
 
     def _answered(self, claim: Claim) -> bool:
         done = [b for b in self.batches.values() if b.state in (S.ACKED, S.COMMITTED)]
@@ -274,6 +288,7 @@ class Model:
             return False
         self._end(batch, S.LEASED)
         batch.generation, batch.claim_id, batch.ranks = NOBODY, None, set()
+        self._renumber(batch, self.last_no + 1)
         return True
 
     def drop_dead(self, no: int) -> bool:
@@ -336,22 +351,6 @@ class Model:
         self.run = RunDocument(run.revision + 1, run.generation + 1, None)
         self.last_gid, self.last_no = gid, no
         return self.run
-
-    def group_counts(self) -> set[GroupCount]:
-        kinds: dict[tuple[S, int | None, int], list[int]] = {}
-        for one in self.groups.values():
-            if one.state in HELD:
-                sizes = kinds.setdefault((one.state, one.new.env, one.new.n_seq), [])
-                sizes.append(len(one.new.payload))
-        return {GroupCount(*kind, len(sizes), sum(sizes)) for kind, sizes in kinds.items()}
-
-    def ends(self) -> dict[GroupState, StateTotals]:
-        ended = [one for one in self.groups.values() if one.state not in HELD]
-        return {
-            state: StateTotals(len(of_it), sum(one.new.n_seq for one in of_it))
-            for state in GroupState
-            if (of_it := [one for one in ended if one.state is state])
-        }
 
     def batches_in(self, *states: GroupState) -> int:
         return sum(batch.state in states for batch in self.batches.values())

@@ -28,6 +28,7 @@ from atroposlib.api.store.sql.claim import (
     end_open,
     members_of,
     prune,
+    renumber,
     transfer_batch,
     uncount_delivery,
 )
@@ -165,6 +166,7 @@ def revive(connection: Connection, no: int) -> bool:
         for row in rows:
             transfer_batch(counters, row, GroupState.DEAD, GroupState.LEASED)
             _let_go(counters, row)
+            renumber(counters, row)
         counters.add(batches_open=len(rows), batches_dead=-len(rows))
     return bool(rows)
 

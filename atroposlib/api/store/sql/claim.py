@@ -156,11 +156,35 @@ def claim(connection: Connection, claim: Claim, choose: Chooser) -> LeasedBatch 
                     return _deliver_again(counters, row, claim)
                 suspects.append(row)
             else:
+                _put_last(counters, suspects, claim)
                 return _deliver_again(counters, row, claim)
         formed = _form(counters, claim, choose)
-        if suspects and isinstance(formed, str):
-            return _deliver_again(counters, suspects[0], claim)
-        return formed
+        if not suspects or isinstance(formed, LeasedBatch):
+            _put_last(counters, suspects, claim)
+            return formed
+        first = min(suspects, key=lambda row: (row.epoch, -row.no))  # each in turn
+        suspects.remove(first)
+        _put_last(counters, suspects, claim)
+        return _deliver_again(counters, first, claim)
+
+
+def _put_last(counters: QueueCounters, suspects: Sequence[BatchRow], claim: Claim) -> None:
+    """Renumber batches behind which a later one goes, unless this trainer has them at hand:
+    it trains those in the order of their numbers."""
+    for row in suspects:
+        if row.generation != claim.generation:
+            renumber(counters, row)
+
+
+def renumber(counters: QueueCounters, row: BatchRow) -> None:
+    """Give a batch the next number, as that of a checkpoint counts for all up to it: with
+    its own, a commit would free a batch that is trained after it, or a rewind miss it."""
+    counters.add(last_batch=1)
+    for sql in (
+        "UPDATE groups SET batch_no = ? WHERE batch_no = ?",
+        "UPDATE batch SET no = ? WHERE no = ?",
+    ):
+        counters.connection.execute(sql, (counters.meta.last_batch, row.no))
 
 
 def _refuse_answered(counters: QueueCounters, claim: Claim) -> None:

@@ -183,8 +183,9 @@ class Store(ABC):
         repeats of one ``claim_id`` do not fence each other: a late response to the first
         must not fence the trainer that uses the second. An open batch without ``size``
         sequences is dissolved (its groups return to their place in the queue). One delivered
-        ``max_deliveries`` times comes after all others, until the trainer has acked another
-        one since it registered; if that does not ack it either, it is dead, with its groups.
+        ``max_deliveries`` times comes after all others, with a number after theirs, until the
+        trainer has acked another one since it registered; if that does not ack it either, it
+        is dead, with its groups.
 
         For a new batch ``choose`` gets, oldest first, the oldest ``size // n_seq`` groups
         of each kind (env, n_seq); more cannot be part of one batch. Groups that it drops
@@ -270,7 +271,7 @@ class Store(ABC):
         return self._read(ack_queries.dead)
 
     def revive(self, no: int) -> bool:
-        """Deliver a dead batch again, in its turn. False if ``no`` is none."""
+        """Deliver a dead batch again, with the next number. False if ``no`` is none."""
         return self._write(lambda c: ack_queries.revive(c, no))
 
     def drop_dead(self, no: int) -> bool:

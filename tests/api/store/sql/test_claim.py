@@ -141,13 +141,29 @@ def test_a_batch_beyond_the_delivery_limit_is_dead_with_its_groups(store):
         ack(store, last)
 
 
-def test_a_batch_beyond_the_limit_comes_last_while_no_other_was_acked(store):
+def test_batches_beyond_the_limit_come_last_and_in_turn_while_no_other_was_acked(store):
     filled(store, 2)
-    numbers = [claim(store, register(store), max_deliveries=2).no for _ in range(7)]
-    assert numbers == [1, 1, 2, 2, 1, 1, 1] and store.stats().batches_dead == 0
+    batches = [claim(store, register(store), max_deliveries=2) for _ in range(8)]
+    assert [one.gids for one in batches] == [(1,)] * 2 + [(2,)] * 2 + [(1,), (2,)] * 2
+    assert store.stats().batches_dead == 0
 
 
-def test_a_dead_batch_is_revived_in_its_turn_or_freed(store):
+def test_a_batch_that_comes_after_a_later_one_is_replayed_with_it(store):
+    filled(store, 3)
+    for _ in range(3):
+        generation = register(store)
+        batch = claim(store, generation, max_deliveries=2)
+    assert batch.gids == (2,)
+    ack(store, batch)
+    late = claim(store, generation, max_deliveries=2)
+    assert (late.no, late.gids) == (3, (1,))
+    ack(store, late)
+    assert store.commit(batch.no, generation) == 1
+    assert store.rewind(batch.no, generation).replayed == 1
+    assert claim(store, generation).gids == (1,)
+
+
+def test_a_dead_batch_is_freed_or_revived_with_the_next_number(store):
     generation = filled(store, 4)
     ack(store, claim(store, generation))
     for claim_id in "ab":
@@ -156,9 +172,10 @@ def test_a_dead_batch_is_revived_in_its_turn_or_freed(store):
     assert [(one.no, one.n_bytes) for one in store.dead()] == [(2, 1), (4, 1)]
     assert store.revive(2) and store.drop_dead(4)
     assert not store.revive(4) and not store.drop_dead(2) and store.dead() == []
-    assert claim(store, generation).no == 2
+    revived = claim(store, generation)
+    assert (revived.no, revived.gids) == (5, (2,))
     assert ended(store) == {"acked": (1, 8), "dropped": (1, 8)}
-    store.discard(2, [2])
+    store.discard(5, [2])
     assert [one.no for one in store.dead()] == [0] and store.drop_dead(0)
     assert (store.stats().dead_bytes, store.stats().batches_dead) == (0, 0)
 
