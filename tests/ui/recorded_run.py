@@ -57,6 +57,7 @@ def write_word_tokenizer(folder: Path, texts: Sequence[str]) -> Path:
     tokenizer: Any = Tokenizer(models.WordLevel(vocab, unk_token="<|unk|>"))
     tokenizer.pre_tokenizer, tokenizer.decoder = split, decoders.Fuse()
     folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.add_special_tokens(["<|unk|>"])  # loading without transformers asks for it
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "TokenizersBackend", "unk_token": "<|unk|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
