@@ -10,6 +10,7 @@ and acked over HTTP on loopback. On and off take turns, and the least disturbed 
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import statistics
 import subprocess
@@ -26,8 +27,14 @@ import psutil
 
 from atroposlib.api.archive.explorer import Explorer
 from atroposlib.api.archive.index import Index
-from atroposlib.api.archive.indexer import Indexer
-from atroposlib.api.archive.records import BatchFact, RowFacts
+from atroposlib.api.archive.records import (
+    BatchFact,
+    EventFact,
+    NotesFact,
+    Record,
+    RowFacts,
+    StepFact,
+)
 from atroposlib.api.codec import read_group
 from atroposlib.api.codec.formats import GROUP_MEDIA
 from atroposlib.api.codec.row_facts import GroupFacts, RowFact
@@ -108,78 +115,161 @@ def show_cost(groups: int, rounds: int = 3) -> None:
     )
 
 
-def show_screens(rows: int) -> None:
-    chance = random.Random(0)
-    with tempfile.TemporaryDirectory() as folder:
-        index, gid = Index(Path(folder) / "index.sqlite"), 0
-        began = time.perf_counter()
-        while gid * 16 < rows:
-            records: list[RowFacts | BatchFact] = []
-            for _ in range(64):
-                gid += 1
-                facts = tuple(
-                    RowFact(
-                        *(
-                            chance.random(),
-                            chance.randrange(4096),
-                            100,
-                            3,
-                            3,
-                            -0.5,
-                            None,
-                            1,
-                            0,
-                        ),
-                        *(chance.choice(["stop", "length"]), "ok", 1.0),
-                    )
-                    for _ in range(16)
+FILTERS = {  # filter -> a frequent value and a rare one
+    "env": ("env 3", "env 7"),
+    "state": ("committed", "pending"),
+    "outcome": ("ok", "error"),
+    "finish": ("length", "abort"),
+    "why": ("masked", "stale"),
+    "item": ("item 17", "none"),
+    "step": ("100..900", "500"),
+    "batch_no": ("100..900", "500"),
+    "version": ("500", "3"),
+    "reward": ("0.9..1", "2..3"),
+    "diff_min": ("0.5", "9"),
+}
+SORTS = ("-arrived", "arrived", "reward", "-reward", "-diff_max", "-n_tokens", "-step")
+
+
+def recorded(index: Index, rows: int) -> float:
+    """Write a run of ``rows`` rollouts by the records that posts and notes make; its seconds.
+
+    Nothing is posted: a million posts take an hour of a server, and the index is what is timed.
+    """
+    chance, began, gid = random.Random(0), time.perf_counter(), 0
+    while gid * 16 < rows:
+        no, first = gid // 64 + 1, gid + 1
+        members = tuple(range(first, first + 64))
+        open_ = (gid + 192) * 16 >= rows  # the last batches are not trained on
+        groups = [
+            recorded_group(chance, gid, no, stale=chance.random() < 0.005) for gid in members
+        ]
+        records: list[Record] = [*groups]
+        gid = members[-1]
+        if not open_:
+            trained = tuple(one.gid for one in groups if one.state == "pending")
+            records.append(
+                BatchFact(*(no, "committed", 1, 1, 1, 0.0, 1, "", 1024, no), trained)
+            )
+            records += [
+                NotesFact(
+                    *(one, row, no),
+                    advantage=chance.gauss(0, 1),
+                    diff_mean=0.01,
+                    diff_max=chance.expovariate(3),
+                    why="masked" if chance.random() < 0.05 else None,
                 )
-                named = GroupFacts(f"item {gid % 5000}", f"g/{gid}", facts)
-                env = f"env {gid % 8}"
-                records.append(RowFacts(gid, env, float(gid), 3, "committed", named))
-            members = tuple(range(gid - 63, gid + 1))
-            where = (gid // 64, "committed", 1, 1, 1, 0.0, 1, "", 1024, None, members)
-            index.write([*records, BatchFact(*where)])
-        spent = time.perf_counter() - began
-        print(f"{gid * 16} rows written, {spent / gid * 1000:.2f} ms per group of 16")
-        store = SqliteStore(Path(folder) / "store")
+                for one in trained
+                for row in range(16)
+            ]
+            values = {"loss": chance.random(), "reward": chance.random()}
+            records.append(StepFact("trainer", "trainer", no, float(gid), values, no))
+            records.append(EventFact(f"e-{no}", "acked", float(gid), {"no": no}))
+        index.write(records)
+    return time.perf_counter() - began
+
+
+def recorded_group(chance: random.Random, gid: int, no: int, stale: bool) -> RowFacts:
+    """The facts of 16 rows, most of them ok; 1 in 1,000 an error, 1 in 500 aborted."""
+    facts = []
+    for _ in range(16):
+        luck = chance.random()
+        finish = "abort" if luck < 0.002 else "length" if luck < 0.1 else "stop"
+        outcome = "error" if luck < 0.001 else "truncated" if luck < 0.05 else "ok"
+        reward, n_tokens = round(chance.random() ** 2, 3), chance.randrange(200, 4096)
+        version = max(0, no - chance.randrange(3))
+        facts.append(
+            RowFact(reward, n_tokens, 100, version, no, -0.5, None, 1, 0, finish, outcome, 1.0)
+        )
+    named = GroupFacts(f"item {chance.randrange(5000)}", f"g/{gid}", tuple(facts))
+    env = f"env {min(7, int(chance.expovariate(0.5)))}"
+    return RowFacts(gid, env, float(gid), no, "dropped" if stale else "pending", named)
+
+
+def filtered() -> dict[str, dict[str, str]]:
+    """Each filter alone in every order, and each pair of them in the usual order."""
+    alone = [{name: value} for name, values in FILTERS.items() for value in values]
+    found = [one | {"sort": sort} for one in ({}, *alone) for sort in SORTS]
+    found += [
+        {a: one, b: other}
+        for a, b in itertools.combinations(FILTERS, 2)
+        for one in FILTERS[a]
+        for other in FILTERS[b]
+    ]
+    return {" ".join(f"{name}:{value}" for name, value in one.items()): one for one in found}
+
+
+def timed(call: Callable[[], object]) -> float:
+    """CPU time (ms) of a call and of its JSON, the least of two."""
+    times = []
+    for _ in range(2):
+        began = time.process_time()
+        msgspec.json.encode(call())
+        times.append((time.process_time() - began) * 1000)
+    return min(times)
+
+
+def show_screens(rows: int, folder: Path) -> None:
+    fresh = not (folder / "index.sqlite").exists()
+    index = Index(folder / "index.sqlite")
+    if fresh:
+        spent = recorded(index, rows)
+        print(
+            f"written in {spent:.0f} s, {spent / rows * 16e3:.2f} ms a group of 16 with notes"
+        )
+    [(rows,)] = index.read("SELECT COUNT(*) FROM rollout")
+    size = (folder / "index.sqlite").stat().st_size
+    print(f"{rows} rollouts, {size / rows:.0f} bytes each")
+    store = SqliteStore(folder / "store")
+    if not store.kept(0, 1):
         parsed = read_group(large_group(0), GROUP_MEDIA)
         store.put([parsed], store.load().revision, lambda buffer, size: ())
-        explorer = Explorer(index, store)
-        indexer = Indexer(index, store, str)
-        indexer.complete(again=True)
-        screens: dict[str, Callable[[], object]] = {
-            "first list": lambda: explorer.rollouts({}),
-            "by reward, in one environment": lambda: explorer.rollouts(
-                {"env": "env 3", "reward": "0.9..1", "sort": "-reward"}
-            ),
-            "one item": lambda: explorer.rollouts({"item": "item 17"}),
-            "finish reason and outcome": lambda: explorer.rollouts(
-                {"finish": "length", "outcome": "ok"}
-            ),
-            "one batch": lambda: explorer.rollouts({"batch_no": "500"}),
-            "curve": lambda: explorer.curves({"keys": "reward"}),
-            "histogram": lambda: explorer.histogram({"env": "env 3"}),
-            "group": lambda: explorer.group(1, {}),
-            "4,096 tokens": lambda: explorer.row(1, 0, {}),
-        }
-        for name, call in screens.items():
-            began = time.perf_counter()
-            size = len(msgspec.json.encode(call()))
-            print(f"{name}: {(time.perf_counter() - began) * 1000:.1f} ms, {size} bytes")
-        index.close()
-        store.close()
+    explorer = Explorer(index, store)
+    views: dict[str, Callable[[], object]] = {
+        "runs": lambda: explorer.runs({}),
+        "first list": lambda: explorer.rollouts({"limit": "200"}),
+        "batches": lambda: explorer.batches({}),
+        "batch": lambda: explorer.batch(max(1, rows // 2048), {}),
+        "curves": lambda: explorer.curves({"keys": "reward,loss"}),
+        "curves of an environment": lambda: explorer.curves(
+            {"keys": "reward,reward_std", "env": "env 3"}
+        ),
+        "weights": lambda: explorer.weights({}),
+        "events": lambda: explorer.events({}),
+        "group of 16 x 4,096": lambda: explorer.group(1, {}),
+        "4,096 tokens": lambda: explorer.row(1, 0, {}),
+    }
+    for name, call in views.items():
+        print(f"{name}: {timed(call):.1f} ms of CPU")
+    for kind, read in (("list", explorer.rollouts), ("histogram", explorer.histogram)):
+        times = {}
+        for name, given in filtered().items():
+            if kind == "histogram" and given.pop("sort", "-arrived") != "-arrived":
+                continue
+            times[name] = timed(lambda: read(given))
+        worst = sorted(times, key=times.__getitem__, reverse=True)
+        print(
+            f"{kind}, {len(times)} filters and pairs: median "
+            f"{statistics.median(times.values()):.1f} ms, over 100 ms: "
+            f"{sum(one > 100 for one in times.values())}"
+        )
+        for name in worst[:8]:
+            print(f"    {times[name]:.1f} ms  {name}")
+    index.close()
+    store.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cost", type=int, default=0, help="groups of a round")
     parser.add_argument("--rows", type=int, default=0, help="rollouts of the index")
+    parser.add_argument("--folder", type=Path, help="keep the index here, and use it again")
     options = parser.parse_args()
     if options.cost:
         show_cost(options.cost)
     if options.rows:
-        show_screens(options.rows)
+        with tempfile.TemporaryDirectory() as folder:
+            show_screens(options.rows, options.folder or Path(folder))
 
 
 if __name__ == "__main__":

@@ -198,11 +198,15 @@ class Bin(Struct, rename={"start": "from"}):
 
 
 class Histogram(Struct):
-    """GET /explore/histogram; ``nulls`` are rows without the field."""
+    """GET /explore/histogram; ``nulls`` are rows without the field.
+
+    Of more than 10,000 rows ``sampled`` counts some from all parts of the run.
+    """
 
     field: str
     bins: list[Bin]
     nulls: int
+    sampled: bool = False
 
 
 class RunEntry(Struct, kw_only=True):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from atroposlib.api.archive.filters import (
@@ -23,6 +24,7 @@ from atroposlib.api.archive.filters import (
 )
 from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.run_views import RunViews
+from atroposlib.api.archive.selection import ChosenRows, kinds_of
 from atroposlib.api.archive.token_text import Decoder, local_tokenizer, pieces, text_of
 from atroposlib.api.codec.delivery import read_columns
 from atroposlib.api.common.records import Media, Payload
@@ -35,7 +37,6 @@ from atroposlib.wire.safetensors import Array
 
 MAX_TOKENS = 16_384  # per call
 DEFAULT_TOKENS = 4096
-COUNTED_EXACTLY = 10_000
 TEXT_CHARACTERS = 2000  # of the prompt and of the completion in the view of a group
 SEARCH_S = 1.0  # of a search, whose page may then be short; ``next`` goes on with it
 SEARCHED_ROWS = 100  # at a time
@@ -68,21 +69,23 @@ class Explorer(RunViews):
         """The run of this index."""
         require_known(given)
         about, path = self._about(), self._store.archive
-        [(rollouts, groups)] = self.index.read("SELECT COUNT(*), SUM(row = 0) FROM rollout")
+        [(rollouts,)] = self.index.read("SELECT COUNT(*) FROM rollout")
+        [(groups,)] = self.index.read("SELECT COUNT(*) FROM rollout WHERE row = 0")
         [(steps,)] = self.index.read("SELECT COUNT(*) FROM batch WHERE acked IS NOT NULL")
-        names = self.index.read("SELECT DISTINCT env FROM rollout WHERE env IS NOT NULL")
+        with closing(self.index.reader()) as reader:
+            names = {msgspec.json.decode(kind)[0] for kind in kinds_of(reader)} - {None}
         run = explore.RunEntry(
             run_id=about.run_id,
             path=None if path is None else str(path.parent.parent),
             live=about.live,
             state=about.state,
             steps=steps,
-            groups=groups or 0,
+            groups=groups,
             rollouts=rollouts,
             bytes=self._store.stats().disk_bytes or None,
             tokenizer=about.tokenizer,
             tokenizer_found=self._decoder() is not None,
-            envs=sorted({*about.envs, *(name for (name,) in names)}),
+            envs=sorted({*about.envs, *names}),
         )
         return explore.Runs([run])
 
@@ -102,16 +105,11 @@ class Explorer(RunViews):
         order, limit, found = order_of(given), limit_of(given), where(given)
         if text := given.get("q"):
             return self._search(text.casefold(), found, order, given.get("after"), limit)
-        rows, last = self._page(found, order, given.get("after"), limit)
-        return explore.RolloutPage(rows, last, self._counted(found))
-
-    def _page(
-        self, found: Where, order: Order, after: str | None, limit: int
-    ) -> tuple[list[explore.RolloutRow], str | None]:
-        page = order.start(found, after)
-        sql = f"{_SELECT} {page.clause} {order.sql} LIMIT ?"
-        rows = [rollout_of(row) for row in self.index.read(sql, (*page.values, limit))]
-        return rows, order.key(rows[-1]) if len(rows) == limit else None
+        after = given.get("after")
+        with closing(self.index.reader()) as reader:
+            chosen = ChosenRows(reader, found)
+            rows, last = _page(chosen, order, after, limit)
+            return explore.RolloutPage(rows, last, chosen.counted())
 
     def _search(
         self, text: str, found: Where, order: Order, after: str | None, limit: int
@@ -120,25 +118,22 @@ class Explorer(RunViews):
         end, decoder = time.monotonic() + SEARCH_S, self._decoder()
         matches: list[explore.RolloutRow] = []
         group: tuple[int, StoredGroup | None] = (0, None)
-        while True:
-            rows, after = self._page(found, order, after, SEARCHED_ROWS)
-            for row in rows:
-                if group[0] != row.gid:
-                    group = row.gid, self._payload(row.gid)
-                said = group[1] and group[1].texts(row.row, decoder, None)[1]
-                if said and text in said.casefold():
-                    matches.append(row)
-                if len(matches) == limit or time.monotonic() > end:
-                    counted = explore.Counted(len(matches), exact=False)
-                    return explore.RolloutPage(matches, order.key(row), counted)
-            if after is None:
-                counted = explore.Counted(len(matches), exact=True)
-                return explore.RolloutPage(matches, None, counted)
-
-    def _counted(self, found: Where) -> explore.Counted:
-        sql = f"SELECT COUNT(*) FROM (SELECT 1 FROM rollout {found.clause} LIMIT ?)"
-        [(n,)] = self.index.read(sql, (*found.values, COUNTED_EXACTLY + 1))
-        return explore.Counted(min(n, COUNTED_EXACTLY), exact=n <= COUNTED_EXACTLY)
+        with closing(self.index.reader()) as reader:
+            chosen = ChosenRows(reader, found)
+            while True:
+                rows, after = _page(chosen, order, after, SEARCHED_ROWS)
+                for row in rows:
+                    if group[0] != row.gid:
+                        group = row.gid, self._payload(row.gid)
+                    said = group[1] and group[1].texts(row.row, decoder, None)[1]
+                    if said and text in said.casefold():
+                        matches.append(row)
+                    if len(matches) == limit or time.monotonic() > end:
+                        counted = explore.Counted(len(matches), exact=False)
+                        return explore.RolloutPage(matches, order.key(row), counted)
+                if after is None:
+                    counted = explore.Counted(len(matches), exact=True)
+                    return explore.RolloutPage(matches, None, counted)
 
     def _rows(self, gid: int) -> list[explore.RolloutRow]:
         found = self.index.read(f"{_SELECT} WHERE gid = ? ORDER BY row", (gid,))
@@ -312,6 +307,13 @@ class StoredGroup:
         prompt = columns.tokens[start:middle][:most].tolist()
         completion = columns.tokens[middle:end][:most].tolist()
         return text_of(decoder, prompt)[:most], text_of(decoder, completion)[:most]
+
+
+def _page(
+    chosen: ChosenRows, order: Order, after: str | None, limit: int
+) -> tuple[list[explore.RolloutRow], str | None]:
+    rows = [rollout_of(row) for row in chosen.page(", ".join(_NAMES), order, after, limit)]
+    return rows, order.key(rows[-1]) if len(rows) == limit else None
 
 
 def rollout_of(row: tuple[Any, ...]) -> explore.RolloutRow:

@@ -13,32 +13,51 @@ from atroposlib.errors import ConfigError
 
 MAX_LIMIT = 500
 SORTS = ("arrived", "reward", "diff_max", "n_tokens", "step")
-_EQUAL = {  # filter -> column
+_KINDS = {  # filter -> column of few values, which has an index together with the others
     "env": "env",
     "state": "state",
     "outcome": "outcome",
     "finish": "finish_reason",
     "why": "why",
-    "item": "item",
 }
 _RANGES: dict[str, type] = {"step": int, "reward": float, "batch_no": int}
-FILTERS = (*_EQUAL, *_RANGES, "version", "diff_min", "q")
+FILTERS = (*_KINDS, "item", *_RANGES, "version", "diff_min", "q")
 PAGING = ("sort", "after", "limit")
+KIND = f"json_array({', '.join(_KINDS.values())})"  # of a row: what the filters above compare
+# Versions that one row spans at most: a row with a version begins no earlier than so long before.
+SPAN = "version_max - version_min"
+_WIDEST = f"(SELECT COALESCE(MAX({SPAN}), 0) FROM rollout WHERE {SPAN} > 0)"
 
 
 @dataclass(frozen=True)
 class Where:
-    """A condition and its values."""
+    """Conditions that hold together.
 
-    sql: str
-    values: tuple[Any, ...]
+    Args:
+        kinds: positions in ``KIND`` and their values.
+        parts: (column whose index serves it, SQL, values) of each other condition.
+    """
 
-    def and_(self, sql: str, *values: Any) -> Where:
-        return Where(f"{self.sql} AND {sql}" if self.sql else sql, self.values + values)
+    kinds: Mapping[int, str]
+    parts: tuple[tuple[str, str, tuple[Any, ...]], ...] = ()
+
+    def and_(self, sql: str, *values: Any, column: str = "gid") -> Where:
+        return Where(self.kinds, (*self.parts, (column, sql, values)))
 
     @property
     def clause(self) -> str:
-        return f"WHERE {self.sql}" if self.sql else ""
+        columns = tuple(_KINDS.values())
+        each = [f"{columns[at]} = ?" for at in self.kinds] + [sql for _, sql, _ in self.parts]
+        return f"WHERE {' AND '.join(each or '1')}"
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        return (*self.kinds.values(), *(one for *_, own in self.parts for one in own))
+
+    def has(self, kind: str) -> bool:
+        """Whether rows of a value of ``KIND`` pass the conditions on it."""
+        values = msgspec.json.decode(kind)
+        return all(values[at] == value for at, value in self.kinds.items())
 
 
 def require_known(given: Mapping[str, str], *known: str) -> None:
@@ -58,22 +77,23 @@ def where(given: Mapping[str, str]) -> Where:
     Raises:
         ConfigError: a value is none of its filter.
     """
-    found = Where("", ())
-    for name, column in _EQUAL.items():
-        if name in given:
-            found = found.and_(f"{column} = ?", given[name])
+    found = Where({at: given[name] for at, name in enumerate(_KINDS) if name in given})
+    if "item" in given:
+        found = found.and_("item = ?", given["item"], column="item")
     for name, kind in _RANGES.items():
         if name in given:
-            low, high = bounds(name, given[name], kind)
-            if low is not None:
-                found = found.and_(f"{name} >= ?", low)
-            if high is not None:
-                found = found.and_(f"{name} <= ?", high)
+            ends = zip((">=", "<="), bounds(name, given[name], kind))
+            known = [(f"{name} {sign} ?", end) for sign, end in ends if end is not None]
+            if known:
+                sql = " AND ".join(one for one, _ in known)
+                found = found.and_(sql, *(end for _, end in known), column=name)
     if "version" in given:
         version = number("version", given["version"], int)
-        found = found.and_("version_min <= ? AND version_max >= ?", version, version)
+        sql = f"version_min BETWEEN ? - {_WIDEST} AND ? AND version_max >= ?"
+        found = found.and_(sql, version, version, version, column="version_min")
     if "diff_min" in given:
-        found = found.and_("diff_max >= ?", number("diff_min", given["diff_min"], float))
+        least = number("diff_min", given["diff_min"], float)
+        found = found.and_("diff_max >= ?", least, column="diff_max")
     return found
 
 

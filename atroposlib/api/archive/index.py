@@ -18,6 +18,7 @@ from typing import Any
 import apsw
 import msgspec
 
+from atroposlib.api.archive.filters import KIND, SPAN
 from atroposlib.api.archive.records import (
     BatchFact,
     DropFact,
@@ -48,14 +49,6 @@ CREATE TABLE rollout (
     finish_reason TEXT, outcome TEXT, logprob_mean REAL, diff_mean REAL, diff_max REAL,
     clipped_share REAL, arrived REAL, generate_s REAL, state TEXT, why TEXT,
     PRIMARY KEY (gid, row)) WITHOUT ROWID;
-CREATE INDEX rollout_batch ON rollout (batch_no) WHERE batch_no IS NOT NULL;
-CREATE INDEX rollout_step ON rollout (step) WHERE step IS NOT NULL;
-CREATE INDEX rollout_item ON rollout (item) WHERE item IS NOT NULL;
-CREATE INDEX rollout_diff ON rollout (diff_max) WHERE diff_max IS NOT NULL;
-CREATE INDEX rollout_state ON rollout (state, why);
-CREATE INDEX rollout_reward ON rollout (reward);
-CREATE INDEX rollout_tokens ON rollout (n_tokens);
-CREATE INDEX rollout_env ON rollout (env, outcome, finish_reason, reward);
 CREATE TABLE rollup (
     batch_no INTEGER NOT NULL, env TEXT NOT NULL, n INTEGER NOT NULL,
     reward REAL, reward_square REAL, tokens INTEGER, trained INTEGER, turns INTEGER,
@@ -83,6 +76,25 @@ CREATE TABLE event (
 CREATE TABLE finding (
     id INTEGER PRIMARY KEY, rule TEXT NOT NULL, key TEXT NOT NULL, severity TEXT NOT NULL,
     cause TEXT NOT NULL, evidence TEXT NOT NULL, remedy TEXT NOT NULL, at REAL NOT NULL)
+"""
+
+# Created at each opening: an index of an earlier release gets those that it lacks.
+_INDEXES = f"""
+DROP INDEX IF EXISTS rollout_batch; DROP INDEX IF EXISTS rollout_diff;
+DROP INDEX IF EXISTS rollout_tokens; DROP INDEX IF EXISTS rollout_env;
+DROP INDEX IF EXISTS rollout_state;
+CREATE INDEX IF NOT EXISTS rollout_kind ON rollout ({KIND});
+CREATE INDEX IF NOT EXISTS rollout_group ON rollout (gid) WHERE row = 0;
+CREATE INDEX IF NOT EXISTS rollout_held ON rollout (state) WHERE state <> 'committed';
+CREATE INDEX IF NOT EXISTS rollout_batch_no ON rollout (batch_no, env, staleness)
+    WHERE batch_no IS NOT NULL;
+CREATE INDEX IF NOT EXISTS rollout_step ON rollout (step) WHERE step IS NOT NULL;
+CREATE INDEX IF NOT EXISTS rollout_item ON rollout (item) WHERE item IS NOT NULL;
+CREATE INDEX IF NOT EXISTS rollout_diff_max ON rollout (diff_max) WHERE diff_max IS NOT NULL;
+CREATE INDEX IF NOT EXISTS rollout_reward ON rollout (reward);
+CREATE INDEX IF NOT EXISTS rollout_n_tokens ON rollout (n_tokens);
+CREATE INDEX IF NOT EXISTS rollout_version_min ON rollout (version_min, version_max);
+CREATE INDEX IF NOT EXISTS rollout_span ON rollout ({SPAN}) WHERE {SPAN} > 0;
 """
 
 
@@ -293,6 +305,8 @@ class Index:
         elif layout != LAYOUT:
             connection.close()
             raise OtherLayout(f"layout {layout}, this release knows {LAYOUT}")
+        with connection:
+            connection.execute(_INDEXES)
         return connection
 
     def _connected(self, flags: int) -> apsw.Connection:

@@ -226,7 +226,8 @@ class Indexer:
 
     def _changed_states(self, states: str) -> list[Record]:
         """Groups in one of ``states`` in the index, and in another one in the ledger."""
-        sql = f"SELECT DISTINCT gid, state, batch_no FROM rollout WHERE state IN {states}"
+        sql = "SELECT DISTINCT gid, state, batch_no FROM rollout WHERE state <> 'committed' "
+        sql += f"AND state IN {states}"  # the first condition is that of rollout_held
         shown = {gid: (state, no) for gid, state, no in self.index.read(sql)}
         gids = list(shown)
         changed: dict[int, tuple[str, int | None] | None] = {}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from atroposlib.api.archive.filters import (
     FILTERS,
@@ -16,6 +18,7 @@ from atroposlib.api.archive.filters import (
     where,
 )
 from atroposlib.api.archive.index import Index
+from atroposlib.api.archive.selection import ChosenRows
 from atroposlib.errors import ConfigError, UnknownGroup
 from atroposlib.wire import explore
 
@@ -88,24 +91,25 @@ class RunViews:
         rows = self.index.read(
             f"SELECT {', '.join(_BATCH)} FROM batch WHERE {condition}", values
         )
-        views = [explore.BatchView(**dict(zip(_BATCH, row))) for row in rows]
-        for view in views:
+        views = {row[0]: explore.BatchView(**dict(zip(_BATCH, row))) for row in rows}
+        for view in views.values():
             text = str(view.ranks or "")
             view.ranks = [int(one) for one in text.split(",") if one.isdigit()]
-            parts = self.index.read(
-                "SELECT env, COUNT(*), COUNT(DISTINCT gid) FROM rollout WHERE batch_no = ? "
-                "GROUP BY env",
-                (view.no,),
-            )
-            view.envs = [explore.EnvPart(env, n) for env, n, _ in parts]
-            view.groups = sum(groups for *_, groups in parts)
-            lags = self.index.read(
-                "SELECT staleness, COUNT(*) FROM rollout WHERE batch_no = ? AND staleness "
-                "IS NOT NULL GROUP BY staleness",
-                (view.no,),
-            )
-            view.staleness = {str(lag): n for lag, n in lags}
-        return views
+        parts = self.index.read(
+            "SELECT batch_no, env, staleness, COUNT(*), SUM(row = 0) FROM rollout "
+            "INDEXED BY rollout_batch_no WHERE batch_no IN (SELECT value FROM json_each(?)) "
+            "GROUP BY batch_no, env, staleness",
+            (msgspec.json.encode(list(views)).decode(),),
+        )
+        for no, env, lag, n, groups in parts:
+            view = views[no]
+            view.groups += groups
+            if not view.envs or view.envs[-1].env != env:
+                view.envs.append(explore.EnvPart(env, 0))
+            view.envs[-1].sequences += n
+            if lag is not None:
+                view.staleness[str(lag)] = view.staleness.get(str(lag), 0) + n
+        return list(views.values())
 
     # --- curves ---------------------------------------------------------------------
 
@@ -167,27 +171,18 @@ class RunViews:
         field = given.get("field", "reward")
         if field not in NUMBERS:
             raise ConfigError(f"field: one of {', '.join(NUMBERS)}")
-        found = where(given)
-        [(low, high, total, known)] = self.index.read(
-            f"SELECT MIN({field}), MAX({field}), COUNT(*), COUNT({field}) FROM rollout "
-            f"{found.clause}",
-            found.values,
-        )
-        if not known:
-            return explore.Histogram(field, [], total)
-        width = (high - low) / BINS or 1.0
-        counts = dict(
-            self.index.read(
-                f"SELECT MIN(CAST(({field} - ?) / ? AS INTEGER), ?) AS bin, COUNT(*) FROM "
-                f"rollout {found.and_(f'{field} IS NOT NULL').clause} GROUP BY bin",
-                (low, width, BINS - 1, *found.values),
-            )
-        )
-        bins = [
-            explore.Bin(low + i * width, low + (i + 1) * width, counts.get(i, 0))
-            for i in range(BINS if high > low else 1)
-        ]
-        return explore.Histogram(field, bins, total - known)
+        with closing(self.index.reader()) as reader:
+            values, whole = ChosenRows(reader, where(given)).values(field)
+        known = np.array([value for value in values if value is not None])
+        nulls = len(values) - len(known)
+        if not len(known):
+            return explore.Histogram(field, [], nulls, not whole)
+        low, high = float(known.min()), float(known.max())
+        n_bins, end = (BINS, high) if high > low else (1, low + 1.0)
+        counts, edges = np.histogram(known, n_bins, (low, end))
+        ends = edges.tolist()
+        bins = list(map(explore.Bin, ends, ends[1:], counts.tolist()))
+        return explore.Histogram(field, bins, nulls, not whole)
 
     # --- weights and events -----------------------------------------------------------
 

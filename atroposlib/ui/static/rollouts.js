@@ -127,7 +127,7 @@ export function parsed(text) {
 
 async function histogram(context, chart, go) {
   const { sort, after, ...filters } = context.query;
-  const { bins, nulls } = await context.get("/explore/histogram", { ...filters, field: "reward" });
+  const { bins, nulls, sampled } = await context.get("/explore/histogram", { ...filters, field: "reward" });
   const most = Math.max(1, ...bins.map((bin) => bin.n));
   if (bins.length < 2) return;
   let from = null;
@@ -147,5 +147,5 @@ async function histogram(context, chart, go) {
   }));
   addEventListener("pointerup", () => { from = null; mark(0); }, { signal: context.signal });
   chart.replaceChildren(h("span", { class: "num" }, number(bins[0].from, 2)), h("div", { class: "bins", role: "group", "aria-label": "Reward: drag over a range" }, columns),
-    h("span", { class: "num" }, number(bins.at(-1).to, 2)), h("small", {}, `reward${nulls ? `, ${count(nulls)} without` : ""}`));
+    h("span", { class: "num" }, number(bins.at(-1).to, 2)), h("small", {}, `reward${nulls ? `, ${count(nulls)} without` : ""}${sampled ? ", of a sample" : ""}`));
 }

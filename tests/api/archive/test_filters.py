@@ -88,7 +88,7 @@ def test_the_newest_group_is_first_unless_asked_otherwise(explorer):
 
 def test_a_value_is_never_part_of_the_sql():
     found = where({"env": "x' OR 1=1 --", "item": "%"})
-    assert found.sql == "env = ? AND item = ?"
+    assert found.clause == "WHERE env = ? AND item = ?"
     assert found.values == ("x' OR 1=1 --", "%")
 
 
