@@ -13,7 +13,9 @@ import logging
 import os
 from collections.abc import Iterator
 
+import httpx
 import pytest
+from hypothesis import HealthCheck, settings
 
 from atroposlib.utils.command import logs
 
@@ -25,6 +27,15 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 for _name in ("NO_PROXY", "no_proxy"):
     _kept = [os.environ[_name]] if os.environ.get(_name) else []
     os.environ[_name] = ",".join([*_kept, "127.0.0.1", "localhost"])
+
+# On a loaded machine any call may take long: a test fails by a result, never by its time. The
+# defaults are 0.2 s of an example, 1 s of its generation, and 5 s of an HTTP request.
+settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("untimed")
+for _field in ("connect", "read", "write", "pool"):
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _field, 60.0)
 
 MARKERS = {
     "slow": "starts real processes or takes many seconds",

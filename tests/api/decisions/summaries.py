@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from atroposlib.api.common.records import GroupSummary
 from atroposlib.api.decisions.batching import choose
 
-SOME = settings(max_examples=300, deadline=None)
+SOME = settings(max_examples=300)
 
 
 def queue_of(*rows):

@@ -178,7 +178,7 @@ kinds = st.tuples(
     raw=st.lists(st.sampled_from([0.3, 0.5, 1.0, 2.0, 4.0]), min_size=6, max_size=6),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_realised_shares_come_within_two_points_of_the_weights(envs, raw, seed):
     weights = dict(enumerate(raw[: len(envs)]))
     backlog = Backlog(dict(enumerate(envs)), Random(seed), depth=40)

@@ -93,8 +93,7 @@ STEPS = st.lists(
 @pytest.mark.slow
 @settings(
     max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(steps=STEPS)
 async def test_a_trainer_that_rewinds_trains_on_each_group_exactly_once(

@@ -252,7 +252,7 @@ async def play(
     return managed, sampler, returned
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(family_names, kinds, st.booleans(), turns)
 def test_every_sample_is_in_a_row_verbatim_and_branches_share_only_their_common_prefix(
     name: str, kind: str, preserve: bool, script: list[Turn]
@@ -276,7 +276,7 @@ def test_every_sample_is_in_a_row_verbatim_and_branches_share_only_their_common_
         assert tokenizer.decode(ids) == text
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(family_names, kinds, turns)
 def test_a_tree_trains_every_sample_exactly_once(
     name: str, kind: str, script: list[Turn]

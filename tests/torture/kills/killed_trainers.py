@@ -46,7 +46,7 @@ def trainer_campaign(kills: int, seed: int) -> Figures:
 
 
 def _interrupt(
-    broken: killed.World, rng: random.Random, counts: Counter[str], most: int
+    broken: killed.Ranks, rng: random.Random, counts: Counter[str], most: int
 ) -> None:
     for _ in range(most):
         name = rng.choice(("anywhere", *killed.MOMENTS))
@@ -62,5 +62,5 @@ def _interrupt(
         counts["checkpoints loaded"] += killed.every_checkpoint_loads(broken)
 
 
-def _at(end: float) -> Callable[[killed.World], bool]:
+def _at(end: float) -> Callable[[killed.Ranks], bool]:
     return lambda _: time.monotonic() >= end

@@ -51,7 +51,7 @@ def test_token_rewards_are_summed_from_their_position_to_the_end():
     assert rewards == [[-0.1, -0.1, -0.1]]  # not written to
 
 
-@hypothesis_settings(max_examples=50, deadline=None)
+@hypothesis_settings(max_examples=50)
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=8), st.floats(-5, 5), st.floats(0, 1))
 def test_gae_at_lambda_one_is_the_discounted_return_minus_the_value(values, reward, gamma):
     cfg = SimpleNamespace(advantage="gae", gamma=gamma, gae_lambda=1.0)

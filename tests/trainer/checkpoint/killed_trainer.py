@@ -11,12 +11,13 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import httpx
@@ -43,14 +44,16 @@ CONTEXT.set_forkserver_preload(
 )
 
 
-def train(settings: dict[str, Any], output: str) -> None:
-    """Train in the process that is killed."""
+def train(settings: dict[str, Any], output: str, dies: tuple[str, int] | None) -> None:
+    """Train in the process that is killed; ``dies``: in which of SEAMS, after which step."""
     import torch
 
     from example_trainer import grpo
     from example_trainer.settings.config import TrainingConfig
 
     torch.set_num_threads(1)
+    if dies is not None:
+        _die(*dies, Path(settings["log_dir"]))
     with open(output, "a", encoding="utf-8") as file:
         with redirect_stdout(file), redirect_stderr(file):
             try:
@@ -81,7 +84,7 @@ class Ranks:
         path = self.folder / "output.txt"
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
-    def start(self) -> None:
+    def start(self, dies: tuple[str, int] | None = None) -> None:
         settings = {
             **{"model_name": str(self.model), "device": "cpu", "optimizer": "adamw"},
             **{"seq_len": 64, "batch_size": 4, "gradient_accumulation_steps": 2},
@@ -92,7 +95,7 @@ class Ranks:
             **{"live_table": False, **self.settings},
         }
         output = str(self.folder / "output.txt")
-        self.process = CONTEXT.Process(target=train, args=(settings, output))
+        self.process = CONTEXT.Process(target=train, args=(settings, output, dies))
         self.process.start()
 
     def finish(self) -> None:
@@ -100,6 +103,12 @@ class Ranks:
         assert self.process is not None
         self.process.join(LIFE_S)
         assert self.process.exitcode == 0, f"{self.process.exitcode}: {self.output[-4000:]}"
+
+    def died(self) -> bool:
+        """Wait for the end; return whether it was the SIGKILL that ``start`` set."""
+        assert self.process is not None
+        self.process.join(LIFE_S)
+        return self.process.exitcode == -signal.SIGKILL
 
     def kill_when(self, happens: Callable[[Ranks], bool]) -> bool:
         """Send SIGKILL at the condition; return False if the trainer was done before that."""
@@ -127,17 +136,20 @@ class Ranks:
 
     def lines(self) -> dict[int, dict[str, Any]]:
         """The line of metrics.jsonl about each step that was not gone back on."""
-        path = self.folder / "logs" / "metrics.jsonl"
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]
-        steps = last_run(map(json.loads, whole.splitlines()))
-        return {line["step"]: line for line in steps}
+        return _lines(self.folder / "logs")
 
     def phase(self) -> str:
         """Return the phase of the trainer's last heartbeat."""
         status = httpx.get(f"{self.api}/status").json()
         phases = [p["phase"] for p in status["participants"] if p["role"] == "trainer"]
         return phases[-1] if phases else ""
+
+
+def _lines(logs: Path) -> dict[int, dict[str, Any]]:
+    path = logs / "metrics.jsonl"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    return {line["step"]: line for line in last_run(map(json.loads, whole.splitlines()))}
 
 
 def until(happens: Callable[[], bool]) -> None:
@@ -174,15 +186,22 @@ def _fill(made: Ranks) -> None:
                 **{"save_checkpoint_interval": 1, "num_steps": made.steps, "commits": True},
             )
         )
-    body = [msgspec.to_builtins(group) for group in groups(made.server, made.steps)]
-    httpx.post(f"{made.api}/scored_data_list", json=body, timeout=60).raise_for_status()
+    post_groups(made, range(made.steps))
 
 
-def groups(server: str, steps: int) -> list[ScoredData]:
-    """The same at each call: fixed tokens and scores, logprobs of the server's first model."""
+def post_groups(made: Ranks, steps: Iterable[int]) -> None:
+    """Post the groups of these steps, which are the same in every world."""
+    body = [msgspec.to_builtins(group) for group in _groups(made.server, steps)]
+    httpx.post(f"{made.api}/scored_data_list", json=body).raise_for_status()
+
+
+def _groups(server: str, steps: Iterable[int]) -> list[ScoredData]:
+    """Fixed tokens and scores, logprobs of the server's first model."""
     made, p = [], len(PROMPT)
     with closing(connect(server, "local", timeout_s=60, wait_s=60, on_wait=print)) as engine:
-        for n in range(steps * GROUPS_PER_BATCH):
+        for n in (
+            step * GROUPS_PER_BATCH + i for step in steps for i in range(GROUPS_PER_BATCH)
+        ):
             rows = [
                 PROMPT + [9 + (7 * n + 3 * g + j * (g + 1)) % 40 for j in range(5 + g)]
                 for g in range(GROUP_SIZE)
@@ -248,6 +267,31 @@ MOMENTS: dict[str, Callable[[Ranks], bool]] = {
 def after(step: int, moment: Callable[[Ranks], bool]) -> Callable[[Ranks], bool]:
     """The first such moment once ``step`` steps are done."""
     return lambda w: w.steps_logged() >= step and moment(w)
+
+
+# Functions of the trainer that run in the middle of such a moment, and a part of their first
+# argument. A moment that another process looks for may pass unseen.
+SEAMS = {
+    "a step": ("example_trainer.update.step.clipped_step", ""),
+    "a save": ("example_trainer.checkpoint.snapshots._manifest", "recover"),
+    "saving a model": ("example_trainer.model.model_dir.write_state", "checkpoints/."),
+    "staging": ("example_trainer.model.model_dir.write_state", "published"),
+    "a publish": ("example_trainer.weights.fleet.Fleet.load", ""),
+}
+
+
+def _die(name: str, step: int, logs: Path) -> None:
+    """Make this process kill itself at the first such moment once ``step`` steps are done."""
+    path, about = SEAMS[name]
+    wrapped = resolve_name(path)
+
+    def last(first: Any, *args: Any, **more: Any) -> Any:
+        if about in str(first) and len(_lines(logs)) >= step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return wrapped(first, *args, **more)
+
+    owner, _, function = path.rpartition(".")
+    setattr(resolve_name(owner), function, last)
 
 
 # --- what must hold -------------------------------------------------------------------

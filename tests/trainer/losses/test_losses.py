@@ -86,7 +86,7 @@ def test_a_nan_in_any_input_makes_the_loss_nan(name, key):
 
 @pytest.mark.parametrize("name", EVERY)
 @given(data=st.data())
-@hypothesis_settings(max_examples=10, deadline=None)
+@hypothesis_settings(max_examples=10)
 def test_parts_of_a_batch_add_up_to_the_whole_in_any_order(name, data):
     batch = random_batch(rows=6, seed=data.draw(st.integers(0, 99)))
     order = data.draw(st.permutations(range(6)))

@@ -69,7 +69,7 @@ def test_the_batch_mask_of_m2po_does_not_depend_on_microbatches():
     assert float(with_verdict) == pytest.approx(-1.0 - math.exp(0.4))
 
 
-@hypothesis_settings(max_examples=50, deadline=None)
+@hypothesis_settings(max_examples=50)
 @given(
     st.lists(st.lists(st.floats(-2, 2), max_size=5), max_size=5),
     st.sampled_from([1e-3, 0.04, 1.0]),

@@ -60,7 +60,7 @@ rows_of_any_shape = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rows=rows_of_any_shape,
     how=st.sampled_from(["packed", "shared", "padded"]),

@@ -12,6 +12,18 @@ from pathlib import Path
 SOCKET = ".s.PGSQL.5432"
 
 
+def end_all(threads: list[threading.Thread], sockets: list[socket.socket]) -> None:
+    """End the threads, then close; both lists may grow meanwhile, by a last connection."""
+    while any(thread.is_alive() for thread in threads):
+        for one in list(sockets):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+        for thread in list(threads):
+            thread.join(0.1)
+    for one in sockets:
+        one.close()
+
+
 class Line:
     """Passes bytes on between a socket of its own and that of the server in ``folder``.
 
@@ -40,13 +52,7 @@ class Line:
 
     def close(self) -> None:
         self.flowing.set()
-        for end in self._ends:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(timeout=10)
-        for end in self._ends:
-            end.close()
+        end_all(self._threads, self._ends)
         shutil.rmtree(self.home, ignore_errors=True)
 
     def _spawn(self, target, *args) -> None:

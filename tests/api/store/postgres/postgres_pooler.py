@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.api.store.postgres.postgres_line import SOCKET
+from tests.api.store.postgres.postgres_line import SOCKET, end_all
 
 SSL_OR_GSS = (80877103, 80877104)  # codes of requests for encryption
 
@@ -28,8 +28,8 @@ class Pooler:
         self.home = Path(tempfile.mkdtemp(prefix="atropos-pooler-"))
         self._target, self._shares = str(folder / SOCKET), shares_sessions
         self._idle: list[socket.socket] = []
-        self._ends: list[socket.socket] = []
         self._listener = socket.socket(socket.AF_UNIX)
+        self._ends = [self._listener]
         self._listener.bind(str(self.home / SOCKET))
         self._listener.listen()
         self._threads: list[threading.Thread] = []
@@ -39,17 +39,8 @@ class Pooler:
         return f"postgresql://atropos@/postgres?host={self.home}&schema={schema}"
 
     def close(self) -> None:
-        """End the threads, then close: ``select`` on a closed socket is a ValueError."""
-        ends = [self._listener, *self._ends]
-        while any(thread.is_alive() for thread in self._threads):
-            for end in ends:
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
-            for thread in list(self._threads):
-                thread.join(0.1)
-            ends = list(self._ends)  # with those that were connected meanwhile
-        for end in (self._listener, *self._ends):
-            end.close()
+        """``select`` on a closed socket is a ValueError, so the threads end first."""
+        end_all(self._threads, self._ends)
         shutil.rmtree(self.home, ignore_errors=True)
 
     def _start(self, work: Callable[..., None], *arguments: socket.socket) -> None:

@@ -117,7 +117,6 @@ def _chooser(size, drops):
 @pytest.mark.slow
 @settings(
     max_examples=30,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(steps=st.lists(STEPS, min_size=15, max_size=30))

@@ -97,7 +97,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(operations=OPERATIONS, bound=st.sampled_from([0, 150, 400, KEPT]))
 def test_queue_and_archive_hold_each_group_once_and_lose_the_oldest_first(
     tmp_path_factory, operations, bound
