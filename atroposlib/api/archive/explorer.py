@@ -25,11 +25,12 @@ from atroposlib.api.archive.filters import (
 from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.run_views import RunViews
 from atroposlib.api.archive.selection import ChosenRows, kinds_of
-from atroposlib.api.archive.token_text import Decoder, local_tokenizer, pieces, text_of
 from atroposlib.api.codec.delivery import read_columns
 from atroposlib.api.common.records import Media, Payload
 from atroposlib.api.store import Store
 from atroposlib.errors import ConfigError, CorruptPayload, UnknownGroup
+from atroposlib.utils.tokenizers.loading import local_tokenizer
+from atroposlib.utils.tokenizers.texts import text_of, token_texts
 from atroposlib.wire import explore
 from atroposlib.wire.columns import Columns
 from atroposlib.wire.messages import MASKED
@@ -89,7 +90,7 @@ class Explorer(RunViews):
         )
         return explore.Runs([run])
 
-    def _decoder(self) -> Decoder | None:
+    def _decoder(self) -> Any:
         name = self._about().tokenizer
         return None if name is None else local_tokenizer(name)
 
@@ -182,7 +183,7 @@ class Explorer(RunViews):
         row: explore.RolloutRow,
         metadata: Mapping[str, Any],
         group: StoredGroup | None,
-        decoder: Decoder | None,
+        decoder: Any,
     ) -> explore.GroupRow:
         own = metadata.get("rows")
         said = own[row.row] if isinstance(own, list) and row.row < len(own) else {}
@@ -233,7 +234,7 @@ class Explorer(RunViews):
         shown = self._token_columns(gid, row, columns, offset, (start, to))
         if decoder is not None:
             before = columns.tokens[offset : offset + start].tolist()
-            shown.text = pieces(decoder, shown.id, before)
+            shown.text = token_texts(decoder, shown.id, before)
         return explore.RowView(
             gid=gid,
             row=row,
@@ -287,7 +288,7 @@ class StoredGroup:
         self.columns, self.n_bytes, self.media = columns, n_bytes, media
 
     def texts(
-        self, row: int, decoder: Decoder | None, most: int | None = TEXT_CHARACTERS
+        self, row: int, decoder: Any, most: int | None = TEXT_CHARACTERS
     ) -> tuple[str | None, str | None]:
         """Prompt and completion of a row, at most ``most`` characters each.
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,26 @@ def load_tokenizer_named(name: str) -> Any:
     except (OSError, ValueError) as error:
         reason = str(error).split("\n")[0]
         raise ConfigError(f"no tokenizer can be loaded from {name!r}: {reason}") from error
+
+
+@lru_cache(maxsize=4)
+def local_tokenizer(name: str) -> Any:
+    """The tokenizer of a directory, or of a name in the local cache; None if it is not here.
+
+    Nothing is ever downloaded.
+    """
+    directory = Path(local_model(name))
+    try:
+        if not directory.is_dir():
+            from huggingface_hub import try_to_load_from_cache
+
+            found = try_to_load_from_cache(name, "tokenizer.json")
+            if not isinstance(found, str):
+                return None
+            directory = Path(found).parent
+        return load_tokenizer_named(str(directory))
+    except (ConfigError, ImportError, OSError, ValueError, KeyError):
+        return None
 
 
 def _is_plain(directory: Path) -> bool:

@@ -94,7 +94,13 @@ class PlainTokenizer:
             self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         )
 
-    def decode(self, token_ids: Sequence[int] | int, skip_special_tokens: bool = False) -> str:
+    def decode(
+        self,
+        token_ids: Sequence[int] | int,
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool = False,
+    ) -> str:
+        """The text, never cleaned up: the argument is for callers of other tokenizers."""
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         return str(self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 

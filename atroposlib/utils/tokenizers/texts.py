@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what a decoder writes for an incomplete character
 # A character of several tokens may straddle a boundary; no tokenizer needs more of them.
 MAX_TOKENS_PER_CHARACTER = 8
 
@@ -14,14 +15,25 @@ def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
     return str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
 
-def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
-    """The text that each token adds; a character of several tokens stands at its last one."""
-    texts, context, done = [], 0, 0  # decoded with the text before, which keeps its spaces
-    for end in range(1, len(tokens) + 1):
-        now = text_of(tokenizer, tokens[context:end])
-        if now.endswith("\N{REPLACEMENT CHARACTER}") and end - done < MAX_TOKENS_PER_CHARACTER:
+def token_texts(
+    tokenizer: Any, tokens: Sequence[int], before: Sequence[int] = ()
+) -> list[str]:
+    """The text that each token adds to ``before``, the tokens in front of it.
+
+    A character of several tokens stands at its last one. Tokens are decoded with those of
+    the character before, which keeps their spaces.
+    """
+    all_tokens = [*before[-MAX_TOKENS_PER_CHARACTER:], *tokens]
+    context, done = 0, len(all_tokens) - len(tokens)
+    known = len(text_of(tokenizer, all_tokens[:done]).rstrip(REPLACEMENT)) if done else 0
+    texts: list[str] = []
+    for end in range(done + 1, len(all_tokens) + 1):
+        now = text_of(tokenizer, all_tokens[context:end])
+        held = end - done < MAX_TOKENS_PER_CHARACTER and end < len(all_tokens)
+        if now.endswith(REPLACEMENT) and held:
             texts.append("")
             continue
-        texts.append(now[len(text_of(tokenizer, tokens[context:done])) :])
+        texts.append(now[known:])
         context, done = done, end
+        known = len(text_of(tokenizer, all_tokens[context:done]))
     return texts

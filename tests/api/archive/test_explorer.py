@@ -112,7 +112,7 @@ async def test_completions_are_searched_without_a_tokenizer_in_messages(explorer
 
 async def test_tokens_are_text_with_a_tokenizer_of_local_files(explorer, monkeypatch):
     class Letters:
-        def decode(self, token_ids, *, skip_special_tokens):
+        def decode(self, token_ids, clean_up_tokenization_spaces):
             return "".join(chr(64 + one) for one in token_ids)
 
     monkeypatch.setattr(explorer, "_decoder", Letters)
