@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:inference on this machine"),
 ]
-STEPS, BATCH, WAIT_S = 3, 4, 60.0
+STEPS, BATCH, WAIT_S = 3, 4, 300.0
 RUN = {
     **{"wandb_group": "", "wandb_project": "", "batch_size": BATCH, "max_token_len": 512},
     **{"checkpoint_dir": "", "save_checkpoint_interval": 1, "starting_step": 0},

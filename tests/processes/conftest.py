@@ -34,7 +34,7 @@ def spec(tmp_path):
 def server_spec(spec):
     def make(name, port, **fields):
         url = f"http://127.0.0.1:{port}/health"
-        return spec(name, SERVER, port, health_url=url, ready_within_s=30.0, **fields)
+        return spec(name, SERVER, port, health_url=url, ready_within_s=60.0, **fields)
 
     return make
 

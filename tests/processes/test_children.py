@@ -36,7 +36,7 @@ def is_alive(pid):
     return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
-def wait_until(condition, within_s=20.0):
+def wait_until(condition, within_s=60.0):
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"

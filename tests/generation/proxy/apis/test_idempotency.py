@@ -170,7 +170,8 @@ async def test_a_disconnected_client_leaves_one_sample_and_no_row_until_it_retri
         held = Held(server)
         async with http_of(session) as http:
             with pytest.raises(httpx.ReadTimeout):
-                await http.post("chat/completions", json=HELLO, timeout=0.2)
+                bound = httpx.Timeout(WAIT_S, read=0.2)  # it gives up once the request is sent
+                await http.post("chat/completions", json=HELLO, timeout=bound)
         await held.reached.wait()
         (call,) = session._session.calls.running
         held.go.set()
