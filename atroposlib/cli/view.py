@@ -2,6 +2,7 @@
 
 atropos view runs/a/api                 the page of a data directory
 atropos view data/larger.jsonl          of the groups that process wrote
+atropos view runs/a/api --export one.html env=math reward=0..0.5
 atropos archive ls runs/a/api           groups, batches and bytes that are kept
 atropos archive pin runs/a/api 120      keep the groups of a step beyond --archive-gb
 """
@@ -10,41 +11,113 @@ from __future__ import annotations
 
 import tempfile
 import webbrowser
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from atroposlib.api.archive.explorer import Explorer, RunFacts
+from atroposlib.api.archive.explorer import MAX_TOKENS, Explorer, RunFacts
+from atroposlib.api.archive.filters import FILTERS, MAX_LIMIT, require_known
 from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.indexer import Indexer
+from atroposlib.api.archive.run_views import MAX_KEYS
 from atroposlib.api.codec.json import read_json_group
 from atroposlib.api.common.records import RunRecord
 from atroposlib.api.store.sqlite import DATABASE, SqliteStore
-from atroposlib.errors import ConfigError, CorruptPayload, InvalidGroup
+from atroposlib.errors import ConfigError, CorruptPayload, InvalidGroup, UnknownGroup
+from atroposlib.ui.export import exported_page
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import PORT, CommandParser
 from atroposlib.utils.http_server import bind
+from atroposlib.wire.explore import BatchDetail, BatchPage, RolloutRow
 from atroposlib.wire.safetensors import MalformedBody
 
 EVERYTHING = 2**62  # bytes: looking frees nothing
 PUT_GROUPS = 64  # lines of a file at a time
+EXPORT_BYTES = 32 * 2**20  # of groups and tokens in an exported page
 READ_GROUPS = 200  # of verify at a time
 
 
 def view(argv: Sequence[str] | None = None) -> int:
-    """Serve the page of an ended run, or of a file of groups, until Ctrl-C."""
+    """Serve the page of an ended run, or of a file of groups, until Ctrl-C; or export it."""
     parser = CommandParser(prog="atropos view", description=view.__doc__)
     parser.add_argument("run", type=Path, help="data directory of the API, or a .jsonl file")
     parser.add_argument("--tokenizer", help="directory or cached name (that of the trainer)")
     parser.add_argument("--port", type=PORT, default=8010, help="0: any (%(default)s)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    parser.add_argument(
+        "--export",
+        nargs="+",
+        metavar=("FILE", "NAME=VALUE"),
+        help="write one .html instead, of the rollouts that filters of the page let pass",
+    )
     options = parser.parse_args(argv)
     with explored(options.run, options.tokenizer) as (_, explorer):
-        serve(explorer, options.port, options.open)
+        if options.export is None:
+            serve(explorer, options.port, options.open)
+        else:
+            file, *filters = options.export
+            kept = selected(explorer, dict(one.partition("=")[::2] for one in filters))
+            Path(file).write_bytes(exported_page(kept))
+            print(f"{kept['note']} in {file}")
     return 0
+
+
+def selected(
+    explorer: Explorer, given: Mapping[str, str], max_bytes: int = EXPORT_BYTES
+) -> dict[str, Any]:
+    """The rollouts that the filters let pass with their groups and tokens, up to a size.
+
+    Raises:
+        ConfigError: an unknown filter or value, or no rollout passes.
+    """
+    require_known(given, *FILTERS, "sort")
+    runs, curves = explorer.runs({}), explorer.curves({})
+    keys = ",".join(curves.keys[:MAX_KEYS])
+    replies: dict[str, Any] = {"runs": runs, "curves": explorer.curves({"keys": keys})}
+    rows: list[RolloutRow] = []
+    batches: dict[int, BatchDetail] = {}
+    page, n_bytes = explorer.rollouts({**given, "limit": str(MAX_LIMIT)}), 0
+    counted = page.counted
+    while n_bytes <= max_bytes:
+        for row in page.rows:
+            if f"groups/{row.gid}" not in replies:
+                group = _group(explorer, row.gid)
+                n_bytes += sum(map(len, group.values()))
+                if n_bytes > max_bytes:
+                    break
+                replies |= {path: msgspec.Raw(reply) for path, reply in group.items()}
+            rows.append(row)
+            with suppress(UnknownGroup):
+                if row.batch_no is not None and row.batch_no not in batches:
+                    batches[row.batch_no] = explorer.batch(row.batch_no, {})
+        if page.next is None:
+            break
+        page = explorer.rollouts({**given, "limit": str(MAX_LIMIT), "after": page.next})
+    if not rows:
+        raise ConfigError(f"no rollout to export: {n_bytes} of {max_bytes} bytes found")
+    replies |= {f"batches/{no}": one for no, one in batches.items()}
+    replies["batches"] = BatchPage(sorted(batches.values(), key=lambda one: -one.no), None)
+    note = f"{len(rows)} rollouts"
+    if n_bytes > max_bytes:
+        of = f"{'' if counted.exact else 'over '}{counted.n}"
+        note += f" of {of}: cut at {max_bytes / 2**20:.3g} MB, narrow the filters"
+    paths = {f"/explore/{path}": reply for path, reply in replies.items()}
+    return {"rollouts": rows, "replies": paths, "note": note}
+
+
+def _group(explorer: Explorer, gid: int) -> dict[str, bytes]:
+    """Replies about a group and the tokens of its rows; without those whose bytes are freed."""
+    found = explorer.group(gid, {})
+    replies = {f"groups/{gid}": msgspec.json.encode(found)}
+    for row in found.rows:
+        with suppress(UnknownGroup):
+            shown = explorer.row(gid, row.row, {"to": str(MAX_TOKENS)})
+            replies[f"groups/{gid}/rows/{row.row}"] = msgspec.json.encode(shown)
+    return replies
 
 
 def archive(argv: Sequence[str] | None = None) -> int:

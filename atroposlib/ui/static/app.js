@@ -2,6 +2,7 @@
 
 import { api, get, optional } from "./api.js";
 import { address, empty, h } from "./dom.js";
+import { kept } from "./kept.js";
 
 const POLL_S = 2;
 const VIEWS = { // name in the address: [title, key after g, module]
@@ -59,13 +60,14 @@ async function route() {
 }
 
 function failed(error, named) {
-  if (error.status === 404 && !named) return empty("No data for this view.", "This API does not serve it: it has no archive, or is of an older version.");
+  if (error.status === 404 && !named) return empty("No data for this view.", kept ? `${error.message}.` : "This API does not serve it: it has no archive, or is of an older version.");
   if (error.status === 404) return empty("Not here.", `${error.message}. It was freed, or never arrived at this run.`);
   if (error.status === 0) return empty("The API does not answer.", "Start it again: atropos api serve. This page retries.");
   return empty("This view failed.", error.message);
 }
 
 function schedule(mine) {
+  if (kept) return; // an exported page does not change
   mine.timer = setTimeout(async () => {
     if (mine !== view) return;
     if (mine.live && !document.hidden) {
@@ -160,4 +162,4 @@ theme();
 await route();
 const told = await optional("/explore/runs").catch(() => null);
 const run = told?.runs.find((one) => one.live) ?? told?.runs[0] ?? await optional("/status").then((s) => s && { ...s, live: true }, () => null);
-if (run) document.getElementById("run").append(h("span", { title: run.path }, run.run_id.slice(0, 12)), " ", h("small", {}, run.live ? run.state : "archive"));
+if (run) document.getElementById("run").append(h("span", { title: run.path }, run.run_id.slice(0, 12)), " ", h("small", {}, kept?.note ?? (run.live ? run.state : "archive")));
