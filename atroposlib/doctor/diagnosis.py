@@ -12,9 +12,13 @@ from atroposlib.doctor.evidence import Evidence, Finding
 from atroposlib.doctor.rule import Rule
 
 MOST = 5  # findings shown at once
+_NO_BATCH = (
+    *(q.sizes_do_not_divide, q.group_too_large, q.minima_impossible, q.minimum_unmet),
+    q.partial_groups,
+)
 # Strongest first: an absent API, silence of a process, what stops every batch, what slows it.
 RULES: tuple[Rule, ...] = (
-    *(p.api_silent, p.silent_in_step, p.trainer_silent, p.inference_silent),
+    *(p.api_silent, p.trainer_silent_in_step, p.trainer_silent, p.inference_silent),
     *(q.never_committed, q.store_full, q.minima_impossible, q.sizes_do_not_divide),
     *(q.group_too_large, q.minimum_unmet, p.environment_silent, p.rollouts_fail),
     *(p.same_scores, p.groups_dropped, p.servers_paused, q.redelivered, p.slow_step),
@@ -25,14 +29,7 @@ RULES: tuple[Rule, ...] = (
 )
 # A consequence of the first one is not shown with it.
 _IMPLIED = {
-    "full-without-batch": (
-        "sizes-do-not-divide",
-        "group-too-large",
-        "minima-impossible",
-        "minimum-unmet",
-        "partial-groups",
-        "not-admitted",
-    ),
+    "full-without-batch": tuple(one.key for one in (*_NO_BATCH, p.not_admitted)),
     "foreign-posts": ("two-apis",),
     "no-trainer": ("two-apis",),
     "trainer-silent": ("complete",),

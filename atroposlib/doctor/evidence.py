@@ -10,11 +10,13 @@ from typing import Any, Literal
 
 Severity = Literal["stuck", "waiting", "warning"]
 Process = Mapping[str, Any]  # a participant of /status
-SILENT_S = 15.0  # processes send heartbeats every 2 s
-FORGOTTEN_S = 600.0  # then a process that was not replaced is history
+SILENT_S = (
+    15.0  # processes send heartbeats every 2 s; at load 15 on two cores, up to 5 s apart
+)
+FORGOTTEN_S = 600.0  # then a silent process is history, if another one of its role goes on
 PAUSED, NOT_ADMITTED = "paused: queue full", "paused: not admitted"
 FOR_TRAINER, DROPPING = "waiting for trainer", "rollout, most groups dropped"
-FOR_BATCH = "waiting for batch"
+FOR_BATCH, PUBLISHING = "waiting for batch", "publishing weights"
 _SAMPLE = re.compile(r"^atropos_(\w+?)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _INSTANCE = re.compile(r"-[0-9a-f]{6}$")  # of an environment's name, new at each start
@@ -63,9 +65,56 @@ def samples(page: str) -> tuple[Sample, ...]:
     )
 
 
+# --- processes ---------------------------------------------------------------------------
+
+
+def number(process: Process | None, name: str) -> float:
+    """A detail of a heartbeat; 0 if it is absent or no number."""
+    value = process["details"].get(name) if process else None
+    return float(value) if isinstance(value, (int, float)) else 0.0
+
+
 def label(process: Process) -> str:
     """The name of a process without the part that differs at each start."""
     return _INSTANCE.sub("", str(process["name"]))
+
+
+def silence_s(process: Process) -> float:
+    """Seconds without a heartbeat; of a server, without an answer to its callers."""
+    server = process["role"] == "inference"
+    return number(process, "silent_s") if server else float(process["age_s"])
+
+
+def silent_ones(processes: Iterable[Process]) -> list[Process]:
+    """Processes that give no sign of life, the longest silence first: the one such decision.
+
+    A process that ended or was replaced is none of them. A run has one trainer.
+    """
+    latest: dict[object, Process] = {}
+    for one in sorted(processes, key=lambda one: -float(one["age_s"])):
+        latest[one["role"], one["role"] != "trainer" and label(one)] = one
+    running = [one for one in latest.values() if "ended" not in one["details"]]
+    alive = {one["role"] for one in running if silence_s(one) <= SILENT_S}
+    bounds = ((one, FORGOTTEN_S if one["role"] in alive else float("inf")) for one in running)
+    silent = [one for one, most_s in bounds if SILENT_S < silence_s(one) < most_s]
+    return sorted(silent, key=silence_s, reverse=True)
+
+
+def last_words(process: Process) -> str:
+    """A silent process: since when, and the phase of its last heartbeat."""
+    since = f"silent since {silence_s(process):.0f} s, last phase {process['phase']!r}"
+    return f"{process['role']} {process['name']}: {since}"
+
+
+def doing(process: Process) -> str:
+    """A process with its phase, its wait and the age of its heartbeat."""
+    waits = f", waits for {process['waiting_on']}" if process.get("waiting_on") else ""
+    return f"{process['name']}: {process['phase']}{waits} ({process['age_s']:.0f} s ago)"
+
+
+def info(look: Look, server: Process) -> Mapping[str, Any]:
+    """What a local inference server reported of itself; empty for other kinds."""
+    return look.servers.get(str(server["name"]).rstrip("/").removesuffix("/v1"), {})
 
 
 @dataclass(frozen=True)
@@ -75,6 +124,10 @@ class Evidence:
     url: str
     before: Look
     now: Look
+
+    @property
+    def looks(self) -> tuple[Look, Look]:
+        return self.before, self.now
 
     @property
     def seconds(self) -> float:
@@ -87,23 +140,25 @@ class Evidence:
 
     @property
     def reason(self) -> str:
-        """Why no batch can be formed; empty: one can be. Without the list of silent processes."""
+        """Why no batch can be formed, with the silent processes; empty: one can be."""
         return str(self.status.get("blocked_reason") or "")
 
     @property
     def started(self) -> bool:
         return self.status.get("state") == "STARTED"
 
-    def count(self, name: str, default: float = 0) -> float:
+    def count(self, name: str) -> float:
         """A number of /status."""
-        return float(self.status.get(name) or default)
+        return float(self.status.get(name) or 0)
+
+    def change(self, name: str) -> float:
+        """Growth of a number of /status between the looks; it may be negative."""
+        return self.count(name) - float((self.before.status or self.status).get(name) or 0)
 
     def age(self, kind: str) -> float:
         """Seconds since the last event of this kind, at most the uptime of the API."""
         ages = self.status.get("ages_s") or {}
         return float(ages.get(kind, ages.get("uptime", 0.0)))
-
-    # --- counters of the two looks ---------------------------------------------------
 
     def total(self, name: str, look: Look | None = None, **labels: str) -> float:
         """The sum of a metric over all label values but those given."""
@@ -115,45 +170,34 @@ class Evidence:
 
     def grown(self, name: str, **labels: str) -> float:
         """Growth of a counter between the looks; 0 after a restart of the API."""
-        return max(
-            0.0, self.total(name, self.now, **labels) - self.total(name, self.before, **labels)
-        )
+        before = self.total(name, self.before, **labels)
+        return max(0.0, self.total(name, self.now, **labels) - before)
 
     @property
     def still(self) -> bool:
         """Whether no group arrived, and no batch was delivered or acked between the looks."""
-        names = ("groups_in_total", "batches_delivered_total", "batches_acked_total")
-        return not any(self.grown(name) for name in names)
+        counters = ("groups_in_total", "batches_delivered_total", "batches_acked_total")
+        held = ("batches_acked", "current_step", "queued_sequences")  # at other replicas too
+        return not any(map(self.grown, counters)) and not any(map(self.change, held))
 
     def idle(self, kind: str, seconds: float = SILENT_S) -> bool:
         """Whether nothing moved between the looks, and no event of ``kind`` for ``seconds``."""
         return self.still and self.age(kind) > seconds
-
-    # --- processes -------------------------------------------------------------------
 
     @cached_property
     def processes(self) -> Sequence[Process]:
         return list(self.status.get("participants") or ())
 
     def fresh(self, role: str) -> list[Process]:
-        """Processes of a role with a recent heartbeat, the latest first; ended ones left out."""
-        here = [one for one in self._running(role) if one["age_s"] <= SILENT_S]
-        return sorted(here, key=lambda one: float(one["age_s"]))
+        """Processes of a role that give signs of life, the latest first; ended ones left out."""
+        alike = [one for one in self.processes if one["role"] == role]
+        here = (one for one in alike if "ended" not in one["details"])
+        alive = [one for one in here if silence_s(one) <= SILENT_S]
+        return sorted(alive, key=lambda one: float(one["age_s"]))
 
     def silent(self, role: str) -> list[Process]:
-        """Processes without a recent heartbeat that neither ended nor were replaced."""
-
-        def place(one: Process) -> str:  # that a successor takes; a run has one trainer
-            return role if role == "trainer" else label(one)
-
-        here = {place(one) for one in self.fresh(role)}
-        late = [one for one in self._running(role) if one["age_s"] > SILENT_S]
-        return [one for one in late if place(one) not in here]
-
-    def _running(self, role: str) -> list[Process]:
-        """Processes of a role that did not end."""
-        alike = [one for one in self.processes if one["role"] == role]
-        return [one for one in alike if "ended" not in one["details"]]
+        """Processes of a role that give no sign of life, the longest silence first."""
+        return [one for one in silent_ones(self.processes) if one["role"] == role]
 
     @property
     def trainer(self) -> Process | None:
@@ -165,38 +209,16 @@ class Evidence:
         """Phase of the trainer; empty without a recent heartbeat."""
         return str(self.trainer["phase"]) if self.trainer else ""
 
-    def servers(self, *, silent: bool) -> list[Process]:
-        """Inference servers that their callers report as silent, or as answering."""
-        here = [one for one in self.processes if one["role"] == "inference"]
-        return [one for one in here if (number(one, "silent_s") > SILENT_S) is silent]
+    def envs_all(self, phase: str) -> bool:
+        """Whether there are environments with a recent heartbeat, all in this phase."""
+        return {one["phase"] for one in self.fresh("env")} == {phase}
 
-    def sum(self, name: str) -> float:
-        """The sum of one detail over the environments with a recent heartbeat."""
-        return sum(number(one, name) for one in self.fresh("env"))
+    @property
+    def running(self) -> float:
+        """Rollouts of the environments with a recent heartbeat."""
+        return sum(number(one, "rollouts_running") for one in self.fresh("env"))
 
-
-def number(process: Process, name: str) -> float:
-    """A detail of a heartbeat; 0 if it is absent or no number."""
-    value = process["details"].get(name)
-    return float(value) if isinstance(value, (int, float)) else 0.0
-
-
-def last_words(process: Process) -> str:
-    """A silent process: since when, and the phase of its last heartbeat."""
-    return (
-        f"{process['role']} {process['name']}: silent since {process['age_s']:.0f} s, "
-        f"last phase {process['phase']!r}"
-    )
-
-
-def doing(process: Process) -> str:
-    """A process with its phase, its wait and the age of its heartbeat."""
-    waits = f", waits for {process['waiting_on']}" if process.get("waiting_on") else ""
-    return f"{process['name']}: {process['phase']}{waits} ({process['age_s']:.0f} s ago)"
-
-
-def listed(texts: Iterable[str], most: int = 3) -> tuple[str, ...]:
-    """The first texts, and how many more there are."""
-    found = list(texts)
-    more = (f"and {len(found) - most} more",) if len(found) > most else ()
-    return (*found[:most], *more)
+    @property
+    def oldest_rollout_s(self) -> float:
+        """Age of the oldest rollout."""
+        return max((number(one, "oldest_rollout_s") for one in self.fresh("env")), default=0.0)

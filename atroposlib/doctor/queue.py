@@ -8,19 +8,23 @@ from collections.abc import Sequence
 from atroposlib.doctor.evidence import (
     FOR_TRAINER,
     FORGOTTEN_S,
+    PUBLISHING,
     SILENT_S,
     Evidence,
     doing,
+    info,
     label,
-    listed,
     number,
+    silence_s,
 )
-from atroposlib.doctor.rule import Found, rule
+from atroposlib.doctor.processes import LONG_S, Lines
+from atroposlib.doctor.rule import Found, fix, rule
 
 FULL = 0.95  # of the bound on stored bytes
 STALE = 0.2  # share of the accepted groups
 REPEATED = 0.05
-SLOW_STORE_S, SLOW_ANSWER_S = 0.5, 1.0
+SLOW_STORE_S, SLOW_ANSWER_S = 0.3, 1.0  # the first is a bound of the histogram
+LATE_CALLS = 5  # fewer are those of a busy moment
 _MINIMUM = re.compile(r"at least (\d+) sequences of (.+?) \(env \d+\), but (\d+) are queued")
 _SIZES = re.compile(r"\d+ of size (\d+)")
 _EXACTLY = re.compile(r"makes exactly (\d+)")
@@ -36,122 +40,92 @@ def next_size(sizes: Sequence[int], least: int) -> int:
     return total
 
 
-@rule(
-    *(
-        15,
-        "minimum-unmet",
-        "stuck",
-        "each batch needs sequences of an environment that sends none",
-    ),
-    "restart it, or lower its min_batch_allocation; after 300 s of silence it no longer counts",
+@rule(15, "stuck", "each batch needs sequences of an environment that sends none")
+@fix(
+    "restart it, or lower its min_batch_allocation; after 300 s of silence it no longer counts"
 )
-def minimum_unmet(e: Evidence) -> Found | None:
+def minimum_unmet(e: Evidence) -> Lines:
     found = _MINIMUM.search(e.reason)
     if not found or not e.idle("batch") or e.grown("groups_in_total", env=found[2]):
-        return None
-    theirs = [doing(one) for one in e.processes if found[2].startswith(label(one))]
+        return []
+    theirs = [one for one in e.processes if found[2].startswith(label(one))]
+    works = any(
+        number(one, "rollouts_running") and silence_s(one) <= SILENT_S for one in theirs
+    )
     text = f"each batch needs {found[1]} sequences of {found[2]}, {found[3]} are queued"
-    return Found([text, *listed(theirs)])
+    words = [text, *map(doing, theirs)]
+    slow = "each batch needs sequences of an environment that is slow"
+    return Found(words, slow, severity="waiting") if works else words
 
 
-@rule(
-    *(16, "minima-impossible", "stuck", "the minimum allocations do not fit into one batch"),
-    "lower min_batch_allocation, or raise the batch size",
-)
-def minima_impossible(e: Evidence) -> Found | None:
+@rule(16, "stuck", "the minimum allocations do not fit into one batch")
+@fix("lower min_batch_allocation, or raise the batch size")
+def minima_impossible(e: Evidence) -> Lines:
     return _by_reason(e, "can never be met")
 
 
-@rule(
-    *(17, "sizes-do-not-divide", "stuck", "no combination of the group sizes makes one batch"),
-    "choose a batch size that the group sizes divide",
-)
-def sizes_do_not_divide(e: Evidence) -> Found | None:
-    found = _by_reason(e, "choose a batch size")
-    sizes, exactly = [int(size) for size in _SIZES.findall(e.reason)], _EXACTLY.search(
-        e.reason
-    )
-    if found and exactly and sizes and min(sizes) > 0:
-        remedy = f"the next batch size that works: {next_size(sizes, int(exactly[1]))}"
-        return found._replace(remedy=remedy)
+@rule(17, "stuck", "no combination of the group sizes makes one batch")
+@fix("choose a batch size that the group sizes divide")
+def sizes_do_not_divide(e: Evidence) -> Lines:
+    found, exactly = _by_reason(e, "choose a batch size"), _EXACTLY.search(e.reason)
+    sizes = [size for size in map(int, _SIZES.findall(e.reason)) if size > 0]
+    if found and exactly and sizes:
+        size = next_size(sizes, int(exactly[1]))
+        return Found(found, remedy=f"the next batch size that works: {size}")
     unfit = [text for text in e.status.get("warnings") or () if "fit no batch" in text]
-    return found or (Found(listed(unfit), severity="warning") if unfit and e.still else None)
+    return found or Found(unfit if e.still else [], severity="warning")
 
 
-@rule(
-    *(18, "group-too-large", "stuck", "a group is larger than a batch"),
-    "raise the batch size, or lower --env.group_size",
-)
-def group_too_large(e: Evidence) -> Found | None:
+@rule(18, "stuck", "a group is larger than a batch")
+@fix("raise the batch size, or lower --env.group_size")
+def group_too_large(e: Evidence) -> Lines:
     return _by_reason(e, "larger than a batch")
 
 
-def _by_reason(e: Evidence, part: str) -> Found | None:
-    return Found([e.reason]) if part in e.reason and e.still else None
+def _by_reason(e: Evidence, part: str) -> list[str]:
+    return [e.reason] if part in e.reason and e.still else []
 
 
-@rule(
-    *(19, "partial-groups", "stuck", "posts are smaller than the registered group size"),
-    "post whole groups, or register the group size that is sent",
-)
-def partial_groups(e: Evidence) -> Found | None:
-    held, before = e.count("buffered_sequences"), (e.before.status or {})
-    if not e.reason or not held or held < float(before.get("buffered_sequences") or 0):
-        return None
-    senders = [
-        f"{one['name']}: {one['buffered']} sequences"
-        for one in e.status.get("shares") or ()
-        if one.get("buffered")
-    ]
+@rule(19, "stuck", "posts are smaller than the registered group size")
+@fix("post whole groups, or register the group size that is sent")
+def partial_groups(e: Evidence) -> Lines:
+    held, rest_s = e.count("buffered_sequences"), LONG_S if e.running else SILENT_S
+    if not e.reason or not held or not e.idle("groups", rest_s) or e.age("batch") < rest_s:
+        return []
+    senders = (one for one in e.status.get("shares") or () if one.get("buffered"))
     waits = f"{held:.0f} sequences wait for the rest of their groups"
-    return Found([waits, *listed(senders)]) if e.age("batch") > SILENT_S else None
+    return [waits, *(f"{one['name']}: {one['buffered']} sequences" for one in senders)]
 
 
-@rule(
-    *(
-        22,
-        "redelivered",
-        "stuck",
-        "a batch is delivered again and again: short lease, or crashes",
-    ),
-    "raise the trainer's lease_s above the seconds of a step; read its log",
-)
-def redelivered(e: Evidence) -> Found | None:
+@rule(22, "stuck", "a batch is delivered again and again: short lease, or crashes")
+@fix("raise the trainer's lease_s above the seconds of a step; read its log")
+def redelivered(e: Evidence) -> Lines:
     again = [one for one in e.status.get("open_batches") or () if one["deliveries"] > 3]
-    if e.grown("batches_acked_total") or not again:
-        return None
-    words = [f"batch {one['no']}: delivery {one['deliveries']}" for one in again]
-    return Found([*listed(words), f"no ack for {e.age('acked'):.0f} s"])
+    words = [f"batch {one['no']}: delivery {one['deliveries']}" for one in again[:3]]
+    if not words or e.grown("batches_acked_total"):
+        return []
+    return [*words, f"no ack for {e.age('acked'):.0f} s"]
 
 
-@rule(
-    *(23, "dead-batches", "warning", "a batch was delivered too often and set aside"),
-    "atropos api dead lists it; atropos api dead revive NO delivers it again",
-)
-def dead_batches(e: Evidence) -> Found | None:
+@rule(23, "warning", "a batch was delivered too often and set aside")
+@fix("atropos api dead lists it; atropos api dead revive NO delivers it again")
+def dead_batches(e: Evidence) -> Lines:
     dead, groups = e.count("batches_dead"), e.count("dead_groups")
-    return Found([f"{dead:.0f} batches, {groups:.0f} groups dead"]) if dead or groups else None
+    return [f"{dead:.0f} batches, {groups:.0f} groups dead"] if dead or groups else []
 
 
-@rule(
-    *(24, "stale-drops", "warning", "groups are too old when they are claimed"),
-    "lower --env.max_batches_offpolicy, or raise the trainer's max_staleness",
-)
-def stale_drops(e: Evidence) -> Found | None:
+@rule(24, "warning", "groups are too old when they are claimed")
+@fix("lower --env.max_batches_offpolicy, or raise the trainer's max_staleness")
+def stale_drops(e: Evidence) -> Lines:
     dropped, came = e.total("groups_stale_total"), e.total("groups_in_total")
     if dropped < 8 or dropped < STALE * came or e.age("dropped") > FORGOTTEN_S:
-        return None
+        return []
     lags = e.status.get("staleness") or {}
-    means = {
-        part: (lags.get(part) or {}).get("mean", 0.0) for part in ("in_flight", "in_queue")
-    }
+    flight, queue = ((lags.get(p) or {}).get("mean", 0.0) for p in ("in_flight", "in_queue"))
     words = [f"{dropped:.0f} of {came:.0f} groups were dropped as stale"]
-    words += [
-        f"mean age {part.replace('_', ' ')}: {lag:.1f} versions" for part, lag in means.items()
-    ]
-    if means["in_flight"] > means["in_queue"]:
-        return Found(words, remedy="shorter rollouts or fewer at once; raise max_staleness")
-    return Found(words)
+    words += [f"mean age in flight: {flight:.1f} versions, in queue: {queue:.1f}"]
+    shorter = "shorter rollouts or fewer at once; raise max_staleness"
+    return Found(words, remedy=shorter if flight > queue else "")
 
 
 def _full(e: Evidence) -> list[str]:
@@ -163,115 +137,75 @@ def _full(e: Evidence) -> list[str]:
     return [text, e.reason] if e.reason and e.still else []
 
 
-@rule(
-    *(25, "never-committed", "stuck", "the store is full of batches that wait for a commit"),
-    "shorter checkpoint_interval of the trainer, or raise --max-store-gb of the API",
-)
-def never_committed(e: Evidence) -> Found | None:
-    if not (found := _full(e)):
-        return None
-    held = re.search(r"bytes \((\d+) by \d+ acked batches", e.reason)
-    return Found(found) if held else None
+@rule(25, "stuck", "the store is full of batches that wait for a commit")
+@fix("shorter checkpoint_interval of the trainer, or raise --max-store-gb of the API")
+def never_committed(e: Evidence) -> Lines:
+    return _full(e) if re.search(r"bytes \(\d+ by \d+ acked batches", e.reason) else []
 
 
-@rule(
-    *(26, "store-full", "stuck", "the store is full, or its disk is up to the reserve"),
-    "free disk space, or raise --max-store-gb of the API",
-)
-def store_full(e: Evidence) -> Found | None:
-    return Found(found) if (found := _full(e)) and not never_committed(e) else None
+@rule(26, "stuck", "the store is full, or its disk is up to the reserve")
+@fix("free disk space, or raise --max-store-gb of the API")
+def store_full(e: Evidence) -> Lines:
+    return [] if never_committed(e) else _full(e)
 
 
-@rule(
-    *(27, "versions-differ", "stuck", "an inference server samples with old weights"),
-    "restart that server: the trainer loads the weights into it",
-)
-def versions_differ(e: Evidence) -> Found | None:
+@rule(27, "warning", "an inference server samples with old weights")
+@fix("restart that server: the trainer loads the weights into it")
+def versions_differ(e: Evidence) -> Lines:
     newest, since = e.count("policy_version"), e.age("policy_version")
-    oldest = max((number(one, "oldest_rollout_s") for one in e.fresh("env")), default=0.0)
-    if since < oldest + SILENT_S or e.phase == "publishing weights":
-        return None  # tokens in flight may be of the version before
-    behind = []
-    for one in e.servers(silent=False):
-        info = e.now.servers.get(str(one["name"]).removesuffix("/v1"), {})
-        version = info.get("weight_version", one["details"].get("version"))
-        if isinstance(version, int) and version < newest and number(one, "running"):
-            behind.append(f"{one['name']}: version {version}")
-    text = f"version {newest:.0f} was announced {since:.0f} s ago"
-    return Found([*listed(behind), text], severity="warning") if behind else None
-
-
-@rule(
-    *(28, "mismatch", "warning", "logprobs of servers and trainer differ"),
-    "same model, dtype and chat template at both; docs: logprob_tolerance",
-)
-def mismatch(e: Evidence) -> Found | None:
-    nats = number(e.trainer, "mismatch") if e.trainer else 0.0
-    bound = number(e.trainer, "mismatch_bound") if e.trainer else 0.0
-    if not bound or nats <= bound:
-        return None
-    return Found([f"{nats:.2g} nats in the last step, tolerance {bound:.2g}"])
-
-
-@rule(
-    *(
-        29,
-        "foreign-posts",
-        "warning",
-        "posts of another run, or without a valid token, are refused",
-    ),
-    "restart that environment, or correct its ATROPOS_API_TOKEN",
-)
-def foreign_posts(e: Evidence) -> Found | None:
-    words = {"404": "of another run", "401": "with a wrong token", "403": "without the scope"}
-    grown = {
-        status: e.grown("http_requests_total", status=status, method="POST")
-        for status in words
+    if since < e.oldest_rollout_s + SILENT_S or e.phase == PUBLISHING:
+        return []  # tokens in flight may be of the version before
+    here = [one for one in e.fresh("inference") if number(one, "running")]
+    held = {
+        one["name"]: info(e.now, one).get("weight_version", one["details"].get("version"))
+        for one in here
     }
+    behind = {url: at for url, at in held.items() if isinstance(at, int) and at < newest}
+    text = f"version {newest:.0f} was announced {since:.0f} s ago"
+    return [*(f"{url}: version {at}" for url, at in behind.items()), text] if behind else []
+
+
+@rule(28, "warning", "logprobs of servers and trainer differ")
+@fix("same model, dtype and chat template at both; docs: logprob_tolerance")
+def mismatch(e: Evidence) -> Lines:
+    nats, bound = number(e.trainer, "mismatch"), number(e.trainer, "mismatch_bound")
+    differ = bound and nats > bound
+    return [f"{nats:.2g} nats in the last step, tolerance {bound:.2g}"] if differ else []
+
+
+@rule(29, "warning", "posts of another run, or without a valid token, are refused")
+@fix("restart that environment, or correct its ATROPOS_API_TOKEN")
+def foreign_posts(e: Evidence) -> Lines:
+    words = {"404": "of another run", "401": "with a wrong token", "403": "without the scope"}
+    grown = {s: e.grown("http_requests_total", status=s, method="POST") for s in words}
     lost = [
         f"{count:.0f} requests {words[s]} ({s})" for s, count in grown.items() if count > 1
     ]
-    theirs = [doing(one) for one in e.fresh("env") if one["phase"] == FOR_TRAINER]
-    return Found([*lost, *listed(theirs)]) if lost else None
+    theirs = (doing(one) for one in e.fresh("env") if one["phase"] == FOR_TRAINER)
+    return [*lost, *theirs] if lost else []
 
 
-@rule(
-    *(31, "repeated-posts", "warning", "answers get lost: groups are posted again"),
-    "check proxies and timeouts between the environments and the API",
-)
-def repeated_posts(e: Evidence) -> Found | None:
+@rule(31, "warning", "answers get lost: groups are posted again")
+@fix("check proxies and timeouts between the environments and the API")
+def repeated_posts(e: Evidence) -> Lines:
     again, new = e.grown("groups_duplicate_total"), e.grown("groups_in_total")
-    if not again or again < REPEATED * (again + new):
-        return None
-    return Found([f"{again:.0f} repeated and {new:.0f} new groups in {e.seconds:.0f} s"])
+    text = f"{again:.0f} repeated and {new:.0f} new groups in {e.seconds:.0f} s"
+    return [text] if again and again >= REPEATED * (again + new) else []
 
 
-@rule(
-    *(32, "slow-store", "warning", "the store or the host of the API is slow"),
-    "see disk and load of its host",
-)
-def slow_store(e: Evidence) -> Found | None:
+@rule(32, "warning", "the store or the host of the API is slow")
+@fix("see disk and load of its host")
+def slow_store(e: Evidence) -> Lines:
     calls = e.grown("store_seconds_count")
-    fast = e.grown("store_seconds_bucket", le="0.3")
-    words = []
-    if calls >= 5 and fast < 0.95 * calls:
-        words.append(f"{calls - fast:.0f} of {calls:.0f} calls of the store took over 0.3 s")
-    if min(e.now.answer_s, e.before.answer_s) > SLOW_ANSWER_S:
-        words.append(f"GET /status took {e.now.answer_s:.1f} s")
-    return Found(words) if words else None
+    late = calls - e.grown("store_seconds_bucket", le=f"{SLOW_STORE_S}")
+    words = [f"{late:.0f} of {calls:.0f} calls of the store took over {SLOW_STORE_S} s"]
+    words = words if late >= LATE_CALLS and late > 0.05 * calls else []
+    slow = min(e.now.answer_s, e.before.answer_s) > SLOW_ANSWER_S
+    return [*words, *([f"GET /status took {e.now.answer_s:.1f} s"] if slow else [])]
 
 
-@rule(
-    *(
-        34,
-        "index-behind",
-        "warning",
-        "the archive's disk is slow or full: records are skipped",
-    ),
-    "see that disk; --archive-gb bounds what is kept, and training goes on",
-)
-def index_behind(e: Evidence) -> Found | None:
-    skipped = e.count("index_skipped") - float(
-        (e.before.status or {}).get("index_skipped") or 0
-    )
-    return Found([f"{skipped:.0f} records in {e.seconds:.0f} s"]) if skipped > 0 else None
+@rule(34, "warning", "the archive's disk is slow or full: records are skipped")
+@fix("see that disk; --archive-gb bounds what is kept, and training goes on")
+def index_behind(e: Evidence) -> Lines:
+    skipped = e.change("index_skipped")
+    return [f"{skipped:.0f} records in {e.seconds:.0f} s"] if skipped > 0 else []

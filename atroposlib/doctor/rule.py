@@ -8,14 +8,19 @@ from typing import NamedTuple
 
 from atroposlib.doctor.evidence import Evidence, Finding, Severity
 
+MOST_LINES = 5  # of evidence
+
 
 class Found(NamedTuple):
-    """What a rule found. Empty fields: the words of the rule."""
+    """Evidence with words that differ from those of the rule; empty: no finding."""
 
     evidence: Sequence[str]
     cause: str = ""
     remedy: str = ""
     severity: Severity | None = None
+
+
+LookFor = Callable[[Evidence], Found | Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -27,25 +32,31 @@ class Rule:
     severity: Severity
     cause: str
     remedy: str
-    look_for: Callable[[Evidence], Found | None]
+    look_for: LookFor
 
-    def __call__(self, evidence: Evidence) -> Finding | None:
-        found = self.look_for(evidence)
-        if found is None:
+    def __call__(self, e: Evidence) -> Finding | None:
+        lines = self.look_for(e)
+        found = lines if isinstance(lines, Found) else Found(lines)
+        if not (shown := [one for one in found.evidence if one]):
             return None
-        return Finding(
-            self.number,
-            self.key,
-            found.severity or self.severity,
-            found.cause or self.cause,
-            tuple(found.evidence),
-            found.remedy or self.remedy,
-            evidence.now.at,
-        )
+        if len(shown) > MOST_LINES:
+            shown[MOST_LINES:] = [f"and {len(shown) - MOST_LINES} more"]
+        severity = found.severity or self.severity
+        words = (found.cause or self.cause, tuple(shown), found.remedy or self.remedy)
+        return Finding(self.number, self.key, severity, *words, e.now.at)
 
 
-def rule(
-    number: int, key: str, severity: Severity, cause: str, remedy: str
-) -> Callable[[Callable[[Evidence], Found | None]], Rule]:
-    """Make a rule of a function."""
-    return lambda look_for: Rule(number, key, severity, cause, remedy, look_for)
+def rule(number: int, severity: Severity, cause: str) -> Callable[[tuple[str, LookFor]], Rule]:
+    """Make a rule of a function with a remedy; its key is the name of the function."""
+
+    def make(remedied: tuple[str, LookFor]) -> Rule:
+        remedy, look_for = remedied
+        key = look_for.__name__.replace("_", "-")
+        return Rule(number, key, severity, cause, remedy, look_for)
+
+    return make
+
+
+def fix(remedy: str) -> Callable[[LookFor], tuple[str, LookFor]]:
+    """The remedy of a rule, between :func:`rule` and its function."""
+    return lambda look_for: (remedy, look_for)

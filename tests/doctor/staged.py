@@ -73,7 +73,8 @@ def still(*processes, ages=90.0, **status):
     """The same without any progress for ``ages`` seconds."""
     since = {kind: ages for kind in ("uptime", "groups", "batch", "acked", "policy_version")}
     found = moving(*processes, **{"ages_s": {**since, "started": 400.0}, **status})
-    return replace(found, before=replace(found.before, metrics=counted(100.0)))
+    status = {**found.before.status, "batches_acked": found.now.status["batches_acked"]}
+    return replace(found, before=replace(found.before, status=status, metrics=counted(100.0)))
 
 
 def with_counters(evidence, before, now):

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from atroposlib.doctor.diagnosis import MOST, RULES, diagnose, exit_status, moving
 from atroposlib.doctor.evidence import Look
+from tests.api.run.test_doctor import STALLS as STALLS_OF_THE_APP
 from tests.doctor.staged import HEALTHY, env, server, still, trainer
 from tests.doctor.test_processes import STALLS
+from tests.doctor.test_why import STAGED as STAGED_OVER_HTTP
 
 
 def test_every_number_of_the_table_has_one_rule():
@@ -62,10 +64,22 @@ def test_at_most_five_findings_are_shown():
     assert len(found) == MOST and found[0].key == "trainer-silent-in-step"
 
 
-def test_the_guide_has_a_line_for_each_rule():
+def staged_by(key):
+    """How the tests stage the stall of a rule; the guide has it in its table."""
+    frozen = ("inference-silent", "environment-silent", "trainer-silent")  # test_whole_run.py
+    places = {"app": STALLS_OF_THE_APP, "HTTP": STAGED_OVER_HTTP, "processes": frozen}
+    return ", ".join(place for place, keys in places.items() if key in keys)
+
+
+def test_the_guide_has_a_line_for_each_rule_and_how_it_is_staged():
     page = (Path(__file__).parents[2] / "docs/troubleshooting.md").read_text(encoding="utf-8")
     for one in RULES:
-        assert f"| {one.number} | `{one.key}` | {one.cause} | {one.remedy} |" in page
+        words = (f"`{one.key}`", one.cause, one.remedy, staged_by(one.key))
+        assert " | ".join((f"| {one.number}", *words)) + " |" in page
+
+
+def test_every_rule_has_a_stall_of_a_real_api():
+    assert [one.key for one in RULES if not staged_by(one.key)] == []
 
 
 def test_a_consequence_is_not_shown_beside_its_cause():

@@ -7,7 +7,7 @@ from dataclasses import replace
 from prometheus_client import generate_latest
 
 from atroposlib.api.run.metrics import Metrics
-from atroposlib.doctor.evidence import Sample, listed, samples
+from atroposlib.doctor.evidence import Sample, samples
 from tests.doctor.staged import HEALTHY, counted, env, moving, server, still, trainer
 
 
@@ -47,9 +47,13 @@ def test_an_ended_process_is_neither_fresh_nor_silent():
 
 def test_servers_are_silent_by_the_reports_of_their_callers():
     found = moving(trainer(), server(name="a", silent_s=20.0), server(name="b"))
-    assert [one["name"] for one in found.servers(silent=True)] == ["a"]
-    assert [one["name"] for one in found.servers(silent=False)] == ["b"]
+    assert [one["name"] for one in found.silent("inference")] == ["a"]
+    assert [one["name"] for one in found.fresh("inference")] == ["b"]
 
 
-def test_a_long_list_names_the_number_of_the_others():
-    assert listed("abcde", most=2) == ("a", "b", "and 3 more")
+def test_progress_at_another_replica_is_progress():
+    """Its counters are not in the metrics of this one, its acks are in the store."""
+    found = still(trainer())
+    assert found.still
+    acked = {**found.status, "batches_acked": found.status["batches_acked"] + 1}
+    assert not replace(found, now=replace(found.now, status=acked)).still

@@ -111,9 +111,9 @@ STALLS = {
         "http://127.0.0.1:8001: STARTED",
     ),
     "clocks-differ": (
-        moving(trainer(), env(clock=400.0), server()),
+        moving(trainer(), env(clock=400.0), server()),  # at both looks
         "warning",
-        "sums-0a1b2c: +601 s",
+        "sums-0a1b2c: +599 s",
     ),
     "complete": (
         still(trainer("done", age_s=40.0, ended=1), env("draining")),
@@ -180,19 +180,40 @@ def test_a_server_that_stays_paused_without_a_publish_is_named():
         before=replace(found.before, servers=paused),
         now=replace(found.now, servers=paused),
     )
-    assert f"{SERVER}: paused with version 3" in diagnose(found)[0].evidence
+    assert f"{SERVER}/v1: paused with version 3" in diagnose(found)[0].evidence
 
 
 def test_a_server_that_accepts_and_answers_nothing_is_found_before_its_callers_notice():
     frozen = {SERVER: {"frozen": "connected, no answer within 1 s"}}
-    found = still(WAITING, env(), server(), ages=6.0)
+    found = still(WAITING, env(), server(), ages=16.0)
     found = replace(
         found,
         before=replace(found.before, servers=frozen),
         now=replace(found.now, servers=frozen),
     )
     first = diagnose(found)[0]
-    assert first.key == "inference-silent" and f"{SERVER}: connected" in first.evidence[0]
+    assert first.key == "inference-silent" and f"{SERVER}/v1: connected" in first.evidence[0]
+
+
+def test_a_server_without_requests_that_answers_nothing_yet_is_no_finding():
+    """It loads its model on a busy host; nothing waits for it."""
+    frozen = {SERVER: {"frozen": "connected, no answer within 1 s"}}
+    found = still(WAITING, env(rollouts_running=0), server(running=0), ages=40.0)
+    looks = [replace(look, servers=frozen) for look in found.looks]
+    assert diagnose(replace(found, before=looks[0], now=looks[1])) == []
+
+
+def test_a_late_heartbeat_is_no_wrong_clock():
+    late = moving(trainer(), env(clock=990.0), server())
+    on_time = [trainer(), env(clock=1000.5), server()]
+    before = replace(late.before, status={**late.before.status, "participants": on_time})
+    assert diagnose(late)[0].key == "clocks-differ"
+    assert diagnose(replace(late, before=before)) == []
+
+
+def test_slow_rollouts_with_half_of_their_groups_dropped_are_not_stuck():
+    slow = env(words.DROPPING, LONG, oldest_rollout_s=30.0)
+    assert diagnose(still(WAITING, slow, server(), ages=40.0)) == []
 
 
 def test_tokens_per_second_of_a_server_are_evidence_of_long_generations():

@@ -147,6 +147,18 @@ def test_the_next_batch_size_is_a_sum_of_group_sizes(sizes, least, works):
     assert rules.next_size(sizes, least) == works
 
 
+def test_a_slow_environment_with_a_minimum_is_waited_for():
+    needs = reason({(0, 4): 4}, 8, {1: 4})
+    first = diagnose(still(WAITING, env(name="code-aaaaaa"), blocked_reason=needs))[0]
+    assert (first.key, first.severity) == ("minimum-unmet", "waiting")
+    assert first.cause.endswith("that is slow")
+
+
+def test_parts_of_groups_are_waited_for_while_rollouts_run():
+    held = {"buffered_sequences": 3, "shares": [{"name": "sums_0", "buffered": 3}]}
+    assert diagnose(still(*HERE, ages=40.0, **held)) == []
+
+
 def test_a_slow_answer_of_the_api_is_a_warning():
     slow = replace(
         HEALTHY,

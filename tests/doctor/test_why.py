@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import httpx
 import pytest
 
 from atroposlib.api.server import create_app
 from atroposlib.cli.atropos import main as atropos
-from atroposlib.doctor import why
+from atroposlib.doctor import looks, why
 from atroposlib.errors import ConfigError
+from atroposlib.inference.engine.core import EngineLimits
+from atroposlib.inference.engine.engine import Engine
+from atroposlib.inference.engine.served_model import load_model
+from atroposlib.inference.http.app import create_app as create_server
+from atroposlib.testing.tiny import write_tiny_model
 from tests.api.harness import ENV, TRAINER
 from tests.serving import served
+
+# Rules staged here, by a real API over HTTP; more in tests/api/run/test_doctor.py.
+STAGED = {
+    *("api-silent", "no-trainer", "trainer-starting", "sizes-do-not-divide", "complete"),
+    *("inference-silent", "rollouts-fail", "two-apis", "servers-paused", "versions-differ"),
+}
 
 
 @pytest.fixture(autouse=True)
 def looks_follow_at_once(monkeypatch):
     monkeypatch.setattr(why, "APART_S", 0.0)
+    monkeypatch.setattr(looks, "SERVER_TIMEOUT_S", 30.0)
 
 
 def findings(capsys, *words):
@@ -40,8 +54,8 @@ def group(sequences, **more):
 class Stage:
     """A real API and the calls of its participants."""
 
-    def __init__(self, url):
-        self.url = url
+    def __init__(self, url=""):
+        self.url, self.now = url, 1000.0
 
     def post(self, path, body):
         reply = httpx.post(f"{self.url}{path}", json=body)
@@ -57,11 +71,32 @@ class Stage:
         httpx.get(f"{self.url}/batch")
         return self.post("/register-env", ENV | env)["env_id"]
 
+    def rolls_out(self, server, seconds, **details):
+        """A time in which an environment waits for this server and the trainer for a batch."""
+        self.now += seconds
+        self.beat("trainer", "waiting for batch")
+        calls = {"url": f"{server}/v1", "running": 2}
+        self.beat("env", "rollout", servers=[calls], rollouts_running=2, **details)
+
 
 @pytest.fixture
 def stage():
-    with served(create_app()) as url:
-        yield Stage(url)
+    made = Stage()
+    with served(create_app(clock=lambda: made.now)) as made.url:
+        yield made
+
+
+@contextmanager
+def inference_server(folder):
+    """The local server with a tiny model; yields its address."""
+    served_model = load_model(str(write_tiny_model(folder)), name="tiny")
+    engine = Engine(served_model, EngineLimits(), seed=0, num_threads=1)
+    engine.start()
+    try:
+        with served(create_server(engine)) as url:
+            yield url
+    finally:
+        engine.close()
 
 
 def test_an_absent_api_is_status_3(capsys):
@@ -100,6 +135,49 @@ def test_a_silent_server_is_named_by_its_address(capsys, stage):
     status, answer = findings(capsys, "--api-url", stage.url)
     assert status == 2 and keys(answer)[0] == "inference-silent"
     assert "http://s:1/v1" in answer["findings"][0]["evidence"][0]
+
+
+def test_a_frozen_server_is_found_before_its_callers_notice(capsys, stage, monkeypatch):
+    monkeypatch.setattr(looks, "SERVER_TIMEOUT_S", 0.05)
+    stage.begin()
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts, never answers
+        frozen = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        stage.rolls_out(frozen, seconds=16)
+        status, answer = findings(capsys, "--api-url", stage.url)
+    assert status == 2 and keys(answer)[0] == "inference-silent"
+    assert f"{frozen}/v1: connected, no answer" in answer["findings"][0]["evidence"][0]
+
+
+def test_a_server_that_a_publish_left_paused_is_named(capsys, stage, tmp_path):
+    stage.begin()
+    with inference_server(tmp_path / "model") as server:
+        httpx.post(f"{server}/pause").raise_for_status()
+        stage.rolls_out(server, seconds=30)
+        status, answer = findings(capsys, "--api-url", stage.url)
+    assert status == 2 and keys(answer)[0] == "servers-paused"
+    assert answer["findings"][0]["evidence"][0] == f"{server}/v1: paused with version 0"
+
+
+def test_a_server_with_old_weights_is_named_with_its_version(capsys, stage, tmp_path):
+    stage.begin()
+    stage.post("/policy_version", {"version": 3})
+    with inference_server(tmp_path / "model") as server:
+        stage.rolls_out(server, seconds=90, oldest_rollout_s=5.0)
+        status, answer = findings(capsys, "--api-url", stage.url)
+    assert status == 0 and keys(answer) == ["versions-differ"]
+    assert answer["findings"][0]["evidence"][0] == f"{server}/v1: version 0"
+
+
+def test_environments_at_another_api_than_their_trainer_learn_its_address(
+    capsys, stage, monkeypatch
+):
+    stage.beat("env", "waiting for trainer")
+    with served(create_app()) as other:
+        Stage(other).begin()
+        monkeypatch.setattr(looks, "DEFAULT_URL", other)
+        status, answer = findings(capsys, "--api-url", stage.url)
+    assert status == 2 and keys(answer)[0] == "two-apis"
+    assert f"{other}: STARTED" in answer["findings"][0]["evidence"]
 
 
 def test_failures_in_a_row_show_the_last_error(capsys, stage):

@@ -89,6 +89,12 @@ def mixed_kills(kills: int, seed: int) -> Figures:
     return mixed_campaign(kills, seed)
 
 
+def healthy_runs(runs: int, seed: int) -> Figures:
+    from tests.torture.kills.healthy_runs import healthy_campaign  # imports torch
+
+    return healthy_campaign(runs, seed)
+
+
 CAMPAIGNS: dict[str, Campaign] = {
     "model-memory": Campaign(model_on_memory, "examples", 300, 5_000),
     "model-sqlite": Campaign(model_on_sqlite, "examples", 2_000, 20_000),
@@ -105,6 +111,7 @@ CAMPAIGNS: dict[str, Campaign] = {
     "environment": Campaign(environment_outages, "rounds", 1, 5),
     "trainer": Campaign(trainer_kills, "kills", 5, 300),
     "mixed": Campaign(mixed_kills, "kills", 3, 200),
+    "healthy": Campaign(healthy_runs, "runs", 1, 20),
     "fuzz": Campaign(
         lambda n, seed: in_own_process(fuzz_campaign, n, seed), "requests", 30_000, 10**6
     ),

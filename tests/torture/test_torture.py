@@ -57,6 +57,11 @@ def test_a_store_on_a_full_disk_keeps_its_groups_drains_and_recovers(torture):
 
 
 @pytest.mark.alone
+def test_a_healthy_run_has_no_finding(torture):
+    assert torture("healthy")["diagnoses"] > 10
+
+
+@pytest.mark.alone
 def test_kill_9_of_the_api_loses_no_group_and_trains_no_group_twice(torture):
     torture("kills")
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from atroposlib.doctor.evidence import Process, silence_s, silent_ones
 from atroposlib.wire.status import Participant, ServerState
 
-STALLED_AFTER_S = 10.0  # without a heartbeat, or without an answer; beats come every 2 s
 MAX_IN_REASON = 3  # of them; /status lists all
-NAMED_FOR_S = 600.0  # then a process that was killed and not replaced is history
 
 
 def inference_server(url: str, reports: Sequence[tuple[ServerState, float]]) -> Participant:
@@ -48,17 +47,7 @@ def stalled(participants: Iterable[Participant]) -> list[str]:
 
     A process that waits still sends heartbeats, so it is not listed.
     """
-    silences = []
-    for one in participants:
-        if "ended" in one.details:
-            continue
-        silent_s = one.age_s
-        if one.role == "inference":
-            silent_s = float(one.details.get("silent_s", 0.0))
-        if STALLED_AFTER_S < silent_s < NAMED_FOR_S:
-            silences.append((silent_s, one))
-    silences.sort(key=lambda found: -found[0])
-    return [_line(silent_s, one) for silent_s, one in silences]
+    return [_line(one) for one in silent_ones(map(dict, participants))]
 
 
 def with_stalled(reason: str, participants: Iterable[Participant]) -> str:
@@ -66,8 +55,10 @@ def with_stalled(reason: str, participants: Iterable[Participant]) -> str:
     return "; ".join([reason, *stalled(participants)[:MAX_IN_REASON]])
 
 
-def _line(silent_s: float, one: Participant) -> str:
-    if one.role == "inference":
-        return f"inference server {one.name} has answered nothing for {silent_s:.0f} s"
-    role = {"env": "environment"}.get(one.role, one.role)
-    return f"{role} {one.name} has sent no heartbeat for {silent_s:.0f} s"
+def _line(one: Process) -> str:
+    if one["role"] == "inference":
+        return (
+            f"inference server {one['name']} has answered nothing for {silence_s(one):.0f} s"
+        )
+    role = {"env": "environment"}.get(one["role"], one["role"])
+    return f"{role} {one['name']} has sent no heartbeat for {silence_s(one):.0f} s"

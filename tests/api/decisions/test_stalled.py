@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from atroposlib.api.decisions.stalled import NAMED_FOR_S, inference_server, stalled
+from atroposlib.api.decisions.stalled import inference_server, stalled
+from atroposlib.doctor.evidence import FORGOTTEN_S
 from atroposlib.wire.status import Participant, ServerState
 
 URL = "http://gpu1:9001"
@@ -20,7 +21,7 @@ def state(
 
 def test_processes_with_recent_heartbeats_are_not_named_whatever_they_wait_for():
     waiting = Participant(role="trainer", name="t", phase="x", waiting_on="a batch", age_s=2)
-    assert stalled([waiting, process("env", "e_0", 9.9)]) == []
+    assert stalled([waiting, process("env", "e_0", 14.9)]) == []
 
 
 def test_silent_processes_are_named_the_longest_silence_first():
@@ -31,9 +32,31 @@ def test_silent_processes_are_named_the_longest_silence_first():
     ]
 
 
-def test_processes_that_ended_or_were_given_up_are_not_named():
+def test_processes_that_ended_or_were_replaced_are_not_named():
     assert stalled([process("env", "e_0", 30.0, ended=1)]) == []
-    assert stalled([process("env", "e_0", NAMED_FOR_S + 1)]) == []
+    assert (
+        stalled([process("env", "e_0-0a1b2c", 30.0), process("env", "e_0-aaaaaa", 1.0)]) == []
+    )
+    assert stalled([process("trainer", "a", 30.0), process("trainer", "b", 1.0)]) == []
+
+
+def test_a_successor_that_ended_later_leaves_no_predecessor_behind():
+    old, new = process("env", "e_0-0a1b2c", 60.0), process("env", "e_0-aaaaaa", 20.0, ended=1)
+    assert stalled([old, new]) == []
+    assert (
+        len(
+            stalled(
+                [process("env", "e_0-0a1b2c", 60.0, ended=1), process("env", "e_0-b", 20.0)]
+            )
+        )
+        == 1
+    )
+
+
+def test_an_old_silence_is_history_only_beside_a_process_of_its_role_that_goes_on():
+    old = process("env", "e_0", FORGOTTEN_S + 1)
+    assert stalled([old, process("env", "other", 1.0)]) == []
+    assert stalled([old]) == ["environment e_0 has sent no heartbeat for 601 s"]
 
 
 def test_the_token_rates_of_the_callers_of_a_server_add_up():
@@ -43,12 +66,12 @@ def test_the_token_rates_of_the_callers_of_a_server_add_up():
 
 
 def test_a_server_that_answers_none_of_its_callers_is_named():
-    server = inference_server(URL, [state(14.0), state(12.0), state(running=0)])
-    assert server.details == {"running": 2, "waiting": 0, "callers": 3, "silent_s": 12.0}
-    assert stalled([server]) == [f"inference server {URL} has answered nothing for 12 s"]
+    server = inference_server(URL, [state(24.0), state(22.0), state(running=0)])
+    assert server.details == {"running": 2, "waiting": 0, "callers": 3, "silent_s": 22.0}
+    assert stalled([server]) == [f"inference server {URL} has answered nothing for 22 s"]
 
 
 def test_a_server_that_answers_another_caller_is_not_named():
-    server = inference_server(URL, [state(14.0), state(version=3), state(version=4)])
+    server = inference_server(URL, [state(24.0), state(version=3), state(version=4)])
     assert server.details["version"] == 4 and server.phase == "serving"
     assert stalled([server]) == []

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.api.run import doctor
-from tests.api.harness import ENV, Api
+from atroposlib.api.archive import indexer
+from atroposlib.api.common.records import MAX_DELIVERIES
+from atroposlib.api.run import doctor, metrics, posts
+from atroposlib.api.web.routes_groups import KEY_HEADER, RUN_ID_HEADER
+from atroposlib.envs.rollout.filters import RejectReason
+from atroposlib.envs.runtime.sender import GroupStats
+from example_trainer.run.metrics_log import mismatch_details
+from tests.api.harness import ENV, Api, sampled
 
 FAILING = {"role": "env", "name": "e-0a1b2c", "phase": "rollout", "waiting_on": None}
 
@@ -13,7 +19,7 @@ FAILING = {"role": "env", "name": "e-0a1b2c", "phase": "rollout", "waiting_on": 
 @pytest.fixture
 async def api(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "APART_S", 0.0)
-    made = Api(tmp_path)
+    made = Api(tmp_path, "sqlite")  # with an index of rollouts
     yield made
     await made.end()
 
@@ -51,9 +57,9 @@ async def test_the_answer_is_never_stored_by_a_browser_and_changes_nothing(api):
     }
 
 
-async def beat(api, role, phase, waiting_on=None, **details):
+async def beat(api, role, phase, waiting_on=None, servers=(), **details):
     body = {"role": role, "name": f"{role}-0a1b2c", "phase": phase, "details": details}
-    await api.post("/heartbeat", {**body, "waiting_on": waiting_on})
+    await api.post("/heartbeat", {**body, "waiting_on": waiting_on, "servers": list(servers)})
 
 
 async def send(api, env, sequences, mark=0):
@@ -116,7 +122,7 @@ async def too_large(api):
 async def half_groups(api):
     env = (await api.started(envs=(ENV | {"group_size": 4},)))[0]
     await send(api, env, 3)
-    await waits(api)
+    await waits(api, seconds=90)
 
 
 async def short_leases(api):
@@ -148,18 +154,156 @@ async def slow(api):
 
 async def unadmitted(api):
     await joined(api)
-    await beat(api, "env", "paused: not admitted", "a batch")
-    await waits(api, env=False)
+    await waits(api, "paused: not admitted", "a batch")
 
 
-async def waits(api, env=True):
-    """Half a minute in which trainer and environment wait."""
-    api.now += 30
+async def long_rollouts(api):
+    await joined(api)
+    server = {"url": "http://s:1/v1", "running": 3, "tokens_per_s": 40.0}
+    await waits(api, seconds=90, oldest_rollout_s=88.0, servers=[server])
+
+
+def dropped(reason, detail):
+    """What an environment reports after eight groups that it did not send."""
+    stats = GroupStats()
+    for _ in range(8):
+        stats.drop(reason, detail, "item")
+    return f"a group worth keeping: {stats.mostly_dropped()}", stats.totals()
+
+
+async def drops(api, reason, detail):
+    await joined(api)
+    waiting_on, totals = dropped(reason, detail)
+    await waits(api, "rollout, most groups dropped", waiting_on, **totals)
+
+
+async def equal_scores(api):
+    await drops(api, RejectReason.SAME_SCORES, "all 0")
+
+
+async def long_rows(api):
+    await drops(api, RejectReason.TOO_LONG, "900 of 512 tokens")
+
+
+async def slow_trainer(api):
+    generation, env = await joined(api)
+    for mark in range(4):
+        await send(api, env, 2, mark)
+    await api.claim(generation)
+    api.now += 90
+    await beat(api, "trainer", "training", phase_s=90.0, phase_median_s=80.0)
+    await beat(api, "env", "paused: queue full", "the trainer to take a batch")
+
+
+async def a_gap(api):
+    """Groups of 6 and 4 make 14, and three of 6 with one of 4 do not: the queue is full."""
+    envs = (ENV | {"group_size": 6}, ENV | {"group_size": 4, "desired_name": "four"})
+    six, four = await api.started(batch_size=14, envs=envs)
+    for mark in range(3):
+        await send(api, six, 6, mark)
+    await send(api, four, 4)
+    await waits(api, "paused: queue full", "the trainer to take a batch")
+
+
+async def deadly_batch(api):
+    generation, env = await joined(api)
+    for mark in range(6):
+        await send(api, env, 2, mark)
+    await api.trained(generation)
+    for _ in range(MAX_DELIVERIES + 1):
+        await api.claim(generation, lease_s=5)
+        api.now += 6
+    await api.trained(generation)
+    await beat(api, "trainer", "training")
+    await beat(api, "env", "rollout")
+
+
+async def old_groups(api):
+    generation, env = await joined(api, max_staleness=1, staleness_policy="drop")
+    for mark in range(8):
+        await api.post("/scored_data", sampled(0, 2, mark, env_id=env))
+    await api.post("/policy_version", {"version": 9})
+    for mark in range(2):
+        await api.post("/scored_data", sampled(9, 2, 20 + mark, env_id=env))
+    await api.trained(generation)
+    await beat(api, "trainer", "training")
+    await beat(api, "env", "rollout")
+
+
+async def full_store(api):
+    [env] = await api.started(batch_size=64)
+    await send(api, env, 2)
+    api.service.store.max_bytes = (await api.get("/status"))["retained_bytes"]
+    api.service.context.queue_stats.invalidate()
+    await waits(api)
+
+
+async def old_weights(api):
+    await joined(api)
+    await api.post("/policy_version", {"version": 3})
+    api.now += 90
+    await beat(api, "trainer", "training")
+    old = {"url": "http://s:1/v1", "running": 3, "version": 1}
+    await beat(api, "env", "rollout", servers=[old], oldest_rollout_s=2.0)
+
+
+async def other_logprobs(api):
+    await joined(api)
+    found = mismatch_details({"logprob_mismatch_max": 0.4}, 0.2)
+    await beat(api, "trainer", "training", **found)
+    await beat(api, "env", "rollout")
+
+
+async def works(api):
+    """A run that goes on, looked at once."""
+    generation, env = await joined(api)
+    await beat(api, "trainer", "training")
+    await beat(api, "env", "rollout")
+    await api.get("/explore/why")
+    return env
+
+
+async def another_run(api):
+    env = await works(api)
+    for mark in range(2):
+        old = {"headers": {RUN_ID_HEADER: "of-before"}}
+        await api.post("/scored_data", sampled(0, 2, mark, env_id=env), **old)
+
+
+async def lost_answers(api):
+    env = await works(api)
+    for _ in range(3):
+        again = {"headers": {KEY_HEADER: "e/1"}}
+        await api.post("/scored_data", sampled(0, env_id=env), **again)
+
+
+async def slow_disk(api):
+    now = iter(range(10**6))  # every call of the store takes a second of this clock
+    for module in (metrics, posts):
+        api.patch.setattr(module, "monotonic", lambda: float(next(now)))
+    env = await works(api)
+    for mark in range(8):
+        await send(api, env, 2, mark)
+
+
+async def another_clock(api):
+    await joined(api)
+    await beat(api, "trainer", "training", clock=api.now)
+    await beat(api, "env", "rollout", clock=api.now - 600)
+
+
+async def late_index(api):
+    env = await works(api)
+    api.patch.setattr(indexer, "MAX_WAITING", 0)
+    await send(api, env, 2)
+
+
+async def waits(api, phase="rollout", waiting_on=None, seconds=30, servers=(), **details):
+    """A time in which trainer and environment wait."""
+    api.now += seconds
     await beat(api, "trainer", "waiting for batch")
-    if env:
-        await beat(api, "env", "rollout", rollouts_running=2)
-    else:
-        await beat(api, "env", "paused: not admitted", "a batch")
+    running = 2 if phase == "rollout" else 0
+    await beat(api, "env", phase, waiting_on, servers, rollouts_running=running, **details)
 
 
 STALLS = {
@@ -174,12 +318,28 @@ STALLS = {
     "never-committed": (uncommitted, "2 acked batches until POST /batches/N/commit"),
     "slow-step": (slow, "training for 200 s, median 3.0 s"),
     "not-admitted": (unadmitted, "waits for a batch"),
+    "long-generations": (long_rollouts, "http://s:1/v1: 3 requests, 40 tokens/s"),
+    "same-scores": (equal_scores, "8 of the last 8 groups dropped, same_scores: all 0"),
+    "groups-dropped": (long_rows, "too_long: 900 of 512 tokens"),
+    "trainer-bound": (slow_trainer, "4 sequences queued"),
+    "full-without-batch": (a_gap, "waiting for groups that fill the gap"),
+    "dead-batches": (deadly_batch, "1 batches, 2 groups dead"),
+    "stale-drops": (old_groups, "8 of 10 groups were dropped as stale"),
+    "store-full": (full_store, "by queued groups"),
+    "versions-differ": (old_weights, "http://s:1/v1: version 1"),
+    "mismatch": (other_logprobs, "0.4 nats in the last step, tolerance 0.2"),
+    "foreign-posts": (another_run, "2 requests of another run (404)"),
+    "repeated-posts": (lost_answers, "2 repeated and 1 new groups"),
+    "slow-store": (slow_disk, "calls of the store took over 0.3 s"),
+    "clocks-differ": (another_clock, "env-0a1b2c: +600 s"),
+    "index-behind": (late_index, " records in "),
 }
 
 
 @pytest.mark.parametrize("key", STALLS)
-async def test_a_real_stall_is_the_first_finding(api, key):
+async def test_a_real_stall_is_the_first_finding(api, key, monkeypatch):
     stage, part = STALLS[key]
+    api.patch = monkeypatch
     await stage(api)
     first = (await api.get("/explore/why"))["findings"][0]
     assert first["key"] == key

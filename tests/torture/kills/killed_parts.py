@@ -14,14 +14,16 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from atroposlib.testing.tiny import write_tiny_model
 from atroposlib.trackers.jsonl import read_steps
 from tests.torture.figures import Figures, fast_folder
 from tests.torture.kills.api_process import ApiProcess, free_port
-from tests.torture.kills.env_world import REPO, Process, until
+from tests.torture.kills.env_world import Process, until
 
 PARTS = ("trainer", "server", "API")
 GROUP, BATCH = 4, 8  # sequences
@@ -29,39 +31,52 @@ STEPS_PER_KILL, LAST_STEPS = 5, 6
 LATER_S = 0.5  # a kill comes up to so long after the step that it waits for
 AWAY_S = (0.2, 3.0)  # how long a killed process stays away
 STEP_WITHIN_S = 240.0
+Settings = Mapping[str, object]  # flags without their dashes
 
 
 class Run:
     """All processes of one run, in one folder."""
 
-    def __init__(self, folder: Path, steps: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        steps: int,
+        trainer: Settings = MappingProxyType({}),
+        envs: Sequence[Settings] = ({},),
+        api: Sequence[str] = (),
+    ) -> None:
         self.folder, self.steps = folder, steps
         model, port = str(write_tiny_model(folder / "model")), free_port()
-        self.api = ApiProcess(folder)
+        self.api = ApiProcess(folder, *api)
         api, server = f"http://127.0.0.1:{self.api.port}", f"http://127.0.0.1:{port}"
         serve = ("-m", "atroposlib.inference", "--model", model, "--threads", "1")
         self.server = self._process("server", *serve, "--port", str(port))
-        self.env = self._process("env", *_environment(api, server, model))
+        self.envs = [
+            self._process(f"env{n}", *_environment(api, server, model, one))
+            for n, one in enumerate(envs)
+        ]
         recorded = ("-m", "tests.torture.kills.recorded_trainer", str(folder / "record.jsonl"))
-        self.trainer = self._process("trainer", *recorded, *self._flags(api, server, model))
+        self.trainer = self._process(
+            "trainer", *recorded, *self._flags(api, server, model, trainer)
+        )
 
     def _process(self, name: str, *command: str) -> Process:
         return Process(self.folder / f"{name}.log", sys.executable, *command)
 
-    def _flags(self, api: str, server: str, model: str) -> list[str]:
-        settings = {
+    def _flags(self, api: str, server: str, model: str, more: Settings) -> list[str]:
+        settings: dict[str, object] = {
             **{"model-name": model, "device": "cpu", "seq-len": 64, "lr": 1e-4},
             **{"batch-size": BATCH, "gradient-accumulation-steps": 1, "check-rows": 2},
             **{"training-steps": self.steps, "recover-every-steps": 2, "keep-recover": 2},
             **{"checkpoint-interval": 0, "atropos-url": api, "inference-urls": server},
             **{"save-path": self.folder / "saved", "log-dir": self.folder / "logs"},
-            **{"run-name": "torture"},
+            **{"run-name": "torture", **more},
         }
-        return [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        return _words(settings)
 
     def start(self) -> None:
         self.api.start()
-        for process in (self.server, self.trainer, self.env):
+        for process in (self.server, self.trainer, *self.envs):
             process.start()
 
     def kill(self, part: str, away_s: float) -> None:
@@ -80,7 +95,11 @@ class Run:
         """Steps trained so far, repeated ones included; AssertionError if a process ended."""
         records = self.records()
         done = max((one["step"] for one in records), default=0)
-        for process in (self.server, self.env, *([self.trainer] if done < self.steps else [])):
+        for process in (
+            self.server,
+            *self.envs,
+            *([self.trainer] if done < self.steps else []),
+        ):
             told = process.log.read_text(errors="replace")[-3000:] if process.exited else ""
             assert not process.exited, f"{process.log.name}: {told}"
         return len(records)
@@ -90,21 +109,26 @@ class Run:
         return self.trainer.log.read_text(errors="replace").count("is back")
 
     def close(self) -> None:
-        for process in (self.env, self.trainer, self.server):
+        for process in (*self.envs, self.trainer, self.server):
             process.kill()
         self.api.kill()
 
 
-def _environment(api: str, server: str, model: str) -> list[str]:
-    flags = {
+def _words(settings: Settings) -> list[str]:
+    return [
+        word for name, value in settings.items() for word in (f"--{name}", *str(value).split())
+    ]
+
+
+def _environment(api: str, server: str, model: str, more: Settings) -> list[str]:
+    flags: dict[str, object] = {
         **{"env.rollout_server_url": api, "env.tokenizer_name": model},
         **{"env.group_size": GROUP, "env.max_num_workers": 4, "env.total_steps": 10**6},
         **{"env.max_batches_offpolicy": 2, "env.use_wandb": "false"},
         **{"env.steps_per_eval": 0, "openai.base_url": f"{server}/v1"},
-        **{"openai.model_name": model, "openai.server_type": "vllm"},
+        **{"openai.model_name": model, "openai.server_type": "vllm", **more},
     }
-    words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    return [str(REPO / "environments" / "copy_server.py"), "serve", *words]
+    return ["-m", "tests.torture.kills.slow_env", "serve", *_words(flags)]
 
 
 def lineage(records: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:

@@ -1,0 +1,145 @@
+"""Healthy runs of ten shapes under the doctor: findings that are not true are counted.
+
+Real processes as in ``killed_parts``. Each second there is a look as of ``atropos why`` and a call of
+``/explore/why``. A finding is true only if it belongs to any run (it starts, it is complete) or to
+the shape, such as a trainer that is slower than its environment.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+
+from atroposlib.doctor.diagnosis import diagnose
+from atroposlib.doctor.evidence import Evidence, Look
+from atroposlib.doctor.looks import API_TIMEOUT_S, document, look
+from tests.torture.figures import Figures, fast_folder
+from tests.torture.kills.env_world import until
+from tests.torture.kills.killed_parts import Run, Settings
+
+LOOK_S = 1.0
+OF_ANY_RUN = frozenset({"no-trainer", "trainer-starting", "complete"})
+ENDS_WITHIN_S = 600.0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Settings of a run, and the findings of severity "waiting" that are true in it."""
+
+    steps: int
+    trainer: Settings = field(default_factory=dict)
+    envs: Sequence[Settings] = ({},)
+    api: Sequence[str] = ()
+    true: frozenset[str] = frozenset()
+
+
+SLOW_TRAINER = {"ppo-epochs": 400, "batch-size": 16}
+SHAPES = {
+    "plain": Shape(12),
+    "synchronous": Shape(12, {"max-staleness": 0}, [{"env.max_batches_offpolicy": 1}]),
+    "asynchronous": Shape(
+        24,
+        {"max-staleness": 4, "staleness-policy": "drop"},
+        [{"env.max_batches_offpolicy": 4, "env.max_num_workers": 16}],
+    ),
+    "slow environment": Shape(3, envs=[{"env.delay_s": 12}]),
+    "very slow environment": Shape(
+        2, envs=[{"env.delay_s": 40}], true=frozenset({"long-generations"})
+    ),
+    "slow trainer": Shape(3, SLOW_TRAINER, true=frozenset({"trainer-bound"})),
+    "small store": Shape(12, api=("--max-store-gb", "0.00004")),
+    "evaluations": Shape(
+        6,
+        {"eval-command": "sleep 20", "eval-every-steps": 4, "checkpoint-interval": 2},
+        [{"env.steps_per_eval": 2}],
+    ),
+    "two environments": Shape(
+        6,
+        envs=[
+            {"env.min_batch_allocation": 0.25},
+            {
+                "env.delay_s": 4,
+                "env.min_batch_allocation": 0.25,
+                "env.group_size": 2,
+                "env.wandb_name": "late",
+            },
+        ],
+    ),
+    "constant scores": Shape(6, envs=[{"env.ensure_scores_are_not_same": "true"}]),
+}
+
+
+class Watch(threading.Thread):
+    """Looks at a run once per second until it is stopped."""
+
+    def __init__(self, url: str, true: frozenset[str]) -> None:
+        super().__init__(daemon=True)
+        self.url, self.true = url, OF_ANY_RUN | true
+        self.looks: list[Look] = []
+        self.false: Counter[str] = Counter()
+        self.examples: dict[str, tuple[str, ...]] = {}
+        self.oldest_s: Counter[str] = Counter()  # heartbeat, by role
+        self.asked = 0
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        while not self.ended.wait(LOOK_S):
+            self.looks = [*self.looks[-2:], look(self.url)]
+            here = document(f"{self.url}/explore/why", API_TIMEOUT_S)
+            self.asked += 1
+            found = [(one["key"], one["evidence"]) for one in here["findings"]]
+            if len(self.looks) == 3:
+                e = Evidence(self.url, self.looks[0], self.looks[-1])
+                found += [(one.key, one.evidence) for one in diagnose(e)]
+                self.asked += 1
+            for one in self.looks[-1].status["participants"] if self.looks[-1].status else ():
+                if "ended" not in one["details"]:
+                    self.oldest_s[one["role"]] = max(self.oldest_s[one["role"]], one["age_s"])
+            for key, evidence in found:
+                if key not in self.true:
+                    self.false[key] += 1
+                    self.examples.setdefault(key, tuple(evidence))
+
+    def stop(self) -> None:
+        self.ended.set()
+        self.join(60)
+
+
+def watched(folder: Path, shape: Shape, seed: int) -> Watch:
+    """One run from the start of its API to its final model."""
+    envs = [{"env.seed": seed, **one} for one in shape.envs]
+    run = Run(folder, shape.steps, {"seed": seed, **shape.trainer}, envs, shape.api)
+    watch = Watch(f"http://127.0.0.1:{run.api.port}", shape.true)
+    final = folder / "saved" / "final_model" / "model.safetensors"
+    try:
+        run.start()
+        watch.start()
+        until("the final model", lambda: run.trained() and final.exists(), ENDS_WITHIN_S)
+        asked = watch.asked
+        until("the looks at its end", lambda: watch.asked > asked + 6, ENDS_WITHIN_S)
+        return watch
+    finally:
+        watch.stop()
+        run.close()
+
+
+def healthy_campaign(runs: int, seed: int) -> Figures:
+    """Figures over ``runs`` runs, shape by shape; AssertionError: a finding was false."""
+    figures = Figures({"runs": runs, "diagnoses": 0, "false findings": 0})
+    told: dict[str, dict[str, tuple[str, ...]]] = {}
+    oldest: Counter[str] = Counter()
+    for n, name in zip(range(runs), cycle(SHAPES)):
+        with fast_folder() as folder:
+            watch = watched(folder, SHAPES[name], seed + n)
+        figures["diagnoses"] += watch.asked
+        figures["false findings"] += watch.false.total()
+        oldest |= watch.oldest_s
+        if watch.examples:
+            told[name] = watch.examples
+    ages = {f"s the oldest heartbeat of {role}": age for role, age in oldest.items()}
+    assert not told, f"{figures.line('healthy')}: {told}"
+    return Figures({**figures, **ages})
