@@ -121,11 +121,10 @@ class RowView(Struct, kw_only=True, rename={"start": "from"}):
 
 
 class EnvPart(Struct):
-    """An environment's part of a batch, and what its share asked for, if that is known."""
+    """An environment's part of a batch. Its share, of tokens over time, is in GET /status."""
 
     env: str | None
     sequences: int
-    wanted: float | None = None
 
 
 class BatchView(Struct, kw_only=True):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -15,7 +16,6 @@ from atroposlib.api.archive.filters import (
     FILTERS,
     PAGING,
     Order,
-    Where,
     limit_of,
     number,
     order_of,
@@ -43,7 +43,7 @@ SEARCH_S = 1.0  # of a search, whose page may then be short; ``next`` goes on wi
 SEARCHED_ROWS = 100  # at a time
 _NAMES = explore.RolloutRow.__struct_fields__
 _SELECT = f"SELECT {', '.join(_NAMES)} FROM rollout"
-_LIFE = {"posted": "arrived", "leased": "claimed", "acked": "acked"}
+_SHARED = ("gid", "env", "item", "group_id", "state", "batch_no", "step")  # by its rows
 
 
 @dataclass(frozen=True)
@@ -103,38 +103,35 @@ class Explorer(RunViews):
             ConfigError: an unknown filter, or a value that it cannot have.
         """
         require_known(given, *FILTERS, *PAGING)
-        order, limit, found = order_of(given), limit_of(given), where(given)
-        if text := given.get("q"):
-            return self._search(text.casefold(), found, order, given.get("after"), limit)
-        after = given.get("after")
+        order, limit, after = order_of(given), limit_of(given), given.get("after")
         with closing(self.index.reader()) as reader:
-            chosen = ChosenRows(reader, found)
+            chosen = ChosenRows(reader, where(given))
+            if text := given.get("q"):
+                return self._search(text.casefold(), chosen, order, after, limit)
             rows, last = _page(chosen, order, after, limit)
             return explore.RolloutPage(rows, last, chosen.counted())
 
     def _search(
-        self, text: str, found: Where, order: Order, after: str | None, limit: int
+        self, text: str, chosen: ChosenRows, order: Order, after: str | None, limit: int
     ) -> explore.RolloutPage:
         """Rows whose completions contain ``text``: read one by one, for ``SEARCH_S`` a call."""
         end, decoder = time.monotonic() + SEARCH_S, self._decoder()
         matches: list[explore.RolloutRow] = []
         group: tuple[int, StoredGroup | None] = (0, None)
-        with closing(self.index.reader()) as reader:
-            chosen = ChosenRows(reader, found)
-            while True:
-                rows, after = _page(chosen, order, after, SEARCHED_ROWS)
-                for row in rows:
-                    if group[0] != row.gid:
-                        group = row.gid, self._payload(row.gid)
-                    said = group[1] and group[1].texts(row.row, decoder, None)[1]
-                    if said and text in said.casefold():
-                        matches.append(row)
-                    if len(matches) == limit or time.monotonic() > end:
-                        counted = explore.Counted(len(matches), exact=False)
-                        return explore.RolloutPage(matches, order.key(row), counted)
-                if after is None:
-                    counted = explore.Counted(len(matches), exact=True)
-                    return explore.RolloutPage(matches, None, counted)
+        while True:
+            rows, after = _page(chosen, order, after, SEARCHED_ROWS)
+            for row in rows:
+                if group[0] != row.gid:
+                    group = row.gid, self._payload(row.gid)
+                said = group[1] and group[1].texts(row.row, decoder, None)[1]
+                if said and text in said.casefold():
+                    matches.append(row)
+                if len(matches) == limit or time.monotonic() > end:
+                    counted = explore.Counted(len(matches), exact=False)
+                    return explore.RolloutPage(matches, order.key(row), counted)
+            if after is None:
+                counted = explore.Counted(len(matches), exact=True)
+                return explore.RolloutPage(matches, None, counted)
 
     def _rows(self, gid: int) -> list[explore.RolloutRow]:
         found = self.index.read(f"{_SELECT} WHERE gid = ? ORDER BY row", (gid,))
@@ -160,15 +157,10 @@ class Explorer(RunViews):
             raise UnknownGroup(f"group {gid} is not in the index")
         rewards = np.array([row.reward for row in rows if row.reward is not None])
         first, decoder = rows[0], self._decoder()
+        shared = {name: getattr(first, name) for name in _SHARED}
         metadata = {} if group is None else group.columns.rest_value("metadata") or {}
         return explore.GroupView(
-            gid=gid,
-            env=first.env,
-            item=first.item,
-            group_id=first.group_id,
-            state=first.state,
-            batch_no=first.batch_no,
-            step=first.step,
+            **shared,
             n_bytes=None if group is None else group.n_bytes,
             media=None if group is None else group.media.value,
             archived=group is not None and first.state in ("committed", "dropped"),
@@ -201,12 +193,8 @@ class Explorer(RunViews):
     def _life(self, row: explore.RolloutRow) -> list[explore.LifeEvent]:
         sql = "SELECT claimed, acked FROM batch WHERE no = ?"
         found = self.index.read(sql, (row.batch_no,)) or [(None, None)]
-        at = {"arrived": row.arrived, "claimed": found[0][0], "acked": found[0][1]}
-        return [
-            explore.LifeEvent(event, at[name])
-            for event, name in _LIFE.items()
-            if at[name] is not None
-        ]
+        times = zip(("posted", "leased", "acked"), (row.arrived, *found[0]))
+        return [explore.LifeEvent(event, at) for event, at in times if at is not None]
 
     # --- one row --------------------------------------------------------------------
 
@@ -251,16 +239,23 @@ class Explorer(RunViews):
         self, gid: int, row: int, columns: Columns, offset: int, span: tuple[int, int]
     ) -> explore.TokenColumns:
         """Tokens of a span of the row that begins at ``offset``, with the trainer's notes."""
-        shown = token_columns(columns, offset + span[0], offset + span[1])
+        here = slice(offset + span[0], offset + span[1])
+        floats = {name: values[here].tolist() for name, values in columns.floats.items()}
+        shown = explore.TokenColumns(
+            id=columns.tokens[here].tolist(),
+            trained=(columns.masks[here] != MASKED).astype(np.uint8).tolist(),
+            logprob=floats.get("inference_logprobs"),
+            version=None if columns.versions is None else columns.versions[here].tolist(),
+            advantage=floats.get("advantages"),
+        )
         sql = "SELECT advantages, logprobs, flags FROM note WHERE gid = ? AND row = ?"
         for noted in self.index.read(sql, (gid, row)):
             end = offset + int(columns.seq_lens[row])
             trained = columns.masks[offset:end] != MASKED
-            advantages, logprobs, flags = (
+            advantages, shown.trainer_logprob, flags = (
                 spread(data, dtype, trained, span)
                 for data, dtype in zip(noted, ("<f4", "<f2", "|u1"))
             )
-            shown.trainer_logprob = logprobs
             shown.advantage = advantages or shown.advantage
             shown.flags = None if flags is None else [int(one or 0) for one in flags]
         return shown
@@ -321,26 +316,6 @@ def rollout_of(row: tuple[Any, ...]) -> explore.RolloutRow:
     return explore.RolloutRow(**dict(zip(_NAMES, row)))
 
 
-def token_columns(columns: Columns, start: int, end: int) -> explore.TokenColumns:
-    """The columns of tokens [start, end) of a group."""
-    trained = columns.masks[start:end] != MASKED
-
-    def floats(name: str) -> list[float] | None:
-        values = columns.floats.get(name)
-        return None if values is None else values[start:end].tolist()
-
-    advantage: list[float | None] | None = None
-    if (given := floats("advantages")) is not None:
-        advantage = list(given)
-    return explore.TokenColumns(
-        id=columns.tokens[start:end].tolist(),
-        trained=trained.astype(np.uint8).tolist(),
-        logprob=floats("inference_logprobs"),
-        version=None if columns.versions is None else columns.versions[start:end].tolist(),
-        advantage=advantage,
-    )
-
-
 def spread(
     data: bytes | None, dtype: str, trained: Array, span: tuple[int, int]
 ) -> list[float | None] | None:
@@ -354,11 +329,6 @@ def spread(
 
 def _numbers(values: Any) -> dict[str, float]:
     """The finite numbers of what an environment reported, at most 64."""
-    if not isinstance(values, dict):
-        return {}
-    good = {
-        str(name)[:200]: float(value)
-        for name, value in values.items()
-        if isinstance(value, (int, float)) and np.isfinite(value)
-    }
-    return dict(list(good.items())[:64])
+    items = values.items() if isinstance(values, dict) else ()
+    good = ((k, v) for k, v in items if isinstance(v, (int, float)) and np.isfinite(v))
+    return {str(name)[:200]: float(value) for name, value in islice(good, 64)}

@@ -100,12 +100,11 @@ def where(given: Mapping[str, str]) -> Where:
 def bounds(name: str, text: str, kind: type) -> tuple[Any, Any]:
     """``a..b`` with either end open, or one number."""
     low, dots, high = text.partition("..")
-    if not dots:
-        return (number(name, low, kind),) * 2
-    return (
-        number(name, low, kind) if low else None,
-        number(name, high, kind) if high else None,
+    first, last = (
+        number(name, end, kind) if end or not dots else None
+        for end in (low, high if dots else low)
     )
+    return first, last
 
 
 def number(name: str, text: str, kind: type) -> Any:

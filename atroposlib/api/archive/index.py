@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import astuple, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,22 +80,17 @@ CREATE TABLE finding (
 
 # Created at each opening: an index of an earlier release gets those that it lacks.
 _INDEXES = f"""
-DROP INDEX IF EXISTS rollout_batch; DROP INDEX IF EXISTS rollout_diff;
-DROP INDEX IF EXISTS rollout_tokens; DROP INDEX IF EXISTS rollout_env;
-DROP INDEX IF EXISTS rollout_state;
 CREATE INDEX IF NOT EXISTS rollout_kind ON rollout ({KIND});
 CREATE INDEX IF NOT EXISTS rollout_group ON rollout (gid) WHERE row = 0;
 CREATE INDEX IF NOT EXISTS rollout_held ON rollout (state) WHERE state <> 'committed';
 CREATE INDEX IF NOT EXISTS rollout_batch_no ON rollout (batch_no, env, staleness)
     WHERE batch_no IS NOT NULL;
-CREATE INDEX IF NOT EXISTS rollout_step ON rollout (step) WHERE step IS NOT NULL;
-CREATE INDEX IF NOT EXISTS rollout_item ON rollout (item) WHERE item IS NOT NULL;
-CREATE INDEX IF NOT EXISTS rollout_diff_max ON rollout (diff_max) WHERE diff_max IS NOT NULL;
-CREATE INDEX IF NOT EXISTS rollout_reward ON rollout (reward);
-CREATE INDEX IF NOT EXISTS rollout_n_tokens ON rollout (n_tokens);
 CREATE INDEX IF NOT EXISTS rollout_version_min ON rollout (version_min, version_max);
 CREATE INDEX IF NOT EXISTS rollout_span ON rollout ({SPAN}) WHERE {SPAN} > 0;
-"""
+""" + "".join(
+    f"CREATE INDEX IF NOT EXISTS rollout_{one} ON rollout ({one}) WHERE {one} IS NOT NULL;"
+    for one in ("item", "step", "reward", "n_tokens", "diff_max")
+)
 
 
 # --- inserts ------------------------------------------------------------------------
@@ -131,9 +126,9 @@ FROM rollout WHERE batch_no = ? GROUP BY env
 
 
 def _batch(connection: apsw.Connection, one: BatchFact) -> None:
-    values = tuple(getattr(one, name) for name in _BATCH)
-    names, marks = ", ".join(_BATCH), ", ".join("?" * len(_BATCH))
-    same = ", ".join(f"{name} = excluded.{name}" for name in _BATCH)
+    values = tuple(getattr(one, name) for name in BATCH)
+    names, marks = ", ".join(BATCH), ", ".join("?" * len(BATCH))
+    same = ", ".join(f"{name} = excluded.{name}" for name in BATCH)
     connection.execute(
         f"INSERT INTO batch ({names}) VALUES ({marks}) ON CONFLICT (no) DO UPDATE SET {same}",
         values,
@@ -148,7 +143,7 @@ def _batch(connection: apsw.Connection, one: BatchFact) -> None:
     connection.execute(_ROLLUP, (one.no,))
 
 
-_BATCH = tuple(field.name for field in fields(BatchFact) if field.name != "gids")
+BATCH = tuple(field.name for field in fields(BatchFact) if field.name != "gids")
 _STATE_OF = {"open": "leased"}  # of a batch -> of its groups
 
 
@@ -164,11 +159,8 @@ def _states(connection: apsw.Connection, one: GroupStates) -> None:
 
 
 def _note(connection: apsw.Connection, one: NotesFact) -> None:
-    arrays = (one.advantages, one.logprobs, one.flags)
-    connection.execute(
-        "INSERT OR REPLACE INTO note VALUES (?, ?, ?, ?, ?, ?)",
-        (one.gid, one.row, one.batch_no, *arrays),
-    )
+    row = (one.gid, one.row, one.batch_no, one.advantages, one.logprobs, one.flags)
+    connection.execute("INSERT OR REPLACE INTO note VALUES (?, ?, ?, ?, ?, ?)", row)
     connection.execute(
         "UPDATE rollout SET advantage = COALESCE(?, advantage), diff_mean = ?, diff_max = ?, "
         "clipped_share = ?, why = COALESCE(?, why) WHERE gid = ? AND row = ?",
@@ -231,15 +223,12 @@ def _event(connection: apsw.Connection, one: EventFact) -> None:
 
 
 def _weight(connection: apsw.Connection, one: WeightFact) -> None:
-    row = (one.server, one.version, one.at, one.phase, one.stage_s, one.apply_s, one.check_s)
-    connection.execute("INSERT INTO weights VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", row)
+    connection.execute("INSERT INTO weights VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", astuple(one))
 
 
 def _finding(connection: apsw.Connection, one: FindingFact) -> None:
-    row = (one.rule, one.key, one.severity, one.cause, _json(list(one.evidence)), one.remedy)
-    connection.execute(
-        "INSERT INTO finding VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", (*row, one.at)
-    )
+    row = astuple(replace(one, evidence=_json(list(one.evidence))))
+    connection.execute("INSERT INTO finding VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", row)
 
 
 _INSERTS: dict[type, Callable[[apsw.Connection, Any], None]] = {

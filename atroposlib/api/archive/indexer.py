@@ -19,7 +19,7 @@ from dataclasses import astuple
 import apsw
 import msgspec
 
-from atroposlib.api.archive.index import Index
+from atroposlib.api.archive.index import BATCH, Index
 from atroposlib.api.archive.records import (
     BatchFact,
     EventFact,
@@ -65,7 +65,7 @@ class Indexer:
     ) -> None:
         self.index, self._store, self._name_of = index, store, name_of
         self._queue: deque[Record | threading.Event] = deque()
-        self._weight = 0  # rows and other records in the queue
+        self._weight = 0  # of the queue
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._open = True
@@ -91,7 +91,7 @@ class Indexer:
                 return False
             self._weight += weight
             self._queue.append(record)
-            self._started()
+            self.start()
             if len(self._queue) in (1, MAX_RECORDS):  # else the thread is awake, or gathers
                 self._wake.notify()
         return True
@@ -111,7 +111,7 @@ class Indexer:
         with self._wake:
             self._dirty = True
             self._queue.append(done)
-            self._started()
+            self.start()
             self._wake.notify()
         return done.wait(timeout_s)
 
@@ -123,9 +123,11 @@ class Indexer:
         self._sync()
 
     def start(self) -> None:
-        """Begin to fill in what the index missed."""
+        """Start the thread, which fills in what the index missed."""
         with self._wake:
-            self._started()
+            if self._thread is None and self._open:
+                self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
+                self._thread.start()
 
     def close(self) -> None:
         """Write what is queued, within ``CLOSE_S``, and close the index. Idempotent."""
@@ -138,11 +140,6 @@ class Indexer:
             self.index.close()
 
     # --- the thread -----------------------------------------------------------------
-
-    def _started(self) -> None:
-        if self._thread is None and self._open:
-            self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
-            self._thread.start()
 
     def _run(self) -> None:
         while True:
@@ -201,13 +198,8 @@ class Indexer:
         for no, row in rows.items():
             if self._known.get(no) != astuple(row):
                 gids = tuple(member.gid for member in self._store.members(no))
-                facts.append(
-                    BatchFact(
-                        *(no, row.state, row.epoch, row.generation, row.tries),
-                        *(row.lease_until, row.world_size, row.ranks, row.n_seq),
-                        *(row.min_version, gids),
-                    )
-                )
+                same = {name: getattr(row, name) for name in BATCH}
+                facts.append(BatchFact(**same, gids=gids))
         # Dissolved, dropped, or of a run that was reset.
         gone = self._known.keys() - rows.keys()
         everything = bool(gone) or self._held_changed
@@ -249,7 +241,7 @@ class Indexer:
         self._behind = False
         after, added = self._cursor(), False
         while ids := self._store.kept(after, FILL_GROUPS):
-            sql = "SELECT DISTINCT gid FROM rollout WHERE gid BETWEEN ? AND ?"
+            sql = "SELECT gid FROM rollout WHERE row = 0 AND gid BETWEEN ? AND ?"
             known = {gid for (gid,) in self.index.read(sql, (ids[0], ids[-1]))}
             missing = [gid for gid in ids if self._again or gid not in known]
             for start in range(0, len(missing), MAX_FILLED):
@@ -300,7 +292,7 @@ class Indexer:
         """Remove rows of old groups whose payloads are freed; the oldest are freed first."""
         after = 0
         while True:
-            sql = "SELECT DISTINCT gid FROM rollout WHERE gid > ? AND gid <= ? LIMIT ?"
+            sql = "SELECT gid FROM rollout WHERE row = 0 AND gid > ? AND gid <= ? ORDER BY gid LIMIT ?"
             shown = [gid for (gid,) in self.index.read(sql, (after, last, FILL_GROUPS))]
             if not shown:
                 return

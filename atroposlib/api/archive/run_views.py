@@ -17,7 +17,7 @@ from atroposlib.api.archive.filters import (
     require_known,
     where,
 )
-from atroposlib.api.archive.index import Index
+from atroposlib.api.archive.index import BATCH, Index
 from atroposlib.api.archive.selection import ChosenRows
 from atroposlib.errors import ConfigError, UnknownGroup
 from atroposlib.wire import explore
@@ -42,10 +42,7 @@ _CURVES = {  # key -> SQL over the rows of ``rollup`` of one step
     "diff_max": "MAX(diff_max)",
     "truncated_share": "1.0 * SUM(truncated) / SUM(n)",
 }
-_BATCH = (
-    *("no", "step", "state", "epoch", "generation", "tries", "lease_until", "world_size"),
-    *("ranks", "n_seq", "min_version", "claimed", "acked"),
-)
+_BATCH = (*BATCH, "step", "claimed", "acked")
 
 
 class RunViews:
@@ -75,15 +72,12 @@ class RunViews:
         if not found:
             raise UnknownGroup(f"batch {no} is not in the index")
         rows = self.index.read(
-            "SELECT gid, MAX(env), MAX(item), COUNT(*), AVG(reward), "
-            "AVG(reward * reward) - AVG(reward) * AVG(reward) FROM rollout "
+            "SELECT gid, MAX(env), MAX(item), COUNT(*), AVG(reward), SQRT(MAX(0, "
+            "AVG(reward * reward) - AVG(reward) * AVG(reward))) FROM rollout "
             "WHERE batch_no = ? GROUP BY gid ORDER BY gid",
             (no,),
         )
-        members = []
-        for gid, env, item, n_seq, mean, square in rows:
-            spread = None if square is None else math.sqrt(max(square, 0.0))
-            members.append(explore.Member(gid, env, item, n_seq, mean, spread))
+        members = [explore.Member(*row) for row in rows]
         same = {name: getattr(found[0], name) for name in explore.BatchView.__struct_fields__}
         return explore.BatchDetail(**same, members=members)
 
