@@ -21,7 +21,8 @@ from atroposlib.errors import InvalidGroup, TokensMissing
 from atroposlib.wire.safetensors import Array
 
 MAX_PER_TOKEN = 4096  # L * K
-MAX_PER_GROUP = 2**27  # T * L * K, so that a short row cannot claim much memory
+MAX_PER_GROUP = 2**27  # T * L * K
+SPARSE_BYTES = 2**24  # of a group beside four times what it names, or a short row takes much
 
 
 class RoutedExperts(TypedDict):
@@ -78,8 +79,8 @@ def joined(
     return encoded(_merged(known)[start:end]) if known else None
 
 
-def _merged(parts: Sequence[tuple[int, Array]], length: int = 0) -> Array:
-    length = max(length, *(at + len(one) for at, one in parts))
+def _merged(parts: Sequence[tuple[int, Array]]) -> Array:
+    length = max(at + len(one) for at, one in parts)
     shape = (length, *parts[0][1].shape[1:])
     if prod(shape) > MAX_PER_GROUP or any(one.shape[1:] != shape[1:] for _, one in parts):
         raise _invalid(f"rows of one number of layers and experts, {MAX_PER_GROUP} in all")
@@ -95,16 +96,33 @@ def stacked(rows: Sequence[RoutedExperts | None], seq_lens: Array) -> Array | No
     counts = np.array([0 if one is None else len(one) for one in known])
     if len(rows) != len(seq_lens) or (counts > seq_lens).any():
         raise _invalid("an entry or null per row, of at most its tokens")
-    starts = np.cumsum(seq_lens) - seq_lens
-    parts = [(int(start), one) for start, one in zip(starts, known) if one is not None]
-    return _narrowed(_merged(parts, int(seq_lens.sum()))) if parts else None
+    parts = [one for one in known if one is not None]
+    if not parts:
+        return None
+    kind = np.dtype("|u1" if all(one.max(initial=0) < 255 for one in parts) else "<u2")
+    shape = (int(seq_lens.sum()), *parts[0].shape[1:])
+    room = SPARSE_BYTES + 4 * sum(one.size for one in parts) * kind.itemsize
+    if any(one.shape[1:] != shape[1:] for one in parts):
+        raise _invalid("rows of one number of layers and experts")
+    if prod(shape) > MAX_PER_GROUP or prod(shape) * kind.itemsize > room:
+        raise _invalid(
+            f"more entries: {sum(map(len, parts))} of {shape[0]} tokens have experts"
+        )
+    whole = np.full(shape, np.iinfo(kind).max, kind)
+    for start, one in zip(np.cumsum(seq_lens) - seq_lens, known):
+        if one is not None:
+            whole[start : start + len(one)] = np.maximum(one, -1).astype(kind)
+    return whole
 
 
 def unstacked(experts: Array, seq_lens: Array) -> list[RoutedExperts | None]:
     """Entries of the rows of a group, without unknown ends; None where nothing is known."""
-    rows = np.split(_widened(experts), np.cumsum(seq_lens)[:-1])
-    ends = [np.flatnonzero((row >= 0).any((1, 2))).max(initial=-1) + 1 for row in rows]
-    return [encoded(row[:end]) if end else None for row, end in zip(rows, ends)]
+    found: list[RoutedExperts | None] = []
+    for narrow in np.split(experts, np.cumsum(seq_lens)[:-1]):
+        row = _widened(narrow)
+        end = np.flatnonzero((row >= 0).any((1, 2))).max(initial=-1) + 1
+        found.append(encoded(row[:end]) if end else None)
+    return found
 
 
 def reported(data: str, num_tokens: int) -> RoutedExperts:

@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import httpx
+import numpy as np
 import pytest
 
 from atroposlib.wire.binary import pack_group
+from atroposlib.wire.routing import encoded
 from tests.api.harness import TRAINER
 from tests.api.processes import serving
 from tests.torture.web.bombs import forget_peak, peak_rss
@@ -140,3 +142,31 @@ def test_json_of_binary_groups_takes_little(api):
     megabytes, codes = taken(pid, 6, latest)
     assert codes == {200}
     assert megabytes < 64
+
+
+@pytest.mark.parametrize(("given", "code"), [(1, 422), (2**12, 200)])
+def test_expert_choices_take_little_beside_their_bytes(api, given, code):
+    url, pid = api
+    register = TRAINER | {"batch_size": 4, "max_token_len": 2**16, "commits": True}
+    generation = httpx.post(url + "/register", json=register).json()["generation"]
+    row = [7] * (2**16 if code == 422 else 2**13)
+    choices = encoded(np.ones((given, 32, 16), np.int16))  # of a row's first tokens
+    group = {"tokens": [row] * 2, "masks": [row] * 2, "scores": [0.0] * 2}
+    body = group | {"routed_experts": [choices] * 2}
+    post = partial(httpx.post, url + "/scored_data", json=body, timeout=300)
+    megabytes, codes = taken(pid, 1, post)
+    assert (codes, megabytes < 64) == ({code}, True), megabytes
+    if code == 200:
+        megabytes, codes = taken(pid, 1, partial(claim, url, generation, "once", FRAMES))
+        assert (codes, megabytes < 64) == ({200}, True), megabytes
+
+
+def test_a_binary_group_with_long_messages_takes_little_beside_its_bytes(api):
+    url, pid = api
+    messages = [[{"role": "user", "content": "é" * 2**19}] * 20] * 2  # 80 MB as JSON
+    group = {"tokens": [[1, 2]] * 2, "masks": [[1, 2]] * 2, "scores": [1.0, 0.0]}
+    body = pack_group(group | {"messages": messages}, compress=False)
+    post = partial(httpx.post, url + "/scored_data", content=body, headers=BINARY, timeout=300)
+    megabytes, codes = taken(pid, 1, post)
+    assert codes == {200}
+    assert megabytes - len(body) / MB < 64
