@@ -152,18 +152,18 @@ async def test_retries_of_groups_unanswered_at_a_restart_are_deduplicated_once(
 
 async def test_a_retry_waits_for_the_post_of_the_disconnected_client(tmp_path):
     api = Api(tmp_path)
-    release = asyncio.Event()
+    entered, release = asyncio.Event(), asyncio.Event()
     posts = api.service.posts
     durable = posts._durable
 
     async def slow(put):
+        entered.set()
         await release.wait()
         return await durable(put)
 
     posts._durable = slow
     first = asyncio.create_task(api.hang_up_after("POST", "/scored_data", group()))
-    for _ in range(50):
-        await asyncio.sleep(0)
+    await entered.wait()
     second = asyncio.create_task(api.post("/scored_data", group()))
     for _ in range(50):
         await asyncio.sleep(0)
