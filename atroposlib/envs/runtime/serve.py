@@ -37,7 +37,7 @@ from atroposlib.errors import (
     boundary,
 )
 from atroposlib.utils.gathering import gather_or_cancel
-from atroposlib.wire import MOSTLY_DROPPED, EnvIdentifier, EnvStatus, Heartbeat
+from atroposlib.wire import MOSTLY_DROPPED, EnvStatus, Heartbeat
 
 logger = logging.getLogger(__name__)
 DISCONNECT_TIMEOUT_S = 5.0  # of the calls that only tidy up
@@ -135,12 +135,9 @@ class Serve:
 
     async def _check_names(self) -> None:
         """Check what each server serves as soon as it answers, though no rollout calls it yet."""
-        server = self.env.server
+        servers = [] if self.env.server.use_proxy else self.env.server.servers
         try:
-            if not server.use_proxy:
-                await gather_or_cancel(
-                    one.health.wait_until_healthy() for one in server.servers
-                )
+            await gather_or_cancel(one.health.wait_until_healthy() for one in servers)
         except ConfigError as error:
             self.shutdown.fail(error)
         except InferenceUnavailable as error:
@@ -272,9 +269,9 @@ class Serve:
 
     async def add_workers(self) -> None:
         """Start rollouts up to the number wanted and admitted, oldest waiting items first."""
-        env, who = self.env, self._run.identity
-        settled = self.admission.settle(env.pool.jobs, who, env.config.group_size)
-        await self.shutdown.or_shutdown(settled)
+        env, who, size = self.env, self._run.identity, self.env.config.group_size
+        await self.shutdown.or_shutdown(self.admission.settle(env.pool.jobs, who, size))
+        bounded = self.status is not None and self.status.max_staleness is not None
         more = self.rollouts_wanted() - env.pool.busy
         env.metrics_logger.workers_added_list.append(more)
         # A bound: where rollouts end as fast as they start, the step has to be read all the same.
@@ -285,20 +282,12 @@ class Serve:
             if job is None:
                 return
             self._next = job  # kept if this call is interrupted
-            if not await self.shutdown.or_shutdown(self._admits(job, who)):
+            idle = env.pool.busy == 0
+            admitted = self.admission.admits(job.uuid, who, size, bounded=bounded, idle=idle)
+            if not await self.shutdown.or_shutdown(admitted):
                 return
             self._next = None
             env.pool.start(job)
-
-    async def _admits(self, job: RolloutTask, who: EnvIdentifier) -> bool:
-        status = self.status
-        return await self.admission.admits(
-            job.uuid,
-            who,
-            self.env.config.group_size,
-            bounded=status is not None and status.max_staleness is not None,
-            idle=self.env.pool.busy == 0,
-        )
 
     def _run_is_complete(self) -> bool:
         batches_open = (self.status.batches_open if self.status else None) or 1
