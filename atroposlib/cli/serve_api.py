@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import resource
 import signal
@@ -59,6 +60,7 @@ def serve(options: argparse.Namespace) -> None:
         config = uvicorn.Config(RequestLog(app), **_settings(options))
         server = ApiServer(config, app)
         sys.setswitchinterval(_SWITCH_S)
+        gc.freeze()  # a full collection of the imports holds the event loop for 50 ms
         with server.signals():
             # from the next line on a client may call; it waits, unrefused
             listener.listen(config.backlog)

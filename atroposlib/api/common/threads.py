@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -43,21 +44,23 @@ class Pool:
         return await result_of(self._threads.submit(call, *args, **more))
 
 
-async def result_of(call: Future[T], timeout_s: float | None = None) -> T:
+async def result_of(call: Future[T], timeout_s: float = float("inf")) -> T:
     """The result of a call in another thread. A cancelled caller waits until it has ended.
 
     Raises:
-        asyncio.TimeoutError: it has not ended within ``timeout_s``.
+        concurrent.futures.TimeoutError: it has not ended within ``timeout_s``.
     """
-    future = asyncio.wrap_future(call)
-    try:
-        done, _ = await asyncio.wait((future,), timeout=timeout_s)
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    call.add_done_callback(lambda _: loop.call_soon_threadsafe(ended.set))
+    late = loop.call_later(timeout_s, ended.set)
+    try:  # asyncio.wait costs more, and every post waits for two threads
+        await ended.wait()
     except asyncio.CancelledError:
-        await asyncio.wait((future,), timeout=timeout_s)
+        await ended.wait()
         raise
-    if not done:
-        raise asyncio.TimeoutError
-    return future.result()
+    finally:
+        late.cancel()
+    return call.result(timeout=0)
 
 
 class BroadcastEvent:
@@ -80,8 +83,6 @@ class BroadcastEvent:
 
 async def wait_at_most(event: asyncio.Event, timeout_s: float) -> bool:
     """Wait for the event; False after ``timeout_s``."""
-    try:
+    with suppress(asyncio.TimeoutError):
         await asyncio.wait_for(event.wait(), timeout_s)
-    except asyncio.TimeoutError:
-        return False
-    return True
+    return event.is_set()

@@ -194,7 +194,7 @@ class ReceivedBody:
         """All of a small body, or of a compressed one."""
         if self._pages is not None:
             return self._pages[: self.size]
-        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        return b"".join(self._pieces)  # one piece is returned as it is
 
     def pieces(self) -> Iterator[bytes]:
         """All of a large body, once."""
@@ -299,9 +299,8 @@ class RequestBody:
         encoding = headers.get("content-encoding", "").lower()
         encoding = next((one for one in ("gzip", "zstd") if one in encoding), "")
         if not encoding or not received.size or _stored_compressed(headers):
-            if received.size <= WHOLE_BYTES:
-                return received.whole(), received.size
-            return received.pieces(), received.size
+            small = received.size <= WHOLE_BYTES
+            return received.whole() if small else received.pieces(), received.size
         packed = received.whole()
         size = await self._inflating.run(inflated_size, encoding, packed, max_bytes)
         if size > SMALL_BYTES:  # before it is inflated, not after

@@ -197,6 +197,10 @@ class SlowClientProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         if not self._over():
             self._body_bytes += len(body)
+            cycle: Any = self.cycle
+            # b"" += body copies nothing; a bytearray takes many pieces, as of small chunks.
+            if not (cycle.body and isinstance(cycle.body, bytearray)):
+                cycle.body = bytearray(cycle.body) if cycle.body else b""
             super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -226,12 +230,7 @@ class SlowClientProtocol(HttpToolsProtocol):
         self._disarm()
         self._phase = phase
         self._entered = self.loop.time()
-        seconds = {
-            ReceivePhase.IDLE: self.limits.idle_s,
-            ReceivePhase.HEAD: self.limits.head_s,
-            ReceivePhase.BODY: self.limits.body_s,
-            ReceivePhase.REST: self.limits.rest_s,
-        }.get(phase)
+        seconds: float | None = getattr(self.limits, f"{phase.name.lower()}_s", None)
         if seconds is not None and not self.transport.is_closing():
             self._deadline = self.loop.call_later(seconds, self._late)
 
@@ -261,14 +260,11 @@ class SlowClientProtocol(HttpToolsProtocol):
     def _refuse(self, status: int) -> None:
         """Send an error, unless a response has begun, and close the connection."""
         if self._answered() or not self.cycle.response_started:
-            why = (
-                b"Request head too large\n"
-                if status == 431
-                else f"Timed out waiting for {self._phase.value}\n".encode()
-            )
+            late = f"Timed out waiting for {self._phase.value}\n"
+            why = "Request head too large\n" if status == 431 else late
             head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: text/plain\r\n"
             head += f"content-length: {len(why)}\r\nconnection: close\r\n\r\n"
-            self.transport.write(head.encode() + why)
+            self.transport.write((head + why).encode())
         if not self._answered():
             self.cycle.disconnected = True  # the application sees a disconnect
             self.cycle.message_event.set()

@@ -11,6 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -182,7 +183,7 @@ class Posts:
         begun = monotonic()
         try:
             return await result_of(put, OPERATION_TIMEOUT_S)
-        except asyncio.TimeoutError as cause:
+        except FutureTimeout as cause:
             raise gave_up(put) from cause
         finally:
             self._context.metrics.observe_store("put", monotonic() - begun)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 
 import pytest
 
@@ -38,7 +39,7 @@ async def test_a_cancelled_caller_waits_until_its_call_has_ended():
 
 
 async def test_a_wait_for_another_thread_is_bounded():
-    with pytest.raises(asyncio.TimeoutError):
+    with pytest.raises(FutureTimeout):
         await result_of(Future(), timeout_s=0.0)
 
 
