@@ -105,9 +105,8 @@ def stacked(rows: Sequence[RoutedExperts | None], seq_lens: Array) -> Array | No
     if any(one.shape[1:] != shape[1:] for one in parts):
         raise _invalid("rows of one number of layers and experts")
     if prod(shape) > MAX_PER_GROUP or prod(shape) * kind.itemsize > room:
-        raise _invalid(
-            f"more entries: {sum(map(len, parts))} of {shape[0]} tokens have experts"
-        )
+        named = f"experts of {counts.sum()} of {shape[0]} tokens"
+        raise _invalid(f"{named} are too few for {prod(shape)} entries: leave the field out")
     whole = np.full(shape, np.iinfo(kind).max, kind)
     for start, one in zip(np.cumsum(seq_lens) - seq_lens, known):
         if one is not None:
