@@ -8,14 +8,9 @@ from typing import Any
 
 from atroposlib.doctor import processes as p
 from atroposlib.doctor import queue as q
-from atroposlib.doctor.evidence import Evidence, Finding
-from atroposlib.doctor.rule import Rule
+from atroposlib.doctor.evidence import Evidence, Finding, Rule
 
 MOST = 5  # findings shown at once
-_NO_BATCH = (
-    *(q.sizes_do_not_divide, q.group_too_large, q.minima_impossible, q.minimum_unmet),
-    q.partial_groups,
-)
 # Strongest first: an absent API, silence of a process, what stops every batch, what slows it.
 RULES: tuple[Rule, ...] = (
     *(p.api_silent, p.trainer_silent_in_step, p.trainer_silent, p.inference_silent),
@@ -29,7 +24,10 @@ RULES: tuple[Rule, ...] = (
 )
 # A consequence of the first one is not shown with it.
 _IMPLIED = {
-    "full-without-batch": tuple(one.key for one in (*_NO_BATCH, p.not_admitted)),
+    "full-without-batch": (
+        *("sizes-do-not-divide", "group-too-large", "minima-impossible"),
+        *("minimum-unmet", "partial-groups", "not-admitted"),
+    ),
     "foreign-posts": ("two-apis",),
     "no-trainer": ("two-apis",),
     "trainer-silent": ("complete",),
@@ -55,10 +53,10 @@ def moving(e: Evidence) -> str | None:
     if e.now.status is None:
         return None
     groups, tokens = (e.grown(f"{name}_in_total") / e.seconds for name in ("groups", "tokens"))
-    acked = e.status.get("batches_acked", 0) - (e.before.status or e.status)["batches_acked"]
     parts = [
         f"{groups:.1f} groups/s and {tokens:.0f} tokens/s arrive",
-        f"step {e.count('current_step'):.0f}, {acked} batches trained in {e.seconds:.0f} s",
+        f"step {e.count('current_step'):.0f}, "
+        f"{e.change('batches_acked'):.0f} batches trained in {e.seconds:.0f} s",
         f"policy version {e.count('policy_version'):.0f}",
     ]
     for kind, noun in (("groups", "group"), ("acked", "ack")):

@@ -1,21 +1,22 @@
-"""Evidence: two looks at a run, and what they show about progress and silence. Pure."""
+"""Evidence: two looks at a run and what they show, and the form of a rule over it. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Severity = Literal["stuck", "waiting", "warning"]
 Process = Mapping[str, Any]  # a participant of /status
 SILENT_S = (
-    15.0  # processes send heartbeats every 2 s; at load 15 on two cores, up to 5 s apart
+    15.0  # processes send heartbeats every 2 s; at load 13 on two cores, up to 6 s apart
 )
 FORGOTTEN_S = 600.0  # then a silent process is history, if another one of its role goes on
 PAUSED, NOT_ADMITTED = "paused: queue full", "paused: not admitted"
 FOR_TRAINER, DROPPING = "waiting for trainer", "rollout, most groups dropped"
+MOST_LINES = 5  # of the evidence of a finding
 FOR_BATCH, PUBLISHING = "waiting for batch", "publishing weights"
 _SAMPLE = re.compile(r"^atropos_(\w+?)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -222,3 +223,58 @@ class Evidence:
     def oldest_rollout_s(self) -> float:
         """Age of the oldest rollout."""
         return max((number(one, "oldest_rollout_s") for one in self.fresh("env")), default=0.0)
+
+
+# --- rules -------------------------------------------------------------------------------
+
+
+class Found(NamedTuple):
+    """Evidence with words that differ from those of the rule; empty: no finding."""
+
+    evidence: Sequence[str]
+    cause: str = ""
+    remedy: str = ""
+    severity: Severity | None = None
+
+
+Lines = Found | Sequence[str]
+LookFor = Callable[[Evidence], Lines]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``number`` is that of the table in the documentation."""
+
+    number: int
+    key: str
+    severity: Severity
+    cause: str
+    remedy: str
+    look_for: LookFor
+
+    def __call__(self, e: Evidence) -> Finding | None:
+        lines = self.look_for(e)
+        found = lines if isinstance(lines, Found) else Found(lines)
+        if not (shown := [one for one in found.evidence if one]):
+            return None
+        if len(shown) > MOST_LINES:
+            shown[MOST_LINES:] = [f"and {len(shown) - MOST_LINES} more"]
+        severity = found.severity or self.severity
+        words = (found.cause or self.cause, tuple(shown), found.remedy or self.remedy)
+        return Finding(self.number, self.key, severity, *words, e.now.at)
+
+
+def rule(number: int, severity: Severity, cause: str) -> Callable[[tuple[str, LookFor]], Rule]:
+    """Make a rule of a function with a remedy; its key is the name of the function."""
+
+    def make(remedied: tuple[str, LookFor]) -> Rule:
+        remedy, look_for = remedied
+        key = look_for.__name__.replace("_", "-")
+        return Rule(number, key, severity, cause, remedy, look_for)
+
+    return make
+
+
+def fix(remedy: str) -> Callable[[LookFor], tuple[str, LookFor]]:
+    """The remedy of a rule, between :func:`rule` and its function."""
+    return lambda look_for: (remedy, look_for)

@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
-from atroposlib.doctor.evidence import (
-    DROPPING,
-    FOR_BATCH,
-    FOR_TRAINER,
-    NOT_ADMITTED,
-    PAUSED,
-    PUBLISHING,
-    SILENT_S,
-    Evidence,
-    Look,
-    doing,
-    info,
-    label,
-    last_words,
-    number,
-    silence_s,
-)
-from atroposlib.doctor.rule import Found, fix, rule
+from atroposlib.doctor import evidence as ev
+from atroposlib.doctor.evidence import Evidence, Found, Lines, fix, number, rule
 
 OLD_TRAINER_S = 300.0  # without a call of a trainer that sends no heartbeats
 LONG_S = 60.0  # of one rollout, or of one phase of the trainer
 SLOW = 5.0  # times the median of a phase
 SAME = 0.9  # share of dropped groups
 CLOCK_S = 5.0
-Lines = Found | Sequence[str]
 _OF_LAST = re.compile(r"(\d+) of the last (\d+) groups dropped, (\w+)")
 _ROWS = "correct the rows: the environment's log names the field"
 _OPTION = {
@@ -52,13 +34,13 @@ def api_silent(e: Evidence) -> Lines:
 @fix("start it: atropos train grpo --atropos-url URL, with the address of this API")
 def no_trainer(e: Evidence) -> Lines:
     absent = e.status.get("state") == "EMPTY" and not e.trainer
-    return [f"{e.url}: state EMPTY", *map(doing, e.fresh("env"))] if absent else []
+    return [f"{e.url}: state EMPTY", *map(ev.doing, e.fresh("env"))] if absent else []
 
 
 @rule(3, "waiting", "the trainer is starting")
 @fix("wait; if it names an inference server: atropos infer --model DIR --port PORT")
 def trainer_starting(e: Evidence) -> Lines:
-    return [doing(e.trainer)] if e.trainer and not e.started else []
+    return [ev.doing(e.trainer)] if e.trainer and not e.started else []
 
 
 @rule(4, "stuck", "the trainer ended, froze, or cannot reach the API")
@@ -70,7 +52,7 @@ def trainer_silent(e: Evidence) -> Lines:
     ended = [one for one in trainers if "ended" in one["details"] and one["phase"] != "done"]
     step = f"step {e.count('current_step'):.0f}, {e.count('batches_acked'):.0f} batches acked"
     if gone := e.silent("trainer") or ended:
-        return [last_words(gone[0]), step]
+        return [ev.last_words(gone[0]), step]
     old = not trainers and not e.reason and e.idle("batch", OLD_TRAINER_S)
     return (
         [f"a batch is ready, none was taken for {e.age('batch'):.0f} s", step] if old else []
@@ -86,15 +68,15 @@ def trainer_silent_in_step(e: Evidence) -> Lines:
         f"batch {one['no']}: {one['sequences']} sequences, lease ends in {one['lease_s']:.0f} s"
         for one in e.status.get("open_batches") or ()
     )
-    waits = (doing(one) for one in e.fresh("env") if one["phase"] == PAUSED)
-    return [last_words(silent[0]), *leases, *waits]
+    waits = (ev.doing(one) for one in e.fresh("env") if one["phase"] == ev.PAUSED)
+    return [ev.last_words(silent[0]), *leases, *waits]
 
 
 @rule(5, "stuck", "no environment sends groups: ended or frozen")
 @fix("start it, or continue its process: atropos env run FILE serve")
 def environment_silent(e: Evidence) -> Lines:
     silent, here = e.silent("env"), e.fresh("env")
-    words = [last_words(one) for one in silent]
+    words = [ev.last_words(one) for one in silent]
     if here and e.started:
         return Found(words, "an environment ended or froze", severity="warning")
     if not e.started or not e.reason or not e.still:
@@ -115,9 +97,9 @@ def inference_silent(e: Evidence) -> Lines:
     if not words and e.idle("groups"):  # callers with few requests notice it later
         asked = [one for one in e.fresh("inference") if number(one, "running")]
         frozen = [
-            one for one in asked if all(info(look, one).get("frozen") for look in e.looks)
+            one for one in asked if all(ev.info(look, one).get("frozen") for look in e.looks)
         ]
-        words = [f"{one['name']}: {info(e.now, one)['frozen']}" for one in frozen]
+        words = [f"{one['name']}: {ev.info(e.now, one)['frozen']}" for one in frozen]
     if not words:
         return []
     others = bool(e.fresh("inference")) and not e.still
@@ -144,14 +126,14 @@ def long_generations(e: Evidence) -> Lines:
 @fix("see the trainer's log; POST /resume at the server once it holds its version")
 def servers_paused(e: Evidence) -> Lines:
     paused = [
-        f"{one['name']}: paused with version {info(e.now, one).get('weight_version')}"
+        f"{one['name']}: paused with version {ev.info(e.now, one).get('weight_version')}"
         for one in e.fresh("inference")
-        if all(info(look, one).get("paused") for look in e.looks)
+        if all(ev.info(look, one).get("paused") for look in e.looks)
     ]
     late = _late(e)
-    if not e.idle("groups") or not (late if e.phase == PUBLISHING else paused):
+    if not e.idle("groups") or not (late if e.phase == ev.PUBLISHING else paused):
         return []
-    return [*paused, *late, doing(e.trainer) if e.trainer else "no trainer has a heartbeat"]
+    return [*paused, *late, ev.doing(e.trainer) if e.trainer else "no trainer has a heartbeat"]
 
 
 @rule(9, "stuck", "every rollout fails: the environment's code, or a judge")
@@ -169,11 +151,13 @@ def rollouts_fail(e: Evidence) -> Lines:
 
 def _dropping(e: Evidence) -> list[tuple[str, float, str]]:
     """(reason, share, text) of environments that drop most groups, where none arrives."""
-    long_s = max(SILENT_S, 2 * e.oldest_rollout_s)  # of slow rollouts, none in 15 s is usual
-    texts = [str(one.get("waiting_on")) for one in e.fresh("env") if one["phase"] == DROPPING]
+    if not e.idle("groups", max(ev.SILENT_S, 2 * e.oldest_rollout_s)):
+        return []  # of slow rollouts, none in 15 s is usual
+    texts = [
+        str(one.get("waiting_on")) for one in e.fresh("env") if one["phase"] == ev.DROPPING
+    ]
     found = [(lost, text) for text in texts if (lost := _OF_LAST.search(text))]
-    lost_all = [(lost[3], int(lost[1]) / int(lost[2]), text) for lost, text in found]
-    return lost_all if e.idle("groups", long_s) else []
+    return [(lost[3], int(lost[1]) / int(lost[2]), text) for lost, text in found]
 
 
 @rule(10, "stuck", "groups are dropped: all samples of an item score the same")
@@ -194,23 +178,25 @@ def groups_dropped(e: Evidence) -> Lines:
 @rule(12, "stuck", "admission waits for a batch that cannot form")
 @fix("raise the trainer's max_staleness, or lower --env.group_size")
 def not_admitted(e: Evidence) -> Lines:
-    waits = e.envs_all(NOT_ADMITTED) and e.phase == FOR_BATCH and e.idle("batch")
-    return [e.reason, *map(doing, e.fresh("env"))] if waits else []
+    waits = e.envs_all(ev.NOT_ADMITTED) and e.phase == ev.FOR_BATCH and e.idle("batch")
+    return [e.reason, *map(ev.doing, e.fresh("env"))] if waits else []
 
 
 @rule(13, "waiting", "the queue is full while the trainer is at work")
 @fix("nothing is wrong; fewer inference servers would do, or a faster trainer")
 def trainer_bound(e: Evidence) -> Lines:
-    busy = e.trainer and e.phase != FOR_BATCH and e.idle("acked", LONG_S)
+    busy = e.trainer and e.phase != ev.FOR_BATCH and e.idle("acked", LONG_S)
     queued = f"{e.count('queued_sequences'):.0f} sequences queued"
-    return [queued, doing(e.trainer)] if e.trainer and busy and e.envs_all(PAUSED) else []
+    return (
+        [queued, ev.doing(e.trainer)] if e.trainer and busy and e.envs_all(ev.PAUSED) else []
+    )
 
 
 @rule(14, "stuck", "environments see a full queue that makes no batch")
 @fix("choose a batch size that the group sizes divide; raise --env.max_batches_offpolicy")
 def full_without_batch(e: Evidence) -> Lines:
-    waits = e.envs_all(PAUSED) and e.phase == FOR_BATCH and e.reason and e.idle("batch")
-    return [e.reason, *map(doing, e.fresh("env"))] if waits else []
+    waits = e.envs_all(ev.PAUSED) and e.phase == ev.FOR_BATCH and e.reason and e.idle("batch")
+    return [e.reason, *map(ev.doing, e.fresh("env"))] if waits else []
 
 
 def _late(e: Evidence) -> list[str]:
@@ -233,17 +219,17 @@ def slow_step(e: Evidence) -> Lines:
 @rule(30, "stuck", "environments wait here, and a run goes on at another API")
 @fix("give both the same address: --env.rollout_server_url and the trainer's --atropos-url")
 def two_apis(e: Evidence) -> Lines:
-    waiting = [doing(one) for one in e.fresh("env") if one["phase"] == FOR_TRAINER]
+    waiting = [ev.doing(one) for one in e.fresh("env") if one["phase"] == ev.FOR_TRAINER]
     if e.started or not waiting or not e.now.elsewhere:
         return []
     return [f"{e.url}: {waiting[0]}", *(f"{url}: STARTED" for url in e.now.elsewhere)]
 
 
-def _clocks(look: Look) -> dict[str, float]:
+def _clocks(look: ev.Look) -> dict[str, float]:
     """Seconds by which the clocks of processes are behind; a late heartbeat counts as well."""
     processes = (look.status or {}).get("participants") or ()
     with_clock = [
-        one for one in processes if number(one, "clock") and one["age_s"] <= SILENT_S
+        one for one in processes if number(one, "clock") and one["age_s"] <= ev.SILENT_S
     ]
     return {one["name"]: look.at - one["age_s"] - number(one, "clock") for one in with_clock}
 
@@ -260,8 +246,8 @@ def clocks_differ(e: Evidence) -> Lines:
 @fix("the model is in the trainer's save_path, final_model; the report in the run's folder")
 def complete(e: Evidence) -> Lines:
     trainers = [one for one in e.processes if one["role"] == "trainer"]
-    latest = min(trainers, key=silence_s, default=None)
+    latest = min(trainers, key=ev.silence_s, default=None)
     if latest is None or latest["phase"] != "done" or not e.still:
         return []
-    done = f"{label(latest)}: done at step {e.count('current_step'):.0f}"
-    return [done, *map(doing, e.fresh("env"))]
+    done = f"{ev.label(latest)}: done at step {e.count('current_step'):.0f}"
+    return [done, *map(ev.doing, e.fresh("env"))]

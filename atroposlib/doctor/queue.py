@@ -5,20 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from atroposlib.doctor.evidence import (
-    FOR_TRAINER,
-    FORGOTTEN_S,
-    PUBLISHING,
-    SILENT_S,
-    Evidence,
-    doing,
-    info,
-    label,
-    number,
-    silence_s,
-)
-from atroposlib.doctor.processes import LONG_S, Lines
-from atroposlib.doctor.rule import Found, fix, rule
+from atroposlib.doctor import evidence as ev
+from atroposlib.doctor.evidence import Evidence, Found, Lines, fix, number, rule
+from atroposlib.doctor.processes import LONG_S
 
 FULL = 0.95  # of the bound on stored bytes
 STALE = 0.2  # share of the accepted groups
@@ -48,12 +37,12 @@ def minimum_unmet(e: Evidence) -> Lines:
     found = _MINIMUM.search(e.reason)
     if not found or not e.idle("batch") or e.grown("groups_in_total", env=found[2]):
         return []
-    theirs = [one for one in e.processes if found[2].startswith(label(one))]
+    theirs = [one for one in e.processes if found[2].startswith(ev.label(one))]
     works = any(
-        number(one, "rollouts_running") and silence_s(one) <= SILENT_S for one in theirs
+        number(one, "rollouts_running") and ev.silence_s(one) <= ev.SILENT_S for one in theirs
     )
     text = f"each batch needs {found[1]} sequences of {found[2]}, {found[3]} are queued"
-    words = [text, *map(doing, theirs)]
+    words = [text, *map(ev.doing, theirs)]
     slow = "each batch needs sequences of an environment that is slow"
     return Found(words, slow, severity="waiting") if works else words
 
@@ -89,7 +78,7 @@ def _by_reason(e: Evidence, part: str) -> list[str]:
 @rule(19, "stuck", "posts are smaller than the registered group size")
 @fix("post whole groups, or register the group size that is sent")
 def partial_groups(e: Evidence) -> Lines:
-    held, rest_s = e.count("buffered_sequences"), LONG_S if e.running else SILENT_S
+    held, rest_s = e.count("buffered_sequences"), LONG_S if e.running else ev.SILENT_S
     if not e.reason or not held or not e.idle("groups", rest_s) or e.age("batch") < rest_s:
         return []
     senders = (one for one in e.status.get("shares") or () if one.get("buffered"))
@@ -118,7 +107,7 @@ def dead_batches(e: Evidence) -> Lines:
 @fix("lower --env.max_batches_offpolicy, or raise the trainer's max_staleness")
 def stale_drops(e: Evidence) -> Lines:
     dropped, came = e.total("groups_stale_total"), e.total("groups_in_total")
-    if dropped < 8 or dropped < STALE * came or e.age("dropped") > FORGOTTEN_S:
+    if dropped < 8 or dropped < STALE * came or e.age("dropped") > ev.FORGOTTEN_S:
         return []
     lags = e.status.get("staleness") or {}
     flight, queue = ((lags.get(p) or {}).get("mean", 0.0) for p in ("in_flight", "in_queue"))
@@ -153,11 +142,11 @@ def store_full(e: Evidence) -> Lines:
 @fix("restart that server: the trainer loads the weights into it")
 def versions_differ(e: Evidence) -> Lines:
     newest, since = e.count("policy_version"), e.age("policy_version")
-    if since < e.oldest_rollout_s + SILENT_S or e.phase == PUBLISHING:
+    if since < e.oldest_rollout_s + ev.SILENT_S or e.phase == ev.PUBLISHING:
         return []  # tokens in flight may be of the version before
     here = [one for one in e.fresh("inference") if number(one, "running")]
     held = {
-        one["name"]: info(e.now, one).get("weight_version", one["details"].get("version"))
+        one["name"]: ev.info(e.now, one).get("weight_version", one["details"].get("version"))
         for one in here
     }
     behind = {url: at for url, at in held.items() if isinstance(at, int) and at < newest}
@@ -181,7 +170,7 @@ def foreign_posts(e: Evidence) -> Lines:
     lost = [
         f"{count:.0f} requests {words[s]} ({s})" for s, count in grown.items() if count > 1
     ]
-    theirs = (doing(one) for one in e.fresh("env") if one["phase"] == FOR_TRAINER)
+    theirs = (ev.doing(one) for one in e.fresh("env") if one["phase"] == ev.FOR_TRAINER)
     return [*lost, *theirs] if lost else []
 
 

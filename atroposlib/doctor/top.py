@@ -15,7 +15,15 @@ from rich.live import Live
 from rich.text import Text
 
 from atroposlib.doctor.diagnosis import answer, diagnose, exit_status, moving
-from atroposlib.doctor.evidence import SILENT_S, Evidence, Finding, Process, label, number
+from atroposlib.doctor.evidence import (
+    SILENT_S,
+    Evidence,
+    Finding,
+    Process,
+    label,
+    number,
+    silence_s,
+)
 from atroposlib.doctor.looks import look
 from atroposlib.doctor.why import page as findings_page
 from atroposlib.doctor.why import parser_of
@@ -44,12 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if options.json:
                 print(document(e, found), flush=True)
             elif plain:
-                texts = (
-                    [text for text, _ in lines(e, found)]
-                    if options.once
-                    else [summary(e, found)]
-                )
-                print("\n".join(map(logs.printable, texts)), flush=True)
+                shown = lines(e, found) if options.once else [(summary(e, found), "")]
+                print("\n".join(logs.printable(text) for text, _ in shown), flush=True)
             else:
                 shown = lines(e, found, console.height - 1)
                 page = Text("\n").join(styled(one, console.width) for one in shown)
@@ -85,40 +89,25 @@ def flow(e: Evidence) -> str:
     """Environments -> queue -> batch -> trainer -> weights -> servers, with rates."""
     rate = e.grown("groups_in_total") / e.seconds
     servers = [one for one in e.processes if one["role"] == "inference"]
-    return " > ".join(
-        (
-            f"{len(e.fresh('env'))} env",
-            f"{rate:.1f} groups/s",
-            f"queue {e.count('queued_sequences'):.0f}",
-            f"batch {e.count('leased_sequences'):.0f}",
-            e.phase or "no trainer",
-            f"v{e.count('policy_version'):.0f}",
-            f"{len(servers)} servers",
-        )
+    queue, batch = (f"{e.count(f'{part}_sequences'):.0f}" for part in ("queued", "leased"))
+    return (
+        f"{len(e.fresh('env'))} env > {rate:.1f} groups/s > queue {queue} > batch {batch} > "
+        f"{e.phase or 'no trainer'} > v{e.count('policy_version'):.0f} > {len(servers)} servers"
     )
 
 
 def lines(e: Evidence, found: Sequence[Finding], height: int = 10_000) -> list[Line]:
     """The whole table; processes are cut where the terminal is low."""
     state = e.status.get("state", "no answer")
-    head: list[Line] = [
-        (f"{e.url}  {state}  step {e.count('current_step'):.0f}", "bold"),
-        (flow(e), ""),
-        ("", ""),
-    ]
-    processes = [("role      name              age  phase, wait, figures", "dim")]
-    for one in sorted(e.processes, key=lambda one: str(one["role"])):
-        if "ended" not in one["details"]:
-            processes.append(_row(e, one))
+    title = f"{e.url}  {state}  step {e.count('current_step'):.0f}"
+    head: list[Line] = [(title, "bold"), (flow(e), ""), ("", "")]
+    here = [one for one in e.processes if "ended" not in one["details"]]
+    rows = [_row(e, one) for one in sorted(here, key=lambda one: str(one["role"]))]
+    processes = [("role      name              age  phase, wait, figures", "dim"), *rows]
     batches = [(f"no batch yet: {e.reason}", "yellow")] if e.reason else []
-    batches += [
-        (
-            f"batch {one['no']}: {one['sequences']} sequences, delivery {one['deliveries']}, "
-            f"lease {one['lease_s']:.0f} s",
-            "",
-        )
-        for one in e.status.get("open_batches") or ()
-    ][:3]
+    for one in (e.status.get("open_batches") or ())[:3]:
+        delivery = f"{one['sequences']} sequences, delivery {one['deliveries']}"
+        batches.append((f"batch {one['no']}: {delivery}, lease {one['lease_s']:.0f} s", ""))
     first = findings_page(found[:1], moving(e)).split("\n")
     why = [(text, COLORS[found[0].severity] if found else "green") for text in first[:5]]
     room = height - len(head) - len(batches) - len(why) - 1
@@ -130,16 +119,15 @@ def lines(e: Evidence, found: Sequence[Finding], height: int = 10_000) -> list[L
 
 def _row(e: Evidence, one: Process) -> Line:
     """A process: its phase and figures; a silent one greyed, without the wait it reported."""
-    silent_s = number(one, "silent_s") if one["role"] == "inference" else float(one["age_s"])
     head = f"{one['role']:<9} {label(one)[:17]:<17} {one['age_s']:>3.0f}s  "
-    if silent_s > SILENT_S:
+    if (silent_s := silence_s(one)) > SILENT_S:
         return f"{head}silent since {silent_s:.0f} s ({one['phase']})", "bright_black"
     parts = [str(one["phase"])]
     if number(one, "phase_s"):
         parts[0] += f" {number(one, 'phase_s'):.0f} s"
     if one.get("waiting_on"):
         parts.append(f"waits for {one['waiting_on']}")
-    for name, form in _FIGURES[one["role"]].items() if one["role"] in _FIGURES else ():
+    for name, form in _FIGURES.get(one["role"], {}).items():
         if isinstance(value := one["details"].get(name), (int, float)):
             parts.append(form.format(value))
     shares = [s for s in e.status.get("shares") or () if s["name"].startswith(label(one))]
@@ -150,15 +138,12 @@ def _row(e: Evidence, one: Process) -> Line:
 
 _FIGURES = {
     "env": {
-        "reward": "reward {:.2f}",
-        "groups_sent": "{:.0f} sent",
-        "groups_dropped": "{:.0f} dropped",
-        "rollouts_failed": "{:.0f} failed",
+        **{"reward": "reward {:.2f}", "groups_sent": "{:.0f} sent"},
+        **{"groups_dropped": "{:.0f} dropped", "rollouts_failed": "{:.0f} failed"},
     },
     "inference": {
-        "version": "v{:.0f}",
-        "running": "{:.0f} running",
-        "tokens_per_s": "{:.0f} tokens/s",
+        **{"version": "v{:.0f}", "running": "{:.0f} running"},
+        **{"tokens_per_s": "{:.0f} tokens/s"},
     },
     "trainer": {"step": "step {:.0f}", "mismatch": "mismatch {:.1g}"},
 }

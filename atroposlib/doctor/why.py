@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.doctor.diagnosis import answer, diagnose, exit_status, moving
-from atroposlib.doctor.evidence import Evidence, Finding
+from atroposlib.doctor.evidence import Evidence, Finding, Severity
 from atroposlib.doctor.looks import DEFAULT_URL, URL_VARIABLE, address_in, look
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
@@ -43,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--exit-code", action="store_true", help="exit status as above")
     options = parser.parse_args(argv)
     url: str = options.api_url
+    if options.run is not None and not options.run.is_dir():
+        raise ConfigError(f"no folder {options.run}: give that of a run, or --api-url URL")
     if options.run is not None:
-        if not options.run.is_dir():
-            raise ConfigError(f"no folder {options.run}: give that of a run, or --api-url URL")
         url = address_in(options.run) or ""
     before = look(url) if url else None
     if options.run is not None and (before is None or before.status is None):
@@ -87,22 +87,16 @@ def _ended(folder: Path, *, as_json: bool, as_status: bool) -> int:
     path = folder / "metrics.jsonl"
     steps = read_steps(path) if path.is_file() else []
     evidence = [f"{path}: {len(steps)} steps"]
-    if steps:
-        last = steps[-1]
-        names = ("step", "version", "reward_mean", "logprob_mismatch_max", "staleness_mean")
-        evidence.append(
-            ", ".join(f"{n} {last[n]:.6g}" for n in names if last.get(n) is not None)
-        )
+    names = ("step", "version", "reward_mean", "logprob_mismatch_max", "staleness_mean")
+    for last in steps[-1:]:
+        known = (name for name in names if last.get(name) is not None)
+        evidence.append(", ".join(f"{name} {last[name]:.6g}" for name in known))
     errors = [line for log in sorted(folder.glob("logs/*.log")) if (line := _last_error(log))]
-    found = Finding(
-        0,
-        "ended",
-        "stuck" if errors else "waiting",
-        "its API does not answer: " + ("the run has ended" if steps else "has it begun?"),
-        (*evidence, *errors),
-        "see the first error in logs/" if errors else "report.html and the model are in it",
-        time.time(),
-    )
+    cause = "its API does not answer: " + ("the run has ended" if steps else "has it begun?")
+    fix = "see the first error in logs/" if errors else "report.html and the model are in it"
+    severity: Severity = "stuck" if errors else "waiting"
+    shown = (*evidence, *errors)
+    found = Finding(0, "ended", severity, cause, shown, fix, time.time())
     print(page([found], None, as_json=as_json))
     return exit_status([found]) if as_status else 0
 

@@ -9,8 +9,7 @@ import pytest
 from atroposlib.doctor import evidence as words
 from atroposlib.doctor import processes as rules
 from atroposlib.doctor.diagnosis import diagnose
-from atroposlib.doctor.evidence import Look
-from atroposlib.doctor.rule import Rule
+from atroposlib.doctor.evidence import Look, Rule
 from atroposlib.envs.runtime.serve import EnvPhase
 from tests.doctor.staged import (
     HEALTHY,

@@ -10,8 +10,7 @@ import pytest
 from atroposlib.api.decisions.batching import no_batch
 from atroposlib.doctor import queue as rules
 from atroposlib.doctor.diagnosis import diagnose
-from atroposlib.doctor.evidence import Sample
-from atroposlib.doctor.rule import Rule
+from atroposlib.doctor.evidence import Rule, Sample
 from tests.doctor.staged import HEALTHY, env, moving, server, still, trainer, with_counters
 
 WAITING = trainer("waiting for batch")
