@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 import torch
 
+from atroposlib.api.archive.records import NotesFact
 from atroposlib.api.server import create_app as api_app
 from atroposlib.errors import StaleWeights
 from atroposlib.inference.engine.core import EngineLimits
@@ -24,6 +27,7 @@ from atroposlib.testing.tiny import write_tiny_model
 from example_trainer import grpo
 from example_trainer.model import loading
 from example_trainer.model.model_dir import read_state, save_model
+from example_trainer.settings.config import TrainingConfig
 from example_trainer.state import Stopped, StopSignal
 from tests.trainer.architectures import write
 from tests.trainer.environment import running_environment
@@ -93,19 +97,29 @@ def test_two_steps_reach_the_server_and_leave_a_final_model(run, settings, model
     assert read_state(cfg.save_path + "/final_model").version == 2
 
 
-def test_the_explorer_shows_what_the_step_computed(serve, model_dir, config, monkeypatch):
+@pytest.mark.parametrize(
+    "tensor_parallel",
+    [None, *(pytest.param(n, marks=pytest.mark.alone) for n in (1, 2))],  # None: one rank
+)
+def test_the_explorer_shows_what_the_step_computed(serve, model_dir, config, tensor_parallel):
     app, engine = api_app(), Engine(load_model(str(model_dir)), EngineLimits(), num_threads=1)
     engine.start()
     api, server = serve(app), serve(inference_app(engine))
+    indexer = app.state.service.context.indexer
+    indexer.submit = partial(_recorded, indexer.submit, notes := [])
+    more = {"lr": 1e-3, "training_steps": 1, "run_name": "r", "max_tokens_per_microbatch": 20}
     urls = {"atropos_url": api, "inference_urls": [server + "/v1"]}
-    cfg = config(**urls, lr=1e-3, training_steps=1, run_name="r")
+    cfg = config(**urls, **more, tensor_parallel=tensor_parallel or 1)
     with running_environment(api, server):
-        grpo.train(cfg)
+        if tensor_parallel is None:
+            grpo.train(cfg)
+        else:
+            _train_on_two_ranks(cfg)
     engine.close()
-    app.state.service.context.indexer.flush()
+    indexer.flush()
     page = httpx.get(f"{api}/explore/rollouts", params={"step": "1..1"}).json()
     rows = {(one["gid"], one["row"]): one for one in page["rows"]}
-    assert len(rows) == 8
+    assert len(rows) == 8 and sorted(notes) == sorted(rows)
     start = loading.load(config_of(cfg, str(model_dir)))
     for (gid, row), one in rows.items():
         group = httpx.get(f"{api}/explore/groups/{gid}").json()
@@ -121,10 +135,29 @@ def test_the_explorer_shows_what_the_step_computed(serve, model_dir, config, mon
         assert one["diff_max"] == pytest.approx(max(differences), abs=1e-4)
         assert (one["clipped_share"], {view["flags"][i] for i in trained}) == (0.0, {0})
         assert [view["advantage"][i] for i in trained] == pytest.approx([one["advantage"]] * 4)
-    [(name, body)] = app.state.service.context.indexer.index.read(
-        "SELECT name, body FROM step"
-    )
+    [(name, body)] = indexer.index.read("SELECT name, body FROM step")
     assert name == "r" and json.loads(body)["loss"] == read_metrics(cfg)[0]["loss"]
+
+
+def _recorded(submit, noted, record) -> bool:
+    """Submit a record to the index; keep group and row of each note."""
+    if isinstance(record, NotesFact):
+        noted.append((record.gid, record.row))
+    return bool(submit(record))
+
+
+def _train_on_two_ranks(cfg: TrainingConfig) -> None:
+    ranks = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    given = cfg.model_dump(exclude_unset=True) | {"inference_urls": cfg.inference_urls[0]}
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    done = subprocess.run(
+        [sys.executable, "-m", *ranks, "-m", "example_trainer.grpo", *flags],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def config_of(cfg, name):

@@ -35,6 +35,7 @@ from tests.trainer.architectures import write
 from tests.trainer.families import family_of
 from tests.trainer.loaded_ranks import LONE, adapted, loaded
 from tests.trainer.rows import row
+from tests.trainer.run.noted_ranks import noted
 
 ROWS = [row([5, 6, 7], list(range(8, 9 + n)), group=f"{n // 4}") for n in (1, 3, 5, 8, 9)]
 OPTIMIZERS = ("adamw", "adafactor", "sgd")
@@ -369,6 +370,7 @@ PARTS = (
     optimizers,
     not_finite,
     adapter_run,
+    noted,
 )
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from example_trainer.run import reports
 from example_trainer.run.reports import Reporter, TokenValues, notes_of
 from example_trainer.settings.config import TrainingConfig
 from tests.trainer.rows import scored
+from tests.trainer.run.noted_ranks import LENGTHS_G_R
 
 NAN = pytest.approx(math.nan, nan_ok=True)
 GROUPS = [
@@ -69,6 +70,17 @@ def test_only_the_first_rows_are_noted(most, counts):
     values = TokenValues([([0, 1, 2, 3], torch.zeros(4, 2), None)])
     notes = list(notes_of(GROUPS, batch, prepared, values, most))
     assert [one.counts.tolist() for one in notes] == counts
+
+
+@pytest.mark.parametrize(("loss", "flags"), [("grpo", [0, CLIPPED]), ("m2po", [0, FILTERED])])
+def test_two_ranks_note_each_row_once_and_as_one_rank_does(ranks, loss, flags):
+    for rank in ranks:
+        one = rank["noted"][loss]
+        assert one["members"] == [0, 1, 2]
+        assert one["counts"] == [list(lengths) for lengths in LENGTHS_G_R[:2]] + [[2] * 4]
+        assert one["flags"] == flags
+        assert one["same flags"] and one["same reasons"]
+        assert one["distance"] < 2**-9  # a logprob has 11 bits
 
 
 @pytest.fixture
