@@ -25,9 +25,7 @@ from tests.ui.recorded_run import recorded_run  # noqa: E402
 PICTURES = {
     "page-overview": ("#/", "light", 1280, 720),
     "page-rollouts-dark": ("#/rollouts?sort=reward", "dark", 1280, 720),
-    "page-group": ("#/group/7", "light", 1280, 720),
-    "page-tokens": ("#/tokens/7/1?mode=probability&token=30", "light", 1280, 560),
-    "page-curves": ("#/curves", "dark", 1280, 560),
+    "page-weights": ("#/weights", "light", 1280, 560),
     "page-narrow": ("#/group/7", "light", 500, 860),
 }
 
@@ -63,10 +61,44 @@ def shoot(url: str, out: Path) -> None:
             page.goto(f"{url}/ui/{address}")
             page.locator(".view[data-ready]").wait_for()
             page.locator("#run small").wait_for()
-            page.screenshot(path=out / f"{name}.png", animations="disabled")
-            print(out / f"{name}.png")
+            picture(page, out / f"{name}.png")
             page.close()
+        from_curve_to_token(
+            browser.new_page(viewport={"width": 1280, "height": 560}), url, out
+        )
         browser.close()
+
+
+def from_curve_to_token(page: Any, url: str, out: Path) -> None:
+    """Three clicks: the lowest point of the reward, its first rollout, the tokens of a sample."""
+    page.goto(f"{url}/ui/#/curves")
+    plot = page.locator(".chart", has_text="reward rollup").locator(".u-over")
+    plot.wait_for()
+    [curve] = page.request.get(f"{url}/explore/curves?keys=reward").json()["series"]
+    steps = [step for step, _ in curve["points"]]
+    spike, _ = min(curve["points"], key=lambda point: point[1])
+    box = plot.bounding_box()
+    across = box["width"] * (spike - steps[0]) / (steps[-1] - steps[0])
+    plot.hover(position={"x": across, "y": box["height"] / 2})
+    picture(page, out / "page-curves.png")
+    plot.click(position={"x": across, "y": box["height"] / 2})  # 1
+    page.locator(".inner .row").first.wait_for()
+    picture(page, out / "page-spike.png")
+    page.locator(".inner .row").first.click()  # 2
+    tokens = page.locator(".card a", has_text="tokens of").first
+    tokens.wait_for()
+    picture(page, out / "page-group.png")
+    tokens.click()  # 3
+    page.locator(".tok").first.wait_for()
+    page.keyboard.press("3")  # trainer minus sampler
+    page.keyboard.press("n")  # the next token where they differ
+    page.locator(".tok.cursor").wait_for()
+    picture(page, out / "page-tokens.png")
+
+
+def picture(page: Any, path: Path) -> None:
+    page.screenshot(path=path, animations="disabled")
+    print(path)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from atroposlib.api.web.routes_explore import explore_routes
 from atroposlib.api.web.routes_groups import (
     admission_routes,
     data_routes,
-    drop_routes,
     group_routes,
 )
 from atroposlib.api.web.routes_ops import ops_routes
@@ -84,7 +83,6 @@ def create_app(
         run_routes,
         batch_routes,
         group_routes,
-        drop_routes,
         admission_routes,
         ops_routes,
     ):
@@ -117,6 +115,7 @@ def create_view(explorer: Explorer) -> FastAPI:
         app.add_exception_handler(kind, routing.on_error)
     app.include_router(explore_routes(explorer))
     app.router.routes.extend(page_routes())
+    app.add_middleware(SameSiteGuard, refuse=_refuse_page)
     app.add_middleware(HostGuard, allowed=LOOPBACK_HOSTS, refuse=_refuse_page)
     return app
 

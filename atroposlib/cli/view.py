@@ -123,12 +123,12 @@ def _group(explorer: Explorer, gid: int) -> dict[str, bytes]:
 def archive(argv: Sequence[str] | None = None) -> int:
     """Look after the groups that a data directory keeps. The run must have ended."""
     parser = CommandParser(prog="atropos archive", description=archive.__doc__)
-    parser.add_argument("verb", choices=("ls", "pin", "prune", "verify", "reindex"))
+    parser.add_argument("verb", choices=("ls", "pin", "unpin", "prune", "verify", "reindex"))
     parser.add_argument("run", type=Path, help="data directory of the API")
-    parser.add_argument("number", nargs="?", help="pin: a step; prune: GB to keep")
+    parser.add_argument("number", nargs="?", help="pin, unpin: a step; prune: GB to keep")
     options = parser.parse_args(argv)
-    if (options.verb in ("pin", "prune")) != (options.number is not None):
-        parser.error("pin DIR STEP, prune DIR GB, or ls, verify, reindex DIR")
+    if (options.verb in ("pin", "unpin", "prune")) != (options.number is not None):
+        parser.error("pin or unpin DIR STEP, prune DIR GB, or ls, verify, reindex DIR")
     try:
         number = float(options.number or 0)
     except ValueError:
@@ -136,10 +136,11 @@ def archive(argv: Sequence[str] | None = None) -> int:
     kept_bytes = int(number * 2**30) if options.verb == "prune" else EVERYTHING
     again = options.verb == "reindex"
     with explored(options.run, None, kept_bytes, again) as (store, explorer):
-        if options.verb == "pin":
-            gids = explorer.groups_of_step(int(number))
-            store.pin(gids)
-            print(f"{len(gids)} groups of step {int(number)} are pinned")
+        if options.verb in ("pin", "unpin"):
+            found = explorer.pin(int(number), options.verb == "pin")
+            print(
+                f"{found['pinned']} of {found['groups']} groups of step {number:.0f} are pinned"
+            )
         elif options.verb == "prune":
             before = store.stats().disk_bytes
             store.mark()  # any commit frees what exceeds the bound

@@ -36,7 +36,6 @@ from atroposlib.wire.messages import (
 )
 from atroposlib.wire.status import (
     MOSTLY_DROPPED,
-    BatchNotes,
     DropReport,
     EnvShare,
     Heartbeat,

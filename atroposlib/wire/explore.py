@@ -160,9 +160,10 @@ class Member(Struct):
 
 
 class BatchDetail(BatchView, kw_only=True):
-    """GET /explore/batches/{no}."""
+    """GET /explore/batches/{no}. ``pinned`` groups stay beyond the bound of the archive."""
 
     members: list[Member]
+    pinned: int = 0
 
 
 class BatchPage(Struct):
@@ -254,12 +255,11 @@ class VersionAt(Struct):
 
 
 class ServerWeights(Struct):
-    """The last reported version of an inference server."""
+    """A version that an inference server reported, and the first time."""
 
     name: str
-    version: int | None
+    version: int
     at: float
-    phase: str | None
 
 
 class Publish(Struct):
@@ -267,13 +267,12 @@ class Publish(Struct):
 
     version: int
     at: float
-    stage_s: float | None
-    apply_s: float | None
+    publish_s: float | None
     check_s: float | None
 
 
 class Weights(Struct):
-    """GET /explore/weights."""
+    """GET /explore/weights, in order of time; ``servers`` has a line per server and version."""
 
     versions: list[VersionAt]
     servers: list[ServerWeights]

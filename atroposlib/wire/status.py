@@ -124,16 +124,11 @@ class RunStatus(BaseModel):
     staleness: StalenessReport | None = None
     shares: list[EnvShare] = []
     warnings: list[str] = []  # groups that no batch can hold
+    num_steps: int | None = None  # of the trainer
     ages_s: dict[str, float] = {}  # since the last event of each kind at this process
 
 
 # --- reports, all optional: what explorers show besides the groups ---------------------------
-
-
-class BatchNotes(BaseModel):
-    """Reply to POST /batches/{no}/notes: rows that were noted, of those in the body."""
-
-    noted: int
 
 
 class StepReport(BaseModel):

@@ -2,8 +2,8 @@
 
     loop --batch(), step()--> queue --thread--> POST /batches/{no}/notes, POST /steps
 
-The loop never waits for them. A call has three tries; after them, and where the queue is full,
-the report is lost and counted. An API without these routes gets no further ones.
+The loop never waits for them. A report is lost and counted where the API gives no answer for
+``GIVE_UP_S``, where it rejects the report, and where the queue is full.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -22,9 +21,8 @@ import torch
 from torch import Tensor
 
 from atroposlib.client import RolloutClient
-from atroposlib.errors import AtroposError, Forbidden, RolloutApiUnavailable
+from atroposlib.errors import AtroposError
 from atroposlib.trackers import finite_numbers
-from atroposlib.utils.backoff import Backoff
 from atroposlib.wire import TRAINABLE_OUTCOMES, ClaimedBatch, ScoredData, StepReport
 from atroposlib.wire.notes import CLIPPED, FILTERED, TOO_OLD, GroupNotes, pack_notes
 from example_trainer.advantage.prepare import Prepared
@@ -32,12 +30,10 @@ from example_trainer.data.rows import TrainingBatch, at_trained
 from example_trainer.distributed.ranks import Ranks
 
 logger = logging.getLogger(__name__)
-TRIES = 3
-PAUSES = Backoff(1.0, 5.0)
+GIVE_UP_S = 5.0
 MAX_WAITING = 4  # batches and steps
 BODY_BYTES = 16 * 2**20  # of one post, before its compression
 TIMEOUT_S = 30.0  # of a call
-CLOSE_S = 10.0
 LOWEST = float(np.finfo(np.float16).min)
 
 
@@ -50,12 +46,12 @@ class Reporter:
     """
 
     def __init__(self, url: str, generation: Callable[[], int], rows: int | None) -> None:
-        self._client = RolloutClient(url, timeout_s=TIMEOUT_S, give_up_after_s=0.0)
+        self._client = RolloutClient(
+            url, timeout_s=TIMEOUT_S, give_up_after_s=GIVE_UP_S, on_wait=logger.debug
+        )
         self._generation = generation
         self._rows = rows
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_WAITING + 1)
-        self._closing = threading.Event()
-        self._refused = False
         self.lost = 0
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
 
@@ -64,10 +60,9 @@ class Reporter:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Send what waits, within a bound and without pauses between tries."""
-        self._closing.set()
+        """Send what waits, within a bound."""
         self._queue.put(None)
-        self._thread.join(CLOSE_S)
+        self._thread.join(2 * GIVE_UP_S)
 
     def batch(
         self,
@@ -78,19 +73,16 @@ class Reporter:
     ) -> None:
         """Note an acked batch; none of the arguments changes any more."""
         if values is not None:
-            groups = claimed.batch or []
-            notes = partial(notes_of, groups, batch, prepared, values, self._rows)
-            self._put(lambda: self._send_notes(claimed, notes()))
+            about = claimed.batch or [], batch, prepared, values, self._rows
+            self._put(lambda: self._send_notes(claimed, notes_of(*about)))
 
     def step(self, step: int, record: Mapping[str, Any]) -> None:
         """Report the numbers of a finished step."""
         more = {"step": step, "batch_no": record.get("batch_no")}
         report = StepReport.of(finite_numbers(record), role="trainer", **more)
-        self._put(lambda: self._call(lambda: self._client.report_step(report)))
+        self._put(lambda: self._client.report_step(report))
 
     def _put(self, job: Callable[[], None]) -> None:
-        if self._refused:
-            return
         if self._queue.qsize() >= MAX_WAITING:
             self.lost += 1
         else:
@@ -98,9 +90,12 @@ class Reporter:
 
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:
-            if not self._refused:
+            try:
                 self._client.adopt_generation(self._generation())
                 job()
+            except AtroposError as error:
+                self.lost += 1
+                logger.debug(f"a report is lost: {error}")
         self._client.close()
 
     def _send_notes(self, claimed: ClaimedBatch, notes: Iterator[GroupNotes]) -> None:
@@ -108,27 +103,10 @@ class Reporter:
         for one in notes:
             files.append(pack_notes(one))
             if sum(map(len, files)) > BODY_BYTES:
-                self._call(partial(self._client.send_notes, claimed, files))
+                self._client.send_notes(claimed, files)
                 files = []
         if files:
-            self._call(partial(self._client.send_notes, claimed, files))
-
-    def _call(self, call: Callable[[], object]) -> None:
-        for failures in range(1, TRIES + 1):
-            try:
-                call()
-                return
-            except RolloutApiUnavailable as error:
-                problem: AtroposError = error
-                if failures < TRIES:
-                    self._closing.wait(PAUSES.pause_s(failures))
-            except AtroposError as error:
-                problem = error  # an older API: no such route, or none that a trainer may call
-                unknown = getattr(error, "status_code", 0) in (404, 405)
-                self._refused = unknown or isinstance(error, Forbidden)
-                break
-        self.lost += 1
-        logger.debug(f"a report is lost: {problem}")
+            self._client.send_notes(claimed, files)
 
 
 @dataclass

@@ -80,7 +80,9 @@ def test_the_archive_is_listed_pinned_verified_and_indexed_again(run, capsys):
     assert archive(["ls", str(run)]) == 0
     assert "4 rollouts in 2 groups" in capsys.readouterr().out
     assert archive(["pin", str(run), "1"]) == 0
-    assert "1 groups of step 1 are pinned" in capsys.readouterr().out
+    assert "1 of 1 groups of step 1 are pinned" in capsys.readouterr().out
+    assert archive(["unpin", str(run), "1"]) == 0
+    assert "0 of 1 groups of step 1 are pinned" in capsys.readouterr().out
     with explored(run, None) as (_, explorer):
         before = explorer.rollouts({}).rows
         explorer.index.change("UPDATE rollout SET reward = 99, diff_max = 0.5")

@@ -226,15 +226,22 @@ async def _run(
             trainer.send_notes(
                 batch, [notes(at, one) for at, one in enumerate(batch.batch or [])]
             )
-            values = {"loss": 1 / step, "entropy": 0.9 - 0.5 * step / steps}
+            values = {"loss": 1 / step, "entropy": 0.9 - 0.5 * step / steps, "version": step}
+            values |= {"seconds_wait": 3.0, "seconds_train": 5.0, "seconds_publish": 1.5}
+            values |= {"seconds_check": 0.5}
             trainer.report_step(
                 wire.StepReport(role="trainer", step=step, batch_no=step, values=values)
             )
             trainer.announce_version(step)
         beat: dict[str, Any] = {"groups_sent": 2 * step, "rollouts_running": 8}
-        server = ServerState(url="http://127.0.0.1:9001", version=step - 1, running=8)
+        servers = [
+            ServerState(
+                url=f"http://127.0.0.1:{9001 + at}", version=min(step, steps) - at, running=8
+            )
+            for at in (0, 1)  # one is a version behind
+        ]
         one = wire.Heartbeat(role="env", name=joined.wandb_name, phase="rollout", details=beat)
-        await client.heartbeat(one.model_copy(update={"servers": [server]}))
+        await client.heartbeat(one.model_copy(update={"servers": servers}))
         await client.heartbeat(
             wire.Heartbeat(role="trainer", name="trainer", phase="training")
         )

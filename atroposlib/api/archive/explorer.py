@@ -137,10 +137,17 @@ class Explorer(RunViews):
         found = self.index.read(f"{_SELECT} WHERE gid = ? ORDER BY row", (gid,))
         return [rollout_of(row) for row in found]
 
-    def groups_of_step(self, step: int) -> list[int]:
-        """Ids of the groups that were trained on in a step."""
+    def pin(self, step: int, kept: bool = True) -> dict[str, int]:
+        """Keep the groups of a step beyond the bound of the archive, or no longer."""
         sql = "SELECT DISTINCT gid FROM rollout WHERE COALESCE(step, batch_no) = ?"
-        return [gid for (gid,) in self.index.read(sql, (step,))]
+        gids = [gid for (gid,) in self.index.read(sql, (step,))]
+        self._store.pin(gids, kept)
+        return {"groups": len(gids), "pinned": self._store.pinned(gids)}
+
+    def batch(self, no: int, given: Mapping[str, str]) -> explore.BatchDetail:
+        found = super().batch(no, given)
+        found.pinned = self._store.pinned([member.gid for member in found.members])
+        return found
 
     # --- one group ------------------------------------------------------------------
 

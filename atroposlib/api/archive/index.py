@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, fields, replace
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from atroposlib.api.archive.records import (
     BatchFact,
     DropFact,
     EventFact,
-    FindingFact,
     GroupStates,
     NotesFact,
     Record,
@@ -72,10 +71,7 @@ CREATE TABLE weights (
     stage_s REAL, apply_s REAL, check_s REAL);
 CREATE TABLE event (
     id INTEGER PRIMARY KEY, name TEXT NOT NULL, kind TEXT NOT NULL, at REAL NOT NULL,
-    body TEXT NOT NULL);
-CREATE TABLE finding (
-    id INTEGER PRIMARY KEY, rule TEXT NOT NULL, key TEXT NOT NULL, severity TEXT NOT NULL,
-    cause TEXT NOT NULL, evidence TEXT NOT NULL, remedy TEXT NOT NULL, at REAL NOT NULL)
+    body TEXT NOT NULL)
 """
 
 # Created at each opening: an index of an earlier release gets those that it lacks.
@@ -223,12 +219,9 @@ def _event(connection: apsw.Connection, one: EventFact) -> None:
 
 
 def _weight(connection: apsw.Connection, one: WeightFact) -> None:
-    connection.execute("INSERT INTO weights VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", astuple(one))
-
-
-def _finding(connection: apsw.Connection, one: FindingFact) -> None:
-    row = astuple(replace(one, evidence=_json(list(one.evidence))))
-    connection.execute("INSERT INTO finding VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", row)
+    connection.execute(
+        "INSERT INTO weights (server, version, at) VALUES (?, ?, ?)", astuple(one)
+    )
 
 
 _INSERTS: dict[type, Callable[[apsw.Connection, Any], None]] = {
@@ -240,7 +233,6 @@ _INSERTS: dict[type, Callable[[apsw.Connection, Any], None]] = {
     DropFact: _drop,
     EventFact: _event,
     WeightFact: _weight,
-    FindingFact: _finding,
 }
 
 

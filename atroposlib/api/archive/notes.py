@@ -23,9 +23,7 @@ def notes_in(body: bytes, no: int, members: Sequence[BatchMember]) -> list[Notes
     for frame in split_frames(body, len(members)):
         notes = unpack_notes(frame)
         if notes.member >= len(members):
-            raise InvalidGroup(
-                "member", "", f"the batch has the members 0 .. {len(members) - 1}"
-            )
+            raise InvalidGroup("member", "", f"the members are 0 .. {len(members) - 1}")
         member = members[notes.member]
         if len(notes.counts) != member.n_seq:
             raise InvalidGroup("counts", "", f"group {notes.member} has {member.n_seq} rows")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,30 +100,20 @@ class EventFact:
 
 @dataclass(frozen=True, slots=True)
 class WeightFact:
-    """A version at a server, or (``server`` None) at all of them."""
+    """The first report of a version by a server, or (``server`` None) that all hold it."""
 
     server: str | None
     version: int | None
     at: float
-    phase: str | None = None
-    stage_s: float | None = None
-    apply_s: float | None = None
-    check_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FindingFact:
-    """A finding of the doctor."""
-
-    rule: str
-    key: str
-    severity: str
-    cause: str
-    evidence: Sequence[str]
-    remedy: str
-    at: float
-
-
-Record = (RowFacts | BatchFact | GroupStates | NotesFact | StepFact | DropFact | EventFact) | (
-    WeightFact | FindingFact
+Record = (
+    RowFacts
+    | BatchFact
+    | GroupStates
+    | NotesFact
+    | StepFact
+    | DropFact
+    | EventFact
+    | WeightFact
 )

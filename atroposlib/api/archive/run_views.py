@@ -25,6 +25,7 @@ from atroposlib.wire import explore
 MAX_POINTS = 2000  # of a curve
 MAX_KEYS = 64  # per call
 BINS = 20
+Span = tuple[str | None, int]  # environment (None: all), and the first step
 RECENT_STEPS = 500  # whose keys are listed
 NUMBERS = tuple(
     "reward advantage n_tokens n_trained turns tool_calls logprob_mean diff_mean diff_max "
@@ -108,18 +109,19 @@ class RunViews:
     # --- curves ---------------------------------------------------------------------
 
     def curves(self, given: Mapping[str, str]) -> explore.Curves:
-        """Curves of ``keys`` over steps, each at most ``MAX_POINTS`` points (means of buckets)."""
-        require_known(given, "keys", "env", "bucket")
+        """Curves of ``keys`` from a step on, at most ``MAX_POINTS`` points each (or means)."""
+        require_known(given, "keys", "env", "bucket", "from")
         keys = [key for key in given.get("keys", "").split(",") if key]
         bucket = number("bucket", given.get("bucket", "1"), int)
+        span = given.get("env"), number("from", given.get("from", "0"), int)
         if bucket < 1 or len(keys) > MAX_KEYS:
             raise ConfigError(f"bucket: from 1; keys: at most {MAX_KEYS}")
         curves: list[explore.Curve] = []
         for key in keys:
             if key in _CURVES:
-                curves += self._rollup(key, given.get("env"), bucket)
-            curves += self._steps(key, given.get("env"), bucket)
-        return explore.Curves(self._keys(), curves)
+                curves += self._rollup(key, span, bucket)
+            curves += self._steps(key, span, bucket)
+        return explore.Curves(self._keys() if span[1] == 0 else [], curves)
 
     def _keys(self) -> list[str]:
         rows = self.index.read(
@@ -129,22 +131,23 @@ class RunViews:
         )
         return sorted({*_CURVES, *(key for (key,) in rows)})
 
-    def _rollup(self, key: str, env: str | None, bucket: int) -> list[explore.Curve]:
+    def _rollup(self, key: str, span: Span, bucket: int) -> list[explore.Curve]:
         rows = self.index.read(
             f"SELECT COALESCE(batch.step, batch_no) AS at, {_CURVES[key]} FROM rollup "
-            "JOIN batch ON batch.no = batch_no WHERE ?1 IS NULL OR env = ?1 "
+            "JOIN batch ON batch.no = batch_no WHERE (?1 IS NULL OR env = ?1) AND at >= ?2 "
             "GROUP BY at ORDER BY at",
-            (env,),
+            span,
         )
-        return [explore.Curve(key, env, "rollup", thinned(rows, bucket))] if rows else []
+        return [explore.Curve(key, span[0], "rollup", thinned(rows, bucket))] if rows else []
 
-    def _steps(self, key: str, env: str | None, bucket: int) -> list[explore.Curve]:
+    def _steps(self, key: str, span: Span, bucket: int) -> list[explore.Curve]:
         found: dict[tuple[str, str], list[tuple[int, Any]]] = {}
         path = "$." + msgspec.json.encode(key).decode()
         rows = self.index.read(
             "SELECT role, name, step, json_extract(body, ?1) AS value FROM step "
-            "WHERE value IS NOT NULL AND (?2 IS NULL OR name = ?2) ORDER BY role, name, step",
-            (path, env),
+            "WHERE step >= ?3 AND value IS NOT NULL AND (?2 IS NULL OR name = ?2) "
+            "ORDER BY role, name, step",
+            (path, *span),
         )
         for role, name, step, value in rows:
             if isinstance(value, (int, float)):
@@ -181,23 +184,25 @@ class RunViews:
     # --- weights and events -----------------------------------------------------------
 
     def weights(self, given: Mapping[str, str]) -> explore.Weights:
-        """Versions over time, the last word of each server, and durations of publishes."""
-        require_known(given)
-        read = self.index.read
-        last = f"ORDER BY id DESC LIMIT {MAX_POINTS}"
-        versions = read(f"SELECT version, at FROM weights WHERE server IS NULL {last}")
-        servers = read(
-            "SELECT server, version, MAX(at), phase FROM weights WHERE server IS NOT NULL "
-            "GROUP BY server ORDER BY server"
+        """Versions over time, those that servers reported, and durations of publishes."""
+        require_known(given, "limit")
+        most = limit_of(given)
+
+        def last(sql: str, most: int = most) -> list[tuple[Any, ...]]:
+            return list(self.index.read(f"{sql} DESC LIMIT {most}"))[::-1]
+
+        at_server = (
+            "SELECT server, version, at FROM weights WHERE server IS NOT NULL ORDER BY id"
         )
-        published = read(
-            "SELECT version, at, stage_s, apply_s, check_s FROM weights WHERE version IS NOT "
-            f"NULL AND COALESCE(stage_s, apply_s, check_s) IS NOT NULL {last}"
+        announced = "SELECT version, at FROM weights WHERE server IS NULL ORDER BY id"
+        step = (
+            "SELECT CAST(body ->> 'version' AS INTEGER), at, body ->> 'seconds_publish', "
+            "body ->> 'seconds_check' FROM step WHERE role = 'trainer' ORDER BY step"
         )
         return explore.Weights(
-            [explore.VersionAt(*row) for row in reversed(versions) if row[0] is not None],
-            [explore.ServerWeights(*row) for row in servers],
-            [explore.Publish(*row) for row in reversed(published)],
+            [explore.VersionAt(*row) for row in last(announced) if row[0] is not None],
+            [explore.ServerWeights(*row) for row in last(at_server, MAX_POINTS)],
+            [explore.Publish(*row) for row in last(step) if row[0] and row[2]],
         )
 
     def events(self, given: Mapping[str, str]) -> explore.EventPage:

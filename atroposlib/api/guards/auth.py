@@ -89,6 +89,7 @@ SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     ("GET", "/batches/dead"): READ,
     ("POST", "/batches/{no}/revive"): ADMIN,
     ("POST", "/batches/{no}/drop"): ADMIN,
+    ("POST", "/explore/steps/{step}/pin"): ADMIN,
     # Destructive.
     ("GET", "/reset_data"): ADMIN,
     ("POST", "/reset_data"): ADMIN,

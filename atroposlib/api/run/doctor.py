@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import astuple, replace
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 from anyio.to_thread import run_sync as in_thread
 
-from atroposlib.api.archive.records import FindingFact
 from atroposlib.api.run.events import Events
 from atroposlib.api.run.metrics import Metrics
 from atroposlib.doctor.diagnosis import answer, diagnose, moving
@@ -30,10 +29,9 @@ class Doctor:
         metrics: Metrics,
         events: Events,
         clock: Callable[[], float],
-        keep: Callable[[FindingFact], object],
     ) -> None:
         self._status, self._metrics = status, metrics
-        self._events, self._clock, self._keep = events, clock, keep
+        self._events, self._clock = events, clock
         self._looked_at = 0.0  # monotonic
         self._turn = asyncio.Lock()
         self._latest: Look | None = None
@@ -65,7 +63,6 @@ class Doctor:
         for key, one in found.items():
             if key not in self._known:
                 self._publish("began", one)
-                self._keep(FindingFact(str(one.rule), *astuple(one)[1:]))
             else:  # the time of a finding is that of its beginning
                 found[key] = replace(one, at=self._known[key].at)
         for key in self._known.keys() - found.keys():

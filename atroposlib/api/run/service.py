@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from atroposlib import wire
 from atroposlib.api.archive.explorer import RunFacts
-from atroposlib.api.archive.records import DropFact, StepFact
+from atroposlib.api.archive.records import DropFact, StepFact, WeightFact
 from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.common.records import (
     MAX_DELIVERIES,
@@ -61,9 +61,8 @@ class RolloutService:
         self.claims = Claims(self.context, max_deliveries)
         self.admission = AdmissionControl(self.context)
         self.legacy_batches = LegacyBatchEndpoint(self.context, self.claims)
-        self.doctor = Doctor(
-            self.status, self.metrics, self.events, clock, self.context.indexer.submit
-        )
+        self.doctor = Doctor(self.status, self.metrics, self.events, clock)
+        self._held: dict[tuple[str, str], int] = {}  # (run, server) -> newest version reported
 
     @property
     def run(self) -> RunRecord:
@@ -223,11 +222,8 @@ class RolloutService:
                 raise ConfigError("env_id: missing; the reply to /register-env has it")
             who = wire.EnvIdentifier(env_id=report.env_id, run_id=report.run_id)
             name = (await self._calling_env(who, caller)).wandb_name
-        fact = StepFact(
-            *(report.role, name, report.step, self.context.clock(), report.values),
-            report.batch_no,
-        )
-        return self.context.indexer.submit(fact)
+        about = report.role, name, report.step, self.context.clock(), report.values
+        return self.context.indexer.submit(StepFact(*about, report.batch_no))
 
     async def report_drops(
         self, report: wire.DropReport, sample: ParsedGroup | None, caller: Caller | None = None
@@ -239,6 +235,16 @@ class RolloutService:
             media, payload = sample.media.value, bytes(sample.payload)
             fact = replace(fact, media=media, sample=payload, facts=sample.facts)
         return self.context.indexer.submit(fact)
+
+    def heartbeat(self, beat: wire.Heartbeat) -> None:
+        """Record a heartbeat, and index the first report of a version by a server."""
+        self.context.liveness.record_heartbeat(beat)
+        for state in beat.servers:
+            known, version = (self.run.run_id, state.url), state.version
+            if version is not None and version > self._held.get(known, -1):
+                self._held[known] = version
+                at = self.context.clock()
+                self.context.indexer.submit(WeightFact(state.url, version, at))
 
     # --- status ------------------------------------------------------------------------
 
@@ -297,6 +303,7 @@ class RolloutService:
                 )
                 for no, n_seq, n, until in stats.leases
             ],
+            num_steps=None if run.trainer is None else run.trainer.num_steps,
             ages_s=self.events.ages_s(),
             index_skipped=self.context.indexer.skipped,
         )

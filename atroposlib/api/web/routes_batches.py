@@ -41,18 +41,13 @@ def batch_routes(service: RolloutService) -> APIRouter:
         first = await service.claims.ack(no, body.generation, body.epoch, body.rank)
         return of_json({"status": "acked", "first": first})
 
-    @router.post(
-        "/{no}/notes",
-        response_model=wire.BatchNotes,
-        openapi_extra=NOTES,
-        responses=refusals(409),
-    )
+    @router.post("/{no}/notes", openapi_extra=NOTES, responses=refusals(409))
     async def notes(
         no: int, generation: int, epoch: int, request: Request, rank: int | None = None
     ) -> Response:
         body = bytes(formats.whole(await body_of(request)))
         noted = await service.claims.note(no, generation, epoch, rank, body)
-        return of_json(wire.BatchNotes(noted=noted))
+        return of_json({"noted": noted})
 
     @router.post("/{no}/extend", responses=refusals(409))
     async def extend(no: int, body: wire.ExtendRequest) -> Response:

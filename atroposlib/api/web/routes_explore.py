@@ -1,4 +1,4 @@
-"""HTTP of the explorer: what a run sampled, read-only. One router for live and ended runs."""
+"""HTTP of the explorer: what a run sampled, and pins. One router for live and ended runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from atroposlib.api.archive.explorer import Explorer
 from atroposlib.api.web.openapi import refusals
-from atroposlib.api.web.routing import of_bytes
+from atroposlib.api.web.routing import of_bytes, of_json
 
 
 def explore_routes(explorer: Explorer) -> APIRouter:
@@ -51,5 +51,9 @@ def explore_routes(explorer: Explorer) -> APIRouter:
     @router.get("/groups/{gid}/rows/{row}", responses=refusals(404))
     async def row(gid: int, row: int, request: Request) -> Response:
         return await answer(request, explorer.row, gid, row)
+
+    @router.post("/steps/{step}/pin", responses=refusals())
+    async def pin(step: int, kept: bool = True) -> Response:
+        return of_json(await in_thread(explorer.pin, step, kept))
 
     return router

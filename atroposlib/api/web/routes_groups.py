@@ -181,7 +181,7 @@ def group_routes(service: RolloutService) -> APIRouter:
 
 
 def admission_routes(service: RolloutService) -> APIRouter:
-    """Routes for the admission of rollouts."""
+    """Routes for the admission of rollouts, and POST /drops for groups that are not sent."""
     router = APIRouter(tags=["admission"], route_class=JsonRoute)
 
     @router.post("/admission", response_model=AdmissionReply, responses=refusals(404, 409))
@@ -198,13 +198,6 @@ def admission_routes(service: RolloutService) -> APIRouter:
     async def release(body: AdmissionRelease, request: Request) -> Response:
         found = await service.admission.release(body.admission_id, caller_of(request))
         return of_json({"status": "released", "found": found})
-
-    return router
-
-
-def drop_routes(service: RolloutService) -> APIRouter:
-    """POST /drops, by which environments report groups that they do not send."""
-    router = APIRouter(tags=["data"], route_class=JsonRoute)
 
     @router.post("/drops", openapi_extra=DROPPED_GROUP, responses=refusals(404))
     async def drops(report: Annotated[DropReport, Query()], request: Request) -> Response:

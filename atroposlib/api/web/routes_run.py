@@ -198,5 +198,5 @@ def _info_routes(router: APIRouter, service: RolloutService) -> None:
     @router.post("/heartbeat", responses=refusals())
     async def heartbeat(body: wire.Heartbeat, request: Request) -> Response:
         require_role(caller_of(request), body.role)
-        service.context.liveness.record_heartbeat(body)
+        service.heartbeat(body)
         return of_json({"status": "ok"})

@@ -1,23 +1,23 @@
 // Reads of the rollout API: JSON of this origin only, with the token in a header.
 
+import { search } from "./dom.js";
 import { answer, kept } from "./kept.js";
 
 const KEY = "atropos-token"; // of sessionStorage: it ends with the tab, and no address has it
 
-export class ApiError extends Error {
+class ApiError extends Error {
   constructor(status, detail) { super(detail); this.status = status; }
 }
 
 let asked = null; // one question for the token at a time
 
-export async function get(path, query = {}, signal = undefined) {
+export async function get(path, query = {}, signal = undefined, method = "GET") {
   if (kept) return answer(path, query);
-  const words = new URLSearchParams(Object.entries(query).filter(([, v]) => v !== null && v !== undefined && v !== ""));
   const token = sessionStorage.getItem(KEY);
   let reply;
   try {
-    reply = await fetch(`..${path}${words.size ? `?${words}` : ""}`, {
-      signal, cache: "no-store", credentials: "omit", headers: token ? { authorization: `Bearer ${token}` } : {},
+    reply = await fetch(`..${path}${search(query)}`, {
+      method, signal, cache: "no-store", credentials: "omit", headers: token ? { authorization: `Bearer ${token}` } : {},
     });
   } catch (error) {
     if (signal?.aborted) throw error;
@@ -29,7 +29,7 @@ export async function get(path, query = {}, signal = undefined) {
     sessionStorage.removeItem(KEY);
     asked ??= api.askToken().finally(() => { asked = null; });
     sessionStorage.setItem(KEY, await asked);
-    return get(path, query, signal);
+    return get(path, query, signal, method);
   }
   throw new ApiError(reply.status, typeof detail === "string" ? detail : `status ${reply.status}`);
 }

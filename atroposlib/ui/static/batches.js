@@ -1,6 +1,7 @@
 // Batches: the ledger as a list, and one batch with its composition and members.
 
-import { address, bar, count, duration, empty, facts, fixed, h, link, number, orDash, section, table, time } from "./dom.js";
+import { get } from "./api.js";
+import { address, bar, col, count, duration, empty, facts, fixed, h, link, mark, num, number, orDash, section, sum, table, time, visit } from "./dom.js";
 
 const PAGE = 100;
 
@@ -25,44 +26,53 @@ export async function show(context) {
   await tail;
 }
 
-export const lease = (batch) => {
+const lease = (batch) => {
   if (batch.lease_until === null || batch.acked !== null) return "–";
   const left = batch.lease_until - Date.now() / 1000;
-  return left < 0 ? h("span", { class: "bad" }, `ended ${duration(-left)} ago`) : `${duration(left)} left`;
+  return left < 0 ? mark(true, `ended ${duration(-left)} ago`) : `${duration(left)} left`;
 };
 const mix = (batch) => batch.envs.map((e) => `${e.env ?? "?"} ${e.sequences}`).join(", ");
 const stale = (batch) => {
   const all = Object.entries(batch.staleness ?? {});
-  const n = all.reduce((sum, [, k]) => sum + k, 0);
-  return n ? number(all.reduce((sum, [v, k]) => sum + Number(v) * k, 0) / n, 1) : "–";
+  const n = sum(all, ([, k]) => k);
+  return n ? number(sum(all, ([v, k]) => v * k) / n, 1) : "–";
 };
 const COLUMNS = [
-  { title: "batch", num: true, cell: (b) => link(address(`batch/${b.no}`), b.no) }, { title: "step", num: true, cell: (b) => count(b.step) },
-  { title: "state", cell: (b) => h("span", { class: b.state === "dead" ? "bad" : "" }, b.state) },
-  { title: "deliveries", num: true, cell: (b) => h("span", { class: b.epoch > 1 ? "bad" : "" }, count(b.epoch)), hint: "more than one: a lease ended before the ack" },
-  { title: "lease", num: true, cell: lease }, { title: "ranks", num: true, cell: (b) => (b.world_size > 1 ? `${b.ranks.length}/${b.world_size}` : "–"), hint: "ranks that acked" },
-  { title: "sequences", num: true, cell: (b) => count(b.n_seq) }, { title: "groups", num: true, cell: (b) => count(b.groups) },
-  { title: "staleness", num: true, cell: stale }, { title: "environments", cell: mix },
-  { title: "claimed", num: true, cell: (b) => time(b.claimed) },
-  { title: "step took", num: true, cell: (b) => (b.claimed === null || b.acked === null ? "–" : duration(b.acked - b.claimed)) },
+  num("batch", (b) => link(address(`batch/${b.no}`), b.no)), num("step", (b) => count(b.step)),
+  col("state", (b) => mark(b.state === "dead", b.state)),
+  num("deliveries", (b) => mark(b.epoch > 1, count(b.epoch)), "more than one: a lease ended before the ack"),
+  num("lease", lease), num("ranks", (b) => (b.world_size > 1 ? `${b.ranks.length}/${b.world_size}` : "–"), "ranks that acked"),
+  num("sequences", (b) => count(b.n_seq)), num("groups", (b) => count(b.groups)),
+  num("staleness", stale), col("environments", mix),
+  num("claimed", (b) => time(b.claimed)),
+  num("step took", (b) => (b.claimed === null || b.acked === null ? "–" : duration(b.acked - b.claimed))),
 ];
+
+function pin(step, pinned) {
+  const button = h("button", { type: "button", onclick: async () => {
+    try { ({ pinned } = await get(`/explore/steps/${step}/pin`, { kept: !pinned }, undefined, "POST")); label(); } catch (error) { button.replaceWith(h("small", { class: "bad" }, error.message)); }
+  } });
+  const label = () => { button.textContent = pinned ? "unpin" : "pin"; button.title = "Groups of a pinned step stay beyond --archive-gb"; };
+  label();
+  return button;
+}
 
 async function one(context, no) {
   const batch = await context.get(`/explore/batches/${no}`);
-  context.box.append(h("h1", {}, `Batch ${no}`, h("small", {}, " ", link(address("rollouts", { batch_no: no }), "its rollouts"))),
+  context.box.append(h("h1", {}, `Batch ${no}`, h("small", {}, " ", link(address("rollouts", { batch_no: no }), "its rollouts")), " ", pin(batch.step ?? no, batch.pinned)),
     facts(["step", count(batch.step)], ["state", batch.state], ["deliveries", count(batch.epoch)], ["generation", count(batch.generation)], ["lease", lease(batch)],
       ["sequences", count(batch.n_seq)], ["oldest version", count(batch.min_version)], ["ranks acked", `${batch.ranks.length} of ${orDash(batch.world_size)}`],
       ["claimed", time(batch.claimed)], ["acked", time(batch.acked)]),
     h("div", { class: "pair" },
-      section("Composition", table([{ title: "environment", cell: (e) => orDash(e.env) }, { title: "sequences", num: true, cell: (e) => count(e.sequences) },
-        { title: "", cell: (e) => bar(e.sequences / batch.n_seq, { label: "share of the batch" }) }], batch.envs)),
-      section("Staleness", Object.keys(batch.staleness ?? {}).length ? table([{ title: "versions behind", num: true, cell: ([v]) => v }, { title: "sequences", num: true, cell: ([, n]) => count(n) },
-        { title: "", cell: ([, n]) => bar(n / batch.n_seq) }], Object.entries(batch.staleness).sort((a, b) => a[0] - b[0])) : empty("Unknown.", "The groups carry no versions."))),
-    section("Groups", table([{ title: "group", num: true, cell: (m) => link(address(`group/${m.gid}`), m.gid) }, { title: "environment", cell: (m) => orDash(m.env) },
-      { title: "item", cell: (m) => orDash(m.item) }, { title: "sequences", num: true, cell: (m) => count(m.n_seq) }, { title: "mean reward", num: true, cell: (m) => fixed(m.reward_mean) },
-      { title: "spread", num: true, cell: (m) => h("span", { class: m.reward_std === 0 ? "dim" : "" }, fixed(m.reward_std)) }], batch.members, { open: (m) => address(`group/${m.gid}`), label: "Groups of the batch" })));
+      section("Composition", table([col("environment", (e) => orDash(e.env)), num("sequences", (e) => count(e.sequences)),
+        col("", (e) => bar(e.sequences / batch.n_seq, { label: "share of the batch" }))], batch.envs)),
+      section("Staleness", Object.keys(batch.staleness ?? {}).length ? table([num("versions behind", ([v]) => v), num("sequences", ([, n]) => count(n)),
+        col("", ([, n]) => bar(n / batch.n_seq))], Object.entries(batch.staleness).sort((a, b) => a[0] - b[0])) : empty("Unknown.", "The groups carry no versions."))),
+    section("Groups", table([num("group", (m) => link(address(`group/${m.gid}`), m.gid)), col("environment", (m) => orDash(m.env)),
+      col("item", (m) => orDash(m.item)), num("sequences", (m) => count(m.n_seq)), num("mean reward", (m) => fixed(m.reward_mean)),
+      num("spread", (m) => h("span", { class: m.reward_std === 0 ? "dim" : "" }, fixed(m.reward_std)))], batch.members, { open: (m) => address(`group/${m.gid}`), label: "Groups of the batch" })));
   context.keys({
-    J: ["Next batch", () => { location.hash = address(`batch/${Number(no) + 1}`); }],
-    K: ["Previous batch", () => { location.hash = address(`batch/${Math.max(1, Number(no) - 1)}`); }],
+    J: ["Next batch", () => visit(`batch/${Number(no) + 1}`)],
+    K: ["Previous batch", () => visit(`batch/${Math.max(1, Number(no) - 1)}`)],
   });
 }

@@ -13,15 +13,15 @@ const colourOf = (name) => {
   return color;
 };
 
-export function ema(values, alpha) { // mean of the points so far, the newest weighted most
+function ema(values, alpha) { // mean of the points so far, the newest weighted most
   let mean = null;
   return values.map((value) => { mean = value === null ? mean : mean === null ? value : alpha * value + (1 - alpha) * mean; return mean; });
 }
 
 // points: [[x, y]] ascending in x. onPoint(x) after a click, onRange(from, to) after a drag.
-export function chart({ title, points, smooth = 1, dots = false, onPoint, onRange, signal, height = HEIGHT, extra = null }) {
+export function chart({ title, points, smooth = 1, dots = false, onPoint, onRange, signal }) {
   const place = h("div", { class: "plot" });
-  const box = h("figure", { class: "chart" }, h("figcaption", {}, title, extra), place,
+  const box = h("figure", { class: "chart" }, h("figcaption", {}, title), place,
     h("details", {}, h("summary", {}, `${points.length} points`), h("div", { class: "points" }, points.slice(-500).reverse().map(([x, y]) => h("span", {}, `${number(x)}: `, h("b", {}, number(y)))))));
   const xs = points.map(([x]) => x), ys = points.map(([, y]) => y);
   let plot = null;
@@ -31,7 +31,7 @@ export function chart({ title, points, smooth = 1, dots = false, onPoint, onRang
     const axis = { stroke: colourOf("--soft"), grid: { stroke: colourOf("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
     const accent = colourOf("--accent"), light = colourOf("--line2");
     plot = new uPlot({
-      width, height, legend: { show: false }, padding: [8, 8, 0, 0],
+      width, height: HEIGHT, legend: { show: false }, padding: [8, 8, 0, 0],
       cursor: { y: false, drag: { x: true, y: false, setScale: false }, points: { size: 6 } },
       scales: { x: { time: false } },
       axes: [{ ...axis, size: 24, space: 60, incrs: STEPS }, { ...axis, size: 48, space: 28, values: (_, splits) => splits.map((v) => number(v, 2)) }],

@@ -1,6 +1,6 @@
 // Curves of the run: one small chart per key. A click shows the rollouts of that step.
 
-import { address, empty, h } from "./dom.js";
+import { empty, h, visit } from "./dom.js";
 import { chart } from "./chart.js";
 
 const MAX_KEYS = 8;
@@ -13,7 +13,7 @@ export async function show(context) {
   let picked = (context.query.keys ?? "").split(",").filter(Boolean);
   const first = await context.get("/explore/curves", { env, keys: picked.join(",") });
   const keys = [...new Set([...first.keys, ...first.series.map((one) => one.key)])];
-  const go = (changes) => { location.hash = address("curves", { ...context.query, ...changes }); };
+  const go = (changes) => visit("curves", { ...context.query, ...changes });
   if (!picked.length) picked = preferred(keys);
   const series = (await context.get("/explore/curves", { env, keys: picked.join(",") })).series;
   const field = h("input", { type: "search", placeholder: "keys", "aria-label": "Keys shown", list: "keys", autocomplete: "off",
@@ -37,7 +37,7 @@ export async function show(context) {
   }
   async function rows(step, { key, env: named }) { // without steps of the trainer, a point is a batch
     const { counted } = await context.get("/explore/rollouts", { step, limit: 1 });
-    location.hash = address("rollouts", { [counted.n ? "step" : "batch_no"]: step, env: named, sort: worst(key) });
+    visit("rollouts", { [counted.n ? "step" : "batch_no"]: step, env: named, sort: worst(key) });
   }
   let seen = JSON.stringify(series);
   context.live(async () => {
@@ -47,7 +47,7 @@ export async function show(context) {
   context.keys({ "/": ["Add a key", () => field.focus()], e: ["Mean of the last ten", () => go({ ema: smooth < 1 ? "" : 0.1 })] });
 }
 
-export function preferred(keys) {
+function preferred(keys) {
   const wanted = ["reward", "reward_std", "tokens_mean", "loss", "kl", "entropy", "diff_max", "truncated_share"];
   const found = wanted.flatMap((word) => keys.filter((key) => key === word || key.endsWith(`/${word}`)).slice(0, 1));
   return (found.length ? found : keys).slice(0, MAX_KEYS);

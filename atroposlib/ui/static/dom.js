@@ -59,10 +59,14 @@ export function prose(text, shown = MAX_SHOWN) { // a long text, cut with a butt
 }
 
 export const link = (href, ...children) => h("a", { href }, ...children);
-export const address = (path, query = {}) => {
+export const search = (query) => { // without what is unknown or empty
   const words = new URLSearchParams(Object.entries(query).filter(([, v]) => v !== null && v !== undefined && v !== ""));
-  return `#/${path}${words.size ? `?${words}` : ""}`;
+  return words.size ? `?${words}` : "";
 };
+export const address = (path, query = {}) => `#/${path}${search(query)}`;
+export const visit = (path, query) => { location.hash = address(path, query); };
+export const sum = (list, of) => list.reduce((total, one) => total + (Number(of(one)) || 0), 0);
+export const mark = (bad, ...children) => h("span", { class: bad ? "bad" : "" }, children);
 
 // --- numbers: null is unknown, shown as a dash and never as 0
 
@@ -106,7 +110,9 @@ export const section = (title, ...body) => h("section", {}, h("h2", {}, title), 
 export const facts = (...pairs) => h("dl", { class: "facts" },
   pairs.filter(Boolean).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 
-// Columns: {title, cell(row), num: right-aligned}; a row with ``open`` is a link by mouse and Enter.
+// Columns of a table: cell(row), right-aligned for numbers. A row with ``open`` is a link by mouse and Enter.
+export const col = (title, cell, hint) => ({ title, cell, hint });
+export const num = (title, cell, hint) => ({ title, cell, hint, num: true });
 export function table(columns, rows, { open, label } = {}) {
   return h("div", { class: "scroll" }, h("table", { "aria-label": label },
     h("thead", {}, h("tr", {}, columns.map((c) => h("th", { class: c.num && "num", scope: "col", title: c.hint }, c.title)))),

@@ -1,17 +1,26 @@
 // Environments: share of the trained tokens, reward, groups kept and dropped by reason, lengths.
 
-import { address, bar, count, duration, empty, facts, h, link, number, sparkline } from "./dom.js";
+import { address, bar, count, duration, empty, facts, h, link, mark, number, sparkline, sum } from "./dom.js";
+
+const CURVED = 400; // steps of the reward
 
 export async function show(context) {
   const cards = h("div", { class: "envs" });
   context.box.append(cards);
   const lengths = new Map(); // histograms change slowly: asked once per environment
+  const runs = await context.optional("/explore/runs");
+  let drawn, curves = new Map(); // they change with a step
   await context.live(async () => {
-    const [status, runs] = await Promise.all([context.optional("/status"), context.optional("/explore/runs")]);
+    const status = await context.optional("/status");
     const shares = (status?.shares ?? []).filter((share) => share.env_id !== null);
     const names = [...new Set([...(runs?.runs ?? []).flatMap((run) => run.envs), ...shares.map((share) => share.name)])].sort();
     await Promise.all(names.filter((name) => !lengths.has(name)).map(async (name) => lengths.set(name, await context.optional("/explore/histogram", { field: "n_tokens", env: name }))));
-    const curves = new Map(await Promise.all(names.map(async (env) => [env, await context.optional("/explore/curves", { keys: "reward,reward_std", env })])));
+    const now = `${status?.batches_acked} ${names}`;
+    if (now !== drawn) {
+      const from = Math.max(0, (status?.current_step ?? 0) - CURVED);
+      curves = new Map(await Promise.all(names.map(async (env) => [env, await context.optional("/explore/curves", { keys: "reward,reward_std", env, from })])));
+      drawn = now;
+    }
     cards.replaceChildren(...names.map((name) => environment(name, {
       share: shares.find((one) => one.name === name), lengths: lengths.get(name),
       beats: (status?.participants ?? []).filter((p) => p.role === "env" && p.name.startsWith(name.replace(/_\d+$/, ""))),
@@ -23,7 +32,7 @@ export async function show(context) {
 
 function environment(name, { share, beats, points, lengths }) {
   const [reward, spread] = [points("reward"), points("reward_std")];
-  const total = (key) => (beats.some((p) => p.details[key] !== undefined) ? beats.reduce((sum, p) => sum + (p.details[key] ?? 0), 0) : null);
+  const total = (key) => (beats.some((p) => p.details[key] !== undefined) ? sum(beats, (p) => p.details[key]) : null);
   const named = (prefix) => [...new Set(beats.flatMap((p) => Object.keys(p.details)).filter((key) => key.startsWith(prefix)))].filter((key) => total(key));
   const [sent, dropped] = [total("groups_sent"), total("groups_dropped")];
   const last = [...beats].sort((a, b) => a.age_s - b.age_s)[0];
@@ -32,7 +41,7 @@ function environment(name, { share, beats, points, lengths }) {
     h("header", {}, h("b", {}, name), h("span", { class: "grow" }), link(address("rollouts", { env: name }), "rollouts"), link(address("curves", { env: name }), "curves")),
     facts(["reward", number(reward.at(-1)?.[1])], spread.length && ["spread", number(spread.at(-1)[1])],
       ["kept", count(sent)], ["dropped", count(dropped)], ["failed rollouts", count(total("rollouts_failed"))], ["running", count(total("rollouts_running"))],
-      last && ["heard", last.age_s > 15 ? h("span", { class: "bad" }, `silent for ${duration(last.age_s)}`) : `${duration(last.age_s)} ago`]),
+      last && ["heard", last.age_s > 15 ? mark(true, `silent for ${duration(last.age_s)}`) : `${duration(last.age_s)} ago`]),
     reward.length > 1 && h("p", { class: "wide" }, sparkline(reward.map(([, y]) => y), 300, 36)),
     share && h("p", { class: "share" }, bar(share.realised, { mark: share.asked, label: `share of the trained tokens: ${percent(share.realised)}, wanted ${percent(share.asked)}` }),
       h("small", {}, `${percent(share.realised)} of the trained tokens, wanted ${percent(share.asked)}`)),
@@ -43,7 +52,7 @@ function environment(name, { share, beats, points, lengths }) {
 }
 
 function percentiles(bins) {
-  const all = bins.reduce((sum, bin) => sum + bin.n, 0), most = Math.max(1, ...bins.map((bin) => bin.n));
+  const all = sum(bins, (bin) => bin.n), most = Math.max(1, ...bins.map((bin) => bin.n));
   const at = (share) => { let n = 0; return bins.find((bin) => (n += bin.n) >= share * all)?.to; };
   return h("div", { class: "hist" }, h("div", { class: "bins small" }, bins.map((bin) => h("span", { class: "bin", vars: { "--share": `${(bin.n / most) * 100}%` } }))),
     h("small", {}, `tokens: median ${count(Math.round(at(0.5)))}, 95 % under ${count(Math.round(at(0.95)))}`));

@@ -1,6 +1,6 @@
 // One group: its samples side by side, the baseline, its life, and the difference of two samples.
 
-import { address, bytes, count, duration, empty, escaped, facts, fixed, h, link, number, orDash, prose, put, section, signed, time } from "./dom.js";
+import { address, bytes, count, duration, empty, escaped, facts, fixed, h, link, mark, number, orDash, prose, put, section, signed, time, visit } from "./dom.js";
 import { versions } from "./rollouts.js";
 
 const MAX_WORDS = 1500; // of each side of a difference: the table has the square of it
@@ -35,15 +35,15 @@ export async function show(context) {
     if (by) cards[cursor]?.scrollIntoView({ block: "nearest", inline: "nearest" });
   };
   move(0);
-  const open = () => { location.hash = address(`tokens/${gid}/${rows[cursor].row}`); };
+  const open = () => visit(`tokens/${gid}/${rows[cursor].row}`);
   context.keys({
     j: ["Next sample", () => move(1)], k: ["Previous sample", () => move(-1)],
     ArrowRight: ["Next sample", () => move(1)], ArrowLeft: ["Previous sample", () => move(-1)],
     Enter: ["Tokens of the sample", open], t: ["Tokens of the sample", open],
     d: ["Pick for the difference of two", () => cards[cursor]?.querySelector("input").click()],
-    i: ["The item across steps", () => { if (group.item !== null) location.hash = address(`item/${encodeURIComponent(group.item)}`, { env: group.env }); }],
-    J: ["Next group", () => { location.hash = address(`group/${Number(gid) + 1}`); }],
-    K: ["Previous group", () => { location.hash = address(`group/${Math.max(0, Number(gid) - 1)}`); }],
+    i: ["The item across steps", () => { if (group.item !== null) visit(`item/${encodeURIComponent(group.item)}`, { env: group.env }); }],
+    J: ["Next group", () => visit(`group/${Number(gid) + 1}`)],
+    K: ["Previous group", () => visit(`group/${Math.max(0, Number(gid) - 1)}`)],
   });
 }
 
@@ -70,10 +70,10 @@ function card(row, { gid, most, pick }) {
       link(trained, `tokens of ${row.row}`)),
     facts(["tokens", count(row.n_tokens)], ["trained", count(row.n_trained)], ["version", versions(row)],
       row.turns !== null && row.turns > 1 && ["turns", count(row.turns)], row.tool_calls && ["tools", count(row.tool_calls)],
-      ["finish", orDash(row.finish_reason)], row.outcome && row.outcome !== "ok" && ["outcome", h("span", { class: "bad" }, row.outcome)],
+      ["finish", orDash(row.finish_reason)], row.outcome && row.outcome !== "ok" && ["outcome", mark(true, row.outcome)],
       row.logprob_mean !== null && ["log p", number(row.logprob_mean, 2)], row.diff_max !== null && ["|Δ| max", number(row.diff_max)],
       row.clipped_share !== null && ["clipped", `${(row.clipped_share * 100).toFixed(1)} %`],
-      row.why && ["why", h("span", { class: "bad" }, row.why)],
+      row.why && ["why", mark(true, row.why)],
       ...Object.entries(row.metrics ?? {}).map(([name, value]) => [name, typeof value === "number" ? number(value) : String(value)]),
       ...Object.entries(row.timings ?? {}).map(([name, value]) => [name, duration(value)])),
     row.judge && h("details", {}, h("summary", {}, "judge"), prose(row.judge)),

@@ -1,6 +1,6 @@
 // One item across steps: its groups, newest version first, and reward over the policy version.
 
-import { address, count, empty, facts, fixed, h, link, number, put, table, time } from "./dom.js";
+import { address, col, count, empty, facts, fixed, h, link, num, number, put, sum, table, time } from "./dom.js";
 import { chart } from "./chart.js";
 
 const MAX_ROWS = 500;
@@ -14,17 +14,17 @@ export async function show(context) {
   const points = groups.filter((g) => g.version !== null).map((g) => [g.version, g.mean]).sort((a, b) => a[0] - b[0]);
   if (points.length > 1) context.box.append(chart({ title: "mean reward by policy version", points, dots: true, signal: context.signal }));
   context.box.append(table([
-    { title: "group", cell: (g) => link(address(`group/${g.gid}`), g.gid) },
-    { title: "arrived", num: true, cell: (g) => time(g.arrived) },
-    { title: "step", num: true, cell: (g) => count(g.step) }, { title: "version", num: true, cell: (g) => count(g.version) },
-    { title: "mean", num: true, cell: (g) => fixed(g.mean) }, { title: "worst", num: true, cell: (g) => fixed(Math.min(...g.rewards)) },
-    { title: "best", num: true, cell: (g) => fixed(Math.max(...g.rewards)) },
-    { title: "tokens", num: true, cell: (g) => number(g.tokens, 0) },
-    { title: "rewards", cell: (g) => h("code", {}, g.rewards.map((r) => number(r, 2)).join("  ")) },
+    col("group", (g) => link(address(`group/${g.gid}`), g.gid)),
+    num("arrived", (g) => time(g.arrived)),
+    num("step", (g) => count(g.step)), num("version", (g) => count(g.version)),
+    num("mean", (g) => fixed(g.mean)), num("worst", (g) => fixed(Math.min(...g.rewards))),
+    num("best", (g) => fixed(Math.max(...g.rewards))),
+    num("tokens", (g) => number(g.tokens, 0)),
+    col("rewards", (g) => h("code", {}, g.rewards.map((r) => number(r, 2)).join("  "))),
   ], groups, { open: (g) => address(`group/${g.gid}`), label: "Groups of this item" }));
 }
 
-export function grouped(rows) {
+function grouped(rows) {
   const byGid = new Map();
   for (const row of rows) {
     if (!byGid.has(row.gid)) byGid.set(row.gid, []);
@@ -33,6 +33,6 @@ export function grouped(rows) {
   return [...byGid.values()].map((all) => {
     const rewards = all.map((r) => r.reward).filter((r) => r !== null).sort((a, b) => b - a);
     return { gid: all[0].gid, arrived: all[0].arrived, step: all[0].step, version: all[0].version_max, rewards,
-      mean: rewards.reduce((a, b) => a + b, 0) / rewards.length, tokens: all.reduce((a, r) => a + (r.n_tokens ?? 0), 0) / all.length };
+      mean: sum(rewards, Number) / rewards.length, tokens: sum(all, (r) => r.n_tokens) / all.length };
   });
 }

@@ -1,47 +1,66 @@
 // Overview: the flow of the run as boxes, the headline, and the processes with their reasons to wait.
 
-import { bar, bytes, count, duration, empty, facts, fill, h, link, number, orDash, section, sparkline, table } from "./dom.js";
+import { bar, bytes, col, count, duration, empty, facts, fill, h, link, mark, num, number, orDash, section, sparkline, sum, table } from "./dom.js";
 
 const SILENT_S = 15; // heartbeats come every 2 s
 const WINDOW_S = 60; // of rates
+const CURVED = 80; // steps
+const TIMED = 20; // steps whose seconds are shown
+const PHASES = { "waiting for rollouts": ["wait"], training: ["prepare", "train"], publishing: ["publish", "check"], other: ["save", "evaluate", "recovery"] };
+const KEYS = ["reward", ...Object.values(PHASES).flat().map((name) => `seconds_${name}`)].join(",");
 
 const silent = (p) => p.age_s > SILENT_S && !p.details?.ended;
 
 export async function show(context) {
   const seen = []; // [seconds, counters] of the last WINDOW_S
   const [boxes, rest] = [h("div", {}), h("div", {})];
+  let curves = null, drawn;
   context.box.append(boxes, rest);
   await context.live(async () => {
-    const status = await context.optional("/status");
-    const [why, curves] = await Promise.all([context.optional("/explore/why").catch(() => null), context.optional("/explore/curves", { keys: "reward" }).catch(() => null)]);
+    const [status, why] = await Promise.all([context.optional("/status"), context.optional("/explore/why").catch(() => null)]);
+    if (!status || status.batches_acked !== drawn) { // curves change with a step
+      drawn = status?.batches_acked;
+      curves = await context.optional("/explore/curves", { keys: KEYS, from: Math.max(0, (status?.current_step ?? 0) - CURVED) }).catch(() => null);
+    }
     if (!status) { await archived(context, boxes, curves); return; }
     seen.push([performance.now() / 1000, counters(status)]);
     while (seen.at(-1)[0] - seen[0][0] > WINDOW_S) seen.shift();
     if (rest.contains(document.activeElement) && document.activeElement !== document.body) return; // a row in use stays
-    fill(boxes, headline(status, curves, seen), finding(why, status), flow(status, seen));
+    fill(boxes, headline(status, curves, seen), finding(why, status), flow(status, seen), phases(curves));
     fill(rest, ...below(status, why));
   });
 }
 
-const sum = (list, of) => list.reduce((total, one) => total + (Number(of(one)) || 0), 0);
 const counters = (s) => ({
   batches: s.batches_acked, version: s.policy_version,
   groups: sum(s.participants.filter((p) => p.role === "env"), (p) => p.details?.groups_sent),
 });
-export function rate(seen, name, per = 1) { // of a counter over the window; null before there is one
+function rate(seen, name, per = 1) { // of a counter over the window; null before there is one
   if (seen.length < 2) return null;
   const [[then, before], [now, after]] = [seen[0], seen.at(-1)];
   return now - then < 3 ? null : Math.max(0, ((after[name] - before[name]) / (now - then)) * per);
 }
 
+const rewards = (curves) => (curves?.series ?? []).filter((one) => one.key === "reward" && one.points.length);
+
 function headline(s, curves, seen) {
-  const reward = (curves?.series ?? []).filter((one) => one.key === "reward" && one.points.length);
-  const perMin = rate(seen, "batches", 60);
+  const perMin = rate(seen, "batches", 60), left = s.num_steps - s.current_step;
+  const step_s = sum(spent(curves), ([, seconds]) => seconds) || 60 / (perMin || NaN);
   return h("div", { class: "headline" },
-    big("step", count(s.current_step), perMin === null ? "" : `${number(perMin, 1)} per min`),
+    big("step", count(s.current_step) + (s.num_steps ? ` of ${count(s.num_steps)}` : ""), [perMin !== null && `${number(perMin, 1)} per min`, left > 0 && step_s && `${duration(left * step_s)} left`].filter(Boolean).join(", ")),
     big("policy version", count(s.policy_version), s.staleness?.in_queue ? `lag ${number((s.staleness.in_flight?.mean ?? 0) + s.staleness.in_queue.mean, 1)}` : ""),
-    reward.slice(0, 4).map((one) => big(one.env ? `reward, ${one.env}` : "reward", number(one.points.at(-1)[1]), sparkline(one.points.slice(-80).map(([, y]) => y)))),
+    rewards(curves).slice(0, 4).map((one) => big(one.env ? `reward, ${one.env}` : "reward", number(one.points.at(-1)[1]), sparkline(one.points.slice(-80).map(([, y]) => y)))),
     big("state", s.state.toLowerCase(), `${count(s.batches_acked)} batches trained`));
+}
+// Mean seconds of a step by cause; empty where the trainer reports none.
+const spent = (curves) => Object.entries(PHASES).map(([cause, names]) => [cause, sum((curves?.series ?? []).filter((one) => names.includes(one.key.replace("seconds_", ""))),
+  ({ points }) => sum(points.slice(-TIMED), ([, s]) => s) / Math.min(TIMED, points.length))]).filter(([, seconds]) => seconds);
+
+function phases(curves) {
+  const parts = spent(curves), all = sum(parts, ([, seconds]) => seconds);
+  const hue = (at) => h("i", { class: `hue${at}`, vars: { "--share": `${(parts[at][1] / all) * 100}%` } });
+  return parts.length > 0 && section("Time of the trainer, last steps", h("div", { class: "phases", "aria-hidden": "true" }, parts.map((_, at) => hue(at))),
+    parts.map(([cause, seconds], at) => h("span", { class: "key" }, hue(at), `${cause} ${((seconds / all) * 100).toFixed(0)} % `, h("small", {}, `${duration(seconds)} a step`))));
 }
 const big = (name, value, note) => h("div", { class: "big" }, h("small", {}, name), h("b", {}, value), h("span", {}, note));
 
@@ -78,10 +97,10 @@ function step(title, to, value, note, wait, who = [], extra = null) {
 
 function below(s, why) {
   const columns = [
-    { title: "process", cell: (p) => h("b", {}, p.name) }, { title: "role", cell: (p) => p.role },
-    { title: "phase", cell: (p) => h("span", { class: silent(p) ? "dim" : "" }, p.phase) },
-    { title: "waits for", cell: (p) => h("span", { class: "bad" }, p.waiting_on ?? "") },
-    { title: "heard", num: true, cell: (p) => h("span", { class: silent(p) ? "bad" : "" }, silent(p) ? `silent for ${duration(p.age_s)}` : p.details?.ended ? "ended" : `${duration(p.age_s)} ago`) },
+    col("process", (p) => h("b", {}, p.name)), col("role", (p) => p.role),
+    col("phase", (p) => h("span", { class: silent(p) ? "dim" : "" }, p.phase)),
+    col("waits for", (p) => mark(true, p.waiting_on ?? "")),
+    num("heard", (p) => mark(silent(p), silent(p) ? `silent for ${duration(p.age_s)}` : p.details?.ended ? "ended" : `${duration(p.age_s)} ago`)),
   ];
   return [section("Processes", s.participants.length ? table(columns, s.participants, { label: "Processes" })
     : empty("No process has sent a heartbeat.", "Start a trainer and an environment: atropos train grpo ..., atropos env run FILE serve.")),
@@ -94,10 +113,9 @@ function below(s, why) {
 async function archived(context, boxes, curves) {
   const { runs } = await context.get("/explore/runs");
   fill(boxes, section("Runs", table([
-    { title: "run", cell: (r) => h("b", {}, r.run_id) }, { title: "state", cell: (r) => orDash(r.state) },
-    { title: "steps", num: true, cell: (r) => count(r.steps) }, { title: "groups", num: true, cell: (r) => count(r.groups) },
-    { title: "rollouts", num: true, cell: (r) => count(r.rollouts) }, { title: "size", num: true, cell: (r) => bytes(r.bytes) },
-    { title: "environments", cell: (r) => r.envs.join(", ") }, { title: "tokenizer", cell: (r) => (r.tokenizer_found ? r.tokenizer : h("span", { class: "bad" }, `${r.tokenizer ?? "unknown"}: not found`)) },
-  ], runs, { open: () => "#/rollouts", label: "Runs" })), (curves?.series ?? []).filter((one) => one.key === "reward" && one.points.length).length
-    ? h("div", { class: "headline" }, curves.series.filter((one) => one.key === "reward" && one.points.length).map((one) => big(`reward, ${one.env ?? "all"}`, number(one.points.at(-1)[1]), sparkline(one.points.map(([, y]) => y), 240, 40)))) : null);
+    col("run", (r) => h("b", {}, r.run_id)), col("state", (r) => orDash(r.state)),
+    num("steps", (r) => count(r.steps)), num("groups", (r) => count(r.groups)),
+    num("rollouts", (r) => count(r.rollouts)), num("size", (r) => bytes(r.bytes)),
+    col("environments", (r) => r.envs.join(", ")), col("tokenizer", (r) => (r.tokenizer_found ? r.tokenizer : mark(true, `${r.tokenizer ?? "unknown"}: not found`))),
+  ], runs, { open: () => "#/rollouts", label: "Runs" })), h("div", { class: "headline" }, rewards(curves).map((one) => big(`reward, ${one.env ?? "all"}`, number(one.points.at(-1)[1]), sparkline(one.points.map(([, y]) => y), 240, 40)))));
 }

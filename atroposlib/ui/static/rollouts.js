@@ -1,14 +1,14 @@
 // Rollouts: filters as chips, histogram of reward to brush, and a list that grows by key.
 
-import { address, count, duration, empty, fixed, h, number, orDash, signed, time } from "./dom.js";
+import { address, count, duration, empty, fixed, h, mark, number, orDash, signed, time, visit } from "./dom.js";
 import { VirtualList } from "./list.js";
 
 const PAGE = 200;
-const FILTERS = ["env", "state", "outcome", "finish", "why", "item", "step", "batch_no", "version", "reward", "diff_min", "q"];
 const HINTS = {
   env: "gsm8k", state: "pending", outcome: "truncated", finish: "length", why: "same_scores", item: "17",
   step: "10..20", batch_no: "12", version: "12", reward: "0..0.5", diff_min: "0.1", q: "words of the completion",
 };
+const FILTERS = Object.keys(HINTS);
 const when = (row) => `${row.gid}.${row.row}`;
 const COLUMNS = [
   { title: "rollout", width: "5.5rem", cell: when },
@@ -29,14 +29,14 @@ const COLUMNS = [
 ];
 
 export const versions = (r) => (r.version_min === r.version_max ? count(r.version_max) : `${count(r.version_min)}–${count(r.version_max)}`);
-export const state = (r) => {
-  const bad = r.why || (r.outcome && r.outcome !== "ok");
-  return h("span", { class: bad ? "bad" : "" }, [r.state, r.why ?? (r.outcome === "ok" ? null : r.outcome)].filter(Boolean).join(": ") || "–");
+const state = (r) => {
+  const bad = r.why ?? (r.outcome === "ok" ? null : r.outcome);
+  return mark(bad, [r.state, bad].filter(Boolean).join(": ") || "–");
 };
 
 export async function show(context) {
   const query = { sort: "-arrived", ...context.query };
-  const go = (changes) => { location.hash = address("rollouts", { ...context.query, ...changes }); };
+  const go = (changes) => visit("rollouts", { ...context.query, ...changes });
   const list = new VirtualList({
     columns: COLUMNS, label: "Rollouts", sort: query.sort,
     href: (row) => address(`group/${row.gid}`, { row: row.row }),
@@ -115,7 +115,7 @@ function filterField(go) {
   return h("form", { onsubmit: (event) => { event.preventDefault(); go(parsed(input.value)); } }, input, pick);
 }
 
-export function parsed(text) {
+function parsed(text) {
   const found = {}, words = [];
   for (const [, name, value, word] of text.matchAll(/(?:(\w+):("[^"]*"|\S+))|(\S+)/g)) {
     if (name && FILTERS.includes(name)) found[name] = value.replaceAll('"', "");
@@ -131,7 +131,7 @@ async function histogram(context, chart, go) {
   const most = Math.max(1, ...bins.map((bin) => bin.n));
   if (bins.length < 2) return;
   let from = null;
-  const mark = (to) => columns.forEach((one, at) => one.classList.toggle("picked", from !== null && at >= Math.min(from, to) && at <= Math.max(from, to)));
+  const paint = (to) => columns.forEach((one, at) => one.classList.toggle("picked", from !== null && at >= Math.min(from, to) && at <= Math.max(from, to)));
   const take = (to) => {
     if (from === null) return;
     const [low, high] = [Math.min(from, to), Math.max(from, to)];
@@ -142,10 +142,10 @@ async function histogram(context, chart, go) {
     type: "button", class: "bin", title: `${number(bin.from)} to ${number(bin.to)}: ${count(bin.n)}`,
     "aria-label": `reward ${number(bin.from)} to ${number(bin.to)}: ${count(bin.n)} rollouts`,
     vars: { "--share": `${(bin.n / most) * 100}%` },
-    onpointerdown: () => { from = at; mark(at); }, onpointerenter: () => from !== null && mark(at), onpointerup: () => take(at),
+    onpointerdown: () => { from = at; paint(at); }, onpointerenter: () => from !== null && paint(at), onpointerup: () => take(at),
     onkeydown: (event) => { if (event.key === "Enter") { from = at; take(at); } },
   }));
-  addEventListener("pointerup", () => { from = null; mark(0); }, { signal: context.signal });
+  addEventListener("pointerup", () => { from = null; paint(0); }, { signal: context.signal });
   chart.replaceChildren(h("span", { class: "num" }, number(bins[0].from, 2)), h("div", { class: "bins", role: "group", "aria-label": "Reward: drag over a range" }, columns),
     h("span", { class: "num" }, number(bins.at(-1).to, 2)), h("small", {}, `reward${nulls ? `, ${count(nulls)} without` : ""}${sampled ? ", of a sample" : ""}`));
 }

@@ -1,20 +1,21 @@
 // Tokens of one sample, coloured by one of their numbers; fetched in pieces as they come into sight.
 
-import { address, count, empty, escaped, facts, h, link, number, put, signed, visible } from "./dom.js";
+import { address, count, escaped, facts, h, link, number, put, signed, visible, visit } from "./dom.js";
 
 const PIECE = 4096; // tokens of one call
 const BLOCK = 256; // tokens of one element: the browser skips blocks out of sight
 const BOUND = 0.1; // |trainer minus sampler| above which n and p stop
 const HUES = 6; // colours of versions, in turn
 
+const NOTES = "the trainer sends no notes: atropos train grpo --notes-rows all";
 // name: [title, column it needs, what to do if it is absent, legend]
 const MODES = {
   trained: ["trained", "trained", "", "solid: trained · grey: context or masked"],
   probability: ["log p", "logprob", "the environment sent no inference_logprobs", "darker: less probable under the sampler · dotted: p < 0.1"],
-  diff: ["trainer − sampler", "trainer_logprob", "the trainer sends no notes: atropos train grpo --notes-rows all", `blue: trainer higher · orange: lower, underlined beyond ${BOUND} · full colour at ±1`],
+  diff: ["trainer − sampler", "trainer_logprob", NOTES, `blue: trainer higher · orange: lower, underlined beyond ${BOUND} · full colour at ±1`],
   version: ["version", "version", "the inference server reports no versions", "one colour per policy version, in turn"],
   advantage: ["advantage", "advantage", "neither environment nor trainer sent advantages", "blue: above the baseline · orange, underlined: below"],
-  flags: ["clipped", "flags", "the trainer sends no notes: atropos train grpo --notes-rows all", "orange: clipped · struck: too old, masked · grey: filtered"],
+  flags: ["clipped", "flags", NOTES, "orange: clipped · struck: too old, masked · grey: filtered"],
 };
 const FLAGS = [[1, "clipped"], [2, "version-masked"], [4, "filtered"]];
 
@@ -106,9 +107,9 @@ export async function show(context) {
     l: ["Next token", () => go(state.at + 1)], h: ["Previous token", () => go(state.at - 1)],
     n: [`Next token with |Δ| over ${BOUND}`, () => jump(1)], p: ["Previous one", () => jump(-1)],
     i: ["Ids instead of text", () => { state.ids = !state.ids; for (const node of text.querySelectorAll(".tok")) fill(state, node); }],
-    j: ["Next sample", () => { location.hash = address(`tokens/${gid}/${Number(row) + 1}`, { mode: state.mode }); }],
-    k: ["Previous sample", () => { location.hash = address(`tokens/${gid}/${Math.max(0, Number(row) - 1)}`, { mode: state.mode }); }],
-    u: ["Up to the group", () => { location.hash = address(`group/${gid}`, { row }); }],
+    j: ["Next sample", () => visit(`tokens/${gid}/${Number(row) + 1}`, { mode: state.mode })],
+    k: ["Previous sample", () => visit(`tokens/${gid}/${Math.max(0, Number(row) - 1)}`, { mode: state.mode })],
+    u: ["Up to the group", () => visit(`group/${gid}`, { row })],
   });
 }
 
@@ -136,7 +137,7 @@ function fill(state, node) {
 }
 
 // Strength 0..1 and a sign as a class: the underline of a negative one is the second sign beside its hue.
-export function shade(mode, columns, at) {
+function shade(mode, columns, at) {
   const value = columns[MODES[mode][1]]?.[at] ?? null;
   const trained = columns.trained[at];
   if (mode === "trained") return trained ? ["pos", 0.35] : ["dim", 0];

@@ -1,6 +1,6 @@
 // Why: findings of the doctor with their evidence, and the events of the run.
 
-import { count, empty, h, prose, section, table, time } from "./dom.js";
+import { col, count, empty, h, num, prose, section, table, time } from "./dom.js";
 
 const SHOWN = 500; // events, the newest
 
@@ -29,6 +29,6 @@ const finding = (one) => h("article", { class: `card finding ${one.severity}` },
   one.evidence.length > 0 && h("ul", {}, one.evidence.map((text) => h("li", {}, text))),
   one.remedy && h("p", {}, h("b", {}, "To do: "), h("code", {}, one.remedy)));
 
-const list = (rows) => table([{ title: "at", num: true, cell: (e) => time(e.at) }, { title: "event", cell: (e) => h("b", {}, e.kind) },
-  { title: "", cell: (e) => Object.entries(e.fields).map(([name, value]) => h("span", { class: "pairs" }, h("small", {}, `${name} `), typeof value === "number" ? count(value) : prose(String(typeof value === "object" ? JSON.stringify(value) : value), 500))) }],
+const list = (rows) => table([num("at", (e) => time(e.at)), col("event", (e) => h("b", {}, e.kind)),
+  col("", (e) => Object.entries(e.fields).map(([name, value]) => h("span", { class: "pairs" }, h("small", {}, `${name} `), typeof value === "number" ? count(value) : prose(String(typeof value === "object" ? JSON.stringify(value) : value), 500))))],
 rows, { label: "Events" });

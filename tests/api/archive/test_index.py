@@ -10,7 +10,6 @@ from atroposlib.api.archive.records import (
     BatchFact,
     DropFact,
     EventFact,
-    FindingFact,
     GroupStates,
     NotesFact,
     StepFact,
@@ -87,10 +86,9 @@ def test_events_give_batches_their_times_and_weights_their_versions():
 def test_reports_of_all_kinds_are_kept():
     index = index_of(
         DropFact("math", "same_scores", 3, 1.0, "json", b"{}"),
-        WeightFact("http://a", 4, 2.0, stage_s=0.5),
-        FindingFact("silent", "t", "stuck", "it froze", ["25 s"], "restart", 3.0),
+        WeightFact("http://a", 4, 2.0),
     )
-    for table in ("drop_sample", "weights", "finding"):
+    for table in ("drop_sample", "weights"):
         assert index.read(f"SELECT COUNT(*) FROM {table}") == [(1,)]
 
 

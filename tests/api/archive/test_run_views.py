@@ -7,6 +7,7 @@ import pytest
 from atroposlib.api.archive.explorer import Explorer
 from atroposlib.api.archive.records import BatchFact, EventFact, StepFact, WeightFact
 from atroposlib.api.archive.run_views import MAX_POINTS, thinned
+from atroposlib.api.store import open_store
 from atroposlib.errors import ConfigError, UnknownGroup
 from tests.api.archive.rollouts import group, index_of, row
 
@@ -29,11 +30,11 @@ def explorer():
         StepFact("env", "math", 3, 1.0, {"loss": 7.0, "items": 2}),
         EventFact("a-1", "batch", 5.0, {"no": 1}),
         EventFact("a-2", "policy_version", 6.0, {"version": 2}),
-        WeightFact("http://a", 1, 1.0, "loading"),
-        WeightFact("http://a", 2, 2.0, "up"),
-        WeightFact(None, 2, 3.0, stage_s=0.5),
+        StepFact("trainer", "t", 11, 3.0, {"version": 2, "seconds_publish": 0.5}),
+        WeightFact("http://a", 1, 1.0),
+        WeightFact("http://a", 2, 2.0),
     )
-    yield Explorer(index, None)
+    yield Explorer(index, open_store("memory"))
     index.close()
 
 
@@ -67,6 +68,8 @@ def test_curves_come_from_the_rollup_and_from_reported_steps(explorer):
         ("loss", None, "trainer"): [(10, 0.5)],
         ("loss", "math", "env"): [(3, 7.0)],
     }
+    late = explorer.curves({"keys": "reward,loss", "from": "9"}).series
+    assert [one.points for one in late] == [[(10, 1.75)], [(10, 0.5)]]
     [curve] = explorer.curves({"keys": "reward_std", "env": "code"}).series
     assert curve.points == [(10, 0.0)]
     [odd] = explorer.curves({"keys": 'odd "key"'}).series
@@ -94,10 +97,11 @@ def test_a_histogram_counts_every_row_once(explorer):
 
 def test_weights_show_versions_servers_and_publishes(explorer):
     weights = explorer.weights({})
-    assert [(one.version, one.at) for one in weights.versions] == [(2, 6.0), (2, 3.0)]
-    [server] = weights.servers
-    assert (server.name, server.version, server.phase) == ("http://a", 2, "up")
-    assert [one.stage_s for one in weights.publishes] == [0.5]
+    assert [(one.version, one.at) for one in weights.versions] == [(2, 6.0)]
+    held = [(one.name, one.version, one.at) for one in weights.servers]
+    assert held == [("http://a", 1, 1.0), ("http://a", 2, 2.0)]
+    [publish] = weights.publishes
+    assert (publish.version, publish.publish_s, publish.check_s) == (2, 0.5, None)
 
 
 def test_events_come_oldest_first_in_pages(explorer):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.api.guards.auth import READ, SCOPES_OF
-from tests.api.harness import group
+from atroposlib.api.guards.auth import ADMIN, READ, SCOPES_OF
+from atroposlib.api.store.sqlite import SqliteStore
+from tests.api.harness import Api, group
 
 
 async def test_a_posted_group_is_listed_and_opened(api):
@@ -46,9 +47,49 @@ async def test_what_is_not_there_is_refused_with_a_sentence(api, path, status):
     assert reply.json()["detail"]
 
 
-def test_every_route_of_the_explorer_needs_the_scope_read_only():
-    scopes = {scopes for (_, path), scopes in SCOPES_OF.items() if path.startswith("/explore")}
-    assert scopes == {READ}
+def test_every_view_of_the_explorer_needs_the_scope_read_and_a_pin_that_of_operators():
+    routes = {route: scopes for route, scopes in SCOPES_OF.items() if "/explore" in route[1]}
+    assert {scopes for (method, _), scopes in routes.items() if method == "GET"} == {READ}
+    assert {scopes for (method, _), scopes in routes.items() if method == "POST"} == {ADMIN}
+
+
+async def test_a_pinned_step_of_a_live_run_outlives_retention_until_it_is_unpinned(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        "tests.api.harness.open_store",
+        lambda *_: SqliteStore(tmp_path, archive_bytes=700, segment_bytes=1),
+    )
+    api = Api(tmp_path)
+    generation = await api.registered(batch_size=2)
+
+    async def step(mark):
+        await api.post("/scored_data", group(mark=mark))
+        assert await api.trained(generation) == [mark]
+        api.service.context.indexer.flush()
+
+    async def kept():
+        found = [await api.http.get(f"/explore/groups/{gid}/rows/0") for gid in (1, 2, 3)]
+        return [one.status_code == 200 for one in found]
+
+    await step(1)
+    await step(2)
+    assert await api.post("/explore/steps/2/pin", {}) == {"groups": 1, "pinned": 1}
+    await step(3)
+    await step(4)
+    assert await kept() == [False, True, False]
+    assert (await api.get("/explore/batches/2"))["pinned"] == 1
+    await api.restart()
+    await api.post("/explore/steps/2/pin?kept=false", {})
+    await step(5)
+    assert await kept() == [False, False, False]
+    assert (await api.get("/explore/batches/2"))["pinned"] == 0
+    await api.end()
+
+
+async def test_a_store_without_an_archive_refuses_a_pin(api):
+    reply = await api.http.post("/explore/steps/1/pin")
+    assert reply.status_code == 422 and "--store sqlite" in reply.json()["detail"]
 
 
 async def test_looking_changes_nothing(api):

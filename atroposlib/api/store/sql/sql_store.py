@@ -54,7 +54,7 @@ from atroposlib.api.store.sql.schema import (
     stats,
 )
 from atroposlib.api.store.sql.writer import Work, Writer, result_of
-from atroposlib.errors import CorruptPayload, StoreFull
+from atroposlib.errors import ConfigError, CorruptPayload, StoreFull
 
 T = TypeVar("T")
 DEFAULT_MAX_BYTES = 16 * 2**30
@@ -385,6 +385,18 @@ class Store(ABC):
         """Ids after ``after`` of the next groups whose payloads are kept, ascending."""
         archived = self._archived is not None
         return self._read(lambda c: ledger.kept(c, after, limit, archived))
+
+    def pin(self, gids: Sequence[int], kept: bool = True) -> None:
+        """Keep these groups beyond the bound of the archive, or no longer.
+
+        Raises:
+            ConfigError: there is no archive.
+        """
+        raise ConfigError("no archive keeps groups: --store sqlite, without --archive off")
+
+    def pinned(self, gids: Sequence[int]) -> int:
+        """How many of these groups are pinned."""
+        return 0
 
 
 _PAYLOAD = "FROM payload JOIN groups ON groups.gid = payload.gid WHERE payload.gid = ?"

@@ -223,11 +223,14 @@ class SqliteStore(Store):
         free = self._free_bytes(self._data_dir) + wal - RESERVE_BYTES
         return free - self._log.pending_bytes
 
-    def pin(self, gids: Sequence[int]) -> None:
-        """Keep the segments of these groups beyond the bound of the archive."""
-        for table in ("archived", "payload"):
-            sql = f"UPDATE segment SET pinned = 1 WHERE no IN (SELECT segment FROM {table} "
-            self._write(lambda c: for_all(c, sql + "WHERE gid IN {})", gids))  # noqa: B023
+    def pin(self, gids: Sequence[int], kept: bool = True) -> None:
+        if self._archive_bytes <= 0:
+            super().pin(gids, kept)
+        self._write(lambda c: self._log.pin(c, gids, kept))
+
+    def pinned(self, gids: Sequence[int]) -> int:
+        sql = "SELECT gid FROM pinned WHERE gid IN {}"
+        return len(self._read(lambda c: for_all(c, sql, gids)))
 
     def stats(self) -> StoreStats:
         return replace(super().stats(), disk_bytes=self._log.disk_bytes)

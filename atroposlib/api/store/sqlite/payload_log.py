@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from atroposlib.api.store.sql.schema import SQLITE, Connection, DamagedRow
+from atroposlib.api.store.sql.schema import SQLITE, Connection, DamagedRow, for_all
 from atroposlib.api.store.sqlite.retention import WORTH_MOVING, Segment, SegmentPlan, plan
 from atroposlib.api.store.sqlite.segment_files import SegmentFiles
 
@@ -59,6 +59,12 @@ _NAMED = (
     "SELECT CAST(segment AS INTEGER), CAST(MAX(start + n_bytes) AS INTEGER) "
     "FROM (SELECT segment, start, n_bytes FROM payload UNION ALL "
     "SELECT segment, start, n_bytes FROM archived) GROUP BY segment"
+)
+_PLACES = "(SELECT gid, segment FROM payload UNION ALL SELECT gid, segment FROM archived)"
+_PIN = f"INSERT OR IGNORE INTO pinned SELECT gid FROM {_PLACES} WHERE gid IN {{}}"
+_PIN_SEGMENTS = (
+    f"UPDATE segment SET pinned = EXISTS (SELECT 1 FROM {_PLACES} JOIN pinned USING (gid) "
+    "WHERE segment = no) WHERE no IN "
 )
 # Rows decide, not the count: no damage of the count may free a payload.
 _FREE = (
@@ -108,6 +114,14 @@ class PayloadLog:
         self._end = ends[self._no]
         self.disk_bytes = sum(n_bytes for _, n_bytes, _, _ in segments)
         connection.execute("UPDATE archive SET bound = ?", (self._archive_bytes,))
+        connection.execute("CREATE TABLE IF NOT EXISTS pinned (gid INTEGER PRIMARY KEY)")
+
+    def pin(self, connection: Connection, gids: Sequence[int], kept: bool) -> None:
+        """Pin the groups that are kept, or unpin them; a segment goes by the pins in it."""
+        for_all(connection, _PIN if kept else "DELETE FROM pinned WHERE gid IN {}", gids)
+        for table in ("archived", "payload"):
+            segments = f"(SELECT segment FROM {table} WHERE gid IN {{}})"
+            for_all(connection, _PIN_SEGMENTS + segments, gids)
 
     def append(self, connection: Connection, gid: int, body: bytes) -> None:
         """Keep the payload of a group in this transaction."""
