@@ -155,7 +155,7 @@ def _count_as_acked(counters: QueueCounters, no: int, generation: int) -> None:
 def dead(connection: Connection) -> list[DeadBatch]:
     rows = connection.execute(
         "SELECT COALESCE(batch_no, 0), COUNT(*), SUM(n_seq), SUM(n_bytes) FROM groups "
-        "WHERE state = 'dead' GROUP BY batch_no ORDER BY batch_no"
+        "WHERE state = 'dead' GROUP BY batch_no ORDER BY 1"
     )
     return [DeadBatch(*map(int, row)) for row in rows]
 

@@ -180,6 +180,15 @@ def test_a_dead_batch_is_freed_or_revived_with_the_next_number(store):
     assert (store.stats().dead_bytes, store.stats().batches_dead) == (0, 0)
 
 
+def test_damaged_groups_come_first_among_the_dead_of_every_store(store):
+    generation = filled(store, 4)
+    ack(store, claim(store, generation))
+    store.discard(claim(store, generation).no, [2])
+    for _ in range(3):
+        claim(store, generation, claim_id="a", max_deliveries=1)
+    assert [one.no for one in store.dead()] == [0, 3]
+
+
 def test_a_late_repeat_of_an_acked_claim_is_refused_until_a_rewind(store):
     generation = filled(store, 2)
     ack(store, claim(store, generation, claim_id="x"))
