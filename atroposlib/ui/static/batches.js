@@ -49,10 +49,10 @@ const COLUMNS = [
 ];
 
 function pin(step, pinned) {
-  const button = h("button", { type: "button", onclick: async () => {
+  const button = h("button", { type: "button", title: "keep its groups for good", onclick: async () => {
     try { ({ pinned } = await get(`/explore/steps/${step}/pin`, { kept: !pinned }, undefined, "POST")); label(); } catch (error) { button.replaceWith(h("small", { class: "bad" }, error.message)); }
   } });
-  const label = () => { button.textContent = pinned ? "unpin" : "pin"; button.title = "Groups of a pinned step stay beyond --archive-gb"; };
+  const label = () => { button.textContent = pinned ? "unpin" : "pin"; };
   label();
   return button;
 }

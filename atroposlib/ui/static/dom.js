@@ -59,7 +59,7 @@ export function prose(text, shown = MAX_SHOWN) { // a long text, cut with a butt
 }
 
 export const link = (href, ...children) => h("a", { href }, ...children);
-export const search = (query) => { // without what is unknown or empty
+export const search = (query) => {
   const words = new URLSearchParams(Object.entries(query).filter(([, v]) => v !== null && v !== undefined && v !== ""));
   return words.size ? `?${words}` : "";
 };

@@ -10,6 +10,7 @@ export class VirtualList {
   constructor({ columns, href, onEnd, onSort, sort, label }) {
     Object.assign(this, { all: columns, href, onEnd, onSort, sort });
     this.rows = [];
+    this.made = new Map();
     this.cursor = -1;
     this.inner = h("div", { class: "inner", role: "rowgroup" });
     this.head = h("div", { class: "row head", role: "row" });
@@ -30,6 +31,7 @@ export class VirtualList {
         c.title, state && h("span", { "aria-hidden": "true" }, state === "ascending" ? " ↑" : " ↓")) : c.title;
       return h("span", { role: "columnheader", class: c.num && "num", title: c.hint, "aria-sort": state }, name);
     }));
+    this.made = new Map(); // of other columns
     this.shown = null;
   }
 
@@ -47,14 +49,21 @@ export class VirtualList {
     const key = `${from},${to},${this.cursor}`;
     if (key === this.shown) return;
     this.shown = key;
-    const out = [];
-    for (let at = from; at < to; at += 1) {
-      const row = this.rows[at];
-      out.push(h("a", { class: `row${at === this.cursor ? " cursor" : ""}`, href: this.href(row), role: "row", tabIndex: -1,
-        "aria-rowindex": at + 2, "aria-selected": at === this.cursor || null, vars: { transform: `translateY(${at * ROW}px)` } },
-      this.columns.map((c) => h("span", { role: "gridcell", class: c.num && "num" }, c.cell(row)))));
+    if (!this.made.size) this.inner.replaceChildren();
+    const made = new Map();
+    let next = null;
+    for (let at = to - 1; at >= from; at -= 1) {
+      const row = this.rows[at], here = at === this.cursor, old = this.made.get(at);
+      const node = old?.row === row && old.here === here ? old.node : h("a", { class: `row${here ? " cursor" : ""}`, href: this.href(row), role: "row", tabIndex: -1,
+        "aria-rowindex": at + 2, "aria-selected": here || null, vars: { transform: `translateY(${at * ROW}px)` } },
+      this.columns.map((c) => h("span", { role: "gridcell", class: c.num && "num" }, c.cell(row))));
+      made.set(at, { row, here, node });
+      if (node.nextSibling !== next || !node.parentNode) this.inner.insertBefore(node, next);
+      if (old?.node === node) this.made.delete(at);
+      next = node;
     }
-    this.inner.replaceChildren(...out);
+    for (const { node } of this.made.values()) node.remove();
+    this.made = made;
     if (to > this.rows.length - 60) this.onEnd?.();
   }
 

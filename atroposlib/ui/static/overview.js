@@ -4,8 +4,7 @@ import { bar, bytes, col, count, duration, empty, facts, fill, h, link, mark, nu
 
 const SILENT_S = 15; // heartbeats come every 2 s
 const WINDOW_S = 60; // of rates
-const CURVED = 80; // steps
-const TIMED = 20; // steps whose seconds are shown
+const CURVED = 80, TIMED = 20; // steps
 const PHASES = { "waiting for rollouts": ["wait"], training: ["prepare", "train"], publishing: ["publish", "check"], other: ["save", "evaluate", "recovery"] };
 const KEYS = ["reward", ...Object.values(PHASES).flat().map((name) => `seconds_${name}`)].join(",");
 
@@ -52,7 +51,7 @@ function headline(s, curves, seen) {
     rewards(curves).slice(0, 4).map((one) => big(one.env ? `reward, ${one.env}` : "reward", number(one.points.at(-1)[1]), sparkline(one.points.slice(-80).map(([, y]) => y)))),
     big("state", s.state.toLowerCase(), `${count(s.batches_acked)} batches trained`));
 }
-// Mean seconds of a step by cause; empty where the trainer reports none.
+// Mean seconds of a step by cause.
 const spent = (curves) => Object.entries(PHASES).map(([cause, names]) => [cause, sum((curves?.series ?? []).filter((one) => names.includes(one.key.replace("seconds_", ""))),
   ({ points }) => sum(points.slice(-TIMED), ([, s]) => s) / Math.min(TIMED, points.length))]).filter(([, seconds]) => seconds);
 

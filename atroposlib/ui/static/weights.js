@@ -1,9 +1,9 @@
-// Weights: which server held which version when.
+// Weights: versions at each server over time.
 
 import { bar, col, count, duration, empty, h, mark, num, section, table, time } from "./dom.js";
 
 const SHOWN = 200; // versions in the table
-const DRAWN = 30; // versions in the timeline
+const DRAWN = 30; // in the timeline
 
 export async function show(context) {
   let seen = "";
@@ -33,12 +33,12 @@ export async function show(context) {
 
 const behind = (n) => mark(n > 1, count(Math.max(0, n)));
 
-function everywhere(version, lists) { // s from the publish until each server sampled from it, or from a newer one
+function everywhere(version, lists) {
   const firsts = lists.map((list) => list.find((one) => one.version >= version.version)?.at);
   return firsts.length && !firsts.includes(undefined) ? Math.max(0, Math.max(...firsts) - version.at) : null;
 }
 
-function timeline(versions, held) { // a lane per server
+function timeline(versions, held) {
   const shown = versions.slice(-DRAWN);
   const from = shown[0].at, to = Math.max(...[shown, ...held.values()].map((list) => list.at(-1).at));
   const end = to + (to - from || 1) / shown.length; // the newest block has a mean width
