@@ -34,8 +34,10 @@ RATE, ROWS, LOADED = 20, 16, 10_000  # groups/s, rows of each, rows in the list
 ARGS = ["--no-sandbox", "--disable-gpu"]
 # Frames and long tasks while the list scrolls up and down for some seconds.
 SCROLL = """async (seconds) => {
-  const frames = [], tasks = [], list = document.querySelector(".list"), end = performance.now() + seconds * 1000;
-  new PerformanceObserver((seen) => tasks.push(...seen.getEntries().map((one) => one.duration))).observe({ entryTypes: ["longtask"] });
+  const frames = [], tasks = [], list = document.querySelector(".list");
+  const end = performance.now() + seconds * 1000;
+  const note = (seen) => tasks.push(...seen.getEntries().map((one) => one.duration));
+  new PerformanceObserver(note).observe({ entryTypes: ["longtask"] });
   let last = performance.now(), at = 0;
   await new Promise((done) => requestAnimationFrame(function step(now) {
     frames.push(now - last); last = now; at += 180;

@@ -36,7 +36,7 @@ ORDER = ("shared", "packed", "padded", "full logits", "trl")
 def main() -> None:
     options = parse_args()
     if options.notes:
-        from trainerbench.notes import report as report_notes
+        from trainerbench.notes_cost import report as report_notes
 
         report_notes(options.notes)
         return

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -77,11 +79,14 @@ def group(mark: int, **more: Any) -> dict[str, Any]:
 class Session:
     """Client that records each exchange under a name."""
 
-    def __init__(self, max_deliveries: int = MAX_DELIVERIES, **options: Any) -> None:
+    def __init__(
+        self, store: str = "memory", max_deliveries: int = MAX_DELIVERIES, **options: Any
+    ) -> None:
         self.exchanges: dict[str, Exchange] = {}
-        store = open_store("memory", **options)
         self.app = create_app(
-            store, clock=lambda: 1_700_000_000.0, max_deliveries=max_deliveries
+            open_store(store, **options),
+            clock=lambda: 1_700_000_000.0,
+            max_deliveries=max_deliveries,
         )
         transport = httpx.ASGITransport(self.app)
         self._http = httpx.AsyncClient(transport=transport, base_url="http://api")
@@ -193,7 +198,7 @@ async def record() -> dict[str, Exchange]:
     for step in steps:
         await step(session)
     await session.close()
-    return {**session.exchanges, **await _full_queue(), **await _dead_batch()}
+    return {**session.exchanges, **await _full_queue(), **await _dead_batch(), **await _pins()}
 
 
 async def _begin(s: Session) -> None:
@@ -333,6 +338,20 @@ async def _dead_batch() -> dict[str, Exchange]:
     await s.say("revive", "POST", "/batches/2/revive")
     await s.say("drop", "POST", "/batches/2/drop")
     await s.close()
+    return s.exchanges
+
+
+async def _pins() -> dict[str, Exchange]:
+    with tempfile.TemporaryDirectory() as folder:
+        s = Session("sqlite", data_dir=Path(folder), archive_bytes=2**30)
+        await s.say(None, "POST", "/register", TRAINER)
+        await s.say(None, "POST", "/groups", [group(7), group(9)])
+        await s.say(None, "POST", "/batches/claim", {"generation": 1})
+        await s.say(None, "POST", "/batches/1/ack", {"generation": 1, "epoch": 1})
+        await s.say(None, "POST", "/steps", {"role": "trainer", "step": 1, "batch_no": 1})
+        s.app.state.service.context.indexer.flush()
+        await s.say("pin", "POST", "/explore/steps/1/pin?kept=true")
+        await s.close()
     return s.exchanges
 
 

@@ -48,6 +48,8 @@ class Recorder:
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         if not self.on or event != "call":
             return
+        if threading.current_thread().name == "indexer":  # behind the operations, at any time
+            return
         code = frame.f_code
         if code.co_filename not in self._known:
             self._known[code.co_filename] = product_file(code.co_filename)

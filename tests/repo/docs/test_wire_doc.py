@@ -23,6 +23,6 @@ FORMER = {"/lease", "/release"}  # deprecated, described with the routes that re
 
 @pytest.mark.parametrize("path", sorted({path for _, path in SCOPES_OF} - PAGES - FORMER))
 def test_every_call_has_an_example(root, path):
-    pattern = re.sub(r"\\{(no|rank|gid|row)\\}", r"\\d+", re.escape(path))
+    pattern = re.sub(r"\\{(no|rank|gid|row|step)\\}", r"\\d+", re.escape(path))
     page = (root / "docs/wire.md").read_text(encoding="utf-8")
     assert re.search(rf"```http\n(GET|POST) {pattern}[?\n]", page)

@@ -387,11 +387,7 @@ class Store(ABC):
         return self._read(lambda c: ledger.kept(c, after, limit, archived))
 
     def pin(self, gids: Sequence[int], kept: bool = True) -> None:
-        """Keep these groups beyond the bound of the archive, or no longer.
-
-        Raises:
-            ConfigError: there is no archive.
-        """
+        """Keep these groups beyond the archive's bound; ConfigError: there is no archive."""
         raise ConfigError("no archive keeps groups: --store sqlite, without --archive off")
 
     def pinned(self, gids: Sequence[int]) -> int:
