@@ -82,9 +82,11 @@ class Walk:
         self._segment_bytes = rng.choice((20, 40, 80, SEGMENT_BYTES))
         spare = rng.choice((0, 10**9))
         self._free_bytes = lambda folder: RESERVE_BYTES + 300 + spare
+        self._archive_bytes = rng.choice((0, 200, 2**40))  # none, the newest, all
         self._posted: dict[bytes, tuple[NewGroup, int | None]] = {}  # by many at once
         vfs.disk = Disk(folder / "0")
         self.actions = Actions(self._opened())
+        self.actions.duel.archived = self._archive_bytes == 2**40 and spare > 0
 
     @property
     def disk(self) -> Disk:
@@ -96,6 +98,7 @@ class Walk:
             max_bytes=MAX_BYTES,
             free_bytes=self._free_bytes,
             segment_bytes=self._segment_bytes,
+            archive_bytes=self._archive_bytes,
             vfs=self._vfs.name,
             files=LossySegments(self.disk),
             synchronous=self._setting,

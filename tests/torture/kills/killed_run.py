@@ -3,7 +3,8 @@
 Six clients post groups under keys and repeat each until it is acknowledged. The trainer
 keeps what it trained on in memory, and a copy of that as its checkpoint; when it crashes
 it goes on from the copy, registers and rewinds. In the end every acknowledged group must
-be trained on exactly once, or still be queued.
+be trained on exactly once, or still be queued; and on SQLite its bytes are still there, in
+the queue or in the archive.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
+from pathlib import Path
 
+import msgspec
+
+from atroposlib.api.store.sqlite import SqliteStore
 from tests.postgres_server import PostgresServer, running_server
 from tests.torture.figures import Figures, fast_folder, quantile
 from tests.torture.kills.api_process import LOST, SMALL_SEGMENTS, ApiProcess, Caller
@@ -221,7 +226,24 @@ def kill_campaign(cycles: int, seed: int = 0) -> Figures:
     """Raises AssertionError at the first broken promise; otherwise the figures."""
     with fast_folder() as folder:
         api = ApiProcess(folder, prelude=SMALL_SEGMENTS)
-        return _campaign([api], [api], cycles, random.Random(seed))
+        figures, acknowledged = _campaign([api], [api], cycles, random.Random(seed))
+        figures["neither queued nor archived"] = len(acknowledged - _kept(folder / "data"))
+    assert figures["neither queued nor archived"] == 0, figures.line("kills")
+    return figures
+
+
+def _kept(data_dir: Path) -> set[str]:
+    """Keys of all groups whose payloads the log has, each compared with what was posted."""
+    keys = set()
+    with closing(SqliteStore(data_dir, archive_bytes=2**40)) as store:
+        gids = store.kept(0, 10**9)
+        for start in range(0, len(gids), 256):
+            for payload in store.read(gids[start : start + 256], retired=True):
+                one = msgspec.json.decode(payload.data)
+                lane, i = map(int, one["idempotency_key"].split("/"))
+                assert group(lane, i).items() <= one.items(), one
+                keys.add(one["idempotency_key"])
+    return keys
 
 
 def replica_campaign(cycles: int, seed: int = 0) -> Figures:
@@ -231,7 +253,7 @@ def replica_campaign(cycles: int, seed: int = 0) -> Figures:
         for name in ("one", "other"):
             (folder / name).mkdir()
             apis.append(ApiProcess(folder / name, "--store", database.url()))
-        return _campaign(apis, [*apis, database], cycles, random.Random(seed))
+        return _campaign(apis, [*apis, database], cycles, random.Random(seed))[0]
 
 
 def _campaign(
@@ -239,7 +261,8 @@ def _campaign(
     victims: Sequence[ApiProcess | PostgresServer],
     cycles: int,
     rng: random.Random,
-) -> Figures:
+) -> tuple[Figures, set[str]]:
+    """The figures, and the keys of the acknowledged groups."""
     stop, ports = threading.Event(), [api.port for api in apis]
     clients = [
         Client(lane, ports[lane % len(ports) :] + ports[: lane % len(ports)], stop)
@@ -283,7 +306,8 @@ def _campaign(
     figures["s to ready p99"] = quantile(ready_s, 0.99)
     for name in ("sequences lost", "trained twice", "ghosts"):
         assert figures[name] == 0, f"{figures.line('kills')}; {reply}"
-    return Figures({"cycles": cycles, **figures})
+    keys = {f"{c.lane}/{i}" for c in clients for i in range(c.acknowledged)}
+    return Figures({"cycles": cycles, **figures}), keys
 
 
 def _live(clients: list[Client], trainer: CrashingTrainer, seconds: float) -> None:

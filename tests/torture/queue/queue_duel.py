@@ -60,6 +60,7 @@ class Duel:
         self.store = store
         self.model = Model(max_bytes)
         self.model.run = store.load()
+        self.archived = False  # whether the store keeps all retired payloads
         # What a failed call would have done to the model, had it landed.
         self.in_flight: Callable[[Model], Any] | None = None
 
@@ -257,6 +258,9 @@ class Duel:
         for gid, one in groups:
             if one.state not in KEEPS_PAYLOAD:
                 assert outcome(lambda gid=gid: self.store.read([gid])) is CorruptPayload
+                if self.archived:
+                    [payload] = self.store.read([gid], retired=True)
+                    assert payload.data == one.new.payload
         for batch in self.model.batches.values():
             if batch.state in (GroupState.LEASED, GroupState.ACKED, GroupState.COMMITTED):
                 self.lookup(batch.no, batch.generation, batch.epoch)
