@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from apibench.figures import Better, Figure, Results, Section, Target, Verdict
 
 BEGIN = "<!-- written by bench_api.py from results_api.json: do not edit -->"
 END = "<!-- end of what bench_api.py wrote -->"
+COLUMNS = 100  # of prose
 _HEAD = ("what", "unit", "ours", "naive", "machine", "ratio (pairs)", "target", "")
 
 
@@ -66,12 +69,14 @@ def summary(results: Results) -> str:
 def page(results: Results) -> str:
     """All sections, below a line with the machine and its load average."""
     before, after = results.load
-    parts = [
+    first = (
         f"{results.taken}, plan `{results.plan}`. {results.machine}. Load average "
         f"{before:.1f} before, {after:.1f} after. {summary(results)}"
-    ]
+    )
+    parts = [textwrap.fill(first, COLUMNS, break_on_hyphens=False)]
     for section in results.sections:
-        parts += [f"### {section.title}", section.method, table(section)]
+        method = textwrap.fill(section.method, COLUMNS, break_on_hyphens=False)
+        parts += [f"### {section.title}", method, table(section)]
     return "\n\n".join(parts)
 
 
