@@ -241,7 +241,8 @@ class Duel:
         assert all(live == counted for _, _, live, counted in known), known
 
     def require_payloads(self, gids: Sequence[int]) -> None:
-        got = self.store.read(gids)
+        got = outcome(lambda: self.store.read(gids))
+        assert isinstance(got, list), f"{got} instead of the payloads of {gids}"
         for gid, payload in zip(gids, got, strict=True):
             new = self.model.groups[gid].new
             assert (payload.data, payload.media) == (new.payload, new.media)
