@@ -33,6 +33,7 @@ AFTERWARDS = (
     " generate with what it holds."
 )
 POLL_S = 2.0  # between two looks at the servers
+PROBE_S = 4.0  # of the heartbeat, which must not become late itself
 
 
 class Fleet:
@@ -53,6 +54,7 @@ class Fleet:
     ) -> None:
         self.engines = engines
         self.absent: dict[str, float] = {}  # URL of a server left out -> since, monotonic
+        self._unanswered: dict[str, float] = {}  # URL -> since, monotonic, during a publish
         self.rejoined = 0  # servers that came back
         self.lock = threading.Lock()  # held by a publish, and by the keeper
         self._watchdog_s = 2 * timeout_s + WATCHDOG_SLACK_S
@@ -68,10 +70,18 @@ class Fleet:
         return {"servers_absent": len(self.absent), "servers_rejoined": self.rejoined}
 
     def states(self) -> list[ServerState]:
-        """The servers, with the time since one that is left out gave no answer."""
-        now, absent = time.monotonic(), dict(self.absent)
+        """The servers, with the time since one gave no answer.
+
+        A call of a publish waits for minutes, so servers are asked meanwhile whether they live.
+        """
+        now = time.monotonic()
+        asked = self.present if self.lock.locked() else []
+        answers = call_all(asked, lambda engine: engine.http.is_ready(PROBE_S))
+        dumb = [engine.url for engine, ready in zip(asked, answers) if ready is not True]
+        self._unanswered = {url: self._unanswered.get(url, now) for url in dumb}
+        silent = self._unanswered | self.absent
         return [
-            ServerState(url=e.url, silent_s=now - absent[e.url] if e.url in absent else None)
+            ServerState(url=e.url, silent_s=now - silent[e.url] if e.url in silent else None)
             for e in self.engines
         ]
 

@@ -83,10 +83,10 @@ class Http:
         """A route that only takes POST answers GET with 405; an absent one with 404."""
         return self._send("GET", path, None, None).status_code != 404
 
-    def is_ready(self) -> bool:
+    def is_ready(self, timeout_s: float = CONNECT_TIMEOUT_S) -> bool:
         """Whether the server answers now, without a repetition."""
         try:
-            return self._client.get("/health", timeout=CONNECT_TIMEOUT_S).is_success
+            return self._client.get("/health", timeout=timeout_s).is_success
         except httpx.HTTPError:
             return False
 

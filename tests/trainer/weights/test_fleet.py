@@ -128,3 +128,17 @@ def test_an_unknown_publisher_is_refused(config):
     pigeon = config().model_copy(update={"weight_publisher": "pigeon"})
     with pytest.raises(ConfigError, match="there are: disk"):
         make_publisher(pigeon, [], print)
+
+
+def test_a_server_that_answers_nothing_during_a_publish_is_reported(publish_to, monkeypatch):
+    publisher, _ = publish_to(vllm_app([]), vllm_app([]))
+    fleet = publisher.fleet
+    frozen, other = fleet.engines
+    monkeypatch.setattr(frozen.http, "is_ready", lambda timeout_s: False)
+    assert [one.silent_s for one in fleet.states()] == [None, None]
+    with fleet.lock:  # as a publish holds it
+        fleet.states()
+        first, second = fleet.states()
+    assert (first.url, second.silent_s) == (frozen.url, None)
+    assert first.silent_s is not None and first.silent_s > 0
+    assert [one.silent_s for one in fleet.states()] == [None, None]
