@@ -10,14 +10,13 @@ from typing import Any, Literal, NamedTuple
 
 Severity = Literal["stuck", "waiting", "warning"]
 Process = Mapping[str, Any]  # a participant of /status
-SILENT_S = (
-    15.0  # processes send heartbeats every 2 s; at load 13 on two cores, up to 6 s apart
-)
+# Processes send heartbeats every 2 s; at load 13 on two cores, up to 6 s apart.
+SILENT_S = 15.0
 FORGOTTEN_S = 600.0  # then a silent process is history, if another one of its role goes on
 PAUSED, NOT_ADMITTED = "paused: queue full", "paused: not admitted"
 FOR_TRAINER, DROPPING = "waiting for trainer", "rollout, most groups dropped"
-MOST_LINES = 5  # of the evidence of a finding
 FOR_BATCH, PUBLISHING = "waiting for batch", "publishing weights"
+MOST_LINES = 5  # of the evidence of a finding
 _SAMPLE = re.compile(r"^atropos_(\w+?)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _INSTANCE = re.compile(r"-[0-9a-f]{6}$")  # of an environment's name, new at each start

@@ -13,6 +13,7 @@ import base64
 from collections.abc import Sequence
 from io import BytesIO
 from math import prod
+from typing import Any
 
 import numpy as np
 from typing_extensions import TypedDict  # pydantic refuses that of Python below 3.12
@@ -56,8 +57,13 @@ def checked(experts: Array) -> Array:
     return experts
 
 
+def _narrowest(*parts: Array) -> str:
+    """The narrower type that has room for all experts and the value for "not known"."""
+    return "|u1" if all(one.max(initial=0) < 255 for one in parts) else "<u2"
+
+
 def _narrowed(experts: Array) -> Array:
-    return np.maximum(experts, -1).astype("|u1" if experts.max(initial=0) < 255 else "<u2")
+    return np.maximum(experts, -1).astype(_narrowest(experts))
 
 
 def _widened(experts: Array) -> Array:
@@ -76,15 +82,15 @@ def joined(
 ) -> RoutedExperts | None:
     """Tokens [start, end) of parts (first token, experts); of several for a token the first."""
     known = [(at, decoded(one)) for at, one in parts if one is not None]
-    return encoded(_merged(known)[start:end]) if known else None
+    length = max((at + len(one) for at, one in known), default=0)
+    return encoded(_merged(known, length)[start:end]) if known else None
 
 
-def _merged(parts: Sequence[tuple[int, Array]]) -> Array:
-    length = max(at + len(one) for at, one in parts)
+def _merged(parts: Sequence[tuple[int, Array]], length: int, kind: Any = np.int16) -> Array:
     shape = (length, *parts[0][1].shape[1:])
     if prod(shape) > MAX_PER_GROUP or any(one.shape[1:] != shape[1:] for _, one in parts):
         raise _invalid(f"rows of one number of layers and experts, {MAX_PER_GROUP} in all")
-    whole = np.full(shape, -1, np.int16)
+    whole = np.full(shape, np.array(-1).astype(kind), kind)  # the largest value if unsigned
     for at, one in reversed(parts):
         whole[at : at + len(one)] = one
     return whole
@@ -96,22 +102,17 @@ def stacked(rows: Sequence[RoutedExperts | None], seq_lens: Array) -> Array | No
     counts = np.array([0 if one is None else len(one) for one in known])
     if len(rows) != len(seq_lens) or (counts > seq_lens).any():
         raise _invalid("an entry or null per row, of at most its tokens")
-    parts = [one for one in known if one is not None]
+    starts = np.cumsum(seq_lens) - seq_lens
+    parts = [(int(start), one) for start, one in zip(starts, known) if one is not None]
     if not parts:
         return None
-    kind = np.dtype("|u1" if all(one.max(initial=0) < 255 for one in parts) else "<u2")
-    shape = (int(seq_lens.sum()), *parts[0].shape[1:])
-    room = SPARSE_BYTES + 4 * sum(one.size for one in parts) * kind.itemsize
-    if any(one.shape[1:] != shape[1:] for one in parts):
-        raise _invalid("rows of one number of layers and experts")
-    if prod(shape) > MAX_PER_GROUP or prod(shape) * kind.itemsize > room:
-        named = f"experts of {counts.sum()} of {shape[0]} tokens"
-        raise _invalid(f"{named} are too few for {prod(shape)} entries: leave the field out")
-    whole = np.full(shape, np.iinfo(kind).max, kind)
-    for start, one in zip(np.cumsum(seq_lens) - seq_lens, known):
-        if one is not None:
-            whole[start : start + len(one)] = np.maximum(one, -1).astype(kind)
-    return whole
+    kind = np.dtype(_narrowest(*(one for _, one in parts)))
+    total, entries = int(seq_lens.sum()), sum(one.size for _, one in parts)
+    dense = total * prod(parts[0][1].shape[1:])
+    if dense * kind.itemsize > SPARSE_BYTES + 4 * entries * kind.itemsize:
+        named = f"experts of {counts.sum()} of {total} tokens"
+        raise _invalid(f"{named} are too few for {dense} entries: leave the field out")
+    return _merged(parts, total, kind)
 
 
 def unstacked(experts: Array, seq_lens: Array) -> list[RoutedExperts | None]:

@@ -77,8 +77,12 @@ class Fleet:
         now = time.monotonic()
         asked = self.present if self.lock.locked() else []
         answers = call_all(asked, lambda engine: engine.http.is_ready(PROBE_S))
-        dumb = [engine.url for engine, ready in zip(asked, answers) if ready is not True]
-        self._unanswered = {url: self._unanswered.get(url, now) for url in dumb}
+        since = self._unanswered
+        self._unanswered = {
+            engine.url: since.get(engine.url, now)
+            for engine, ready in zip(asked, answers)
+            if ready is not True
+        }
         silent = self._unanswered | self.absent
         return [
             ServerState(url=e.url, silent_s=now - silent[e.url] if e.url in silent else None)

@@ -67,8 +67,7 @@ CREATE TABLE drop_sample (
     id INTEGER PRIMARY KEY, env TEXT, reason TEXT NOT NULL, dropped INTEGER NOT NULL,
     at REAL NOT NULL, media TEXT, sample BLOB);
 CREATE TABLE weights (
-    id INTEGER PRIMARY KEY, server TEXT, version INTEGER, at REAL NOT NULL, phase TEXT,
-    stage_s REAL, apply_s REAL, check_s REAL);
+    id INTEGER PRIMARY KEY, server TEXT, version INTEGER, at REAL NOT NULL);
 CREATE TABLE event (
     id INTEGER PRIMARY KEY, name TEXT NOT NULL, kind TEXT NOT NULL, at REAL NOT NULL,
     body TEXT NOT NULL)

@@ -117,7 +117,7 @@ class ChosenRows:
     def _sampled(self, what: str) -> Iterator[Row]:
         """``what`` of block after block in a random order, for ``READ_S``."""
         self._complete, end = False, time.monotonic() + READ_S
-        low, high = self._read(_SPAN).get
+        low, high = self._read(_ENDS).get
         block = self._found.and_("gid BETWEEN ? AND ?")
         sql = f"SELECT {what} FROM rollout INDEXED BY {_BY_GID} {block.clause}"
         starts = range(low, high + 1, BLOCK)
@@ -130,4 +130,4 @@ class ChosenRows:
 
 _BY_GID = "sqlite_autoindex_rollout_1"
 # In one SELECT the two would read the whole index.
-_SPAN = "SELECT (SELECT MIN(gid) FROM rollout), (SELECT MAX(gid) FROM rollout)"
+_ENDS = "SELECT (SELECT MIN(gid) FROM rollout), (SELECT MAX(gid) FROM rollout)"

@@ -203,8 +203,13 @@ class CrashingTrainer(threading.Thread):
         return status == 200
 
 
-def audit(clients: list[Client], trainer: CrashingTrainer, queued: int) -> Figures:
-    """Compare the acknowledged groups with those trained on and those still queued."""
+def audit(
+    clients: list[Client], trainer: CrashingTrainer, queued: int
+) -> tuple[Figures, set[str]]:
+    """Compare the acknowledged groups with those trained on and those still queued.
+
+    Returns the figures, and the keys of the acknowledged groups.
+    """
     acknowledged = {
         f"{c.lane}/{i}": (c.lane, i) for c in clients for i in range(c.acknowledged)
     }
@@ -219,7 +224,7 @@ def audit(clients: list[Client], trainer: CrashingTrainer, queued: int) -> Figur
     figures["groups trained"] = len(trained)
     figures["posts repeated"] = sum(c.repeated for c in clients)
     figures.update(trainer.counts)
-    return figures
+    return figures, set(acknowledged)
 
 
 def kill_campaign(cycles: int, seed: int = 0) -> Figures:
@@ -294,7 +299,7 @@ def _campaign(
         with closing(Caller(*ports)) as caller:
             status, reply = caller.call("GET", "/status")
         assert status == 200, reply
-        figures = audit(clients, trainer, reply["queued_sequences"])
+        figures, acknowledged = audit(clients, trainer, reply["queued_sequences"])
     finally:
         stop.set()
         trainer.finished.set()
@@ -306,8 +311,7 @@ def _campaign(
     figures["s to ready p99"] = quantile(ready_s, 0.99)
     for name in ("sequences lost", "trained twice", "ghosts"):
         assert figures[name] == 0, f"{figures.line('kills')}; {reply}"
-    keys = {f"{c.lane}/{i}" for c in clients for i in range(c.acknowledged)}
-    return Figures({"cycles": cycles, **figures}), keys
+    return Figures({"cycles": cycles, **figures}), acknowledged
 
 
 def _live(clients: list[Client], trainer: CrashingTrainer, seconds: float) -> None:
