@@ -83,7 +83,9 @@ def environment_silent(e: Evidence) -> Lines:
         return []
     young = not silent and e.age("started") < LONG_S
     words = words or ["no environment has a heartbeat here"]
-    return Found([*words[:3], e.reason], severity="waiting" if young else None)
+    if young:
+        return Found(words + [e.reason], "no environment has joined yet", severity="waiting")
+    return [*words[:3], e.reason]
 
 
 @rule(6, "stuck", "an inference server is frozen or gone")

@@ -166,6 +166,12 @@ def test_one_silent_environment_of_two_and_one_silent_server_of_two_are_warnings
     assert [(one.key, one.severity) for one in found] == [("inference-silent", "warning")]
 
 
+def test_a_run_whose_environment_still_starts_waits_and_is_not_stuck():
+    young = still(WAITING, server(), ages_s={"uptime": 40.0, "started": 20.0})
+    [found] = [one for one in diagnose(young) if one.key == "environment-silent"]
+    assert (found.severity, found.cause) == ("waiting", "no environment has joined yet")
+
+
 def test_a_replaced_environment_is_not_silent():
     old = env(name="sums-999999") | {"age_s": 60.0}
     assert diagnose(moving(trainer(), env(), old, server())) == []
