@@ -209,6 +209,7 @@ def help_of(command: str) -> str:
 )
 def test_the_commands_and_flags_of_atropos_exist(page, words):
     from atroposlib.cli.atropos import COMMANDS
+    from atroposlib.cli.env_files import listed, load
     from atroposlib.envs.function_env.config import FunctionEnvConfig
     from atroposlib.generation.configs import APIServerConfig
 
@@ -220,10 +221,13 @@ def test_the_commands_and_flags_of_atropos_exist(page, words):
         second = second if rest[0] in ("local", "slurm") else "run local"
     command = second if second in COMMANDS or first == "run" else first
     assert {command, first} & set(COMMANDS)
+    settings = FunctionEnvConfig.model_fields
+    if first == "env" and any(one.name in rest for one in listed()):
+        settings = load(rest[1]).env_config_cls.model_fields
     for word in rest:
         flag = word.partition("=")[0]
         if flag.startswith("--env."):
-            assert flag[6:] in FunctionEnvConfig.model_fields
+            assert flag[6:] in settings
         elif flag.startswith("--openai."):
             assert flag[9:] in APIServerConfig.model_fields
         elif flag.startswith("-"):
