@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,3 +34,28 @@ async def gather_bounded(
             return await work(item)
 
     return await gather_or_cancel(map(one, items))
+
+
+@asynccontextmanager
+async def in_one_task(manager: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
+    """``manager``, entered and left by one task: cancel scopes of anyio require it."""
+    entered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    leave = asyncio.Event()
+
+    async def hold() -> None:
+        async with manager as value:
+            entered.set_result(value)
+            await leave.wait()
+
+    holding = asyncio.create_task(hold(), name="lifespan")
+    try:
+        either: set[asyncio.Future[Any]] = {holding, entered}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not entered.done():
+            holding.result()
+        yield entered.result()
+        leave.set()
+        await holding
+    finally:
+        holding.cancel()
+        await asyncio.gather(holding, return_exceptions=True)

@@ -23,6 +23,9 @@ class FunctionEnvConfig(BaseEnvConfig):
 
     temperature: float = Field(default=1.0, ge=0, description="of training rollouts")
     max_tokens: int = Field(default=512, ge=1, description="most tokens of one reply")
+    stop: list[str] = Field(
+        default_factory=list, description="stop strings of every reply, also to agents"
+    )
     describe_tools: bool = Field(
         default=False,
         description="describe tools in a system message if the chat template ignores them",

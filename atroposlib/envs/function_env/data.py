@@ -99,7 +99,7 @@ async def load(spec: Any, config: Any, *, env: str, split: str) -> Iterable[Any]
     """
     if callable(spec) and not _is_data(spec):
         with boundary(env, None, f"loading the {split} data"):
-            takes_config = _takes_an_argument(spec)
+            takes_config = takes_an_argument(spec)
             spec = await (call_user(spec, config) if takes_config else call_user(spec))
     if isinstance(spec, (str, Path)):
         spec = await call_user(named_rows, str(spec), split)
@@ -127,7 +127,8 @@ def named_rows(name: str, split: str) -> list[dict[str, Any]]:
     return load_rows(source, part, subset=subset or None, option=DATA_OPTION)
 
 
-def _takes_an_argument(function: Any) -> bool:
+def takes_an_argument(function: Any) -> bool:
+    """Whether a callable of the user may be given one argument, the settings."""
     return any(
         parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         for parameter in inspect.signature(function).parameters.values()

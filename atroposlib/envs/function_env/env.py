@@ -43,6 +43,7 @@ class Definition:
     eval_dataset: Any
     rewards: RewardPlan
     servers: ServerConfigs
+    lifespan: Callable[..., Any] | None = None
 
 
 def environment(
@@ -53,6 +54,7 @@ def environment(
     settings: Mapping[str, Any] | None = None,
     config: type[BaseEnvConfig] = FunctionEnvConfig,
     servers: ServerConfigs = LOCAL_SERVER,
+    lifespan: Callable[..., Any] | None = None,
     name: str | None = None,
     **defaults: Any,
 ) -> Callable[[Callable[..., Any]], type[FunctionEnv]]:
@@ -60,7 +62,7 @@ def environment(
 
     The function calls the model any number of times and returns the reward: a number, a dict
     of named rewards, a :class:`Reward`, or None for no score. An optional parameter ``config``
-    receives the settings.
+    receives the settings, ``resources`` the value of ``lifespan``.
 
     Args:
         dataset: a list or another, possibly endless, iterable of tasks, a sync or
@@ -73,6 +75,8 @@ def environment(
         settings: additional settings, each a flag ``--env.<name>``: a default or a ``Field``.
         config: a config class to extend instead.
         servers: inference servers, if neither YAML nor flags name any.
+        lifespan: a callable, which may take the config, that returns an async context manager;
+            entered at the end of setup and left in close, by one task.
         defaults: new defaults of existing settings, such as ``group_size=8``.
 
     Raises:
@@ -88,7 +92,7 @@ def environment(
     def decorate(function: Callable[..., Any]) -> type[FunctionEnv]:
         label = str(name or getattr(function, "__name__", type(function).__name__))
         try:
-            _check_signature(label, function)
+            _check_signature(label, function, lifespan)
             plan = RewardPlan.of(rewards)
             config_cls = config_class(label, config, settings or {}, defaults)
         except ConfigError as error:
@@ -96,7 +100,7 @@ def environment(
         doc = inspect.getdoc(function) or f"The environment {label!r}."
         attributes = {
             "name": label,
-            "definition": Definition(function, dataset, eval_dataset, plan, servers),
+            "definition": Definition(function, dataset, eval_dataset, plan, servers, lifespan),
             "env_config_cls": config_cls,
             "rollout": staticmethod(function),
             "__doc__": doc,
@@ -117,16 +121,18 @@ def _refuse(error: ConfigError, function: Callable[..., Any]) -> NoReturn:
     raise SystemExit(2) from None
 
 
-def _check_signature(label: str, function: Callable[..., Any]) -> None:
+def _check_signature(label: str, function: Callable[..., Any], lifespan: Any) -> None:
     if not is_async(function):
         raise ConfigError(
             f"{label}: write `async def {label}(task, model)`; it awaits the model"
         )
     parameters = list(inspect.signature(function).parameters.values())
-    others = [p.name for p in parameters[2:] if p.default is p.empty and p.name != "config"]
+    offered = ["config"] if lifespan is None else ["config", "resources"]
+    others = [p.name for p in parameters[2:] if p.default is p.empty and p.name not in offered]
     if len(parameters) < 2 or others:
+        hint = "; give @environment a lifespan" if others == ["resources"] else ""
         raise ConfigError(
-            f"{label}: takes (task, model) or (task, model, config), not {others}"
+            f"{label}: takes (task, model) or (task, model, config), not {others}{hint}"
         )
 
 
@@ -170,6 +176,8 @@ class FunctionEnv(BaseEnv):
         self._cursor = Cursor(source)
         if self.server.tool_parser is None:
             self.server.tool_parser = TOOL_PARSER
+        if given.lifespan is not None:
+            await self.rollouts.enter(given.lifespan)
 
     @property
     def cursor(self) -> Cursor:
@@ -223,7 +231,11 @@ class FunctionEnv(BaseEnv):
                 self.log(f"rollouts/{name}", value)
         group_id = f"{item['id']}@{item['epoch']}"
         wants_messages = self.config.include_messages
-        return groups_of(drawn, group_id, with_messages=wants_messages), backlog
+        task, about = item["task"], dict[str, Any]()
+        if isinstance(task, Mapping) and "source" in task:
+            about["source"] = task["source"]
+        made = groups_of(drawn, group_id, with_messages=wants_messages, about=about)
+        return made, backlog
 
     async def close(self) -> None:
         await self.rollouts.close()

@@ -5,14 +5,16 @@
 
 A conversation that only grows is one row; one that forks or is rewritten is several rows with
 the same score. Groups have the configured size, so each rollout counts once in every baseline:
-``(b)``, the prompt with no trained token, stands for a rollout without a further row.
+``(b)``, the prompt with no trained token, stands for a rollout without a further row. The rows of
+a named endpoint are groups of their own, with the score of that endpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
 
 from atroposlib.envs.function_env.rewards import Reward
 from atroposlib.envs.rollout.groups import (
@@ -30,6 +32,13 @@ from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
 Messages = list[dict[str, Any]]
 
 
+class Seat(NamedTuple):
+    """Rows of one endpoint, and their score; None: of a sample that is drawn again."""
+
+    rows: list[ScoredDataItem]
+    score: float | None
+
+
 @dataclass(frozen=True)
 class Rollout:
     """One run of the function: unscored rows, and the reward; in groups with a score.
@@ -40,6 +49,16 @@ class Rollout:
     rows: list[ScoredDataItem]
     reward: Reward
     facts: Mapping[str, Any] = field(default_factory=dict)
+    seats: Mapping[str, Seat] = field(default_factory=dict)  # of the named endpoints
+
+    def seat(self, name: str) -> Seat:
+        """The endpoint ``name``; of "", and of one never opened, the score of the rollout."""
+        return self.seats.get(name) or Seat([] if name else self.rows, self.reward.score)
+
+    @property
+    def first_row(self) -> ScoredDataItem:
+        seats = (self.seat(name) for name in ("", *self.seats))
+        return next(row for seat in seats for row in seat.rows)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -79,33 +98,47 @@ class Recorder:
 
 
 def groups_of(
-    rollouts: Sequence[Rollout], group_id: str, *, with_messages: bool = False
+    rollouts: Sequence[Rollout],
+    group_id: str,
+    *,
+    with_messages: bool = False,
+    about: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[ScoredDataGroup]:
-    """Groups of one item: one per row of the rollout with the most rows.
+    """Groups of one item: for each endpoint one per row of the rollout with the most rows.
 
-    The first group's metrics are the means over the rollouts of the named rewards (by row:
-    ``named_rewards``) and of ``reward``, the score: a rollout of many rows counts once.
+    ``about`` is added to the metadata of each. The first group's metrics are the means over the
+    rollouts of the named rewards (by row: ``named_rewards``) and of ``reward``, the score: a
+    rollout of many rows counts once.
     """
-    groups, means = [], mean_metrics(metrics_of(rollout.reward) for rollout in rollouts)
-    for turn in range(max(len(rollout.rows) for rollout in rollouts)):
+    groups: list[ScoredDataGroup] = []
+    means = mean_metrics(metrics_of(rollout.reward) for rollout in rollouts)
+    names = dict.fromkeys(["", *(name for rollout in rollouts for name in rollout.seats)])
+    seats_of = [(name, [rollout.seat(name) for rollout in rollouts]) for name in names]
+    for name, turn, seats in (
+        (name, turn, seats)
+        for name, seats in seats_of
+        for turn in range(max(len(seat.rows) for seat in seats))
+    ):
         rows = [
-            rollout.rows[turn] if turn < len(rollout.rows) else _untrained(rollout.rows[0])
-            for rollout in rollouts
+            seat.rows[turn] if turn < len(seat.rows) else _untrained(rollout.first_row)
+            for seat, rollout in zip(seats, rollouts)
         ]
         scored = [
-            cast(ScoredDataItem, {**row, "scores": rollout.reward.score})
-            for row, rollout in zip(rows, rollouts)
+            cast(ScoredDataItem, {**row, "scores": seat.score})
+            for row, seat in zip(rows, seats)
         ]
         # Messages are sent with every row of a group, or with none.
         if not (with_messages and all(row.get("messages") for row in scored)):
             for row in scored:
                 row["messages"] = None
         group = collate(scored)
-        group["group_id"] = group_id if turn == 0 else f"{group_id}#{turn + 1}"
+        seat_id = f"{group_id}/{name}" if name else group_id
+        group["group_id"] = seat_id if turn == 0 else f"{seat_id}#{turn + 1}"
         named_R = [dict(rollout.reward.metrics) for rollout in rollouts]
-        metrics = {"metrics": means} if turn == 0 else {}
+        found = {**about, **({"endpoint": name} if name else {})}
+        found |= {} if groups else {"metrics": means}
         facts_R = [row_facts(rollout.metadata, None) for rollout in rollouts]
-        group["metadata"] = {**metrics, "named_rewards": named_R, "rows": facts_R}
+        group["metadata"] = {**found, "named_rewards": named_R, "rows": facts_R}
         groups.append(group)
     return groups
 
@@ -115,7 +148,7 @@ def scored_row(rollout: Rollout) -> ScoredDataItem:
     return cast(
         ScoredDataItem,
         {
-            **rollout.rows[0],
+            **rollout.first_row,
             "scores": rollout.reward.score,
             "metadata": rollout.metadata,
         },

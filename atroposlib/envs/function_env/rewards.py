@@ -86,9 +86,17 @@ class RewardPlan:
         return RewardPlan({**self.weights, **weights}, self.functions)
 
     async def score(
-        self, env: str, item: str, task: Any, returned: Any, config: Any, code: Any = None
+        self,
+        env: str,
+        item: str,
+        task: Any,
+        returned: Any,
+        offered: Mapping[str, Any],
+        code: Any = None,
     ) -> Reward:
         """Reward from the value that the rollout ``returned``; ``code`` is its function.
+
+        A reward function gets those of the keywords ``offered`` that it accepts.
 
         Raises RolloutError: a reward function failed, or its result is not a reward.
         """
@@ -100,7 +108,7 @@ class RewardPlan:
         values: dict[str, Any] = {}
         for name, function in self.functions.items():
             with boundary(env, item, f"reward {name}", function):
-                value = await call_user(function, task, returned, config=config)
+                value = await call_user(function, task, returned, **offered)
                 values[name] = value if value is None else number(value, f"reward {name!r}")
         with boundary(env, item, "reward"):
             return combined(values, self.weights)

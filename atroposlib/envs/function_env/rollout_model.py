@@ -19,6 +19,7 @@ from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from atroposlib.envs.function_env.recorder import Recorder
+from atroposlib.envs.function_env.rewards import number
 from atroposlib.envs.function_env.tools import Tool, answer, schema_of
 from atroposlib.errors import ConfigError, InferenceError, RolloutError, SourceLine
 from atroposlib.generation.chat.tool_call_translator import with_visible_tools
@@ -89,12 +90,14 @@ class Model:
     split: str  # "train" or "eval": the slots of a server that the calls take
     temperature: float  # default of every call
     max_tokens: int  # default of every call
-    open_endpoint: Callable[[], Awaitable[AgentSession]]  # for agents with their own client
+    open_endpoint: Callable[[str, bool], Awaitable[AgentSession]]  # by name, and trainable
+    stop: Sequence[str] = ()  # default of every call
     describe_tools: bool = False  # in a system message, if the chat template ignores them
     recorder: Recorder = field(default_factory=Recorder)
     replies: list[Reply] = field(default_factory=list)  # of every call to chat and complete
     calls: list[tuple[str, Coroutine[Any, Any, Any], SourceLine]] = field(default_factory=list)
-    _endpoint: AgentSession | None = None
+    endpoints: dict[str, AgentSession] = field(default_factory=dict)  # opened, by name
+    rewards: dict[int, float] = field(default_factory=dict)  # by index of the reply
 
     @_remembered
     async def chat(
@@ -104,8 +107,8 @@ class Model:
 
         Args:
             messages: OpenAI messages, or a text for one user message.
-            tools: typed functions or OpenAI's descriptions. The reply's ``tool_calls`` lists
-                the calls; :meth:`use_tools` also runs them.
+            tools: typed functions, objects (``tools.ToolObject``) or OpenAI's descriptions.
+                The reply's ``tool_calls`` lists the calls; :meth:`use_tools` also runs them.
             sampling: temperature, max_tokens, stop, top_p ...
 
         Raises:
@@ -141,7 +144,7 @@ class Model:
         """Chat and run the tools that the model calls, until it calls none.
 
         The reply number ``max_turns`` is returned without running its calls. ``until`` is called
-        after the tools have run, and a true value ends the turns.
+        after the tools have run, and a true value ends the turns, as does a tool that is ``done``.
 
         Example: reply = await model.use_tools("Find the word.", tools=[guess], until=game.over)
         """
@@ -151,7 +154,8 @@ class Model:
                 break
             with spending("tools"):
                 answers = [await answer(tools, call) for call in reply.tool_calls]
-            if until is not None and until():
+            ended = any(getattr(tool, "done", False) for tool in tools)
+            if ended or (until is not None and until()):
                 break
             reply = await self.chat([*reply.messages, *answers], tools=tools, **sampling)
         return reply
@@ -167,23 +171,34 @@ class Model:
         return self._replied(completion)
 
     @_remembered
-    async def endpoint(self) -> AgentSession:
+    async def endpoint(self, name: str = "", *, trainable: bool = True) -> AgentSession:
         """Address for an agent with its own client: ``base_url`` and ``api_key``.
 
-        Every call to it belongs to this rollout and is trained like a call of ``chat``.
+        Every call to it belongs to this rollout and is trained like a call of ``chat``. Each
+        ``name`` has one endpoint, with its own ``reward`` and its own groups, such as one seat
+        of a game. The samples of one that is not ``trainable`` are left out.
 
         Example: OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
         """
-        if self._endpoint is None:
-            self._endpoint = await self.open_endpoint()
-        return self._endpoint
+        if name not in self.endpoints:
+            self.endpoints[name] = await self.open_endpoint(name, trainable)
+        return self.endpoints[name]
+
+    def reward(self, reward: float) -> None:
+        """Reward of the last reply; the rewards of all replies are added to the score.
+
+        Raises ConfigError: there is no reply yet.
+        """
+        if not self.replies:
+            raise ConfigError("model.reward: rewards the last reply, and there is none yet")
+        self.rewards[len(self.replies) - 1] = number(reward, "the reward of a reply")
 
     @_remembered
-    async def openai(self) -> AsyncOpenAI:
+    async def openai(self, name: str = "", *, trainable: bool = True) -> AsyncOpenAI:
         """Client of the package ``openai`` for :meth:`endpoint`; the model name is ignored."""
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-        endpoint = await self.endpoint()
+        endpoint = await self.endpoint(name, trainable=trainable)
         # The TLS settings are shared: making them takes 20 ms per client.
         http = DefaultAsyncHttpxClient(verify=_tls())
         return AsyncOpenAI(
@@ -216,6 +231,7 @@ class Model:
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
             "split": self.split,
+            **({"stop": list(self.stop)} if self.stop else {}),
         }
         return {**defaults, **sampling}
 

@@ -10,6 +10,7 @@ samples are counted separately and never as 0.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -19,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from atroposlib.envs.eval import pass_at_k
 from atroposlib.envs.function_env.config import FunctionEnvConfig
-from atroposlib.envs.function_env.data import TaskItem
-from atroposlib.envs.function_env.recorder import Rollout, metrics_of
+from atroposlib.envs.function_env.data import TaskItem, takes_an_argument
+from atroposlib.envs.function_env.recorder import Rollout, Seat, metrics_of
 from atroposlib.envs.function_env.rewards import Reward, RewardPlan, call_user
 from atroposlib.envs.function_env.rollout_model import Model
 from atroposlib.envs.rollout.causes import Repeats, gather_probed, returned_none
@@ -29,11 +30,12 @@ from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.runtime.evaluation import ROW, ROW_FIELDS
 from atroposlib.errors import AtroposError, ConfigError, boundary
 from atroposlib.generation.engines.slots import spending, timings
-from atroposlib.generation.sessions.sequences import Node
+from atroposlib.utils.gathering import in_one_task
 
 if TYPE_CHECKING:
     from atroposlib.generation.proxy.in_process import AgentSession, RunningProxy
 
+logger = logging.getLogger(__name__)
 TOOL_PARSER = "hermes"  # where neither flags nor YAML name one
 
 
@@ -74,6 +76,7 @@ class RolloutRunner:
     config: FunctionEnvConfig
     function: Callable[..., Any]
     plan: RewardPlan
+    resources: Any = None  # the value of the lifespan
     _proxy: RunningProxy | None = None
     _starting_proxy: asyncio.Lock = field(default_factory=asyncio.Lock)
     _open_things: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -90,20 +93,29 @@ class RolloutRunner:
             spent = stack.enter_context(timings())
             opening = env.server.managed_server(tokenizer=env.tokenizer)
             session = await stack.enter_async_context(opening)
-            endpoints: list[AgentSession] = []
-            model = self._model(session, "train", stack, endpoints)
+            frozen: set[str] = set()
+            model = self._model(session, "train", stack, frozen)
             reward = await self._play(item, model)
-            rows = model.recorder.rows()
-            nodes: list[Node] = [node for agent in endpoints for node in agent.rows()]
-            rows += [from_node(node, 0.0) for node in nodes]
-        if not rows and reward.score is not None:
+            seats = {
+                name: Seat(
+                    [from_node(row, 0.0) for row in agent.rows()], score_at(agent, reward)
+                )
+                for name, agent in model.endpoints.items()
+                if name not in frozen
+            }
+            unnamed = seats.pop("", None)
+            rows = [*model.recorder.rows(), *(unnamed.rows if unnamed else ())]
+        if (
+            not (rows or any(seat.rows for seat in seats.values()))
+            and reward.score is not None
+        ):
             raise ConfigError(
                 f"{env.label()}: the rollout of item {item['id']} never called the model, so "
                 "there is nothing to train on; return None for a task that is to be left out"
             )
         calls = sum(len(reply.tool_calls) for reply in model.replies)
         counts = {"turns": len(model.replies), "tool_calls": calls} if model.replies else {}
-        return Rollout(rows, reward, {"timings": dict(spent), **counts})
+        return Rollout(rows, reward, {"timings": dict(spent), **counts}, seats)
 
     async def evaluate(self, item: TaskItem) -> EvalSample:
         """One rollout of a held-out item, within ``worker_timeout``.
@@ -122,7 +134,7 @@ class RolloutRunner:
                 # As in training: exactly the same prompt tokens and tool calls.
                 opening = server.managed_server(tokenizer=self.env.tokenizer)
                 session = await stack.enter_async_context(opening)
-            model = self._model(session, "eval", stack, [])
+            model = self._model(session, "eval", stack, set())
             reward = await self._play(item, model)
         result = Result.UNSCORED if reward.score is None else Result.SCORED
         shown: dict[str, Any] = {}
@@ -137,9 +149,10 @@ class RolloutRunner:
 
     async def _play(self, item: TaskItem, model: Model) -> Reward:
         env, name, task = self.env.label(), item["id"], item["task"]
+        offered = {"config": self.config, "resources": self.resources}
         with boundary(env, name, "rollout", self.function):
             try:
-                returned = await call_user(self.function, task, model, config=self.config)
+                returned = await call_user(self.function, task, model, **offered)
                 model.refuse_forgotten_calls(env, name)
             except (AttributeError, TypeError) as error:
                 if "coroutine" in str(error):
@@ -148,31 +161,36 @@ class RolloutRunner:
             finally:
                 model.close_forgotten_calls()
         with spending("score"):
-            return await self.plan.score(env, name, task, returned, self.config, self.function)
+            reward = await self.plan.score(env, name, task, returned, offered, self.function)
+        return with_posted(reward, model)
 
     def _model(
-        self, session: Any, split: str, stack: AsyncExitStack, endpoints: list[AgentSession]
+        self, session: Any, split: str, stack: AsyncExitStack, frozen: set[str]
     ) -> Model:
         config = self.config
         temperature = config.temperature if split == "train" else config.eval_temperature
 
-        async def open_endpoint() -> AgentSession:
+        async def open_endpoint(name: str, trainable: bool) -> AgentSession:
             proxy = await self._running_proxy()
             opened = await proxy.open_session(
                 self.env.server.tool_parser or TOOL_PARSER,
                 split=split,
                 # A greedy agent would make all samples of a group equal.
                 sampling={"temperature": temperature},
+                max_tokens=config.max_tokens,
+                stop=config.stop,
                 describe_tools=config.describe_tools,
             )
-            endpoints.append(await stack.enter_async_context(opened))
-            return opened
+            if not trainable:
+                frozen.add(name)
+            return await stack.enter_async_context(opened)
 
         return Model(
             session,
             split=split,
             temperature=temperature,
             max_tokens=config.max_tokens,
+            stop=config.stop,
             describe_tools=config.describe_tools,
             open_endpoint=open_endpoint,
         )
@@ -189,9 +207,36 @@ class RolloutRunner:
                 self._proxy = await self._open_things.enter_async_context(opening)
             return self._proxy
 
+    async def enter(self, lifespan: Callable[..., Any]) -> None:
+        """Enter ``lifespan(config)`` or ``lifespan()``; its value becomes ``resources``."""
+        with boundary(self.env.label(), None, "entering the lifespan", lifespan):
+            manager = lifespan(self.config) if takes_an_argument(lifespan) else lifespan()
+            opening = in_one_task(manager)
+            self.resources = await self._open_things.enter_async_context(opening)
+
     async def close(self) -> None:
-        """Stop the proxy, if it was started."""
-        await self._open_things.aclose()
+        """Leave the lifespan and stop the proxy, if they were started; a failure is logged."""
+        try:
+            with boundary(self.env.label(), None, "leaving the lifespan"):
+                await self._open_things.aclose()
+        except AtroposError as error:  # it must not hide an error that ends the run
+            logger.error("%s", error)
+
+
+def score_at(agent: AgentSession, reward: Reward) -> float | None:
+    """Score of the rows of an endpoint: its own reward, else that of the rollout."""
+    return None if reward.score is None else agent.score(reward.score)
+
+
+def with_posted(reward: Reward, model: Model) -> Reward:
+    """``reward`` and those of the replies; of a named endpoint ``<name>/reward`` is logged."""
+    if reward.score is None:
+        return reward
+    unnamed = model.endpoints.get("")
+    score = reward.score if unnamed is None else unnamed.score(reward.score)
+    score += sum(model.rewards.values())
+    named = {f"{n}/reward": agent.score(score) for n, agent in model.endpoints.items() if n}
+    return Reward(score, {**reward.metrics, **named})
 
 
 # --- evaluation ---

@@ -1,4 +1,4 @@
-"""Python functions as tools: schema from the signature, and the call.
+"""Tools: Python functions, with the schema of their signature, and objects with their own.
 
     async def weather(city: str, day: int = 0) -> str:
         \"\"\"Forecast for a city.\"\"\"
@@ -13,7 +13,7 @@ import inspect
 import json
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Union
+from typing import Any, Protocol, Union, runtime_checkable
 
 from pydantic import BaseModel, ValidationError, create_model
 
@@ -21,7 +21,23 @@ from atroposlib.envs.function_env.rewards import call_user
 from atroposlib.envs.rollout.groups import plain
 from atroposlib.errors import ConfigError, definition_of
 
-Tool = Union[Callable[..., Any], Mapping[str, Any]]  # a function, or OpenAI's description
+
+@runtime_checkable
+class ToolObject(Protocol):
+    """A tool with its own schema, such as one of an MCP server.
+
+    A true attribute ``done`` after a call ends :meth:`Model.use_tools`.
+    """
+
+    name: str
+    description: str
+    schema: Mapping[str, Any]  # JSON schema of the arguments
+
+    async def call(self, arguments: dict[str, Any]) -> Any: ...
+
+
+# A function, an object, or OpenAI's description, which is shown and not called.
+Tool = Union[Callable[..., Any], ToolObject, Mapping[str, Any]]
 
 
 def schema_of(tool: Tool) -> dict[str, Any]:
@@ -31,6 +47,9 @@ def schema_of(tool: Tool) -> dict[str, Any]:
     """
     if isinstance(tool, Mapping):
         return dict(tool)
+    if isinstance(tool, ToolObject):
+        described = {"name": tool.name, "description": tool.description}
+        return {"type": "function", "function": {**described, "parameters": dict(tool.schema)}}
     parameters = _arguments(tool).model_json_schema()
     parameters.pop("title", None)
     for described in parameters.get("properties", {}).values():
@@ -59,13 +78,18 @@ def _arguments(tool: Callable[..., Any]) -> type[BaseModel]:
 async def answer(tools: Sequence[Tool], call: Mapping[str, Any]) -> dict[str, Any]:
     """The ``tool`` message with the result of one tool call."""
     asked = call["function"]
-    by_name = {tool.__name__: tool for tool in tools if callable(tool)}
+    by_name = {name_of(tool): tool for tool in tools if not isinstance(tool, Mapping)}
     tool = by_name.get(asked["name"])
     if tool is None:
         content = f"error: there is no tool {asked['name']!r}, only {sorted(by_name)}"
+    elif isinstance(tool, ToolObject):
+        arguments = _object_in(asked["arguments"])
+        content = "error: the arguments are not a JSON object"
+        if arguments is not None:
+            content = _text(await tool.call(arguments))
     else:
         try:
-            arguments = _arguments(tool).model_validate_json(asked["arguments"] or "{}")
+            given = _arguments(tool).model_validate_json(asked["arguments"] or "{}")
         except ValidationError as error:
             mistakes = "; ".join(
                 f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}"
@@ -73,9 +97,21 @@ async def answer(tools: Sequence[Tool], call: Mapping[str, Any]) -> dict[str, An
             )
             content = f"error: {mistakes}"
         else:
-            values = {name: getattr(arguments, name) for name in type(arguments).model_fields}
+            values = {name: getattr(given, name) for name in type(given).model_fields}
             content = _text(await call_user(tool, **values))
     return {"role": "tool", "tool_call_id": call.get("id"), "content": content}
+
+
+def name_of(tool: Callable[..., Any] | ToolObject) -> str:
+    return tool.name if isinstance(tool, ToolObject) else tool.__name__
+
+
+def _object_in(text: str | None) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text or "{}")
+    except json.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _text(result: Any) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
-from collections.abc import AsyncIterator, Generator, Mapping
+from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +68,10 @@ class AgentSession:
         """As :meth:`ProxySession.reward`, by default of the whole session."""
         self._session.reward(reward, completion_id)
 
+    def score(self, otherwise: float) -> float:
+        """As :meth:`ProxySession.score`."""
+        return self._session.score(otherwise)
+
     async def close(self) -> None:
         """Cancel the running calls and delete the session."""
         await self._sessions.close(self._session)
@@ -90,6 +94,8 @@ class RunningProxy:
         preserve_think_blocks: bool = False,
         split: str = "train",
         sampling: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
         describe_tools: bool = False,
     ) -> AgentSession:
         """Open a session for one agent. Raises InferenceRefused or ConfigError.
@@ -98,7 +104,9 @@ class RunningProxy:
             base_url: a particular inference server.
             split: slots that its calls take, "train" or "eval".
             sampling: parameters that override those of the agent, such as
-                {"temperature": 1.0, "max_tokens": 512}.
+                {"temperature": 1.0, "top_p": 1.0}.
+            max_tokens: most tokens of a reply; the agent may ask for fewer.
+            stop: stop strings in addition to the agent's.
             describe_tools: describe tools in a system message if the chat template ignores
                 them, which otherwise is an error (400).
         """
@@ -108,6 +116,8 @@ class RunningProxy:
             preserve_think_blocks=preserve_think_blocks,
             split=split,
             sampling=dict(sampling or {}),
+            max_tokens=max_tokens,
+            stop=list(stop),
             describe_tools=describe_tools,
         )
         session = await self._sessions.open(settings, base_url)

@@ -27,6 +27,7 @@ from atroposlib.generation.proxy.apis.idempotency import (
     IdempotentCalls,
 )
 from atroposlib.generation.proxy.sample_tree import Rewards, SampleTree, SessionRow
+from atroposlib.generation.sampling.generation import DEFAULT_MAX_TOKENS
 from atroposlib.generation.sessions.dummy import DummyManagedServer
 from atroposlib.generation.sessions.managed import ManagedServer
 from atroposlib.generation.sessions.sequences import SequenceNode
@@ -42,6 +43,8 @@ class SessionSettings(msgspec.Struct, kw_only=True, frozen=True):
     preserve_think_blocks: bool = False
     split: str = "train"
     sampling: Json = {}  # overrides the agent's values
+    max_tokens: int | None = None  # of one reply; a smaller value of the agent holds
+    stop: list[str] = []  # in addition to the agent's
     # Tools that the chat template ignores: described in a system message, rejected, or (None)
     # left to the caller.
     describe_tools: bool | None = False
@@ -89,9 +92,13 @@ class ProxySession:
     def _completed(self, request: SamplingRequest) -> SamplingRequest:
         """The request with the session's settings, and with uncut earlier responses."""
         messages = [self._uncut(message) for message in request.messages]
-        sampling = {**request.sampling, **self.settings.sampling}
-        split = request.split or self.settings.split
-        return replace(request, messages=messages, sampling=sampling, split=split)
+        settings = self.settings
+        sampling = {**request.sampling, **settings.sampling}
+        asked = sampling.get("max_tokens") or settings.max_tokens or DEFAULT_MAX_TOKENS
+        sampling["max_tokens"] = min(asked, settings.max_tokens or asked)
+        stop = [*request.stop, *settings.stop]
+        split = request.split or settings.split
+        return replace(request, messages=messages, sampling=sampling, stop=stop, split=split)
 
     def _keywords(self, request: SamplingRequest) -> Json:
         """Arguments of the managed session. Raises ConfigError for tools that stay unseen."""
@@ -185,6 +192,11 @@ class ProxySession:
             raise InferenceRefused(404, f"no completion {completion_id} in this session")
         self._rewards[wanted] = reward
         return wanted
+
+    def score(self, otherwise: float) -> float:
+        """The session's reward, or ``otherwise`` without one, and those of its completions."""
+        own = otherwise if self._session_reward is None else self._session_reward
+        return own + sum(self._rewards.values())
 
     def rows(self, discount: float = 1.0) -> list[SessionRow]:
         """Training rows of all samples (``sample_tree.py``). Raises InferenceRefused (409)."""

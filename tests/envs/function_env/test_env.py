@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections import Counter
+from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
@@ -15,7 +16,7 @@ from pydantic import Field
 from atroposlib.envs import BaseEnv, BaseEnvConfig, Reward, environment
 from atroposlib.envs.cli import read_settings
 from atroposlib.envs.runtime.process import OnlyFailures
-from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.errors import AtroposError, ConfigError, RolloutError
 from tests.envs.function_env.function_toys import (
     SUMS,
     groups_in,
@@ -320,3 +321,73 @@ async def test_completions_without_a_template_are_trained_too(env_of, fake, tmp_
     (group,) = groups_in(tmp_path)
     assert group["scores"] == [1.0, 1.0]
     assert env.tokenizer.decode(group["tokens"][0]) == "3 + 4 =7<|end|>"
+
+
+# --- lifespan -----------------------------------------------------------------------
+
+
+async def test_a_lifespan_is_entered_after_setup_and_left_in_close_by_one_task(env_of, fake):
+    seen = []
+
+    @asynccontextmanager
+    async def pool(config):
+        seen.append(asyncio.current_task())
+        yield {"size": config.group_size}
+        seen.append(asyncio.current_task())
+
+    def sized(task, answer, resources):
+        return resources["size"]
+
+    @environment(SUMS, lifespan=pool, rewards=[sized], eval_items=1)
+    async def pooled(task, model, resources):
+        assert len(seen) == 1
+        return f"{await model.chat('hello')} {resources['size']}"
+
+    env = env_of(pooled, group_size=3)
+    await asyncio.create_task(env.setup())  # as serve does
+    (group,), _ = await env.collect_trajectories(await env.get_next_item())
+    await env.evaluate()
+    await env.close()
+    assert group["scores"] == [3.0, 3.0, 3.0]
+    assert seen[0] is seen[1] is not asyncio.current_task()
+
+
+async def test_a_lifespan_that_fails_is_named(env_of, caplog):
+    @asynccontextmanager
+    async def entering():
+        raise OSError("no browser")
+        yield
+
+    @asynccontextmanager
+    async def leaving():
+        yield
+        raise OSError("still running")
+
+    with pytest.raises(RolloutError, match="no browser.*sums: entering the lifespan failed"):
+        await env_of(environment(SUMS, lifespan=entering, name="sums")(sums.rollout)).setup()
+    env = env_of(environment(SUMS, lifespan=leaving, name="sums")(sums.rollout))
+    await env.setup()
+    await env.close()
+    assert "still running" in caplog.text and "leaving the lifespan" in caplog.text
+
+
+def test_resources_need_a_lifespan():
+    with pytest.raises(ConfigError, match="resources.*give @environment a lifespan"):
+
+        @environment(SUMS)
+        async def pooled(task, model, resources):
+            return 1.0
+
+
+async def test_the_source_of_a_task_is_in_the_metadata_of_its_groups(env_of):
+    source = {"package": "gymnasium 1.4.0", "seed": 3}
+
+    @environment([{"id": "a", "source": source}], group_size=2)
+    async def told(task, model):
+        return float(len(await model.chat("hello")))
+
+    env = env_of(told)
+    await env.setup()
+    (group,), _ = await env.collect_trajectories(await env.get_next_item())
+    await env.close()
+    assert group["metadata"]["source"] == source

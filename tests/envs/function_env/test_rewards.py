@@ -79,7 +79,7 @@ def short(task, answer, config):
 
 async def test_reward_functions_may_be_sync_or_async():
     plan = RewardPlan.of({exact: 1.0, short: 0.5})
-    reward = await plan.score("env", "item", "7", "7", {"most": 4})
+    reward = await plan.score("env", "item", "7", "7", {"config": {"most": 4}})
     assert reward == Reward(1.375, {"exact": 1.0, "short": 0.75})
     assert (await plan.score("env", "item", "7", None, {})).score is None
     assert plan.reweighted({"short": 0}).weights == {"exact": 1.0, "short": 0.0}

@@ -287,3 +287,37 @@ async def test_an_agent_can_be_evaluated_like_any_function(
     await env.close()
     metrics = json.loads((tmp_path / "metrics.jsonl").read_text())
     assert (metrics["eval/reward"], metrics["eval/failed"]) == (1.0, 0)
+
+
+class Vault:
+    """A tool with a schema of its own, the state of one task, and an end."""
+
+    name, description = "open_vault", "Open the vault."
+    schema = {"type": "object", "properties": {"code": {"type": "integer"}}}
+
+    def __init__(self, code):
+        self.code, self.done, self.tried = code, False, []
+
+    async def call(self, arguments):
+        self.tried.append(arguments)
+        self.done = arguments.get("code") == self.code
+        return {"open": self.done}
+
+
+async def test_a_tool_object_sees_the_state_of_its_task_and_ends_the_turns(
+    fake, env_of, tmp_path
+):
+    @environment([TASK])
+    async def vault(task, model):
+        tool = Vault(task["a"])
+        await model.use_tools("Open it.", tools=[tool, multiply], max_turns=9)
+        assert tool.tried == [{"code": 1}, {"code": 17}]
+        return 1 / len(model.replies)
+
+    def tries(prompt, index):
+        written = '<tool_call>{"name": "open_vault", "arguments": {"code": %d}}</tool_call>'
+        return written % (17 if '{"open": false}' in prompt else 1)
+
+    fake.reply = tries
+    group = await only_group(env_of(vault), tmp_path)
+    assert group["scores"] == [0.5, 0.5]

@@ -81,3 +81,40 @@ def test_a_tool_without_type_annotations_is_rejected():
         schema_of(lambda x: x)
     with pytest.raises(ConfigError, match="no .args"):
         schema_of(lambda *args: args)
+
+
+class Echo:
+    name, description, schema = "echo", "Repeat.", {"type": "object"}
+
+    async def call(self, arguments):
+        return arguments
+
+
+async def test_a_tool_object_has_its_own_schema_and_takes_any_json_object():
+    (shown,) = [schema_of(Echo())["function"]]
+    assert shown == {
+        "name": "echo",
+        "description": "Repeat.",
+        "parameters": {"type": "object"},
+    }
+    assert (await answer([Echo()], call("echo", '{"a": 1}')))["content"] == '{"a": 1}'
+    for wrong in ("[1]", "{", "1"):
+        said = (await answer([Echo()], call("echo", wrong)))["content"]
+        assert said == "error: the arguments are not a JSON object"
+    assert (
+        "only ['echo', 'fails']"
+        in (await answer([Echo(), fails], call("no", "{}")))["content"]
+    )
+
+
+async def test_a_method_is_a_tool_that_sees_its_object():
+    class Counter:
+        total = 0
+
+        def add(self, number: int) -> int:
+            self.total += number
+            return self.total
+
+    counter = Counter()
+    assert (await answer([counter.add], call("add", '{"number": 4}')))["content"] == "4"
+    assert counter.total == 4

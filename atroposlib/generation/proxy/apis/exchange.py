@@ -16,10 +16,7 @@ import msgspec
 
 from atroposlib.errors import InferenceRefused
 from atroposlib.generation.chat.template import content_text, plain_message
-from atroposlib.generation.sampling.generation import (
-    DEFAULT_MAX_TOKENS,
-    Generation,
-)
+from atroposlib.generation.sampling.generation import Generation
 from atroposlib.generation.sessions.sequences import SequenceNode, sampled_part
 
 Json = dict[str, Any]
@@ -131,7 +128,8 @@ def sampling_of(
     if not 1 <= found.setdefault("n", 1) <= MAX_CHOICES:
         raise InferenceRefused(400, f"n: 1 to {MAX_CHOICES}")
     found.setdefault("temperature", 1.0)
-    found["max_tokens"] = max_tokens or DEFAULT_MAX_TOKENS
+    if max_tokens:
+        found["max_tokens"] = max_tokens
     return found
 
 
