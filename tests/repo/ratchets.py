@@ -78,12 +78,17 @@ def counted(items: list[str]) -> Measured:
 # --- folders and names
 
 
+LIBRARY = ("environments", "tests/environments")
+
+
 def crowded_folders(sources: list[Source]) -> Measured:
     """Folders that directly hold more than MAX_FILES_IN_FOLDER Python files.
 
-    ``__init__`` and ``__main__`` stand for the folder itself and do not count.
+    ``__init__`` and ``__main__`` stand for the folder itself and do not count. The library of
+    environments is a list of files, each found by its name.
     """
-    sizes = Counter(s.folder for s in sources if s.path.stem not in ("__init__", "__main__"))
+    names = (s.folder for s in sources if s.path.stem not in ("__init__", "__main__"))
+    sizes = Counter(name for name in names if name not in LIBRARY)
     return counted(
         [f"{name}: {n}" for name, n in sorted(sizes.items()) if n > MAX_FILES_IN_FOLDER]
     )
