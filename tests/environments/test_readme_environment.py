@@ -20,6 +20,7 @@ PAGES = (
     "README.md",
     "docs/environments.md",
     "docs/cookbook.md",
+    "docs/sandbox.md",
     "docs/migrating-others.md",
     "docs/publishing.md",
     "docs/tutorials/first-environment.md",
@@ -78,6 +79,8 @@ def env_of(monkeypatch):
                     **settings,
                 }
             )
+            if "sandbox" in type(config).model_fields:
+                config.sandbox = "none"  # bubblewrap has tests of its own
             env = env_cls(config, [server])
             env.tokenizer = char_tokenizer(ASCII_ALPHABET)
             return env
