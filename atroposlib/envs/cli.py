@@ -42,7 +42,7 @@ from atroposlib.generation.configs import (
     as_server_list,
     resolve_servers,
 )
-from atroposlib.utils.cli import extract_namespace, merge_dicts
+from atroposlib.utils.cli import at_home, extract_namespace, merge_dicts
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import common_flags, did_you_mean, show
 
@@ -284,7 +284,7 @@ def read_yaml(path: str | None, command: type[EnvCommand]) -> dict[str, Any]:
     import yaml
 
     try:
-        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        loaded = at_home(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"--config {path}: {str(error.strerror).lower()}") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 import sys
 from collections import deque
@@ -36,6 +37,19 @@ def merge_dicts(*dicts: Mapping[str, Any]) -> dict[str, Any]:
                 value = merge_dicts(old, value)
             merged[key] = value
     return merged
+
+
+def at_home(loaded: Any) -> Any:
+    """Values of a YAML file; texts that begin with ``~/`` as paths, which no shell expands there.
+
+    Example: {"save_path": "~/runs"} -> {"save_path": "/srv/ann/runs"}
+    """
+    if isinstance(loaded, dict):
+        return {key: at_home(value) for key, value in loaded.items()}
+    if isinstance(loaded, list):
+        return [at_home(value) for value in loaded]
+    below = isinstance(loaded, str) and loaded.startswith("~/")
+    return os.path.expanduser(loaded) if below else loaded
 
 
 def extract_namespace(source: BaseModel | Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.cli import at_home
 
 PLAIN = (
     ("null", r"~|null|Null|NULL|", "~nN"),
@@ -58,7 +59,7 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"cannot read {path}: {reason.lower()}") from error
-    tree = parse_yaml(text, str(path))
+    tree = at_home(parse_yaml(text, str(path)))
     if tree is None:
         return {}
     if not isinstance(tree, dict):

@@ -141,6 +141,12 @@ def test_an_invalid_yaml_file_is_refused(yaml, message, tmp_path):
         read("serve", tmp_path=tmp_path, yaml=yaml)
 
 
+def test_a_yaml_file_may_name_a_path_below_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/srv/ann")
+    env = read("serve", tmp_path=tmp_path, yaml="env: {log_dir: ~/logs}").env
+    assert env.log_dir == "/srv/ann/logs"
+
+
 def test_an_empty_yaml_file_changes_nothing(tmp_path):
     assert read("serve", tmp_path=tmp_path, yaml="").env.group_size == 6
 
