@@ -28,8 +28,7 @@ from atroposlib.api.archive.records import (
     Record,
     RowFacts,
 )
-from atroposlib.api.codec.delivery import read_columns
-from atroposlib.api.codec.row_facts import facts_of
+from atroposlib.api.codec.delivery import stored_facts
 from atroposlib.api.store import Store
 from atroposlib.api.store.sql.claim import LEDGER_GROUPS
 from atroposlib.errors import CorruptPayload, InvalidGroup, StoreError
@@ -268,7 +267,7 @@ class Indexer:
         for gid in gids:
             try:
                 [payload] = self._store.read([gid], retired=True)
-                columns = read_columns(payload)
+                columns, facts = stored_facts(payload)
             except (CorruptPayload, InvalidGroup, MalformedBody, msgspec.DecodeError):
                 continue  # freed meanwhile, or damaged
             here = ledger.get(gid)
@@ -282,7 +281,7 @@ class Indexer:
                     None if here is None else here.arrived,
                     None if here is None else here.arrived_version,
                     "committed" if here is None else here.state,
-                    facts_of(columns),
+                    facts,
                     None if here is None else here.batch_no,
                 )
             )

@@ -21,6 +21,7 @@ import numpy as np
 
 from atroposlib.api.codec.formats import WHOLE_BYTES
 from atroposlib.api.codec.json_columns import KEYS, LargeGroup, parse_columns
+from atroposlib.api.codec.row_facts import GroupFacts, facts_of
 from atroposlib.api.common.records import BatchMember, Media, Payload
 from atroposlib.errors import CorruptPayload, InvalidGroup
 from atroposlib.wire import ScoredData
@@ -144,6 +145,18 @@ def read_columns(payload: Payload) -> Columns:
     if proven is not None:
         return proven[0]
     return from_group(msgspec.json.decode(payload.data, type=ScoredData))
+
+
+def stored_facts(payload: Payload) -> tuple[Columns, GroupFacts]:
+    """A stored group, if large JSON without its entries per token, and the facts of its rows.
+
+    Raises as :func:`read_columns`.
+    """
+    if payload.media is Media.JSON and len(payload.data) > WHOLE_BYTES:
+        group = LargeGroup(payload.data)
+        return group.head, facts_of(group.head, group.row_numbers())
+    columns = read_columns(payload)
+    return columns, facts_of(columns)
 
 
 def latest_json(payload: Payload) -> Iterator[bytes]:

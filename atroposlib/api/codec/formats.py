@@ -7,13 +7,13 @@ the errors of :func:`atroposlib.api.codec.read_group`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 import msgspec
 
-from atroposlib.api.codec.row_facts import GroupFacts, facts_of
+from atroposlib.api.codec.row_facts import GroupFacts, RowNumbers, facts_of
 from atroposlib.api.common.records import Media, NewGroup
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire.binary import (
@@ -55,8 +55,9 @@ def parsed_group(
     media: Media,
     key: str | None,
     marks: tuple[str, ...],
+    numbers: Sequence[RowNumbers] = (),
 ) -> ParsedGroup:
-    """A checked group; ``key`` applies if the group has no key."""
+    """A checked group; ``key`` applies if the group has no key, ``numbers`` as of its facts."""
     own = columns.idempotency_key
     return ParsedGroup(
         payload=cast(bytes, payload),  # the stores take any of these types
@@ -70,7 +71,7 @@ def parsed_group(
         incarnation=columns.incarnation,
         length=int(columns.seq_lens.sum()),
         marks=marks,
-        facts=facts_of(columns),
+        facts=facts_of(columns, numbers),
     )
 
 

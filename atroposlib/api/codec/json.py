@@ -126,7 +126,8 @@ def _large_group(body: bytearray, key: str | None) -> ParsedGroup:
     mended = group.mended | {name: one for name, one in added.items() if name in places}
     for name in sorted(mended, key=lambda name: places[name].start, reverse=True):
         body[places[name]] = mended[name]
-    parsed = parsed_group(columns, _completed(body, places, added), Media.JSON, key, marks)
+    kept = _completed(body, places, added)
+    parsed = parsed_group(columns, kept, Media.JSON, key, marks, group.row_numbers())
     return replace(parsed, n_tokens=group.n_tokens, version=group.version)
 
 

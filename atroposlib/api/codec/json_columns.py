@@ -26,8 +26,9 @@ from atroposlib.api.codec.json_pieces import (
     each_chunk,
     members,
 )
+from atroposlib.api.codec.row_facts import NumbersInChunks, RowNumbers
 from atroposlib.errors import InvalidGroup
-from atroposlib.wire import MASKED, PER_SEQUENCE, PER_TOKEN, ScoredData
+from atroposlib.wire import PER_SEQUENCE, PER_TOKEN, ScoredData
 from atroposlib.wire.columns import (
     FLOATS,
     MAX_TOKENS,
@@ -238,17 +239,30 @@ class LargeGroup:
         self._body = body
         self.places = members(body)
         self.mended: dict[str, bytes] = {}  # values to write instead of those in ``places``
-        self.n_tokens = 0  # trained positions
-        self.version: int | None = None
+        self._numbers = NumbersInChunks()
         self.wide: set[str] = set()  # floats beyond float32
         self._seq_lens: Array = np.empty(0, np.int64)
         self.large_images: slice | None = None  # their place; they are not in ``head``
         self.head = self._columns()
 
+    def row_numbers(self) -> list[RowNumbers]:
+        """Numbers of each row, for the facts of the group."""
+        return self._numbers.numbers(self.head.floats, len(self._seq_lens))
+
+    @property
+    def n_tokens(self) -> int:
+        """Trained positions."""
+        return sum(map(self._numbers.trained, range(len(self._seq_lens))))
+
+    @property
+    def version(self) -> int | None:
+        return min(self._numbers.low.values(), default=None)
+
     def _columns(self) -> Columns:
         given = [name for name in self.places if self._given(name)]
         _, self._seq_lens = self._counted("tokens")
         check_lengths(self._seq_lens)
+        masks = self._fitting("masks")  # before the floats, of which trained ones are summed
         floats = {name: self._fitting(name) for name in FLOATS[:2] if name in given}
         for name in set(given).difference(KEYS):  # kept, and ignored by all readers
             self._decoded(name, Any)
@@ -270,7 +284,7 @@ class LargeGroup:
         columns = Columns(
             seq_lens=self._seq_lens,
             tokens=_NONE,
-            masks=self._fitting("masks"),
+            masks=masks,
             scores=self._scores(),
             floats=floats,
             versions=self._fitting("versions") if "versions" in given else None,
@@ -315,7 +329,7 @@ class LargeGroup:
     def _counted(self, name: str) -> tuple[Array, Array]:
         """Numbers of choices of a member, and the lengths of its rows; its numbers are checked."""
         lengths: list[int] = []
-        all_counts = [_NONE]
+        all_counts, at = [_NONE], 0
         if name not in self.places:
             raise InvalidGroup(name, "", "missing")
         try:
@@ -326,7 +340,9 @@ class LargeGroup:
                     all_counts.append(counts.astype(np.int32))
                 elif lengths[row] > MAX_TOKENS:
                     raise InvalidGroup(name, f"[{row}]", f"more than {MAX_TOKENS} tokens")
-                self._note(name, row, values)
+                self._check(name, row, values)
+                self._numbers.add(name, row, at, values)
+                at += len(values)
         except InvalidGroup:
             raise
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
@@ -334,8 +350,7 @@ class LargeGroup:
             raise InvalidGroup(name, "", f"not a list of rows of {kind}") from error
         return np.concatenate(all_counts), np.array(lengths, np.int64)
 
-    def _note(self, name: str, row: int, values: Array) -> None:
-        """Check the values, and note what the queue needs of them."""
+    def _check(self, name: str, row: int, values: Array) -> None:
         if not len(values):
             return
         low, high = values.min(), values.max()
@@ -347,11 +362,6 @@ class LargeGroup:
         elif low < _LEAST[name] or high > _INT32.max:
             problem = f"numbers lie in {_LEAST[name]} .. 2^31 - 1"
             raise InvalidGroup(name, f"[{row}]", problem)
-        if name == "masks":
-            self.n_tokens += int(np.count_nonzero(values != MASKED))
-        elif name == "versions" and high >= 0:
-            oldest = int(values[values >= 0].min())
-            self.version = oldest if self.version is None else min(oldest, self.version)
 
     def _fitting(self, name: str) -> Array:
         """Numbers of choices of a member that has one entry per token; empty for plain numbers."""

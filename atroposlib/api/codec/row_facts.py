@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -50,18 +50,13 @@ _OBJECT = msgspec.json.Decoder(dict[str, Any])
 _LIST = msgspec.json.Decoder(list[Any])
 
 
-def facts_of(columns: Columns) -> GroupFacts:
-    """The facts of a checked group. A group without token arrays has facts of its lengths only."""
+def facts_of(columns: Columns, numbers: Sequence[RowNumbers] = ()) -> GroupFacts:
+    """The facts of a checked group; ``numbers`` of its rows if its token arrays are not held."""
     G = len(columns.seq_lens)
-    ends = np.cumsum(columns.seq_lens).tolist()
-    spans = list(zip([0, *ends], ends))
-    if len(columns.tokens) != (ends[-1] if ends else 0):
-        spans = []  # a large JSON group, whose numbers are not kept
     metadata = _decoded(_OBJECT, columns.rest.get("metadata")) or {}
     own = metadata.get("rows")
     own_G = own if isinstance(own, list) and len(own) == G else [None] * G
-    unknown: _Numbers = (None, None, None, None, None)
-    numbers = _numbers(columns, spans) if spans else [unknown] * G
+    numbers = numbers or _numbers(columns)
     turns = _turns(columns.rest.get("messages"), G)
     item = metadata.get("item", metadata.get("item_id"))
     rows = []
@@ -93,11 +88,63 @@ def facts_of(columns: Columns) -> GroupFacts:
     return GroupFacts(named, columns.group_id, tuple(rows))
 
 
-_Numbers = tuple[int | None, int | None, int | None, float | None, float | None]
+class NumbersInChunks:
+    """The numbers of each row of a group that is read in chunks, member by member.
+
+    It holds one byte per token: which tokens are trained. So masks come before other members.
+    """
+
+    def __init__(self) -> None:
+        self._trained: list[Array] = []  # bools of the masks so far
+        self._sums: dict[tuple[str, int], float] = {}  # by member and row
+        self.low: dict[int, int] = {}  # oldest version by row, of rows with sampled tokens
+        self._high: dict[int, int] = {}
+
+    def add(self, name: str, row: int, at: int, values: Array) -> None:
+        """Take a chunk of a row; ``at`` is its place in the member."""
+        if name == "masks":
+            self._trained.append(values != MASKED)
+            self._count(name, row, np.count_nonzero(self._trained[-1]))
+        elif name == "versions" and len(known := values[values >= 0]):
+            self.low[row] = min(self.low.get(row, INT32_MAX), int(known.min()))
+            self._high[row] = max(self._high.get(row, 0), int(known.max()))
+        elif name in ("inference_logprobs", "advantages"):
+            if len(self._trained) > 1:
+                self._trained = [np.concatenate(self._trained)]
+            here = self._trained[0][at : at + len(values)]
+            if len(here) == len(values):  # else the member does not fit the tokens
+                self._count(name, row, float(values[here].sum()))
+
+    def _count(self, name: str, row: int, amount: float) -> None:
+        self._sums[name, row] = self._sums.get((name, row), 0) + amount
+
+    def trained(self, row: int) -> int:
+        return int(self._sums.get(("masks", row), 0))
+
+    def numbers(self, names: Collection[str], G: int) -> list[RowNumbers]:
+        """As of :func:`facts_of`; ``names`` are the members that fit the tokens."""
+
+        def mean(name: str, row: int) -> float | None:
+            known = name in names and self.trained(row)
+            return self._sums.get((name, row), 0.0) / known if known else None
+
+        return [
+            (
+                *(self.trained(g), self.low.get(g), self._high.get(g)),
+                *(mean("inference_logprobs", g), mean("advantages", g)),
+            )
+            for g in range(G)
+        ]
 
 
-def _numbers(columns: Columns, spans: Sequence[tuple[int, int]]) -> list[_Numbers]:
-    """(n_trained, version_min, version_max, logprob_mean, advantage) of each row."""
+INT32_MAX = 2**31 - 1
+# (n_trained, version_min, version_max, logprob_mean, advantage) of one row
+RowNumbers = tuple[int | None, int | None, int | None, float | None, float | None]
+
+
+def _numbers(columns: Columns) -> list[RowNumbers]:
+    ends = np.cumsum(columns.seq_lens).tolist()
+    spans = list(zip([0, *ends], ends))
     trained = columns.masks != MASKED  # (T,)
     counts = [int(np.count_nonzero(trained[start:end])) for start, end in spans]
     low, high = _versions(columns.versions, [start for start, _ in spans])

@@ -7,7 +7,9 @@ import json
 import pytest
 
 from atroposlib.api.codec import read_group
+from atroposlib.api.codec.delivery import stored_facts
 from atroposlib.api.codec.formats import GROUP_MEDIA
+from atroposlib.api.common.records import Media, Payload
 from atroposlib.wire.binary import pack_group
 
 GROUP = {
@@ -50,11 +52,23 @@ def test_what_a_group_does_not_contain_is_unknown():
     assert row == (1.0, 4, 2, *[None] * 9)
 
 
-def test_a_large_json_group_has_the_facts_of_its_lengths(monkeypatch):
+@pytest.mark.parametrize("left_out", ["", "versions", "inference_logprobs"])
+def test_a_large_json_group_has_the_facts_of_a_small_one(monkeypatch, left_out):
+    group = GROUP | {"advantages": [[0.5] * 4, [-1.0] * 3], left_out: None}
+    body = json.dumps(group).encode()
+    small = read_group(body, "application/json").facts
     monkeypatch.setattr("atroposlib.api.codec.json.WHOLE_BYTES", 10)
-    [row, _] = read_group(json.dumps(GROUP).encode(), "application/json").facts.rows
-    assert (row.reward, row.n_tokens, row.n_trained, row.version_min) == (1.0, 4, None, None)
-    assert (row.turns, row.finish_reason) == (9, "stop")
+    assert read_group(body, "application/json").facts == small
+    monkeypatch.setattr("atroposlib.api.codec.delivery.WHOLE_BYTES", 10)
+    assert stored_facts(Payload(body, Media.JSON))[1] == small
+    assert small.rows[0].advantage == 0.5
+
+
+def test_advantages_that_do_not_fit_the_tokens_of_a_large_group_are_unknown(monkeypatch):
+    monkeypatch.setattr("atroposlib.api.codec.json.WHOLE_BYTES", 10)
+    body = json.dumps(GROUP | {"advantages": [[0.5], [0.5] * 9]}).encode()
+    rows = read_group(body, "application/json").facts.rows
+    assert [(row.advantage, row.logprob_mean) for row in rows] == [(None, -1.0), (None, None)]
 
 
 @pytest.mark.parametrize("rows", [[], ["x"], "x", [{"timings": 3}, {"turns": "many"}]])
