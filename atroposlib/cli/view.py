@@ -13,16 +13,18 @@ import tempfile
 import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from atroposlib.api.archive.explorer import MAX_TOKENS, Explorer, RunFacts
+from atroposlib.api.archive.explorer import MAX_TOKENS, Explorer
 from atroposlib.api.archive.filters import FILTERS, MAX_LIMIT, require_known
 from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.indexer import Indexer
+from atroposlib.api.archive.records import RunFacts
 from atroposlib.api.archive.run_views import MAX_KEYS
 from atroposlib.api.codec.json import read_json_group
 from atroposlib.api.common.records import RunRecord
@@ -60,7 +62,8 @@ def view(argv: Sequence[str] | None = None) -> int:
             serve(explorer, options.port, options.open)
         else:
             file, *filters = options.export
-            kept = selected(explorer, dict(one.partition("=")[::2] for one in filters))
+            given = dict(one.partition("=")[::2] for one in filters)
+            kept = selected(explorer.of_run(given.pop("run_id", None)), given)
             Path(file).write_bytes(exported_page(kept))
             print(f"{kept['note']} in {file}")
     return 0
@@ -150,12 +153,13 @@ def archive(argv: Sequence[str] | None = None) -> int:
             print("\n".join([f"group {gid} is damaged" for gid in damaged] or ["all sound"]))
             return int(bool(damaged))
         else:
-            [run] = explorer.runs({}).runs
-            print(
-                f"run {run.run_id[:8] or 'none'}: {run.rollouts} rollouts in {run.groups} "
-                f"groups, {run.steps} batches trained, {run.bytes or 0} bytes, "
-                f"environments: {', '.join(run.envs) or 'none'}"
-            )
+            for run in explorer.runs({}).runs:
+                size = "" if run.bytes is None else f", {run.bytes} bytes of all runs"
+                print(
+                    f"run {run.run_id or 'none'}: {run.rollouts} rollouts in {run.groups} "
+                    f"groups, {run.steps} batches trained, environments: "
+                    f"{', '.join(run.envs) or 'none'}{size}"
+                )
     return 0
 
 
@@ -189,10 +193,9 @@ def _explored(
 ) -> Iterator[tuple[SqliteStore, Explorer]]:
     body = store.load().body
     record = RunRecord() if body is None else msgspec.json.decode(body, type=RunRecord)
-    names = {env.env_id: env.wandb_name for env in record.envs}
-    trainer = None if record.trainer is None else record.trainer.tokenizer
-    facts = RunFacts(record.run_id, tokenizer=tokenizer or trainer, envs=(*names.values(),))
-    indexer = Indexer(Index(store.archive), store, names.get)
+    facts = RunFacts.of(record)
+    facts = replace(facts, state=None, tokenizer=tokenizer or facts.tokenizer)
+    indexer = Indexer(Index(store.archive), store, lambda: record)
     try:
         indexer.complete(again)
         yield store, Explorer(indexer.index, store, lambda: facts)

@@ -7,6 +7,13 @@ import re
 import httpx
 import pytest
 
+from atroposlib.api.archive.explorer import Explorer
+from atroposlib.api.archive.index import Index
+from atroposlib.api.server import create_view
+from atroposlib.api.store.memory import MemoryStore
+from tests.api.archive.rollouts import group, row
+from tests.serving import served
+
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 VIEWS = (
@@ -259,3 +266,21 @@ def test_a_hidden_page_asks_for_nothing(run, tab):
         page.evaluate(
             "() => { window.away = false; document.dispatchEvent(new Event('visibilitychange')); }"
         )
+
+
+def test_an_earlier_run_of_the_directory_is_chosen_in_the_head(browser, tab, tmp_path):
+    index = Index(tmp_path / "index.sqlite")
+    index.write([group(1, [row(0.5)], state="committed")])
+    index.set_value("run", '{"run_id": "first"}')
+    index.begin_run((1, 0))
+    index.write([group(2, [row(0.5)], state="committed")])
+    with served(create_view(Explorer(index, MemoryStore()))) as url:
+        page = tab(url).open("#/rollouts")
+        assert page.locator(".inner .row").first.inner_text().startswith("2.0")
+        page.locator("#run select").select_option("first.1")
+        page.wait_for_url("**/?run_id=first.1#/rollouts")
+        page.locator(".inner .row", has_text="1.0").wait_for()
+        assert page.locator(".inner .row").count() == 1
+        page.locator("#run select").select_option("newest")
+        page.locator(".inner .row", has_text="2.0").wait_for()
+    index.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -23,6 +22,7 @@ from atroposlib.api.archive.filters import (
     where,
 )
 from atroposlib.api.archive.index import Index
+from atroposlib.api.archive.records import RunFacts
 from atroposlib.api.archive.run_views import RunViews
 from atroposlib.api.archive.selection import ChosenRows, kinds_of
 from atroposlib.api.codec.delivery import read_columns
@@ -46,36 +46,40 @@ _SELECT = f"SELECT {', '.join(_NAMES)} FROM rollout"
 _SHARED = ("gid", "env", "item", "group_id", "state", "batch_no", "step")  # by its rows
 
 
-@dataclass(frozen=True)
-class RunFacts:
-    """What the index does not contain about its run."""
-
-    run_id: str = ""
-    live: bool = False
-    state: str | None = None
-    tokenizer: str | None = None
-    envs: tuple[str, ...] = ()
-
-
 class Explorer(RunViews):
     """Answers over one index and the store whose groups it lists."""
 
     def __init__(
-        self, index: Index, store: Store, about: Callable[[], RunFacts] = RunFacts
+        self, index: Index, store: Store, about: Callable[[], RunFacts] | None = None
     ) -> None:
         super().__init__(index)
-        self._store, self._about = store, about
+        self._store, self._about = store, about or (lambda: index.run)
+
+    def of_run(self, run_id: str | None) -> Explorer:
+        """Answers over an earlier run of the same data directory; without an id this one.
+
+        Raises:
+            UnknownGroup: no such run.
+        """
+        if run_id in (None, self._about().run_id):
+            return self
+        index = self.index.of_run(run_id)
+        return self if index is self.index else Explorer(index, self._store)
 
     def runs(self, given: Mapping[str, str]) -> explore.Runs:
-        """The run of this index."""
+        """The runs of this data directory, the newest first."""
         require_known(given)
+        older = (Explorer(index, self._store) for index in self.index.older())
+        return explore.Runs([self._entry(), *(one._entry(older=True) for one in older)])
+
+    def _entry(self, older: bool = False) -> explore.RunEntry:
         about, path = self._about(), self._store.archive
         [(rollouts,)] = self.index.read("SELECT COUNT(*) FROM rollout")
         [(groups,)] = self.index.read("SELECT COUNT(*) FROM rollout WHERE row = 0")
         [(steps,)] = self.index.read("SELECT COUNT(*) FROM batch WHERE acked IS NOT NULL")
         with closing(self.index.reader()) as reader:
             names = {msgspec.json.decode(kind)[0] for kind in kinds_of(reader)} - {None}
-        run = explore.RunEntry(
+        return explore.RunEntry(
             run_id=about.run_id,
             path=None if path is None else str(path.parent.parent),
             live=about.live,
@@ -83,12 +87,11 @@ class Explorer(RunViews):
             steps=steps,
             groups=groups,
             rollouts=rollouts,
-            bytes=self._store.stats().disk_bytes or None,
+            bytes=None if older else self._store.stats().disk_bytes or None,
             tokenizer=about.tokenizer,
             tokenizer_found=self._decoder() is not None,
             envs=sorted({*about.envs, *names}),
         )
-        return explore.Runs([run])
 
     def _decoder(self) -> Any:
         name = self._about().tokenizer

@@ -2,6 +2,9 @@
 
     records --submit--> Indexer --write--> index.sqlite --read--> Explorer
 
+A file holds one run. When another one begins in the same data directory, a copy is set aside,
+``index-<first group>.sqlite``, and the file is emptied.
+
 Rows of ``rollout`` can be rebuilt from the payloads. What participants reported cannot, so a
 damaged file is set aside and never deleted.
 """
@@ -10,8 +13,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +31,12 @@ from atroposlib.api.archive.records import (
     NotesFact,
     Record,
     RowFacts,
+    RunFacts,
     StepFact,
     WeightFact,
 )
 from atroposlib.api.codec.row_facts import RowFact
+from atroposlib.errors import UnknownGroup
 
 log = logging.getLogger(__name__)
 
@@ -143,14 +149,18 @@ _STATE_OF = {"open": "leased"}  # of a batch -> of its groups
 
 
 def _states(connection: apsw.Connection, one: GroupStates) -> None:
-    connection.executemany(
-        "UPDATE rollout SET state = ?, batch_no = COALESCE(?, batch_no), why = COALESCE(?, why) "
-        "WHERE gid = ?",
-        [
-            ("dropped", None, "reset", gid) if now is None else (*now, None, gid)
-            for gid, now in one.states.items()
-        ],
-    )
+    sql = "UPDATE rollout SET state = ?, batch_no = COALESCE(?, batch_no) WHERE gid = ?"
+    known = [(*now, gid) for gid, now in one.states.items() if now is not None]
+    connection.executemany(sql, known)
+    gone = [gid for gid, now in one.states.items() if now is None]
+    connection.execute(_RESET, (_json(gone),))
+
+
+_RESET = (
+    "UPDATE rollout SET state = CASE state WHEN 'acked' THEN 'committed' ELSE 'dropped' END, "
+    "why = CASE state WHEN 'acked' THEN why ELSE 'reset' END "
+    "WHERE gid IN (SELECT value FROM json_each(?))"
+)
 
 
 def _note(connection: apsw.Connection, one: NotesFact) -> None:
@@ -253,11 +263,16 @@ class Index:
 
     Args:
         path: created if missing; None for an index in memory.
+        read_only: it exists, and nothing is written to it.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, read_only: bool = False) -> None:
+        self._path, self._read_only = path, read_only
+        self._is_older = path is not None and path.stem.startswith("index-")
         self._name = f"/atropos-index-{next(_numbers)}" if path is None else str(path)
         self._vfs = "memdb" if path is None else None
+        if read_only:
+            return
         if path is not None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
@@ -316,8 +331,73 @@ class Index:
         finally:
             connection.close()
 
+    def value(self, name: str) -> Any:
+        """A value of ``meta``; None if it was never set."""
+        rows = self.read("SELECT value FROM meta WHERE name = ?", (name,))
+        return rows[0][0] if rows else None
+
+    def set_value(self, name: str, value: Any) -> None:
+        self.change("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
+
     def close(self) -> None:
-        self._writer.close()
+        if not self._read_only:
+            self._writer.close()
+
+    # --- runs -------------------------------------------------------------------------
+
+    @property
+    def begun(self) -> tuple[int, int]:
+        """The last group and batch before this run."""
+        return msgspec.json.decode(self.value("begun") or "[0, 0]", type=tuple[int, int])
+
+    def begin_run(self, begun: tuple[int, int]) -> None:
+        """Set a copy aside, and empty the index but for groups that are not trained on."""
+        first = self.begun[0] + 1
+        ended = "SELECT 1 FROM rollout WHERE state IN ('committed', 'dropped')"
+        [(some,)] = self.read(f"SELECT EXISTS ({ended}) OR EXISTS (SELECT 1 FROM step)")
+        if some and self._path is not None:
+            copy = self._path.with_suffix(".copy")
+            copy.unlink(missing_ok=True)
+            self._writer.execute("VACUUM INTO ?", (str(copy),))
+            copy.replace(self._path.with_name(f"index-{first}.sqlite"))
+        with self._writer as connection:
+            for table in re.findall(r"CREATE TABLE (\w+)", _TABLES):
+                held = " WHERE state IN ('committed', 'dropped')" * (table == "rollout")
+                connection.execute(f"DELETE FROM {table}{held}")
+            self.set_value("begun", _json(begun))
+
+    @property
+    def run(self) -> RunFacts:
+        """The run as last noted; the id of an older one ends with its first group."""
+        run = msgspec.json.decode(self.value("run") or "{}", type=RunFacts)
+        named = f"{run.run_id[:12]}.{self.begun[0] + 1}".lstrip(".")
+        return replace(run, run_id=named, live=False) if self._is_older else run
+
+    def older(self) -> list[Index]:
+        """The indexes of earlier runs of this directory, the newest first."""
+        if self._path is None or self._is_older:
+            return []
+        found = self._path.parent.glob("index-*.sqlite")
+        return [Index(path, True) for path in sorted(found, key=_first_of, reverse=True)]
+
+    def of_run(self, run_id: str | None) -> Index:
+        """The index of a run of this directory; without an id the newest.
+
+        Raises:
+            UnknownGroup: no such run.
+        """
+        runs = [self, *self.older()]
+        if run_id is None or run_id == self.run.run_id:
+            return self
+        for one in runs[1:]:
+            if one.run.run_id == run_id:
+                return one
+        known = ", ".join(one.run.run_id for one in runs)
+        raise UnknownGroup(f"no run {run_id[:100]} is kept here; there are {known}")
+
+
+def _first_of(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
 
 
 _READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE

@@ -27,8 +27,10 @@ from atroposlib.api.archive.records import (
     NotesFact,
     Record,
     RowFacts,
+    RunFacts,
 )
 from atroposlib.api.codec.delivery import stored_facts
+from atroposlib.api.common.records import RunRecord
 from atroposlib.api.store import Store
 from atroposlib.api.store.sql.claim import LEDGER_GROUPS
 from atroposlib.errors import CorruptPayload, InvalidGroup, StoreError
@@ -46,6 +48,7 @@ MAX_FILLED = 32  # groups read per transaction
 CLOSE_S = 10.0
 _NOT_STORED = frozenset({"groups"})  # one per post: its rows show it
 _QUIET = frozenset({"policy_version", "env_joined", "env_left", "registered", "started"})
+_NEW_RUN = threading.Event()  # in the queue: records after it may be of another run
 _HELD = "('buffered', 'pending', 'leased', 'acked', 'dead')"
 
 
@@ -53,17 +56,17 @@ class Indexer:
     """Writer of ``index``. The thread starts with the first record.
 
     Args:
-        name_of: the name of an env id of the current run; None if it has none.
+        run: the run as it is now.
     """
 
     def __init__(
         self,
         index: Index,
         store: Store,
-        name_of: Callable[[int], str | None],
+        run: Callable[[], RunRecord],
     ) -> None:
-        self.index, self._store, self._name_of = index, store, name_of
-        self._queue: deque[Record | threading.Event] = deque()
+        self.index, self._store, self._run_now = index, store, run
+        self._queue: deque[Record | threading.Event] = deque([_NEW_RUN])
         self._weight = 0  # of the queue
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -103,6 +106,13 @@ class Indexer:
             self._held_changed |= kind not in ("batch", "acked", "committed")
             self._dirty = True
         self.submit(EventFact(name, kind, at, values))
+
+    def begin_run(self) -> None:
+        """The records so far are of the run before, if the store has begun another one."""
+        with self._wake:
+            self._queue.append(_NEW_RUN)
+            self.start()
+            self._wake.notify()
 
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
         """Wait until all records so far, and the ledger as of now, are in the index."""
@@ -146,6 +156,8 @@ class Indexer:
             records = [one for one in taken if not isinstance(one, threading.Event)]
             barriers = [one for one in taken if isinstance(one, threading.Event)]
             try:
+                if _NEW_RUN in barriers:
+                    self._begin_run()
                 if records:
                     self.index.write(records)
                 if barriers or not self._open or self._due():
@@ -168,7 +180,9 @@ class Indexer:
         with self._wake:
             if self._wake.wait_for(lambda: self._queue or not self._open, timeout=SYNC_S):
                 self._wake.wait_for(self._is_urgent, timeout=GATHER_S)
-            taken = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_RECORDS))]
+            taken = [self._queue.popleft()] if self._queue else []
+            while self._queue and len(taken) < MAX_RECORDS and self._queue[0] is not _NEW_RUN:
+                taken.append(self._queue.popleft())
             self._weight -= sum(map(_weight_of, taken))
             self._weight = max(self._weight, 0) if self._queue else 0
             return taken
@@ -192,6 +206,7 @@ class Indexer:
         if not self._dirty:
             return
         self._dirty = False
+        self._begin_run()
         rows = {row.no: row for row in self._store.ledger(self._settled)}
         facts: list[Record] = []
         for no, row in rows.items():
@@ -214,6 +229,18 @@ class Indexer:
         }
         last = max(rows, default=self._settled)
         self._settled = min(self._known, default=last + 1) - 1
+
+    def _begin_run(self) -> None:
+        """Set the index aside if the store has begun another run since."""
+        begun = self._store.begun()
+        if begun != self.index.begun:
+            self.index.write(self._changed_states(_HELD))
+            self.index.begin_run(begun)
+            self._known, self._settled = {}, begun[1]
+            self._dirty = self._behind = self._held_changed = True
+        run = RunFacts.of(self._run_now())
+        if run.run_id and run != self.index.run:
+            self.index.set_value("run", msgspec.json.encode(run).decode())
 
     def _changed_states(self, states: str) -> list[Record]:
         """Groups in one of ``states`` in the index, and in another one in the ledger."""
@@ -251,18 +278,19 @@ class Indexer:
                 if self._queue or not self._open:  # news first; the rest at the next turn
                     self._behind = True
                     break
-        self.index.change("INSERT OR REPLACE INTO meta VALUES ('cursor', ?)", (after,))
+        self.index.set_value("cursor", after)
         self._remove_freed(after - LEDGER_GROUPS)
         self._filled_at = time.monotonic()
         if added:  # batches of groups that came after their batch
-            self._known, self._settled, self._dirty = {}, 0, True
+            self._known, self._settled, self._dirty = {}, self.index.begun[1], True
 
     def _cursor(self) -> int:
-        rows = self.index.read("SELECT value FROM meta WHERE name = 'cursor'")
-        return max(0, int(rows[0][0]) - FILL_GROUPS) if rows and not self._again else 0
+        last = 0 if self._again else int(self.index.value("cursor") or 0)
+        return max(self.index.begun[0], last - FILL_GROUPS)
 
     def _add(self, gids: list[int]) -> None:
         ledger = self._store.arrivals(gids)
+        names = {env.env_id: env.wandb_name for env in self._run_now().envs}
         records: list[Record] = []
         for gid in gids:
             try:
@@ -277,7 +305,7 @@ class Indexer:
             records.append(
                 RowFacts(
                     gid,
-                    named if env is None else self._name_of(env) or f"env {env}",
+                    named if env is None else names.get(env) or f"env {env}",
                     None if here is None else here.arrived,
                     None if here is None else here.arrived_version,
                     "committed" if here is None else here.state,
@@ -289,7 +317,7 @@ class Indexer:
 
     def _remove_freed(self, last: int) -> None:
         """Remove rows of old groups whose payloads are freed; the oldest are freed first."""
-        after = 0
+        after = self.index.begun[0]
         while True:
             sql = "SELECT gid FROM rollout WHERE row = 0 AND gid > ? AND gid <= ? ORDER BY gid LIMIT ?"
             shown = [gid for (gid,) in self.index.read(sql, (after, last, FILL_GROUPS))]

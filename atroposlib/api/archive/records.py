@@ -7,6 +7,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from atroposlib.api.codec.row_facts import GroupFacts
+from atroposlib.api.common.records import RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What is shown of a run itself."""
+
+    run_id: str = ""
+    live: bool = False
+    state: str | None = None
+    tokenizer: str | None = None
+    envs: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, run: RunRecord, live: bool = False) -> RunFacts:
+        tokenizer = None if run.trainer is None else run.trainer.tokenizer
+        names = tuple(env.wandb_name for env in run.envs)
+        return cls(run.run_id, live, run.state.value, tokenizer, names)
 
 
 @dataclass(frozen=True, slots=True)

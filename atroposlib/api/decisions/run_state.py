@@ -89,6 +89,12 @@ def require_rewindable(last_batch: int, gone: int, holds: int) -> None:
         )
 
 
+def starts_over(run: RunRecord, body: Registration, trained: int) -> bool:
+    """Whether a trainer registers to train from the beginning, after ``trained`` sequences."""
+    same_life = run.trainer is not None and body.life == run.trainer.life != ""
+    return body.starting_step == 0 and trained > 0 and not same_life
+
+
 def register(
     run: RunRecord, body: Registration, fresh_id: str, trained: int, now: float = 0.0
 ) -> RunRecord:

@@ -315,7 +315,7 @@ class ServiceContext:
         self.threads = Threads()
         self.liveness = Liveness(clock, ENV_TIMEOUT_S)
         self.metrics = Metrics(self.name_of)
-        self.indexer = Indexer(Index(store.archive), store, self.name_of)
+        self.indexer = Indexer(Index(store.archive), store, lambda: self.run)
         self.events = Events(clock, keep=self.indexer.on_event)
         self.groups_changed = BroadcastEvent()  # wakes waiting claims
         self.space_freed = BroadcastEvent()  # wakes held posts: payloads were freed
@@ -390,6 +390,7 @@ class ServiceContext:
     def _on_run_change(self, old: RunView, new: RunView) -> None:
         if old.run.run_id and old.run.run_id != new.run.run_id:
             self.liveness.forget_envs()
+            self.indexer.begin_run()  # perhaps reset by another replica
         elif len(new.run.envs) < len(old.run.envs) + 1:
             self.liveness.keep(env.env_id for env in new.run.envs)
         self.on_groups_removed()

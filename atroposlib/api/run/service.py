@@ -14,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from atroposlib import wire
-from atroposlib.api.archive.explorer import RunFacts
-from atroposlib.api.archive.records import DropFact, StepFact, WeightFact
+from atroposlib.api.archive.records import DropFact, RunFacts, StepFact, WeightFact
 from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.common.records import (
     MAX_DELIVERIES,
@@ -105,7 +104,11 @@ class RolloutService:
             run_state.require_free(run, body, context.liveness.silent_s(life), now)
             return run_state.register(run, body, fresh_id, trained, now)
 
+        before = context.run
         view = await context.run_cache.update(join, fence=True)
+        if run_state.starts_over(before, body, trained):
+            await context.threads.writes.run(context.store.begin_run)
+            context.indexer.begin_run()
         self.events.publish(
             "registered", generation=view.generation, batch_size=body.batch_size
         )
@@ -125,6 +128,7 @@ class RolloutService:
         context = self.context
         document = await context.threads.reads.run(self.store.reset)
         context.run_cache.apply(document)
+        context.indexer.begin_run()
         self.posts.forget()
         context.on_groups_removed()
         self.events.publish("reset")
@@ -250,14 +254,7 @@ class RolloutService:
 
     def run_facts(self) -> RunFacts:
         """What the explorer shows of the run itself."""
-        run = self.run
-        return RunFacts(
-            run_id=run.run_id,
-            live=True,
-            state=run.state.value,
-            tokenizer=None if run.trainer is None else run.trainer.tokenizer,
-            envs=tuple(env.wandb_name for env in run.envs),
-        )
+        return RunFacts.of(self.run, live=True)
 
     async def current_step(self) -> int:
         """Starting step plus the batches delivered to this trainer generation."""

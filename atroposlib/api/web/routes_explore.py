@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -20,40 +19,45 @@ def explore_routes(explorer: Explorer) -> APIRouter:
     """The routes below /explore."""
     router = APIRouter(prefix="/explore", tags=["explore"], default_response_class=Response)
 
-    async def answer(request: Request, call: Callable[..., Any], *args: Any) -> Response:
+    async def answer(request: Request, name: str, *args: Any) -> Response:
         def reply() -> Response:
             given = dict(request.query_params)
-            return of_bytes(msgspec.json.encode(call(*args, given)), request)
+            of_run = explorer.of_run(given.pop("run_id", None))
+            return of_bytes(msgspec.json.encode(getattr(of_run, name)(*args, given)), request)
 
         response = await in_thread(reply)
         response.headers["cache-control"] = "no-store"
         return response
 
-    def page(name: str, call: Callable[[Mapping[str, str]], Any]) -> None:
+    def page(name: str) -> None:
         async def get(request: Request) -> Response:
-            return await answer(request, call)
+            return await answer(request, name)
 
+        about = getattr(explorer, name).__doc__
         router.add_api_route(
-            f"/{name}", get, name=name, description=call.__doc__, responses=refusals()
+            f"/{name}", get, name=name, description=about, responses=refusals(404)
         )
 
     for name in ("runs", "rollouts", "batches", "curves", "histogram", "weights", "events"):
-        page(name, getattr(explorer, name))
+        page(name)
 
     @router.get("/batches/{no}", responses=refusals(404))
     async def batch(no: int, request: Request) -> Response:
-        return await answer(request, explorer.batch, no)
+        return await answer(request, "batch", no)
 
     @router.get("/groups/{gid}", responses=refusals(404))
     async def group(gid: int, request: Request) -> Response:
-        return await answer(request, explorer.group, gid)
+        return await answer(request, "group", gid)
 
     @router.get("/groups/{gid}/rows/{row}", responses=refusals(404))
     async def row(gid: int, row: int, request: Request) -> Response:
-        return await answer(request, explorer.row, gid, row)
+        return await answer(request, "row", gid, row)
 
     @router.post("/steps/{step}/pin", responses=refusals())
-    async def pin(step: int, kept: bool = True) -> Response:
-        return of_json(await in_thread(explorer.pin, step, kept))
+    async def pin(step: int, kept: bool = True, run_id: str | None = None) -> Response:
+        def reply() -> dict[str, int]:
+            return explorer.of_run(run_id).pin(step, kept)
+
+        return of_json(await in_thread(reply))
 
     return router

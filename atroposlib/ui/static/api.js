@@ -5,6 +5,9 @@ import { answer, kept } from "./kept.js";
 
 const KEY = "atropos-token"; // of sessionStorage: it ends with the tab, and no address has it
 
+const older = new URLSearchParams(location.search).get("run_id"); // of an earlier run
+export const chosen = (told) => told?.runs.find((one) => one.run_id === older) ?? told?.runs[0];
+
 class ApiError extends Error {
   constructor(status, detail) { super(detail); this.status = status; }
 }
@@ -13,6 +16,10 @@ let asked = null; // one question for the token at a time
 
 export async function get(path, query = {}, signal = undefined, method = "GET") {
   if (kept) return answer(path, query);
+  if (older && path !== "/explore/runs") {
+    if (!path.startsWith("/explore/") || path === "/explore/why") throw new ApiError(404, "it is of the newest run");
+    query = { ...query, run_id: older };
+  }
   const token = sessionStorage.getItem(KEY);
   let reply;
   try {

@@ -1,7 +1,7 @@
 // Addresses to views, keys, colour scheme, token, polling.
 
-import { api, get, optional } from "./api.js";
-import { address, empty, h } from "./dom.js";
+import { api, chosen, get, optional } from "./api.js";
+import { address, empty, h, search } from "./dom.js";
 import { kept } from "./kept.js";
 
 const POLL_S = 2;
@@ -40,7 +40,8 @@ async function route() {
     get: (path, words) => get(path, words, mine.end.signal),
     optional: (path, words) => optional(path, words, mine.end.signal),
     keys: (table) => Object.assign(mine.keys, table), // key: [what it does, function]
-    live: (update) => { mine.live = update; return update(); }, // now, and every POLL_S while visible
+    later: (update) => { mine.live = update; }, // every POLL_S while visible
+    live: (update) => (mine.live = update)(), // and now
     replace: (path, words) => history.replaceState(null, "", address(path, words)),
   };
   try {
@@ -71,16 +72,12 @@ function schedule(mine) {
   mine.timer = setTimeout(async () => {
     if (mine !== view) return;
     if (mine.live && !document.hidden) {
-      try {
-        await mine.live();
-        ran = Date.now();
-        pulse.className = "ok";
-      } catch (error) {
-        if (mine.end.signal.aborted) return;
-        pulse.className = "lost";
-      }
-      pulse.title = pulse.className === "ok" ? `updated every ${POLL_S} s` : `no answer since ${new Date(ran || Date.now()).toLocaleTimeString("sv")}`;
-      pulse.textContent = pulse.className === "ok" ? "live" : "no answer";
+      const ok = await mine.live().then(() => true, () => false);
+      if (mine.end.signal.aborted) return;
+      if (ok || !ran) ran = Date.now();
+      pulse.className = ok ? "ok" : "lost";
+      pulse.textContent = ok ? "live" : "no answer";
+      pulse.title = ok ? `updated every ${POLL_S} s` : `no answer since ${new Date(ran).toLocaleTimeString("sv")}`;
     } else if (!mine.live) pulse.textContent = pulse.className = "";
     if (mine === view && !document.hidden) schedule(mine);
   }, POLL_S * 1000);
@@ -161,5 +158,8 @@ addEventListener("hashchange", route);
 theme();
 await route();
 const told = await optional("/explore/runs").catch(() => null);
-const run = told?.runs.find((one) => one.live) ?? told?.runs[0] ?? await optional("/status").then((s) => s && { ...s, live: true }, () => null);
-if (run) document.getElementById("run").append(h("span", { title: run.path }, run.run_id.slice(0, 12)), " ", h("small", {}, kept?.note ?? (run.live ? run.state : "archive")));
+const run = chosen(told) ?? await optional("/status").then((s) => s && { ...s, live: true }, () => null);
+const title = (one) => one.run_id.replace(/^(.{12})[^.]*/, "$1") || "newest";
+const choice = (runs) => h("select", { "aria-label": "Run", onchange: (event) => { location.search = event.target.value; } },
+  runs.map((one, at) => h("option", { value: search({ run_id: at ? one.run_id : "" }), selected: one === run }, title(one))));
+if (run) document.getElementById("run").append(told?.runs[1] ? choice(told.runs) : h("span", { title: run.path }, title(run)), " ", h("small", {}, kept?.note ?? (run.live ? run.state : "archive")));

@@ -50,10 +50,11 @@ const COLUMNS = [
 
 function pin(step, pinned) {
   const button = h("button", { type: "button", title: "keep its groups for good", onclick: async () => {
-    try { ({ pinned } = await get(`/explore/steps/${step}/pin`, { kept: !pinned }, undefined, "POST")); label(); } catch (error) { button.replaceWith(h("small", { class: "bad" }, error.message)); }
+    await get(`/explore/steps/${step}/pin`, { kept: !pinned }, undefined, "POST")
+      .then((told) => label(told.pinned), (error) => button.replaceWith(h("small", { class: "bad" }, error.message)));
   } });
-  const label = () => { button.textContent = pinned ? "unpin" : "pin"; };
-  label();
+  const label = (now) => { pinned = now; button.textContent = now ? "unpin" : "pin"; };
+  label(pinned);
   return button;
 }
 

@@ -1,6 +1,6 @@
 // Curves of the run: one small chart per key. A click shows the rollouts of that step.
 
-import { empty, h, visit } from "./dom.js";
+import { chip, empty, h, visit } from "./dom.js";
 import { chart } from "./chart.js";
 
 const MAX_KEYS = 8;
@@ -19,7 +19,7 @@ export async function show(context) {
   const field = h("input", { type: "search", placeholder: "keys", "aria-label": "Keys shown", list: "keys", autocomplete: "off",
     onchange: () => { if (keys.includes(field.value)) go({ keys: [...picked, field.value].slice(-MAX_KEYS).join(",") }); } });
   context.box.append(h("div", { class: "filters" },
-    picked.map((key) => h("span", { class: "chip" }, key, h("button", { type: "button", "aria-label": `Remove ${key}`, onclick: () => go({ keys: picked.filter((k) => k !== key).join(",") }) }, "×"))),
+    picked.map((key) => chip(key, () => go({ keys: picked.filter((k) => k !== key).join(",") }), key)),
     field, h("datalist", { id: "keys" }, keys.filter((key) => !picked.includes(key)).map((key) => h("option", { value: key }))),
     h("label", {}, h("input", { type: "checkbox", checked: smooth < 1, onchange: (event) => go({ ema: event.target.checked ? 0.1 : "" }) }), "mean of the last ten")));
   const grid = h("div", { class: "charts" });
@@ -40,7 +40,7 @@ export async function show(context) {
     visit("rollouts", { [counted.n ? "step" : "batch_no"]: step, env: named, sort: worst(key) });
   }
   let seen = JSON.stringify(series);
-  context.live(async () => {
+  context.later(async () => {
     const now = (await context.get("/explore/curves", { env, keys: picked.join(",") })).series;
     if (JSON.stringify(now) !== seen && !grid.matches(":hover")) { seen = JSON.stringify(now); draw(now); }
   });

@@ -65,6 +65,7 @@ export const search = (query) => {
 };
 export const address = (path, query = {}) => `#/${path}${search(query)}`;
 export const visit = (path, query) => { location.hash = address(path, query); };
+export const alike = (keys, ...action) => Object.fromEntries(keys.map((key) => [key, action]));
 export const sum = (list, of) => list.reduce((total, one) => total + (Number(of(one)) || 0), 0);
 export const mark = (bad, ...children) => h("span", { class: bad ? "bad" : "" }, children);
 
@@ -81,7 +82,7 @@ export function number(x, digits = 3) {
   return minus(size !== 0 && (size < 10 ** -digits || size >= 1e6) ? x.toExponential(1) : x.toFixed(digits));
 }
 export const fixed = (x, digits = 3) => (known(x) ? minus(x.toFixed(digits)) : DASH); // for columns
-export const signed = (x, digits = 2) => (known(x) ? (x > 0 ? "+" : "") + minus(x.toFixed(digits)) : DASH);
+export const signed = (x, digits = 2) => (x > 0 ? "+" : "") + fixed(x, digits);
 export function bytes(n) {
   if (!known(n)) return DASH;
   const unit = n < 1e3 ? 0 : Math.min(3, Math.floor(Math.log10(n) / 3));
@@ -107,6 +108,7 @@ export const orDash = (value) => (known(value) && value !== "" ? value : DASH);
 
 export const empty = (what, how) => h("p", { class: "empty" }, h("b", {}, what), how ? ` ${how}` : "");
 export const section = (title, ...body) => h("section", {}, h("h2", {}, title), ...body);
+export const chip = (name, drop, ...words) => h("span", { class: "chip" }, words, h("button", { type: "button", "aria-label": `Remove ${name}`, onclick: drop }, "×"));
 export const facts = (...pairs) => h("dl", { class: "facts" },
   pairs.filter(Boolean).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 

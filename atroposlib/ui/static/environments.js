@@ -1,5 +1,6 @@
 // Environments: share of the trained tokens, reward, groups kept and dropped by reason, lengths.
 
+import { chosen } from "./api.js";
 import { address, bar, count, duration, empty, facts, h, link, mark, number, sparkline, sum } from "./dom.js";
 
 const CURVED = 400; // steps of the reward
@@ -8,12 +9,12 @@ export async function show(context) {
   const cards = h("div", { class: "envs" });
   context.box.append(cards);
   const lengths = new Map(); // histograms change slowly: asked once per environment
-  const runs = await context.optional("/explore/runs");
+  const run = await context.optional("/explore/runs").then(chosen);
   let drawn, curves = new Map(); // they change with a step
   await context.live(async () => {
     const status = await context.optional("/status");
     const shares = (status?.shares ?? []).filter((share) => share.env_id !== null);
-    const names = [...new Set([...(runs?.runs ?? []).flatMap((run) => run.envs), ...shares.map((share) => share.name)])].sort();
+    const names = [...new Set([...(run?.envs ?? []), ...shares.map((share) => share.name)])].sort();
     await Promise.all(names.filter((name) => !lengths.has(name)).map(async (name) => lengths.set(name, await context.optional("/explore/histogram", { field: "n_tokens", env: name }))));
     const now = `${status?.batches_acked} ${names}`;
     if (now !== drawn) {
@@ -33,7 +34,11 @@ export async function show(context) {
 function environment(name, { share, beats, points, lengths }) {
   const [reward, spread] = [points("reward"), points("reward_std")];
   const total = (key) => (beats.some((p) => p.details[key] !== undefined) ? sum(beats, (p) => p.details[key]) : null);
-  const named = (prefix) => [...new Set(beats.flatMap((p) => Object.keys(p.details)).filter((key) => key.startsWith(prefix)))].filter((key) => total(key));
+  const counts = (title, prefix, filter) => { // of each reason, with a link to its rollouts
+    const keys = [...new Set(beats.flatMap((p) => Object.keys(p.details)).filter((key) => key.startsWith(prefix)))].filter(total);
+    const one = (key, word = key.slice(8)) => [link(address("rollouts", { env: name, [filter]: word }), word.replaceAll("_", " ")), ` ${count(total(key))}  `];
+    return keys.length > 0 && h("p", {}, h("small", {}, title), keys.map((key) => one(key)));
+  };
   const [sent, dropped] = [total("groups_sent"), total("groups_dropped")];
   const last = [...beats].sort((a, b) => a.age_s - b.age_s)[0];
   const percent = (x) => `${(x * 100).toFixed(0)} %`;
@@ -46,8 +51,7 @@ function environment(name, { share, beats, points, lengths }) {
     share && h("p", { class: "share" }, bar(share.realised, { mark: share.asked, label: `share of the trained tokens: ${percent(share.realised)}, wanted ${percent(share.asked)}` }),
       h("small", {}, `${percent(share.realised)} of the trained tokens, wanted ${percent(share.asked)}`)),
     last?.waiting_on && h("p", { class: "finding waiting" }, last.waiting_on),
-    named("dropped_").length > 0 && h("p", {}, h("small", {}, "dropped: "), named("dropped_").map((key) => [link(address("rollouts", { env: name, why: key.slice(8) }), key.slice(8).replaceAll("_", " ")), ` ${count(total(key))}  `])),
-    named("samples_").length > 0 && h("p", {}, h("small", {}, "failed samples: "), named("samples_").map((key) => [link(address("rollouts", { env: name, outcome: key.slice(8) }), key.slice(8).replaceAll("_", " ")), ` ${count(total(key))}  `])),
+    counts("dropped: ", "dropped_", "why"), counts("failed samples: ", "samples_", "outcome"),
     lengths?.bins?.length > 1 && percentiles(lengths.bins));
 }
 

@@ -1,6 +1,6 @@
 // One group: its samples side by side, the baseline, its life, and the difference of two samples.
 
-import { address, bytes, count, duration, empty, escaped, facts, fixed, h, link, mark, number, orDash, prose, put, section, signed, time, visit } from "./dom.js";
+import { address, alike, bytes, count, duration, empty, escaped, facts, fixed, h, link, mark, number, orDash, prose, put, section, signed, time, visit } from "./dom.js";
 import { versions } from "./rollouts.js";
 
 const MAX_WORDS = 1500; // of each side of a difference: the table has the square of it
@@ -37,9 +37,8 @@ export async function show(context) {
   move(0);
   const open = () => visit(`tokens/${gid}/${rows[cursor].row}`);
   context.keys({
-    j: ["Next sample", () => move(1)], k: ["Previous sample", () => move(-1)],
-    ArrowRight: ["Next sample", () => move(1)], ArrowLeft: ["Previous sample", () => move(-1)],
-    Enter: ["Tokens of the sample", open], t: ["Tokens of the sample", open],
+    ...alike(["j", "ArrowRight"], "Next sample", () => move(1)), ...alike(["k", "ArrowLeft"], "Previous sample", () => move(-1)),
+    ...alike(["Enter", "t"], "Tokens of the sample", open),
     d: ["Pick for the difference of two", () => cards[cursor]?.querySelector("input").click()],
     i: ["The item across steps", () => { if (group.item !== null) visit(`item/${encodeURIComponent(group.item)}`, { env: group.env }); }],
     J: ["Next group", () => visit(`group/${Number(gid) + 1}`)],
@@ -48,8 +47,7 @@ export async function show(context) {
 }
 
 function life(events) {
-  if (!events?.length) return null;
-  return h("ol", { class: "life", "aria-label": "Life of the group" }, events.map((one, at) =>
+  return events?.length > 0 && h("ol", { class: "life", "aria-label": "Life of the group" }, events.map((one, at) =>
     h("li", { title: time(one.at) }, h("b", {}, one.event), " ", h("small", {}, at ? `+${duration(one.at - events[at - 1].at)}` : time(one.at)))));
 }
 

@@ -106,7 +106,7 @@ function below(s, why) {
   section("Queue", facts(["dropped groups", count(s.dropped_groups)], ["dead groups", count(s.dead_groups)], ["buffered sequences", count(s.buffered_sequences)],
     ["stored", bytes(s.retained_bytes)], ["on disk", bytes(s.disk_bytes)], ["connections refused", count(s.connections_refused)]),
   (s.warnings ?? []).map((text) => h("p", { class: "finding warning" }, text))),
-  why?.findings?.length > 1 ? section("Also", why.findings.slice(1, 4).map((one) => h("p", { class: `finding ${one.severity}` }, one.cause))) : null].filter(Boolean);
+  why?.findings?.length > 1 && section("Also", why.findings.slice(1, 4).map((one) => h("p", { class: `finding ${one.severity}` }, one.cause)))];
 }
 
 async function archived(context, boxes, curves) {
@@ -116,5 +116,5 @@ async function archived(context, boxes, curves) {
     num("steps", (r) => count(r.steps)), num("groups", (r) => count(r.groups)),
     num("rollouts", (r) => count(r.rollouts)), num("size", (r) => bytes(r.bytes)),
     col("environments", (r) => r.envs.join(", ")), col("tokenizer", (r) => (r.tokenizer_found ? r.tokenizer : mark(true, `${r.tokenizer ?? "unknown"}: not found`))),
-  ], runs, { open: () => "#/rollouts", label: "Runs" })), h("div", { class: "headline" }, rewards(curves).map((one) => big(`reward, ${one.env ?? "all"}`, number(one.points.at(-1)[1]), sparkline(one.points.map(([, y]) => y), 240, 40)))));
+  ], runs, { open: runs.length === 1 && (() => "#/rollouts"), label: "Runs" })), h("div", { class: "headline" }, rewards(curves).map((one) => big(`reward, ${one.env ?? "all"}`, number(one.points.at(-1)[1]), sparkline(one.points.map(([, y]) => y), 240, 40)))));
 }

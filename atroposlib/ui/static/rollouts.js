@@ -1,6 +1,6 @@
 // Rollouts: filters as chips, histogram of reward to brush, and a list that grows by key.
 
-import { address, count, duration, empty, fixed, h, mark, number, orDash, signed, time, visit } from "./dom.js";
+import { address, alike, chip, count, duration, empty, fixed, h, mark, number, orDash, signed, time, visit } from "./dom.js";
 import { VirtualList } from "./list.js";
 
 const PAGE = 200;
@@ -52,8 +52,7 @@ export async function show(context) {
   let rows = [], next = null, busy = false, counted = null;
   const ask = (extra) => context.get("/explore/rollouts", { ...query, limit: PAGE, ...extra });
   async function load() {
-    const page = await ask({});
-    ({ rows, next, counted } = { rows: page.rows, next: page.next, counted: page.counted });
+    ({ rows, next, counted } = await ask({}));
     fresh.hidden = true;
     head.replaceChildren(h("b", {}, `${counted.exact ? "" : "over "}${count(counted.n)}`), counted.n === 1 ? " rollout" : " rollouts");
     list.cursor = -1;
@@ -73,7 +72,7 @@ export async function show(context) {
   }
   await load();
   histogram(context, chart, go).catch(() => {});
-  context.live(async () => { // nothing moves under the pointer: new rows wait behind a button
+  context.later(async () => { // nothing moves under the pointer: new rows wait behind a button
     const now = await ask({ limit: 1 });
     const grown = now.counted.n - counted.n;
     const other = now.rows[0] && (!rows[0] || when(now.rows[0]) !== when(rows[0]));
@@ -83,8 +82,7 @@ export async function show(context) {
   const first = () => context.box.querySelector(".filters input")?.focus();
   context.keys({
     "/": ["Filter", first],
-    j: ["Next row", () => list.move(1)], k: ["Previous row", () => list.move(-1)],
-    ArrowDown: ["Next row", () => list.move(1)], ArrowUp: ["Previous row", () => list.move(-1)],
+    ...alike(["j", "ArrowDown"], "Next row", () => list.move(1)), ...alike(["k", "ArrowUp"], "Previous row", () => list.move(-1)),
     PageDown: ["A page down", () => list.move(25)], PageUp: ["A page up", () => list.move(-25)],
     Enter: ["Open the group", () => list.open()],
     r: ["Show new rows", () => load()], x: ["Clear the filters", () => { location.hash = "#/rollouts"; }],
@@ -99,8 +97,7 @@ function nothing(query) {
 
 function chips(query, go) {
   return FILTERS.filter((name) => query[name]).map((name) =>
-    h("span", { class: "chip" }, h("b", {}, name === "q" ? "text" : name), ` ${query[name]} `,
-      h("button", { type: "button", "aria-label": `Remove the filter ${name}`, onclick: () => go({ [name]: "" }) }, "×")));
+    chip(`the filter ${name}`, () => go({ [name]: "" }), h("b", {}, name === "q" ? "text" : name), ` ${query[name]} `));
 }
 
 // One field for all filters: ``env:gsm8k reward:0..0.5``; other words search the completions.

@@ -1,6 +1,6 @@
 // Tokens of one sample, coloured by one of their numbers; fetched in pieces as they come into sight.
 
-import { address, count, escaped, facts, h, link, number, put, signed, visible, visit } from "./dom.js";
+import { address, alike, count, escaped, facts, h, link, number, put, signed, visible, visit } from "./dom.js";
 
 const PIECE = 4096; // tokens of one call
 const BLOCK = 256; // tokens of one element: the browser skips blocks out of sight
@@ -103,8 +103,7 @@ export async function show(context) {
   const names = Object.keys(MODES);
   context.keys({
     ...Object.fromEntries(names.map((name, at) => [at + 1, [`Colour by ${MODES[name][0]}`, () => paint(name)]])),
-    ArrowRight: ["Next token", () => go(state.at + 1)], ArrowLeft: ["Previous token", () => go(state.at - 1)],
-    l: ["Next token", () => go(state.at + 1)], h: ["Previous token", () => go(state.at - 1)],
+    ...alike(["ArrowRight", "l"], "Next token", () => go(state.at + 1)), ...alike(["ArrowLeft", "h"], "Previous token", () => go(state.at - 1)),
     n: [`Next token with |Δ| over ${BOUND}`, () => jump(1)], p: ["Previous one", () => jump(-1)],
     i: ["Ids instead of text", () => { state.ids = !state.ids; for (const node of text.querySelectorAll(".tok")) fill(state, node); }],
     j: ["Next sample", () => visit(`tokens/${gid}/${Number(row) + 1}`, { mode: state.mode })],

@@ -9,8 +9,7 @@ export async function show(context) {
   let seen = "";
   await context.live(async () => {
     const told = await context.optional("/explore/weights", { limit: SHOWN });
-    if (JSON.stringify(told) === seen) return;
-    seen = JSON.stringify(told);
+    if (seen === (seen = JSON.stringify(told))) return;
     const { versions = [], servers = [], publishes = [] } = told ?? {};
     const held = new Map(); // server -> its versions in order of time
     for (const one of servers) held.set(one.name, [...(held.get(one.name) ?? []), one]);

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import msgspec
+
 from atroposlib.api.common.records import AdmissionGrant, GroupState, RunDocument
 from atroposlib.api.store.sql import schema
 from atroposlib.api.store.sql.claim import drop
@@ -51,10 +53,22 @@ def save(
         return RunDocument(counters.meta.revision, counters.meta.generation, body)
 
 
+def begin(connection: schema.Connection) -> None:
+    meta = schema.read_meta(connection)
+    body = msgspec.json.encode((meta.last_gid, meta.last_batch))
+    schema.keep_document(connection, schema.BEGUN, body)
+
+
+def begun(connection: schema.Connection) -> tuple[int, int]:
+    body = schema.document(connection, schema.BEGUN) or b"[0, 0]"
+    return msgspec.json.decode(body, type=tuple[int, int])
+
+
 def reset(connection: schema.Connection) -> RunDocument:
     with schema.counting(connection) as counters:
         for table in _EMPTIED:
             connection.execute(f"DELETE FROM {table}")
+        begin(connection)
         meta = counters.meta
         counters.set(
             revision=meta.revision + 1,

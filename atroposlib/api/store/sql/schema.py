@@ -36,6 +36,7 @@ IDS_PER_STATEMENT = 256
 RUN = "run"  # names of the documents
 FAIR_SHARE = "mix"
 TURN = "turn"
+BEGUN = "begun"  # last group and batch before the run that the archive shows
 MAX_INT64 = 2**63 - 1  # the largest integer of both databases; callers may send larger ones
 
 Row = tuple[Any, ...]

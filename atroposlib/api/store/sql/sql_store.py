@@ -369,6 +369,14 @@ class Store(ABC):
 
     # --- the index of rollouts ------------------------------------------------------
 
+    def begin_run(self) -> None:
+        """Begin another run in the archive, as :meth:`reset` does; nothing else changes."""
+        self._write(run_queries.begin)
+
+    def begun(self) -> tuple[int, int]:
+        """The last group and batch before the run that the archive shows; (0, 0): the first."""
+        return self._read(run_queries.begun)
+
     def ledger(self, after: int) -> list[BatchRow]:
         """Batches after ``after``, and all that are not committed."""
         return self._read(lambda c: ledger.changed(c, after))
