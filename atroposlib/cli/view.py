@@ -2,6 +2,7 @@
 
 atropos view runs/a/api                 the page of a data directory
 atropos view data/larger.jsonl          of the groups that process wrote
+atropos view evals/now                  of the transcripts that evaluate wrote
 atropos view runs/a/api --export one.html env=math reward=0..0.5
 atropos archive ls runs/a/api           groups, batches and bytes that are kept
 atropos archive pin runs/a/api 120      keep the groups of a step beyond --archive-gb
@@ -9,6 +10,7 @@ atropos archive pin runs/a/api 120      keep the groups of a step beyond --archi
 
 from __future__ import annotations
 
+import fileinput
 import tempfile
 import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,12 +43,14 @@ EVERYTHING = 2**62  # bytes: looking frees nothing
 PUT_GROUPS = 64  # lines of a file at a time
 EXPORT_BYTES = 32 * 2**20  # of groups and tokens in an exported page
 READ_GROUPS = 200  # of verify at a time
+SAMPLES = "samples.jsonl"  # of evaluate: its transcripts hold the same with tokens
 
 
 def view(argv: Sequence[str] | None = None) -> int:
     """Serve the page of an ended run, or of a file of groups, until Ctrl-C; or export it."""
     parser = CommandParser(prog="atropos view", description=view.__doc__)
-    parser.add_argument("run", type=Path, help="data directory of the API, or a .jsonl file")
+    about = "data directory of the API, a .jsonl file of groups, or a folder of such files"
+    parser.add_argument("run", type=Path, help=about)
     parser.add_argument("--tokenizer", help="directory or cached name (that of the trainer)")
     parser.add_argument("--port", type=PORT, default=8010, help="0: any (%(default)s)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
@@ -167,7 +171,7 @@ def archive(argv: Sequence[str] | None = None) -> int:
 def explored(
     run: Path, tokenizer: str | None, kept_bytes: int = EVERYTHING, again: bool = False
 ) -> Iterator[tuple[SqliteStore, Explorer]]:
-    """The store and the explorer of a data directory, or of a file of groups.
+    """The store and the explorer of a data directory, or of files of groups.
 
     Raises:
         StoreLocked: the run goes on.
@@ -176,11 +180,13 @@ def explored(
     if (run / DATABASE).is_file():
         with closing(SqliteStore(run, archive_bytes=kept_bytes)) as store:
             yield from _explored(store, tokenizer, again)
-    elif run.is_file():
+    elif files := (
+        [run] if run.is_file() else sorted(set(run.glob("*.jsonl")) - {run / SAMPLES})
+    ):
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder)
             with closing(SqliteStore(place, EVERYTHING, synchronous="OFF")) as store:
-                put_file(store, run)
+                put_files(store, files)
                 yield from _explored(store, tokenizer)
     else:
         raise ConfigError(
@@ -203,10 +209,10 @@ def _explored(
         indexer.close()
 
 
-def put_file(store: SqliteStore, path: Path) -> None:
-    """Put the groups of a .jsonl file into a store of its own; other lines are counted."""
+def put_files(store: SqliteStore, paths: Sequence[Path]) -> None:
+    """Put the groups of .jsonl files into a store of its own; other lines are counted."""
     odd, revision = 0, store.load().revision
-    with open(path, "rb") as file:
+    with fileinput.input(paths, mode="rb") as file:
         while lines := list(islice(file, PUT_GROUPS)):
             groups = []
             for line in lines:
@@ -216,10 +222,11 @@ def put_file(store: SqliteStore, path: Path) -> None:
                     odd += 1
             if groups:
                 store.put(groups, revision, lambda buffer, size: (), doubt=False)
+    names = ", ".join(map(str, paths))
     if odd:
-        logs.report("warning", f"{path}: {odd} lines are no scored group")
+        logs.report("warning", f"{names}: {odd} lines are no scored group")
     if not store.kept(0, 1):
-        raise ConfigError(f"{path} has no scored group: process writes such files")
+        raise ConfigError(f"{names}: no scored group: process and evaluate write such files")
 
 
 def serve(explorer: Explorer, port: int, browser: bool) -> None:

@@ -68,7 +68,16 @@ def test_a_file_without_groups_is_refused(tmp_path, text):
     with pytest.raises(ConfigError, match="no scored group"):
         view([str(path)])
     with pytest.raises(ConfigError, match="neither"):
-        view([str(tmp_path)])
+        view([str(tmp_path / "absent")])
+
+
+def test_a_folder_of_files_is_viewed_without_the_samples_of_evaluate(tmp_path):
+    for name in ("a", "transcripts"):
+        line = json.dumps(sampled(0, metadata={"env": name}))
+        (tmp_path / f"{name}.jsonl").write_text(f"{line}\n")
+    (tmp_path / "samples.jsonl").write_text('{"score": 1.0}\n')
+    with explored(tmp_path, None) as (_, explorer):
+        assert {row.env for row in explorer.rollouts({}).rows} == {"a", "transcripts"}
 
 
 def test_a_run_that_goes_on_is_not_opened_twice(run):

@@ -125,7 +125,7 @@ class Explorer(RunViews):
             rows, after = _page(chosen, order, after, SEARCHED_ROWS)
             for row in rows:
                 if group[0] != row.gid:
-                    group = row.gid, self._payload(row.gid)
+                    group = row.gid, self.stored(row.gid)
                 said = group[1] and group[1].texts(row.row, decoder, None)[1]
                 if said and text in said.casefold():
                     matches.append(row)
@@ -161,7 +161,7 @@ class Explorer(RunViews):
             UnknownGroup: neither the index nor the store has it.
         """
         require_known(given)
-        group = self._payload(gid)
+        group = self.stored(gid)
         rows = self._rows(gid) if abs(gid) < 2**63 else []
         if not rows:
             raise UnknownGroup(f"group {gid} is not in the index")
@@ -215,7 +215,7 @@ class Explorer(RunViews):
             UnknownGroup: no such row, or its bytes are freed.
         """
         require_known(given, "from", "to")
-        group = self._payload(gid)
+        group = self.stored(gid)
         if group is None:
             raise UnknownGroup(f"the bytes of group {gid} are not kept")
         columns = group.columns
@@ -270,7 +270,7 @@ class Explorer(RunViews):
             shown.flags = None if flags is None else [int(one or 0) for one in flags]
         return shown
 
-    def _payload(self, gid: int) -> StoredGroup | None:
+    def stored(self, gid: int) -> StoredGroup | None:
         """The group, if its bytes are kept."""
         payloads: list[Payload] = []
         if -(2**63) < gid < 0:  # a dropped group, of which an environment sent a sample

@@ -1,19 +1,22 @@
-"""view-run: scored groups of a running rollout API in a browser (Gradio).
+"""view-run: scored groups of a running rollout API, or of an archive, in a browser (Gradio).
 
 view-run --tokenizer MODEL_DIR            watch: the newest group, browse back
 view-run-multimodal --tokenizer DIR       the same with the images of a group
 view-run --tokenizer MODEL_DIR --take     take batches in a trainer's place, ack each
+view-run --archive DIR                    the groups that an ended run, process or evaluate kept
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from atroposlib.cli.collect import collecting
+from atroposlib.cli.view_run.shown_groups import ArchivedGroups, GroupSource, Source, shown
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.utils.command import logs
@@ -26,14 +29,18 @@ API_TIMEOUT_S = 10.0
 def main(argv: Sequence[str] | None = None, *, images: bool = False) -> int:
     """Serve the page until interrupted. Exit status 1 after one error line if it cannot start."""
     name = "view-run-multimodal" if images else "view-run"
-    options = build_parser(name, images).parse_args(argv)
+    parser = build_parser(name, images)
+    options = parser.parse_args(argv)
+    by_default = options.tokenizer == parser.get_default("tokenizer")
     logs.configure(name, options.log_format, options.log_level)
     require(name, "view", "gradio")
-    client = RolloutClient(options.api_url, timeout_s=API_TIMEOUT_S, give_up_after_s=0)
     try:
         refuse_exposure(options)
-        with closing(client), bind(options.host, options.port, backlog=128) as listener:
-            app = build_app(name, options, client, images)
+        with (
+            bind(options.host, options.port, backlog=128) as listener,
+            opened(options, by_default) as source,
+        ):
+            app = build_app(name, options, source, images)
             print(f"{name} on http://{options.host}:{listener.getsockname()[1]}", flush=True)
             run_app(app, listener)
     except (AtroposError, OSError) as error:
@@ -52,11 +59,17 @@ def build_parser(name: str, images: bool) -> CommandParser:
     )
     add, count = parser.add_argument, whole(1)
     tokenizer = "Qwen/Qwen2-VL-2B-Instruct" if images else collecting.DEFAULT_TOKENIZER
-    add("--port", type=PORT, default=9001, help="of the page (%(default)s)")
+    add(
+        "--port",
+        type=PORT,
+        default=9001,
+        help="of the page (%(default)s, as of atropos infer)",
+    )
     add("--group-size", type=count, default=2, help="samples shown of a group (%(default)s)")
     add("--max-token-len", type=count, default=2048, help="tokens shown of each (%(default)s)")
     add("--tokenizer", default=tokenizer, help="of the model that was sampled (%(default)s)")
     add("--api-url", default="http://127.0.0.1:8000", help="rollout API (%(default)s)")
+    add("--archive", type=Path, metavar="DIR", help="in place of an API: as of atropos view")
     add("--host", default="127.0.0.1", help="address of the page (%(default)s)")
     add("--tokens", type=Path, metavar="FILE", help="token file of run-api: ask for a token")
     add("--take", action="store_true", help="register as trainer and take batches")
@@ -74,29 +87,47 @@ def refuse_exposure(options: argparse.Namespace) -> None:
         )
 
 
-def build_app(
-    name: str, options: argparse.Namespace, client: RolloutClient, images: bool
-) -> Any:
-    """The page behind its guards, as an ASGI application.
+@contextmanager
+def opened(options: argparse.Namespace, by_default: bool) -> Iterator[Source]:
+    """The groups of the API or of the archive; ``by_default``: no tokenizer was named.
 
     Raises:
         ConfigError: no such tokenizer, or --take finds another run.
+        StoreLocked: the run of the archive goes on.
         AtroposError: --take, and the API does not answer.
     """
+    cut = {"samples": options.group_size, "max_tokens": options.max_token_len}
+    if options.archive is not None:
+        from atroposlib.cli.view import explored
+
+        if options.take:
+            raise ConfigError("--take is for an API: nothing is taken out of an archive")
+        with explored(options.archive, None) as (_, explorer):
+            [run, *_] = explorer.runs({}).runs
+            name = (by_default and run.tokenizer) or options.tokenizer
+            tokenizer = collecting.load_tokenizer(name)
+            yield ArchivedGroups(explorer, partial(shown, tokenizer=tokenizer, **cut))
+        return
+    tokenizer = collecting.load_tokenizer(options.tokenizer)
+    client = RolloutClient(options.api_url, timeout_s=API_TIMEOUT_S, give_up_after_s=0)
+    with closing(client):
+        if options.take:
+            if options.reset:
+                client.reset()
+            collecting.require_free(client.status(), options.api_url)
+            client.register(
+                collecting.registration(8 * cut["samples"], cut["max_tokens"], num_steps=69)
+            )
+        yield GroupSource(client, partial(shown, tokenizer=tokenizer, **cut), options.take)
+
+
+def build_app(name: str, options: argparse.Namespace, source: Source, images: bool) -> Any:
+    """The page behind its guards, as an ASGI application."""
     from fastapi import FastAPI
 
     from atroposlib.cli.view_run import gradio_page
     from atroposlib.cli.view_run.page_guards import PageGuards
-    from atroposlib.cli.view_run.shown_groups import GroupSource, shown
 
-    samples, cut, take = options.group_size, options.max_token_len, options.take
-    tokenizer = collecting.load_tokenizer(options.tokenizer)
-    if take:
-        if options.reset:
-            client.reset()
-        collecting.require_free(client.status(), options.api_url)
-        client.register(collecting.registration(8 * samples, cut, num_steps=69))
-    source = GroupSource(client, lambda one, n: shown(one, n, tokenizer, samples, cut), take)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    gradio_page.mount(app, source, name, samples, images=images)
-    return PageGuards(app, options.tokens, take)
+    gradio_page.mount(app, source, name, options.group_size, images=images)
+    return PageGuards(app, options.tokens, source.take)

@@ -10,7 +10,7 @@ import math
 import os
 from typing import Any
 
-from atroposlib.cli.view_run.shown_groups import GroupSource, ShownGroup
+from atroposlib.cli.view_run.shown_groups import ShownGroup, Source
 from atroposlib.frontend.parts import PROBABILITIES
 
 POLL_S = 1.0
@@ -18,7 +18,7 @@ COLOURS = dict(zip(PROBABILITIES, ("#9ad29a", "#cfe3a0", "#f2df8d", "#f0b27a", "
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 
-def mount(app: Any, source: GroupSource, name: str, samples: int, *, images: bool) -> None:
+def mount(app: Any, source: Source, name: str, samples: int, *, images: bool) -> None:
     """Serve the page at ``/`` of a FastAPI app, with nothing of other machines."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
     import gradio as gr

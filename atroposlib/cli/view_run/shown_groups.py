@@ -1,4 +1,4 @@
-"""Groups for the viewer: watched or taken in batches, as prompt, answers and images."""
+"""Groups for the viewer: watched, taken or archived, as prompt, answers and images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -19,8 +20,13 @@ from atroposlib.errors import AtroposError
 from atroposlib.frontend.parts import label_of
 from atroposlib.utils.tokenizers.texts import token_texts
 from atroposlib.wire import MASKED, ScoredData
+from atroposlib.wire.columns import to_group
+
+if TYPE_CHECKING:  # it opens a database
+    from atroposlib.api.archive.explorer import Explorer
 
 KEPT = 200  # groups to browse back, as text
+PASSED = 1000  # freed groups at most between two of an archive
 CLAIM_WAIT_S = 1.0
 
 MAX_IMAGES = 8
@@ -38,13 +44,16 @@ class ShownSample(NamedTuple):
 
 
 class ShownGroup(NamedTuple):
-    """Prompt and answers of one group; ``number`` counts the groups of this viewer."""
+    """Prompt and answers of one group; ``number`` counts those seen, or is the id in an archive."""
 
     number: int
     title: str
     images: list[bytes]
     prompt: str
     samples: list[ShownSample]
+
+
+Show = Callable[[ScoredData, int], ShownGroup]  # of a group and its number
 
 
 def shown(
@@ -86,17 +95,60 @@ def images_of(group: ScoredData, texts: Sequence[str]) -> list[bytes]:
     return found
 
 
+class Source(Protocol):
+    """Groups for all open pages; every call may come from another thread."""
+
+    status: str
+    take: bool
+
+    def fetch(self) -> None:
+        """Look for newer groups; a failure is the status."""
+
+    def after(self, number: int) -> ShownGroup | None:
+        """The first group after ``number``."""
+
+    def before(self, number: float) -> ShownGroup | None:
+        """The last group before ``number``."""
+
+
+class ArchivedGroups:
+    """The groups whose bytes an archive keeps, by their ids. See :class:`Source`."""
+
+    take = False
+
+    def __init__(self, explorer: Explorer, show: Show) -> None:
+        self._explorer, self._show = explorer, show
+        self.status = f"archive: {explorer.runs({}).runs[0].groups} groups"
+        self._shown = lru_cache(KEPT)(self._read)  # pages ask again each second
+
+    def fetch(self) -> None:
+        """Do nothing: the run has ended."""
+
+    def after(self, number: int) -> ShownGroup | None:
+        return self._first("gid > MAX(?, 0) ORDER BY gid", number)
+
+    def before(self, number: float) -> ShownGroup | None:
+        return self._first("gid > 0 AND gid < ? ORDER BY gid DESC", number)
+
+    def _first(self, condition: str, number: float) -> ShownGroup | None:
+        sql = f"SELECT gid FROM rollout WHERE row = 0 AND {condition} LIMIT {PASSED}"
+        found = (self._shown(gid) for (gid,) in self._explorer.index.read(sql, (number,)))
+        return next((one for one in found if one is not None), None)
+
+    def _read(self, gid: int) -> ShownGroup | None:
+        group = self._explorer.stored(gid)
+        return None if group is None else self._show(to_group(group.columns), gid)
+
+
 class GroupSource:
-    """The groups seen so far, for all open pages; every call may come from another thread.
+    """The groups seen so far. See :class:`Source`.
 
     Args:
-        show: a group and its number, from 1 on, as the pages show it.
+        show: numbers are from 1 on.
         take: claim and ack batches as the registered trainer, instead of watching.
     """
 
-    def __init__(
-        self, client: RolloutClient, show: Callable[[ScoredData, int], ShownGroup], take: bool
-    ) -> None:
+    def __init__(self, client: RolloutClient, show: Show, take: bool) -> None:
         self.take = take
         self.status = "no group yet"
         self._client, self._show = client, show
@@ -105,7 +157,7 @@ class GroupSource:
         self._lock = threading.Lock()
 
     def fetch(self) -> None:
-        """Claim a batch, or look once for a newer group; a failure is the status."""
+        """Claim a batch, or look once for a newer group."""
         with self._lock:
             try:
                 self.status = self._claim() if self.take else self._watch()
@@ -113,11 +165,9 @@ class GroupSource:
                 self.status = str(error)
 
     def after(self, number: int) -> ShownGroup | None:
-        """The first kept group after ``number``."""
         return next((one for one in list(self._kept) if one.number > number), None)
 
     def before(self, number: float) -> ShownGroup | None:
-        """The last kept group before ``number``."""
         return next((one for one in reversed(list(self._kept)) if one.number < number), None)
 
     def _watch(self) -> str:

@@ -77,7 +77,9 @@ async def test_a_reset_sets_the_index_aside_and_the_new_run_has_none_of_its_rows
     )
     of_older = {"run_id": older["run_id"]}
     assert await points(twice, "loss", **of_older) == [[1, 0.0]]
-    rows = (await twice.get("/explore/rollouts", params=of_older | {"sort": "arrived"}))["rows"]
+    rows = (await twice.get("/explore/rollouts", params=of_older | {"sort": "arrived"}))[
+        "rows"
+    ]
     assert [(row["gid"], row["state"], row["why"]) for row in rows[::2]] == [
         (1, "committed", None),
         (2, "dropped", "reset"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import httpx
 import msgspec
 import pytest
 
-from atroposlib.cli.view_run.shown_groups import GroupSource, shown
+from atroposlib.cli.view import explored
+from atroposlib.cli.view_run.shown_groups import ArchivedGroups, GroupSource, shown
 from atroposlib.client import RolloutClient
 from tests.cli.view_run.toys import TOKENIZER, group
 from tests.client.harness import in_process, registration
@@ -61,6 +64,23 @@ def test_taking_claims_a_batch_shows_all_its_groups_and_acks_it(client):
     assert source.status == "took batch 1: 2 groups"
     assert [source.after(n).samples[0].output for n in (0, 1)] == ["four", "two"]
     assert client.status().batches_acked == 1
+
+
+def test_groups_of_an_archive_are_passed_through_by_their_ids(tmp_path):
+    lines = [
+        msgspec.json.encode(group(*words)) for words in (("four", "five"), ("two", "three"))
+    ]
+    (tmp_path / "groups.jsonl").write_bytes(b"\n".join(lines))
+    with explored(tmp_path, None) as (store, explorer):
+        source = ArchivedGroups(explorer, lambda one, n: shown(one, n, TOKENIZER, 2, 99))
+        source.fetch()
+        assert (source.status, source.take) == ("archive: 2 groups", False)
+        newest = source.before(math.inf)
+        assert (newest.number, newest.samples[0].output) == (2, "two")
+        assert source.before(2).samples[0].output == "four"
+        assert source.after(1) == newest
+        assert source.before(1) is source.after(2) is None
+        assert store.stats().groups_held == 2
 
 
 def test_an_api_that_is_gone_is_the_status():

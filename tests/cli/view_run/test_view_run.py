@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import base64
+import io
 import json
 import subprocess
 import sys
@@ -46,10 +48,14 @@ def grab(page, session="s"):
     return json.loads(reply.rpartition("data: ")[2])
 
 
-def post(api, n):
+def group_of(n):
     tokens = [TOKENIZER(PROMPT + text)["input_ids"] for text in (f"good {n}", f"bad {n}")]
-    group = scored(tokens, len(TOKENIZER(PROMPT)["input_ids"]), [1.0, -1.0])
-    httpx.post(f"{api}/scored_data", json=msgspec.to_builtins(group)).raise_for_status()
+    return scored(tokens, len(TOKENIZER(PROMPT)["input_ids"]), [1.0, -1.0])
+
+
+def post(api, n):
+    body = msgspec.to_builtins(group_of(n))
+    httpx.post(f"{api}/scored_data", json=body).raise_for_status()
 
 
 def status_of(api):
@@ -112,6 +118,32 @@ def test_watching_a_run_in_training_changes_nothing_of_it(api, tokenizer_dir):
             assert status_of(api) == before
         trainer.ack(held)
         assert [len(held.batch), len(trainer.claim(wait_s=0).batch)] == [2, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("images", [False, True])
+def test_an_archive_is_shown_without_an_api(tokenizer_dir, tmp_path, images):
+    pytest.importorskip("gradio")
+    file = io.BytesIO()
+    pytest.importorskip("PIL.Image").new("RGB", (2, 2)).save(file, "PNG")
+    picture = {"images": [base64.b64encode(file.getvalue()).decode()]}
+    lines = [msgspec.json.encode(msgspec.to_builtins(group_of(n)) | picture) for n in range(2)]
+    (tmp_path / "groups.jsonl").write_bytes(b"\n".join(lines))
+    words = ["--archive", str(tmp_path), "--tokenizer", tokenizer_dir]
+    with page_of(*words, images=images) as page:
+        for n in range(2):
+            status, title, *rest = grab(page)
+            assert (status, title) == ("archive: 2 groups", f"{n + 1}: 2 of 2 samples")
+            if images:
+                [shown, *rest] = rest
+                assert len(shown) == 1
+            assert rest[:3] == [PROMPT, 1.0, f"good {n}"]
+
+
+def test_nothing_is_taken_out_of_an_archive(tmp_path, capsys):
+    pytest.importorskip("gradio")
+    assert view_run.main(["--archive", str(tmp_path), "--take", "--port", "0"]) == 1
+    assert "nothing is taken" in capsys.readouterr().err
 
 
 @pytest.mark.slow
