@@ -104,7 +104,7 @@ class NumbersInChunks:
         """Take a chunk of a row; ``at`` is its place in the member."""
         if name == "masks":
             self._trained.append(values != MASKED)
-            self._count(name, row, np.count_nonzero(self._trained[-1]))
+            self._count(name, row, int(np.count_nonzero(self._trained[-1])))
         elif name == "versions" and len(known := values[values >= 0]):
             self.low[row] = min(self.low.get(row, INT32_MAX), int(known.min()))
             self._high[row] = max(self._high.get(row, 0), int(known.max()))
