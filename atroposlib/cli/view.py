@@ -10,13 +10,9 @@ atropos archive pin runs/a/api 120      keep the groups of a step beyond --archi
 
 from __future__ import annotations
 
-import fileinput
-import tempfile
 import webbrowser
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
-from itertools import islice
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +20,17 @@ import msgspec
 
 from atroposlib.api.archive.explorer import MAX_TOKENS, Explorer
 from atroposlib.api.archive.filters import FILTERS, MAX_LIMIT, require_known
-from atroposlib.api.archive.index import Index
-from atroposlib.api.archive.indexer import Indexer
-from atroposlib.api.archive.records import RunFacts
+from atroposlib.api.archive.load import EVERYTHING, explored
 from atroposlib.api.archive.run_views import MAX_KEYS
-from atroposlib.api.codec.json import read_json_group
-from atroposlib.api.common.records import RunRecord
-from atroposlib.api.store.sqlite import DATABASE, SqliteStore
-from atroposlib.errors import ConfigError, CorruptPayload, InvalidGroup, UnknownGroup
+from atroposlib.api.store import Store
+from atroposlib.errors import ConfigError, CorruptPayload, UnknownGroup
 from atroposlib.ui.export import exported_page
-from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import PORT, CommandParser
-from atroposlib.utils.http_server import bind
+from atroposlib.utils.http_server import bind, run_app
 from atroposlib.wire.explore import BatchDetail, BatchPage, RolloutRow
-from atroposlib.wire.safetensors import MalformedBody
 
-EVERYTHING = 2**62  # bytes: looking frees nothing
-PUT_GROUPS = 64  # lines of a file at a time
 EXPORT_BYTES = 32 * 2**20  # of groups and tokens in an exported page
 READ_GROUPS = 200  # of verify at a time
-SAMPLES = "samples.jsonl"  # of evaluate: its transcripts hold the same with tokens
 
 
 def view(argv: Sequence[str] | None = None) -> int:
@@ -167,72 +154,8 @@ def archive(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-@contextmanager
-def explored(
-    run: Path, tokenizer: str | None, kept_bytes: int = EVERYTHING, again: bool = False
-) -> Iterator[tuple[SqliteStore, Explorer]]:
-    """The store and the explorer of a data directory, or of files of groups.
-
-    Raises:
-        StoreLocked: the run goes on.
-        ConfigError: there is neither a run nor a group.
-    """
-    if (run / DATABASE).is_file():
-        with closing(SqliteStore(run, archive_bytes=kept_bytes)) as store:
-            yield from _explored(store, tokenizer, again)
-    elif files := (
-        [run] if run.is_file() else sorted(set(run.glob("*.jsonl")) - {run / SAMPLES})
-    ):
-        with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder)
-            with closing(SqliteStore(place, EVERYTHING, synchronous="OFF")) as store:
-                put_files(store, files)
-                yield from _explored(store, tokenizer)
-    else:
-        raise ConfigError(
-            f"{run} is neither a data directory ({DATABASE}) nor a file of groups"
-        )
-
-
-def _explored(
-    store: SqliteStore, tokenizer: str | None, again: bool = False
-) -> Iterator[tuple[SqliteStore, Explorer]]:
-    body = store.load().body
-    record = RunRecord() if body is None else msgspec.json.decode(body, type=RunRecord)
-    facts = RunFacts.of(record)
-    facts = replace(facts, state=None, tokenizer=tokenizer or facts.tokenizer)
-    indexer = Indexer(Index(store.archive), store, lambda: record)
-    try:
-        indexer.complete(again)
-        yield store, Explorer(indexer.index, store, lambda: facts)
-    finally:
-        indexer.close()
-
-
-def put_files(store: SqliteStore, paths: Sequence[Path]) -> None:
-    """Put the groups of .jsonl files into a store of its own; other lines are counted."""
-    odd, revision = 0, store.load().revision
-    with fileinput.input(paths, mode="rb") as file:
-        while lines := list(islice(file, PUT_GROUPS)):
-            groups = []
-            for line in lines:
-                try:
-                    groups.append(read_json_group(line))
-                except (InvalidGroup, MalformedBody):
-                    odd += 1
-            if groups:
-                store.put(groups, revision, lambda buffer, size: (), doubt=False)
-    names = ", ".join(map(str, paths))
-    if odd:
-        logs.report("warning", f"{names}: {odd} lines are no scored group")
-    if not store.kept(0, 1):
-        raise ConfigError(f"{names}: no scored group: process and evaluate write such files")
-
-
 def serve(explorer: Explorer, port: int, browser: bool) -> None:
     """Serve the page on loopback until a signal."""
-    import uvicorn
-
     from atroposlib.api.server import create_view
 
     with bind("127.0.0.1", port, backlog=128) as listener:
@@ -240,11 +163,10 @@ def serve(explorer: Explorer, port: int, browser: bool) -> None:
         print(f"view on {address} (Ctrl-C ends it)", flush=True)
         if browser:
             webbrowser.open(address)
-        config = uvicorn.Config(create_view(explorer), log_config=None, access_log=False)
-        uvicorn.Server(config).run(sockets=[listener])
+        run_app(create_view(explorer), listener)
 
 
-def _damaged(store: SqliteStore) -> Iterator[int]:
+def _damaged(store: Store) -> Iterator[int]:
     after = 0
     while gids := store.kept(after, READ_GROUPS):
         for gid in gids:

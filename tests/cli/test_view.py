@@ -7,8 +7,9 @@ import json
 import httpx
 import pytest
 
+from atroposlib.api.archive.load import explored
 from atroposlib.api.server import create_view
-from atroposlib.cli.view import archive, explored, view
+from atroposlib.cli.view import archive, view
 from atroposlib.errors import ConfigError, StoreLocked
 from tests.api.harness import Api, sampled
 

@@ -10,7 +10,8 @@ import re
 
 import pytest
 
-from atroposlib.cli.view import explored, selected, view
+from atroposlib.api.archive.load import explored
+from atroposlib.cli.view import selected, view
 from atroposlib.errors import ConfigError
 from atroposlib.ui.export import bundled, exported_page
 

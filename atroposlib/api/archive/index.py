@@ -2,7 +2,7 @@
 
     records --submit--> Indexer --write--> index.sqlite --read--> Explorer
 
-A file holds one run. When another one begins in the same data directory, a copy is set aside,
+A file holds one run. When the next one begins in the same data directory, a copy is set aside,
 ``index-<first group>.sqlite``, and the file is emptied.
 
 Rows of ``rollout`` can be rebuilt from the payloads. What participants reported cannot, so a
@@ -352,14 +352,14 @@ class Index:
 
     def begin_run(self, begun: tuple[int, int]) -> None:
         """Set a copy aside, and empty the index but for groups that are not trained on."""
-        first = self.begun[0] + 1
         ended = "SELECT 1 FROM rollout WHERE state IN ('committed', 'dropped')"
         [(some,)] = self.read(f"SELECT EXISTS ({ended}) OR EXISTS (SELECT 1 FROM step)")
         if some and self._path is not None:
             copy = self._path.with_suffix(".copy")
             copy.unlink(missing_ok=True)
             self._writer.execute("VACUUM INTO ?", (str(copy),))
-            copy.replace(self._path.with_name(f"index-{first}.sqlite"))
+            copy.chmod(0o600)
+            copy.replace(self._path.with_name(f"index-{self.begun[0] + 1:012}.sqlite"))
         with self._writer as connection:
             for table in re.findall(r"CREATE TABLE (\w+)", _TABLES):
                 held = " WHERE state IN ('committed', 'dropped')" * (table == "rollout")
@@ -377,8 +377,8 @@ class Index:
         """The indexes of earlier runs of this directory, the newest first."""
         if self._path is None or self._is_older:
             return []
-        found = self._path.parent.glob("index-*.sqlite")
-        return [Index(path, True) for path in sorted(found, key=_first_of, reverse=True)]
+        found = sorted(self._path.parent.glob("index-*.sqlite"), reverse=True)
+        return [Index(path, read_only=True) for path in found]
 
     def of_run(self, run_id: str | None) -> Index:
         """The index of a run of this directory; without an id the newest.
@@ -386,18 +386,13 @@ class Index:
         Raises:
             UnknownGroup: no such run.
         """
-        runs = [self, *self.older()]
         if run_id is None or run_id == self.run.run_id:
             return self
-        for one in runs[1:]:
-            if one.run.run_id == run_id:
-                return one
-        known = ", ".join(one.run.run_id for one in runs)
-        raise UnknownGroup(f"no run {run_id[:100]} is kept here; there are {known}")
-
-
-def _first_of(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])
+        older = {one.run.run_id: one for one in self.older()}
+        if run_id not in older:
+            known = ", ".join(older) or "none"
+            raise UnknownGroup(f"no run {run_id[:100]} is kept here; earlier ones: {known}")
+        return older[run_id]
 
 
 _READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE

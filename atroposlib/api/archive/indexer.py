@@ -108,7 +108,7 @@ class Indexer:
         self.submit(EventFact(name, kind, at, values))
 
     def begin_run(self) -> None:
-        """The records so far are of the run before, if the store has begun another one."""
+        """The records so far are of the run before, if the store has begun the next."""
         with self._wake:
             self._queue.append(_NEW_RUN)
             self.start()

@@ -1,17 +1,38 @@
-"""Rows of the index of a run as records, for notebooks and scripts."""
+"""Archives opened for reading: the explorer of a directory or file, and rows as records."""
 
 from __future__ import annotations
 
+import fileinput
+import logging
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
+from atroposlib.api.archive.explorer import Explorer
 from atroposlib.api.archive.filters import FILTERS, require_known, where
 from atroposlib.api.archive.index import Index
-from atroposlib.errors import ConfigError
+from atroposlib.api.archive.indexer import Indexer
+from atroposlib.api.archive.records import RunFacts
+from atroposlib.api.codec.json import read_json_group
+from atroposlib.api.common.records import RunRecord
+from atroposlib.api.store.sqlite import DATABASE, SqliteStore
+from atroposlib.errors import ConfigError, InvalidGroup
 from atroposlib.wire.explore import RolloutRow
+from atroposlib.wire.safetensors import MalformedBody
+
+log = logging.getLogger(__name__)
 
 NAMES = RolloutRow.__struct_fields__
+EVERYTHING = 2**62  # bytes: looking frees nothing
+PUT_GROUPS = 64  # lines of a file at a time
+SAMPLES = "samples.jsonl"  # of evaluate: its transcripts hold the same with tokens
 
 
 def load_rollouts(
@@ -44,3 +65,65 @@ def load_rollouts(
     return import_module(frame).DataFrame(
         {name: [one[name] for one in records] for name in NAMES}
     )
+
+
+@contextmanager
+def explored(
+    run: Path, tokenizer: str | None, kept_bytes: int = EVERYTHING, again: bool = False
+) -> Iterator[tuple[SqliteStore, Explorer]]:
+    """The store and the explorer of a data directory, or of files of groups.
+
+    Raises:
+        StoreLocked: the run goes on.
+        ConfigError: there is neither a run nor a group.
+    """
+    if (run / DATABASE).is_file():
+        with closing(SqliteStore(run, archive_bytes=kept_bytes)) as store:
+            yield from _explored(store, tokenizer, again)
+    elif files := (
+        [run] if run.is_file() else sorted(set(run.glob("*.jsonl")) - {run / SAMPLES})
+    ):
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder)
+            with closing(SqliteStore(place, EVERYTHING, synchronous="OFF")) as store:
+                put_files(store, files)
+                yield from _explored(store, tokenizer)
+    else:
+        raise ConfigError(
+            f"{run} is neither a data directory ({DATABASE}) nor a file of groups"
+        )
+
+
+def _explored(
+    store: SqliteStore, tokenizer: str | None, again: bool = False
+) -> Iterator[tuple[SqliteStore, Explorer]]:
+    body = store.load().body
+    record = RunRecord() if body is None else msgspec.json.decode(body, type=RunRecord)
+    facts = RunFacts.of(record)
+    facts = replace(facts, state=None, tokenizer=tokenizer or facts.tokenizer)
+    indexer = Indexer(Index(store.archive), store, lambda: record)
+    try:
+        indexer.complete(again)
+        yield store, Explorer(indexer.index, store, lambda: facts)
+    finally:
+        indexer.close()
+
+
+def put_files(store: SqliteStore, paths: Sequence[Path]) -> None:
+    """Put the groups of .jsonl files into a store of its own; other lines are counted."""
+    odd, revision = 0, store.load().revision
+    with fileinput.input(paths, mode="rb") as file:
+        while lines := list(islice(file, PUT_GROUPS)):
+            groups = []
+            for line in lines:
+                try:
+                    groups.append(read_json_group(line))
+                except (InvalidGroup, MalformedBody):
+                    odd += 1
+            if groups:
+                store.put(groups, revision, lambda buffer, size: (), doubt=False)
+    names = ", ".join(map(str, paths))
+    if odd:
+        log.warning("%s: %d lines are no scored group", names, odd)
+    if not store.kept(0, 1):
+        raise ConfigError(f"{names}: no scored group: process and evaluate write such files")

@@ -98,7 +98,7 @@ def opened(options: argparse.Namespace, by_default: bool) -> Iterator[Source]:
     """
     cut = {"samples": options.group_size, "max_tokens": options.max_token_len}
     if options.archive is not None:
-        from atroposlib.cli.view import explored
+        from atroposlib.api.archive.load import explored
 
         if options.take:
             raise ConfigError("--take is for an API: nothing is taken out of an archive")

@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 
-from atroposlib.cli.view import explored
+from atroposlib.api.archive.load import explored
 from atroposlib.cli.view_run.shown_groups import ArchivedGroups, GroupSource, shown
 from atroposlib.client import RolloutClient
 from tests.cli.view_run.toys import TOKENIZER, group
