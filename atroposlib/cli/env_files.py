@@ -44,10 +44,12 @@ def listed() -> list[Listed]:
     """Environments of this package and of installed ones, without importing them."""
     folders = map(Path, atroposlib.environments.__path__)
     found = []
-    for path in (p for folder in folders for p in sorted(folder.glob("[!_]*.py"))):
+    places = [place for folder in folders for place in (folder, folder / "library")]
+    for path in (path for place in places for path in sorted(place.glob("[!_]*.py"))):
         about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         name = path.stem.removesuffix("_server").removesuffix("_env")
-        module = f"{ENTRY_POINTS}.{path.stem}"
+        inside = "library." * (path.parent.name == "library")
+        module = f"{ENTRY_POINTS}.{inside}{path.stem}"
         found.append(Listed(name, module, about.split("\n")[0].rstrip(".")))
     for point in entry_points(group=ENTRY_POINTS):
         package = point.dist.name if point.dist else ""

@@ -48,6 +48,11 @@ def test_the_list_is_a_line_for_each_name(capsys):
     assert lines["gymnasium"].endswith("played turn by turn")
 
 
+def test_environments_of_the_library_are_listed_and_found_by_name():
+    assert "letters" in [one.name for one in env_files.listed()]
+    assert env_files.load("letters").name == "letters"
+
+
 def test_an_entry_point_of_an_installed_package_is_listed(monkeypatch):
     point = EntryPoint("wordle", "wordle", env_files.ENTRY_POINTS)
     monkeypatch.setattr(env_files, "entry_points", lambda group: [point])

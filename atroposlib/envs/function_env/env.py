@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig
+from atroposlib.envs.function_env.card import Card
 from atroposlib.envs.function_env.config import FunctionEnvConfig, config_class
 from atroposlib.envs.function_env.data import DATA_OPTION, HUB, Cursor, TaskItem, prepare
 from atroposlib.envs.function_env.recorder import Rollout, groups_of, metrics_of, scored_row
@@ -44,6 +45,7 @@ class Definition:
     rewards: RewardPlan
     servers: ServerConfigs
     lifespan: Callable[..., Any] | None = None
+    card: Card | None = None
 
 
 def environment(
@@ -55,6 +57,7 @@ def environment(
     config: type[BaseEnvConfig] = FunctionEnvConfig,
     servers: ServerConfigs = LOCAL_SERVER,
     lifespan: Callable[..., Any] | None = None,
+    card: Card | None = None,
     name: str | None = None,
     **defaults: Any,
 ) -> Callable[[Callable[..., Any]], type[FunctionEnv]]:
@@ -77,6 +80,7 @@ def environment(
         servers: inference servers, if neither YAML nor flags name any.
         lifespan: a callable, which may take the config, that returns an async context manager;
             entered at the end of setup and left in close, by one task.
+        card: facts for its checks and the gallery, with gold replies (``play`` runs them).
         defaults: new defaults of existing settings, such as ``group_size=8``.
 
     Raises:
@@ -100,7 +104,9 @@ def environment(
         doc = inspect.getdoc(function) or f"The environment {label!r}."
         attributes = {
             "name": label,
-            "definition": Definition(function, dataset, eval_dataset, plan, servers, lifespan),
+            "definition": Definition(
+                function, dataset, eval_dataset, plan, servers, lifespan, card
+            ),
             "env_config_cls": config_cls,
             "rollout": staticmethod(function),
             "__doc__": doc,

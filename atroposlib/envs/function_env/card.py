@@ -1,0 +1,81 @@
+"""Card of an environment: its facts and gold replies; rollouts of replies without a model.
+
+@environment(tasks, card=Card("games", "made on the spot", "MIT", gold))
+reward, model = await play(env_cls, task, gold(task))    # no server, no tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, NoReturn, Union
+
+from atroposlib.envs.function_env.data import task_id
+from atroposlib.envs.function_env.rewards import Reward, call_user
+from atroposlib.envs.function_env.rollout_model import Model
+from atroposlib.errors import ConfigError
+from atroposlib.generation.chat.tool_call_translator import ToolCallTranslator
+
+Replies = Union[str, Sequence[str]]  # of one turn, or of each turn
+
+
+@dataclass(frozen=True)
+class Card:
+    """Facts of an environment, for its checks and for the gallery.
+
+    Example: Card("games", data="made on the spot", licence="MIT", gold=best_moves, turns="3-5")
+    """
+
+    kind: str
+    data: str  # where the tasks come from
+    licence: str  # of the data
+    gold: Callable[[Any], Replies]  # replies to a task that deserve ``best``
+    turns: str = "1"
+    extras: str = ""  # of atroposlib, and programs; empty: none
+    floor: float = 0.0  # score of a reply that deserves nothing
+    best: float = 1.0
+
+
+class ScriptedSession:
+    """Session that replies with given texts in order, then with empty ones."""
+
+    def __init__(self, replies: Replies) -> None:
+        self.left = [replies] if isinstance(replies, str) else list(replies)
+        self.translator = ToolCallTranslator(None)
+
+    async def chat_completion(
+        self, *, tools: Sequence[Mapping[str, Any]] = (), **_: Any
+    ) -> Any:
+        """The next text; calls in the format of hermes are tool calls where there are tools."""
+        text = self.left.pop(0) if self.left else ""
+        content, calls, reason = self.translator.parse_model_output(text, tools=tools)
+        message = SimpleNamespace(content=content, tool_calls=calls)
+        choice = SimpleNamespace(message=message, finish_reason=reason)
+        return SimpleNamespace(choices=[choice], usage=None)
+
+    async def completion(self, **_: Any) -> Any:
+        """The next text as a text completion."""
+        text = self.left.pop(0) if self.left else ""
+        choice = SimpleNamespace(text=text, finish_reason="stop")
+        return SimpleNamespace(choices=[choice], usage=None)
+
+
+async def play(
+    env_cls: Any, task: Any, replies: Replies, **settings: Any
+) -> tuple[Reward, Model]:
+    """Reward of one rollout of a function environment, and its model with the history.
+
+    Raises RolloutError: the reward failed. What the function raises passes unchanged.
+    """
+    given = env_cls.definition
+    config = env_cls.env_config_cls(**settings)
+    session = ScriptedSession(replies)
+
+    async def refuse(*_: Any) -> NoReturn:
+        raise ConfigError("an agent with a client needs a server, not given replies")
+
+    model = Model(session, "eval", temperature=0, max_tokens=512, open_endpoint=refuse)
+    returned = await call_user(given.function, task, model, config=config)
+    name, offered = env_cls.name or "", {"config": config}
+    return await given.rewards.score(name, task_id(task), task, returned, offered), model

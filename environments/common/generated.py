@@ -1,0 +1,66 @@
+"""Generated tasks, and the answers in replies to them: for the environments of library/. Pure."""
+
+import hashlib
+import random
+import re
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from pydantic import Field
+
+from atroposlib.errors import ConfigError
+
+SETTINGS: dict[str, Any] = {
+    "tasks": Field(default=400, ge=2, description="tasks made from seed, all different")
+}
+TAGS = "Put only the answer into the tags <answer></answer>."
+TRIES = 300  # per task
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_WORD = re.compile(r"\b[a-z]{4,9}\b")
+
+
+def distinct(
+    make: Callable[[random.Random], dict[str, Any] | None], count: int, seed: int
+) -> list[dict[str, Any]]:
+    """``count`` tasks of ``make`` whose questions differ; their ids are hashes of the questions.
+
+    ``make`` may return None for a task that is no good. Raises ConfigError: there are too few.
+    """
+    rng, tasks = random.Random(seed), {}
+    for _ in range(TRIES * count):
+        if len(tasks) == count:
+            break
+        if task := make(rng):
+            digest = hashlib.sha256(task["question"].encode()).hexdigest()[:12]
+            tasks.setdefault(digest, {"id": digest, **task})
+    if len(tasks) < count:
+        raise ConfigError(f"--env.tasks {count}: only {len(tasks)} different ones were found")
+    return list(tasks.values())
+
+
+def answer_in(text: str) -> str | None:
+    """Content of the one pair of answer tags after the thinking; None without exactly one."""
+    found = _ANSWER.findall(text.rpartition("</think>")[2])
+    return found[0].strip() if len(found) == 1 else None
+
+
+def code_in(text: str, language: str) -> str | None:
+    """The one fenced block after the thinking; None without exactly one."""
+    after = text.rpartition("</think>")[2]
+    found = re.findall(rf"```(?:{language})?\n(.*?)```", after, re.DOTALL)
+    return found[0] if len(found) == 1 else None
+
+
+def fenced(code: str, language: str) -> str:
+    return f"```{language}\n{code.rstrip()}\n```"
+
+
+@cache
+def words() -> list[str]:
+    """Frequent words of the Python documentation, which the standard library carries."""
+    from pydoc_data.topics import topics
+
+    counts = Counter(_WORD.findall(" ".join(topics.values())))
+    return sorted(word for word, count in counts.items() if count >= 4)

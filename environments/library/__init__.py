@@ -1,0 +1,1 @@
+"""Environments with generated tasks, real checkers and gold replies: docs/gallery.md."""

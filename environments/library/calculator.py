@@ -1,0 +1,105 @@
+"""Calculator: word problems with large numbers, and a calculator between the model's sentences.
+
+    python environments/library/calculator.py serve
+
+The model writes <calc>17 * 23</calc>, is given the result, and goes on. The score is 1 for the
+right number.
+"""
+
+import ast
+import operator
+
+from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, distinct
+from atroposlib.envs import environment
+from atroposlib.envs.function_env import Card
+
+OPERATIONS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+MAX_CHARS, MAX_BITS, MAX_TURNS = 200, 512, 6
+HOW = f"You may calculate: write <calc>17 * 23</calc> and wait for the result. {TAGS}"
+
+
+def calculated(text):
+    """Result of an expression of whole numbers with + - * // %, or the reason of none."""
+
+    def number(node):
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return -number(node.operand)
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
+            a, b = number(node.left), number(node.right)
+            if a.bit_length() + b.bit_length() > MAX_BITS:
+                raise ValueError("the numbers are too large")
+            return OPERATIONS[type(node.op)](a, b)
+        raise ValueError("only whole numbers with + - * // % and parentheses")
+
+    try:
+        if len(text) > MAX_CHARS:
+            raise ValueError("the expression is too long")
+        return str(number(ast.parse(text.strip(), mode="eval").body))
+    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError) as error:
+        return f"error: {error}"
+
+
+def make(rng):
+    boxes, each, price, paid = (rng.randint(120, 990) for _ in range(4))
+    shops = rng.randint(1000, 9999)
+    question, expression = rng.choice(
+        [
+            (
+                f"A store gets {boxes} boxes of {each} screws and sells {paid}. The rest is "
+                f"shared equally by {shops} shops. How many screws are left over?",
+                f"({boxes} * {each} - {paid}) % {shops}",
+            ),
+            (
+                f"{shops} people pay {price} cents each, and {each} of them pay {paid} cents "
+                f"more. How many cents is that?",
+                f"{shops} * {price} + {each} * {paid}",
+            ),
+            (
+                f"A press prints {each} pages a minute for {boxes} minutes. Books have {paid} "
+                f"pages. How many whole books is that?",
+                f"{each} * {boxes} // {paid}",
+            ),
+        ]
+    )
+    answer = calculated(expression)
+    return {"question": f"{question} {HOW}", "expression": expression, "answer": answer}
+
+
+def tasks(config):
+    return distinct(make, config.tasks, config.seed)
+
+
+CARD = Card(
+    "mathematics",
+    data="made on the spot",
+    licence="MIT",
+    gold=lambda task: [
+        f"That is <calc>{task['expression']}</calc>",
+        f"<answer>{task['answer']}</answer>",
+    ],
+    turns="1-6",
+)
+
+
+@environment(tasks, settings=SETTINGS, card=CARD, group_size=8, max_tokens=128)
+async def calculator(task, model):
+    reply = await model.chat(task["question"], stop=["</calc>"])
+    for _ in range(MAX_TURNS - 1):
+        _, tag, expression = reply.rpartition("<calc>")
+        if not tag or "<answer>" in expression:
+            break
+        result = {"role": "user", "content": calculated(expression.removesuffix("</calc>"))}
+        reply = await model.chat([*reply.messages, result], stop=["</calc>"])
+    return answer_in(reply) == task["answer"]
+
+
+if __name__ == "__main__":
+    calculator.cli()

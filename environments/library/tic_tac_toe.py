@@ -1,0 +1,121 @@
+"""Tic-tac-toe from positions that can be won, against an engine that searches the whole game.
+
+python environments/library/tic_tac_toe.py serve
+"""
+
+from functools import cache
+
+from atroposlib.envs import environment
+from atroposlib.envs.function_env import Card
+
+LINES = ("012", "345", "678", "036", "147", "258", "048", "246")
+RULES = """\
+Tic-tac-toe. You are {me}, and it is your turn. The free cells are numbered. Reply with the number
+of a free cell and nothing else.
+
+{board}"""
+
+
+def won(board, player):
+    return any(all(board[int(cell)] == player for cell in line) for line in LINES)
+
+
+def free(board):
+    return [cell for cell, owner in enumerate(board) if owner == " "]
+
+
+def placed(board, cell, player):
+    return board[:cell] + player + board[cell + 1 :]
+
+
+def other(player):
+    return "O" if player == "X" else "X"
+
+
+@cache
+def value(board, player):
+    """Outcome for ``player``, who is to move: above 0 won, the sooner the higher; below 0 lost."""
+    if won(board, other(player)):
+        return -1 - len(free(board))
+    if not free(board):
+        return 0
+    return max(-value(placed(board, cell, player), other(player)) for cell in free(board))
+
+
+def best(board, player):
+    return max(
+        free(board), key=lambda c: (-value(placed(board, c, player), other(player)), -c)
+    )
+
+
+def positions():
+    """Positions after two to four moves that are won for the player to move, not by one move."""
+    level, found = {" " * 9}, {}
+    for ply in range(5):
+        player = "XO"[ply % 2]
+        for board in sorted(level) if ply >= 2 else ():
+            at_once = any(won(placed(board, cell, player), player) for cell in free(board))
+            if value(board, player) > 0 and not at_once:
+                name = board.replace(" ", ".")
+                found[name] = {"id": name, "board": board, "me": player}
+        level = {
+            placed(b, c, player) for b in level for c in free(b) if not won(b, other(player))
+        }
+    return list(found.values())
+
+
+def shown(board):
+    rows = [board[i : i + 3] for i in (0, 3, 6)]
+    numbered = [
+        [a if a != " " else str(3 * r + c + 1) for c, a in enumerate(row)]
+        for r, row in enumerate(rows)
+    ]
+    return "\n".join(" ".join(row) for row in numbered)
+
+
+def gold(task):
+    """The shortest way to win, move by move."""
+    board, me, moves = task["board"], task["me"], []
+    while True:
+        cell = best(board, me)
+        moves.append(str(cell + 1))
+        board = placed(board, cell, me)
+        if won(board, me):
+            return moves
+        board = placed(board, best(board, other(me)), other(me))
+
+
+CARD = Card("games", data="made on the spot", licence="MIT", gold=gold, turns="2-4")
+
+
+@environment(
+    positions,
+    rewards={"won": 1.0, "drawn": 0.0, "illegal": 0.0},
+    card=CARD,
+    group_size=8,
+    max_tokens=8,
+)
+async def tic_tac_toe(task, model):
+    board, me = task["board"], task["me"]
+    ended = {"won": 0.0, "drawn": 0.0, "illegal": 0.0}
+    messages = [{"role": "user", "content": RULES.format(me=me, board=shown(board))}]
+    while True:
+        reply = await model.chat(messages)
+        cell = int(reply) - 1 if reply.strip() in list("123456789") else -1
+        if cell not in free(board):
+            return ended | {"illegal": 1.0}
+        board = placed(board, cell, me)
+        if won(board, me):
+            return ended | {"won": 1.0}
+        if not free(board):
+            return ended | {"drawn": 1.0}
+        board = placed(board, best(board, other(me)), other(me))
+        if won(board, other(me)):
+            return ended
+        if not free(board):
+            return ended | {"drawn": 1.0}
+        messages = [*reply.messages, {"role": "user", "content": shown(board)}]
+
+
+if __name__ == "__main__":
+    tic_tac_toe.cli()
