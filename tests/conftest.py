@@ -1,7 +1,7 @@
 """Options and markers for the whole suite.
 
 slow       starts real processes or takes many seconds; `make check` leaves it out
-alone      slow, and wants every core: several ranks, kills, outages, timeouts of slow clients
+alone      slow, and wants every core: several ranks, whole runs, timeouts of slow clients
 gpu        needs a CUDA device; skipped without --run-gpu
 browser    drives the page with an installed Chromium; skipped without one
 providers  calls a real inference provider; skipped without --runproviders
@@ -28,14 +28,15 @@ for _name in ("NO_PROXY", "no_proxy"):
     _kept = [os.environ[_name]] if os.environ.get(_name) else []
     os.environ[_name] = ",".join([*_kept, "127.0.0.1", "localhost"])
 
-# On a loaded machine any call may take long: a test fails by a result, never by its time. The
-# defaults are 0.2 s of an example, 1 s of its generation, and 5 s of an HTTP request.
-settings.register_profile(
-    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("untimed")
+# A test fails by a result, never by its time or by the luck of a draw: each run draws the same
+# examples (`pytest --hypothesis-profile random`: new ones), and no example, no generation of
+# it and no HTTP request has a short time limit, since a loaded machine may need long.
+_UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("random", **_UNTIMED)
+settings.register_profile("same", **_UNTIMED, derandomize=True, database=None)
+settings.load_profile("same")
 for _field in ("connect", "read", "write", "pool"):
-    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _field, 60.0)
+    setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _field, 600.0)
 
 MARKERS = {
     "slow": "starts real processes or takes many seconds",

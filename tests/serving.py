@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-WAIT_S = 60.0  # far beyond what anything here takes: only a hang reaches it
+WAIT_S = 600.0  # far beyond what anything here takes: only a hang reaches it
 
 
 @contextmanager

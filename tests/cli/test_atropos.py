@@ -17,7 +17,7 @@ HEAVY = {"torch", "transformers", "pydantic", "httpx", "numpy", "fastapi"}
 
 def atropos(*words, **options):
     command = [sys.executable, "-m", "atroposlib.cli.atropos", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
 
 
 def test_the_help_fits_a_terminal_and_names_every_command():

@@ -131,7 +131,7 @@ async def test_the_readme_environment_runs_in_serve_mode(page, name, source, env
         (group,) = claimed.batch
         assert len(group.scores) == env.config.group_size
         env.serving.shutdown.request("the test has seen enough")
-        await asyncio.wait_for(serving, 60)
+        await asyncio.wait_for(serving, 600)
         trainer.close()
     finally:
         api.stop()

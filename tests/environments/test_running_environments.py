@@ -42,7 +42,7 @@ def test_process_mode_writes_groups_and_an_html_page(tokenizer_dir, tmp_path):
             command("arithmetic_server.py", "process", url, tokenizer_dir, *flags),
             cwd=ROOT,
             env=environment(),
-            timeout=120,
+            timeout=600,
             check=True,
         )
     groups = [json.loads(line) for line in out.read_text().splitlines()]
@@ -58,7 +58,7 @@ def test_evaluate_mode_writes_results_and_settings(tokenizer_dir, tmp_path):
             command("arithmetic_server.py", "evaluate", url, tokenizer_dir, *flags),
             cwd=ROOT,
             env=environment(),
-            timeout=120,
+            timeout=600,
             check=True,
         )
     assert {path.name for path in (tmp_path / "evals").iterdir()} == {
@@ -76,7 +76,7 @@ def test_an_invalid_setting_is_one_error_line_and_exit_status_2(tokenizer_dir):
         [*words, "--env.group_size", "0"],
         cwd=ROOT,
         env=environment(),
-        timeout=120,
+        timeout=600,
         capture_output=True,
         text=True,
     )
@@ -97,6 +97,6 @@ def test_sigint_ends_an_environment_that_waits_for_the_api(tokenizer_dir):
         if "waits for" in line:
             break
     process.send_signal(signal.SIGINT)
-    _, rest = process.communicate(timeout=60)
+    _, rest = process.communicate(timeout=600)
     assert process.returncode == 0
     assert "Traceback" not in rest

@@ -307,7 +307,7 @@ def test_an_environment_that_overrides_cli_is_run_by_its_own(tmp_path):
         capture_output=True,
         text=True,
         env={"PYTHONPATH": str(Path(__file__).resolve().parents[2])},
-        timeout=60,
+        timeout=600,
     )
     assert (done.returncode, done.stdout) == (2, "own\n")
     assert done.stderr == "error: invalid choice 'dance': one of serve, process, evaluate\n"

@@ -187,7 +187,7 @@ def run_script(
 ) -> subprocess.CompletedProcess[str]:
     with start_script(folder, words, **parts) as process:
         try:
-            output, said = process.communicate(timeout=120)
+            output, said = process.communicate(timeout=600)
         finally:
             process.kill()
     return subprocess.CompletedProcess(process.args, process.returncode, output, said)
@@ -311,5 +311,5 @@ def test_a_late_server_is_checked_while_serve_waits_for_the_trainer(
         assert any("waits for the trainer to start" in line for line in lines)
         with late.running(unused_tcp_port):
             said = list(lines)
-            assert process.wait(60) == 2, said
+            assert process.wait(600) == 2, said
     assert "model 'large' is not served" in said[-1] and "to fake, or leave it out" in said[-1]

@@ -15,7 +15,7 @@ from atroposlib.inference.engine.request import (
 )
 from atroposlib.inference.engine.served_model import ServedModel
 
-WAIT_S = 60.0  # far longer than any step here takes: only a hang reaches it
+WAIT_S = 600.0  # far longer than any step here takes: only a hang reaches it
 
 
 def request(prompt_ids: list[int], n: int = 1, **params: Any) -> GenerationRequest:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.torture.kills.env_faults import Durations, environment_campaign
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.slow
 
 
 def test_an_environment_survives_every_outage_without_lost_or_repeated_groups(capsys) -> None:

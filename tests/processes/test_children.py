@@ -36,7 +36,7 @@ def is_alive(pid):
     return not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
-def wait_until(condition, within_s=60.0):
+def wait_until(condition, within_s=300.0):
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
@@ -117,7 +117,7 @@ def test_a_missing_program_is_a_one_line_error(children, spec):
 
 
 def test_a_task_runs_to_its_end(children, spec):
-    assert children.run_to_end(spec("task", "raise SystemExit(4)"), bound_s=30) == Exit(4)
+    assert children.run_to_end(spec("task", "raise SystemExit(4)"), bound_s=300) == Exit(4)
 
 
 def test_a_task_that_takes_too_long_is_ended(children, spec):
@@ -128,7 +128,7 @@ def test_a_task_that_takes_too_long_is_ended(children, spec):
 def test_a_stop_request_ends_a_wait(tmp_path, spec):
     stop = StopRequest(signal_number=signal.SIGINT)
     with Children(tmp_path / "logs", stop) as children, pytest.raises(Interrupted):
-        children.run_to_end(spec("task", SLEEPER), bound_s=30)
+        children.run_to_end(spec("task", SLEEPER), bound_s=300)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_signal_ends_exactly_the_started_processes(launcher, number):
     bystander = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.DEVNULL)
     try:
         process.send_signal(number)
-        assert process.wait(timeout=60) == 128 + number
+        assert process.wait(timeout=300) == 128 + number
         wait_until(lambda: not any(is_alive(pid) for pid in pids))
         assert bystander.poll() is None
     finally:

@@ -97,25 +97,25 @@ def healthy_runs(runs: int, seed: int) -> Figures:
 
 CAMPAIGNS: dict[str, Campaign] = {
     "model-memory": Campaign(model_on_memory, "examples", 300, 5_000),
-    "model-sqlite": Campaign(model_on_sqlite, "examples", 2_000, 20_000),
-    "model-postgres": Campaign(model_on_postgres, "examples", 150, 1_000),
+    "model-sqlite": Campaign(model_on_sqlite, "examples", 600, 20_000),
+    "model-postgres": Campaign(model_on_postgres, "examples", 60, 1_000),
     "mutants": Campaign(
         lambda n, _: mutation_campaign(MUTANTS, n), "examples each", 700, 2_000
     ),
-    "power": Campaign(lambda n, seed: power_cut_campaign(n, seed=seed), "cuts", 2_000, 50_000),
+    "power": Campaign(lambda n, seed: power_cut_campaign(n, seed=seed), "cuts", 700, 50_000),
     "power-without-fsync": Campaign(power_without_fsync, "cuts", 200, 2_000),
-    "bit-rot": Campaign(bit_rot_campaign, "flips", 2_000, 20_000),
+    "bit-rot": Campaign(bit_rot_campaign, "flips", 1_000, 20_000),
     "full-disk": Campaign(full_disk_campaign, "rounds", 4, 100),
-    "kills": Campaign(kill_campaign, "kills", 60, 1_000),
-    "replica-kills": Campaign(replica_campaign, "kills", 12, 200),
+    "kills": Campaign(kill_campaign, "kills", 30, 1_000),
+    "replica-kills": Campaign(replica_campaign, "kills", 9, 200),
     "environment": Campaign(environment_outages, "rounds", 1, 5),
     "trainer": Campaign(trainer_kills, "kills", 5, 300),
     "mixed": Campaign(mixed_kills, "kills", 3, 200),
     "healthy": Campaign(healthy_runs, "runs", 1, 20),
     "fuzz": Campaign(
-        lambda n, seed: in_own_process(fuzz_campaign, n, seed), "requests", 30_000, 10**6
+        lambda n, seed: in_own_process(fuzz_campaign, n, seed), "requests", 10_000, 10**6
     ),
-    "schemathesis": Campaign(schema_campaign, "s", 60, 900),
+    "schemathesis": Campaign(schema_campaign, "s", 25, 900),
     "bombs": Campaign(lambda n, seed: bomb_campaign(), "times", 1, 1),
     "slow-readers": Campaign(lambda n, seed: slow_reader_campaign(n), "s", 5, 90),
     "soak": Campaign(

@@ -29,11 +29,11 @@ def test_the_memory_store_equals_its_model_for_any_call_order(torture):
 
 
 def test_the_sqlite_store_equals_its_model_under_calls_and_crashes(torture):
-    assert torture("model-sqlite")["examples"] >= 2_000
+    assert torture("model-sqlite")["examples"] >= 600
 
 
 def test_the_postgres_store_equals_its_model_under_calls_and_connection_losses(torture):
-    assert torture("model-postgres")["examples"] >= 150
+    assert torture("model-postgres")["examples"] >= 60
 
 
 def test_every_seeded_bug_is_detected(torture):
@@ -61,12 +61,10 @@ def test_a_healthy_run_has_no_finding(torture):
     assert torture("healthy")["diagnoses"] > 10
 
 
-@pytest.mark.alone
 def test_kill_9_of_the_api_loses_no_group_and_trains_no_group_twice(torture):
     torture("kills")
 
 
-@pytest.mark.alone
 def test_kill_9_of_a_replica_or_of_its_database_loses_no_group(torture):
     torture("replica-kills")
 
@@ -87,11 +85,9 @@ def test_decompression_bombs_are_rejected_with_little_memory(torture):
     torture("bombs")
 
 
-@pytest.mark.alone
 def test_slow_readers_cost_little_memory_and_lose_no_groups(torture):
     torture("slow-readers")
 
 
-@pytest.mark.alone
 def test_memory_and_disk_usage_stay_constant_in_a_long_run(torture):
     torture("soak")

@@ -22,7 +22,7 @@ from tests.serving import served
 from tests.trainer import two_ranks
 
 ROOT = Path(__file__).parents[2]
-BOUND_S = 60
+BOUND_S = 600
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -59,7 +59,7 @@ def main(rank: int, directory: Path) -> None:
     )
     found: dict[str, Any] = {}
     try:
-        with ranks.start(cfg, timeout_s=60) as world:
+        with ranks.start(cfg, timeout_s=600) as world:
             for part in PARTS:
                 found[part.__name__] = part(cfg, world)
             if rank == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
 import msgspec
@@ -156,16 +157,17 @@ def _numbers(columns: Columns) -> list[RowNumbers]:
 def _means(
     values: Array | None, trained: Array, spans: Sequence[tuple[int, int]], counts: list[int]
 ) -> list[float | None]:
-    """Mean of each row's values over its trained tokens."""
+    """Mean of each row's values over its trained tokens; None: no token, or an overflow."""
     if values is None:
         return [None] * len(spans)
-    return [  # row by row: an array of the whole group would be a fresh map of pages
-        (
-            float(np.dot(values[start:end], trained[start:end].astype(values.dtype))) / count
-            if count
-            else None
-        )
-        for (start, end), count in zip(spans, counts)
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = [  # row by row: an array of the whole group would be a fresh map of pages
+            float(np.dot(values[start:end], trained[start:end].astype(values.dtype)))
+            for start, end in spans
+        ]
+    return [
+        total / count if count and isfinite(total) else None
+        for total, count in zip(sums, counts)
     ]
 
 

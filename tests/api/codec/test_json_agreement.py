@@ -72,7 +72,7 @@ def test_both_paths_agree_on_damaged_groups(data, group, key):
 
 
 @pytest.mark.slow
-@settings(max_examples=5000)
+@settings(max_examples=1500)
 @given(st.data(), groups(), KEY)
 def test_both_paths_agree_on_many_random_groups(data, group, key):
     check_agreement(anything_like(data, group), key)

@@ -52,6 +52,15 @@ def test_what_a_group_does_not_contain_is_unknown():
     assert row == (1.0, 4, 2, *[None] * 9)
 
 
+@pytest.mark.parametrize("advantages", [[1e308, 1e308], [1e308, 1e308, -1e308, -1e308]])
+def test_a_mean_whose_sum_overflows_is_unknown(advantages):
+    ones = [[1] * len(advantages)]
+    group = {"tokens": ones, "masks": ones, "scores": [1.0], "advantages": [advantages]}
+    body = json.dumps(group).encode()
+    [row] = read_group(body, "application/json").facts.rows
+    assert (row.n_trained, row.advantage) == (len(advantages), None)
+
+
 @pytest.mark.parametrize("left_out", ["", "versions", "inference_logprobs"])
 def test_a_large_json_group_has_the_facts_of_a_small_one(monkeypatch, left_out):
     group = GROUP | {"advantages": [[0.5] * 4, [-1.0] * 3], left_out: None}

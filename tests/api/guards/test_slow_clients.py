@@ -71,7 +71,7 @@ async def serving(app, limits=LONG, **settings):
 async def until_closed(reader):
     """All that comes before the server closes the connection."""
     try:
-        return await asyncio.wait_for(reader.read(), 60)
+        return await asyncio.wait_for(reader.read(), 600)
     except ConnectionResetError:
         return b""
 

@@ -111,7 +111,7 @@ async def test_no_batch_is_delivered_twice_and_no_group_is_lost_under_concurrenc
     trained: list[list[int]] = []
     trainers = [asyncio.create_task(train()) for _ in range(3)]
     await asyncio.gather(*(post(i) for i in range(posts)))
-    await asyncio.wait_for(asyncio.gather(*trainers), timeout=60)
+    await asyncio.wait_for(asyncio.gather(*trainers), timeout=600)
     seen = Counter(mark for batch in trained for mark in batch)
     assert seen == {mark: 1 for mark in range(10, 10 + posts)}
 

@@ -72,7 +72,7 @@ async def test_events_are_streamed_until_the_process_stops(api):
 
 
 def test_events_are_streamed_over_a_real_socket_as_they_occur():
-    with served_api() as url, httpx.stream("GET", f"{url}/events", timeout=30) as stream:
+    with served_api() as url, httpx.stream("GET", f"{url}/events", timeout=600) as stream:
         lines = stream.iter_lines()
         assert next(lines) == "retry: 2000"
         body = registration().model_dump()

@@ -33,7 +33,7 @@ def page_of(*words, images=False):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             line = process.stdout.readline()
-            with httpx.Client(base_url=line.split()[-1], timeout=60) as http:
+            with httpx.Client(base_url=line.split()[-1], timeout=600) as http:
                 yield http
         finally:
             process.terminate()

@@ -99,7 +99,7 @@ async def test_a_sync_reward_function_does_not_block_the_event_loop():
     loop = asyncio.get_running_loop()
 
     def waits_for_the_loop(task, answer):
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(timeout=60)
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(timeout=600)
         return 1.0
 
     assert await call_user(waits_for_the_loop, "task", "answer", config=None) == 1.0

@@ -184,7 +184,7 @@ async def test_a_function_environment_serves_a_trainer_over_the_real_api(api, en
     )
     serving = asyncio.ensure_future(env.env_manager())
     batches = await train(client, 3, serving)
-    await asyncio.wait_for(serving, 60)
+    await asyncio.wait_for(serving, 600)
     groups = [group for claimed in batches for group in claimed.batch]
     assert len(groups) == 6
     assert {tuple(sorted(group.scores)) for group in groups} == {(0.0, 1.0)}

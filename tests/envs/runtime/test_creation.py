@@ -14,7 +14,7 @@ from atroposlib.testing.tiny import ASCII_ALPHABET, write_tiny_model
 from tests.serving import served
 
 ROOT = Path(__file__).resolve().parents[3]
-WAIT_S = 120.0
+WAIT_S = 600.0
 SUMS = '''
 from atroposlib.envs import environment
 

@@ -205,7 +205,7 @@ async def test_trackers_of_serve_have_the_project_and_group_of_the_trainer(
         serving = asyncio.ensure_future(env.env_manager())
         await eventually(lambda: env.group_stats.sent > 0)
         env.serving.shutdown.request("test")
-        await asyncio.wait_for(serving, 60)
+        await asyncio.wait_for(serving, 600)
     given, *steps, end = recorded_wandb
     assert (given["project"], given["group"]) == ("p", "g")
     assert any("toy_0_train/items_sent_to_api" in names for _, names in steps)

@@ -256,7 +256,7 @@ async def run_agent(i: int, session: AgentSession) -> int:
 
 async def change_weights(url: str, done: asyncio.Event, versions: list[int]) -> None:
     """New versions, and aborts in the middle of generations, until the agents are done."""
-    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=600) as client:
         while not done.is_set():
             version = len(versions) + 1
             await client.post("/pause", params={"mode": "abort"})

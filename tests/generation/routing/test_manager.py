@@ -57,7 +57,7 @@ async def test_a_caller_waits_for_a_slot_of_its_own_split(is_training, split) ->
         waiting = asyncio.ensure_future(manager.wait_for_sem(is_training))
         await manager.wait_for_sem(not is_training)
         assert not waiting.done()
-    await asyncio.wait_for(waiting, 60)
+    await asyncio.wait_for(waiting, 600)
 
 
 def test_one_manager_holds_servers_of_different_types() -> None:

@@ -42,7 +42,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]
         thread.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1", model
         server.should_exit = True
-        thread.join(60)
+        thread.join(600)
     engine.close()
 
 

@@ -40,7 +40,7 @@ class Running:
         self.urls = urls
 
     async def post(self, path: str, **body: Any) -> None:
-        async with httpx.AsyncClient(timeout=60) as http:
+        async with httpx.AsyncClient(timeout=600) as http:
             (await http.post(f"{self.urls[0]}{path}", json=body)).raise_for_status()
 
 
@@ -89,7 +89,7 @@ async def running(make_engine, model_dir) -> AsyncIterator[Callable[[int], Runni
                     server_type="vllm",
                     model_name="tiny",
                     tokenizer_name=str(model_dir),
-                    timeout=60,
+                    timeout=600,
                 )
                 for url in urls
             ]
@@ -272,7 +272,7 @@ async def test_another_server_continues_after_the_tokens_of_a_failed_server(
         manager = ServerManager(
             [
                 APIServerConfig(
-                    base_url=f"{url}/v1", server_type="vllm", model_name="tiny", timeout=60
+                    base_url=f"{url}/v1", server_type="vllm", model_name="tiny", timeout=600
                 )
                 for url in (first_url, second_url)
             ]

@@ -42,7 +42,7 @@ def scripts(root) -> dict[str, str]:
 def run(target, *words, **more):
     argv = [sys.executable, "-c", RUN, target, *words]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return subprocess.run(argv, env=env, text=True, timeout=120, **more)
+    return subprocess.run(argv, env=env, text=True, timeout=600, **more)
 
 
 def output(target, *words):

@@ -14,7 +14,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-READY_WITHIN_S = 60.0
+READY_WITHIN_S = 300.0
 SERVE = "import runpy; runpy.run_module('atroposlib.cli.run_api', run_name='__main__')"
 # A payload log whose segments hold some ten groups: they are sealed, moved and freed.
 SMALL_SEGMENTS = (
@@ -36,7 +36,7 @@ class Caller:
     Of several ports (replicas) it takes the next one after each loss.
     """
 
-    def __init__(self, *ports: int, timeout_s: float = 60.0) -> None:
+    def __init__(self, *ports: int, timeout_s: float = READY_WITHIN_S) -> None:
         self._ports, self._timeout_s = cycle(ports), timeout_s
         self._connect()
 

@@ -86,8 +86,8 @@ def api_answers_503(world: World, durations: Durations) -> float:
     before = world.gateway.refused
     world.gateway.refuses = True
     time.sleep(durations.api_503)
+    until("a refused call", lambda: world.gateway.refused > before)
     world.gateway.refuses = False
-    assert world.gateway.refused > before
     return _recovered(world)
 
 
@@ -109,7 +109,7 @@ def environment_asked(number: signal.Signals, world: World) -> float:
 
 def environment_killed(world: World, durations: Durations) -> float:
     world.env.kill()
-    time.sleep(0.5)  # its posts are answered
+    until("the answers to its posts", lambda: not world.gateway.passing)
     known = world.acknowledged() | world.wiped | set(world.trainer.got)
     world.unsent_at_kill |= set(world.finished()) - known
     world.env.start()

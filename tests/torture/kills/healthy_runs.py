@@ -8,6 +8,7 @@ the shape, such as a trainer that is slower than its environment.
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,17 +17,18 @@ from pathlib import Path
 
 from atroposlib.doctor.diagnosis import diagnose
 from atroposlib.doctor.evidence import Evidence, Look
-from atroposlib.doctor.looks import API_TIMEOUT_S, document, look
+from atroposlib.doctor.looks import API_TIMEOUT_S, Silent, document, look
 from tests.torture.figures import Figures, fast_folder
 from tests.torture.kills.env_world import until
 from tests.torture.kills.killed_parts import Run, Settings
 
 LOOK_S = 1.0
-OF_ANY_RUN = frozenset({"no-trainer", "trainer-starting", "complete"})
-OF_ITS_START = (
-    "environment-silent",
-    "waiting",
-)  # the environment starts slower than the trainer
+# The last is of the machine: of its disk and load.
+OF_ANY_RUN = frozenset({"no-trainer", "trainer-starting", "complete", "slow-store"})
+OF_ITS_START = ("environment-silent", "waiting")  # it starts slower than the trainer
+# A look that takes so long, or sees a heartbeat so old, is of a starved machine, where the
+# findings of the next seconds are true. Heartbeats come every 2 s.
+STARVED_S, RECOVERS_S = 5.0, 20.0
 ENDS_WITHIN_S = 600.0
 
 
@@ -87,30 +89,47 @@ class Watch(threading.Thread):
         self.false: Counter[str] = Counter()
         self.examples: dict[str, tuple[str, ...]] = {}
         self.oldest_s: Counter[str] = Counter()  # heartbeat, by role
-        self.asked = 0
+        self.asked = self.starved = 0
         self.ended = threading.Event()
 
     def run(self) -> None:
+        recovered = 0.0
         while not self.ended.wait(LOOK_S):
+            begun = time.monotonic()
             self.looks = [*self.looks[-2:], look(self.url)]
-            here = document(f"{self.url}/explore/why", API_TIMEOUT_S)
+            try:
+                here = document(f"{self.url}/explore/why", API_TIMEOUT_S)
+            except Silent:
+                here = {"findings": []}
+            oldest_s = self._heartbeats(self.looks[-1])
+            if max(time.monotonic() - begun, oldest_s) > STARVED_S:
+                recovered = time.monotonic() + RECOVERS_S
             self.asked += 1
+            self.starved += begun < recovered
             found = [(f["key"], f["severity"], f["evidence"]) for f in here["findings"]]
             if len(self.looks) == 3:
                 e = Evidence(self.url, self.looks[0], self.looks[-1])
                 found += [(one.key, one.severity, one.evidence) for one in diagnose(e)]
                 self.asked += 1
-            for one in self.looks[-1].status["participants"] if self.looks[-1].status else ():
-                if "ended" not in one["details"]:
-                    self.oldest_s[one["role"]] = max(self.oldest_s[one["role"]], one["age_s"])
-            for key, severity, evidence in found:
+            for key, severity, evidence in found if begun >= recovered else ():
                 if key not in self.true and (key, severity) != OF_ITS_START:
                     self.false[key] += 1
                     self.examples.setdefault(key, tuple(evidence))
 
+    def _heartbeats(self, now: Look) -> float:
+        """Note the ages of the heartbeats by role; the age of the oldest."""
+        ages = [
+            (one["role"], one["age_s"])
+            for one in (now.status or {}).get("participants", ())
+            if "ended" not in one["details"]
+        ]
+        for role, age_s in ages:
+            self.oldest_s[role] = max(self.oldest_s[role], age_s)
+        return max((age_s for _, age_s in ages), default=0.0)
+
     def stop(self) -> None:
         self.ended.set()
-        self.join(60)
+        self.join(ENDS_WITHIN_S)
 
 
 def watched(folder: Path, shape: Shape, seed: int) -> Watch:
@@ -133,13 +152,15 @@ def watched(folder: Path, shape: Shape, seed: int) -> Watch:
 
 def healthy_campaign(runs: int, seed: int) -> Figures:
     """Figures over ``runs`` runs, shape by shape; AssertionError: a finding was false."""
-    figures = Figures({"runs": runs, "diagnoses": 0, "false findings": 0})
+    names = ("diagnoses", "looks at a starved machine", "false findings")
+    figures = Figures({"runs": runs, **dict.fromkeys(names, 0)})
     told: dict[str, dict[str, tuple[str, ...]]] = {}
     oldest: Counter[str] = Counter()
     for n, name in zip(range(runs), cycle(SHAPES)):
         with fast_folder() as folder:
             watch = watched(folder, SHAPES[name], seed + n)
         figures["diagnoses"] += watch.asked
+        figures["looks at a starved machine"] += watch.starved
         figures["false findings"] += watch.false.total()
         oldest |= watch.oldest_s
         if watch.examples:

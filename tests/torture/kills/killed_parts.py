@@ -30,7 +30,7 @@ GROUP, BATCH = 4, 8  # sequences
 STEPS_PER_KILL, LAST_STEPS = 5, 6
 LATER_S = 0.5  # a kill comes up to so long after the step that it waits for
 AWAY_S = (0.2, 3.0)  # how long a killed process stays away
-STEP_WITHIN_S = 240.0
+STEP_WITHIN_S = 600.0
 Settings = Mapping[str, object]  # flags without their dashes
 
 

@@ -279,7 +279,7 @@ def _campaign(
         api.start()
     try:
         trainer.start()
-        assert trainer.registered.wait(60), trainer.broken
+        assert trainer.registered.wait(600), trainer.broken
         for client in clients:
             client.start()
         for _ in range(cycles):
@@ -293,9 +293,11 @@ def _campaign(
             client.may_run_ahead.set()
         stop.set()
         for client in clients:
-            client.join(60)
+            client.join(600)
+            assert not client.is_alive(), f"{client.name} waits for a reply"
         trainer.finishing.set()
-        assert trainer.finished.wait(120) or trainer.broken, "the trainer did not drain"
+        trainer.join(600)
+        assert not trainer.is_alive(), "the trainer did not drain"
         with closing(Caller(*ports)) as caller:
             status, reply = caller.call("GET", "/status")
         assert status == 200, reply

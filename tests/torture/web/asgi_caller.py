@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 App = Callable[..., Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
-ANSWER_WITHIN_S = 30.0
+ANSWER_WITHIN_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)

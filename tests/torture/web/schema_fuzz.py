@@ -34,7 +34,7 @@ def _campaign(api: ApiProcess, folder: Path, seconds: int, seed: int) -> Figures
     command = [
         *(sys.executable, "-c", "from schemathesis.cli import schemathesis as s; s()", "run"),
         *("--checks", "not_a_server_error", "--phases", PHASES, "--seed", str(seed)),
-        *("--max-time", str(seconds), "--request-timeout", "40", "--no-color"),
+        *("--max-time", str(seconds), "--request-timeout", "300", "--no-color"),
         *(word for path in LEFT_OUT for word in ("--exclude-path", path)),
         f"http://127.0.0.1:{api.port}/openapi.json",
     ]

@@ -35,7 +35,7 @@ from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION, Registration
 from example_trainer.weights.engines import connect
 from tests.serving import served
 
-LIFE_S = 120.0  # bound of one trainer
+LIFE_S = 600.0  # bound of one trainer
 GROUP_SIZE, GROUPS_PER_BATCH = 4, 2
 PROMPT = [6, 7, 8]
 CONTEXT = get_context("forkserver")
@@ -198,7 +198,7 @@ def post_groups(made: Ranks, steps: Iterable[int]) -> None:
 def _groups(server: str, steps: Iterable[int]) -> list[ScoredData]:
     """Fixed tokens and scores, logprobs of the server's first model."""
     made, p = [], len(PROMPT)
-    with closing(connect(server, "local", timeout_s=60, wait_s=60, on_wait=print)) as engine:
+    with closing(connect(server, "local", timeout_s=300, wait_s=300, on_wait=print)) as engine:
         for n in (
             step * GROUPS_PER_BATCH + i for step in steps for i in range(GROUPS_PER_BATCH)
         ):

@@ -57,7 +57,7 @@ def main(rank: int, directory: Path, api: str) -> None:
     }
     cfg = settings(rank, directory, **place)
     with ExitStack() as stack:
-        world = stack.enter_context(ranks.start(cfg, timeout_s=60))
+        world = stack.enter_context(ranks.start(cfg, timeout_s=600))
         client = stack.enter_context(RolloutClient(api)) if world.is_rank0 else None
         found = {part.__name__: part(cfg, world, client) for part in PARTS}
     (directory / f"{rank}.json").write_text(json.dumps(found))

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from atroposlib.api.decisions import run_state
 from tests.trainer.checkpoint import killed_trainer as killed
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.slow
 STEPS = 6
 
 
@@ -21,7 +22,8 @@ def test_trainer_killed_at_any_point_ends_with_the_uninterrupted_result(tmp_path
         straight.finish()
         expected = killed.outcome(straight)
 
-    with killed.world(tmp_path / "broken", model_dir, STEPS) as broken:
+    # take_over: no start waits for the end of the killed trainer's heartbeats.
+    with killed.world(tmp_path / "broken", model_dir, STEPS, take_over=True) as broken:
         for n, name in enumerate(killed.SEAMS):
             broken.start(dies=(name, n))
             assert broken.died(), f"{name}: {broken.output[-4000:]}"
@@ -34,7 +36,11 @@ def test_trainer_killed_at_any_point_ends_with_the_uninterrupted_result(tmp_path
     assert actual == expected
 
 
-def test_a_second_trainer_ends_with_the_name_of_the_first_which_goes_on(tmp_path, model_dir):
+def test_a_second_trainer_ends_with_the_name_of_the_first_which_goes_on(
+    tmp_path, model_dir, monkeypatch
+):
+    # On a loaded machine heartbeats of a live trainer come late.
+    monkeypatch.setattr(run_state, "TRAINER_SILENT_S", killed.LIFE_S)
     more = {"run_name": "one", "training_steps": 3}
     with killed.world(tmp_path / "first", model_dir, 1, **more) as first:
         second = replace(first, folder=tmp_path / "second", process=None)

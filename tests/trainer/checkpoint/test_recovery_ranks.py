@@ -21,7 +21,7 @@ from tests.trainer.checkpoint.lives import recovery_of
 
 pytestmark = pytest.mark.alone
 ROOT = Path(__file__).parents[3]
-BOUND_S = 60
+BOUND_S = 600
 
 
 @pytest.fixture(scope="module")

@@ -124,7 +124,7 @@ def test_a_policy_without_adapter_has_none_to_save(policy):
         state_dict.adapter_weights(policy)
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_an_adapter_trains_on_two_ranks_as_on_one(ranks, policy):
     first, second = (found["adapter_run"] for found in ranks)
     assert first["distance"] < 1e-5 < 1e-2 < first["moved"]

@@ -54,7 +54,7 @@ def test_trained_weights_are_enough_to_continue(adapted):
     assert fresh.logprobs_of(SEQUENCES) == policy.logprobs_of(SEQUENCES)
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_full_weights_round_trip_through_shards(ranks, policy):
     first, second = (found["weights"] for found in ranks)
     assert first["names"] == sorted(policy.model.state_dict()) and second["names"] == []

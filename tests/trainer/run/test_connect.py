@@ -18,7 +18,7 @@ def test_heartbeats_continue_in_a_long_phase_and_include_the_last_phase():
         pulse.servers = lambda: [ServerState(url="http://gpu1:9001", silent_s=3.0)]
         pulse.phase("training", step=3)
         while beats[-1:] == [] or beats[-1].phase != "training":
-            assert seen.acquire(timeout=30)
+            assert seen.acquire(timeout=600)
         pulse.waiting_on("a batch: " + 1000 * "x")
         pulse.phase("done")
     details = dict(beats[-1].details)

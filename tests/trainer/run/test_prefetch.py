@@ -21,5 +21,5 @@ def test_a_stop_while_the_api_is_away_ends_the_claims_without_an_exception():
         client.adopt_generation(1)  # as a registered trainer
         batches = BatchPrefetcher(client, state, batches=1, ahead=True, lease_s=60.0)
         with batches:
-            batches._thread.join(timeout=60)
+            batches._thread.join(timeout=600)
         assert not batches._thread.is_alive()

@@ -71,6 +71,7 @@ def test_only_the_first_rows_are_noted(most, counts):
     assert [one.counts.tolist() for one in notes] == counts
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("loss", "flags"), [("grpo", [0, CLIPPED]), ("m2po", [0, FILTERED])])
 def test_two_ranks_note_each_row_once_and_as_one_rank_does(ranks, loss, flags):
     for rank in ranks:

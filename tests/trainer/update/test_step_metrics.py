@@ -62,9 +62,9 @@ class Ranks:
     def world(self, rank: int) -> SimpleNamespace:
         def sum_(tensor: torch.Tensor) -> torch.Tensor:
             self._parts[rank] = tensor.clone()
-            self._barrier.wait(60)
+            self._barrier.wait(600)
             total = torch.stack([part for part in self._parts if part is not None]).sum(0)
-            self._barrier.wait(60)
+            self._barrier.wait(600)
             return tensor.copy_(total)
 
         device = torch.device("cpu")
@@ -87,5 +87,5 @@ def test_every_rank_gets_the_mean_over_all_ranks():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     assert found[0] == found[1] == {"loss": 1.5, "clip_ratio": 0.5, "diff": -1.0}

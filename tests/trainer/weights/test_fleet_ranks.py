@@ -36,7 +36,7 @@ def test_sharded_weights_are_gathered_and_a_failure_raises_on_every_rank(
     with fleet(model_dir, 1) as (server,):
         ours = publishing_ranks.main(0, tmp_path, [Failing(server.client)])
         assert server.engine.weight_version == 2 and not server.engine.is_paused
-    theirs, _ = other.communicate(timeout=120)
+    theirs, _ = other.communicate(timeout=600)
     assert other.returncode == 0
     assert [line.split(":")[0] for line in ours] == ["PublishFailed", "InferenceUnavailable"]
     for line in theirs.splitlines():

@@ -182,7 +182,7 @@ def test_a_keeper_raises_what_ended_it_in_the_loop(publisher_for, monkeypatch):
 
     monkeypatch.setattr(publisher, "look", look)
     with Keeper(publisher) as keeper:
-        keeper._thread.join(60)
+        keeper._thread.join(600)
         with pytest.raises(PublishFailed, match="no server is left"):
             keeper.check()
 

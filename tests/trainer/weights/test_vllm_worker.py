@@ -97,7 +97,7 @@ def test_tensors_are_loaded_as_they_are_broadcast():
     ours = process_group.join(process_group.host_store(listener, group), group, 0)
     for tensor in TENSORS.values():
         process_group.broadcast(ours, tensor).wait()
-    thread.join(60)
+    thread.join(600)
     assert holds_all(worker)
     with pytest.raises(ValueError, match="in group 'g', not 'h'"):
         worker.receive_weights(json.dumps({"name": "h"}))

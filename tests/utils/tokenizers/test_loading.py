@@ -91,7 +91,7 @@ def test_without_the_hub_one_request_is_made_and_the_name_is_reported(unused_tcp
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         env={**os.environ, "HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0"},
     )
     assert done.stdout.startswith("no directory owner/absent") and "True" in done.stdout

@@ -65,7 +65,7 @@ def test_continuous_readers_do_not_block_the_wal_reset(tmp_path, store, monkeypa
             put(store, group("x", key=f"{i}"))
         stop.set()
         for reader in readers:
-            reader.result(timeout=30)
+            reader.result(timeout=600)
     pages = (tmp_path / f"{DATABASE}-wal").stat().st_size / sqlite_database.PAGE_BYTES
     assert pages < 60 + 20
 
@@ -76,12 +76,12 @@ def test_payloads_are_read_during_a_write(store):
 
     def slow(connection):
         entered.set()
-        assert leave.wait(30)
+        assert leave.wait(600)
 
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(store._write, slow)
-        assert entered.wait(30)
+        assert entered.wait(600)
         assert store.read([1])[0].data == b"a"
         assert held(store) == 1
         leave.set()
-        writing.result(timeout=30)
+        writing.result(timeout=600)

@@ -106,7 +106,7 @@ def test_a_kill_within_a_transaction_loses_no_acknowledged_group(tmp_path):
     acknowledged = context.Value("i", 0)
     process = context.Process(target=_put_and_die, args=(tmp_path, acknowledged))
     process.start()
-    process.join(60)
+    process.join(600)
     assert process.exitcode == -signal.SIGKILL and acknowledged.value >= 5
     store = SqliteStore(tmp_path)
     kept = held(store)

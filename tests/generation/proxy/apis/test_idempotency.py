@@ -12,7 +12,7 @@ from atroposlib.generation.proxy.main import ProxyLimits
 from tests.generation.proxy.proxy_kit import scripted_proxy
 
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
-WAIT_S = 30.0  # far longer than any step here takes
+WAIT_S = 600.0  # far longer than any step here takes
 
 
 class Counting:

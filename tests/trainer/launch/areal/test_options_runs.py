@@ -51,7 +51,7 @@ def test_a_whole_file_of_areal_trains(name, model, tmp_path):
         env={**os.environ, "PYTHONPATH": str(REPO)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (out,) = (path.parent for path in (tmp_path / "here").glob("*/*/metrics.jsonl"))

@@ -37,7 +37,7 @@ def main(rank: int, directory: Path, engines: Sequence[Any] = ()) -> list[str]:
         "init_method": f"file://{directory}/meeting",
     }
     first = TrainingConfig(model_name=str(directory / "0"), **settings)
-    with ranks.start(first, timeout_s=60) as world:
+    with ranks.start(first, timeout_s=600) as world:
         for version, name in enumerate(ORDER):
             more = {"model_name": str(directory / f"{version}"), "weight_publisher": name}
             cfg = TrainingConfig(**{**settings, **more})
