@@ -50,7 +50,7 @@ class Place:
     @property
     def patience(self) -> float:
         """Factor of bounds: a dry run shares its cores with others."""
-        return 1.0 if self.on_cuda else 4.0
+        return 1.0 if self.on_cuda else 10.0
 
     @property
     def size(self) -> str:

@@ -114,7 +114,8 @@ class NumbersInChunks:
                 self._trained = [np.concatenate(self._trained)]
             here = self._trained[0][at : at + len(values)]
             if len(here) == len(values):  # else the member does not fit the tokens
-                self._count(name, row, float(values[here].sum()))
+                with np.errstate(over="ignore", invalid="ignore"):
+                    self._count(name, row, float(values[here].sum()))
 
     def _count(self, name: str, row: int, amount: float) -> None:
         self._sums[name, row] = self._sums.get((name, row), 0) + amount
@@ -126,8 +127,10 @@ class NumbersInChunks:
         """As of :func:`facts_of`; ``names`` are the members that fit the tokens."""
 
         def mean(name: str, row: int) -> float | None:
-            known = name in names and self.trained(row)
-            return self._sums.get((name, row), 0.0) / known if known else None
+            known, total = name in names and self.trained(row), self._sums.get(
+                (name, row), 0.0
+            )
+            return total / known if known and isfinite(total) else None
 
         return [
             (
