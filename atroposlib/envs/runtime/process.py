@@ -69,7 +69,9 @@ async def run_evaluate(env: EnvRuntime) -> None:
         with boundary(env.label(), None, "evaluate"):
             await env.evaluate()
         folder = env.config.data_dir_to_save_evals
-        if folder is not None and (path := Path(folder) / TRANSCRIPTS).exists():
+        if folder is None:
+            logger.info("--env.data_dir_to_save_evals DIR keeps the replies, as a page too")
+        elif (path := Path(folder) / TRANSCRIPTS).exists():
             await _write_page(env, path)
     finally:
         await env.close()
