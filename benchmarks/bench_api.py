@@ -23,6 +23,7 @@ import msgspec
 from apibench.figures import Results, Section
 from apibench.processes import machine
 from apibench.scenarios import (
+    backlog,
     batches,
     blocking,
     environments,
@@ -46,6 +47,7 @@ SCENARIOS: dict[str, Callable[[Plan], Section]] = {
     "blocking": blocking.run,
     "queue": queue_length.run,
     "memory": memory.run,
+    "backlog": backlog.run,
     "environments": environments.run,
     "scale": scale.run,
     "loops": loops.run,

@@ -17,6 +17,7 @@ class Usage:
 
     cpu_s: float
     rss_bytes: int
+    written_bytes: int = 0  # to disk
 
 
 def usage(pid: int) -> Usage:
@@ -26,7 +27,8 @@ def usage(pid: int) -> Usage:
         OSError: there is no such process, or no /proc.
     """
     used = [_one(each) for each in _family(pid)]
-    return Usage(sum(u.cpu_s for u in used), sum(u.rss_bytes for u in used))
+    written = (u.written_bytes for u in used)
+    return Usage(sum(u.cpu_s for u in used), sum(u.rss_bytes for u in used), sum(written))
 
 
 def _one(pid: int) -> Usage:
@@ -34,7 +36,15 @@ def _one(pid: int) -> Usage:
     fields = (_PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
     ticks = (int(fields[11]) + int(fields[12])) * _TICK_S
     pages = int(fields[21])
-    return Usage(max(ticks, _threads_s(pid)), pages * os.sysconf("SC_PAGE_SIZE"))
+    rss = pages * os.sysconf("SC_PAGE_SIZE")
+    return Usage(max(ticks, _threads_s(pid)), rss, _written(pid))
+
+
+def _written(pid: int) -> int:
+    for line in (_PROC / str(pid) / "io").read_text().splitlines():
+        if line.startswith("write_bytes:"):
+            return int(line.split()[1])
+    return 0
 
 
 def _threads_s(pid: int) -> float:

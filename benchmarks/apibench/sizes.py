@@ -28,6 +28,7 @@ class Plan:
     queue_lengths: tuple[int, ...] = (100, 1_000)
     buffer_lengths: tuple[int, ...] = (100, 1_000)
     memory_groups: int = 128
+    backlog_gb: float = 0.5  # of posts, queued at once
     environments: int = 256
     # By how the environments pace themselves.
     env_seconds: dict[str, float] = field(default_factory=lambda: {"backlogged": 10.0})
@@ -53,6 +54,7 @@ FULL = Plan(
     queue_lengths=(100, 1_000, 10_000),
     buffer_lengths=(100, 1_000, 3_000),
     memory_groups=256,
+    backlog_gb=5.0,
     env_seconds={"backlogged": 60.0, "scaled": 15.0, "greedy": 15.0},
     naive_env_seconds=15.0,
     loop_seconds=8.0,
@@ -73,6 +75,7 @@ SMOKE = Plan(
     queue_lengths=(50, 100),
     buffer_lengths=(10, 20),
     memory_groups=8,
+    backlog_gb=0.02,
     environments=8,
     env_seconds={"backlogged": 1.0, "scaled": 1.0, "greedy": 1.0},
     naive_env_seconds=1.0,
