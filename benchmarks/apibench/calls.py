@@ -188,13 +188,13 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
 
 
 class Prober:
-    """A process that asks GET /status all the time, so that a busy client here is not
+    """A process that asks GET ``path`` all the time, so that a busy client here is not
     mistaken for a blocked server."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, path: str = "/status") -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_probe, args=(port, theirs), daemon=True)
+        self._process = context.Process(target=_probe, args=(port, path, theirs), daemon=True)
         self.samples: list[tuple[float, float]] = []  # (begin, seconds)
 
     def __enter__(self) -> Prober:
@@ -215,7 +215,7 @@ class Prober:
         """
         if not self._pipe.poll(_PROBE_S):
             self._process.kill()
-            raise Refused("the process that asks GET /status fell silent")
+            raise Refused("the process that asks all the time fell silent")
         return self._pipe.recv()
 
     def during(self, begin: float, end: float) -> list[float]:
@@ -223,14 +223,14 @@ class Prober:
         return [s for at, s in self.samples if at + s >= begin and at <= end]
 
 
-def _probe(port: int, pipe: Any) -> None:
+def _probe(port: int, path: str, pipe: Any) -> None:
     client = Client(port)
-    client.call("GET", "/status").ok()
+    client.call("GET", path).ok()
     pipe.send("ready")
     samples = []
     while not pipe.poll():
         began = time.perf_counter()
-        samples.append((began, client.call("GET", "/status").ok().seconds))
+        samples.append((began, client.call("GET", path).ok().seconds))
         time.sleep(_PAUSE_S)
     client.close()
     pipe.send(samples)

@@ -22,6 +22,7 @@ class Plan:
     batch_groups: int = 16  # groups of the batch that GET /batch is timed with
     naive_batch_repeats: int = 1
     blocking_groups: int = 64  # groups of the batch during which /status is asked
+    large_post_groups: int = 40  # groups of one post, 80 MB of JSON
     naive_blocking: bool = False
     sustained_batches: int = 4
     naive_sustained_batches: int = 2
@@ -69,6 +70,7 @@ SMOKE = Plan(
     post_tokens=2_000,
     batch_groups=2,
     blocking_groups=2,
+    large_post_groups=2,
     naive_blocking=True,
     sustained_batches=2,
     naive_sustained_batches=1,

@@ -1,4 +1,4 @@
-"""Latency of other requests while a large batch is served."""
+"""Latency of other requests while a large batch is served, or large posts are read."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import time
 from apibench import servers
 from apibench.calls import Prober, send_all
 from apibench.figures import Figure, Section, at_most
-from apibench.payloads import Encoding, pool
+from apibench.payloads import Encoding, body, group, pool
 from apibench.sizes import BIG, Plan
 
 _SETTLE_S = 0.3
+_LARGE_POSTS = 6  # at once
 _METHOD = (
     "A process of its own asks GET /status every 2 ms while another client takes one batch "
-    "by GET /batch. The figure is the slowest of these calls."
+    "by GET /batch. The figure is the slowest of these calls. The same with GET /health while "
+    f"{_LARGE_POSTS} large JSON posts arrive at once; memory is what the server grew by at the end."
 )
 
 
@@ -36,6 +38,7 @@ def run(plan: Plan) -> Section:
             target=at_most(100),
         ),
         Figure(what="slowest GET /status while nothing is", unit="ms", ours=tuple(idle)),
+        *_large_posts(plan),
     )
     return Section("Who waits while a batch is served", _METHOD, figures)
 
@@ -56,3 +59,27 @@ def _worst_ms(plan: Plan, kind: servers.Kind) -> tuple[float, float]:
             end = time.perf_counter()
             time.sleep(_SETTLE_S)
         return 1e3 * max(prober.during(quiet, begin)), 1e3 * max(prober.during(begin, end))
+
+
+def _large_posts(plan: Plan) -> list[Figure]:
+    with servers.Server(servers.ours(source=plan.source), plan.scratch) as server:
+        [env_id] = server.begin(BIG.rows, [servers.env(BIG.rows)])
+        groups = [group(BIG, env_id, seed) for seed in range(plan.large_post_groups)]
+        large = [body(groups, Encoding.JSON)]
+        send_all(server.port, "/scored_data_list", large, 1, 1)  # what is allocated once
+        before = server.usage().rss_bytes
+        with Prober(server.port, "/health") as prober:
+            begin = time.perf_counter()
+            send_all(server.port, "/scored_data_list", large, _LARGE_POSTS, _LARGE_POSTS)
+            end = time.perf_counter()
+        grown = (server.usage().rss_bytes - before) / 1e6
+    took = sorted(prober.during(begin, end))
+    posts = f"{_LARGE_POSTS} posts of {len(large[0].data) / 1e6:.0f} MB"
+    p99 = took[min(len(took) - 1, int(0.99 * len(took)))]
+    return [
+        Figure(
+            f"slowest GET /health during {posts}", "ms", (1e3 * took[-1],), target=at_most(100)
+        ),
+        Figure(f"99th percentile of GET /health during {posts}", "ms", (1e3 * p99,)),
+        Figure(f"memory after {posts}", "MB", (grown,)),
+    ]
