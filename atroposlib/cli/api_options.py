@@ -118,7 +118,7 @@ OPTIONS: dict[str, tuple[tuple[str, Any, str | None, str], ...]] = {
         ),
         (
             *("--archive", _one_of("on", "off"), "on"),
-            "keep groups of the sqlite store after training, for the explorer",
+            "keep groups after training, for the explorer (sqlite, postgresql)",
         ),
         (
             *("--archive-gb", _positive, "8"),

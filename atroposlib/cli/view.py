@@ -33,11 +33,20 @@ EXPORT_BYTES = 32 * 2**20  # of groups and tokens in an exported page
 READ_GROUPS = 200  # of verify at a time
 
 
+def place(word: str) -> Path | str:
+    """The argument as a path, or as the URL of a store."""
+    return word if word.startswith("postgresql://") else Path(word)
+
+
 def view(argv: Sequence[str] | None = None) -> int:
     """Serve the page of an ended run, or of a file of groups, until Ctrl-C; or export it."""
     parser = CommandParser(prog="atropos view", description=view.__doc__)
-    about = "data directory of the API, a .jsonl file of groups, or a folder of such files"
-    parser.add_argument("run", type=Path, help=about)
+    about = (
+        "data directory or postgresql://... of the API, a .jsonl file of groups, or a folder"
+    )
+    parser.add_argument("run", type=place, help=about)
+    about = "with postgresql://...: that of its API, whose index has what the trainer reported"
+    parser.add_argument("--data-dir", type=Path, help=about)
     parser.add_argument("--tokenizer", help="directory or cached name (that of the trainer)")
     parser.add_argument("--port", type=PORT, default=8010, help="0: any (%(default)s)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
@@ -48,7 +57,7 @@ def view(argv: Sequence[str] | None = None) -> int:
         help="write one .html instead, of the rollouts that filters of the page let pass",
     )
     options = parser.parse_args(argv)
-    with explored(options.run, options.tokenizer) as (_, explorer):
+    with explored(options.run, options.tokenizer, index=options.data_dir) as (_, explorer):
         if options.export is None:
             serve(explorer, options.port, options.open)
         else:
@@ -118,7 +127,9 @@ def archive(argv: Sequence[str] | None = None) -> int:
     """Look after the groups that a data directory keeps. The run must have ended."""
     parser = CommandParser(prog="atropos archive", description=archive.__doc__)
     parser.add_argument("verb", choices=("ls", "pin", "unpin", "prune", "verify", "reindex"))
-    parser.add_argument("run", type=Path, help="data directory of the API")
+    parser.add_argument(
+        "run", type=place, help="data directory or postgresql://... of the API"
+    )
     parser.add_argument("number", nargs="?", help="pin, unpin: a step; prune: GB to keep")
     options = parser.parse_args(argv)
     if (options.verb in ("pin", "unpin", "prune")) != (options.number is not None):

@@ -117,7 +117,7 @@ class RunStatus(BaseModel):
     dropped_groups: int = 0  # too stale, never completed, or dropped by hand
     dead_groups: int = 0
     retained_bytes: int = 0  # of stored payloads, until they are committed
-    disk_bytes: int = 0  # of the payload log, with retired payloads; 0 in stores without one
+    disk_bytes: int = 0  # of payloads, with retired ones; 0 in stores without an archive
     max_bytes: int = 0  # bound on retained_bytes
     index_skipped: int = 0  # records that the index of rollouts took later, or not at all
     connections_refused: int = 0  # by this process, beyond --max-connections

@@ -262,7 +262,7 @@ class Indexer:
 
     def _fill(self) -> None:
         """Add groups of the store that the index lacks, and remove rows of freed groups."""
-        if self._store.shared or not self._fill_due(time.monotonic()):
+        if not self._fill_due(time.monotonic()):
             return
         self._behind = False
         after, added = self._cursor(), False

@@ -22,6 +22,8 @@ from atroposlib.api.archive.indexer import Indexer
 from atroposlib.api.archive.records import RunFacts
 from atroposlib.api.codec.json import read_json_group
 from atroposlib.api.common.records import RunRecord
+from atroposlib.api.store import Store
+from atroposlib.api.store.postgres import PostgresStore
 from atroposlib.api.store.sqlite import DATABASE, SqliteStore
 from atroposlib.errors import ConfigError, InvalidGroup
 from atroposlib.wire.explore import RolloutRow
@@ -54,8 +56,9 @@ def load_rollouts(
         UnknownGroup: the directory has no such run.
     """
     require_known(filters, *FILTERS[:-1])
-    path, found = Path(run) / "archive" / "index.sqlite", where(filters)
-    if not path.is_file():
+    found, places = where(filters), Path(run).glob("archive/**/index.sqlite")
+    path = max(places, key=lambda one: one.stat().st_mtime, default=None)
+    if path is None:
         raise ConfigError(f"{run} has no archive/index.sqlite: give a --data-dir of run-api")
     index = Index(path, read_only=True).of_run(run_id)
     sql = f"SELECT {', '.join(NAMES)} FROM rollout {found.clause} ORDER BY gid, row"
@@ -69,15 +72,28 @@ def load_rollouts(
 
 @contextmanager
 def explored(
-    run: Path, tokenizer: str | None, kept_bytes: int = EVERYTHING, again: bool = False
-) -> Iterator[tuple[SqliteStore, Explorer]]:
+    run: Path | str,
+    tokenizer: str | None,
+    kept_bytes: int = EVERYTHING,
+    again: bool = False,
+    index: Path | None = None,
+) -> Iterator[tuple[Store, Explorer]]:
     """The store and the explorer of a data directory, or of files of groups.
 
+    Args:
+        run: a path, or the URL of a PostgreSQL store, whose run may go on.
+        index: data directory of an API over that URL; None: an index in memory is made.
+
     Raises:
-        StoreLocked: the run goes on.
+        StoreLocked: the run of the directory goes on.
         ConfigError: there is neither a run nor a group.
     """
-    if (run / DATABASE).is_file():
+    if isinstance(run, str):
+        if kept_bytes != EVERYTHING:
+            raise ConfigError("prune of PostgreSQL: start its API with a smaller --archive-gb")
+        with closing(PostgresStore(run, data_dir=index)) as store:
+            yield from _explored(store, tokenizer, again)
+    elif (run / DATABASE).is_file():
         with closing(SqliteStore(run, archive_bytes=kept_bytes)) as store:
             yield from _explored(store, tokenizer, again)
     elif files := (
@@ -95,8 +111,8 @@ def explored(
 
 
 def _explored(
-    store: SqliteStore, tokenizer: str | None, again: bool = False
-) -> Iterator[tuple[SqliteStore, Explorer]]:
+    store: Store, tokenizer: str | None, again: bool = False
+) -> Iterator[tuple[Store, Explorer]]:
     body = store.load().body
     record = RunRecord() if body is None else msgspec.json.decode(body, type=RunRecord)
     facts = RunFacts.of(record)

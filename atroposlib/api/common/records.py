@@ -241,7 +241,7 @@ class StoreStats:
     batches_open: int = 0  # leased, and not acked
     batches_dead: int = 0
     retained_bytes: int = 0  # payloads kept: held, acked but not committed, or dead
-    disk_bytes: int = 0  # of the payload log, retired payloads included; 0 without one
+    disk_bytes: int = 0  # of payloads, retired ones included; 0 without an archive
     totals: Mapping[GroupState, StateTotals] = field(default_factory=dict)  # ACKED .. DEAD
     fair_share: bytes | None = None
     batches_uncommitted: int = 0  # acked, and not committed

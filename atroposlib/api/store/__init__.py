@@ -31,7 +31,7 @@ def _open_sqlite(name: str, data_dir: Path | None, max_bytes: int, archive: int)
 def _open_postgres(name: str, data_dir: Path | None, max_bytes: int, archive: int) -> Store:
     from atroposlib.api.store.postgres import PostgresStore
 
-    return PostgresStore(name, max_bytes)
+    return PostgresStore(name, max_bytes, archive_bytes=archive, data_dir=data_dir)
 
 
 STORES: dict[str, Opener] = {  # by name, or by the scheme of a URL
@@ -49,7 +49,7 @@ def open_store(
 ) -> Store:
     """Open the store called ``name``: ``memory``, ``sqlite`` or ``postgresql://...``.
 
-    ``archive_bytes`` of retired payloads are kept where there is a log of them (sqlite).
+    ``archive_bytes`` of retired payloads are kept (sqlite, postgresql).
 
     Raises:
         ConfigError: no such store, or a required setting is missing.

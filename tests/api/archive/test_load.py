@@ -6,8 +6,11 @@ import pytest
 
 import atroposlib
 from atroposlib.api.archive.index import Index
+from atroposlib.api.archive.load import explored
+from atroposlib.cli.view import archive
 from atroposlib.errors import ConfigError
 from tests.api.archive.rollouts import group, row
+from tests.api.harness import Api, sampled
 
 
 @pytest.fixture
@@ -45,3 +48,35 @@ def test_a_table_has_the_same_columns(run):
     table = atroposlib.load_rollouts(run, frame="pandas")
     assert isinstance(table, pandas.DataFrame)
     assert len(table) == 3
+
+
+async def test_a_run_on_postgresql_is_viewed_while_it_goes_on(postgres, tmp_path, capsys):
+    url = postgres.fresh_url()
+    api = Api(tmp_path, url, archive_bytes=10**6)
+    [env_id] = await api.started(batch_size=2, commits=True)
+    generation = api.service.context.view.generation
+    for mark in (1, 2):
+        await api.post("/scored_data", sampled(0, mark=mark, env_id=env_id))
+    await api.ack(await api.claim(generation), generation)
+    await api.post("/batches/1/commit", {"generation": generation})
+    step = {"role": "trainer", "step": 7, "batch_no": 1, "values": {"loss": 2.0}}
+    await api.post("/steps", step)
+    assert api.service.context.indexer.flush()
+    for index, steps in ((None, set()), (tmp_path, {7})):
+        with explored(url, None, index=index) as (_, explorer):
+            rows = explorer.rollouts({"sort": "arrived"}).rows
+            assert [(one.gid, one.state) for one in rows[::2]] == [
+                (1, "committed"),
+                (2, "pending"),
+            ]
+            assert {one.step for one in rows} - {None} == steps
+            assert explorer.group(1, {}).archived
+            assert explorer.row(1, 0, {}).columns.id == [1, 7]
+    assert archive(["pin", url, "1"]) == 0
+    assert archive(["ls", url]) == 0
+    assert "1 of 1 groups of step 1 are pinned" in (shown := capsys.readouterr().out)
+    assert "4 rollouts in 2 groups" in shown
+    with pytest.raises(ConfigError, match="smaller --archive-gb"):
+        archive(["prune", url, "1"])
+    await api.end()
+    assert len(atroposlib.load_rollouts(tmp_path)) == 4

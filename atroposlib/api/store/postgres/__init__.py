@@ -11,7 +11,12 @@ is lost, its outcome is read from the server before the caller gets a result.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
+from atroposlib.api.common.records import StoreStats, digest_of
+from atroposlib.api.store.sql.schema import Connection, for_all, stats
 from atroposlib.api.store.sql.sql_store import DEFAULT_MAX_BYTES, Store
 from atroposlib.api.store.sql.writer import Writer
 from atroposlib.errors import ConfigError
@@ -29,6 +34,8 @@ class PostgresStore(Store):
         url: ``postgresql://user@host/database``, with ``?schema=name`` for another schema
             than ``atropos``. One schema is one run; it is created if missing.
         max_bytes: bound on the bytes of stored payloads.
+        archive_bytes: retired payloads kept for the explorer; 0 frees them, None: as they are.
+        data_dir: for the index of rollouts, one per replica; None: in memory.
         reconnect_timeout_s: retry period of an operation while the server is unreachable.
         start_timeout_s: wait for a server that is unreachable at the start.
 
@@ -47,6 +54,8 @@ class PostgresStore(Store):
         max_bytes: int = DEFAULT_MAX_BYTES,
         reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
         start_timeout_s: float = START_TIMEOUT_S,
+        archive_bytes: int | None = None,
+        data_dir: Path | None = None,
     ) -> None:
         try:
             from atroposlib.api.store.postgres import connection, database
@@ -60,6 +69,33 @@ class PostgresStore(Store):
         self._readers = database.PostgresReaders(self._server)
         writer = Writer(database.PostgresDatabase(self._server))
         super().__init__(writer, self._readers.run, max_bytes)
+        if archive_bytes is not None:
+            self._write(lambda c: c.execute("UPDATE archive SET bound = ?, newest = 0", (archive_bytes,)))
+        if data_dir is not None:  # the directory may have served other databases
+            name = f"postgres-{digest_of(url.encode()).hex()[:8]}"
+            self.archive = data_dir / "archive" / name / "index.sqlite"
+
+    _archived = (
+        "SELECT digest, media, body FROM archived JOIN payload USING (gid) WHERE gid = ?"
+    )
+
+    def pin(self, gids: Sequence[int], kept: bool = True) -> None:
+        [(bound,)] = self._read(lambda c: c.execute("SELECT bound FROM archive"))
+        if not bound:
+            super().pin(gids, kept)
+        sql = (
+            "INSERT INTO pinned SELECT gid FROM payload WHERE gid IN {} ON CONFLICT DO NOTHING"
+        )
+        sql = sql if kept else "DELETE FROM pinned WHERE gid IN {}"
+        self._write(lambda c: for_all(c, sql, gids))
+
+    def stats(self) -> StoreStats:
+        def look(connection: Connection) -> StoreStats:
+            found = stats(connection)
+            [(n_bytes,)] = connection.execute("SELECT n_bytes FROM archive")
+            return replace(found, disk_bytes=found.retained_bytes + n_bytes)
+
+        return self._read(look)
 
     def now(self) -> float:
         return self._server.now()

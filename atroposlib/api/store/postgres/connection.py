@@ -281,6 +281,42 @@ def _require_durable(raw: Raw) -> float:
     return float(epoch_s)
 
 
+# A retired payload stays where it is, by a row of ``archived``. A change of ``archive`` beyond its
+# bound frees the oldest: not the newest, which the running statement retires, and none pinned.
+_ARCHIVE = """
+CREATE TABLE archive (bound BIGINT NOT NULL, n_bytes BIGINT NOT NULL, newest BIGINT NOT NULL);
+INSERT INTO archive VALUES (0, 0, 0);
+CREATE TABLE archived (
+    gid BIGINT PRIMARY KEY, n_bytes BIGINT NOT NULL, digest BYTEA NOT NULL, media TEXT NOT NULL);
+CREATE TABLE pinned (gid BIGINT PRIMARY KEY);
+CREATE FUNCTION retire() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF pg_trigger_depth() > 1 THEN RETURN old; END IF;  -- of free()
+    IF EXISTS (SELECT 1 FROM archived WHERE gid = old.gid) THEN RETURN NULL; END IF;  -- a reset
+    INSERT INTO archived SELECT gid, groups.n_bytes, digest, media FROM groups, archive
+        WHERE gid = old.gid AND bound > 0;
+    IF NOT FOUND THEN RETURN old; END IF;
+    UPDATE archive SET n_bytes = archive.n_bytes + archived.n_bytes, newest = gid
+        FROM archived WHERE gid = old.gid;
+    RETURN NULL;
+END $$;
+CREATE FUNCTION free() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE one RECORD; held BIGINT := new.n_bytes; BEGIN
+    FOR one IN SELECT gid, n_bytes FROM archived WHERE gid <> new.newest
+        AND gid NOT IN (SELECT gid FROM pinned) ORDER BY gid LOOP
+        EXIT WHEN held <= new.bound;
+        DELETE FROM payload WHERE gid = one.gid;
+        DELETE FROM archived WHERE gid = one.gid;
+        held := held - one.n_bytes;
+    END LOOP;
+    UPDATE archive SET n_bytes = held WHERE n_bytes <> held;
+    RETURN NULL;
+END $$;
+CREATE TRIGGER payload_retired BEFORE DELETE ON payload FOR EACH ROW EXECUTE FUNCTION retire();
+CREATE TRIGGER archive_full AFTER UPDATE ON archive FOR EACH ROW
+    WHEN (new.n_bytes > new.bound) EXECUTE FUNCTION free()
+"""
+
+
 def make_tables(server: PostgresServer) -> None:
     """Create schema and tables if missing.
 
@@ -305,9 +341,13 @@ def make_tables(server: PostgresServer) -> None:
                         f"schema {server.schema} has layout {layout}, this release knows "
                         f"{LAYOUT}: choose another with ?schema="
                     )
-                return
-            for statement in tables(POSTGRES):
-                connection.execute(statement)
+            else:
+                for statement in tables(POSTGRES):
+                    connection.execute(statement)
+            if not connection.execute("SELECT to_regclass(?)", (f"{server.schema}.archive",))[
+                0
+            ][0]:
+                raw.execute(_ARCHIVE.encode())
 
 
 def _require_session(server: PostgresServer, raw: Raw) -> None:

@@ -51,6 +51,7 @@ from atroposlib.api.store.sql.schema import (
     DamagedRow,
     QueueMeta,
     Row,
+    for_all,
     stats,
 )
 from atroposlib.api.store.sql.writer import Work, Writer, result_of
@@ -396,11 +397,17 @@ class Store(ABC):
 
     def pin(self, gids: Sequence[int], kept: bool = True) -> None:
         """Keep these groups beyond the archive's bound; ConfigError: there is no archive."""
-        raise ConfigError("no archive keeps groups: --store sqlite, without --archive off")
+        raise ConfigError("no archive keeps groups: --archive off, or --store memory")
 
     def pinned(self, gids: Sequence[int]) -> int:
         """How many of these groups are pinned."""
-        return 0
+        if self._archived is None:
+            return 0
+        sql = "SELECT gid FROM pinned WHERE gid IN {}"
+        return len(self._read(lambda c: for_all(c, sql, gids)))
 
 
-_PAYLOAD = "FROM payload JOIN groups ON groups.gid = payload.gid WHERE payload.gid = ?"
+_PAYLOAD = (
+    "FROM payload JOIN groups ON groups.gid = payload.gid WHERE payload.gid = ? "
+    "AND state NOT IN ('committed', 'dropped')"
+)

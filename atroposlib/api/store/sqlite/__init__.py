@@ -23,7 +23,7 @@ from typing import IO
 import apsw
 
 from atroposlib.api.common.records import StoreStats
-from atroposlib.api.store.sql.schema import Connection, QueueMeta, Row, for_all
+from atroposlib.api.store.sql.schema import Connection, QueueMeta, Row
 from atroposlib.api.store.sql.sql_store import DEFAULT_MAX_BYTES, Store
 from atroposlib.api.store.sql.writer import Writer
 from atroposlib.api.store.sqlite.database import (
@@ -227,10 +227,6 @@ class SqliteStore(Store):
         if self._archive_bytes <= 0:
             super().pin(gids, kept)
         self._write(lambda c: self._log.pin(c, gids, kept))
-
-    def pinned(self, gids: Sequence[int]) -> int:
-        sql = "SELECT gid FROM pinned WHERE gid IN {}"
-        return len(self._read(lambda c: for_all(c, sql, gids)))
 
     def stats(self) -> StoreStats:
         return replace(super().stats(), disk_bytes=self._log.disk_bytes)
