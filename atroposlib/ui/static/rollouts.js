@@ -11,21 +11,21 @@ const HINTS = {
 const FILTERS = Object.keys(HINTS);
 const when = (row) => `${row.gid}.${row.row}`;
 const COLUMNS = [
-  { title: "rollout", width: "5.5rem", cell: when },
+  { title: "rollout", width: "4.6rem", cell: when },
   { title: "env", width: "minmax(4.5rem,1fr)", cell: (r) => orDash(r.env) },
   { title: "item", width: "minmax(5rem,1.4fr)", cell: (r) => orDash(r.item ?? r.group_id) },
-  { title: "step", width: "3.6rem", num: true, sort: "step", cell: (r) => count(r.step ?? r.batch_no), hint: "step of the trainer; the batch where it reports none" },
+  { title: "step", width: "3.2rem", num: true, sort: "step", cell: (r) => count(r.step ?? r.batch_no), hint: "step of the trainer; the batch where it reports none" },
   { title: "version", width: "4.6rem", num: true, wide: true, cell: (r) => versions(r), hint: "policy versions of its tokens" },
   { title: "stale", width: "3rem", num: true, wide: true, cell: (r) => number(r.staleness, 0), hint: "versions behind the policy" },
-  { title: "reward", width: "5rem", num: true, sort: "reward", cell: (r) => fixed(r.reward) },
+  { title: "reward", width: "4rem", num: true, sort: "reward", cell: (r) => fixed(r.reward) },
   { title: "advantage", width: "5.2rem", num: true, wide: true, cell: (r) => signed(r.advantage) },
-  { title: "tokens", width: "4.4rem", num: true, sort: "n_tokens", cell: (r) => count(r.n_tokens) },
+  { title: "tokens", width: "4rem", num: true, sort: "n_tokens", cell: (r) => count(r.n_tokens) },
   { title: "turns", width: "3rem", num: true, wide: true, cell: (r) => count(r.turns) },
   { title: "finish", width: "4.4rem", wide: true, cell: (r) => orDash(r.finish_reason) },
   { title: "|Δ| max", width: "4.6rem", num: true, wide: true, sort: "diff_max", cell: (r) => fixed(r.diff_max), hint: "trainer minus sampler, log p" },
   { title: "took", width: "3.8rem", num: true, wide: true, cell: (r) => duration(r.generate_s), hint: "generation" },
   { title: "arrived", width: "5.4rem", num: true, sort: "arrived", wide: true, cell: (r) => time(r.arrived) },
-  { title: "state", width: "minmax(5rem,.8fr)", cell: (r) => state(r) },
+  { title: "state", width: "minmax(5.8rem,.8fr)", cell: (r) => state(r) },
 ];
 
 export const versions = (r) => (r.version_min === r.version_max ? count(r.version_max) : `${count(r.version_min)}–${count(r.version_max)}`);
