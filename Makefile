@@ -30,7 +30,7 @@ ALONE := "tests that run alone" "about 8 min on 2 cores"
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart lint check test format config wire map docs browser ratchets bench gpu torture lock clean
+.PHONY: help install quickstart lint check test format config wire map docs browser adapters ratchets bench gpu torture lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -90,6 +90,14 @@ endif
 browser:  ## Tests of the page in an installed Chromium (ATROPOS_BROWSER_TESTS=1: required)
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-browser --extras browser-test
 	$(VENV)-browser/bin/python -m pytest -q tests/ui
+
+# The real packages, and both majors of mcp: 1 to 2 minutes to install once, 1 minute of tests.
+adapters:  ## Tests of atroposlib/adapters with the packages that they adapt
+	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-adapters --extras adapters-test
+	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-mcp1 --extras mcp-test
+	$(VENV)-mcp1/bin/python -m pip install --quiet "mcp>=1.20,<2" "mcp-server-sqlite==2025.4.25"
+	ATROPOS_ADAPTER_TESTS=1 $(VENV)-adapters/bin/python -m pytest -q tests/adapters
+	ATROPOS_ADAPTER_TESTS=1 $(VENV)-mcp1/bin/python -m pytest -q tests/adapters/test_mcp.py
 
 ratchets: $(STAMP)  ## Print the structural figures and their bounds
 	$(PY) -m tests.repo.ratchets

@@ -175,10 +175,11 @@ def page() -> str:
 
 
 def environment_sections() -> Iterator[Section]:
-    """One per configuration class that a file of environments/ defines."""
+    """One per configuration class that a file of environments/ or an adapter defines."""
     base = load(ENVIRONMENT)
-    for path in sorted((ROOT / "environments").glob("*.py")):
-        module = import_module(f"atroposlib.environments.{path.stem}")
+    adapters = sorted((ROOT / "atroposlib" / "adapters").glob("[!_]*.py"))
+    for path in [*sorted((ROOT / "environments").glob("*.py")), *adapters]:
+        module = import_module(f"atroposlib.{path.parent.name}.{path.stem}")
         for name, value in vars(module).items():
             own = isinstance(value, type) and value.__module__ == module.__name__
             if own and issubclass(value, base):

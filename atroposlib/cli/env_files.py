@@ -28,6 +28,7 @@ from atroposlib.utils.command.parser import USAGE_ERROR, CommandParser, did_you_
 from atroposlib.utils.command.parser import show as print_page
 
 ENTRY_POINTS = "atroposlib.environments"
+ADAPTERS = Path(__file__).parents[1] / "adapters"
 USAGE = "an ENVIRONMENT is a FILE, FILE:CLASS or a name of `atropos env list`"
 
 
@@ -43,14 +44,18 @@ class Listed:
 def listed() -> list[Listed]:
     """Environments of this package and of installed ones, without importing them."""
     folders = map(Path, atroposlib.environments.__path__)
-    found = []
     places = [place for folder in folders for place in (folder, folder / "library")]
-    for path in (path for place in places for path in sorted(place.glob("[!_]*.py"))):
-        about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        name = path.stem.removesuffix("_server").removesuffix("_env")
-        inside = "library." * (path.parent.name == "library")
-        module = f"{ENTRY_POINTS}.{inside}{path.stem}"
-        found.append(Listed(name, module, about.split("\n")[0].rstrip(".")))
+    found: list[Listed] = []
+    for place in (*places, ADAPTERS):
+        package = "atroposlib" if place == ADAPTERS else ENTRY_POINTS
+        inside = f"{place.name}." * (place.name in ("library", ADAPTERS.name))
+        for path in sorted(place.glob("[!_]*.py")):
+            text = path.read_text(encoding="utf-8")
+            about = ast.get_docstring(ast.parse(text)) or ""
+            name = path.stem.removesuffix("_server").removesuffix("_env")
+            if "__main__" in text and name not in {one.name for one in found}:
+                module = f"{package}.{inside}{path.stem}"
+                found.append(Listed(name, module, about.split("\n")[0].rstrip(".")))
     for point in entry_points(group=ENTRY_POINTS):
         package = point.dist.name if point.dist else ""
         found.append(Listed(point.name, point.value, f"of the package {package}"))
@@ -106,10 +111,11 @@ def load(target: str) -> Any:
 
     place, _, wanted = target.partition(":")
     module = _module_of(place)
+    exported = getattr(module, "__all__", ())  # of another module, such as an adapter
     own = {
         k: v
         for k, v in vars(module).items()
-        if getattr(v, "__module__", "") == module.__name__
+        if getattr(v, "__module__", "") == module.__name__ or k in exported
     }
     found = {k: v for k, v in own.items() if isinstance(v, type) and issubclass(v, BaseEnv)}
     if wanted:

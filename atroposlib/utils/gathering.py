@@ -57,5 +57,7 @@ async def in_one_task(manager: AbstractAsyncContextManager[T]) -> AsyncIterator[
         leave.set()
         await holding
     finally:
-        holding.cancel()
+        leave.set()
+        if not entered.done():
+            holding.cancel()
         await asyncio.gather(holding, return_exceptions=True)

@@ -39,6 +39,8 @@ def test_the_list_has_every_shipped_environment_and_imports_none(capsys):
     assert found["copy"]["module"] == "atroposlib.environments.copy_server"
     assert found["copy"]["about"].startswith("Copy a short word")
     assert {"gsm8k", "arithmetic", "gymnasium", "mcqa_thinking"} <= set(found)
+    assert found["textarena"]["module"] == "atroposlib.adapters.textarena"
+    assert "mcp" not in found  # makes environments, and is none
     assert "atroposlib.environments.copy_server" not in sys.modules
 
 

@@ -86,7 +86,7 @@ CASES = {
     "gymnasium": Case(
         "gymnasium_server.py",
         {},
-        {"env.max_turn_tokens": "16", "env.eval_episodes": "2"},
+        {"env.max_tokens": "16", "env.eval_items": "2"},
         "illegal",
     ),
     "mcqa": Case(

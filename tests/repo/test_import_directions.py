@@ -34,6 +34,7 @@ ENVIRONMENTS = (
         "atroposlib.envs.function_env",
         "atroposlib.envs.teacher_distillation_env",
     ),
+    ("atroposlib.adapters",),
     ("atroposlib.environments.common", "helpers"),
     ("atroposlib.environments",),
 )

@@ -6,7 +6,7 @@
 A conversation that only grows is one row; one that forks or is rewritten is several rows with
 the same score. Groups have the configured size, so each rollout counts once in every baseline:
 ``(b)``, the prompt with no trained token, stands for a rollout without a further row. The rows of
-a named endpoint are groups of their own, with the score of that endpoint.
+a named endpoint are separate groups with the score of that endpoint.
 """
 
 from __future__ import annotations

@@ -97,6 +97,7 @@ class Model:
     replies: list[Reply] = field(default_factory=list)  # of every call to chat and complete
     calls: list[tuple[str, Coroutine[Any, Any, Any], SourceLine]] = field(default_factory=list)
     endpoints: dict[str, AgentSession] = field(default_factory=dict)  # opened, by name
+    row_tokens: int = 0  # of the sequence that the last reply is part of
     rewards: dict[int, float] = field(default_factory=dict)  # by index of the reply
 
     @_remembered
@@ -249,6 +250,7 @@ class Model:
         # Without it: a server that returns text only, or a session of another process.
         if nodes_for is not None:
             (node,) = nodes_for(completion)
+            self.row_tokens = len(node.tokens)
             messages = [] if history is None else [*map(dict, shown), reply.message]
             sampled = completion.usage.completion_tokens if completion.usage else None
             self.recorder.add(messages, node, sampled)
