@@ -16,7 +16,7 @@ SETTINGS: dict[str, Any] = {
     "tasks": Field(default=400, ge=2, description="tasks made from seed, all different")
 }
 TAGS = "Put only the answer into the tags <answer></answer>."
-TRIES = 300  # per task
+TRIES = 50  # per task
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _WORD = re.compile(r"\b[a-z]{4,9}\b")
 
