@@ -14,6 +14,12 @@ from tests.api.harness import TRAINER
 from tests.serving import served
 
 
+@pytest.fixture(autouse=True)
+def every_answer_is_waited_for(monkeypatch):
+    for name in ("API_TIMEOUT_S", "SERVER_TIMEOUT_S"):
+        monkeypatch.setattr(looks, name, 600.0)
+
+
 def test_a_look_has_status_counters_and_the_time_of_the_api():
     with served(create_app()) as url:
         found = look(url)
@@ -37,9 +43,9 @@ def test_a_frozen_api_is_told_from_an_absent_one(monkeypatch):
 def test_another_program_at_the_address_is_a_problem():
     with served(create_app()) as url:
         with pytest.raises(Silent, match="status 404"):
-            document(f"{url}/no_such_route", 30.0)
+            document(f"{url}/no_such_route", 600.0)
         with pytest.raises(Silent, match="no JSON"):
-            document(f"{url}/docs", 30.0)
+            document(f"{url}/docs", 600.0)
 
 
 def test_a_started_run_at_another_address_is_seen(monkeypatch):
@@ -47,7 +53,6 @@ def test_a_started_run_at_another_address_is_seen(monkeypatch):
         httpx.post(f"{other}/register", json=TRAINER)
         httpx.get(f"{other}/batch")
         monkeypatch.setattr(looks, "DEFAULT_URL", other)
-        monkeypatch.setattr(looks, "SERVER_TIMEOUT_S", 30.0)
         assert look(url).elsewhere == (other,)
 
 

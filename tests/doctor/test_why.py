@@ -33,7 +33,8 @@ STAGED = {
 @pytest.fixture(autouse=True)
 def looks_follow_at_once(monkeypatch):
     monkeypatch.setattr(why, "APART_S", 0.0)
-    monkeypatch.setattr(looks, "SERVER_TIMEOUT_S", 30.0)
+    for name in ("API_TIMEOUT_S", "SERVER_TIMEOUT_S"):
+        monkeypatch.setattr(looks, name, 600.0)
 
 
 def findings(capsys, *words):

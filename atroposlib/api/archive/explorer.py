@@ -118,7 +118,7 @@ class Explorer(RunViews):
         self, text: str, chosen: ChosenRows, order: Order, after: str | None, limit: int
     ) -> explore.RolloutPage:
         """Rows whose completions contain ``text``: read one by one, for ``SEARCH_S`` a call."""
-        end, decoder = time.monotonic() + SEARCH_S, self._decoder()
+        decoder, end = self._decoder(), time.monotonic() + SEARCH_S  # without its loading
         matches: list[explore.RolloutRow] = []
         group: tuple[int, StoredGroup | None] = (0, None)
         while True:

@@ -51,7 +51,7 @@ async def test_a_get_whose_run_changes_meanwhile_is_answered(api):
     def beaten_by_a_registration(*args):
         for _ in envs:
             joined = api.post("/register-env", ENV)
-            asyncio.run_coroutine_threadsafe(joined, loop).result(60)
+            asyncio.run_coroutine_threadsafe(joined, loop).result(600)
             break
         return claim(*args)
 

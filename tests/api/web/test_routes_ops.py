@@ -16,6 +16,7 @@ from tests.client.harness import registration, served_api
 
 
 async def test_the_health_result_is_cached_briefly(api, monkeypatch):
+    monkeypatch.setattr(routes_ops, "HEALTH_CACHE_S", 600.0)
     store, looks = api.app.state.service.store, []
     load = store.load
     monkeypatch.setattr(store, "load", lambda: looks.append(1) or load())

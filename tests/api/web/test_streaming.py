@@ -333,7 +333,7 @@ async def test_a_client_rejects_a_truncated_batch(caplog):
             else:
                 reply = await client.get(f"http://127.0.0.1:{port}/")
                 assert len(reply.json()["batch"]) == 3
-            await asyncio.wait_for(app.told.finished.wait(), 10)
+            await asyncio.wait_for(app.told.finished.wait(), 600)
         assert app.told.told == [("corrupt",) if app.shelf.damaged else ("sent",)]
     assert not any(record.exc_info for record in caplog.records)
 
@@ -343,7 +343,7 @@ async def test_a_connection_whose_client_does_not_read_is_closed():
     async with serving(app) as (server, port):
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        await asyncio.wait_for(app.told.finished.wait(), 10)
+        await asyncio.wait_for(app.told.finished.wait(), 600)
         for _ in range(5):
             await asyncio.sleep(0)
         assert not server.server_state.connections and app.told.told == []

@@ -110,7 +110,7 @@ async def test_an_absent_trainer_is_waited_for_within_a_bound(monkeypatch):
     monkeypatch.setattr(registration, "TRAINER_POLL_S", 0.02)
     made, _, _ = registration_of(run_of(trainer_timeout_s=0.01), Api(refusals=10**6))
     with pytest.raises(NotRegistered, match="no trainer started within"):
-        await asyncio.wait_for(made.register(), 20)
+        await asyncio.wait_for(made.register(), 600)
 
 
 async def test_callers_with_one_stale_registration_register_again_once():

@@ -50,7 +50,7 @@ async def test_after_a_request_every_pause_ends_at_once():
     shutdown = Shutdown()
     shutdown.request("test")
     with pytest.raises(StopRequested):
-        await asyncio.wait_for(shutdown.pause(3600), 10)
+        await asyncio.wait_for(shutdown.pause(3600), 600)
     assert not shutdown.forced
 
 
@@ -60,14 +60,14 @@ async def test_the_first_signal_requests_and_the_second_cancels_the_main_task():
     async def main():
         shutdown.listen()
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(shutdown.requested.wait(), 10)
+        await asyncio.wait_for(shutdown.requested.wait(), 600)
         assert not shutdown.forced
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
 
     try:
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(asyncio.ensure_future(main()), 10)
+            await asyncio.wait_for(asyncio.ensure_future(main()), 600)
     finally:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -64,7 +64,7 @@ async def test_a_dead_server_raises_with_its_name_after_the_timeout(no_backoff) 
 async def test_a_server_that_restarts_during_a_call_delays_the_call(no_backoff, fake) -> None:
     with fake.running() as root:
         port = int(root.rsplit(":", 1)[1])
-        server = OpenAIServer(APIServerConfig(base_url=f"{root}/v1", timeout=20))
+        server = OpenAIServer(APIServerConfig(base_url=f"{root}/v1", timeout=600))
         await server.chat_completion(messages=HELLO)
     pending = asyncio.ensure_future(server.chat_completion(messages=HELLO))
     while server.health.state is not HealthState.DOWN:

@@ -23,7 +23,7 @@ def test_heartbeats_continue_in_a_long_phase_and_include_the_last_phase():
         pulse.phase("done")
     details = dict(beats[-1].details)
     assert 0 < details.pop("clock") <= time.time()
-    assert 0 <= details.pop("phase_s") < 30 and beats[-1].phase == "done"
+    assert details.pop("phase_s") >= 0 and beats[-1].phase == "done"
     waits = {"waits_for": "http://gpu1:9001"}
     assert details == {"life": pulse.life, "step": 3, "ended": 1, **waits}
     assert {beat.role for beat in beats} == {"trainer"}

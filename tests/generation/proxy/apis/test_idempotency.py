@@ -95,7 +95,7 @@ async def test_a_retry_of_the_openai_package_after_its_timeout_finds_the_first_a
         session = await proxy.open_session()
         held = Held(server)
         client = openai.AsyncOpenAI(
-            base_url=session.base_url, api_key=session.api_key, timeout=0.3, max_retries=9
+            base_url=session.base_url, api_key=session.api_key, timeout=1.0, max_retries=9
         )
         async with client:
             call = asyncio.create_task(client.chat.completions.create(**HELLO))
