@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.api.harness import ENV, Api, group, marks
+from tests.torture.figures import fast_folder
 
 
 @pytest.fixture(params=["api", "durable"])
@@ -91,21 +92,17 @@ STEPS = st.lists(
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=40,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(max_examples=15)
 @given(steps=STEPS)
-async def test_a_trainer_that_rewinds_trains_on_each_group_exactly_once(
-    tmp_path_factory, steps
-):
-    api = Api(tmp_path_factory.mktemp("api"), "sqlite")
-    try:
-        posted, weights = await live(api, steps)
-        assert weights == posted[: len(weights)]  # in order, none twice, none left out
-        assert len(weights) == len(posted)
-    finally:
-        await api.end()
+async def test_a_trainer_that_rewinds_trains_on_each_group_exactly_once(steps):
+    with fast_folder() as folder:
+        api = Api(folder, "sqlite")
+        try:
+            posted, weights = await live(api, steps)
+            assert weights == posted[: len(weights)]  # in order, none twice, none left out
+            assert len(weights) == len(posted)
+        finally:
+            await api.end()
 
 
 async def live(api, steps):
