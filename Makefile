@@ -92,12 +92,14 @@ browser:  ## Tests of the page in an installed Chromium (ATROPOS_BROWSER_TESTS=1
 	$(VENV)-browser/bin/python -m pytest -q tests/ui
 
 # The real packages, and both majors of mcp: 1 to 2 minutes to install once, 1 minute of tests.
-adapters:  ## Tests of atroposlib/adapters with the packages that they adapt
+adapters: export ATROPOS_ADAPTER_TESTS := 1
+adapters: export ATROPOS_TORCH_PYTHON = $(abspath $(PY))
+adapters: $(STAMP)  ## Tests of atroposlib/adapters with the packages that they adapt
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-adapters --extras adapters-test
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-mcp1 --extras mcp-test
 	$(VENV)-mcp1/bin/python -m pip install --quiet "mcp>=1.20,<2" "mcp-server-sqlite==2025.4.25"
-	ATROPOS_ADAPTER_TESTS=1 $(VENV)-adapters/bin/python -m pytest -q tests/adapters
-	ATROPOS_ADAPTER_TESTS=1 $(VENV)-mcp1/bin/python -m pytest -q tests/adapters/test_mcp.py
+	$(VENV)-adapters/bin/python -m pytest -q tests/adapters
+	$(VENV)-mcp1/bin/python -m pytest -q tests/adapters/test_mcp.py
 
 ratchets: $(STAMP)  ## Print the structural figures and their bounds
 	$(PY) -m tests.repo.ratchets

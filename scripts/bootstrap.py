@@ -52,7 +52,7 @@ PHASES = {
     "Installing collected packages": "installing the packages",
     "Building": "building atroposlib",
 }
-WITH_TORCH = {"adapters-test", "all", "bench", "dev", "example_trainer", "inference", "lora"}
+WITH_TORCH = {"all", "bench", "dev", "example_trainer", "inference", "lora"}
 WITH_TORCH |= {"quickstart", "rewardfns", "train"}
 
 

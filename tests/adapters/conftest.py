@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
-from atroposlib.testing.tiny import ASCII_ALPHABET
 from tests.environments.conftest import evaluated, groups_made, make_env, trained_text
 from tests.envs.function_env.function_toys import groups_in
-from tests.serving import served
 
 __all__ = ["evaluated", "groups_made", "make_env", "trained_text"]
 REQUIRED = "ATROPOS_ADAPTER_TESTS"
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 300.0  # only a hang reaches it
 
 
 @pytest.fixture(autouse=True)
@@ -27,25 +32,47 @@ def package(request):
         pytest.skip(f"the package {name} is missing: make adapters")
 
 
+WRITE_MODEL = """
+import sys
+from pathlib import Path
+from atroposlib.testing.tiny import ASCII_ALPHABET, write_tiny_model
+write_tiny_model(Path(sys.argv[1]), max_positions=4096, alphabet=ASCII_ALPHABET)
+"""
+
+
 @pytest.fixture(scope="session")
 def local(tmp_path_factory) -> Iterator[str]:
-    """URL of the local inference server with a tiny model of random weights."""
-    pytest.importorskip("torch", reason="the local inference server needs torch")
-    from atroposlib.inference.engine.core import EngineLimits
-    from atroposlib.inference.engine.engine import Engine
-    from atroposlib.inference.engine.served_model import load_model
-    from atroposlib.inference.http.app import create_app
-    from atroposlib.testing.tiny import write_tiny_model
+    """URL of the local inference server with a tiny model of random weights, as a process.
 
-    directory = tmp_path_factory.mktemp("tiny")
-    write_tiny_model(directory, max_positions=4096, alphabet=ASCII_ALPHABET)
-    engine = Engine(
-        load_model(str(directory), name="fake"), EngineLimits(), seed=0, num_threads=1
+    Its Python may be that of another environment, since the packages here need no torch.
+    """
+    python = os.environ.get("ATROPOS_TORCH_PYTHON", sys.executable)
+    if python == sys.executable and find_spec("torch") is None:
+        pytest.skip("the local inference server needs torch: make adapters")
+    directory = str(tmp_path_factory.mktemp("tiny"))
+    subprocess.run(
+        [python, "-c", WRITE_MODEL, directory], cwd=ROOT, check=True, timeout=WAIT_S
     )
-    engine.start()
-    with served(create_app(engine)) as url:
-        yield url
-    engine.close()
+    words = [
+        "--model",
+        directory,
+        "--served-model-name",
+        "fake",
+        "--threads",
+        "1",
+        "--port",
+        "0",
+    ]
+    process = subprocess.Popen(
+        [python, "-m", "atroposlib.inference", *words], stdout=PIPE, text=True, cwd=ROOT
+    )
+    try:
+        line = process.stdout.readline()
+        yield re.search(r"https?://\S+?:\d+", line)[0]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
 
 
 @pytest.fixture

@@ -186,6 +186,7 @@ async def test_a_cancelled_rollout_closes_its_game(make_env, monkeypatch):
     assert closed == [1]
 
 
+@pytest.mark.slow
 async def test_a_tiny_model_plays_a_group(sampled):
     (group,) = await sampled(gymnasium, max_tokens=16, **FIRM)
     assert group["scores"] == [-1.0] * 4  # random letters name no action

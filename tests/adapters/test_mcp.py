@@ -218,6 +218,7 @@ async def test_the_example_of_the_page_runs(make_env, groups_made, tmp_path, mon
         await groups_made(env, 1)
 
 
+@pytest.mark.slow
 async def test_a_tiny_model_answers_a_group(sampled):
     groups = await sampled(sums, **{"max_tokens": 16})
     assert groups[0]["scores"] == [0.0] * 4

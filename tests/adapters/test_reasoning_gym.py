@@ -114,6 +114,7 @@ async def test_evaluation_samples_the_held_out_tasks(make_env, evaluated):
     assert metrics["exact"] == pytest.approx(right)
 
 
+@pytest.mark.slow
 async def test_a_tiny_model_answers_a_group(sampled):
     (group,) = await sampled(reasoning_gym)
     assert all(0.0 <= score <= 1.0 for score in group["scores"])

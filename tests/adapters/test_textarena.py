@@ -205,6 +205,7 @@ async def test_evaluated_games_are_those_of_the_first_seeds(make_env, evaluated)
     assert metrics["reward"] == 1.0
 
 
+@pytest.mark.slow
 async def test_a_tiny_model_plays_a_group_alone_and_against_itself(sampled):
     group = (await sampled(textarena, max_tokens=16))[0]
     assert group["metadata"]["metrics"]["invalid"] == 1.0  # random letters are no guess
