@@ -1,4 +1,4 @@
-"""Index of rollouts in SQLite: tables, records, and the insert of each kind of record.
+"""Index of rollouts in SQLite: tables, and the file of each run.
 
     records --submit--> Indexer --write--> index.sqlite --read--> Explorer
 
@@ -14,8 +14,8 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import astuple, fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +23,12 @@ import apsw
 import msgspec
 
 from atroposlib.api.archive.filters import KIND, SPAN
-from atroposlib.api.archive.records import (
-    BatchFact,
-    DropFact,
-    EventFact,
-    GroupStates,
-    NotesFact,
-    Record,
-    RowFacts,
-    RunFacts,
-    StepFact,
-    WeightFact,
-)
-from atroposlib.api.codec.row_facts import RowFact
+from atroposlib.api.archive.records import Record, RunFacts
 from atroposlib.errors import UnknownGroup
 
 log = logging.getLogger(__name__)
 
 LAYOUT = 1
-MAX_EVENTS = 1_000_000
-MAX_SAMPLES = 1000  # reports of dropped groups that are kept
 BUSY_MS = 10_000
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -94,168 +80,9 @@ CREATE INDEX IF NOT EXISTS rollout_span ON rollout ({SPAN}) WHERE {SPAN} > 0;
 )
 
 
-# --- inserts ------------------------------------------------------------------------
-
-_ROW = ("gid", "row", "env", "item", "group_id", "batch_no", "arrived_version", "staleness")
-_COLUMNS = (*_ROW, "arrived", "state", *RowFact._fields)
-_INSERT_ROW = (
-    f"INSERT INTO rollout ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))}) "
-    "ON CONFLICT DO UPDATE SET "
-    + ", ".join(f"{name} = COALESCE(excluded.{name}, {name})" for name in _COLUMNS[2:])
-)
-
-
-def _rows(connection: apsw.Connection, one: RowFacts) -> None:
-    facts = one.facts
-    rows = []
-    for g, row in enumerate(facts.rows):
-        stale = None
-        if one.arrived_version is not None and row.version_min is not None:
-            stale = max(0, one.arrived_version - row.version_min)
-        named = (one.gid, g, one.env, facts.item, facts.group_id, one.batch_no)
-        rows.append((*named, one.arrived_version, stale, one.arrived, one.state, *row))
-    connection.executemany(_INSERT_ROW, rows)
-
-
-_ROLLUP = """
-INSERT OR REPLACE INTO rollup
-SELECT batch_no, COALESCE(env, ''), COUNT(*), SUM(reward), SUM(reward * reward), SUM(n_tokens),
-    SUM(n_trained), SUM(turns), SUM(staleness), MAX(diff_max), SUM(outcome = 'ok'),
-    SUM(outcome = 'truncated')
-FROM rollout WHERE batch_no = ? GROUP BY env
-"""
-
-
-def _batch(connection: apsw.Connection, one: BatchFact) -> None:
-    values = tuple(getattr(one, name) for name in BATCH)
-    names, marks = ", ".join(BATCH), ", ".join("?" * len(BATCH))
-    same = ", ".join(f"{name} = excluded.{name}" for name in BATCH)
-    connection.execute(
-        f"INSERT INTO batch ({names}) VALUES ({marks}) ON CONFLICT (no) DO UPDATE SET {same}",
-        values,
-    )
-    state = _STATE_OF.get(one.state, one.state)
-    connection.execute(
-        "UPDATE rollout SET batch_no = ?, state = ?, "
-        "step = COALESCE((SELECT step FROM batch WHERE no = ?), step) "
-        "WHERE gid IN (SELECT value FROM json_each(?)) AND (state, batch_no) IS NOT (?, ?)",
-        (one.no, state, one.no, _json(one.gids), state, one.no),
-    )
-    connection.execute(_ROLLUP, (one.no,))
-
-
-BATCH = tuple(field.name for field in fields(BatchFact) if field.name != "gids")
-_STATE_OF = {"open": "leased"}  # of a batch -> of its groups
-
-
-def _states(connection: apsw.Connection, one: GroupStates) -> None:
-    sql = "UPDATE rollout SET state = ?, batch_no = COALESCE(?, batch_no) WHERE gid = ?"
-    known = [(*now, gid) for gid, now in one.states.items() if now is not None]
-    connection.executemany(sql, known)
-    gone = [gid for gid, now in one.states.items() if now is None]
-    connection.execute(_RESET, (_json(gone),))
-
-
-_RESET = (
-    "UPDATE rollout SET state = CASE state WHEN 'acked' THEN 'committed' ELSE 'dropped' END, "
-    "why = CASE state WHEN 'acked' THEN why ELSE 'reset' END "
-    "WHERE gid IN (SELECT value FROM json_each(?))"
-)
-
-
-def _note(connection: apsw.Connection, one: NotesFact) -> None:
-    row = (one.gid, one.row, one.batch_no, one.advantages, one.logprobs, one.flags)
-    connection.execute("INSERT OR REPLACE INTO note VALUES (?, ?, ?, ?, ?, ?)", row)
-    connection.execute(
-        "UPDATE rollout SET advantage = COALESCE(?, advantage), diff_mean = ?, diff_max = ?, "
-        "clipped_share = ?, why = COALESCE(?, why) WHERE gid = ? AND row = ?",
-        (one.advantage, one.diff_mean, one.diff_max, one.clipped_share, one.why)
-        + (one.gid, one.row),
-    )
-    if one.diff_max is not None:
-        connection.execute(
-            "UPDATE rollup SET diff_max = MAX(COALESCE(diff_max, 0), ?) WHERE batch_no = ? "
-            "AND env = (SELECT COALESCE(env, '') FROM rollout WHERE gid = ? AND row = ?)",
-            (one.diff_max, one.batch_no, one.gid, one.row),
-        )
-
-
-def _step(connection: apsw.Connection, one: StepFact) -> None:
-    row = (one.role, one.name, one.step, one.batch_no, one.at, _json(one.values))
-    connection.execute("INSERT OR REPLACE INTO step VALUES (?, ?, ?, ?, ?, ?)", row)
-    if one.batch_no is not None and one.role == "trainer":
-        connection.execute(
-            "INSERT INTO batch (no, step) VALUES (?1, ?2) "
-            "ON CONFLICT (no) DO UPDATE SET step = excluded.step",
-            (one.batch_no, one.step),
-        )
-        connection.execute(
-            "UPDATE rollout SET step = ? WHERE batch_no = ?", (one.step, one.batch_no)
-        )
-
-
-def _drop(connection: apsw.Connection, one: DropFact) -> None:
-    row = (one.env, one.reason, one.dropped, one.at, one.media, one.sample)
-    connection.execute("INSERT INTO drop_sample VALUES (NULL, ?, ?, ?, ?, ?, ?)", row)
-    gid = -connection.last_insert_rowid()  # the sample is shown as a group with this id
-    if one.facts is not None:
-        _rows(connection, RowFacts(gid, one.env, one.at, None, "dropped", one.facts))
-        connection.execute("UPDATE rollout SET why = ? WHERE gid = ?", (one.reason, gid))
-    last = gid + MAX_SAMPLES
-    connection.execute("DELETE FROM rollout WHERE gid BETWEEN ? AND -1", (last,))
-    connection.execute("DELETE FROM drop_sample WHERE id <= ?", (-last,))
-
-
-_TIME_OF = {"batch": "claimed", "acked": "acked"}  # event -> column of the batch
-
-
-def _event(connection: apsw.Connection, one: EventFact) -> None:
-    connection.execute(
-        "INSERT INTO event VALUES (NULL, ?, ?, ?, ?)",
-        (one.name, one.kind, one.at, _json(one.values)),
-    )
-    if connection.last_insert_rowid() % 1000 == 0:
-        oldest = connection.last_insert_rowid() - MAX_EVENTS
-        connection.execute("DELETE FROM event WHERE id <= ?", (oldest,))
-    if (column := _TIME_OF.get(one.kind)) and isinstance(one.values.get("no"), int):
-        connection.execute(
-            f"INSERT INTO batch (no, {column}) VALUES (?, ?) ON CONFLICT (no) DO UPDATE "
-            f"SET {column} = COALESCE({column}, excluded.{column})",
-            (one.values["no"], one.at),
-        )
-    if one.kind == "policy_version":
-        _weight(connection, WeightFact(None, one.values.get("version"), one.at))
-
-
-def _weight(connection: apsw.Connection, one: WeightFact) -> None:
-    connection.execute(
-        "INSERT INTO weights (server, version, at) VALUES (?, ?, ?)", astuple(one)
-    )
-
-
-_INSERTS: dict[type, Callable[[apsw.Connection, Any], None]] = {
-    RowFacts: _rows,
-    BatchFact: _batch,
-    GroupStates: _states,
-    NotesFact: _note,
-    StepFact: _step,
-    DropFact: _drop,
-    EventFact: _event,
-    WeightFact: _weight,
-}
-
-
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
-
-
 # --- the file -----------------------------------------------------------------------
 
 _numbers = itertools.count(1)
-
-
-class OtherLayout(apsw.Error):
-    """The file was written by another release."""
 
 
 class Index:
@@ -299,7 +126,7 @@ class Index:
                 connection.execute(f"PRAGMA user_version = {LAYOUT}")
         elif layout != LAYOUT:
             connection.close()
-            raise OtherLayout(f"layout {layout}, this release knows {LAYOUT}")
+            raise apsw.Error(f"layout {layout}, this release knows {LAYOUT}")
         with connection:
             connection.execute(_INDEXES)
         return connection
@@ -313,7 +140,7 @@ class Index:
         """Write the records in one transaction. For one thread."""
         with self._writer as connection:
             for one in records:
-                _INSERTS[type(one)](connection, one)
+                one.write(connection)
 
     def change(self, sql: str, values: Sequence[Any] = ()) -> None:
         """Run one statement that writes, as :meth:`write`."""
@@ -364,7 +191,7 @@ class Index:
             for table in re.findall(r"CREATE TABLE (\w+)", _TABLES):
                 held = " WHERE state IN ('committed', 'dropped')" * (table == "rollout")
                 connection.execute(f"DELETE FROM {table}{held}")
-            self.set_value("begun", _json(begun))
+            self.set_value("begun", msgspec.json.encode(begun).decode())
 
     @property
     def run(self) -> RunFacts:

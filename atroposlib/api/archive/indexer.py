@@ -19,12 +19,12 @@ from dataclasses import astuple
 import apsw
 import msgspec
 
-from atroposlib.api.archive.index import BATCH, Index
+from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.records import (
+    BATCH,
     BatchFact,
     EventFact,
     GroupStates,
-    NotesFact,
     Record,
     RowFacts,
     RunFacts,
@@ -83,7 +83,7 @@ class Indexer:
 
     def submit(self, record: Record) -> bool:
         """Queue a record without waiting. False: the queue is full, and it was skipped."""
-        weight = _weight_of(record)
+        weight = record.weight
         with self._wake:
             if not self._open:
                 return False
@@ -109,20 +109,19 @@ class Indexer:
 
     def begin_run(self) -> None:
         """The records so far are of the run before, if the store has begun the next."""
-        with self._wake:
-            self._queue.append(_NEW_RUN)
-            self.start()
-            self._wake.notify()
+        self._put(_NEW_RUN)
 
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
         """Wait until all records so far, and the ledger as of now, are in the index."""
-        done = threading.Event()
+        done, self._dirty = threading.Event(), True
+        self._put(done)
+        return done.wait(timeout_s)
+
+    def _put(self, barrier: threading.Event) -> None:
         with self._wake:
-            self._dirty = True
-            self._queue.append(done)
+            self._queue.append(barrier)
             self.start()
             self._wake.notify()
-        return done.wait(timeout_s)
 
     def complete(self, again: bool = False) -> None:
         """Fill in here, without the thread, what the index misses; ``again``: all facts anew."""
@@ -183,7 +182,7 @@ class Indexer:
             taken = [self._queue.popleft()] if self._queue else []
             while self._queue and len(taken) < MAX_RECORDS and self._queue[0] is not _NEW_RUN:
                 taken.append(self._queue.popleft())
-            self._weight -= sum(map(_weight_of, taken))
+            self._weight -= sum(getattr(one, "weight", 0) for one in taken)
             self._weight = max(self._weight, 0) if self._queue else 0
             return taken
 
@@ -334,10 +333,3 @@ class Indexer:
                     (msgspec.json.encode(freed).decode(),),
                 )
             after = min(seen, shown[-1])
-
-
-def _weight_of(record: Record | threading.Event) -> int:
-    """Its share of the queue: rows, and 64 tokens of notes, count as one record."""
-    if isinstance(record, NotesFact):
-        return 1 + len(record.advantages or b"") // 256
-    return len(record.facts.rows) if isinstance(record, RowFacts) else 1

@@ -17,7 +17,8 @@ from atroposlib.api.archive.filters import (
     require_known,
     where,
 )
-from atroposlib.api.archive.index import BATCH, Index
+from atroposlib.api.archive.index import Index
+from atroposlib.api.archive.records import BATCH
 from atroposlib.api.archive.selection import ChosenRows
 from atroposlib.errors import ConfigError, UnknownGroup
 from atroposlib.wire import explore
@@ -110,17 +111,16 @@ class RunViews:
 
     def curves(self, given: Mapping[str, str]) -> explore.Curves:
         """Curves of ``keys`` from a step on, at most ``MAX_POINTS`` points each (or means)."""
-        require_known(given, "keys", "env", "bucket", "from")
+        require_known(given, "keys", "env", "from")
         keys = [key for key in given.get("keys", "").split(",") if key]
-        bucket = number("bucket", given.get("bucket", "1"), int)
         span = given.get("env"), number("from", given.get("from", "0"), int)
-        if bucket < 1 or len(keys) > MAX_KEYS:
-            raise ConfigError(f"bucket: from 1; keys: at most {MAX_KEYS}")
+        if len(keys) > MAX_KEYS:
+            raise ConfigError(f"keys: at most {MAX_KEYS}")
         curves: list[explore.Curve] = []
         for key in keys:
             if key in _CURVES:
-                curves += self._rollup(key, span, bucket)
-            curves += self._steps(key, span, bucket)
+                curves += self._rollup(key, span)
+            curves += self._steps(key, span)
         return explore.Curves(self._keys() if span[1] == 0 else [], curves)
 
     def _keys(self) -> list[str]:
@@ -131,16 +131,16 @@ class RunViews:
         )
         return sorted({*_CURVES, *(key for (key,) in rows)})
 
-    def _rollup(self, key: str, span: Span, bucket: int) -> list[explore.Curve]:
+    def _rollup(self, key: str, span: Span) -> list[explore.Curve]:
         rows = self.index.read(
             f"SELECT COALESCE(batch.step, batch_no) AS at, {_CURVES[key]} FROM rollup "
             "JOIN batch ON batch.no = batch_no WHERE (?1 IS NULL OR env = ?1) AND at >= ?2 "
             "GROUP BY at ORDER BY at",
             span,
         )
-        return [explore.Curve(key, span[0], "rollup", thinned(rows, bucket))] if rows else []
+        return [explore.Curve(key, span[0], "rollup", thinned(rows))] if rows else []
 
-    def _steps(self, key: str, span: Span, bucket: int) -> list[explore.Curve]:
+    def _steps(self, key: str, span: Span) -> list[explore.Curve]:
         found: dict[tuple[str, str], list[tuple[int, Any]]] = {}
         path = "$." + msgspec.json.encode(key).decode()
         rows = self.index.read(
@@ -157,7 +157,7 @@ class RunViews:
                 key,
                 None if role == "trainer" else name,
                 "trainer" if role == "trainer" else "env",
-                thinned(points, bucket),
+                thinned(points),
             )
             for (role, name), points in found.items()
         ]
@@ -220,12 +220,11 @@ class RunViews:
         return explore.EventPage(found, str(rows[-1][0]) if len(rows) == limit else None)
 
 
-def thinned(rows: Iterable[Sequence[Any]], bucket: int) -> list[tuple[int, float | None]]:
-    """(step, mean of the values) per bucket of steps; buckets grow until they are few enough."""
+def thinned(rows: Iterable[Sequence[Any]]) -> list[tuple[int, float | None]]:
+    """(step, mean of the values) per bucket of steps; the buckets are few enough."""
     points = [(int(step), value) for step, value in rows]
-    if points:
-        steps = points[-1][0] - points[0][0] + 1
-        bucket = max(bucket, math.ceil(steps / MAX_POINTS))
+    steps = points[-1][0] - points[0][0] + 1 if points else 1
+    bucket = math.ceil(steps / MAX_POINTS)
     sums: dict[int, list[float]] = {}
     for step, value in points:
         values = sums.setdefault(step - step % bucket, [])

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from atroposlib.api.archive.notes import notes_in
+from atroposlib.api.archive.records import notes_in
 from atroposlib.api.common.records import (
     MAX_DELIVERIES,
     Chooser,

@@ -60,16 +60,15 @@ class Doctor:
     def _report(self, evidence: Evidence) -> None:
         """Publish an event for each finding that began or ended."""
         found = {one.key: one for one in diagnose(evidence)}
-        for key, one in found.items():
-            if key not in self._known:
-                self._publish("began", one)
-            else:  # the time of a finding is that of its beginning
-                found[key] = replace(one, at=self._known[key].at)
-        for key in self._known.keys() - found.keys():
-            self._publish("ended", self._known[key])
+        for key in found.keys() & self._known.keys():  # its time is that of its beginning
+            found[key] = replace(found[key], at=self._known[key].at)
+        for change, here, there in (
+            ("began", found, self._known),
+            ("ended", self._known, found),
+        ):
+            for key in here.keys() - there.keys():
+                one = here[key]
+                words: dict[str, Any] = {"severity": one.severity, "cause": one.cause}
+                self._events.publish("finding", rule=one.rule, key=key, change=change, **words)
         self._known = found
         self._answer = answer(found.values(), moving(evidence))
-
-    def _publish(self, change: str, one: Finding) -> None:
-        words: dict[str, Any] = {"severity": one.severity, "cause": one.cause}
-        self._events.publish("finding", rule=one.rule, key=one.key, change=change, **words)

@@ -223,7 +223,7 @@ async def test_a_report_of_drops_that_breaks_its_bounds_is_refused(api, query, b
 
 
 def test_no_more_samples_of_dropped_groups_are_kept_than_the_bound(monkeypatch):
-    monkeypatch.setattr("atroposlib.api.archive.index.MAX_SAMPLES", 2)
+    monkeypatch.setattr("atroposlib.api.archive.records.MAX_SAMPLES", 2)
     facts = read_group(msgspec.json.encode(group()), "", None).facts
     index = Index(None)
     index.write([DropFact("e", "short", 1, 0.0, "json", b"", facts) for _ in range(5)])

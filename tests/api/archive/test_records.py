@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atroposlib.api.archive.notes import notes_in
+from atroposlib.api.archive.records import notes_in
 from atroposlib.api.common.records import BatchMember, Media
 from atroposlib.wire.binary import frames
 from atroposlib.wire.notes import CLIPPED, GroupNotes, pack_notes
