@@ -74,9 +74,9 @@ class Explorer(RunViews):
 
     def _entry(self, older: bool = False) -> explore.RunEntry:
         about, path = self._about(), self._store.archive
-        [(rollouts,)] = self.index.read("SELECT COUNT(*) FROM rollout")
-        [(groups,)] = self.index.read("SELECT COUNT(*) FROM rollout WHERE row = 0")
-        [(steps,)] = self.index.read("SELECT COUNT(*) FROM batch WHERE acked IS NOT NULL")
+        counts = "(SELECT COUNT(*) FROM rollout), (SELECT COUNT(*) FROM rollout WHERE row = 0)"
+        trained = "(SELECT COUNT(*) FROM batch WHERE acked IS NOT NULL)"
+        [(rollouts, groups, steps)] = self.index.read(f"SELECT {counts}, {trained}")
         with closing(self.index.reader()) as reader:
             names = {msgspec.json.decode(kind)[0] for kind in kinds_of(reader)} - {None}
         return explore.RunEntry(
@@ -192,7 +192,7 @@ class Explorer(RunViews):
         said = said if isinstance(said, dict) else {}
         texts = (None, None) if group is None else group.texts(row.row, decoder)
         return explore.GroupRow(
-            **{name: getattr(row, name) for name in _NAMES},
+            **msgspec.structs.asdict(row),
             metrics=_numbers(said.get("metrics")),
             timings=_numbers(said.get("timings")),
             judge=None if said.get("judge") is None else str(said["judge"])[:TEXT_CHARACTERS],

@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple
 
 import apsw
@@ -53,19 +53,10 @@ _HELD = "('buffered', 'pending', 'leased', 'acked', 'dead')"
 
 
 class Indexer:
-    """Writer of ``index``. The thread starts with the first record.
+    """Writer of ``index``. The thread starts with the first record."""
 
-    Args:
-        run: the run as it is now.
-    """
-
-    def __init__(
-        self,
-        index: Index,
-        store: Store,
-        run: Callable[[], RunRecord],
-    ) -> None:
-        self.index, self._store, self._run_now = index, store, run
+    def __init__(self, index: Index, store: Store) -> None:
+        self.index, self._store = index, store
         self._queue: deque[Record | threading.Event] = deque([_NEW_RUN])
         self._weight = 0  # of the queue
         self._wake = threading.Condition()
@@ -237,7 +228,7 @@ class Indexer:
             self.index.begin_run(begun)
             self._known, self._settled = {}, begun[1]
             self._dirty = self._behind = self._held_changed = True
-        run = RunFacts.of(self._run_now())
+        run = RunFacts.of(run_of(self._store))
         if run.run_id and run != self.index.run:
             self.index.set_value("run", msgspec.json.encode(run).decode())
 
@@ -289,7 +280,7 @@ class Indexer:
 
     def _add(self, gids: list[int]) -> None:
         ledger = self._store.arrivals(gids)
-        names = {env.env_id: env.wandb_name for env in self._run_now().envs}
+        names = {env.env_id: env.wandb_name for env in run_of(self._store).envs}
         records: list[Record] = []
         for gid in gids:
             try:
@@ -333,3 +324,8 @@ class Indexer:
                     (msgspec.json.encode(freed).decode(),),
                 )
             after = min(seen, shown[-1])
+
+
+def run_of(store: Store) -> RunRecord:
+    """The run of the store, as any replica saved it."""
+    return msgspec.json.decode(store.load().body or b"{}", type=RunRecord)

@@ -13,15 +13,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from atroposlib.api.archive.explorer import Explorer
 from atroposlib.api.archive.filters import FILTERS, require_known, where
 from atroposlib.api.archive.index import Index
-from atroposlib.api.archive.indexer import Indexer
+from atroposlib.api.archive.indexer import Indexer, run_of
 from atroposlib.api.archive.records import RunFacts
 from atroposlib.api.codec.json import read_json_group
-from atroposlib.api.common.records import RunRecord
 from atroposlib.api.store import Store
 from atroposlib.api.store.postgres import PostgresStore
 from atroposlib.api.store.sqlite import DATABASE, SqliteStore
@@ -113,11 +110,9 @@ def explored(
 def _explored(
     store: Store, tokenizer: str | None, again: bool = False
 ) -> Iterator[tuple[Store, Explorer]]:
-    body = store.load().body
-    record = RunRecord() if body is None else msgspec.json.decode(body, type=RunRecord)
-    facts = RunFacts.of(record)
+    facts = RunFacts.of(run_of(store))
     facts = replace(facts, state=None, tokenizer=tokenizer or facts.tokenizer)
-    indexer = Indexer(Index(store.archive), store, lambda: record)
+    indexer = Indexer(Index(store.archive), store)
     try:
         indexer.complete(again)
         yield store, Explorer(indexer.index, store, lambda: facts)

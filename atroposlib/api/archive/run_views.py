@@ -80,8 +80,7 @@ class RunViews:
             (no,),
         )
         members = [explore.Member(*row) for row in rows]
-        same = {name: getattr(found[0], name) for name in explore.BatchView.__struct_fields__}
-        return explore.BatchDetail(**same, members=members)
+        return explore.BatchDetail(**msgspec.structs.asdict(found[0]), members=members)
 
     def _batches(self, condition: str, *values: int) -> list[explore.BatchView]:
         rows = self.index.read(

@@ -315,7 +315,7 @@ class ServiceContext:
         self.threads = Threads()
         self.liveness = Liveness(clock, ENV_TIMEOUT_S)
         self.metrics = Metrics(self.name_of)
-        self.indexer = Indexer(Index(store.archive), store, lambda: self.run)
+        self.indexer = Indexer(Index(store.archive), store)
         self.events = Events(clock, keep=self.indexer.on_event)
         self.groups_changed = BroadcastEvent()  # wakes waiting claims
         self.space_freed = BroadcastEvent()  # wakes held posts: payloads were freed

@@ -168,3 +168,20 @@ async def test_records_after_the_close_are_refused(tmp_path):
     api = Api(tmp_path)
     await api.end()
     assert not api.service.context.indexer.submit(StepFact("trainer", "t", 1, 0.0, {}))
+
+
+async def test_a_replica_lists_groups_that_another_one_received(postgres, tmp_path):
+    url = postgres.fresh_url()
+    one, other = Api(tmp_path / "one", url), Api(tmp_path / "other", url)
+    [env_id] = await one.started(batch_size=2)
+    await one.post("/scored_data", sampled(0, env_id=env_id, group_id="q/1"))
+    assert await states(one) == await states(other) == {1: ("pending", None)}
+    shown = [(await api.get("/explore/groups/1"))["rows"] for api in (one, other)]
+    assert shown[0] == shown[1]
+    await one.http.post("/reset_data")
+    [env_id] = await one.started(batch_size=2)
+    await one.post("/scored_data", sampled(0, env_id=env_id))
+    await other.get("/status")  # it sees the reset
+    assert 1 not in await states(other)
+    await one.end()
+    await other.end()

@@ -89,7 +89,7 @@ async def test_a_pinned_step_of_a_live_run_outlives_retention_until_it_is_unpinn
 
 async def test_a_store_without_an_archive_refuses_a_pin(api):
     reply = await api.http.post("/explore/steps/1/pin")
-    assert reply.status_code == 422 and "--store sqlite" in reply.json()["detail"]
+    assert reply.status_code == 422 and "--archive off" in reply.json()["detail"]
 
 
 async def test_looking_changes_nothing(api):
