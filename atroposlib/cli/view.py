@@ -20,7 +20,7 @@ import msgspec
 
 from atroposlib.api.archive.explorer import MAX_TOKENS, Explorer
 from atroposlib.api.archive.filters import FILTERS, MAX_LIMIT, require_known
-from atroposlib.api.archive.load import EVERYTHING, explored
+from atroposlib.api.archive.load import EVERYTHING, explored, place
 from atroposlib.api.archive.run_views import MAX_KEYS
 from atroposlib.api.store import Store
 from atroposlib.errors import ConfigError, CorruptPayload, UnknownGroup
@@ -31,11 +31,6 @@ from atroposlib.wire.explore import BatchDetail, BatchPage, RolloutRow
 
 EXPORT_BYTES = 32 * 2**20  # of groups and tokens in an exported page
 READ_GROUPS = 200  # of verify at a time
-
-
-def place(word: str) -> Path | str:
-    """The argument as a path, or as the URL of a store."""
-    return word if word.startswith("postgresql://") else Path(word)
 
 
 def view(argv: Sequence[str] | None = None) -> int:

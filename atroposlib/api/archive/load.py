@@ -67,6 +67,11 @@ def load_rollouts(
     )
 
 
+def place(word: str) -> Path | str:
+    """An argument of a command as a path, or as the URL of a store."""
+    return word if word.startswith("postgresql://") else Path(word)
+
+
 @contextmanager
 def explored(
     run: Path | str,

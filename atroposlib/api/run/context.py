@@ -93,11 +93,8 @@ class QueueStats:
             return stats
 
     def _known(self, wanted: int) -> StoreStats | None:
-        if self._stats is None or self._seen_changes < wanted:
-            return None
-        if self._store.shared and monotonic() - self._read_at > SHARED_STORE_LAG_S:
-            return None
-        return self._stats
+        late = self._store.shared and monotonic() - self._read_at > SHARED_STORE_LAG_S
+        return None if late or self._seen_changes < wanted else self._stats
 
     async def retained_bytes(self, wanted_bytes: int) -> int:
         """Payload bytes in the store.

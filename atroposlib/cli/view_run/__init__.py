@@ -69,7 +69,7 @@ def build_parser(name: str, images: bool) -> CommandParser:
     add("--max-token-len", type=count, default=2048, help="tokens shown of each (%(default)s)")
     add("--tokenizer", default=tokenizer, help="of the model that was sampled (%(default)s)")
     add("--api-url", default="http://127.0.0.1:8000", help="rollout API (%(default)s)")
-    add("--archive", type=Path, metavar="DIR", help="in place of an API: as of atropos view")
+    add("--archive", metavar="DIR", help="in place of an API: as of atropos view")
     add("--host", default="127.0.0.1", help="address of the page (%(default)s)")
     add("--tokens", type=Path, metavar="FILE", help="token file of run-api: ask for a token")
     add("--take", action="store_true", help="register as trainer and take batches")
@@ -98,11 +98,11 @@ def opened(options: argparse.Namespace, by_default: bool) -> Iterator[Source]:
     """
     cut = {"samples": options.group_size, "max_tokens": options.max_token_len}
     if options.archive is not None:
-        from atroposlib.api.archive.load import explored
+        from atroposlib.api.archive.load import explored, place
 
         if options.take:
             raise ConfigError("--take is for an API: nothing is taken out of an archive")
-        with explored(options.archive, None) as (_, explorer):
+        with explored(place(options.archive), None) as (_, explorer):
             [run, *_] = explorer.runs({}).runs
             name = (by_default and run.tokenizer) or options.tokenizer
             tokenizer = collecting.load_tokenizer(name)

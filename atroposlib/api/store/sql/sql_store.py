@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from atroposlib.api.common.records import (
     AdmissionGrant,
@@ -54,17 +53,10 @@ from atroposlib.api.store.sql.schema import (
     for_all,
     stats,
 )
-from atroposlib.api.store.sql.writer import Work, Writer, result_of
+from atroposlib.api.store.sql.writer import Read, Writer, result_of
 from atroposlib.errors import ConfigError, CorruptPayload, StoreFull
 
-T = TypeVar("T")
 DEFAULT_MAX_BYTES = 16 * 2**30
-
-
-class Read(Protocol):
-    """Run an operation that reads the tables."""
-
-    def __call__(self, work: Work[T], /) -> T: ...
 
 
 class Store(ABC):
@@ -248,7 +240,8 @@ class Store(ABC):
     ) -> dict[int, Row]:
         """Digest, media and stored payload by gid, without missing and unreadable groups."""
         columns, kind = self._stored
-        sql = f"SELECT digest, media, {columns} {_PAYLOAD}"
+        sql = f"SELECT digest, media, {columns} FROM payload JOIN groups USING (gid) "
+        sql += "WHERE gid = ? AND state NOT IN ('committed', 'dropped')"
         found = {}
         for gid in gids:
             try:
@@ -392,8 +385,7 @@ class Store(ABC):
 
     def kept(self, after: int, limit: int) -> list[int]:
         """Ids after ``after`` of the next groups whose payloads are kept, ascending."""
-        archived = self._archived is not None
-        return self._read(lambda c: ledger.kept(c, after, limit, archived))
+        return self._read(lambda c: ledger.kept(c, after, limit, self._archived is not None))
 
     def pin(self, gids: Sequence[int], kept: bool = True) -> None:
         """Keep these groups beyond the archive's bound; ConfigError: there is no archive."""
@@ -405,9 +397,3 @@ class Store(ABC):
             return 0
         sql = "SELECT gid FROM pinned WHERE gid IN {}"
         return len(self._read(lambda c: for_all(c, sql, gids)))
-
-
-_PAYLOAD = (
-    "FROM payload JOIN groups ON groups.gid = payload.gid WHERE payload.gid = ? "
-    "AND state NOT IN ('committed', 'dropped')"
-)

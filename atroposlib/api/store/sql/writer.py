@@ -28,6 +28,12 @@ MAX_TRANSACTION_BYTES = 16 * 2**20  # per transaction: the size of one checkpoin
 OPERATION_TIMEOUT_S = 120.0  # of a caller, if the disk or the server hangs
 
 
+class Read(Protocol):
+    """Run an operation that reads the tables."""
+
+    def __call__(self, work: Work[T], /) -> T: ...
+
+
 class Database(Connection, Protocol):
     """The connection of the writer. ``begin`` reopens a lost one."""
 
