@@ -70,11 +70,7 @@ class PostgresStore(Store):
         writer = Writer(database.PostgresDatabase(self._server))
         super().__init__(writer, self._readers.run, max_bytes)
         if archive_bytes is not None:
-            self._write(
-                lambda c: c.execute(
-                    "UPDATE archive SET bound = ?, newest = 0", (archive_bytes,)
-                )
-            )
+            self._write(lambda c: c.execute("UPDATE archive SET bound = ?", (archive_bytes,)))
         if data_dir is not None:  # the directory may have served other databases
             name = f"postgres-{digest_of(url.encode()).hex()[:8]}"
             self.archive = data_dir / "archive" / name / "index.sqlite"

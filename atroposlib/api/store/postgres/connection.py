@@ -281,28 +281,36 @@ def _require_durable(raw: Raw) -> float:
     return float(epoch_s)
 
 
-# A retired payload stays where it is, by a row of ``archived``. A change of ``archive`` beyond its
-# bound frees the oldest: not the newest, which the running statement retires, and none pinned.
+# A retired payload stays where it is, by a row of ``archived``; a statement counts what it retired.
+# A change of ``archive`` beyond its bound frees the oldest that are not pinned.
 _ARCHIVE = """
-CREATE TABLE archive (bound BIGINT NOT NULL, n_bytes BIGINT NOT NULL, newest BIGINT NOT NULL);
-INSERT INTO archive VALUES (0, 0, 0);
+CREATE TABLE archive (bound BIGINT NOT NULL, n_bytes BIGINT NOT NULL);
+INSERT INTO archive VALUES (0, 0);
 CREATE TABLE archived (
     gid BIGINT PRIMARY KEY, n_bytes BIGINT NOT NULL, digest BYTEA NOT NULL, media TEXT NOT NULL);
 CREATE TABLE pinned (gid BIGINT PRIMARY KEY);
-CREATE FUNCTION retire() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+CREATE FUNCTION retired() RETURNS BIGINT LANGUAGE sql AS $$  -- bytes, by this statement
+    SELECT COALESCE(NULLIF(current_setting('atropos.retired', true), ''), '0')::BIGINT $$;
+CREATE FUNCTION retire() RETURNS trigger LANGUAGE plpgsql AS $$ DECLARE size BIGINT; BEGIN
     IF pg_trigger_depth() > 1 THEN RETURN old; END IF;  -- of free()
     IF EXISTS (SELECT 1 FROM archived WHERE gid = old.gid) THEN RETURN NULL; END IF;  -- a reset
     INSERT INTO archived SELECT gid, groups.n_bytes, digest, media FROM groups, archive
-        WHERE gid = old.gid AND bound > 0;
-    IF NOT FOUND THEN RETURN old; END IF;
-    UPDATE archive SET n_bytes = archive.n_bytes + archived.n_bytes, newest = gid
-        FROM archived WHERE gid = old.gid;
+        WHERE gid = old.gid AND bound > 0 RETURNING n_bytes INTO size;
+    IF size IS NULL THEN RETURN old; END IF;
+    PERFORM set_config('atropos.retired', (retired() + size)::TEXT, true);
+    RETURN NULL;
+END $$;
+CREATE FUNCTION count_retired() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF pg_trigger_depth() = 1 AND retired() > 0 THEN
+        UPDATE archive SET n_bytes = n_bytes + retired();
+        PERFORM set_config('atropos.retired', '0', true);
+    END IF;
     RETURN NULL;
 END $$;
 CREATE FUNCTION free() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE one RECORD; held BIGINT := new.n_bytes; BEGIN
-    FOR one IN SELECT gid, n_bytes FROM archived WHERE gid <> new.newest
-        AND gid NOT IN (SELECT gid FROM pinned) ORDER BY gid LOOP
+    FOR one IN SELECT gid, n_bytes FROM archived
+        WHERE gid NOT IN (SELECT gid FROM pinned) ORDER BY gid LOOP
         EXIT WHEN held <= new.bound;
         DELETE FROM payload WHERE gid = one.gid;
         DELETE FROM archived WHERE gid = one.gid;
@@ -312,6 +320,7 @@ DECLARE one RECORD; held BIGINT := new.n_bytes; BEGIN
     RETURN NULL;
 END $$;
 CREATE TRIGGER payload_retired BEFORE DELETE ON payload FOR EACH ROW EXECUTE FUNCTION retire();
+CREATE TRIGGER payload_counted AFTER DELETE ON payload EXECUTE FUNCTION count_retired();
 CREATE TRIGGER archive_full AFTER UPDATE ON archive FOR EACH ROW
     WHEN (new.n_bytes > new.bound) EXECUTE FUNCTION free()
 """
