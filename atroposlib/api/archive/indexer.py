@@ -25,6 +25,7 @@ from atroposlib.api.archive.records import (
     BatchFact,
     EventFact,
     GroupStates,
+    NotesFact,
     Record,
     RowFacts,
     RunFacts,
@@ -74,7 +75,7 @@ class Indexer:
 
     def submit(self, record: Record) -> bool:
         """Queue a record without waiting. False: the queue is full, and it was skipped."""
-        weight = record.weight
+        weight = _weight_of(record)
         with self._wake:
             if not self._open:
                 return False
@@ -173,7 +174,7 @@ class Indexer:
             taken = [self._queue.popleft()] if self._queue else []
             while self._queue and len(taken) < MAX_RECORDS and self._queue[0] is not _NEW_RUN:
                 taken.append(self._queue.popleft())
-            self._weight -= sum(getattr(one, "weight", 0) for one in taken)
+            self._weight -= sum(map(_weight_of, taken))
             self._weight = max(self._weight, 0) if self._queue else 0
             return taken
 
@@ -324,6 +325,13 @@ class Indexer:
                     (msgspec.json.encode(freed).decode(),),
                 )
             after = min(seen, shown[-1])
+
+
+def _weight_of(record: Record | threading.Event) -> int:
+    """Its share of the queue: rows, and 64 tokens of notes, count as one record."""
+    if isinstance(record, NotesFact):
+        return 1 + len(record.advantages or b"") // 256
+    return len(record.facts.rows) if isinstance(record, RowFacts) else 1
 
 
 def run_of(store: Store) -> RunRecord:

@@ -42,12 +42,7 @@ class RunFacts:
 
 
 class Record(ABC):
-    """What one transaction of the index writes at least in part."""
-
-    @property
-    def weight(self) -> int:
-        """Its share of the queue: rows, and 64 tokens of notes, count as one record."""
-        return 1
+    """What a transaction of the index writes, one behind the other."""
 
     @abstractmethod
     def write(self, connection: apsw.Connection) -> None: ...
@@ -64,10 +59,6 @@ class RowFacts(Record):
     state: str | None
     facts: GroupFacts
     batch_no: int | None = None
-
-    @property
-    def weight(self) -> int:
-        return len(self.facts.rows)
 
     def write(self, connection: apsw.Connection) -> None:
         facts = self.facts
@@ -144,10 +135,6 @@ class NotesFact(Record):
     diff_max: float | None = None
     clipped_share: float | None = None
     why: str | None = None
-
-    @property
-    def weight(self) -> int:
-        return 1 + len(self.advantages or b"") // 256
 
     def write(self, connection: apsw.Connection) -> None:
         row = (self.gid, self.row, self.batch_no, self.advantages, self.logprobs, self.flags)
