@@ -18,7 +18,7 @@ def options(tmp_path, device="cpu"):
 
 
 def test_a_check_that_is_late_is_ended_and_fails(tmp_path):
-    check = replace(gpu.CHECKS[0], bound_s=0.1)
+    check = replace(gpu.CHECKS[0], bound_s=0.01)
     outcome = gpu.in_own_process(check, options(tmp_path), tmp_path, left_s=60)
     assert (outcome.verdict, outcome.reason) == ("failed", "not done within 0 s")
     assert (tmp_path / "gpu.log").read_text().startswith("=== arithmetic")

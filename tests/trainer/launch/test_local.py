@@ -50,12 +50,16 @@ def test_every_process_of_this_machine_has_its_command(tmp_path):
 
 
 # argv: a file that counts the starts, then the exit code of each of them; the last sleeps on.
+# AFTER: files of others that have started before this one ends.
 STAND_IN = """
 import os, pathlib, sys, time
 file = pathlib.Path(sys.argv[1])
 with file.open("a") as out:
     out.write(os.environ.get("ATROPOS_RUN_ID", "-") + "\\n")
 starts = len(file.read_text().splitlines())
+for other in map(pathlib.Path, os.environ.get("AFTER", "").split()):
+    while not other.exists() or not other.stat().st_size:
+        time.sleep(0.01)
 if starts <= len(sys.argv) - 2:
     sys.exit(int(sys.argv[1 + starts]))
 time.sleep(600)
@@ -68,11 +72,14 @@ def watch(tmp_path):
 
     def run(policy: RestartPolicy, **codes: list[int]):
         console = Console(file=io.StringIO(), width=200)
+        envs = " ".join(str(tmp_path / name) for name in codes if name.startswith("env"))
         specs = [
             ProcessSpec(
                 name,
                 (sys.executable, "-S", "-c", STAND_IN, str(tmp_path / name), *map(str, exits)),
-                {"ATROPOS_RUN_ID": "0"} if name == "trainer" else {},
+                {"trainer": {"ATROPOS_RUN_ID": "0"}, "inference": {"AFTER": envs}}.get(
+                    name, {}
+                ),
                 tmp_path,
                 restartable=name.startswith("env"),
             )
