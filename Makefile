@@ -73,8 +73,9 @@ config: $(STAMP)  ## Regenerate CONFIG.md from the models
 wire: $(STAMP)  ## Refresh docs/wire.md from the running API
 	$(PY) scripts/generate_wire_doc.py
 
-map: $(STAMP)  ## Rewrite docs/map.md from the docstrings
+map: $(STAMP)  ## Rewrite docs/map.md from the docstrings, and the gallery of environments
 	$(PY) scripts/map.py
+	$(PY) scripts/gallery.py
 
 # An environment of its own: neither torch nor the tests are needed, and nothing here needs mkdocs.
 docs:  ## Build the site into site/index.html; with VERSION=0.3, commit it to branch gh-pages

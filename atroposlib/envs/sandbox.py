@@ -19,7 +19,6 @@ import pwd
 import random
 import shutil
 import signal
-import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -70,14 +69,13 @@ class Limits:
 class Execution:
     """What a program did.
 
-    Example: Execution(Ended.FINISHED, output="3\\n", errors="", status=0, seconds=0.04)
+    Example: Execution(Ended.FINISHED, output="3\\n", errors="", status=0)
     """
 
     ended: Ended
     output: str
     errors: str  # standard error
     status: int | None  # 128 + number of the signal; None where the caller ended it
-    seconds: float  # wall clock
 
 
 class _OutputTooLong(Exception):
@@ -91,9 +89,8 @@ _, fd, limits = sys.argv
 for name, limit in eval(limits).items():
     resource.setrlimit(getattr(resource, "RLIMIT_" + name), limit)
 with open(int(fd), encoding="utf-8") as file:
-    text = file.read()
+    code = compile(file.read(), "program.py", "exec")
 sys.argv = ["program.py"]
-code = compile(text, "program.py", "exec")
 exec(code, {"__name__": "__main__", "exit": sys.exit, "quit": sys.exit})
 """
 # Follows a program whose function is called. What the program prints goes to standard error.
@@ -176,12 +173,18 @@ def arguments(kind: Kind, limits: Limits, program_fd: int, status_fd: int) -> li
             "programs of the model run in bubblewrap, which is missing: apt install bubblewrap "
             "(the package of your distribution), or --env.sandbox none in a container of its own"
         )
-    size = str(limits.folder_bytes)
+    size, folders = str(limits.folder_bytes), []
+    for path in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
+        linked = os.path.islink(path)
+        folders += [
+            *(("--symlink", os.readlink(path)) if linked else ("--ro-bind-try", path)),
+            path,
+        ]
     return [
         *(bwrap, "--json-status-fd", str(status_fd), "--die-with-parent", "--new-session"),
         *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
         *("--clearenv", "--hostname", "sandbox", "--ro-bind", "/usr", "/usr"),
-        *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", *_system_folders()),
+        *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", *folders),
         *("--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm"),
         *("--size", size, "--tmpfs", "/tmp", "--remount-ro", "/dev", "--remount-ro", "/"),
         *("--chdir", "/tmp", *started),
@@ -198,16 +201,6 @@ def how_it_ended(status: int, errors: str) -> Ended:
     return Ended.MEMORY if status and last.startswith("MemoryError") else Ended.FINISHED
 
 
-def _system_folders() -> list[str]:
-    """Options for folders that are links into /usr or folders."""
-    options: list[str] = []
-    for path in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
-        linked = os.path.islink(path)
-        options += ["--symlink", os.readlink(path)] if linked else ["--ro-bind-try", path]
-        options.append(path)
-    return options
-
-
 def _user() -> dict[str, Any]:
     """As root an unused uid, because root ignores the limit of processes."""
     if os.geteuid() != 0:
@@ -220,8 +213,7 @@ def _user() -> dict[str, Any]:
 def _sealed(text: str) -> int:
     """Descriptor of a file in memory that holds ``text`` and cannot be changed."""
     fd = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with open(fd, "wb", closefd=False) as file:
-        file.write(text.encode("utf-8", "replace"))
+    os.write(fd, text.encode("utf-8", "replace"))
     os.lseek(fd, 0, os.SEEK_SET)
     seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
@@ -234,7 +226,6 @@ async def _run(program: str, inputs: str, kind: Kind, limits: Limits) -> Executi
         program_fd, inputs_fd = _sealed(program), _sealed(inputs)
         for fd in (status_fd, program_fd, inputs_fd):
             stack.callback(os.close, fd)
-        started = time.monotonic()
         process = await asyncio.create_subprocess_exec(
             *arguments(kind, limits, program_fd, status_fd),
             stdin=inputs_fd,
@@ -257,15 +248,14 @@ async def _run(program: str, inputs: str, kind: Kind, limits: Limits) -> Executi
             stopped = Ended.TOO_LONG
         finally:
             await _end(process)
-        seconds = time.monotonic() - started
         output, errors = (one.decode("utf-8", "replace") for one in read)
         if stopped is not None:
-            return Execution(stopped, output, errors, None, seconds)
+            return Execution(stopped, output, errors, None)
         code = process.returncode or 0
         if kind == "bubblewrap" and b"exit-code" not in os.pread(status_fd, 4096, 0):
             raise OSError(errors.strip() or f"bwrap ended with status {code}")
         code = 128 - code if code < 0 else code
-        return Execution(how_it_ended(code, errors), output, errors, code, seconds)
+        return Execution(how_it_ended(code, errors), output, errors, code)
 
 
 async def _read(process: Process, into: Sequence[bytearray], most_bytes: int) -> None:

@@ -11,7 +11,7 @@ import operator
 
 from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, distinct
 from atroposlib.envs import environment
-from atroposlib.envs.function_env import Card
+from atroposlib.envs.function_env.card import Card
 
 OPERATIONS = {
     ast.Add: operator.add,

@@ -10,7 +10,7 @@ import json
 
 from atroposlib.environments.common.generated import SETTINGS, code_in, distinct, fenced
 from atroposlib.envs import environment, sandbox
-from atroposlib.envs.function_env import Card
+from atroposlib.envs.function_env.card import Card
 
 # What a step does, and the Python of it; {k} is a small number.
 STEPS = (

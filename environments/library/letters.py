@@ -5,7 +5,7 @@ python environments/library/letters.py serve
 
 from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, distinct, words
 from atroposlib.envs import environment
-from atroposlib.envs.function_env import Card
+from atroposlib.envs.function_env.card import Card
 
 
 def make(rng):

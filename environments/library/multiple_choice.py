@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, distinct
 from atroposlib.envs import environment
-from atroposlib.envs.function_env import Card
+from atroposlib.envs.function_env.card import Card
 
 LETTERS = "ABCD"
 BLOCKS = (

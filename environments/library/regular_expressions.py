@@ -10,7 +10,7 @@ import re
 
 from atroposlib.environments.common.generated import SETTINGS, answer_in, distinct
 from atroposlib.envs import environment
-from atroposlib.envs.function_env import Card
+from atroposlib.envs.function_env.card import Card
 from atroposlib.errors import ConfigError
 
 try:

@@ -13,7 +13,7 @@ import apsw
 
 from atroposlib.environments.common.generated import SETTINGS, code_in, distinct, fenced
 from atroposlib.envs import environment
-from atroposlib.envs.function_env import Card
+from atroposlib.envs.function_env.card import Card
 
 SCHEMA = """\
 CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT, city TEXT, joined INTEGER);

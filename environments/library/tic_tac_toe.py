@@ -6,7 +6,7 @@ python environments/library/tic_tac_toe.py serve
 from functools import cache
 
 from atroposlib.envs import environment
-from atroposlib.envs.function_env import Card
+from atroposlib.envs.function_env.card import Card
 
 LINES = ("012", "345", "678", "036", "147", "258", "048", "246")
 RULES = """\

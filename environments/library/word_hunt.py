@@ -9,7 +9,7 @@ from pydantic import Field
 
 from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, distinct, words
 from atroposlib.envs import environment
-from atroposlib.envs.function_env import Card
+from atroposlib.envs.function_env.card import Card
 
 STEPS = {"right": (0, 1), "down": (1, 0), "diagonal": (1, 1)}
 LINE = re.compile(r"(\w+): *(\d+), *(\d+), *(\w+)")

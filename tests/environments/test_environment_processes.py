@@ -38,6 +38,7 @@ CHAT = [
 SCENE = [{"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Hello."}]
 SUMS = [{"question": f"What is {i} + 1?", "answer": f"Add.\n#### {i + 1}"} for i in range(8)]
 DEEPMATH = [{"question": "What is 1 + 1?", "final_answer": "2", "difficulty": 1.0}] * 4
+LIBRARY = sorted(path.stem for path in ROOT.glob("environments/library/[!_]*.py"))
 FEW = {"env.eval_problems": "2"}
 
 
@@ -175,6 +176,20 @@ def finished(words):
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
     return ended.stderr
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_an_environment_of_the_library_runs_in_process_mode(name, command, tmp_path):
+    out = tmp_path / "groups.jsonl"
+    flags = {"env.total_steps": "1", "env.max_tokens": "8", "env.max_token_length": "4000"}
+    if name == "code_execution":
+        flags["env.sandbox"] = "none"  # bubblewrap has tests of its own
+    case = Case(f"library/{name}.py", {}, flags)
+    log = finished(command(case, "process", **{"env.data_path_to_save_groups": str(out)}))
+    (group,) = map(json.loads, out.read_text().splitlines())
+    assert len(group["scores"]) == GROUP, log
+    assert group["metadata"]["env"] == name
+    assert out.with_suffix(".html").is_file()
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)

@@ -11,7 +11,8 @@ import pytest
 
 import atroposlib.environments
 from atroposlib.environments import library
-from atroposlib.envs.function_env import FunctionEnv, play
+from atroposlib.envs.function_env import FunctionEnv
+from atroposlib.envs.function_env.card import play
 from atroposlib.envs.function_env.data import load, split_held_out, task_id
 from tests.envs.test_sandbox import WHY
 

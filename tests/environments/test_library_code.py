@@ -8,7 +8,7 @@ import apsw
 import pytest
 
 from atroposlib.environments.library import code_execution, regular_expressions, sql_queries
-from atroposlib.envs.function_env import play
+from atroposlib.envs.function_env.card import play
 from tests.envs.test_sandbox import needs_bubblewrap
 
 TASK = {

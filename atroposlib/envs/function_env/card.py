@@ -6,7 +6,7 @@ reward, model = await play(env_cls, task, gold(task))    # no server, no tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NoReturn, Union
@@ -42,23 +42,16 @@ class ScriptedSession:
 
     def __init__(self, replies: Replies) -> None:
         self.left = [replies] if isinstance(replies, str) else list(replies)
-        self.translator = ToolCallTranslator(None)
 
-    async def chat_completion(
-        self, *, tools: Sequence[Mapping[str, Any]] = (), **_: Any
-    ) -> Any:
-        """The next text; calls in the format of hermes are tool calls where there are tools."""
+    async def chat_completion(self, *, tools: Sequence[Any] = (), **_: Any) -> Any:
+        """The next text; where there are tools, calls in the format of hermes are tool calls."""
         text = self.left.pop(0) if self.left else ""
-        content, calls, reason = self.translator.parse_model_output(text, tools=tools)
+        content, calls, reason = ToolCallTranslator(None).parse_model_output(text, tools=tools)
         message = SimpleNamespace(content=content, tool_calls=calls)
-        choice = SimpleNamespace(message=message, finish_reason=reason)
+        choice = SimpleNamespace(message=message, text=text, finish_reason=reason)
         return SimpleNamespace(choices=[choice], usage=None)
 
-    async def completion(self, **_: Any) -> Any:
-        """The next text as a text completion."""
-        text = self.left.pop(0) if self.left else ""
-        choice = SimpleNamespace(text=text, finish_reason="stop")
-        return SimpleNamespace(choices=[choice], usage=None)
+    completion = chat_completion
 
 
 async def play(
@@ -66,16 +59,15 @@ async def play(
 ) -> tuple[Reward, Model]:
     """Reward of one rollout of a function environment, and its model with the history.
 
-    Raises RolloutError: the reward failed. What the function raises passes unchanged.
+    Raises RolloutError: the reward failed. Errors of the function pass unchanged.
     """
     given = env_cls.definition
     config = env_cls.env_config_cls(**settings)
-    session = ScriptedSession(replies)
 
     async def refuse(*_: Any) -> NoReturn:
         raise ConfigError("an agent with a client needs a server, not given replies")
 
-    model = Model(session, "eval", temperature=0, max_tokens=512, open_endpoint=refuse)
+    model = Model(ScriptedSession(replies), "eval", 0.0, 512, open_endpoint=refuse)
     returned = await call_user(given.function, task, model, config=config)
     name, offered = env_cls.name or "", {"config": config}
     return await given.rewards.score(name, task_id(task), task, returned, offered), model

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from atroposlib.envs.function_env import Card, environment, play
+from atroposlib.envs.function_env import environment
+from atroposlib.envs.function_env.card import Card, play
 from atroposlib.errors import ConfigError
 
 CALL = '<tool_call>{"name": "double", "arguments": {"n": 4}}</tool_call>'
