@@ -11,22 +11,27 @@ from atroposlib.api.codec.json import read_json_group, read_json_groups
 
 
 def read_group(
-    body: formats.Body, content_type: str, key: str | None = None
+    body: formats.Body, content_type: str, key: str | None = None, quick: bool = False
 ) -> formats.ParsedGroup:
     """Parse the body of one group; ``key`` is the Idempotency-Key header, if any.
+
+    ``quick`` is for an event loop and a body that ``formats.is_quick``.
 
     Any content type except the binary ones is read as JSON: old clients send many types.
 
     Raises:
+        TakesLong: with ``quick``, if it has to be parsed in a thread.
         InvalidGroup: names the field and the index, never a value.
         MalformedBody: the body cannot be parsed.
     """
     if formats.media_type(content_type) == formats.GROUP_MEDIA:
         return formats.read_binary_group(body, key)
-    return read_json_group(formats.whole(body), key)
+    return read_json_group(formats.whole(body), key, quick)
 
 
-def read_groups(body: formats.Body, content_type: str) -> list[formats.ParsedGroup]:
+def read_groups(
+    body: formats.Body, content_type: str, quick: bool = False
+) -> list[formats.ParsedGroup]:
     """Parse the groups of a JSON list, or of frames.
 
     Raises:
@@ -35,4 +40,4 @@ def read_groups(body: formats.Body, content_type: str) -> list[formats.ParsedGro
     """
     if formats.media_type(content_type) == formats.GROUPS_MEDIA:
         return formats.read_frames(body)
-    return read_json_groups(body)
+    return read_json_groups(body, quick)

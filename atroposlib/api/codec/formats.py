@@ -27,7 +27,7 @@ from atroposlib.wire.columns import Columns
 
 T = TypeVar("T")
 # What a post carries, inflated: a large one in pieces, each of which is freed once it is read.
-Body = bytes | Iterator[bytes]
+Body = bytes | bytearray | Iterator[bytes]
 
 GROUP_MEDIA = "application/x-safetensors"  # one group, as safetensors or a zstd frame of it
 GROUPS_MEDIA = "application/x-atropos-groups"  # frames of them
@@ -102,7 +102,7 @@ def media_type(content_type: str) -> str:
 
 def whole(body: Body) -> bytes | bytearray:
     """The body in one piece."""
-    if isinstance(body, bytes):
+    if isinstance(body, (bytes, bytearray)):
         return body
     joined = bytearray()
     for piece in body:
@@ -110,23 +110,34 @@ def whole(body: Body) -> bytes | bytearray:
     return joined
 
 
-# Of JSON, and of one binary group inflated, that are parsed in 0.2 ms.
-QUICK_JSON_BYTES = 16 * 2**10
-QUICK_BINARY_BYTES = 64 * 2**10
+# A body of so many bytes is parsed in 0.2 ms, whatever its format.
+SMALL_BYTES = 16 * 2**10
+# Binary groups of so many bytes, inflated, are parsed in 1 ms; JSON of WHOLE_BYTES in 5 ms, in
+# which its parser holds the interpreter's lock in any thread.
+QUICK_BINARY_BYTES = 2**20
+
+
+MAX_QUICK_FILES = 64
+
+
+class TakesLong(Exception):
+    """The body is not one that is parsed in a few milliseconds."""
 
 
 def is_quick(body: Body, content_type: str) -> bool:
-    """Whether a body is parsed in less time than it takes to pass it to a thread.
+    """Whether a body may be parsed on the event loop, where it takes no turn of a thread.
 
     Raises:
-        MalformedBody: a zstd frame without a usable size.
+        MalformedBody: frames cut short, or a zstd frame without a usable size.
     """
     kind = media_type(content_type)
-    if not isinstance(body, bytes) or len(body) > QUICK_BINARY_BYTES or kind == GROUPS_MEDIA:
+    if not isinstance(body, (bytes, bytearray)) or len(body) > WHOLE_BYTES:
         return False
-    if kind != GROUP_MEDIA:
-        return len(body) <= QUICK_JSON_BYTES
-    return not is_zstd(body) or inflated_size(body) <= QUICK_BINARY_BYTES
+    if kind not in (GROUP_MEDIA, GROUPS_MEDIA):
+        return len(body) <= SMALL_BYTES or body[:1] == b"{"
+    files = [memoryview(body)] if kind == GROUP_MEDIA else split_frames(body)
+    sizes = (inflated_size(one) if is_zstd(one) else len(one) for one in files)
+    return len(files) <= MAX_QUICK_FILES and sum(sizes) <= QUICK_BINARY_BYTES
 
 
 # --- binary groups --------------------------------------------------------------------
@@ -141,8 +152,8 @@ def read_binary_group(body: Body | memoryview, key: str | None = None) -> Parsed
 
     ``key`` applies if the group has no key; it is not written into the bytes.
     """
-    if not isinstance(body, (bytes, memoryview)):
-        body = memoryview(whole(body))
+    if not isinstance(body, memoryview):
+        body = whole(body)
     if is_zstd(body) and inflated_size(body) > LARGE_BYTES:
         with ONE_LARGE:
             return _read(body, key)
@@ -151,12 +162,12 @@ def read_binary_group(body: Body | memoryview, key: str | None = None) -> Parsed
 
 def read_frames(body: Body) -> list[ParsedGroup]:
     """Parse the groups in frames; those of a large body stay views of it."""
-    if isinstance(body, bytes):
+    if isinstance(body, (bytes, bytearray)):
         return parse_each(lambda file: read_binary_group(bytes(file)), split_frames(body))
     return parse_each(read_binary_group, split_frames(memoryview(whole(body))))
 
 
-def _read(body: bytes | memoryview, key: str | None) -> ParsedGroup:
+def _read(body: bytes | bytearray | memoryview, key: str | None) -> ParsedGroup:
     columns = unpack_columns(body)
     marks = find_marks(columns)
     zstd = is_zstd(body)

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from mmap import MADV_DONTNEED, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import anyio
@@ -160,6 +160,7 @@ TURN_S = 1.0
 TURN_KEY = "atropos.turn"  # of the scope: gives the turn back
 # Time for a body, plus one second for each SLOWEST_BYTES_PER_S bytes received.
 GRACE_S = 30.0
+WHOLE_BODY = "atropos.whole_body"  # extension of the scope: reads a body of known size at once
 SLOWEST_BYTES_PER_S = 64 * 2**10
 
 
@@ -175,11 +176,11 @@ class ReceivedBody:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._pieces: list[bytes] = []
+        self._pieces: list[bytes | bytearray] = []
         self._pages: mmap | None = None
         self.size = 0
 
-    def add(self, piece: bytes) -> None:
+    def add(self, piece: bytes | bytearray) -> None:
         self.size += len(piece)
         if self.size > self._max_bytes:
             raise BodyTooLarge(f"a body has at most {self._max_bytes} bytes")
@@ -190,11 +191,11 @@ class ReceivedBody:
             self._pages.write(b"".join(self._pieces))
             self._pieces.clear()
 
-    def whole(self) -> bytes:
+    def whole(self) -> bytes | bytearray:
         """All of a small body, or of a compressed one."""
         if self._pages is not None:
             return self._pages[: self.size]
-        return b"".join(self._pieces)  # one piece is returned as it is
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
     def pieces(self) -> Iterator[bytes]:
         """All of a large body, once."""
@@ -267,7 +268,7 @@ class RequestBody:
             await turn.grow_to(1)
             late = asyncio.get_running_loop().call_later(TURN_S, turn.give_back)
         try:
-            body, size = await self._read(headers, receive, reservation, max_bytes)
+            body, size = await self._read(scope, receive, reservation, max_bytes)
         finally:
             if late is not None:
                 late.cancel()
@@ -287,15 +288,19 @@ class RequestBody:
         return JSONResponse({"detail": str(error)}, status, headers=headers)
 
     async def _read(
-        self, headers: Headers, receive: Receive, reservation: Reservation, max_bytes: int
+        self, scope: Scope, receive: Receive, reservation: Reservation, max_bytes: int
     ) -> tuple[Body, int]:
         """The body, and its size."""
+        headers = Headers(scope=scope)
         declared = _declared(headers)
+        whole = scope.get("extensions", {}).get(WHOLE_BODY, {}).get("read")
         if declared > max_bytes:
             raise BodyTooLarge(f"a body has at most {max_bytes} bytes")
         if declared > SMALL_BYTES:  # all of it, so that a begun body can be finished
             await reservation.grow_to(declared)
-        received = await self._receive(receive, reservation, max_bytes)
+        received = await self._receive_at_once(declared, whole)
+        if received is None:
+            received = await self._receive(receive, reservation, max_bytes)
         encoding = headers.get("content-encoding", "").lower()
         encoding = next((one for one in ("gzip", "zstd") if one in encoding), "")
         if not encoding or not received.size or _stored_compressed(headers):
@@ -309,6 +314,20 @@ class RequestBody:
         if size > WHOLE_BYTES:
             return inflated, size
         return await self._inflating.run(b"".join, inflated), size
+
+    async def _receive_at_once(
+        self, declared: int, read: Callable[[int], Awaitable[bytearray | None]] | None
+    ) -> ReceivedBody | None:
+        """A body of some size, where the server has a way; else None, and nothing was read."""
+        if read is None or not SMALL_BYTES < declared <= WHOLE_BYTES:
+            return None
+        with anyio.move_on_after(self._grace_s + declared / SLOWEST_BYTES_PER_S):
+            if (body := await read(declared)) is None:
+                return None
+            received = ReceivedBody(declared)
+            received.add(body)
+            return received
+        raise TooSlow("the body arrived too slowly")
 
     async def _receive(
         self, receive: Receive, reservation: Reservation, max_bytes: int
@@ -366,7 +385,7 @@ def _plain(scope: Scope, length: int, *, kept: bool) -> Scope:
 
 def _replay(body: Body, receive: Receive) -> Receive:
     message: Message = {"type": "http.request", "body": b"", "more_body": False}
-    message["body" if isinstance(body, bytes) else "pieces"] = body
+    message["body" if isinstance(body, (bytes, bytearray)) else "pieces"] = body
     pending = [message]
 
     async def replayed() -> Message:

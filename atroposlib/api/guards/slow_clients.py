@@ -23,17 +23,20 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from httptools import HttpRequestParser
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from atroposlib.api.guards.auth import RETRY_AFTER_S
-from atroposlib.api.guards.body_limits import POSTS, REFUSALS, retry_after
+from atroposlib.api.guards.body_limits import POSTS, REFUSALS, WHOLE_BODY, retry_after
 
 _FLUSH_S = 60.0  # time to send the last reply; then the connection is aborted
 _TURNED_AWAY = 64  # connections beyond the limit that are answered, of the spare files
 _TURN_AWAY_S = 1.0  # for the client to read that answer
+_ROOM = 512  # bytes after a body
 _FRAMING = 8  # bytes of chunk sizes, extensions and trailers for each byte of a body
 
 
@@ -173,6 +176,7 @@ class SlowClientProtocol(HttpToolsProtocol):
             # request.is_disconnected() costs more than the rest of a small post.
             "atropos.gone": {"now": self.transport.is_closing},
             "atropos.reset": {"call": self._call_on_reset},
+            WHOLE_BODY: {"read": self._read_whole},
         }
         self._on_reset = None
         if self._phase is ReceivePhase.IDLE:
@@ -214,6 +218,39 @@ class SlowClientProtocol(HttpToolsProtocol):
             self._end()
         elif self._answered():  # else a pipelined request came in meanwhile
             self._enter(ReceivePhase.REST if self._in_body() else ReceivePhase.IDLE)
+
+    async def _read_whole(self, size: int) -> bytearray | None:
+        """The body of so many bytes, received into its memory without the parser; None if it has
+        to be received as usual.
+
+        Each piece would be copied three times, and wake the application.
+        """
+        cycle, more = self.cycle, size - len(self.cycle.body)
+        usual = cycle.waiting_for_100_continue or not cycle.more_body or more <= 0
+        if usual or self._phase is not ReceivePhase.BODY or not self.flow.read_paused:
+            return None
+        rest = _RestOfBody(self, cycle.body, size)
+        cycle.body = b""
+        cycle.message_event.clear()
+        self.transport.set_protocol(rest)
+        self.flow.resume_reading()
+        await cycle.message_event.wait()
+        cycle.message_event.clear()
+        if not rest.filled == size:
+            raise ClientDisconnect
+        return rest.body
+
+    def _received(self, n_bytes: int, last: bool) -> None:
+        """Bytes of a body were received without the parser."""
+        self._body_bytes += n_bytes
+        if last:
+            self.flow.pause_reading()
+            self.transport.set_protocol(self)
+            self.parser = HttpRequestParser(self)  # the old one still waits for the body
+            self.cycle.more_body = False
+            self.cycle.message_event.set()
+            self._enter(ReceivePhase.REPLY)
+            self.flow.resume_reading()
 
     # --- deadlines ----------------------------------------------------------------
 
@@ -275,6 +312,33 @@ class SlowClientProtocol(HttpToolsProtocol):
         self._phase = ReceivePhase.OVER
         self.transport.close()  # waits until everything is sent, which may be never
         self._deadline = self.loop.call_later(_FLUSH_S, self.transport.abort)
+
+
+class _RestOfBody(asyncio.BufferedProtocol):
+    """Receives what is missing of a body, in place of the protocol of its connection."""
+
+    def __init__(self, owner: SlowClientProtocol, begun: bytes, size: int) -> None:
+        self._owner, self.filled = owner, len(begun)
+        self.body = bytearray(size + _ROOM)
+        del self.body[size:]  # keeps the room: missing members are added without a copy
+        self.body[: self.filled] = begun
+        self._view = memoryview(self.body)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._view[self.filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.filled += nbytes
+        last = self.filled == len(self._view)
+        if last:
+            self._view.release()
+        self._owner._received(nbytes, last)
+
+    def eof_received(self) -> None:
+        self._owner.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._owner.connection_lost(exc)
 
 
 class _Busy:

@@ -310,6 +310,7 @@ class ServiceContext:
         self.store = store
         self.clock = clock
         self.threads = Threads()
+        self.parsing = asyncio.Lock()  # held while a body is parsed on the event loop
         self.liveness = Liveness(clock, ENV_TIMEOUT_S)
         self.metrics = Metrics(self.name_of)
         self.indexer = Indexer(Index(store.archive), store)

@@ -43,6 +43,41 @@ class NewRow:
     body: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Put:
+    """The arguments of one put, see :meth:`atroposlib.api.store.sql.sql_store.Store.put`."""
+
+    groups: Sequence[NewGroup]
+    revision: int
+    complete: BufferPolicy
+    confirmed: Sequence[int]
+    doubt: bool
+
+
+class PutsDiffer(StoreError):
+    """The puts cannot be joined."""
+
+
+def joined(puts: Sequence[Put]) -> Put:
+    """The puts as one, in their order.
+
+    Raises:
+        PutsDiffer: they were made for different runs, or have equal groups without keys, of
+            which one may repeat the other.
+    """
+    first = puts[0]
+    if len(puts) == 1:
+        return first
+    same = (first.revision, first.complete, first.doubt)
+    groups = [group for put in puts for group in put.groups]
+    keyless = [(group.env, group.digest) for group in groups if group.key is None]
+    differ = any((put.revision, put.complete, put.doubt) != same for put in puts)
+    if differ or len(set(keyless)) < len(keyless):
+        raise PutsDiffer("the puts are run one by one")
+    confirmed = {gid: None for put in puts for gid in put.confirmed}
+    return replace(first, groups=groups, confirmed=tuple(confirmed))
+
+
 @dataclass(frozen=True)
 class _Known:
     gid: int
