@@ -50,7 +50,7 @@ from atroposlib.wire.safetensors import Array, MalformedBody
 
 FORMAT = "atropos-group/1"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-ZSTD_LEVEL = 3
+ZSTD_LEVEL = 1  # of numbers higher levels save nothing, and take twice the time to pack
 MAX_GROUP_BYTES = 128 * 2**20  # of one file, inflated
 MAX_FRAMES = 65_536
 CHUNK_BYTES = 128 * 2**10  # of a large group, that are read at a time

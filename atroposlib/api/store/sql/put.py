@@ -99,6 +99,9 @@ def put(
     with counting(connection) as counters:
         counters.meta.require_revision(revision)
         mark(connection, confirmed=confirmed)
+        if any(new_row.group.key is None for new_row in new_rows):
+            since = new_rows[0].group.arrived - LOST_REPLY_WINDOW_S
+            connection.execute("DELETE FROM unconfirmed WHERE at < ?", (since,))
         repeats = _repeats(connection, new_rows, doubt)
         known = _known(connection, new_rows)
         fresh = [one for one in _fresh(new_rows, known) if id(one) not in repeats]
@@ -164,8 +167,6 @@ def _insert(counters: QueueCounters, new_row: NewRow) -> _Known:
         ),
     )
     if group.key is None:
-        since = group.arrived - LOST_REPLY_WINDOW_S
-        counters.connection.execute("DELETE FROM unconfirmed WHERE at < ?", (since,))
         counters.connection.execute(
             "INSERT INTO unconfirmed VALUES (?, ?, ?, ?, 0)",
             (gid, env, group.digest, group.arrived),
