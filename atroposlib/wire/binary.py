@@ -46,7 +46,7 @@ from atroposlib.wire.columns import (
 )
 from atroposlib.wire.images import LARGE_REST
 from atroposlib.wire.messages import MASKED, ScoredData
-from atroposlib.wire.safetensors import Array, MalformedBody
+from atroposlib.wire.safetensors import Array, Bytes, MalformedBody
 
 FORMAT = "atropos-group/1"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -96,7 +96,7 @@ def pack_group(group: ScoredData | dict[str, Any], *, compress: bool = True) -> 
     return pack_columns(from_group(group), compress=compress)
 
 
-def unpack_group(data: bytes | memoryview) -> ScoredData:
+def unpack_group(data: Bytes) -> ScoredData:
     """Decode a file, or a zstd frame of one.
 
     Raises:
@@ -114,7 +114,7 @@ def pack_columns(columns: Columns, *, compress: bool = True) -> bytes:
     return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True).compress(data)
 
 
-def unpack_columns(data: bytes | memoryview) -> Columns:
+def unpack_columns(data: Bytes) -> Columns:
     """Checked columns; the arrays are views of ``data`` if it is not compressed.
 
     Raises:
@@ -281,12 +281,12 @@ def _rest(values: Array | None) -> dict[str, bytes]:
 # --- zstd -------------------------------------------------------------------------------
 
 
-def is_zstd(data: bytes | memoryview) -> bool:
+def is_zstd(data: Bytes) -> bool:
     """Whether this is a zstd frame. As a safetensors header length it would be too large."""
     return bytes(data[:4]) == ZSTD_MAGIC
 
 
-def inflated_size(data: bytes | memoryview) -> int:
+def inflated_size(data: Bytes) -> int:
     """Declared content size of a zstd frame, in bytes.
 
     Raises:
@@ -299,13 +299,13 @@ def inflated_size(data: bytes | memoryview) -> int:
     return int(frame.content_size)
 
 
-def beginning_of(data: bytes | memoryview) -> bytes:
+def beginning_of(data: Bytes) -> bytes:
     reader = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).stream_reader(data)
     with undamaged():
         return bytes(reader.read(8 + safetensors.MAX_HEADER_BYTES))
 
 
-def _inflated(data: bytes | memoryview, size: int) -> bytes:
+def _inflated(data: Bytes, size: int) -> bytes:
     with undamaged():
         inflated = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
         if len(inflated) != size:
@@ -334,7 +334,7 @@ def frames(files: Iterable[bytes]) -> bytes:
     return b"".join(piece for one in files for piece in (frame_head(len(one)), one))
 
 
-def split_frames(data: bytes | memoryview, max_frames: int = MAX_FRAMES) -> list[memoryview]:
+def split_frames(data: Bytes, max_frames: int = MAX_FRAMES) -> list[memoryview]:
     """Split frames into files, as views of ``data``.
 
     Raises:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from atroposlib.errors import InvalidGroup
 
 Array = NDArray[Any]
+Bytes = bytes | bytearray | memoryview
 
 MAX_HEADER_BYTES = 64 * 2**10
 DTYPES = {"I32": "<i4", "U8": "|u1", "U16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8"}
@@ -85,7 +86,7 @@ def begin(
 
 
 def read_header(
-    beginning: bytes | memoryview, size: int, allowed: Mapping[str, Collection[str]]
+    beginning: Bytes, size: int, allowed: Mapping[str, Collection[str]]
 ) -> Header:
     """Parse the header of a file of ``size`` bytes; ``beginning`` must contain it.
 
@@ -126,7 +127,7 @@ def read_header(
     return Header(start, tensors, metadata)
 
 
-def arrays(data: bytes | memoryview, header: Header) -> dict[str, Array]:
+def arrays(data: Bytes, header: Header) -> dict[str, Array]:
     """The arrays as read-only views of the file."""
     return {
         name: np.frombuffer(

@@ -24,6 +24,7 @@ from atroposlib.wire.binary import (
     unpack_columns,
 )
 from atroposlib.wire.columns import Columns
+from atroposlib.wire.safetensors import Bytes
 
 T = TypeVar("T")
 # What a post carries, inflated: a large one in pieces, each of which is freed once it is read.
@@ -167,7 +168,7 @@ def read_frames(body: Body) -> list[ParsedGroup]:
     return parse_each(read_binary_group, split_frames(memoryview(whole(body))))
 
 
-def _read(body: bytes | bytearray | memoryview, key: str | None) -> ParsedGroup:
+def _read(body: Bytes, key: str | None) -> ParsedGroup:
     columns = unpack_columns(body)
     marks = find_marks(columns)
     zstd = is_zstd(body)

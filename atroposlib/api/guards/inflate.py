@@ -27,7 +27,7 @@ class BodyTooLarge(ValueError):
     """The body, or what it inflates to, is over the limit."""
 
 
-def inflated_size(encoding: str, body: bytes, max_bytes: int) -> int:
+def inflated_size(encoding: str, body: bytes | bytearray, max_bytes: int) -> int:
     """Bytes that ``body`` inflates to: as declared, or counted without or beyond that.
 
     Raises:
@@ -50,7 +50,7 @@ def inflated_size(encoding: str, body: bytes, max_bytes: int) -> int:
     return size
 
 
-def inflate(encoding: str, body: bytes, size: int) -> Iterator[bytes]:
+def inflate(encoding: str, body: bytes | bytearray, size: int) -> Iterator[bytes]:
     """The ``size`` bytes in ``body``: one gzip member or zstd frame.
 
     Raises:
@@ -75,7 +75,7 @@ def _undamaged(encoding: str) -> Iterator[None]:
         raise DamagedBody(f"Invalid {encoding} payload") from cause
 
 
-def _gunzipped(body: bytes) -> Iterator[bytes]:
+def _gunzipped(body: bytes | bytearray) -> Iterator[bytes]:
     inflater = zlib.decompressobj(wbits=31)
     view = memoryview(body)
     for start in range(0, len(view), _FEED_BYTES):
@@ -89,7 +89,7 @@ def _gunzipped(body: bytes) -> Iterator[bytes]:
         raise zlib.error("incomplete")
 
 
-def _unzstded(body: bytes) -> Iterator[bytes]:
+def _unzstded(body: bytes | bytearray) -> Iterator[bytes]:
     inflater = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompressobj()
     for start in range(0, len(body), _ZSTD_FEED_BYTES):
         inflated = inflater.decompress(body[start : start + _ZSTD_FEED_BYTES])

@@ -225,7 +225,8 @@ class SlowClientProtocol(HttpToolsProtocol):
 
         Each piece would be copied three times, and wake the application.
         """
-        cycle, more = self.cycle, size - len(self.cycle.body)
+        cycle: Any = self.cycle
+        more = size - len(cycle.body)
         usual = cycle.waiting_for_100_continue or not cycle.more_body or more <= 0
         if usual or self._phase is not ReceivePhase.BODY or not self.flow.read_paused:
             return None
@@ -236,7 +237,7 @@ class SlowClientProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         await cycle.message_event.wait()
         cycle.message_event.clear()
-        if not rest.filled == size:
+        if rest.filled < size:
             raise ClientDisconnect
         return rest.body
 
@@ -249,7 +250,7 @@ class SlowClientProtocol(HttpToolsProtocol):
             self.parser = HttpRequestParser(self)  # the old one still waits for the body
             self.cycle.more_body = False
             self.cycle.message_event.set()
-            self._enter(ReceivePhase.REPLY)
+            self._enter(ReceivePhase.IDLE if self._answered() else ReceivePhase.REPLY)
             self.flow.resume_reading()
 
     # --- deadlines ----------------------------------------------------------------
@@ -317,7 +318,7 @@ class SlowClientProtocol(HttpToolsProtocol):
 class _RestOfBody(asyncio.BufferedProtocol):
     """Receives what is missing of a body, in place of the protocol of its connection."""
 
-    def __init__(self, owner: SlowClientProtocol, begun: bytes, size: int) -> None:
+    def __init__(self, owner: SlowClientProtocol, begun: bytes | bytearray, size: int) -> None:
         self._owner, self.filled = owner, len(begun)
         self.body = bytearray(size + _ROOM)
         del self.body[size:]  # keeps the room: missing members are added without a copy

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 import uvicorn
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 
-from atroposlib.api.guards.body_limits import REFUSALS
+from atroposlib.api.guards.body_limits import REFUSALS, WHOLE_BODY
 from atroposlib.api.guards.slow_clients import ReceiveLimits, SlowClientProtocol
 
 SHORT = ReceiveLimits(
@@ -26,6 +27,7 @@ class App:
     def __init__(self):
         self.bodies = []
         self.reads = True
+        self.at_once = False
         self.answer_at = asyncio.Event()
         self.answer_at.set()
 
@@ -33,7 +35,11 @@ class App:
         if scope["type"] != "http":
             return
         body = b""
-        while self.reads:
+        size = dict(scope["headers"]).get(b"content-length")
+        if self.at_once and size is not None:
+            body = await scope["extensions"][WHOLE_BODY]["read"](int(size)) or b""
+        reads = self.reads and not body
+        while reads:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return
@@ -235,6 +241,77 @@ async def test_pipelined_requests_are_answered_in_order():
         one = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\nab"
         reply = await ask(port, one + one + GET + LAST)
         assert reply.count(b"200 OK") == 3 and app.bodies == [b"ab", b"ab", b""]
+
+
+def body_of(size, more=b""):
+    return POST.replace(b"1000000", b"%d" % size).replace(b"\r\n\r\n", b"\r\n%b\r\n" % more)
+
+
+async def test_a_body_that_is_received_whole_leaves_the_connection_as_it_was():
+    app = App()
+    app.at_once = True
+    async with serving(app) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for size in (300_000, 5, 1_000_000):
+            writer.write(body_of(size) + b"a" * (size - 1))
+            await writer.drain()
+            writer.write(b"b" + (GET + LAST if size == 1_000_000 else b""))
+            if size < 1_000_000:
+                assert b"200 OK" in await reader.readuntil(b"%d bytes" % size)
+        replies = await until_closed(reader)
+        assert replies.count(b"200 OK") == 2 and replies.endswith(b"0 bytes")
+        writer.close()
+    assert [len(body) for body in app.bodies] == [300_000, 5, 1_000_000, 0]
+    assert all(body[-1:] == b"b" and set(body[:-1]) == set(b"a") for body in app.bodies[:3])
+
+
+def test_a_body_is_received_whole_under_the_other_event_loop():
+    loop = pytest.importorskip("uvloop").new_event_loop()
+    try:
+        loop.run_until_complete(
+            test_a_body_that_is_received_whole_leaves_the_connection_as_it_was()
+        )
+    finally:
+        loop.close()
+
+
+async def test_a_client_that_hangs_up_in_a_whole_body_is_not_answered():
+    ended = asyncio.Event()
+
+    async def app(scope, receive, send):
+        try:
+            await scope["extensions"][WHOLE_BODY]["read"](1_000_000)
+        except ClientDisconnect:
+            ended.set()
+
+    async with serving(app) as (_, port):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(POST + b"a" * 400_000)
+        await writer.drain()
+        writer.close()
+        await asyncio.wait_for(ended.wait(), 60)
+
+
+@pytest.mark.alone
+async def test_a_whole_body_that_trickles_is_cut_off():
+    app = App()
+    app.at_once = True
+    async with serving(app, SHORT) as (_, port):
+        reply = await trickle(port, POST, b"a")
+        assert reply == b"" or reply.startswith(b"HTTP/1.1 408")  # a reset may eat the reply
+    assert app.bodies == []
+
+
+async def test_a_client_that_waits_for_a_continue_is_told_to():
+    app = App()
+    app.at_once = True
+    async with serving(app) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(body_of(200_000, b"expect: 100-continue\r\n"))
+        assert b"100 Continue" in await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"a" * 200_000)
+        assert b"200 OK" in await reader.readuntil(b"200000 bytes")
+        writer.close()
 
 
 @pytest.mark.parametrize(
