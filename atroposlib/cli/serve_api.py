@@ -35,12 +35,10 @@ from atroposlib.utils.http_server import LOOPBACK_HOSTS, bind, is_loopback
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GRACE_S = 5  # for replies being sent; waiting calls return at once
 _LEAST_CONNECTIONS = 4
-# Python's 5 ms would delay the event loop after each system call while large bodies are parsed;
-# with 0.5 ms, threads take the interpreter's lock from each other twice as often per post.
+# Python's 5 ms would delay the event loop while large bodies are parsed; less costs more switches.
 _SWITCH_S = 0.002
-# Freed memory that malloc keeps, and the largest piece of it: else each post maps fresh pages.
-_KEPT_BYTES, _KEPT_PIECE = 16 * 2**20, 4 * 2**20
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+# M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: malloc keeps so much, else each post maps fresh pages.
+_KEPT = {-1: 16 * 2**20, -3: 4 * 2**20}
 _SPARE_FILES = 128  # in addition to connections: store, logs, threads
 
 
@@ -66,8 +64,8 @@ def serve(options: argparse.Namespace) -> None:
         server = ApiServer(config, app)
         sys.setswitchinterval(_SWITCH_S)
         if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-            libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-            libc.mallopt(_M_MMAP_THRESHOLD, _KEPT_PIECE)
+            for option, n_bytes in _KEPT.items():
+                libc.mallopt(option, n_bytes)
         gc.freeze()  # a full collection of the imports holds the event loop for 50 ms
         with server.signals():
             # from the next line on a client may call; it waits, unrefused

@@ -85,9 +85,7 @@ def begin(
     return beginning, ordered, len(beginning) + offset
 
 
-def read_header(
-    beginning: Bytes, size: int, allowed: Mapping[str, Collection[str]]
-) -> Header:
+def read_header(beginning: Bytes, size: int, allowed: Mapping[str, Collection[str]]) -> Header:
     """Parse the header of a file of ``size`` bytes; ``beginning`` must contain it.
 
     Args:

@@ -11,27 +11,22 @@ from atroposlib.api.codec.json import read_json_group, read_json_groups
 
 
 def read_group(
-    body: formats.Body, content_type: str, key: str | None = None, quick: bool = False
+    body: formats.Body, content_type: str, key: str | None = None
 ) -> formats.ParsedGroup:
     """Parse the body of one group; ``key`` is the Idempotency-Key header, if any.
-
-    ``quick`` is for an event loop and a body that ``formats.is_quick``.
 
     Any content type except the binary ones is read as JSON: old clients send many types.
 
     Raises:
-        TakesLong: with ``quick``, if it has to be parsed in a thread.
         InvalidGroup: names the field and the index, never a value.
         MalformedBody: the body cannot be parsed.
     """
     if formats.media_type(content_type) == formats.GROUP_MEDIA:
         return formats.read_binary_group(body, key)
-    return read_json_group(formats.whole(body), key, quick)
+    return read_json_group(formats.whole(body), key)
 
 
-def read_groups(
-    body: formats.Body, content_type: str, quick: bool = False
-) -> list[formats.ParsedGroup]:
+def read_groups(body: formats.Body, content_type: str) -> list[formats.ParsedGroup]:
     """Parse the groups of a JSON list, or of frames.
 
     Raises:
@@ -40,4 +35,4 @@ def read_groups(
     """
     if formats.media_type(content_type) == formats.GROUPS_MEDIA:
         return formats.read_frames(body)
-    return read_json_groups(body, quick)
+    return read_json_groups(body)

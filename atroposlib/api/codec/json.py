@@ -18,11 +18,9 @@ import msgspec
 
 from atroposlib.api.codec.formats import (
     ONE_LARGE,
-    SMALL_BYTES,
     WHOLE_BYTES,
     Body,
     ParsedGroup,
-    TakesLong,
     find_marks,
     parse_each,
     parsed_group,
@@ -47,22 +45,10 @@ QUICK_BYTES = 256 * 2**10  # a larger body is parsed alone
 # An object may be two bytes long and costs a hundred bytes or more to decode.
 MAX_OBJECTS = 2**17
 MAX_LISTS = 2**18  # of a body for the full decoder
-QUICK_OBJECTS, QUICK_LISTS = 2**10, 2**13  # of one for the event loop
 
 
-def read_json_group(
-    body: bytes | bytearray, key: str | None = None, quick: bool = False
-) -> ParsedGroup:
-    """Parse the group of a JSON object; ``key`` applies if the group has no key.
-
-    Raises:
-        TakesLong: with ``quick``, for a body that is neither small nor proven valid.
-    """
-    if quick and len(body) > SMALL_BYTES:
-        few = count_byte(b"{", body) <= QUICK_OBJECTS and count_byte(b"[", body) <= QUICK_LISTS
-        if few and (group := _proven_group(body, key)) is not None:
-            return group
-        raise TakesLong
+def read_json_group(body: bytes | bytearray, key: str | None = None) -> ParsedGroup:
+    """Parse the group of a JSON object; ``key`` applies if the group has no key."""
     if len(body) > WHOLE_BYTES:
         with ONE_LARGE:
             return _large_group(bytearray(body) if isinstance(body, bytes) else body, key)
@@ -82,14 +68,11 @@ def _require_few_objects(body: bytes) -> None:
         raise MalformedBody(f"more than {MAX_OBJECTS} JSON objects: send fewer at a time")
 
 
-def read_json_groups(body: Body, quick: bool = False) -> list[ParsedGroup]:
+def read_json_groups(body: Body) -> list[ParsedGroup]:
     """Parse the groups of a JSON list, each as soon as it is complete."""
     if not isinstance(body, (bytes, bytearray)):
         return parse_each(read_json_group, split_list(body))
-    if quick and len(body) > SMALL_BYTES:
-        raise TakesLong
-    body = bytes(body)
-    _require_few_objects(body)
+    _require_few_objects(body := bytes(body))
     try:
         parts = list(split_list([body]))
     except MalformedBody:
@@ -100,7 +83,7 @@ def read_json_groups(body: Body, quick: bool = False) -> list[ParsedGroup]:
 # --- fast path: no Python object per number --------------------------------------------------
 
 
-def _proven_group(body: bytes | bytearray, key: str | None) -> ParsedGroup | None:
+def _proven_group(body: bytes, key: str | None) -> ParsedGroup | None:
     proven = parse_columns(body)
     if proven is None:
         return None

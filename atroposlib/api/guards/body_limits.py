@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from mmap import MADV_DONTNEED, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import anyio
@@ -293,14 +293,18 @@ class RequestBody:
         """The body, and its size."""
         headers = Headers(scope=scope)
         declared = _declared(headers)
-        whole = scope.get("extensions", {}).get(WHOLE_BODY, {}).get("read")
         if declared > max_bytes:
             raise BodyTooLarge(f"a body has at most {max_bytes} bytes")
         if declared > SMALL_BYTES:  # all of it, so that a begun body can be finished
             await reservation.grow_to(declared)
-        received = await self._receive_at_once(declared, whole)
-        if received is None:
-            received = await self._receive(receive, reservation, max_bytes)
+        at_once = scope.get("extensions", {}).get(WHOLE_BODY)
+        if at_once is not None and SMALL_BYTES < declared <= WHOLE_BYTES:
+            with anyio.move_on_after(self._grace_s + declared / SLOWEST_BYTES_PER_S) as late:
+                if (body := await at_once["read"](declared)) is not None:
+                    receive = _replay(body, receive)
+            if late.cancelled_caught:
+                raise TooSlow("the body arrived too slowly")
+        received = await self._receive(receive, reservation, max_bytes)
         encoding = headers.get("content-encoding", "").lower()
         encoding = next((one for one in ("gzip", "zstd") if one in encoding), "")
         if not encoding or not received.size or _stored_compressed(headers):
@@ -314,20 +318,6 @@ class RequestBody:
         if size > WHOLE_BYTES:
             return inflated, size
         return await self._inflating.run(b"".join, inflated), size
-
-    async def _receive_at_once(
-        self, declared: int, read: Callable[[int], Awaitable[bytearray | None]] | None
-    ) -> ReceivedBody | None:
-        """A body of some size, where the server has a way; else None, and nothing was read."""
-        if read is None or not SMALL_BYTES < declared <= WHOLE_BYTES:
-            return None
-        with anyio.move_on_after(self._grace_s + declared / SLOWEST_BYTES_PER_S):
-            if (body := await read(declared)) is None:
-                return None
-            received = ReceivedBody(declared)
-            received.add(body)
-            return received
-        raise TooSlow("the body arrived too slowly")
 
     async def _receive(
         self, receive: Receive, reservation: Reservation, max_bytes: int

@@ -36,7 +36,6 @@ from atroposlib.api.guards.body_limits import POSTS, REFUSALS, WHOLE_BODY, retry
 _FLUSH_S = 60.0  # time to send the last reply; then the connection is aborted
 _TURNED_AWAY = 64  # connections beyond the limit that are answered, of the spare files
 _TURN_AWAY_S = 1.0  # for the client to read that answer
-_ROOM = 512  # bytes after a body
 _FRAMING = 8  # bytes of chunk sizes, extensions and trailers for each byte of a body
 
 
@@ -201,10 +200,6 @@ class SlowClientProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         if not self._over():
             self._body_bytes += len(body)
-            cycle: Any = self.cycle
-            # b"" += body copies nothing; a bytearray takes many pieces, as of small chunks.
-            if not (cycle.body and isinstance(cycle.body, bytearray)):
-                cycle.body = bytearray(cycle.body) if cycle.body else b""
             super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -220,37 +215,27 @@ class SlowClientProtocol(HttpToolsProtocol):
             self._enter(ReceivePhase.REST if self._in_body() else ReceivePhase.IDLE)
 
     async def _read_whole(self, size: int) -> bytearray | None:
-        """The body of so many bytes, received into its memory without the parser; None if it has
-        to be received as usual.
-
-        Each piece would be copied three times, and wake the application.
-        """
-        cycle: Any = self.cycle
-        more = size - len(cycle.body)
-        usual = cycle.waiting_for_100_continue or not cycle.more_body or more <= 0
-        if usual or self._phase is not ReceivePhase.BODY or not self.flow.read_paused:
+        """The body, received without copies and the parser; None: it is received as usual."""
+        cycle = self.cycle
+        if cycle.waiting_for_100_continue or cycle.disconnected or not cycle.more_body:
             return None
-        rest = _RestOfBody(self, cycle.body, size)
-        cycle.body = b""
+        self.flow.pause_reading()
+        rest, cycle.body = _RestOfBody(self, bytes(cycle.body), size), bytearray()
         cycle.message_event.clear()
         self.transport.set_protocol(rest)
         self.flow.resume_reading()
         await cycle.message_event.wait()
-        cycle.message_event.clear()
         if rest.filled < size:
             raise ClientDisconnect
         return rest.body
 
-    def _received(self, n_bytes: int, last: bool) -> None:
-        """Bytes of a body were received without the parser."""
+    def _received_rest(self, n_bytes: int, last: bool) -> None:
         self._body_bytes += n_bytes
         if last:
             self.flow.pause_reading()
             self.transport.set_protocol(self)
             self.parser = HttpRequestParser(self)  # the old one still waits for the body
-            self.cycle.more_body = False
-            self.cycle.message_event.set()
-            self._enter(ReceivePhase.IDLE if self._answered() else ReceivePhase.REPLY)
+            self.on_message_complete()
             self.flow.resume_reading()
 
     # --- deadlines ----------------------------------------------------------------
@@ -318,28 +303,17 @@ class SlowClientProtocol(HttpToolsProtocol):
 class _RestOfBody(asyncio.BufferedProtocol):
     """Receives what is missing of a body, in place of the protocol of its connection."""
 
-    def __init__(self, owner: SlowClientProtocol, begun: bytes | bytearray, size: int) -> None:
+    def __init__(self, owner: SlowClientProtocol, begun: bytes, size: int) -> None:
         self._owner, self.filled = owner, len(begun)
-        self.body = bytearray(size + _ROOM)
-        del self.body[size:]  # keeps the room: missing members are added without a copy
-        self.body[: self.filled] = begun
-        self._view = memoryview(self.body)
+        self.body = bytearray(begun).ljust(size, b"\0")
+        self.connection_lost = owner.connection_lost  # type: ignore[method-assign]
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._view[self.filled :]
+        return memoryview(self.body)[self.filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self.filled += nbytes
-        last = self.filled == len(self._view)
-        if last:
-            self._view.release()
-        self._owner._received(nbytes, last)
-
-    def eof_received(self) -> None:
-        self._owner.eof_received()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._owner.connection_lost(exc)
+        self._owner._received_rest(nbytes, self.filled == len(self.body))
 
 
 class _Busy:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
 
@@ -75,12 +74,17 @@ def data_routes(service: RolloutService, hold_s: float) -> APIRouter:
 async def accept_posted(
     service: RolloutService,
     request: Request,
-    read: Callable[[formats.Body, str, bool], list[ParsedGroup]],
+    read: Callable[[formats.Body, str], list[ParsedGroup]],
     hold_s: float,
 ) -> list[Accepted]:
     """Parse the body by ``read`` and accept its groups."""
     body, kind = await body_of(request), request.headers.get("content-type", "")
-    groups = await _parsed(service, body, kind, read)
+    if formats.is_quick(body, kind):
+        async with service.context.parsing:  # one in a turn of the loop
+            await asyncio.sleep(0)
+            groups = read(body, kind)
+    else:
+        groups = await service.context.threads.parsing.run(read, body, kind)
     return await service.posts.accept(
         Post(
             groups,
@@ -93,25 +97,11 @@ async def accept_posted(
     )
 
 
-async def _parsed(
-    service: RolloutService,
-    body: formats.Body,
-    kind: str,
-    read: Callable[[formats.Body, str, bool], list[ParsedGroup]],
-) -> list[ParsedGroup]:
-    if formats.is_quick(body, kind):  # a thread would cost more
-        with suppress(formats.TakesLong):
-            async with service.context.parsing:
-                await asyncio.sleep(0)  # other requests are served between two of them
-                return read(body, kind, True)
-    return await service.context.threads.parsing.run(read, body, kind, False)
-
-
 def _routes_in(router: APIRouter, service: RolloutService, hold_s: float) -> None:
     @router.post("/scored_data", openapi_extra=ONE_GROUP, responses=refusals(404, 409))
     async def scored_data(request: Request) -> Response:
-        def read_one(body: formats.Body, kind: str, quick: bool) -> list[ParsedGroup]:
-            return [read_group(body, kind, request.headers.get(KEY_HEADER), quick)]
+        def read_one(body: formats.Body, kind: str) -> list[ParsedGroup]:
+            return [read_group(body, kind, request.headers.get(KEY_HEADER))]
 
         [accepted] = await accept_posted(service, request, read_one, hold_s)
         reply: dict[str, Any] = {"status": "received"}

@@ -38,10 +38,9 @@ from atroposlib.errors import CorruptPayload
 # An ASGI extension; its "now" cuts the connection at once (``transport.abort``).
 ABORT_EXTENSION = "atropos.abort"
 RESET_EXTENSION = "atropos.reset"  # its "call" takes what to await after a reset
-CHUNK_BYTES = 512 * 2**10
+CHUNK_BYTES = 256 * 2**10
 WINDOW_BYTES = 2 * 2**20  # small groups are read together, a larger one alone
-JOINED_BYTES = 64 * 2**10
-AHEAD_BYTES = 2**20  # of the body, that are made ahead
+AHEAD_BYTES = 2**19  # of the body, that are made ahead
 
 
 class DeliveryReply(Response):
@@ -213,25 +212,23 @@ def _windows_of(members: Sequence[BatchMember]) -> Iterator[Sequence[BatchMember
     yield members[start:]
 
 
-def _chunks(pieces: Sequence[bytes]) -> Iterator[bytes | memoryview]:
-    """Small pieces joined, and large ones in parts that are not copied."""
-    held: list[bytes] = []
+def _chunks(pieces: Sequence[bytes]) -> Iterator[bytes]:
+    held: list[memoryview] = []
     size = 0
     for piece in pieces:
-        if held and size + len(piece) > JOINED_BYTES:
-            yield b"".join(held)
-            held, size = [], 0
-        if len(piece) <= JOINED_BYTES:
-            held.append(piece)
-            size += len(piece)
-            continue
-        for at in range(0, len(piece), CHUNK_BYTES):
-            yield memoryview(piece)[at : at + CHUNK_BYTES]
+        view = memoryview(piece)
+        while len(view):
+            held.append(view[: CHUNK_BYTES - size])
+            size += len(held[-1])
+            view = view[len(held[-1]) :]
+            if size == CHUNK_BYTES:
+                yield b"".join(held)
+                held, size = [], 0
     if held:
         yield b"".join(held)
 
 
-def _body(data: bytes | memoryview, more: bool = True) -> Message:
+def _body(data: bytes, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 

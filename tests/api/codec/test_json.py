@@ -9,7 +9,7 @@ import pytest
 
 from atroposlib.api.codec import json as intake_json
 from atroposlib.api.codec import read_group, read_groups
-from atroposlib.api.codec.formats import ParsedGroup, TakesLong
+from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.codec.json_columns import KEYS, parse_columns
 from atroposlib.api.codec.json_pieces import split_list
 from atroposlib.api.common.records import Media
@@ -167,28 +167,6 @@ def test_valid_groups_take_the_fast_path(monkeypatch):
     messages = [[{"role": "user", "content": "é\n"}], []]
     group = GROUP | {"messages": messages, "inference_logprobs": [[1.0, -1, -2], [1.0, -0.5]]}
     assert msgspec.json.decode(read(group).payload, type=ScoredData).messages == messages
-
-
-LONG = {name: [row * 5000 for row in GROUP[name]] for name in ("tokens", "masks")}
-
-
-def test_a_large_group_that_is_proven_valid_is_read_quickly_from_the_bytes_received():
-    body = bytearray(json.dumps(GROUP | LONG).encode())
-    parsed = read_group(bytes(body), "application/json", "k")
-    quick = read_group(body, "application/json", "k", quick=True)
-    assert quick == parsed and quick.payload is body
-
-
-@pytest.mark.parametrize(
-    "more",
-    [{"scores": [True, 0]}, {"metadata": [{}] * 2000}, {"x": [[]] * 10_000}, {"tokens": 1}],
-)
-def test_a_large_group_that_takes_the_full_decoder_is_left_to_a_thread(more):
-    body = json.dumps(GROUP | LONG | more).encode()
-    with pytest.raises(TakesLong):
-        read_group(body, "application/json", quick=True)
-    with pytest.raises(TakesLong):
-        read_groups(b"[" + body + b"]", "application/json", quick=True)
 
 
 def test_an_empty_list_in_an_optional_field_counts_as_absent():

@@ -43,41 +43,6 @@ class NewRow:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Put:
-    """The arguments of one put, see :meth:`atroposlib.api.store.sql.sql_store.Store.put`."""
-
-    groups: Sequence[NewGroup]
-    revision: int
-    complete: BufferPolicy
-    confirmed: Sequence[int]
-    doubt: bool
-
-
-class PutsDiffer(StoreError):
-    """The puts cannot be joined."""
-
-
-def joined(puts: Sequence[Put]) -> Put:
-    """The puts as one, in their order.
-
-    Raises:
-        PutsDiffer: they were made for different runs, or have equal groups without keys, of
-            which one may repeat the other.
-    """
-    first = puts[0]
-    if len(puts) == 1:
-        return first
-    same = (first.revision, first.complete, first.doubt)
-    groups = [group for put in puts for group in put.groups]
-    keyless = [(group.env, group.digest) for group in groups if group.key is None]
-    differ = any((put.revision, put.complete, put.doubt) != same for put in puts)
-    if differ or len(set(keyless)) < len(keyless):
-        raise PutsDiffer("the puts are run one by one")
-    confirmed = {gid: None for put in puts for gid in put.confirmed}
-    return replace(first, groups=groups, confirmed=tuple(confirmed))
-
-
 @dataclass(frozen=True)
 class _Known:
     gid: int
@@ -99,9 +64,6 @@ def put(
     with counting(connection) as counters:
         counters.meta.require_revision(revision)
         mark(connection, confirmed=confirmed)
-        if any(new_row.group.key is None for new_row in new_rows):
-            since = new_rows[0].group.arrived - LOST_REPLY_WINDOW_S
-            connection.execute("DELETE FROM unconfirmed WHERE at < ?", (since,))
         repeats = _repeats(connection, new_rows, doubt)
         known = _known(connection, new_rows)
         fresh = [one for one in _fresh(new_rows, known) if id(one) not in repeats]
@@ -167,6 +129,8 @@ def _insert(counters: QueueCounters, new_row: NewRow) -> _Known:
         ),
     )
     if group.key is None:
+        since = group.arrived - LOST_REPLY_WINDOW_S
+        counters.connection.execute("DELETE FROM unconfirmed WHERE at < ?", (since,))
         counters.connection.execute(
             "INSERT INTO unconfirmed VALUES (?, ?, ?, ?, 0)",
             (gid, env, group.digest, group.arrived),

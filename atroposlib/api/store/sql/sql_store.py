@@ -16,7 +16,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from itertools import islice
 from pathlib import Path
 
 from atroposlib.api.common.records import (
@@ -43,7 +42,7 @@ from atroposlib.api.store.sql import put as put_queries
 from atroposlib.api.store.sql import run as run_queries
 from atroposlib.api.store.sql.claim import BatchRow
 from atroposlib.api.store.sql.ledger import Arrival
-from atroposlib.api.store.sql.put import NewRow, Put, joined
+from atroposlib.api.store.sql.put import NewRow
 from atroposlib.api.store.sql.schema import (
     MAX_INT64,
     MEDIA,
@@ -146,19 +145,14 @@ class Store(ABC):
     ) -> Future[list[Stored]]:
         """:meth:`put` without blocking, for an event loop."""
 
-        put = Put(groups, revision, complete, confirmed, doubt)
-        n_bytes = sum(len(group.payload) for group in groups)
-        return self._writer.submit_joint(self._put_all, put, n_bytes)
+        def work(connection: Connection) -> list[Stored]:
+            new_rows = [NewRow(group, self._body(group)) for group in groups]
+            return put_queries.put(
+                *(connection, new_rows, revision, complete),
+                *(self._require_capacity, self._keep, confirmed, doubt),
+            )
 
-    def _put_all(self, connection: Connection, puts: Sequence[Put]) -> list[list[Stored]]:
-        joint = joined(puts)
-        new_rows = [NewRow(group, self._body(group)) for group in joint.groups]
-        stored = put_queries.put(
-            *(connection, new_rows, joint.revision, joint.complete),
-            *(self._require_capacity, self._keep, joint.confirmed, joint.doubt),
-        )
-        answers = iter(stored)
-        return [list(islice(answers, len(put.groups))) for put in puts]
+        return self._writer.submit(work, sum(len(group.payload) for group in groups))
 
     def _require_capacity(self, meta: QueueMeta, new_bytes: int) -> None:
         if meta.retained_bytes + new_bytes > self.max_bytes:

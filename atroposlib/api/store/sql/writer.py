@@ -2,9 +2,8 @@
 
     caller threads --do--> [waiting] --writer--> BEGIN, a savepoint each, COMMIT --> replies
 
-Many small writes share one fsync. Waiting operations of one kind run as one, unless that is
-rejected. A rejected operation is rolled back to its savepoint and does not affect the others. If
-the database fails, each operation of the transaction runs
+Many small writes share one fsync. A rejected operation is rolled back to its savepoint and
+does not affect the others. If the database fails, each operation of the transaction runs
 again in a separate transaction, so only the failing one gets the error.
 """
 
@@ -21,10 +20,7 @@ from atroposlib.api.store.sql.schema import Connection
 from atroposlib.errors import AtroposError, StoreError
 
 T = TypeVar("T")
-U = TypeVar("U")
 Work = Callable[[Connection], T]
-# Runs several operations of one kind, given by their items, as one.
-Joint = Callable[[Connection, Sequence[U]], Sequence[T]]
 _Outcome = tuple[Any, "AtroposError | None"]
 
 MAX_OPERATIONS = 64  # per transaction: with more, the first caller waits longer than an fsync
@@ -66,8 +62,6 @@ class Database(Connection, Protocol):
 class _Operation:
     work: Work[Any]
     n_bytes: int
-    joint: Joint[Any, Any] | None = None
-    item: Any = None
     reply: Future[Any] = field(default_factory=Future)
 
 
@@ -95,19 +89,13 @@ class Writer:
         """
         return result_of(self.submit(work))
 
-    def submit(self, work: Work[T]) -> Future[T]:
+    def submit(self, work: Work[T], n_bytes: int = 0) -> Future[T]:
         """Queue ``work`` for a transaction; the future gets its result once it is durable.
 
         Raises:
             StoreError: the writer is closed.
         """
-        return self._submit(_Operation(work, 0))
-
-    def submit_joint(self, joint: Joint[U, T], item: U, n_bytes: int) -> Future[T]:
-        """:meth:`submit` for an operation that may be run with others of the same ``joint``."""
-        return self._submit(_Operation(lambda c: joint(c, [item])[0], n_bytes, joint, item))
-
-    def _submit(self, operation: _Operation) -> Future[Any]:
+        operation = _Operation(work, n_bytes)
         with self._wake:
             if not self._open:
                 raise StoreError("the store is closed")
@@ -176,19 +164,14 @@ class Writer:
             _refuse(operations, StoreError("the store failed; its log has the traceback"))
 
     def _outcomes(self, operations: list[_Operation]) -> list[_Outcome]:
-        joint = operations[0].joint
-        try:  # without savepoints, which copy every written page
-            if len(operations) == 1:
-                return [(operations[0].work(self._database), None)]
-            if joint is not None and all(one.joint == joint for one in operations):
-                values = joint(self._database, [one.item for one in operations])
-                return [(value, None) for value in values]
+        if len(operations) > 1:
+            return [self._attempt(operation) for operation in operations]
+        try:  # one operation needs no savepoint, which copies every written page
+            return [(operations[0].work(self._database), None)]
         except AtroposError as refused:
             self._database.rollback()
             self._database.begin()
-            if len(operations) == 1:
-                return [(None, refused)]
-        return [self._attempt(operation) for operation in operations]
+            return [(None, refused)]
 
     def _attempt(self, operation: _Operation) -> _Outcome:
         database = self._database
