@@ -120,7 +120,15 @@ def test_the_other_yaml_names_trackers_of_the_trainer_and_a_job_of_prometheus():
     ]
     assert set(trackers["trainer"]["settings"]["trackers"]) <= set(TRACKERS)
     assert prometheus["scrape_configs"][0]["job_name"] == "atropos"
-    assert len(blocks("yaml")) == 4
+    assert len(blocks("yaml")) == 5
+
+
+def test_the_yaml_about_rewards_is_a_run_of_the_dataset_environment():
+    from atroposlib.environments.dataset_environment import DatasetConfig, rewards_of
+
+    [(_, code)] = blocks("yaml", page="docs/rewards.md")
+    config = DatasetConfig(**yaml.safe_load(code)["env"])
+    assert list(rewards_of(config)) == ["accuracy", "format"]
 
 
 def test_the_lines_about_rewards_run():
