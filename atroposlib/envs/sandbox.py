@@ -95,8 +95,6 @@ exec(code, {"__name__": "__main__", "exit": sys.exit, "quit": sys.exit})
 """
 # Follows a program whose function is called. What the program prints goes to standard error.
 CALLS = """
-
-
 import json as _json, sys as _sys
 _results, _sys.stdout = _sys.stdout, _sys.stderr
 for _line in _sys.stdin:
@@ -176,10 +174,8 @@ def arguments(kind: Kind, limits: Limits, program_fd: int, status_fd: int) -> li
     size, folders = str(limits.folder_bytes), []
     for path in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
         linked = os.path.islink(path)
-        folders += [
-            *(("--symlink", os.readlink(path)) if linked else ("--ro-bind-try", path)),
-            path,
-        ]
+        folders += ["--symlink", os.readlink(path)] if linked else ["--ro-bind-try", path]
+        folders.append(path)
     return [
         *(bwrap, "--json-status-fd", str(status_fd), "--die-with-parent", "--new-session"),
         *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),

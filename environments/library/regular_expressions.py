@@ -14,9 +14,9 @@ from atroposlib.envs.function_env.card import Card
 from atroposlib.errors import ConfigError
 
 try:
-    import regex  # has a time limit; a dependency of transformers
+    import regex  # has a time limit
 except ImportError as error:
-    raise ConfigError("needs regex: pip install 'atroposlib[transformers]'") from error
+    raise ConfigError("needs regex: pip install 'atroposlib[examples]'") from error
 
 VOWELS, CONSONANTS, DIGITS = "aeiou", "bcdfghjklmnpqrstvwxyz", "0123456789"
 # A piece in words, as an expression, and its characters with the least and most of them.
@@ -105,7 +105,7 @@ CARD = Card(
     data="made on the spot",
     licence="MIT",
     gold=lambda task: f"<answer>{task['pattern']}</answer>",
-    extras="atroposlib[transformers]",
+    extras="atroposlib[examples]",
 )
 
 
