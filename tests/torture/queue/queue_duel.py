@@ -256,6 +256,8 @@ class Duel:
             assert isinstance(got, list) and all(one.duplicate for one in got), got
         kept = [gid for gid, one in groups if one.state in KEEPS_PAYLOAD]
         self.require_payloads(kept)
+        if self.store._archived is None:
+            assert self.store.kept(0, len(groups) + 1) == kept
         for gid, one in groups:
             if one.state not in KEEPS_PAYLOAD:
                 assert outcome(lambda gid=gid: self.store.read([gid])) is CorruptPayload
