@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import os
 import resource
@@ -37,8 +36,6 @@ _GRACE_S = 5  # for replies being sent; waiting calls return at once
 _LEAST_CONNECTIONS = 4
 # Python's 5 ms would delay the event loop while large bodies are parsed; less costs more switches.
 _SWITCH_S = 0.002
-# M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: malloc keeps so much, else each post maps fresh pages.
-_KEPT = {-1: 16 * 2**20, -3: 4 * 2**20}
 _SPARE_FILES = 128  # in addition to connections: store, logs, threads
 
 
@@ -63,9 +60,6 @@ def serve(options: argparse.Namespace) -> None:
         config = uvicorn.Config(RequestLog(app), **_settings(options))
         server = ApiServer(config, app)
         sys.setswitchinterval(_SWITCH_S)
-        if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-            for option, n_bytes in _KEPT.items():
-                libc.mallopt(option, n_bytes)
         gc.freeze()  # a full collection of the imports holds the event loop for 50 ms
         with server.signals():
             # from the next line on a client may call; it waits, unrefused

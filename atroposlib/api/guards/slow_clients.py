@@ -229,15 +229,6 @@ class SlowClientProtocol(HttpToolsProtocol):
             raise ClientDisconnect
         return rest.body
 
-    def _received_rest(self, n_bytes: int, last: bool) -> None:
-        self._body_bytes += n_bytes
-        if last:
-            self.flow.pause_reading()
-            self.transport.set_protocol(self)
-            self.parser = HttpRequestParser(self)  # the old one still waits for the body
-            self.on_message_complete()
-            self.flow.resume_reading()
-
     # --- deadlines ----------------------------------------------------------------
 
     def _answered(self) -> bool:
@@ -312,8 +303,14 @@ class _RestOfBody(asyncio.BufferedProtocol):
         return memoryview(self.body)[self.filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.filled += nbytes
-        self._owner._received_rest(nbytes, self.filled == len(self.body))
+        owner, self.filled = self._owner, self.filled + nbytes
+        owner._body_bytes += nbytes
+        if self.filled == len(self.body):
+            owner.flow.pause_reading()
+            owner.transport.set_protocol(owner)
+            owner.parser = HttpRequestParser(owner)  # the old one still waits for the body
+            owner.on_message_complete()
+            owner.flow.resume_reading()
 
 
 class _Busy:

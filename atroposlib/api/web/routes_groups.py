@@ -14,6 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from atroposlib.api.codec import formats, read_group, read_groups
 from atroposlib.api.codec.delivery import latest_json
 from atroposlib.api.codec.formats import ParsedGroup
+from atroposlib.api.codec.json import quick_group
 from atroposlib.api.common.records import Accepted, Media
 from atroposlib.api.guards.auth import RETRY_AFTER_S, caller_of
 from atroposlib.api.guards.body_limits import TURN_KEY
@@ -76,14 +77,14 @@ async def accept_posted(
     request: Request,
     read: Callable[[formats.Body, str], list[ParsedGroup]],
     hold_s: float,
+    quick: Callable[[formats.Body], list[ParsedGroup]] = lambda _: [],
 ) -> list[Accepted]:
-    """Parse the body by ``read`` and accept its groups."""
+    """Parse the body by ``read``, or by ``quick`` if that finds any, and accept its groups."""
     body, kind = await body_of(request), request.headers.get("content-type", "")
-    if formats.is_quick(body, kind):
-        async with service.context.parsing:  # one in a turn of the loop
-            await asyncio.sleep(0)
-            groups = read(body, kind)
-    else:
+    async with service.context.parsing:  # one in a turn of the loop
+        await asyncio.sleep(0)
+        groups = read(body, kind) if formats.is_quick(body, kind) else quick(body)
+    if not groups:
         groups = await service.context.threads.parsing.run(read, body, kind)
     return await service.posts.accept(
         Post(
@@ -100,10 +101,13 @@ async def accept_posted(
 def _routes_in(router: APIRouter, service: RolloutService, hold_s: float) -> None:
     @router.post("/scored_data", openapi_extra=ONE_GROUP, responses=refusals(404, 409))
     async def scored_data(request: Request) -> Response:
-        def read_one(body: formats.Body, kind: str) -> list[ParsedGroup]:
-            return [read_group(body, kind, request.headers.get(KEY_HEADER))]
+        key = request.headers.get(KEY_HEADER)
 
-        [accepted] = await accept_posted(service, request, read_one, hold_s)
+        def read_one(body: formats.Body, kind: str) -> list[ParsedGroup]:
+            return [read_group(body, kind, key)]
+
+        quick = partial(quick_group, key=key)
+        [accepted] = await accept_posted(service, request, read_one, hold_s, quick)
         reply: dict[str, Any] = {"status": "received"}
         if accepted.buffered:
             reply = {"status": "buffered", "buffer_size": accepted.buffer_size}
