@@ -127,8 +127,11 @@ def check(python: str, folder: Path, max_mb: int) -> None:
             raise Failed(f"{command} --help took {seconds:.1f} s of CPU")
     for words, extra in LACKING.items():
         require_extra(bin_folder / "atropos", words, extra, folder)
-    for name in sorted(path.stem for path in (ROOT / "environments").glob("*.py")):
-        module = f"atroposlib.environments.{name}"
+    for path in sorted((ROOT / "environments").rglob("*.py")):
+        inner = path.relative_to(ROOT / "environments").with_suffix("")
+        if inner.name == "__init__" or inner.parts[0] == "common":
+            continue
+        module = ".".join(("atroposlib.environments", *inner.parts))
         run(f"-m {module} --help", [inside, "-m", module, "process", "--help"], folder)
     path = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
     run("env list", [str(bin_folder / "atropos"), "env", "list"], folder)
