@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from atroposlib.environments.common import answers
+from atroposlib.environments.common import answers, instructions
 from atroposlib.envs import Reward, environment
 from atroposlib.envs.reward_fns.math_verify.checker import Correctness, MathVerifier, boxed
 from atroposlib.errors import ConfigError, DatasetUnavailable
@@ -34,7 +34,7 @@ Numbers = dict[str, float]
 
 
 class Question(NamedTuple):
-    """One question; ``answer`` is a letter, a formula, or the accepted texts."""
+    """One question; ``answer`` is a letter, a formula, accepted texts, or instructions."""
 
     text: str
     answer: Any
@@ -45,7 +45,7 @@ class Question(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """How the answer is asked for, how it is checked, and how a right reply ends."""
+    """How the answer is asked for ("": not at all), how it is checked, how a right reply ends."""
 
     ask: str
     check: Callable[[str, Any], Any]  # reply, answer -> numbers or None, sync or async
@@ -77,6 +77,19 @@ async def check_formula(reply: str, gold: str) -> Numbers | None:
     return {"exact": float(verdict is Correctness.CORRECT), "answered": float(answered)}
 
 
+def check_instructions(reply: str, wanted: list[Any]) -> Numbers | None:
+    text = answers.after_thinking(reply).strip()
+    numbers = {"answered": float(bool(text))}
+    for end, loose in (("", False), ("_loose", True)):
+        verdicts = instructions.followed(text, wanted, loose=loose)
+        if None in verdicts:  # the language cannot be told
+            return None
+        numbers[f"exact{end}"] = float(all(verdicts))
+        numbers[f"instructions{end}"] = sum(map(bool, verdicts)) / len(verdicts)
+    return numbers
+
+
+FORM = Kind("", check_instructions, str)
 CHOICE = Kind(
     "End with a line 'Answer: X', where X is the letter of the right option.",
     check_letter,
@@ -184,6 +197,12 @@ class Benchmark:
         return tasks
 
 
+def ifeval(row: Row) -> Question:
+    """Absent arguments are None on the hub."""
+    given = [{k: v for k, v in one.items() if v is not None} for one in row["kwargs"]]
+    return Question(row["prompt"], list(zip(row["instruction_id_list"], given, strict=True)))
+
+
 def mmlu(row: Row) -> Question:
     return choice(row["question"], list(row["choices"]), row["answer"], row["subject"])
 
@@ -219,6 +238,7 @@ BENCHMARKS = {
         ),
         "train",
     ),
+    "ifeval": Benchmark("google/IFEval", "train", FORM, ifeval),
     "math500": Benchmark("HuggingFaceH4/MATH-500", "test", FORMULA, formula(topic="subject")),
     "mmlu": Benchmark("cais/mmlu:all", "test", CHOICE, mmlu, "dev"),
     "mmlu_pro": Benchmark("TIGER-Lab/MMLU-Pro", "test", CHOICE, mmlu_pro, "validation"),
@@ -335,12 +355,12 @@ def training_questions(config) -> Iterator[dict[str, Any]]:
 
 def prompt(task: Row, kind: Kind, think: bool) -> list[dict[str, str]]:
     """Messages: the examples with their answers, then the question."""
-    ask = f"{'Think step by step. ' if think else ''}{kind.ask}"
+    ask = f"{'Think step by step. ' if think and kind.ask else ''}{kind.ask}"
     messages = []
     for example in task.get("shots", ()):
         messages.append({"role": "user", "content": f"{example['text']}\n\n{kind.ask}"})
         messages.append({"role": "assistant", "content": kind.says(example["answer"])})
-    return [*messages, {"role": "user", "content": f"{task['text']}\n\n{ask}"}]
+    return [*messages, {"role": "user", "content": f"{task['text']}\n\n{ask}".rstrip()}]
 
 
 @environment(

@@ -34,7 +34,7 @@ GARBAGE = {
     "surrogates": "<answer>\ud800\x00</answer> ```python\n\ud800\x00\n``` ```sql\n\x00\n```",
 }
 TASKS = 8  # per environment and row of the table
-NEED_A_SANDBOX = ("code_execution",)
+NEED_A_SANDBOX = ("code_execution", "code_repair")
 
 
 def found():
