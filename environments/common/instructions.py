@@ -133,7 +133,7 @@ def language(text: str, wanted: str) -> bool | None:
 
 OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 # Zhou et al. (2023), arXiv 2311.07911, table 1: instruction -> (text, arguments) -> followed;
-# None: it cannot be told. Sentences are told apart by their marks, not by a trained model.
+# None: unknown. Sentences are split at their marks, not by a trained model.
 IFEVAL: dict[str, Callable[[str, Arguments], bool | None]] = {
     "keywords:existence": lambda t, a: all(occurrences(t, k) for k in a["keywords"]),
     "keywords:frequency": lambda t, a: related(

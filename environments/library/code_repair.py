@@ -2,9 +2,9 @@
 
     python environments/library/code_repair.py serve
 
-The mistakes are made from seed: an operator, a comparison or a number is another one. The score
-is 1 if the repaired module passes the test and hidden ones; they run in a sandbox, and their
-expected results never enter it (docs/sandbox.md). Needs bubblewrap.
+The mistakes are made from seed: an operator, a comparison or a number is replaced. The score is 1
+if the repaired module passes the test and hidden ones; they run in a sandbox, and their expected
+results never enter it (docs/sandbox.md). Needs bubblewrap.
 """
 
 import ast

@@ -86,7 +86,7 @@ _numbers = itertools.count(1)
 
 
 class Index:
-    """The index of one run. One connection writes; each reader opens one of its own.
+    """The index of one run. One connection writes; each reader opens another.
 
     Args:
         path: created if missing; None for an index in memory.
