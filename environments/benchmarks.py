@@ -82,7 +82,7 @@ def check_instructions(reply: str, wanted: list[Any]) -> Numbers | None:
     numbers = {"answered": float(bool(text))}
     for end, loose in (("", False), ("_loose", True)):
         verdicts = instructions.followed(text, wanted, loose=loose)
-        if None in verdicts:  # the language is unknown
+        if None in verdicts:  # the language is not checked
             return None
         numbers[f"exact{end}"] = float(all(verdicts))
         numbers[f"instructions{end}"] = sum(map(bool, verdicts)) / len(verdicts)

@@ -161,7 +161,9 @@ def gold(task):
 CARD = Card("retrieval", data="made on the spot", licence="MIT", gold=gold, turns="1-10")
 
 
-@environment(tasks, settings=SETTINGS, card=CARD, group_size=8, max_tokens=128)
+@environment(
+    tasks, settings=SETTINGS, card=CARD, group_size=8, max_tokens=128, describe_tools=True
+)
 async def retrieval(task, model):
     reply = await model.use_tools(
         task["question"], tools=tools(task["seed"]), max_turns=MAX_TURNS

@@ -50,10 +50,13 @@ UNCHECKED = {
 }
 
 
+GALLERY = "docs/gallery.md"  # written by scripts/gallery.py: its fences are parts of rollouts
+
+
 def pages():
     for path in sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")):
         name = str(path.relative_to(ROOT))
-        if not name.startswith(HISTORY):
+        if not name.startswith(HISTORY) and name != GALLERY:
             yield name, path.read_text(encoding="utf-8")
 
 

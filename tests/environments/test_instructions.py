@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from atroposlib.environments.common import instructions as form
@@ -79,8 +77,7 @@ def test_loosely_the_first_and_last_line_and_stars_do_not_count():
     assert form.followed('Sure, here:\n"*a*"\nBye', wanted, loose=True) == [True, True]
 
 
-def test_without_langdetect_a_language_cannot_be_told(monkeypatch):
-    monkeypatch.setitem(sys.modules, "langdetect", None)
+def test_a_language_is_not_checked_and_never_called_wrong():
     wanted = [("language:response_language", {"language": "de"})]
     assert form.followed("Guten Tag", wanted) == [None]
 
