@@ -23,7 +23,6 @@ from pydantic import Field
 
 from atroposlib.envs import Reward, environment
 from atroposlib.envs.function_env.config import FunctionEnvConfig
-from atroposlib.envs.function_env.data import split_held_out
 from atroposlib.envs.reward_fns.registry import registry
 from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
@@ -92,21 +91,13 @@ def tasks(config: DatasetConfig, source: str | None, split: str) -> list[dict[st
 
 
 def trained(config: DatasetConfig) -> list[dict[str, Any]]:
-    return halves(config)[0]
+    return tasks(config, config.dataset_name, config.split)
 
 
-def tested(config: DatasetConfig) -> list[dict[str, Any]]:
+def tested(config: DatasetConfig) -> list[dict[str, Any]] | None:
     if not config.eval_split:
-        return halves(config)[1]
+        return None
     return tasks(config, config.eval_dataset_name or config.dataset_name, config.eval_split)
-
-
-def halves(config: DatasetConfig) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Tasks of the split that are trained on, and those held out without an ``eval_split``."""
-    found = tasks(config, config.dataset_name, config.split)
-    parts = split_held_out(found, 0.0 if config.eval_split else config.eval_fraction)
-    kept, apart = ([found[i] for i in part] for part in parts)
-    return kept, apart
 
 
 def rewards_of(config: DatasetConfig) -> dict[str, tuple[Any, float]]:

@@ -8,13 +8,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
+from itertools import count
 from typing import Any
+
+from pydantic import Field
 
 from atroposlib.envs.function_env import FunctionEnvConfig, Model
 from atroposlib.errors import ConfigError
 
 EVAL_SEEDS = 1_000_000  # smaller seeds are evaluated, larger ones trained
 TEMPLATE_TOKENS = 32  # upper bound of the template text around one message
+
+
+class EpisodeConfig(FunctionEnvConfig):
+    """Settings of games that are played turn by turn. A subclass gives ``env_id`` a default."""
+
+    group_size: int = Field(
+        default=8, ge=1, description="episodes from one seed, scored together"
+    )
+    max_token_length: int = Field(default=4096, ge=1, description="most tokens of a player")
+    max_tokens: int = Field(default=128, ge=1, description="most tokens of one turn")
+    eval_items: int = Field(default=32, ge=1, description="episodes evaluated")
+    env_id: str
+    env_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="arguments of the package's make"
+    )
+    cut_reward: float | None = Field(
+        default=None, description="final score of an episode cut by a limit; None: no score"
+    )
 
 
 def imported(name: str, extra: str) -> tuple[Any, str]:
@@ -35,12 +56,14 @@ def episode(env_id: str, seed: int, package: str) -> dict[str, Any]:
     return {"id": f"{env_id}/{seed}", "seed": seed, "source": source}
 
 
-def training_episodes(env_id: str, seed: int, package: str) -> Iterator[dict[str, Any]]:
+def training_episodes(config: EpisodeConfig, package: str) -> Iterator[dict[str, Any]]:
     """Episodes without end, from other game seeds for every ``seed`` of the settings."""
-    number = EVAL_SEEDS + 10_000_000 * seed
-    while True:
-        yield episode(env_id, number, package)
-        number += 1
+    for number in count(EVAL_SEEDS + 10_000_000 * config.seed):
+        yield episode(config.env_id, number, package)
+
+
+def held_out_episodes(config: EpisodeConfig, package: str) -> list[dict[str, Any]]:
+    return [episode(config.env_id, number, package) for number in range(config.eval_items)]
 
 
 def fits(model: Model, text: str, config: FunctionEnvConfig, used: int | None = None) -> bool:

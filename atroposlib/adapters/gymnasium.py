@@ -19,8 +19,14 @@ from typing import Any
 
 from pydantic import Field
 
-from atroposlib.adapters import episode, fits, imported, training_episodes
-from atroposlib.envs.function_env import FunctionEnvConfig, Model, Reward, environment
+from atroposlib.adapters import (
+    EpisodeConfig,
+    fits,
+    held_out_episodes,
+    imported,
+    training_episodes,
+)
+from atroposlib.envs.function_env import Model, Reward, environment
 from atroposlib.errors import ConfigError
 
 PROMPT = (
@@ -66,28 +72,16 @@ class Score(str, Enum):
     FINAL = "final"  # the last one, such as reaching the goal
 
 
-class GymnasiumConfig(FunctionEnvConfig):
+class GymnasiumConfig(EpisodeConfig):
     """Settings of the game."""
 
-    group_size: int = Field(
-        default=8, ge=1, description="episodes from one seed, scored together"
-    )
-    max_token_length: int = Field(default=4096, ge=1, description="most tokens of an episode")
-    max_tokens: int = Field(default=128, ge=1, description="most tokens of one turn")
-    eval_items: int = Field(default=32, ge=1, description="episodes evaluated")
     env_id: str = Field(default="FrozenLake-v1", description="as gymnasium registers it")
-    env_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="arguments of gymnasium.make"
-    )
     action_names: list[str] | None = Field(
         default=None, description="words for actions 0, 1, ...; None: known ones, else numbers"
     )
     max_turns: int = Field(default=30, ge=1, description="most turns of an episode")
     reward: Score = Field(default=Score.DISCOUNTED, description="discounted or final")
     discount: float = Field(default=0.99, ge=0, le=1, description="per turn; 1: the sum")
-    cut_reward: float | None = Field(
-        default=None, description="final score of an episode cut by a limit; None: no score"
-    )
     illegal_action: Illegal = Field(default=Illegal.END, description="end, ask_again or noop")
     illegal_reward: float = Field(default=-1.0, description="reward of a turn without action")
     noop_action: int = Field(default=0, ge=0, description="number of the action of noop")
@@ -191,12 +185,11 @@ def training(config: GymnasiumConfig) -> Iterator[dict[str, Any]]:
     game.env.close()
     if config.noop_action >= len(game.names):
         raise ConfigError(f"--env.noop_action: {config.env_id} has {len(game.names)} actions")
-    return training_episodes(config.env_id, config.seed, game.package)
+    return training_episodes(config, game.package)
 
 
 def held_out(config: GymnasiumConfig) -> list[dict[str, Any]]:
-    package = imported("gymnasium", "gymnasium")[1]
-    return [episode(config.env_id, seed, package) for seed in range(config.eval_items)]
+    return held_out_episodes(config, imported("gymnasium", "gymnasium")[1])
 
 
 @environment(training, eval_dataset=held_out, config=GymnasiumConfig)

@@ -18,8 +18,14 @@ from typing import Any
 
 from pydantic import Field
 
-from atroposlib.adapters import episode, fits, imported, training_episodes
-from atroposlib.envs.function_env import FunctionEnvConfig, Model, Reward, environment
+from atroposlib.adapters import (
+    EpisodeConfig,
+    fits,
+    held_out_episodes,
+    imported,
+    training_episodes,
+)
+from atroposlib.envs.function_env import Model, Reward, environment
 from atroposlib.errors import ConfigError
 
 MAX_PLAYERS = 8
@@ -31,17 +37,10 @@ REFUSALS = (
 )
 
 
-class TextArenaConfig(FunctionEnvConfig):
+class TextArenaConfig(EpisodeConfig):
     """Settings of the game."""
 
-    group_size: int = Field(default=8, ge=1, description="games from one seed")
-    max_token_length: int = Field(default=4096, ge=1, description="most tokens of a player")
-    max_tokens: int = Field(default=128, ge=1, description="most tokens of one turn")
-    eval_items: int = Field(default=32, ge=1, description="games evaluated")
     env_id: str = Field(default="GuessTheNumber-v0", description="as textarena registers it")
-    env_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="arguments of textarena.make"
-    )
     players: int | None = Field(
         default=None,
         ge=1,
@@ -51,9 +50,6 @@ class TextArenaConfig(FunctionEnvConfig):
         default=True, description="train every player; false: player 0 only"
     )
     max_turns: int = Field(default=60, ge=1, description="most turns of all players together")
-    cut_reward: float | None = Field(
-        default=None, description="score of a game cut by a limit; None: no score"
-    )
 
 
 class Match:
@@ -129,12 +125,11 @@ def _arena() -> tuple[Any, str]:
 def training(config: TextArenaConfig) -> Iterator[dict[str, Any]]:
     game = Match(config, 0)  # a game that cannot be played fails before the first rollout
     game.observe()
-    return training_episodes(config.env_id, config.seed, game.package)
+    return training_episodes(config, game.package)
 
 
 def held_out(config: TextArenaConfig) -> list[dict[str, Any]]:
-    package = _arena()[1]
-    return [episode(config.env_id, seed, package) for seed in range(config.eval_items)]
+    return held_out_episodes(config, _arena()[1])
 
 
 class Seats:

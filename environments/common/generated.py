@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
+from atroposlib.envs.reward_fns.math_verify.checker import after_thinking
 from atroposlib.errors import ConfigError
 
 SETTINGS: dict[str, Any] = {
@@ -40,16 +41,20 @@ def distinct(
     return list(tasks.values())
 
 
+def tasks_of(make: Callable[[random.Random], dict[str, Any] | None]) -> Callable[..., Any]:
+    """A data set of :func:`distinct` tasks, as many as the settings name."""
+    return lambda config: distinct(make, config.tasks, config.seed)
+
+
 def answer_in(text: str) -> str | None:
     """Content of the one pair of answer tags after the thinking; None without exactly one."""
-    found = _ANSWER.findall(text.rpartition("</think>")[2])
+    found = _ANSWER.findall(after_thinking(text))
     return found[0].strip() if len(found) == 1 else None
 
 
 def code_in(text: str, language: str) -> str | None:
     """The one fenced block after the thinking; None without exactly one."""
-    after = text.rpartition("</think>")[2]
-    found = re.findall(rf"```(?:{language})?\n(.*?)```", after, re.DOTALL)
+    found = re.findall(rf"```(?:{language})?\n(.*?)```", after_thinking(text), re.DOTALL)
     return found[0] if len(found) == 1 else None
 
 

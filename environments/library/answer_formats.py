@@ -12,7 +12,7 @@ import xml.etree.ElementTree as ElementTree
 
 import yaml
 
-from atroposlib.environments.common.generated import SETTINGS, distinct
+from atroposlib.environments.common.generated import SETTINGS, tasks_of
 from atroposlib.envs import environment
 from atroposlib.envs.function_env.card import Card
 
@@ -118,10 +118,6 @@ def make(rng):
     return {"question": f"{sentence}\n{FORMATS[kind][0]}", "facts": facts, "format": kind}
 
 
-def tasks(config):
-    return distinct(make, config.tasks, config.seed)
-
-
 def exact(task, answer):
     """1 if the reply is the facts in the format."""
     _, _, read, typed = FORMATS[task["format"]]
@@ -144,7 +140,9 @@ CARD = Card(
 )
 
 
-@environment(tasks, rewards=exact, settings=SETTINGS, card=CARD, group_size=8, max_tokens=128)
+@environment(
+    tasks_of(make), rewards=exact, settings=SETTINGS, card=CARD, group_size=8, max_tokens=128
+)
 async def answer_formats(task, model):
     return await model.chat(task["question"])
 

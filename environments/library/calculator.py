@@ -9,7 +9,7 @@ right number.
 import ast
 import operator
 
-from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, distinct
+from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, tasks_of
 from atroposlib.envs import environment
 from atroposlib.envs.function_env.card import Card
 
@@ -73,10 +73,6 @@ def make(rng):
     return {"question": f"{question} {HOW}", "expression": expression, "answer": answer}
 
 
-def tasks(config):
-    return distinct(make, config.tasks, config.seed)
-
-
 CARD = Card(
     "mathematics",
     data="made on the spot",
@@ -89,7 +85,7 @@ CARD = Card(
 )
 
 
-@environment(tasks, settings=SETTINGS, card=CARD, group_size=8, max_tokens=128)
+@environment(tasks_of(make), settings=SETTINGS, card=CARD, group_size=8, max_tokens=128)
 async def calculator(task, model):
     reply = await model.chat(task["question"], stop=["</calc>"])
     for _ in range(MAX_TURNS - 1):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from atroposlib.environments.common import instructions as form
-from atroposlib.environments.common.generated import SETTINGS, distinct
+from atroposlib.environments.common.generated import SETTINGS, tasks_of
 from atroposlib.envs import environment
 from atroposlib.envs.function_env.card import Card
 
@@ -265,15 +265,11 @@ def make(rng):
     return None if any(all(hold(task, text)) for text in (*NOISE, question)) else task
 
 
-def tasks(config):
-    return distinct(make, config.tasks, config.seed)
-
-
 CARD = Card("instructions", data="made on the spot", licence="MIT", gold=known_text)
 
 
 @environment(
-    tasks,
+    tasks_of(make),
     rewards={"all": 1.0, "share": 0.0},
     settings=SETTINGS,
     card=CARD,

@@ -3,7 +3,7 @@
 python environments/library/letters.py serve
 """
 
-from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, distinct, words
+from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, tasks_of, words
 from atroposlib.envs import environment
 from atroposlib.envs.function_env.card import Card
 
@@ -18,10 +18,6 @@ def make(rng):
     return {"question": question, "answer": phrase[::-1]}
 
 
-def tasks(config):
-    return distinct(make, config.tasks, config.seed)
-
-
 CARD = Card(
     "text",
     data="made on the spot from words of the Python documentation",
@@ -30,7 +26,7 @@ CARD = Card(
 )
 
 
-@environment(tasks, settings=SETTINGS, card=CARD, group_size=8, max_tokens=256)
+@environment(tasks_of(make), settings=SETTINGS, card=CARD, group_size=8, max_tokens=256)
 async def letters(task, model):
     return answer_in(await model.chat(task["question"])) == task["answer"]
 

@@ -8,7 +8,7 @@ from functools import cache
 from html.entities import html5
 from http import HTTPStatus
 
-from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, distinct
+from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, tasks_of
 from atroposlib.envs import environment
 from atroposlib.envs.function_env.card import Card
 
@@ -56,10 +56,6 @@ def make(rng):
     }
 
 
-def tasks(config):
-    return distinct(make, config.tasks, config.seed)
-
-
 CARD = Card(
     "multiple choice",
     data="names of Unicode, entities of HTML and codes of HTTP in the Python standard library",
@@ -68,7 +64,7 @@ CARD = Card(
 )
 
 
-@environment(tasks, settings=SETTINGS, card=CARD, group_size=8, max_tokens=256)
+@environment(tasks_of(make), settings=SETTINGS, card=CARD, group_size=8, max_tokens=256)
 async def multiple_choice(task, model):
     return answer_in(await model.chat(task["question"])) == task["answer"]
 

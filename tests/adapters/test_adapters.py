@@ -31,7 +31,8 @@ def test_a_missing_package_is_one_line_with_its_extra(monkeypatch):
 
 
 def test_episodes_of_two_seeds_are_different_and_none_is_evaluated():
-    one, two = (list(islice(training_episodes("g-v0", seed, "g 1.0"), 3)) for seed in (0, 1))
+    games = (SimpleNamespace(env_id="g-v0", seed=seed) for seed in (0, 1))
+    one, two = (list(islice(training_episodes(game, "g 1.0"), 3)) for game in games)
     assert one[1] == {
         "id": "g-v0/1000001",
         "seed": 1_000_001,

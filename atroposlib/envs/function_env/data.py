@@ -66,10 +66,11 @@ async def prepare(
     Raises as :func:`load`; ConfigError also if the data set is empty.
     """
     rows: Any = await load(dataset, config, env=env, split="train")
+    tested = await load(eval_dataset, config, env=env, split="test")
     held_out: list[Any] = []
     source: Indexed | Stream = Stream(rows, epochs=config.epochs)
     if is_indexed(rows):
-        fraction = config.eval_fraction if eval_dataset is None else 0.0
+        fraction = config.eval_fraction if tested is None else 0.0
         trained, apart = await call_user(split_held_out, rows, fraction)
         if not trained:
             raise ConfigError(f"{env}: the data set is empty")
@@ -78,10 +79,8 @@ async def prepare(
         source = Indexed(
             rows, trained, seed=config.seed, shuffle=config.shuffle, epochs=config.epochs
         )
-    if eval_dataset is not None:
-        held_out = eval_rows(
-            await load(eval_dataset, config, env=env, split="test"), config.eval_items
-        )
+    if tested is not None:
+        held_out = eval_rows(tested, config.eval_items)
     most = len(held_out) if config.eval_items < 0 else config.eval_items
     return source, [item_of(task, i) for i, task in enumerate(held_out[:most])]
 
@@ -89,8 +88,10 @@ async def prepare(
 # --- loading ------------------------------------------------------------------------
 
 
-async def load(spec: Any, config: Any, *, env: str, split: str) -> Iterable[Any]:
-    """Rows of ``spec``. ``split`` selects a part of a folder or of a hub data set.
+async def load(spec: Any, config: Any, *, env: str, split: str) -> Iterable[Any] | None:
+    """Rows of ``spec``; None if there are none of their own for "test".
+
+    ``split`` selects a part of a folder or of a hub data set.
 
     Raises:
         ConfigError: the result cannot be iterated.
@@ -101,6 +102,8 @@ async def load(spec: Any, config: Any, *, env: str, split: str) -> Iterable[Any]
         with boundary(env, None, f"loading the {split} data"):
             takes_config = takes_an_argument(spec)
             spec = await (call_user(spec, config) if takes_config else call_user(spec))
+    if spec is None and split == "test":
+        return None
     if isinstance(spec, (str, Path)):
         spec = await call_user(named_rows, str(spec), split)
     if isinstance(spec, Mapping) or not _is_data(spec):

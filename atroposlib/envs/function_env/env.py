@@ -71,7 +71,8 @@ def environment(
         dataset: a list or another, possibly endless, iterable of tasks, a sync or
             async callable that returns one and may take the config, a .jsonl, .json or .parquet
             file, or ``"hub:owner/name:subset/split"``. Callables and files are read in setup.
-        eval_dataset: the same, for evaluation; without it ``eval_fraction`` is held out.
+        eval_dataset: the same, for evaluation. Without it, or if its callable returns None,
+            ``eval_fraction`` of the data set is held out.
         rewards: weights of the named rewards, ``{"exact": 1.0, "short": 0.1}``, or reward
             functions ``(task, answer)`` with weights, ``{exact: 1.0, short: 0.1}``; then the
             function returns the answer. A weight of 0 only logs.

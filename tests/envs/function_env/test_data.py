@@ -82,6 +82,13 @@ async def test_a_table_is_shuffled_and_split_like_a_list():
     assert sorted(ids(await cursor_over(Table()), 3)) == ["task-0", "task-1", "task-2"]
 
 
+async def test_an_eval_data_set_of_none_leaves_a_share_of_the_data_for_evaluation():
+    _, held_out = await prepare(ROWS, lambda: None, settings(eval_fraction=0.25), env="toy")
+    assert held_out == (await prepare(ROWS, None, settings(eval_fraction=0.25), env="toy"))[1]
+    with pytest.raises(ConfigError, match="not NoneType"):
+        await prepare(lambda: None, None, settings(), env="toy")
+
+
 class Restarting:
     def __iter__(self):
         return iter(ROWS[:2])
