@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from atroposlib.quickstart.recipes import Options, ServingEngine
+from atroposlib.quickstart.recipes import Options, ServingEngine, Settings
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import GPUS, PORT, CommandParser, whole
 
@@ -18,6 +18,7 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
     parser = CommandParser(
         prog=PROG,
         description="Start every part of a run, train a small model and write a report.",
+        epilog="--env.NAME VALUE, --trainer.NAME VALUE: other settings of these two (CONFIG.md)",
         variables=("ATROPOS_CACHE: folder of provided models (~/.cache/atropos)", GPUS),
     )
     add = parser.add_argument
@@ -32,6 +33,7 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
     add("--seed", type=int, default=0, help="of the data, the sampling and the trainer")
     add("--out", type=absolute, help="directory of the run (runs/quickstart-<model>-<time>)")
     add("--steps", type=whole(1), help="optimizer steps (as the model's recipe says)")
+    add("--groups", type=whole(1), help="groups of samples per step (as the recipe says)")
     own = "your environment, with its own group_size and max_token_length"
     add("--environment", type=absolute, metavar="FILE", help=own)
     add("--no-live", dest="live", action="store_false", help="one line per step, no live view")
@@ -45,12 +47,26 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
     )
     add("--api-port", type=PORT, default=0, help="of the rollout API (0: any free one)")
     add("--port", dest="server_port", type=PORT, default=0, help="of the inference server")
-    args = vars(parser.parse_args(argv))
+    words, passed_on = split_words(sys.argv[1:] if argv is None else argv)
+    args = vars(parser.parse_args(words)) | passed_on
     logs.configure(PROG, args.pop("log_format"), args.pop("log_level"))
     args["engine"] = ServingEngine(args["engine"])
     args["numbered"] = args["out"] is None
     args["out"] = args["out"] or default_out(args["model"]).absolute()
     return Options(**args)
+
+
+def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Settings]]:
+    """Words of the quickstart itself; ``--env.NAME VALUE`` and ``--trainer.NAME VALUE`` apart."""
+    rest, found = list(words), dict[str, Settings]()
+    for process in ("env", "trainer"):
+        prefix, pairs = f"--{process}.", list[tuple[str, str]]()
+        while flags := [i for i, word in enumerate(rest) if word.startswith(prefix)]:
+            name, equals, value = rest.pop(flags[0]).removeprefix(prefix).partition("=")
+            value = value if equals or flags[0] == len(rest) else rest.pop(flags[0])
+            pairs.append((name, value))
+        found[f"{process}_settings"] = tuple(pairs)
+    return rest, found
 
 
 def absolute(path: str) -> Path:

@@ -128,7 +128,8 @@ def trainer(plan: QuickstartPlan) -> ProcessSpec:
         + ("--recover-mode", "disabled")
         # Two rows show a stale server as well as more; every batch is compared anyway.
         + ("--check-rows", "2", "--check-every", str(recipe.steps_per_check))
-        + ("--metrics-path", str(plan.metrics_path)),
+        + ("--metrics-path", str(plan.metrics_path))
+        + plan.options.passed_on("trainer"),
         env=thread_env(plan.cores),
         cwd=plan.repo,
     )
@@ -155,7 +156,8 @@ def environment(plan: QuickstartPlan) -> ProcessSpec:
         + ("--env.metrics_path", str(plan.options.out / "environment.jsonl"))
         + ("--env.use_wandb", "false")
         + ("--openai.base_url", f"{plan.server_url}/v1", "--openai.api_key", "none")
-        + ("--openai.model_name", str(plan.model_dir), "--openai.server_type", "vllm"),
+        + ("--openai.model_name", str(plan.model_dir), "--openai.server_type", "vllm")
+        + plan.options.passed_on("env"),
         env=thread_env(1),
         cwd=plan.repo if plan.options.environment is None else Path.cwd(),
         restartable=True,

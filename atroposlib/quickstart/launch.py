@@ -40,6 +40,7 @@ from atroposlib.quickstart.recipes import (
     ServingEngine,
     dtype_for,
     recipe_for,
+    sizes_of,
 )
 from atroposlib.quickstart.report import (
     Findings,
@@ -86,7 +87,11 @@ def quickstart(options: Options, console: Console | None = None) -> int:
 
 
 def _quickstart(options: Options, console: Console, stop: StopRequest) -> int:
-    own = preflight.own_settings(options.environment) if options.environment else {}
+    given = options.env_settings
+    own = preflight.own_settings(options.environment, given) if options.environment else {}
+    own |= sizes_of(given)
+    if options.groups is not None:
+        own["groups_per_step"] = options.groups
     recipe = recipe_for(options.model, options.steps, options.environment, **own)
     cache = cache_dir()
     preflight.check(options, recipe, cache)

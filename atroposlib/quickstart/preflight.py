@@ -15,8 +15,8 @@ from typing import Any
 
 from atroposlib.errors import AtroposError
 from atroposlib.quickstart import models, vllm_env
-from atroposlib.quickstart.recipes import Options, Recipe, ServingEngine, disk_needed
-from atroposlib.utils.command.parser import missing
+from atroposlib.quickstart.recipes import Options, Recipe, ServingEngine, Settings, disk_needed
+from atroposlib.utils.command.parser import did_you_mean, missing
 
 GIGABYTE = 10**9
 NEEDED = ("torch", "transformers", "safetensors", "fastapi", "uvicorn", "apsw", "rich")
@@ -56,14 +56,22 @@ def cpu_info(name: str) -> str:
     return ""
 
 
-def own_settings(environment: Path) -> dict[str, Any]:
-    """Return what the recipe takes over from a user's file, which another process imports."""
+def own_settings(environment: Path, given: Settings = ()) -> dict[str, Any]:
+    """Return what the recipe takes over from a user's file, which another process imports.
+
+    Raises NotReady: the file cannot be used, or has no setting of a name that was given.
+    """
     code = "import sys; from atroposlib.cli.env_files import *; print_settings(sys.argv[1])"
     words = (sys.executable, "-c", code, str(environment))
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode != 0:
         raise NotReady(f"--environment {done.stderr.strip()}")
-    return dict(json.loads(done.stdout.splitlines()[-1])["own"])
+    found = json.loads(done.stdout.splitlines()[-1])
+    for name, _ in given:
+        if name not in found["fields"]:
+            hint = did_you_mean(f"--env.{name}", [f"--env.{one}" for one in found["fields"]])
+            raise NotReady(f"--env.{name}: {environment.name} has no such setting{hint}")
+    return dict(found["own"])
 
 
 def require_packages(names: tuple[str, ...]) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from atroposlib.errors import ConfigError
 from atroposlib.live.sources import WatchedRun
 
 GIGABYTE = 10**9
@@ -110,18 +111,38 @@ def recipe_for(
 ) -> Recipe:
     """Return the recipe of a named model, by default the sums; ``own`` is of ``environment``."""
     recipe = RECIPES.get(model, SUMS)
+    size = own.get("group_size", recipe.group_size)
+    own.setdefault("groups_per_step", max(1, recipe.sequences_per_step // size))
     if environment is not None:
-        size = own.get("group_size", recipe.group_size)
         recipe = replace(
             recipe,
             task=f"what {environment.name} asks",
             reward=f"what {environment.name} returns",
             env_script=str(environment),
             goal=Goal("reward_mean", "reward"),
-            groups_per_step=max(1, recipe.sequences_per_step // size),
-            **own,
         )
-    return recipe if steps is None else replace(recipe, steps=steps)
+    return replace(recipe, **own, steps=recipe.steps if steps is None else steps)
+
+
+SIZES: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "group_size": ("group_size", int),
+    "max_token_length": ("seq_len", int),
+    "ensure_scores_are_not_same": ("ensure_scores_are_not_same", "true".__eq__),
+}
+
+
+def sizes_of(settings: Settings) -> dict[str, Any]:
+    """What the recipe takes over from settings of the environment: trainer and it share them.
+
+    Raises ConfigError: a value cannot be used.
+    """
+    try:
+        return {SIZES[k][0]: SIZES[k][1](value) for k, value in settings if k in SIZES}
+    except ValueError as error:
+        raise ConfigError(f"--env: {error}") from None
+
+
+Settings = tuple[tuple[str, str], ...]  # names and values of flags, such as ("lr", "1e-5")
 
 
 @dataclass(frozen=True)
@@ -134,12 +155,21 @@ class Options:
     out: Path
     numbered: bool = False  # a number is added to the name of ``out`` if it is taken
     steps: int | None = None
+    groups: int | None = None  # per step
     environment: Path | None = None  # a script in place of the recipe's
     live: bool = True
     dtype: str = "auto"  # float32, bfloat16, or by the processor
     restart_grace_s: float = 60.0
     api_port: int = 0  # 0: any free port
     server_port: int = 0
+    env_settings: Settings = ()  # over those of the recipe
+    trainer_settings: Settings = ()
+
+    def passed_on(self, process: str) -> tuple[str, ...]:
+        """Words for the command line of ``env`` or ``trainer``."""
+        prefix = "--env." if process == "env" else "--"
+        pairs = self.env_settings if process == "env" else self.trainer_settings
+        return tuple(word for name, value in pairs for word in (prefix + name, value))
 
 
 @dataclass(frozen=True)
@@ -202,6 +232,8 @@ class QuickstartPlan:
             "dtype": self.dtype,
             "python": sys.version.split()[0],
             **{name: value for name, value in asdict(self.recipe).items() if name != "goal"},
+            **{f"env.{name}": value for name, value in self.options.env_settings},
+            **{f"trainer.{name}": value for name, value in self.options.trainer_settings},
         }
 
 

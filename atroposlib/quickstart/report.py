@@ -193,5 +193,8 @@ def repeat_command(options: Options) -> str:
     words = ["python", "-m", "atroposlib.quickstart", "--model", options.model]
     words += ["--engine", options.engine.value, "--seed", str(options.seed)]
     words += ["--steps", str(options.steps)] if options.steps is not None else []
+    words += ["--groups", str(options.groups)] if options.groups is not None else []
     words += ["--environment", str(options.environment)] if options.environment else []
+    words += options.passed_on("env")
+    words += [f"--trainer.{name}={value}" for name, value in options.trainer_settings]
     return shlex.join(words)

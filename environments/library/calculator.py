@@ -3,13 +3,16 @@
     python environments/library/calculator.py serve
 
 The model writes <calc>17 * 23</calc>, is given the result, and goes on. The score is 1 for the
-right number.
+right number. Easier, such as for a small model: ``--env.stories false``.
 """
 
 import ast
 import operator
+from functools import partial
 
-from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, tasks_of
+from pydantic import Field
+
+from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, distinct
 from atroposlib.envs import environment
 from atroposlib.envs.function_env.card import Card
 
@@ -47,7 +50,7 @@ def calculated(text):
         return f"error: {error}"
 
 
-def make(rng):
+def make(rng, stories):
     boxes, each, price, paid = (rng.randint(120, 990) for _ in range(4))
     shops = rng.randint(1000, 9999)
     question, expression = rng.choice(
@@ -69,10 +72,18 @@ def make(rng):
             ),
         ]
     )
+    if not stories:
+        expression = f"{boxes * rng.randint(2, 9)} {rng.choice('+-*')} {each}"
+        question = f"What is {expression}?"
     answer = calculated(expression)
     return {"question": f"{question} {HOW}", "expression": expression, "answer": answer}
 
 
+def tasks(config):
+    return distinct(partial(make, stories=config.stories), config.tasks, config.seed)
+
+
+STORIES = {"stories": Field(default=True, description="in words; else one operation, as such")}
 CARD = Card(
     "mathematics",
     data="made on the spot",
@@ -85,7 +96,7 @@ CARD = Card(
 )
 
 
-@environment(tasks_of(make), settings=SETTINGS, card=CARD, group_size=8, max_tokens=128)
+@environment(tasks, settings=SETTINGS | STORIES, card=CARD, group_size=8, max_tokens=128)
 async def calculator(task, model):
     reply = await model.chat(task["question"], stop=["</calc>"])
     for _ in range(MAX_TURNS - 1):

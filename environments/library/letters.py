@@ -1,23 +1,44 @@
 """Letters: how often one occurs in a phrase, and phrases backwards.
 
-python environments/library/letters.py serve
+    python environments/library/letters.py serve
+
+Easier, such as for a small model: ``--env.words 1 --env.backwards 0 --env.apart true``.
 """
 
-from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, tasks_of, words
+from collections import Counter
+from functools import partial
+from string import ascii_lowercase
+
+from pydantic import Field
+
+from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, distinct, words
 from atroposlib.envs import environment
 from atroposlib.envs.function_env.card import Card
 
 
-def make(rng):
-    phrase = " ".join(rng.sample(words(), rng.randint(1, 3)))
-    if rng.random() < 0.5:
-        letter = rng.choice(phrase.replace(" ", ""))
-        question = f"How many times does the letter {letter!r} occur in {phrase!r}?"
+def make(rng, config):
+    phrase = " ".join(rng.sample(words(), rng.randint(1, config.words)))
+    shown = " ".join(phrase) if config.apart else phrase
+    if rng.random() < 1 - config.backwards:
+        counts = Counter(phrase.replace(" ", ""))
+        # Each count is as likely: most letters occur once, and "1" must not be a good answer.
+        wanted = rng.choice(sorted({0, *counts.values()}))
+        letter = rng.choice([one for one in ascii_lowercase if counts[one] == wanted])
+        question = f"How many times does the letter {letter!r} occur in {shown!r}?"
         return {"question": f"{question} {TAGS}", "answer": str(phrase.count(letter))}
-    question = f"Write {phrase!r} backwards, letter by letter. {TAGS}"
+    question = f"Write {shown!r} backwards, letter by letter. {TAGS}"
     return {"question": question, "answer": phrase[::-1]}
 
 
+def tasks(config):
+    return distinct(partial(make, config=config), config.tasks, config.seed)
+
+
+LEVEL = {
+    "words": Field(default=3, ge=1, le=9, description="most words of a phrase"),
+    "backwards": Field(default=0.5, ge=0, le=1, description="share of phrases to turn round"),
+    "apart": Field(default=False, description="show a space between the letters"),
+}
 CARD = Card(
     "text",
     data="made on the spot from words of the Python documentation",
@@ -26,7 +47,7 @@ CARD = Card(
 )
 
 
-@environment(tasks_of(make), settings=SETTINGS, card=CARD, group_size=8, max_tokens=256)
+@environment(tasks, settings=SETTINGS | LEVEL, card=CARD, group_size=8, max_tokens=256)
 async def letters(task, model):
     return answer_in(await model.chat(task["question"])) == task["answer"]
 

@@ -4,12 +4,14 @@
 
 The query runs, read-only and bounded, on two databases that the prompt does not show, and its rows
 are compared with those of the right query: in order where the question names an order.
+Easier, such as for a small model: ``--env.tables 1``.
 """
 
 import random
 from functools import partial
 
 import apsw
+from pydantic import Field
 
 from atroposlib.environments.common.generated import SETTINGS, code_in, distinct, fenced
 from atroposlib.envs import environment
@@ -92,9 +94,15 @@ def rows_of(shop, query):
     return [tuple(round(x, 6) if isinstance(x, float) else x for x in row) for row in found]
 
 
-def make(rng, hidden):
+def make(rng, hidden, tables):
     lines = QUESTIONS.splitlines()
     question, query = rng.choice(list(zip(lines[::2], lines[1::2])))
+    schema = SCHEMA
+    if tables < 3:
+        shown = [one for one in SCHEMA.split(";\n") if f" {one.split()[2]}" in query]
+        if "{all}" in query or len(shown) > tables:
+            return None
+        schema = ";\n".join(shown)
     filled = {
         "c": rng.choice(CITIES),
         "k": rng.choice(CATEGORIES),
@@ -107,12 +115,15 @@ def make(rng, hidden):
     results = [rows_of(shop, query) for shop in hidden]
     if not all(rows and rows[0][0] for rows in results) or results[0] == results[1]:
         return None
-    text = RULES.format(schema=SCHEMA, question=question.format(**filled))
+    text = RULES.format(schema=schema, question=question.format(**filled))
     return {"question": text, "query": query}
 
 
 def tasks(config):
-    return distinct(partial(make, hidden=[*map(database, (1, 2))]), config.tasks, config.seed)
+    hidden = [*map(database, (1, 2))]
+    return distinct(
+        partial(make, hidden=hidden, tables=config.tables), config.tasks, config.seed
+    )
 
 
 def right_rows(task, answer):
@@ -133,6 +144,11 @@ def right_rows(task, answer):
     return 1.0
 
 
+TABLES = {
+    "tables": Field(
+        default=3, ge=1, le=3, description="of a question; below 3 no others are shown"
+    )
+}
 CARD = Card(
     "code",
     data="made on the spot",
@@ -141,7 +157,7 @@ CARD = Card(
 )
 
 
-@environment(tasks, rewards=right_rows, settings=SETTINGS, card=CARD, group_size=8)
+@environment(tasks, rewards=right_rows, settings=SETTINGS | TABLES, card=CARD, group_size=8)
 async def sql_queries(task, model):
     return await model.chat(task["question"])
 

@@ -290,7 +290,8 @@ class Recovery:
             if not others and (not over or self._cfg.recover_mode == "resume"):
                 return replace(held, batch_no=None), snapshot
         published = read_state(self._identity["model_name"])
-        if published is not None and published.run_id == run_id:
+        # Training on a file has no run, and an API has none before its first trainer.
+        if published is not None and published.run_id == run_id != "":
             return published, None
         return TrainerState(run_id, 0, 0, None), None
 

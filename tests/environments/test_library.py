@@ -143,3 +143,29 @@ def test_a_card_has_all_facts():
     for name, env_cls in ENVIRONMENTS.items():
         card = env_cls.definition.card
         assert card.kind and card.data and card.licence and card.turns, name
+
+
+EASIER = [
+    ("letters", {"words": 1, "backwards": 0, "apart": True}),
+    ("calculator", {"stories": False}),
+    ("sql_queries", {"tables": 1}),
+    ("sql_queries", {"tables": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "level"), EASIER)
+async def test_gold_replies_pass_at_an_easier_level_too(name, level):
+    env_cls = ENVIRONMENTS[name]
+    config = env_cls.env_config_cls(tasks=60, **level)
+    rows = await load(env_cls.definition.dataset, config, env=name, split="train")
+    for task in rows[:TASKS]:
+        assert await score(env_cls, task, env_cls.definition.card.gold(task)) == 1.0, task
+
+
+async def test_no_count_of_letters_is_the_answer_to_most_tasks():
+    config = ENVIRONMENTS["letters"].env_config_cls(words=2, backwards=0)
+    rows = await load(
+        ENVIRONMENTS["letters"].definition.dataset, config, env="", split="train"
+    )
+    answers = [task["answer"] for task in rows]
+    assert max(map(answers.count, set(answers))) < 0.45 * len(answers)

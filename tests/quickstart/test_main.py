@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.quickstart.__main__ import default_out, parse_args
+from atroposlib.quickstart.commands import processes
 from atroposlib.quickstart.recipes import ServingEngine
 
 
@@ -35,3 +36,25 @@ def test_an_unusable_option_is_rejected(argv, capsys):
 
 def test_a_run_of_a_model_directory_is_named_after_its_last_part():
     assert default_out("some/where/mine").name.startswith("quickstart-mine-")
+
+
+def test_settings_of_the_environment_and_of_the_trainer_are_passed_on(plan):
+    words = ["--env.size", "4", "--trainer.lr=1e-5", "--seed", "7", "--env.text", "a b"]
+    options = parse_args([*words, "--env.flag"])
+    assert options.seed == 7
+    assert options.env_settings == (("size", "4"), ("text", "a b"), ("flag", ""))
+    by_name = {
+        one.name: one.argv
+        for one in processes(
+            plan(env_settings=options.env_settings, trainer_settings=options.trainer_settings)
+        )
+    }
+    assert by_name["environment"][-6:] == (
+        "--env.size",
+        "4",
+        "--env.text",
+        "a b",
+        "--env.flag",
+        "",
+    )
+    assert by_name["trainer"][-2:] == ("--lr", "1e-5")

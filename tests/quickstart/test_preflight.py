@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from atroposlib.errors import ConfigError
 from atroposlib.quickstart import preflight
 from atroposlib.quickstart.models import Unavailable
 from atroposlib.quickstart.preflight import NotReady
-from atroposlib.quickstart.recipes import Options, ServingEngine, recipe_for
+from atroposlib.quickstart.recipes import Options, ServingEngine, recipe_for, sizes_of
 
 
 def test_a_port_in_use_is_one_error_line():
@@ -87,6 +88,26 @@ def test_the_settings_that_an_environment_names_replace_the_recipe(settings, own
     assert {name: getattr(recipe, name) for name in own} == own
     assert recipe.sequences_per_step == recipe_for("tiny").sequences_per_step
     assert recipe.env_script == str(file)
+
+
+def test_a_setting_that_the_environment_does_not_have_is_rejected_with_the_nearest(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(ENVIRONMENT.format(settings="group_size=4"))
+    with pytest.raises(
+        NotReady, match="--env.max_token: mine.py .*did you mean --env.max_token"
+    ):
+        preflight.own_settings(file, (("max_token", "8"),))
+
+
+def test_sizes_given_on_the_command_line_are_those_of_the_trainer_too():
+    sizes = sizes_of((("group_size", "4"), ("max_token_length", "96"), ("tasks", "9")))
+    assert sizes == {"group_size": 4, "seq_len": 96}
+    assert (
+        recipe_for("tiny", **sizes).sequences_per_step == recipe_for("tiny").sequences_per_step
+    )
+    assert recipe_for("tiny", groups_per_step=2, **sizes).sequences_per_step == 8
+    with pytest.raises(ConfigError, match="--env: .*'many'"):
+        sizes_of((("group_size", "many"),))
 
 
 def test_a_file_that_cannot_be_imported_is_rejected_with_its_line(tmp_path):

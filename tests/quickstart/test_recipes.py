@@ -15,7 +15,7 @@ from atroposlib.quickstart.recipes import (
 
 
 def test_a_model_directory_is_trained_on_the_sums():
-    assert recipe_for("my/model") is RECIPES["smollm2"]
+    assert recipe_for("my/model") == RECIPES["smollm2"]
 
 
 def test_steps_of_the_command_line_replace_those_of_the_recipe():

@@ -6,10 +6,11 @@ reward, model = await play(env_cls, task, gold(task))    # no server, no tokens
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NoReturn, Union
+from typing import Any, NamedTuple, NoReturn, Union
 
 from atroposlib.envs.function_env.data import task_id
 from atroposlib.envs.function_env.rewards import Reward, call_user
@@ -61,8 +62,39 @@ async def play(
 
     Raises RolloutError: the reward failed. Errors of the function pass unchanged.
     """
+    return await _played(env_cls, task, replies, env_cls.env_config_cls(**settings))
+
+
+async def examples(env_cls: Any, tasks: Sequence[Any], config: Any) -> list[Example]:
+    """Gold rollouts of ``gold_examples`` tasks, and of one more, for a task that is among them.
+
+    Raises ConfigError: there is no card, or there are too few tasks.
+    """
+    card, wanted = env_cls.definition.card, config.gold_examples
+    if card is None:
+        raise ConfigError(f"--env.gold_examples {wanted}: {env_cls.name} has no card=")
+    if len(tasks) <= wanted:
+        raise ConfigError(f"--env.gold_examples {wanted}: there are {len(tasks)} tasks")
+    found = []
+    for place in random.Random(config.seed).sample(range(len(tasks)), wanted + 1):
+        task = tasks[place]
+        _, model = await _played(env_cls, task, card.gold(task), config)
+        messages = model.replies[-1].messages
+        found.append(Example(task_id(task), [m for m in messages if m["role"] != "system"]))
+    return found
+
+
+class Example(NamedTuple):
+    """Messages of a gold rollout."""
+
+    id: str  # of its task
+    messages: list[dict[str, Any]]
+
+
+async def _played(
+    env_cls: Any, task: Any, replies: Replies, config: Any
+) -> tuple[Reward, Model]:
     given = env_cls.definition
-    config = env_cls.env_config_cls(**settings)
 
     async def refuse(*_: Any) -> NoReturn:
         raise ConfigError("an agent with a client needs a server, not given replies")

@@ -30,6 +30,9 @@ class FunctionEnvConfig(BaseEnvConfig):
         default=False,
         description="describe tools in a system message if the chat template ignores them",
     )
+    gold_examples: int = Field(
+        default=0, ge=0, description="worked examples before each task: gold replies of a card"
+    )
     epochs: int = Field(default=-1, description="passes over the data set; -1: endless")
     shuffle: bool = Field(
         default=True, description="another order in every pass; a generator keeps its own"

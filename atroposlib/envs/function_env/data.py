@@ -207,6 +207,9 @@ class Indexed:
         task = self.rows[self._order[1][position]]
         return item_of(task, place, epoch)
 
+    def trained(self) -> list[Any]:
+        return [self.rows[i] for i in self.indices]
+
     def _ordered(self, epoch: int) -> Sequence[int]:
         if not self.shuffle:
             return self.indices

@@ -13,9 +13,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig
-from atroposlib.envs.function_env.card import Card
+from atroposlib.envs.function_env.card import Card, examples
 from atroposlib.envs.function_env.config import FunctionEnvConfig, config_class
-from atroposlib.envs.function_env.data import DATA_OPTION, HUB, Cursor, TaskItem, prepare
+from atroposlib.envs.function_env.data import (
+    DATA_OPTION,
+    HUB,
+    Cursor,
+    Indexed,
+    TaskItem,
+    prepare,
+)
 from atroposlib.envs.function_env.recorder import Rollout, groups_of, metrics_of, scored_row
 from atroposlib.envs.function_env.rewards import RewardPlan, Rewards, is_async
 from atroposlib.envs.function_env.rollouts import (
@@ -181,6 +188,9 @@ class FunctionEnv(BaseEnv):
             given.dataset, given.eval_dataset, self.config, env=self.label()
         )
         self._cursor = Cursor(source)
+        if self.config.gold_examples:
+            tasks = source.trained() if isinstance(source, Indexed) else []
+            self.rollouts.examples = await examples(type(self), tasks, self.config)
         if self.server.tool_parser is None:
             self.server.tool_parser = TOOL_PARSER
         if given.lifespan is not None:

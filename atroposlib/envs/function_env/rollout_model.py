@@ -93,6 +93,7 @@ class Model:
     open_endpoint: Callable[[str, bool], Awaitable[AgentSession]]  # by name, and trainable
     stop: Sequence[str] = ()  # default of every call
     describe_tools: bool = False  # in a system message, if the chat template ignores them
+    examples: Sequence[Message] = ()  # sent before the messages of every chat, in no history
     recorder: Recorder = field(default_factory=Recorder)
     replies: list[Reply] = field(default_factory=list)  # of every call to chat and complete
     calls: list[tuple[str, Coroutine[Any, Any, Any], SourceLine]] = field(default_factory=list)
@@ -119,14 +120,16 @@ class Model:
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        history = shown = [dict(message) for message in messages]
+        history = [dict(message) for message in messages]
+        first = int(bool(history) and history[0].get("role") == "system")
+        shown = [*history[:first], *map(dict, self.examples), *history[first:]]
         if tools:
             schemas = sampling["tools"] = [schema_of(tool) for tool in tools]
             tokenizer = getattr(self.session, "tokenizer", None)
             if tokenizer is not None:
                 parser = getattr(self.session, "tool_parser", "hermes")
                 shown = with_visible_tools(
-                    history, schemas, tokenizer, parser, describe=self.describe_tools
+                    shown, schemas, tokenizer, parser, describe=self.describe_tools
                 )
         params = self._params(sampling)
         completion = await self.session.chat_completion(messages=shown, **params)

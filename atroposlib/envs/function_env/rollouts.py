@@ -19,6 +19,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from atroposlib.envs.eval import pass_at_k
+from atroposlib.envs.function_env.card import Example
 from atroposlib.envs.function_env.config import FunctionEnvConfig
 from atroposlib.envs.function_env.data import TaskItem, takes_an_argument
 from atroposlib.envs.function_env.recorder import Rollout, Seat, metrics_of
@@ -77,6 +78,7 @@ class RolloutRunner:
     function: Callable[..., Any]
     plan: RewardPlan
     resources: Any = None  # the value of the lifespan
+    examples: Sequence[Example] = ()  # one more than are shown
     _proxy: RunningProxy | None = None
     _starting_proxy: asyncio.Lock = field(default_factory=asyncio.Lock)
     _open_things: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -94,7 +96,7 @@ class RolloutRunner:
             opening = env.server.managed_server(tokenizer=env.tokenizer)
             session = await stack.enter_async_context(opening)
             frozen: set[str] = set()
-            model = self._model(session, "train", stack, frozen)
+            model = self._model(item, session, "train", stack, frozen)
             reward = await self._play(item, model)
             seats = {
                 name: Seat(
@@ -134,7 +136,7 @@ class RolloutRunner:
                 # As in training: exactly the same prompt tokens and tool calls.
                 opening = server.managed_server(tokenizer=self.env.tokenizer)
                 session = await stack.enter_async_context(opening)
-            model = self._model(session, "eval", stack, set())
+            model = self._model(item, session, "eval", stack, set())
             reward = await self._play(item, model)
         result = Result.UNSCORED if reward.score is None else Result.SCORED
         shown: dict[str, Any] = {}
@@ -165,9 +167,10 @@ class RolloutRunner:
         return with_posted(reward, model)
 
     def _model(
-        self, session: Any, split: str, stack: AsyncExitStack, frozen: set[str]
+        self, item: TaskItem, session: Any, split: str, stack: AsyncExitStack, frozen: set[str]
     ) -> Model:
         config = self.config
+        others = [one.messages for one in self.examples if one.id != item["id"]]
         temperature = config.temperature if split == "train" else config.eval_temperature
 
         async def open_endpoint(name: str, trainable: bool) -> AgentSession:
@@ -192,6 +195,7 @@ class RolloutRunner:
             max_tokens=config.max_tokens,
             stop=config.stop,
             describe_tools=config.describe_tools,
+            examples=[one for messages in others[: config.gold_examples] for one in messages],
             open_endpoint=open_endpoint,
         )
 
