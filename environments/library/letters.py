@@ -2,7 +2,8 @@
 
     python environments/library/letters.py serve
 
-Easier, such as for a small model: ``--env.words 1 --env.backwards 0 --env.apart true``.
+Easier, such as for a small model: ``--env.words 1 --env.backwards 0 --env.apart true``;
+for one of characters: ``--env.words 1 --env.backwards 0 --env.bare true``.
 """
 
 from collections import Counter
@@ -24,8 +25,9 @@ def make(rng, config):
         # Each count is as likely: most letters occur once, and "1" must not be a good answer.
         wanted = rng.choice(sorted({0, *counts.values()}))
         letter = rng.choice([one for one in ascii_lowercase if counts[one] == wanted])
-        question = f"How many times does the letter {letter!r} occur in {shown!r}?"
-        return {"question": f"{question} {TAGS}", "answer": str(phrase.count(letter))}
+        question = f"How many times does the letter {letter!r} occur in {shown!r}? {TAGS}"
+        bare = f"{letter}: {shown}"
+        return {"question": bare if config.bare else question, "answer": str(counts[letter])}
     question = f"Write {shown!r} backwards, letter by letter. {TAGS}"
     return {"question": question, "answer": phrase[::-1]}
 
@@ -37,19 +39,25 @@ def tasks(config):
 LEVEL = {
     "words": Field(default=3, ge=1, le=9, description="most words of a phrase"),
     "backwards": Field(default=0.5, ge=0, le=1, description="share of phrases to turn round"),
+    "bare": Field(
+        default=False, description="count without sentence and tags: 'r: retry' is 2"
+    ),
     "apart": Field(default=False, description="show a space between the letters"),
 }
 CARD = Card(
     "text",
     data="made on the spot from words of the Python documentation",
     licence="PSF-2.0",
-    gold=lambda task: f"<answer>{task['answer']}</answer>",
+    gold=lambda task: (
+        f"<answer>{task['answer']}</answer>" if TAGS in task["question"] else task["answer"]
+    ),
 )
 
 
 @environment(tasks, settings=SETTINGS | LEVEL, card=CARD, group_size=8, max_tokens=256)
 async def letters(task, model):
-    return answer_in(await model.chat(task["question"])) == task["answer"]
+    reply = await model.chat(task["question"])
+    return (answer_in(reply) if TAGS in task["question"] else reply) == task["answer"]
 
 
 if __name__ == "__main__":

@@ -1,9 +1,13 @@
 """Tic-tac-toe from positions that can be won, against an engine that searches the whole game.
 
-python environments/library/tic_tac_toe.py serve
+    python environments/library/tic_tac_toe.py serve
+
+For a model of characters, without English: ``--env.bare true``.
 """
 
 from functools import cache
+
+from pydantic import Field
 
 from atroposlib.envs import environment
 from atroposlib.envs.function_env.card import Card
@@ -88,17 +92,24 @@ def gold(task):
 CARD = Card("games", data="made on the spot", licence="MIT", gold=gold, turns="2-4")
 
 
+BARE = {"bare": Field(default=False, description="no rules: x or o to move, and the board")}
+
+
 @environment(
     positions,
+    settings=BARE,
     rewards={"won": 1.0, "drawn": 0.0, "illegal": 0.0},
     card=CARD,
     group_size=8,
     max_tokens=8,
 )
-async def tic_tac_toe(task, model):
+async def tic_tac_toe(task, model, config):
     board, me = task["board"], task["me"]
+    first = RULES.format(me=me, board=shown(board))
     ended = {"won": 0.0, "drawn": 0.0, "illegal": 0.0}
-    messages = [{"role": "user", "content": RULES.format(me=me, board=shown(board))}]
+    if config.bare:
+        first = f"{me}\n{shown(board)}".lower()
+    messages = [{"role": "user", "content": first}]
     while True:
         reply = await model.chat(messages)
         cell = int(reply) - 1 if reply.strip() in list("123456789") else -1
@@ -114,7 +125,8 @@ async def tic_tac_toe(task, model):
             return ended
         if not free(board):
             return ended | {"drawn": 1.0}
-        messages = [*reply.messages, {"role": "user", "content": shown(board)}]
+        then = shown(board).lower() if config.bare else shown(board)
+        messages = [*reply.messages, {"role": "user", "content": then}]
 
 
 if __name__ == "__main__":
