@@ -226,7 +226,9 @@ def test_training_starts_at_the_batch_of_a_model_published_in_this_run(
 
 
 def test_the_steps_of_training_on_a_file_are_none_of_a_run(api, config, tmp_path):
-    model_dir.write_state(tmp_path, TrainerState(run_id="", step=16, version=16, batch_no=None))
+    model_dir.write_state(
+        tmp_path, TrainerState(run_id="", step=16, version=16, batch_no=None)
+    )
     assert recovery_of(config(model_name=str(tmp_path))).begins(api)
 
 
