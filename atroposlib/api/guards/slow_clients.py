@@ -298,6 +298,9 @@ class _RestOfBody(asyncio.BufferedProtocol):
         self._owner, self.filled = owner, len(begun)
         self.body = bytearray(begun).ljust(size, b"\0")
         self.connection_lost = owner.connection_lost  # type: ignore[method-assign]
+        # A pipelined reply may still be on its way: without these the next one would wait for ever.
+        self.pause_writing = owner.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = owner.resume_writing  # type: ignore[method-assign]
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return memoryview(self.body)[self.filled :]
@@ -309,6 +312,7 @@ class _RestOfBody(asyncio.BufferedProtocol):
             owner.flow.pause_reading()
             owner.transport.set_protocol(owner)
             owner.parser = HttpRequestParser(owner)  # the old one still waits for the body
+            owner.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
             owner.on_message_complete()
             owner.flow.resume_reading()
 

@@ -77,13 +77,13 @@ async def accept_posted(
     request: Request,
     read: Callable[[formats.Body, str], list[ParsedGroup]],
     hold_s: float,
-    quick: Callable[[formats.Body], list[ParsedGroup]] = lambda _: [],
+    quick: Callable[[formats.Body, str], list[ParsedGroup]] = lambda *_: [],
 ) -> list[Accepted]:
     """Parse the body by ``read``, or by ``quick`` if that finds any, and accept its groups."""
     body, kind = await body_of(request), request.headers.get("content-type", "")
     async with service.context.parsing:  # one in a turn of the loop
         await asyncio.sleep(0)
-        groups = read(body, kind) if formats.is_quick(body, kind) else quick(body)
+        groups = read(body, kind) if formats.is_quick(body, kind) else quick(body, kind)
     if not groups:
         groups = await service.context.threads.parsing.run(read, body, kind)
     return await service.posts.accept(

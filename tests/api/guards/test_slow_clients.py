@@ -265,6 +265,29 @@ async def test_a_body_that_is_received_whole_leaves_the_connection_as_it_was():
     assert all(body[-1:] == b"b" and set(body[:-1]) == set(b"a") for body in app.bodies[:3])
 
 
+async def test_a_reply_still_being_sent_does_not_hold_up_that_of_a_whole_body():
+    receiving, size = asyncio.Event(), 2**25  # more than the sockets' buffers hold
+
+    async def app(scope, receive, send):
+        body = b""
+        if scope["method"] == "POST":
+            whole = asyncio.create_task(scope["extensions"][WHOLE_BODY]["read"](10))
+            await asyncio.sleep(0)
+            receiving.set()
+            body = await whole
+        await PlainTextResponse(b"." * size if not body else b"posted")(scope, receive, send)
+
+    async with serving(app) as (_, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET + b"\r\n" + body_of(10))
+        await asyncio.wait_for(receiving.wait(), 300)
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(size)
+        writer.write(b"0123456789")
+        await asyncio.wait_for(reader.readuntil(b"posted"), 300)
+        writer.close()
+
+
 def test_a_body_is_received_whole_under_the_other_event_loop():
     loop = pytest.importorskip("uvloop").new_event_loop()
     try:
