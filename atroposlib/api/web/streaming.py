@@ -31,6 +31,7 @@ from atroposlib.api.codec.delivery import (
     is_stored_as,
 )
 from atroposlib.api.common.records import BatchMember, Delivery
+from atroposlib.api.common.threads import ShortTurns
 from atroposlib.api.store import Store
 from atroposlib.api.web.routing import on_error
 from atroposlib.errors import CorruptPayload
@@ -41,6 +42,7 @@ RESET_EXTENSION = "atropos.reset"  # its "call" takes what to await after a rese
 CHUNK_BYTES = 256 * 2**10
 WINDOW_BYTES = 2 * 2**20  # small groups are read together, a larger one alone
 AHEAD_BYTES = 2**19  # of the body, that are made ahead
+_SHORT_TURNS = ShortTurns(0.0005)
 
 
 class DeliveryReply(Response):
@@ -100,7 +102,8 @@ class DeliveryReply(Response):
         gone.add_done_callback(_looked_at)
         sent = False
         try:
-            sent = await self._sent(scope, receive, send, gone)
+            with _SHORT_TURNS:
+                sent = await self._sent(scope, receive, send, gone)
         finally:
             gone.cancel()
             await self._on_end(sent)
