@@ -69,6 +69,7 @@ from example_trainer.weights import make_publisher, verify
 from example_trainer.weights.publisher import Keeper, Publisher
 
 HEARTBEAT_TIMEOUT_S = 5.0
+STOPPED = os.EX_TEMPFAIL  # the run is not over: the trainer goes on if it is started again
 UNROUTED = (
     "router_replay: rows without routed_experts are routed by the trainer itself. Set sampling of the"
     " environment's server to {'return_routed_experts': true}, and start vLLM or SGLang with"
@@ -78,7 +79,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``atropos-grpo``; return 0 when done or stopped, 1 on an error."""
+    """Run ``atropos-grpo``; return 0 when done, 1 on an error, STOPPED after a signal."""
     return run(partial(train, config_to_run(argv)))
 
 
@@ -91,6 +92,7 @@ def run(training: Callable[[StopSignal], None]) -> int:
         training(stop)
     except Stopped as stopped:
         logger.info(f"stopped by {stopped}; a batch in hand was not acked")
+        return STOPPED
     except AtroposError as error:
         logs.report(PROG, f"{type(error).__name__}: {error}")
         return 1
@@ -281,7 +283,6 @@ def _publish(
 def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitStack) -> None:
     client, waits, log, reporter = peers.client, peers.waits, peers.log, peers.reporter
     clock, phase = Clock(), waits.phase
-    # The models, and the state that an earlier process of this trainer saved.
     phase("loading the model")
     models = _load(cfg, world)
     policy, optimizer, critic = models.policy, models.optimizer, models.critic
@@ -296,6 +297,7 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
     phase("joining the run")
     tolerance = cfg.logprob_tolerance if cfg.check_rows else None
     state = _resume(models, recovery, publisher, peers, tolerance)
+    stack.enter_context(recovery.saving_at_stop(client, policy, optimizer, critic))
     waits.checks.append(stack.enter_context(Keeper(publisher)).check)
     waits.pulse.servers = publisher.fleet.states
     left = cfg.training_steps - state.step

@@ -30,7 +30,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ from example_trainer.model import state_dict
 from example_trainer.model.model_dir import TrainerState, read_state, tidy
 from example_trainer.model.policy import Policy
 from example_trainer.settings.run import RunSettings
-from example_trainer.state import Frequency
+from example_trainer.state import Frequency, StoppedBetweenSteps
 from example_trainer.update.optimizer import load_optimizer_state, optimizer_state
 from example_trainer.update.step import Critic
 
@@ -105,6 +106,9 @@ class Recovery:
         self._frequency = Frequency(*every, since_s=time.time())
         self._counters = {"recovery": self._frequency, **(counters or {})}
         self._plan: _Plan | None = None
+        self._unsaved: TrainerState | None = (
+            None  # of the last step, until a checkpoint has it
+        )
         self._snapshots = Snapshots(Path(cfg.save_path) / "recover", cfg.keep_recover)
 
     # --- writing ----------------------------------------------------------------------
@@ -113,6 +117,7 @@ class Recovery:
         """Whether a checkpoint is due after this step; call once per step."""
         if not self.enabled:
             return False
+        self._unsaved = state
 
         def decide() -> bool:
             fires = self._frequency.due(epoch_ended, time.time())
@@ -156,6 +161,26 @@ class Recovery:
                 client.commit(batch_no)
 
         run_on_rank0(self._world, write)
+        self._unsaved = None
+
+    @contextmanager
+    def saving_at_stop(
+        self,
+        client: RolloutClient | None,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        critic: Critic | None = None,
+    ) -> Iterator[None]:
+        """Write a checkpoint of the last step if a signal ends the wait for the next batch.
+
+        A trainer that is started again then repeats no step. Raises as :meth:`save`.
+        """
+        try:
+            yield
+        except StoppedBetweenSteps:
+            if self._unsaved is not None:
+                self.save(client, policy, optimizer, self._unsaved, critic)
+            raise
 
     def _committed(self, state: TrainerState) -> int:
         """Return the last batch contained in every possible fallback; 0 for none."""

@@ -18,7 +18,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from atroposlib.errors import ConfigError
 from example_trainer.launch.areal.options import is_areal, read_areal
@@ -106,21 +114,36 @@ class TrainerSection(_Section):
     env: dict[str, str] = Field({}, description="environment variables")
 
 
-class SlurmSection(_Section):
-    """Settings of SLURM: sbatch options as on its command line, without the dashes."""
+SbatchOptions = dict[str, str | int | None]
 
-    options: dict[str, str | int] = Field(
-        {}, description="of every job: partition, account ..."
+
+DEFAULT_OPTIONS: dict[str, SbatchOptions] = {
+    "api": {"cpus-per-task": 4, "mem": "16G"},
+    "environments": {"cpus-per-task": 8},
+    "trainer": {"exclusive": ""},
+}
+
+
+class SlurmSection(_Section):
+    """Settings of SLURM: sbatch options as on its command line, without the dashes.
+
+    An empty value is a bare option, null removes one of the launcher's.
+    """
+
+    options: SbatchOptions = Field({}, description="of every job: partition, account ...")
+    api: SbatchOptions = Field(DEFAULT_OPTIONS["api"], description="of the API's job")
+    inference: SbatchOptions = Field({}, description="of each server's job")
+    environments: SbatchOptions = Field(
+        DEFAULT_OPTIONS["environments"], description="of each environment's job"
     )
-    api: dict[str, str | int] = Field(
-        {"cpus-per-task": 4, "mem": "16G"}, description="of the API's job"
+    trainer: SbatchOptions = Field(
+        DEFAULT_OPTIONS["trainer"], description="of the trainer's job"
     )
-    inference: dict[str, str | int] = Field({}, description="of each server's job")
-    environments: dict[str, str | int] = Field(
-        {"cpus-per-task": 8}, description="of each environment's job"
-    )
-    trainer: dict[str, str | int] = Field(
-        {"exclusive": ""}, description="of the trainer's job; an empty value is a bare option"
+    grace_s: int = Field(
+        120,
+        ge=0,
+        description="seconds before its time limit at which a job ends its process and queues"
+        " itself again; 0: never",
     )
     setup: list[str] = Field([], description="shell lines that each job runs first")
     srun: list[str] = Field([], description="arguments of srun, such as --container-image=...")
@@ -131,6 +154,13 @@ class SlurmSection(_Section):
     )
     python: str = Field("python", description="interpreter on the nodes, after setup")
     wait_s: float = Field(3600.0, gt=0, description="bound of waiting for the other jobs")
+
+    @field_validator(*DEFAULT_OPTIONS, mode="before")
+    @classmethod
+    def _over_the_defaults(cls, given: Any, info: ValidationInfo) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {**DEFAULT_OPTIONS[str(info.field_name)], **given}
 
 
 class Plan(_Section):

@@ -2,8 +2,13 @@
 
 One job per role: api, inference (an array, one server each), one per environment, trainer. A
 script holds its resources, the user's setup lines and one ``srun`` of ``atropos-launch node``,
-which makes the decisions that depend on the node, in Python. The trainer's script restarts the
-trainer after a failure and cancels the other jobs at the end.
+which makes the decisions that depend on the node, in Python.
+
+    end of a job                         its script
+    time limit is near (slurm.grace_s)   ends the process, queues the job again
+    preempted, requeued, node lost       leaves the other jobs alone: SLURM starts it again
+    trainer: exit 0, cancelled, or its   cancels the other jobs: the run is over
+    retries are used up
 """
 
 from __future__ import annotations
@@ -13,98 +18,160 @@ import secrets
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from atroposlib.errors import AtroposError, ConfigError
 from example_trainer.launch import roles
-from example_trainer.launch.plan import Plan
+from example_trainer.launch.plan import Plan, SbatchOptions, trainer_settings
+from example_trainer.launch.servers import choose_engine
 
 JOBS_FILE = "jobs"  # ids of the other jobs, one a line
-RENDEZVOUS_PORT = 29500
+FIRST_PORT, PORTS = 20_000, 10_000  # where the trainer's nodes meet: by the id of the job
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job to submit. ``after``: names of jobs that must have started."""
+    """A job to submit.
+
+    Attributes:
+        after: names of jobs that must have started.
+        options: its sbatch options, by the setting that each comes from.
+    """
 
     name: str
     script: str
     after: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 def jobs(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
     """Return all jobs in order of submission; the trainer is the last."""
     found = [
-        SlurmJob("api", _script(plan, "api", plan.slurm.api, _node(plan, "api"))),
-        SlurmJob("inference", inference_script(plan)),
+        _job(plan, "api", "api", plan.slurm.api, _step(_node(plan, "api"))),
+        _inference(plan),
     ]
+    first = ("api", "inference")
     for number, wanted in enumerate(plan.environments):
         name = f"env-{number}-{roles.environment_name(plan, number)}"
         options = _array(plan.slurm.environments, wanted.count)
-        line = _node(plan, "environment", "--index", str(number))
-        found.append(SlurmJob(name, _script(plan, name, options, line), ("api", "inference")))
-    found.append(
-        SlurmJob("trainer", trainer_script(plan, trainer_retries), ("api", "inference"))
-    )
-    return found
+        body = _step(_node(plan, "environment", "--index", str(number)))
+        found.append(_job(plan, name, "environments", options, body, first))
+    return [*found, _trainer(plan, trainer_retries, first)]
 
 
-def inference_script(plan: Plan) -> str:
-    gpus = {"gpus-per-node": plan.inference.tensor_parallel}
-    options = _array({**gpus, **plan.slurm.inference}, plan.inference.count)
+def _inference(plan: Plan) -> SlurmJob:
+    options = dict(plan.slurm.inference)
+    if choose_engine(plan.inference.engine) != "local":
+        options.setdefault("gpus-per-node", plan.inference.tensor_parallel)
     index = ('"${SLURM_ARRAY_TASK_ID:-0}"',)
-    return _script(plan, "inference", options, _node(plan, "inference", "--index", raw=index))
+    body = _step(_node(plan, "inference", "--index", raw=index))
+    options = _array(options, plan.inference.count)
+    return _job(plan, "inference", "inference", options, body)
 
 
-def trainer_script(plan: Plan, retries: int) -> str:
-    options: dict[str, str | int] = {
-        "nodes": plan.trainer.nodes,
-        "ntasks-per-node": 1,
-        "gpus-per-node": plan.trainer.nproc,
-    }
+def _trainer(plan: Plan, retries: int, after: tuple[str, ...]) -> SlurmJob:
+    options: SbatchOptions = {"nodes": plan.trainer.nodes}
+    if trainer_settings(plan)[1].device != "cpu":
+        options["gpus-per-node"] = plan.trainer.nproc
     jobs_file = shlex.quote(str(plan.launched / JOBS_FILE))
-    head = '"${NODES[0]}:' + str(RENDEZVOUS_PORT) + '"'
-    line = _node(plan, "trainer", "--meet", raw=(head,), srun=("--kill-on-bad-exit=1",))
+    meet = f'"${{NODES[0]}}:$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))"'
+    line = _node(plan, "trainer", "--meet", raw=(meet,), srun=("--kill-on-bad-exit=1",))
     body = f"""\
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 
-# Whatever ends this job, the others have nothing left to do.
-trap 'xargs -r scancel < {jobs_file}' EXIT
+over() {{ # the others have nothing left to do
+  echo "$1: the run is over, its other jobs are ended" >&2
+  xargs -r scancel < {jobs_file}
+  exit "$2"
+}}
 
 for attempt in $(seq 0 {retries}); do
-  export ATROPOS_RUN_ID=$attempt
-  if {line}
-  then
-    exit 0
+  export ATROPOS_RUN_ID=$((attempt + ${{SLURM_RESTART_COUNT:-0}}))
+  step {line}
+  if [ "$status" = 0 ]; then over "trainer: done" 0; fi
+  if [ "$signalled" = USR1 ]; then again; fi
+  if [ "$signalled" = TERM ]; then
+    if is_cancelled; then over "trainer: cancelled" 1; fi
+    exit "$status"
   fi
   echo "trainer: attempt $attempt of {retries} failed" >&2
 done
-exit 1"""
-    return _script(plan, "trainer", {**options, **plan.slurm.trainer}, body)
+over "trainer: failed" 1"""
+    return _job(plan, "trainer", "trainer", {**options, **plan.slurm.trainer}, body, after)
 
 
-def _array(options: Mapping[str, str | int], count: int) -> dict[str, str | int]:
+def _step(line: str) -> str:
+    """The body of a job whose process serves until it is ended."""
+    return f"""\
+step {line}
+if [ "$signalled" = USR1 ]; then again; fi
+exit "$status\""""
+
+
+# The shell waits for its step in the background: bash runs a trap only between two commands, and a
+# signal ends ``wait`` early. The step is signalled through SLURM, because srun kills it on TERM.
+# A job that SLURM ends in order to start it again already counts one restart more.
+FUNCTIONS = """\
+signalled="" status=0 pid=""
+trap 'signalled=USR1; scancel --signal=TERM "$SLURM_JOB_ID" || true' USR1
+trap 'signalled=TERM; scancel --signal=TERM "$SLURM_JOB_ID" || true' TERM
+step() {
+  status=0
+  "$@" & pid=$!
+  wait "$pid" || status=$?
+  while kill -0 "$pid" 2> /dev/null; do status=0; wait "$pid" || status=$?; done
+}
+again() {
+  echo "the time limit is near: the job is queued again" >&2
+  scontrol requeue "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"
+  exit 75
+}
+is_cancelled() {
+  scontrol --oneliner show job "$SLURM_JOB_ID" | grep -q " Restarts=${SLURM_RESTART_COUNT:-0} "
+}"""
+
+
+def _array(options: SbatchOptions, count: int) -> SbatchOptions:
     return {**({"array": f"0-{count - 1}"} if count > 1 else {}), **options}
 
 
-def _script(plan: Plan, name: str, options: Mapping[str, str | int], body: str) -> str:
-    """Build the script; the options of the role override the general ones."""
+def _job(
+    plan: Plan,
+    name: str,
+    section: str,
+    options: SbatchOptions,
+    body: str,
+    after: tuple[str, ...] = (),
+) -> SlurmJob:
+    """Build the script; the options of the section override the general ones."""
     log = "%x-%A_%a.log" if "array" in options else "%x-%j.log"
-    header: dict[str, str | int] = {
+    header: SbatchOptions = {
         "job-name": f"{plan.name}-{name}",
         "output": str(plan.directory / "logs" / log),
+        "open-mode": "append",
+        "requeue": "",
+        "signal": f"B:USR1@{plan.slurm.grace_s}" if plan.slurm.grace_s else None,
         "nodes": 1,
         "ntasks-per-node": 1,
         **plan.slurm.options,
         **options,
     }
-    lines = ["#!/bin/bash", *(_option(key, value) for key, value in header.items())]
-    lines += ["", "set -euo pipefail", *plan.slurm.setup, "", body]
-    return "\n".join(lines) + "\n"
+    given = {key: value for key, value in header.items() if _is_given(key, value)}
+    lines = ["#!/bin/bash", *(_option(key, value) for key, value in given.items())]
+    lines += ["", "set -euo pipefail", *plan.slurm.setup, "", FUNCTIONS, "", body]
+    sources = {
+        f"slurm.{section if key in options else 'options'}.{key}": str(value)
+        for key, value in given.items()
+    }
+    return SlurmJob(name, "\n".join(lines) + "\n", after, sources)
 
 
-def _option(key: str, value: str | int) -> str:
+def _is_given(key: str, value: str | int | None) -> bool:
+    return value is not None and not (key.startswith("gpus") and str(value) == "0")
+
+
+def _option(key: str, value: str | int | None) -> str:
     text = str(value)
     if not key.replace("-", "").isalnum() or "\n" in text:
         raise ConfigError(f"{key}={text!r} cannot stand in an #SBATCH line")
@@ -149,7 +216,7 @@ def write(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
     for old in (folder / ENDPOINTS).iterdir():
         old.unlink()
     roles.write_yaml(plan_path(plan), plan.model_dump())
-    token = secrets.token_urlsafe(32)
+    token = _held_token(folder / TOKEN) or secrets.token_urlsafe(32)
     digest = hashlib.sha256(token.encode()).hexdigest()
     for name, text in ((TOKENS, f"admin {digest}\n"), (TOKEN, f"{token}\n")):
         path = folder / name
@@ -159,6 +226,11 @@ def write(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
     for job in found:
         script_path(plan, job).write_text(job.script, encoding="utf-8")
     return found
+
+
+def _held_token(path: Path) -> str:
+    """The token of an earlier submission of the run, whose jobs may still use it; or nothing."""
+    return path.read_text(encoding="utf-8").strip() if path.exists() else ""
 
 
 def script_path(plan: Plan, job: SlurmJob) -> Path:
@@ -189,7 +261,7 @@ def submit(
             text = "".join(f"{one}\n" for one in ids.values())
             (plan.launched / JOBS_FILE).write_text(text, encoding="utf-8")
         try:
-            ids[job.name] = _sbatch(command(plan, job, ids))
+            ids[job.name] = _sbatch(command(plan, job, ids), job)
         except SubmitFailed:
             if ids:
                 subprocess.run(["scancel", *ids.values()], check=False)
@@ -198,7 +270,7 @@ def submit(
     return ids
 
 
-def _sbatch(words: Sequence[str]) -> str:
+def _sbatch(words: Sequence[str], job: SlurmJob) -> str:
     """Return the job id: sbatch --parsable prints ``id`` or ``id;cluster``."""
     try:
         done = subprocess.run(
@@ -208,7 +280,19 @@ def _sbatch(words: Sequence[str]) -> str:
         raise SubmitFailed(f"cannot run sbatch: {error}") from error
     answer = done.stdout.strip().split(";")[0]
     if done.returncode != 0 or not answer.isdigit():
-        raise SubmitFailed(
-            f"{shlex.join(words)}: {done.stderr.strip() or done.stdout.strip()}"
-        )
+        said = done.stderr.strip() or done.stdout.strip()
+        raise SubmitFailed(f"sbatch refused {job.name}: {said} ({suspects(job, said)})")
     return answer
+
+
+def suspects(job: SlurmJob, said: str) -> str:
+    """The settings that a refusal of sbatch speaks of: by their names, else all of the job's."""
+    words = said.lower().replace("-", " ")
+    settings = [f"{name}={value}" if value else name for name, value in job.options.items()]
+    named = [
+        setting
+        for setting, (name, value) in zip(settings, job.options.items())
+        if name.rpartition(".")[2].replace("-", " ") in words
+        or (value and value.lower() in words)
+    ]
+    return ", ".join(named or settings)

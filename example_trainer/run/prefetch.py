@@ -23,7 +23,7 @@ from atroposlib.wire import ClaimedBatch
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.run.connect import WaitReporter
-from example_trainer.state import Stopped
+from example_trainer.state import Stopped, StoppedBetweenSteps
 
 logger = logging.getLogger(__name__)
 CLAIM_WAIT_S = 5.0  # of one call; short, so that a stop takes effect soon
@@ -139,7 +139,7 @@ def next_batch(
 
     Raises:
         RolloutApiUnavailable: none could be formed within ``timeout_s``.
-        Stopped: the first rank was asked to stop.
+        StoppedBetweenSteps: the first rank was asked to stop.
     """
     started = time.monotonic()
     while True:
@@ -148,7 +148,7 @@ def next_batch(
             message = _Message(prefetcher.poll(POLL_S), waits.stop.reason)
         shared: _Message = world.share(message, _Message)
         if shared.stop is not None:
-            raise Stopped(shared.stop)
+            raise StoppedBetweenSteps(shared.stop)
         if shared.claimed is not None:
             return shared.claimed
         waited_s = time.monotonic() - started

@@ -13,6 +13,10 @@ class Stopped(Exception):
     """A signal stopped the trainer; the message is its name."""
 
 
+class StoppedBetweenSteps(Stopped):
+    """The models are those of the last step: no other one has begun."""
+
+
 class StopSignal:
     """Set by a signal handler, checked where stopping is safe: never between publish and ack."""
 

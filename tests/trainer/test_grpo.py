@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -218,6 +219,20 @@ def test_finished_trainer_continues_with_a_higher_step_limit(run, settings):
     lines = [line for line in read_metrics(settings()) if "loss" in line]
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert run.status()["policy_version"] == 3
+
+
+def test_a_trainer_that_a_signal_stopped_tells_by_its_status_that_the_run_is_not_over():
+    def training(stop: StopSignal) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        stop.check()
+
+    held = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        assert grpo.run(training) == grpo.STOPPED == 75
+        assert grpo.run(lambda stop: None) == 0
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT), held):
+            signal.signal(number, handler)
 
 
 def die(*_: Any) -> bool:

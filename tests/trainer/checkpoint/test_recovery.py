@@ -21,11 +21,12 @@ from example_trainer.checkpoint import snapshots
 from example_trainer.checkpoint.recovery import RETRY_VARIABLE, Recovery
 from example_trainer.model import loading, model_dir
 from example_trainer.model.model_dir import TrainerState
-from example_trainer.state import Frequency
+from example_trainer.state import Frequency, Stopped, StoppedBetweenSteps
 from example_trainer.update import optimizer
 from example_trainer.update.step import Critic
 from tests.trainer.checkpoint.lives import (
     BATCHES,
+    Life,
     checkpoints,
     everything,
     learn,
@@ -230,6 +231,24 @@ def test_the_steps_of_training_on_a_file_are_none_of_a_run(api, config, tmp_path
         tmp_path, TrainerState(run_id="", step=16, version=16, batch_no=None)
     )
     assert recovery_of(config(model_name=str(tmp_path))).begins(api)
+
+
+def stopped(life: Life, error: type[Stopped]) -> None:
+    models = (life.client, life.policy, life.optimizer)
+    with pytest.raises(Stopped), life.recovery.saving_at_stop(*models):
+        life.step(save=False)
+        assert not life.recovery.due(life.state, epoch_ended=False)
+        raise error("SIGTERM")
+
+
+def test_a_signal_between_two_steps_saves_the_last_one_so_that_none_is_repeated(start, queued):
+    stopped(start(), StoppedBetweenSteps)
+    assert start().state.step == 1
+
+
+def test_a_signal_within_a_step_saves_nothing_as_the_models_are_in_between(start, queued):
+    stopped(start(), Stopped)
+    assert start().state.step == 0
 
 
 def test_counters_of_saver_and_evaluator_are_restored(config, queued, start, small_model):

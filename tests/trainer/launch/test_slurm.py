@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -19,6 +20,9 @@ GOLDEN_TRAINER = """\
 #!/bin/bash
 #SBATCH --job-name=gsm8k-trainer
 #SBATCH --output=OUT/logs/%x-%j.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@120
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --partition='gpu long'
@@ -28,21 +32,29 @@ GOLDEN_TRAINER = """\
 set -euo pipefail
 source venv/bin/activate
 
+FUNCTIONS
+
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 
-# Whatever ends this job, the others have nothing left to do.
-trap 'xargs -r scancel < OUT/launch/jobs' EXIT
+over() { # the others have nothing left to do
+  echo "$1: the run is over, its other jobs are ended" >&2
+  xargs -r scancel < OUT/launch/jobs
+  exit "$2"
+}
 
 for attempt in $(seq 0 3); do
-  export ATROPOS_RUN_ID=$attempt
-  if srun --kill-on-bad-exit=1 '--container-image=a b' python -m example_trainer.launch node \
---plan OUT/launch/plan.json --role trainer --meet "${NODES[0]}:29500"
-  then
-    exit 0
+  export ATROPOS_RUN_ID=$((attempt + ${SLURM_RESTART_COUNT:-0}))
+  step srun --kill-on-bad-exit=1 '--container-image=a b' python -m example_trainer.launch node \
+--plan OUT/launch/plan.json --role trainer --meet "${NODES[0]}:$((20000 + SLURM_JOB_ID % 10000))"
+  if [ "$status" = 0 ]; then over "trainer: done" 0; fi
+  if [ "$signalled" = USR1 ]; then again; fi
+  if [ "$signalled" = TERM ]; then
+    if is_cancelled; then over "trainer: cancelled" 1; fi
+    exit "$status"
   fi
   echo "trainer: attempt $attempt of 3 failed" >&2
 done
-exit 1
+over "trainer: failed" 1
 """
 
 
@@ -50,6 +62,9 @@ GOLDEN_INFERENCE = """\
 #!/bin/bash
 #SBATCH --job-name=gsm8k-inference
 #SBATCH --output=OUT/logs/%x-%A_%a.log
+#SBATCH --open-mode=append
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@120
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --partition='gpu long'
@@ -59,20 +74,107 @@ GOLDEN_INFERENCE = """\
 set -euo pipefail
 source venv/bin/activate
 
-srun '--container-image=a b' python -m example_trainer.launch node \
+FUNCTIONS
+
+step srun '--container-image=a b' python -m example_trainer.launch node \
 --plan OUT/launch/plan.json --role inference --index "${SLURM_ARRAY_TASK_ID:-0}"
+if [ "$signalled" = USR1 ]; then again; fi
+exit "$status"
 """
 
 
 def test_scripts_equal_the_golden_files(cluster, tmp_path):
+    cluster.inference.engine = "vllm"
     _, cfg = trainer_settings(cluster)
     jobs = {job.name: job for job in slurm.jobs(cluster, cfg.trainer_retries)}
     assert list(jobs) == ["api", "inference", "env-0-gsm8k_server", "trainer"]
     shown = {name: job.script.replace(str(tmp_path), "OUT") for name, job in jobs.items()}
-    assert shown["trainer"] == GOLDEN_TRAINER
-    assert shown["inference"] == GOLDEN_INFERENCE
+    assert shown["trainer"] == GOLDEN_TRAINER.replace("FUNCTIONS", slurm.FUNCTIONS)
+    assert shown["inference"] == GOLDEN_INFERENCE.replace("FUNCTIONS", slurm.FUNCTIONS)
     assert "--role environment --index 0" in shown["env-0-gsm8k_server"]
     assert jobs["trainer"].after == ("api", "inference")
+
+
+def test_options_are_merged_one_by_one_and_gpus_are_asked_for_only_where_there_are_some(
+    tmp_path,
+):
+    found = plan(
+        *("inference.engine=local", "device=cpu", "slurm.api.mem=1G"),
+        *("slurm.trainer.exclusive=null", "slurm.options.gpus=0"),
+        out=tmp_path,
+    )
+    jobs = {job.name: job for job in slurm.jobs(found, 0)}
+    assert (
+        jobs["api"].options.items()
+        >= {
+            "slurm.api.mem": "1G",
+            "slurm.api.cpus-per-task": "4",
+        }.items()
+    )
+    for name in ("inference", "trainer"):
+        assert "gpus" not in jobs[name].script and "exclusive" not in jobs[name].script
+
+
+PROGRAMS = {
+    # It ends as told, or is "preempted" or reaches its limit: its job gets the signal.
+    "srun": """\
+echo run $ATROPOS_RUN_ID >> calls
+read -r what rest < ends; tail -n +2 ends > rest.new; mv rest.new ends
+case $what in
+  USR1|TERM) touch waiting; kill -$what $PPID; while [ -e waiting ]; do sleep 0.02; done; exit 75 ;;
+  *) exit $what ;;
+esac""",
+    "scancel": """\
+echo scancel "$@" >> calls
+rm -f waiting""",
+    "scontrol": """\
+case $1 in
+  requeue) echo requeue $2 >> calls ;;
+  *) echo "node0 Restarts=$(cat restarts) x" ;;
+esac""",
+}
+
+
+@pytest.mark.parametrize(
+    "ends, restarts, status, calls",
+    [
+        ("0", 0, 0, "run 0|scancel 101 102"),
+        ("1 1 1", 0, 1, "run 0|run 1|run 2|scancel 101 102"),
+        ("1 0", 0, 0, "run 0|run 1|scancel 101 102"),
+        ("USR1", 0, 75, "run 0|scancel --signal=TERM 7|requeue 7"),
+        ("TERM", 1, 75, "run 0|scancel --signal=TERM 7"),
+        ("TERM", 0, 1, "run 0|scancel --signal=TERM 7|scancel 101 102"),
+    ],
+    ids=["done", "failed", "failed once", "time limit", "preempted", "cancelled"],
+)
+def test_a_trainer_ends_the_other_jobs_only_when_the_run_is_over(
+    tmp_path, ends, restarts, status, calls
+):
+    found = plan("slurm.setup=[]", out=tmp_path)
+    script = slurm.jobs(found, 2)[-1].script
+    found.launched.mkdir()
+    (found.launched / slurm.JOBS_FILE).write_text("101\n102\n")
+    (tmp_path / "ends").write_text(ends.replace(" ", "\n") + "\n")
+    (tmp_path / "restarts").write_text(f"{restarts}\n")
+    for name, body in PROGRAMS.items():
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/bash\n{body}\n")
+        program.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env={
+            "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NODELIST": "",
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == status, done.stderr
+    assert "|".join((tmp_path / "calls").read_text().splitlines()) == calls
 
 
 def test_values_cannot_inject_shell_code(tmp_path):
@@ -116,6 +218,22 @@ def test_jobs_are_submitted_in_order_and_the_trainer_gets_their_ids(
     last = shlex.split(calls.read_text().splitlines()[-1])
     assert last[1:] == ["--parsable", "--dependency=after:101:102", f"{folder}/trainer.sbatch"]
     assert (folder / "token").stat().st_mode & 0o077 == 0
+
+
+def test_a_submission_anew_keeps_the_token_that_running_jobs_use(cluster):
+    _, cfg = trainer_settings(cluster)
+    slurm.write(cluster, cfg.trainer_retries)
+    token = (cluster.launched / "token").read_text()
+    slurm.write(cluster, cfg.trainer_retries)
+    assert (cluster.launched / "token").read_text() == token
+
+
+def test_a_refusal_names_the_setting(cluster):
+    _, cfg = trainer_settings(cluster)
+    [api, *_] = slurm.jobs(cluster, cfg.trainer_retries)
+    said = "sbatch: error: Memory specification can not be satisfied (mem)"
+    assert slurm.suspects(api, said) == "slurm.api.mem=16G"
+    assert "slurm.options.partition=gpu long" in slurm.suspects(api, "no such thing")
 
 
 def test_refused_job_cancels_the_submitted_ones(cluster, tmp_path, monkeypatch):
