@@ -7,9 +7,11 @@ import os
 import ssl
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 from pydantic import BaseModel
@@ -157,10 +159,10 @@ def status_and_detail(response: httpx.Response) -> tuple[str, str]:
 class RetryPolicy:
     """The pauses of one call: exponential, jittered, bounded, and reported to ``on_wait``."""
 
-    def __init__(self, url: str, give_up_after_s: float, on_wait: Callable[[str], None]):
-        self._url = url
-        self._limit_s = give_up_after_s
-        self._on_wait = on_wait
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self._settings = settings
+        self._limit_s = settings.give_up_after_s
+        self._on_wait = settings.on_wait
         self._started = time.monotonic()
         self._failures = 0
 
@@ -172,16 +174,16 @@ class RetryPolicy:
         Raises:
             RolloutApiUnavailable: the bound of the wait is reached.
         """
-        waited = time.monotonic() - self._started
+        waited, url = time.monotonic() - self._started, self._settings.url
         if waited >= self._limit_s:
             raise errors.RolloutApiUnavailable(
-                f"rollout API at {self._url}: {later.problem}; "
-                f"gave up after {waited:.0f} s"
+                f"rollout API at {url}: {later.problem}; " f"gave up after {waited:.0f} s"
             )
         self._on_wait(
-            f"waiting for rollout API at {self._url}: {later.problem}, "
+            f"waiting for rollout API at {url}: {later.problem}, "
             f"{waited:.0f} s of at most {self._limit_s:.0f} s"
         )
+        self._settings.look_again()
         self._failures += 1
         own = BACKOFF.pause_s(self._failures)
         asked = min(later.at_least_s, MAX_RETRY_AFTER_S)
@@ -203,6 +205,9 @@ def problem_of(error: httpx.RequestError) -> str:
 class ConnectionSettings:
     """URL, timeouts and token of a client.
 
+    ``base_url`` may be ``file:///path`` of a file that holds the URL: it is read again after a
+    call that failed, because an API that is started anew may have another address.
+
     Proxy variables are ignored: with one set, a call to localhost would leave the machine.
     """
 
@@ -215,19 +220,22 @@ class ConnectionSettings:
         token: str | None,
     ) -> None:
         parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise errors.ConfigError(
-                f"{base_url!r} is no URL of a rollout API, such as http://host:8000"
-            )
-        self.url = base_url.rstrip("/")
-        self.local = is_loopback(parts.hostname)
+        self._file = Path(unquote(parts.path)) if parts.scheme == "file" else None
+        self.url = _checked_url(_url_in(self._file, base_url) if self._file else base_url)
+        self.local = is_loopback(str(urlsplit(self.url).hostname))
         self.timeout_s = timeout_s
         self.give_up_after_s = give_up_after_s
         self.on_wait = on_wait or log.warning
         self.token = _checked(os.environ.get(TOKEN_VARIABLE) if token is None else token)
 
     def retry_policy(self) -> RetryPolicy:
-        return RetryPolicy(self.url, self.give_up_after_s, self.on_wait)
+        return RetryPolicy(self)
+
+    def look_again(self) -> None:
+        """Read the file of the address; an unusable one is not followed."""
+        if self._file is not None:
+            with suppress(errors.ConfigError):
+                self.url = _checked_url(_url_in(self._file, self.url))
 
     def arguments(self, call: ApiCall[Any]) -> dict[str, Any]:
         """Arguments of ``httpx.Client.request``.
@@ -250,6 +258,23 @@ class ConnectionSettings:
         if private and self.url.startswith("https:"):
             return ssl.create_default_context(cafile=private)
         return True
+
+
+def _url_in(file: Path, url: str) -> str:
+    """The URL in a file. Raises ConfigError: it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise errors.ConfigError(f"{url}: no address of a rollout API: {error}") from error
+
+
+def _checked_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise errors.ConfigError(
+            f"{url!r} is no URL of a rollout API, such as http://host:8000"
+        )
+    return url.rstrip("/")
 
 
 def _checked(token: str | None) -> str | None:

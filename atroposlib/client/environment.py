@@ -230,6 +230,7 @@ class AsyncRolloutClient:
             return (await self._request(call)).is_success
         except httpx.RequestError as error:
             log.debug("%s not delivered: %s", call.path, problem_of(error))
+            self._settings.look_again()
             return False
 
     async def _send(self, call: ApiCall[T]) -> T:

@@ -353,6 +353,7 @@ class RolloutClient:
             return self._request(call).is_success
         except httpx.RequestError as error:
             log.debug("%s not delivered: %s", call.path, problem_of(error))
+            self._settings.look_again()
             return False
 
     def _send(self, call: ApiCall[T]) -> T:

@@ -89,7 +89,8 @@ def endpoints(plan: Plan, sleep: Callable[[float], None] = time.sleep) -> Endpoi
         printed = {name: _read(plan.launched / ENDPOINTS / name) for name in names}
         silent = [name for name, url in printed.items() if not url]
         if not silent:
-            return Endpoints(printed["api"], tuple(printed[name] for name in names[1:]))
+            servers = tuple(printed[name] for name in names[1:])
+            return Endpoints(printed["api"], servers, plan.launched / ENDPOINTS / "api")
         if time.monotonic() > until:
             raise EndpointTimeout(
                 f"{', '.join(silent)} did not start within {plan.slurm.wait_s:.0f} s"

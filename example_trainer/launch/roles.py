@@ -27,10 +27,20 @@ READY = "atroposlib.environments"  # also the group of entry points of other pac
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Addresses of the other processes: ``http://host:port`` without a path."""
+    """Addresses of the other processes: ``http://host:port`` without a path.
+
+    Attributes:
+        api_file: holds the address of the API, which may change while the run goes on.
+    """
 
     api: str
     inference: tuple[str, ...]
+    api_file: Path | None = None
+
+    @property
+    def api_address(self) -> str:
+        """Address of the API for processes of this package, which read a file again."""
+        return self.api_file.as_uri() if self.api_file else self.api
 
 
 @dataclass(frozen=True)
@@ -141,7 +151,7 @@ def environment_settings(
         }
         for url in at.inference
     ]
-    wiring = {"rollout_server_url": at.api, "tokenizer_name": served.model_name}
+    wiring = {"rollout_server_url": at.api_address, "tokenizer_name": served.model_name}
     own = dict(wanted.config)
     env = {**wiring, **(own.pop("env", None) or {})}
     if isinstance(own.get("openai"), Mapping):  # of every server
@@ -169,7 +179,7 @@ def trainer(
         meet: host:port on the first of the plan's nodes; None: all ranks are on this one.
         run_id: the same on all nodes, and in no other run that meets there.
     """
-    wiring = {"atropos_url": at.api, "inference_urls": list(at.inference)}
+    wiring = {"atropos_url": at.api_address, "inference_urls": list(at.inference)}
     first, last = plan.launched / "wiring.yaml", plan.launched / "trainer.yaml"
     write_yaml(first, {**default_settings(plan), **wiring})
     write_yaml(last, plan.trainer.settings)

@@ -14,7 +14,10 @@ from example_trainer.settings.section import Section
 class RunSettings(Section):
     """The rollout API, saving, recovery, evaluation."""
 
-    atropos_url: str = Field("http://localhost:8000", description="rollout API")
+    atropos_url: str = Field(
+        "http://localhost:8000",
+        description="rollout API, or file:///path of a file that holds its address",
+    )
     lease_s: float = Field(
         600.0,
         gt=0,

@@ -9,6 +9,8 @@ import time
 import httpx
 import pytest
 
+from atroposlib.api.server import create_app
+from atroposlib.api.store import open_store
 from atroposlib.client import AsyncRolloutClient, RolloutClient, api_calls
 from atroposlib.client.api_calls import (
     BEST_EFFORT_TIMEOUT_S,
@@ -30,8 +32,15 @@ from atroposlib.errors import (
     Unauthorized,
     UnknownEnv,
 )
+from atroposlib.utils.backoff import Backoff
 from atroposlib.wire import ClaimedBatch, EnvIdentifier, Heartbeat, RegisterEnv, RunStatus
 from tests.client.harness import URL
+from tests.serving import served
+
+
+def settings(give_up_after_s=1.0, on_wait=lambda _: None, url=URL):
+    return ConnectionSettings(url, 1.0, give_up_after_s, on_wait, None)
+
 
 BEAT = Heartbeat(role="env", name="e_0", phase="rollout")
 TOKEN = "s3cret-of-the-trainer"
@@ -171,7 +180,7 @@ def test_temporary_errors_are_retried_later():
 def test_calls_to_an_unreachable_api_are_logged_and_retried_until_the_deadline(monkeypatch):
     now, waits = [0.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    waiting = RetryPolicy(URL, 60.0, waits.append)
+    waiting = RetryPolicy(settings(60.0, waits.append))
     pauses = []
     with pytest.raises(RolloutApiUnavailable, match="gave up after 60 s"):
         while True:
@@ -186,11 +195,11 @@ def test_calls_to_an_unreachable_api_are_logged_and_retried_until_the_deadline(m
 def test_the_retry_after_pause_is_respected_up_to_the_deadline(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    waiting = RetryPolicy(URL, 60.0, lambda _: None)
+    waiting = RetryPolicy(settings(60.0))
     assert waiting.pause_after(RetryLater("full", 7.0)) == 7.0
     now[0] = 57.0
     assert waiting.pause_after(RetryLater("full", 7.0)) == 3.0
-    assert RetryPolicy(URL, 1e6, lambda _: None).pause_after(RetryLater("full", 1e5)) == 60.0
+    assert RetryPolicy(settings(1e6)).pause_after(RetryLater("full", 1e5)) == 60.0
 
 
 def test_without_an_api_best_effort_calls_return_and_other_calls_raise():
@@ -271,20 +280,49 @@ def test_a_token_with_invalid_characters_is_rejected_without_being_shown():
 
 
 def test_a_private_authority_is_used_for_https_only(monkeypatch):
-    def settings(url):
-        return ConnectionSettings(url, 1.0, 1.0, None, None)
-
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-    assert settings("https://api").verify() is True
+    assert settings(url="https://api").verify() is True
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
-    assert settings("http://api").verify() is True
+    assert settings(url="http://api").verify() is True
     with pytest.raises(FileNotFoundError):
-        settings("https://api").verify()
+        settings(url="https://api").verify()
+
+
+def test_an_address_in_a_file_is_read_again_after_a_failed_call(tmp_path, monkeypatch):
+    monkeypatch.setattr(api_calls, "BACKOFF", Backoff(0.0, 0.0))
+    file, waits = tmp_path / "an api", []
+    file.write_text(f"{URL}\n")
+    with served(create_app(open_store("memory"))) as url:
+
+        def note(wait):
+            waits.append(wait)
+            file.write_text("" if len(waits) == 1 else f"{url}\n")  # first half written
+
+        with RolloutClient(file.as_uri(), give_up_after_s=300, on_wait=note) as client:
+            assert client.status().current_step == 0
+    assert len(waits) == 2 and all(URL in wait for wait in waits)
+
+
+def test_a_best_effort_call_reads_the_address_again_for_the_next_one(tmp_path):
+    file = tmp_path / "api"
+    file.write_text(URL)
+    with served(create_app(open_store("memory"))) as url:
+        with RolloutClient(file.as_uri()) as client:
+            file.write_text(url)
+            assert [client.health(), client.health()] == [False, True]
+
+
+def test_a_file_without_an_address_is_refused_by_name(tmp_path):
+    with pytest.raises(ConfigError, match="nothing"):
+        settings(url=(tmp_path / "nothing").as_uri())
+    (tmp_path / "api").write_text("localhost:8000")
+    with pytest.raises(ConfigError, match="localhost:8000"):
+        settings(url=(tmp_path / "api").as_uri())
 
 
 def test_pauses_grow(monkeypatch):
     monkeypatch.setattr(api_calls, "jittered", lambda pause: pause)
-    waiting = RetryPolicy(URL, 60.0, lambda _: None)
+    waiting = RetryPolicy(settings(60.0))
     pauses = [waiting.pause_after(RetryLater("full")) for _ in range(3)]
     assert pauses == pytest.approx([0.2, 0.4, 0.8])
 
@@ -293,7 +331,7 @@ def test_no_pause_goes_past_the_deadline(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(api_calls, "jittered", lambda pause: pause)
-    waiting = RetryPolicy(URL, 10.0, lambda _: None)
+    waiting = RetryPolicy(settings(10.0))
     now[0] += 9.9
     assert waiting.pause_after(RetryLater("full")) == pytest.approx(0.1)
     now[0] += 0.2
@@ -303,7 +341,7 @@ def test_no_pause_goes_past_the_deadline(monkeypatch):
 
 def test_a_pause_named_by_the_server_is_kept_without_jitter():
     def pause(limit_s, at_least_s):
-        policy = RetryPolicy(URL, limit_s, lambda _: None)
+        policy = RetryPolicy(settings(limit_s))
         return policy.pause_after(RetryLater("full", at_least_s))
 
     assert pause(1e6, 30.0) == 30.0

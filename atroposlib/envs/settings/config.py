@@ -115,7 +115,8 @@ class BaseEnvConfig(BaseModel):
     )
     log_dir: str = Field(default="./logs", description="directory of tensorboard's files")
     rollout_server_url: str = Field(
-        default="http://localhost:8000", description="address of the rollout API"
+        default="http://localhost:8000",
+        description="address of the rollout API, or file:///path of a file that holds it",
     )
     total_steps: int = Field(
         default=1000,
