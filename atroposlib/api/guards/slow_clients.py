@@ -312,7 +312,9 @@ class _RestOfBody(asyncio.BufferedProtocol):
             owner.flow.pause_reading()
             owner.transport.set_protocol(owner)
             owner.parser = HttpRequestParser(owner)  # the old one still waits for the body
-            owner.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+            owner.parser.set_dangerous_leniencies(
+                lenient_data_after_close=True
+            )  # as uvicorn's
             owner.on_message_complete()
             owner.flow.resume_reading()
 
