@@ -44,11 +44,10 @@ from atroposlib.errors import (
     CheckpointError,
     ConfigError,
     RunChanged,
-    RunStateError,
-    StaleGeneration,
 )
 from atroposlib.wire import Registration
 from example_trainer.checkpoint import snapshots
+from example_trainer.checkpoint.rewinding import BEGIN, rewind
 from example_trainer.checkpoint.snapshots import STATE, Snapshot, Snapshots
 from example_trainer.distributed.collectives import gather_objects, run_on_rank0
 from example_trainer.distributed.ranks import Ranks
@@ -64,10 +63,6 @@ logger = logging.getLogger(__name__)
 RETRY_VARIABLE = "ATROPOS_RUN_ID"  # set by the launcher: number of restarts of this trainer
 FORMAT = 1
 EVERY_S = 600.0  # default if the settings give no frequency
-BEGIN = (
-    "To begin a new run POST /reset_data; to train on what is queued with these weights all"
-    " the same, set recover_mode disabled."
-)
 
 
 @dataclass(frozen=True)
@@ -268,7 +263,7 @@ class Recovery:
             starts=registered.starts,
         )
         if self.enabled:
-            _rewind(client, state)
+            rewind(client, state)
             # What is there is of another run, or of this one before it restarted from the
             # beginning.
             if plan.snapshot is None and (aside := self._snapshots.set_aside()):
@@ -396,26 +391,3 @@ def _named(found: TrainerState, state: TrainerState) -> str:
             " beginning (another save_path or recover_mode disabled begins anew)"
         )
     return f" of this run, after batch {state.batch_no or 0}"
-
-
-def _rewind(client: RolloutClient, state: TrainerState) -> None:
-    """Rewind the API, so that batches acked after these weights are delivered again.
-
-    The registration found out that it can be done, except by an API that is older.
-    """
-    held = state.batch_no or 0
-    try:
-        rewound = client.rewind(held)
-    except StaleGeneration as error:
-        raise RunStateError(
-            f"these weights were trained on batch {held}, which the rollout API does not know"
-            f" ({error}): its data is older than the checkpoint. {BEGIN}"
-        ) from error
-    if rewound.gone:
-        raise RunStateError(
-            f"{rewound.gone} batches after batch {held} were trained into other weights and"
-            " freed: they cannot be trained into these. Start from the checkpoint that holds"
-            f" them (save_path of the trainer that ran before). {BEGIN}"
-        )
-    if rewound.replayed:
-        logger.info(f"{rewound.replayed} batches after batch {held} come again")

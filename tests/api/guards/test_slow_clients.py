@@ -391,17 +391,3 @@ async def test_a_connection_beyond_all_others_is_answered_503_and_closed():
         writer.close()
         app.answer_at.set()
         assert all(reply.endswith(b"0 bytes") for reply in await asyncio.gather(*held))
-
-
-async def test_connections_without_a_request_make_room_for_new_ones():
-    app = App()
-    limits = replace(LONG, sockets=4)
-    async with serving(app, limits) as (server, port):
-        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
-        while len(server.server_state.connections) < 4:
-            await asyncio.sleep(0)
-        for _ in range(3):
-            assert (await ask(port, GET + LAST)).endswith(b"0 bytes")
-        assert await idle[0][0].read() == b""  # the oldest was closed
-        for _, writer in idle:
-            writer.close()
