@@ -69,8 +69,14 @@ async def sample(env_cls: Any) -> list[str]:
     task = list(await load(given.dataset, config, env=env_cls.name, split="train"))[0]
     reward, model = await play(env_cls, task, given.card.gold(task), **settings)
     history = model.replies[-1].messages
-    texts = "\n\n".join(f"{one['role']}: {one['content']}" for one in history)
+    texts = "\n\n".join(f"{one['role']}: {shown(one['content'])}" for one in history)
     return indented(f"{texts}\n\nscore: {reward.score:g}")
+
+
+def shown(content: Any) -> str:
+    """The text of a message, with a mark for each picture."""
+    parts = [{"text": content}] if isinstance(content, str) else content
+    return " ".join(part.get("text", "[picture]") for part in parts)
 
 
 def indented(text: str) -> list[str]:

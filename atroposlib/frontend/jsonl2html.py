@@ -32,6 +32,7 @@ from atroposlib.frontend.parts import (
 )
 from atroposlib.utils.tokenizers.texts import token_texts
 from atroposlib.wire import MASKED
+from atroposlib.wire.images import picture_url, pictures_of
 
 __all__ = ["create_html_for_group", "generate_html", "get_score_class", "main"]
 logger = logging.getLogger(__name__)
@@ -144,9 +145,21 @@ def _sample(
         finish,
         trained,
         ", ".join(facts),
-        conversation(content[n_shared:] if isinstance(content, list) else [content]),
+        _images(group, g, content)
+        + conversation(content[n_shared:] if isinstance(content, list) else [content]),
         _tokens(group, g, tokenizer, room),
     )
+
+
+def _images(group: Mapping[str, Any], g: int, content: Any) -> list[Box]:
+    """Pictures of row ``g`` whose messages hold none, such as decoded tokens."""
+    turns = content if isinstance(content, list) else []
+    said = [one.get("content") for one in turns if isinstance(one, Mapping)]
+    if any(any(map(picture_url, parts)) for parts in said if isinstance(parts, list)):
+        return []
+    urls = pictures_of(group.get("images"), g)
+    parts = [{"type": "image_url", "image_url": url} for url in urls]
+    return conversation([{"role": "pictures", "content": parts}] if parts else [])
 
 
 def _tokens(group: Mapping[str, Any], g: int, tokenizer: Any, room: int) -> TokenPart | None:

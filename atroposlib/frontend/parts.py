@@ -1,7 +1,8 @@
 """HTML parts of every page: shell with its content policy, conversations and tokens. Pure.
 
 Templates escape every value; the functions here that return Markup escape their text. HTML of
-Markdown text has no links and no images. A page runs its own script only and loads nothing.
+Markdown text has no links and no images; pictures are data URLs of messages. A page runs its own
+script only and loads nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jinja2
 from markupsafe import Markup, escape
 
+from atroposlib.wire.images import is_picture, picture_url
+
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
 
@@ -26,6 +29,9 @@ STYLE = (HERE / "page.css").read_text(encoding="utf-8")
 # Label of a token by the least probability of its kind; one that is not trained has none.
 PROBABILITIES = {"p > 0.9": 0.9, "p > 0.5": 0.5, "p > 0.1": 0.1, "p > 0.01": 0.01, "rare": -1}
 LEGEND = [("m", "not trained"), *((f"p{i}", label) for i, label in enumerate(PROBABILITIES))]
+
+
+PICTURE_CHARACTERS = 2**20  # of the data URL of a picture on a page
 
 
 class Box(NamedTuple):
@@ -40,7 +46,7 @@ def render_page(template: Path, title: str, *, script: str = "", **values: Any) 
     """Render a template that extends ``page.html``."""
     scripts = f"script-src {_digest(script)}; " if script else ""
     policy = (
-        f"default-src 'none'; style-src {_digest(STYLE)}; {scripts}"
+        f"default-src 'none'; img-src data:; style-src {_digest(STYLE)}; {scripts}"
         "base-uri 'none'; form-action 'none'"
     )
     shell = {"title": title, "policy": policy, "style": STYLE, "script": script}
@@ -101,8 +107,25 @@ def conversation(messages: Iterable[Any]) -> list[Box]:
         ):
             call = label == "tool call"
             kind = "call" if call else "tool" if label == "tool" else ""
-            boxes.append(Box(label, kind, _verbatim(content) if call else _markdown(content)))
+            boxes.append(Box(label, kind, _verbatim(content) if call else _content(content)))
     return boxes
+
+
+def _content(content: Any) -> Markup:
+    """Text as Markdown; of a list of parts its texts and pictures."""
+    if not isinstance(content, list) or not any(map(picture_url, content)):
+        return _markdown(content)
+    return Markup("").join(_part(part) for part in content)
+
+
+def _part(part: Any) -> Markup:
+    url = picture_url(part)
+    if url is None:
+        text = part.get("text") if isinstance(part, dict) else None
+        return _markdown(part if text is None else text)
+    if not is_picture(url) or len(url) > PICTURE_CHARACTERS:
+        return Markup("<p>[a picture of {} characters]</p>").format(len(str(url)))
+    return Markup('<img class="picture" alt="picture" src="{}">').format(url)
 
 
 def _plain(content: Any) -> str:

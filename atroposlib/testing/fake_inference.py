@@ -35,6 +35,7 @@ from atroposlib.testing.fake_shapes import (
 
 DEFAULT_SHAPES = frozenset({"generate", "scale_out", "completions"})
 JOIN_TIMEOUT_S = 60.0
+PICTURE = "#" * 8
 
 Reply = Callable[[str, int], str]
 
@@ -217,7 +218,8 @@ class FakeInference:
         return shapes.completions(self._answer(body["prompt"], body), body)
 
     def _chat(self, body: Json) -> Json:
-        return shapes.chat(self._answer(rendered(body["messages"]), body, default=256))
+        prompt = rendered(body["messages"])
+        return shapes.chat(self._answer(prompt, body, default=256), body)
 
 
 def _limit(params: Json, default: int) -> int:
@@ -247,6 +249,15 @@ def _sampled(
 
 
 def rendered(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The chat template of :mod:`atroposlib.testing.tiny`, with a generation prompt."""
-    turns = "".join(f"<|{m['role']}|>{m['content']}<|end|>" for m in messages)
+    """The chat template of :mod:`atroposlib.testing.tiny`, with a generation prompt.
+
+    A picture is ``PICTURE``, as servers expand one to placeholder tokens.
+    """
+    turns = "".join(f"<|{m['role']}|>{_text_of(m['content'])}<|end|>" for m in messages)
     return f"{turns}<|assistant|>"
+
+
+def _text_of(content: str | list[Json]) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(PICTURE if "image_url" in part else part["text"] for part in content)

@@ -177,17 +177,19 @@ def completions(answer: FakeResponse, body: Json) -> Json:
     return _envelope("text_completion", answer, choices)
 
 
-def chat(answer: FakeResponse) -> Json:
-    """POST /v1/chat/completions."""
-    choices = [
-        {
-            "index": i,
-            "finish_reason": one.reason,
-            "message": {"role": "assistant", "content": one.text},
-        }
-        for i, one in enumerate(answer.choices)
-    ]
-    return _envelope("chat.completion", answer, choices)
+def chat(answer: FakeResponse, body: Json) -> Json:
+    """POST /v1/chat/completions, with vLLM's additions on request."""
+    choices = []
+    for i, one in enumerate(answer.choices):
+        message = {"role": "assistant", "content": one.text}
+        choice: Json = {"index": i, "finish_reason": one.reason, "message": message}
+        if body.get("logprobs") and answer.has_logprobs:
+            choice["logprobs"] = _token_entries(one.tokens)
+        if body.get("return_token_ids"):
+            choice["token_ids"] = one.tokens
+        choices.append(choice)
+    ids = {"prompt_token_ids": answer.prompt} if body.get("return_token_ids") else {}
+    return {**_envelope("chat.completion", answer, choices), **ids}
 
 
 def _triple(token: int) -> list[Any]:

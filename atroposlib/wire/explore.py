@@ -116,6 +116,7 @@ class RowView(Struct, kw_only=True, rename={"start": "from"}):
     to: int
     tokenizer: str | None = None
     messages: list[dict[str, Any]] | None = None
+    images: list[str] = []  # data URLs, with the first tokens only
     metadata: dict[str, Any] = {}
     columns: TokenColumns
 

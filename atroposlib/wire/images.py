@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import re
+from typing import Any
 
 import msgspec
 
@@ -13,6 +15,28 @@ IMAGES = "images"
 LARGE_REST = 8 * 2**20  # bytes
 MAX_REST_VALUES = 2**17
 _CHECKED_BYTES = 128 * 2**10
+MAX_PICTURE_CHARACTERS = 8 * 2**20 * 4 // 3  # of 8 MB
+_DATA_URL = re.compile(r"data:image/(?:png|jpeg|webp);base64,[A-Za-z0-9+/]+={0,2}")
+
+
+def is_picture(url: Any) -> bool:
+    """Whether ``url`` is a data URL of PNG, JPEG or WebP of at most 8 MB."""
+    fits = isinstance(url, str) and len(url) <= MAX_PICTURE_CHARACTERS
+    return fits and _DATA_URL.fullmatch(url) is not None
+
+
+def picture_url(part: Any) -> Any:
+    """Address in a content part of type ``image_url``; None of other parts."""
+    if not isinstance(part, dict) or part.get("type") != "image_url":
+        return None
+    given = part.get("image_url")
+    return given.get("url") if isinstance(given, dict) else given
+
+
+def pictures_of(images: Any, row: int) -> list[str]:
+    """The data URLs of one row in the field ``images`` of a group: a list or a text per row."""
+    own = images[row] if isinstance(images, list) and row < len(images) else []
+    return [url for url in (own if isinstance(own, list) else [own]) if is_picture(url)]
 
 
 def check_images(text: bytes | memoryview) -> None:

@@ -80,6 +80,12 @@ async def tasks(env_cls):
     return rows
 
 
+def text_of(message):
+    content = message["content"]
+    parts = [content] if isinstance(content, str) else content
+    return "".join(part if isinstance(part, str) else part.get("text", "") for part in parts)
+
+
 async def score(env_cls, task, replies):
     return (await play(env_cls, task, replies))[0].score
 
@@ -100,7 +106,7 @@ async def test_garbage_gets_no_more_than_the_floor(env_cls, tasks, garbage):
 async def test_the_prompt_as_the_reply_gets_no_more_than_the_floor(env_cls, tasks):
     for task in tasks[:TASKS]:
         _, model = await play(env_cls, task, [])
-        prompt = "\n".join(message["content"] for message in model.replies[0].messages)
+        prompt = "\n".join(text_of(message) for message in model.replies[0].messages)
         score_of_it = await score(env_cls, task, [prompt] * 4)
         assert score_of_it <= env_cls.definition.card.floor, prompt
 

@@ -50,6 +50,9 @@ def problems(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"question": f"What is {n} + 4?", "answer": str(n + 4)} for n in range(8)]
     (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "photos").mkdir()
+    for n in range(8):
+        (tmp_path / "photos" / f"{n}.png").write_bytes(b"\x89PNG")
     words = [json.dumps({"word": word}) for word in ("apple", "grape", "lemon", "peach")]
     (tmp_path / "wordle_words.jsonl").write_text("\n".join(words))
 

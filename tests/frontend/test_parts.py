@@ -10,6 +10,7 @@ import pytest
 
 from atroposlib.frontend.parts import (
     HERE,
+    PICTURE_CHARACTERS,
     conversation,
     label_of,
     render_page,
@@ -30,6 +31,21 @@ def test_a_page_runs_its_own_script_only():
 
 def test_a_message_without_a_tool_call_is_one_turn_even_if_empty():
     assert list(turns({"role": "user", "content": ""})) == [("user", "")]
+
+
+def picture(url):
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def test_pictures_of_messages_are_shown_from_data_urls_only():
+    url = "data:image/png;base64,iVBORw=="
+    parts = [{"type": "text", "text": f"*see* {EVIL}"}, picture(url), picture(EVIL)]
+    large = picture(f"data:image/png;base64,{'A' * PICTURE_CHARACTERS}")
+    addresses = [picture("https://evil.example/i.png"), picture(f'{url}" onload="x')]
+    [box] = conversation([{"role": "user", "content": [*parts, large, *addresses]}])
+    assert box.html.count("<img") == 1 and f'src="{url}"' in box.html
+    assert "<em>see</em>" in box.html and "<script>" not in box.html
+    assert box.html.count("[a picture of") == 4 and len(box.html) < 2000
 
 
 def test_calls_and_results_of_tools_have_boxes_of_their_own():

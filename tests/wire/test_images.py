@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.errors import InvalidGroup
-from atroposlib.wire.images import MAX_REST_VALUES, check_images
+from atroposlib.wire.images import MAX_REST_VALUES, check_images, pictures_of
 
 
 def test_large_texts_are_accepted():
@@ -23,3 +23,10 @@ def test_large_texts_are_accepted():
 def test_other_values_are_refused(text, problem):
     with pytest.raises(InvalidGroup, match=problem):
         check_images(text)
+
+
+def test_pictures_of_a_row_are_its_data_urls():
+    url = "data:image/webp;base64,UklGRg=="
+    images = [[url, "https://a.example/i.png"], url, None, "iVBORw=="]
+    assert [pictures_of(images, row) for row in range(5)] == [[url], [url], [], [], []]
+    assert pictures_of(None, 0) == pictures_of({"a": 1}, 0) == []

@@ -33,6 +33,7 @@ from atroposlib.utils.tokenizers.loading import local_tokenizer
 from atroposlib.utils.tokenizers.texts import text_of, token_texts
 from atroposlib.wire import explore
 from atroposlib.wire.columns import Columns
+from atroposlib.wire.images import pictures_of
 from atroposlib.wire.messages import MASKED
 from atroposlib.wire.safetensors import Array
 
@@ -241,6 +242,7 @@ class Explorer(RunViews):
             to=to,
             tokenizer=None if decoder is None else self._about().tokenizer,
             messages=messages[row] if messages else None,
+            images=pictures_of(columns.rest_value("images"), row) if start == 0 else [],
             metadata=columns.rest_value("metadata") or {},
             columns=shown,
         )

@@ -131,6 +131,8 @@ def groups_of(
         if not (with_messages and all(row.get("messages") for row in scored)):
             for row in scored:
                 row["messages"] = None
+        if any(row.get("images") for row in scored):  # one list for every row, or none
+            scored = [cast(ScoredDataItem, {"images": [], **row}) for row in scored]
         group = collate(scored)
         seat_id = f"{group_id}/{name}" if name else group_id
         group["group_id"] = seat_id if turn == 0 else f"{seat_id}#{turn + 1}"
@@ -162,10 +164,13 @@ def metrics_of(reward: Reward) -> dict[str, float]:
 
 
 def _untrained(row: ScoredDataItem) -> ScoredDataItem:
-    """The prompt of ``row``, without trained tokens: a valid row that enters no loss."""
+    """The prompt of ``row``, without trained tokens: a valid row that enters no loss.
+
+    A row with images stays whole: each image has its tokens in it.
+    """
     labels = row["masks"]
     first = next((j for j, label in enumerate(labels) if label != MASKED), len(labels))
-    length = max(1, first)
+    length = len(labels) if row.get("images") else max(1, first)
     return cast(
         ScoredDataItem,
         {

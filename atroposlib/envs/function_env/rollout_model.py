@@ -22,6 +22,7 @@ from atroposlib.envs.function_env.recorder import Recorder
 from atroposlib.envs.function_env.rewards import number
 from atroposlib.envs.function_env.tools import Tool, answer, schema_of
 from atroposlib.errors import ConfigError, InferenceError, RolloutError, SourceLine
+from atroposlib.generation.chat.pictures import pictures_in
 from atroposlib.generation.chat.tool_call_translator import with_visible_tools
 from atroposlib.generation.engines.slots import spending
 
@@ -108,7 +109,8 @@ class Model:
         """The model's next message.
 
         Args:
-            messages: OpenAI messages, or a text for one user message.
+            messages: OpenAI messages, or a text for one user message. Pictures are content
+                parts of type image_url with a data URL of PNG, JPEG or WebP.
             tools: typed functions, objects (``tools.ToolObject``) or OpenAI's descriptions.
                 The reply's ``tool_calls`` lists the calls; :meth:`use_tools` also runs them.
             sampling: temperature, max_tokens, stop, top_p ...
@@ -123,6 +125,7 @@ class Model:
         history = [dict(message) for message in messages]
         first = int(bool(history) and history[0].get("role") == "system")
         shown = [*history[:first], *map(dict, self.examples), *history[first:]]
+        pictures_in(history)  # an address is refused before anything is sent
         if tools:
             schemas = sampling["tools"] = [schema_of(tool) for tool in tools]
             tokenizer = getattr(self.session, "tokenizer", None)

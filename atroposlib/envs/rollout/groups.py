@@ -140,6 +140,8 @@ def from_nodes(
         group["sampling"] = sampling
     if any(routed := [getattr(node, "routed_experts", None) for node in nodes]):
         group["routed_experts"] = routed
+    if any(images := [getattr(node, "images", []) for node in nodes]):
+        group["images"] = images
     return group
 
 
@@ -171,11 +173,9 @@ def from_node(
         item["metadata"] = {"metrics": dict(metrics)}
     if _knows_versions(node):
         item["versions"] = list(node.versions)
-    if spans := _spans(node):
-        item["sampling"] = spans
-    if routed := getattr(node, "routed_experts", None):
-        item["routed_experts"] = routed
-    return item
+    known: dict[str, Any] = {"sampling": _spans(node)}
+    known |= {name: getattr(node, name, None) for name in ("routed_experts", "images")}
+    return cast(ScoredDataItem, {**item, **{k: v for k, v in known.items() if v}})
 
 
 def _refuse_made_up(node: Node, index: str) -> None:

@@ -225,8 +225,8 @@ def _part_text(part: Any, where: str) -> str:
     kind = str(part.get("type", "text"))
     if kind not in TEXT_PARTS:
         raise ConfigError(
-            f"{where}.content: a part of type {kind!r} cannot be kept as text tokens; managed "
-            "sessions take text only, so call the server's own chat_completion for it"
+            f"{where}.content: a part of type {kind!r} is not text, so its tokens are not known "
+            "here; chat calls take pictures as data URLs (image_url), and no other parts"
         )
     return str(part.get("refusal" if kind == "refusal" else "text") or "")
 

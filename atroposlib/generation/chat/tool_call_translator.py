@@ -16,6 +16,7 @@ from typing import Any
 from atroposlib.errors import ConfigError
 from atroposlib.generation.chat.template import (
     Message,
+    content_text,
     continuation,
     decoded,
     plain_message,
@@ -171,4 +172,5 @@ def with_visible_tools(
     if not messages or messages[0].get("role") != "system":
         return [{"role": "system", "content": text}, *messages]
     first = messages[0]
-    return [{**first, "content": f"{first['content']}\n\n{text}"}, *messages[1:]]
+    before = content_text(first.get("content"))
+    return [{**first, "content": f"{before}\n\n{text}"}, *messages[1:]]

@@ -51,6 +51,7 @@ class SessionRow(msgspec.Struct, kw_only=True):
     versions: list[int]  # (T,) -1 where not trained here, or unknown
     spans: list[dict[str, Any]]  # of the turns trained here, each as ``wire.SampledSpan``
     routed_experts: RoutedExperts | None = None  # of the first tokens
+    images: list[str] = []  # data URLs of the prompts, in order
     reward: float | None  # None: no reward was posted, which differs from 0
     turns: list[Turn]
     metadata: dict[str, str]  # {"finish_reason": "stop"}
@@ -77,6 +78,7 @@ class _Sample:
     span: list[dict[str, Any]]  # one, or none if its sampling is unknown
     routed: tuple[int, RoutedExperts | None]  # from the parent's last token on, and its place
     finish_reason: str
+    images: list[str]  # of the whole sequence
 
     @property
     def end(self) -> int:
@@ -98,7 +100,8 @@ class SampleTree:
         if not output.tokens:
             return
         whole = array("i", [*output.prompt_ids, *output.tokens]).tobytes()
-        parent, at = self._deepest(whole[: len(output.prompt_ids) * _ID_BYTES])
+        images = list(output.images)
+        parent, at = self._deepest(whole[: len(output.prompt_ids) * _ID_BYTES], images)
         index = len(self._samples)
         # The parent's last token was sampled and not read: its experts are known here only.
         known = max(0, at // _ID_BYTES - 1)
@@ -114,6 +117,7 @@ class SampleTree:
                 span=sampled_span(output),
                 routed=(known, joined((0, output.routed_experts), start=known)),
                 finish_reason=output.finish_reason,
+                images=images,
             )
         )
         self._children[parent].append(index)
@@ -145,8 +149,10 @@ class SampleTree:
                 trained.update(fresh)
         return rows
 
-    def _deepest(self, prompt: bytes) -> tuple[int | None, int]:
+    def _deepest(self, prompt: bytes, images: list[str]) -> tuple[int | None, int]:
         """The sample with the longest sequence that is a prefix of ``prompt``; its end in bytes.
+
+        Different images may have the same placeholder tokens, so they are compared too.
 
         Of samples with equal tokens, one without a continuation is preferred.
         """
@@ -155,8 +161,8 @@ class SampleTree:
         open_nodes = [(index, 0) for index in self._children[None]]
         while open_nodes:
             index, at = open_nodes.pop()
-            segment = self._samples[index].segment
-            if not prompt.startswith(segment, at):
+            segment, seen = self._samples[index].segment, self._samples[index].images
+            if not prompt.startswith(segment, at) or images[: len(seen)] != seen:
                 continue
             end = at + len(segment)
             rank = (end, not self._children[index], -index)
@@ -194,6 +200,7 @@ class SampleTree:
             versions=versions,
             spans=[span for i, one in zip(path, samples) if i in fresh for span in one.span],
             routed_experts=joined(*(sample.routed for sample in samples)),
+            images=samples[-1].images,
             reward=returns[0],
             turns=[
                 Turn(

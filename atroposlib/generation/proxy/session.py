@@ -28,7 +28,7 @@ from atroposlib.generation.proxy.apis.idempotency import (
 )
 from atroposlib.generation.proxy.sample_tree import Rewards, SampleTree, SessionRow
 from atroposlib.generation.sampling.generation import DEFAULT_MAX_TOKENS
-from atroposlib.generation.sessions.dummy import DummyManagedServer
+from atroposlib.generation.sessions.dummy import DummyManagedServer, dummy_allowed
 from atroposlib.generation.sessions.managed import ManagedServer
 from atroposlib.generation.sessions.sequences import SequenceNode
 
@@ -159,7 +159,8 @@ class ProxySession:
 
     def _uncut(self, message: Json) -> Json:
         """An earlier response with its stop string and the text after it, as it was sampled."""
-        whole = self._whole_text.get(message["content"])
+        content = message["content"]
+        whole = self._whole_text.get(content) if isinstance(content, str) else None
         if whole is None or message["role"] != "assistant" or message.get("tool_calls"):
             return message
         return {**message, "content": whole}
@@ -200,7 +201,7 @@ class ProxySession:
 
     def rows(self, discount: float = 1.0) -> list[SessionRow]:
         """Training rows of all samples (``sample_tree.py``). Raises InferenceRefused (409)."""
-        if self._has_placeholders:
+        if self._has_placeholders and not dummy_allowed():
             raise InferenceRefused(
                 409,
                 "the inference server of this session returns text only, and placeholder "

@@ -41,6 +41,7 @@ class Generation:
     logprob_kind: LogprobKind | None = None  # None: the server does not report it
     sampling: Mapping[str, float] | None = None  # see ``span_sampling``; None: unknown
     routed_experts: RoutedExperts | None = None  # of the first of these P + T tokens
+    images: Sequence[str] = ()  # data URLs in the prompt, whose placeholders are in prompt_ids
 
     def __post_init__(self) -> None:
         counts = (len(self.tokens), len(self.logprobs), len(self.versions))

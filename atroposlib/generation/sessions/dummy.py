@@ -7,8 +7,10 @@ environment variable must allow it.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from atroposlib.generation.chat.pictures import pictures_in
 from atroposlib.generation.chat.template import plain_message
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.sampling.generation import UNKNOWN_VERSION
@@ -56,7 +58,8 @@ class DummyManagedServer:
         plain = map(plain_message, kwargs["messages"])
         before = "".join(f"{m['role']}:{m.get('content')}\n\n" for m in plain)
         replies = [choice.message.content for choice in completion.choices]
-        self._keep(completion, [f"{before}assistant:{reply}" for reply in replies])
+        texts = [f"{before}assistant:{reply}" for reply in replies]
+        self._keep(completion, texts, pictures_in(kwargs["messages"]))
         return completion
 
     async def completion(self, **kwargs: Any) -> Completion:
@@ -80,19 +83,25 @@ class DummyManagedServer:
         self._nodes = []
         self._nodes_of = {}
 
-    def _keep(self, completion: ChatCompletion | Completion, texts: list[str]) -> None:
+    def _keep(
+        self,
+        completion: ChatCompletion | Completion,
+        texts: list[str],
+        images: Sequence[str] = (),
+    ) -> None:
         reasons = [choice.finish_reason for choice in completion.choices]
-        nodes = [_dummy_node(text, reason) for text, reason in zip(texts, reasons)]
+        nodes = [_dummy_node(text, reason, images) for text, reason in zip(texts, reasons)]
         self._nodes.extend(nodes)
         self._nodes_of[completion.id] = nodes
 
 
-def _dummy_node(full_text: str, finish_reason: str) -> SequenceNode:
+def _dummy_node(full_text: str, finish_reason: str, images: Sequence[str]) -> SequenceNode:
     return SequenceNode(
         full_text=full_text,
         tokens=list(range(DUMMY_LENGTH)),
         masked_tokens=[MASKED, *range(1, DUMMY_LENGTH)],
         logprobs=[DUMMY_LOGPROB] * DUMMY_LENGTH,
         versions=[UNKNOWN_VERSION] * DUMMY_LENGTH,
+        images=list(images),
         metadata={"finish_reason": finish_reason, "dummy_tokens": True},
     )

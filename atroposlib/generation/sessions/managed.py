@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import ConfigError
+from atroposlib.generation.chat.pictures import pictures_in
 from atroposlib.generation.chat.template import (
     Messages,
     continuation,
@@ -33,6 +34,7 @@ from atroposlib.generation.sessions.sample import (
     ManagedServerAdapter,
     SamplingServer,
     pop_template_kwargs,
+    sample_chat,
     sample_tokens,
 )
 from atroposlib.generation.sessions.sequences import (
@@ -122,21 +124,26 @@ class ManagedServer:
         """``messages`` and sampling parameters as for OpenAI, plus ``split``.
 
         ``tools`` and ``tool_choice`` ("auto", "none", "required") need a tool parser.
-        ``chat_template_kwargs``, also inside ``extra_body``, is passed to the template.
+        ``chat_template_kwargs``, also inside ``extra_body``, is passed to the template. With
+        pictures the server renders the prompt, as in :func:`sample_chat`.
 
-        Raises ConfigError for messages that are not text or ``stream``, TokensMissing without
-        token ids and a logprob for each, and as ``APIServer.generate``.
+        Raises ConfigError for parts other than text and pictures or ``stream``, TokensMissing
+        without token ids and a logprob for each, and as ``APIServer.generate``.
         """
         from atroposlib.generation.sessions import replies  # imports the openai package
 
         await self._load_tokenizer()
         messages: Messages = kwargs.pop("messages")
-        tools = self._active_tools(kwargs.pop("tools", None))
-        tool_choice = kwargs.pop("tool_choice", None) or "auto"
-        prompt_text = self._render(messages, tools, pop_template_kwargs(kwargs))
-        outputs, nodes = await self._sample(
-            prompt_text, lambda: encode_prompt(self.tokenizer, prompt_text), kwargs
-        )
+        images = pictures_in(messages)
+        tools = None if images else self._active_tools(kwargs.pop("tools", None))
+        tool_choice = "auto" if images else kwargs.pop("tool_choice", None) or "auto"
+        if images:
+            outputs, nodes = await self._sample_pictures(messages, images, kwargs)
+        else:
+            prompt_text = self._render(messages, tools, pop_template_kwargs(kwargs))
+            outputs, nodes = await self._sample(
+                prompt_text, lambda: encode_prompt(self.tokenizer, prompt_text), kwargs
+            )
         choices = [
             {"index": i, **self._chat_choice(output, tools, tool_choice)}
             for i, output in enumerate(outputs)
@@ -286,6 +293,25 @@ class ManagedServer:
         sequences = self._sequences
         parent, input_ids = self._extended(prompt_text, encode, ids)
         outputs = await sample_tokens(self.server, prompt_text, input_ids, kwargs)
+        return outputs, self._kept(sequences, parent, prompt_text, outputs)
+
+    async def _sample_pictures(
+        self, messages: Messages, images: Sequence[str], kwargs: dict[str, Any]
+    ) -> tuple[list[Generation], list[SequenceNode]]:
+        sequences = self._sequences
+        outputs = await sample_chat(self.server, messages, images, kwargs)
+        ids = outputs[0].prompt_ids
+        parent = extended_by_tokens(sequences.candidates(), ids, images)
+        text = decoded(self.tokenizer, ids, skip_special=False)
+        return outputs, self._kept(sequences, parent, text, outputs)
+
+    def _kept(
+        self,
+        sequences: SequenceList | SequenceTree,
+        parent: SequenceNode | None,
+        prompt_text: str,
+        outputs: list[Generation],
+    ) -> list[SequenceNode]:
         for output in outputs:
             require_known(self.tokenizer, output.tokens)
         samples = [
@@ -297,7 +323,7 @@ class ManagedServer:
         if os.environ.get(DEBUG_VARIABLE) == "1":
             for sample in samples:
                 logger.warning("%s: %r", sample.generation.finish_reason, sample.full_text)
-        return outputs, nodes
+        return nodes
 
     def _text_of(self, output: Generation, *, skip_special: bool) -> str:
         ids = (output.prompt_ids, output.tokens)

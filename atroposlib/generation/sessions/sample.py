@@ -7,19 +7,24 @@ returns the policy version of each token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NoReturn, Protocol
 
-from atroposlib.errors import TokensMissing
+from atroposlib.errors import ConfigError, TokensMissing
+from atroposlib.generation.chat.pictures import chat_content
+from atroposlib.generation.chat.template import Messages, plain_message
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.sampling.generation import (
+    UNKNOWN_VERSION,
     Generation,
+    finish_reason_text,
     from_four_tuple,
     sampling_params,
     span_sampling,
     with_configured,
+    with_version,
 )
 
 _TOKENS_CALL = "tokens_and_logprobs_completion"
@@ -61,6 +66,50 @@ async def sample_tokens(
         raise TokensMissing(f"{type(server).__name__} returned no output")
     sampling = span_sampling(kwargs)
     return [replace(output, sampling=sampling) for output in outputs]
+
+
+async def sample_chat(
+    server: Any, messages: Messages, images: Sequence[str], kwargs: Mapping[str, Any]
+) -> list[Generation]:
+    """Replies to ``messages`` with ``images``, whose placeholder tokens only the server knows.
+
+    The server renders the prompt and returns its ids, as vLLM does on request. Raises
+    TokensMissing for a reply without them, ConfigError for tools.
+    """
+    kwargs = with_configured(kwargs, server.config)
+    if kwargs.pop("tools", None):
+        raise ConfigError("tools: a token-exact chat has tools or pictures, not both")
+    kwargs.pop("tool_choice", None)
+    options = {k: kwargs[k] for k in _REQUEST_OPTIONS if kwargs.get(k) is not None}
+    version = getattr(server, "announced_version", None)
+    plain = [plain_message(message) for message in messages]
+    completion = await server.chat_completion(
+        messages=[{**one, "content": chat_content(one.get("content"))} for one in plain],
+        **{**sampling_params(kwargs), **options},
+        logprobs=True,
+        return_token_ids=True,
+    )
+    ids = getattr(completion, "prompt_token_ids", None)
+    if ids is None or any(not hasattr(one, "token_ids") for one in completion.choices):
+        raise TokensMissing(
+            f"{server.config.base_url} returned no token ids of a prompt with pictures, so its "
+            "replies cannot be trained on: vLLM returns them; with server_type openai any "
+            "server can be evaluated"
+        )
+    sampling = span_sampling(kwargs)
+    outputs = [
+        Generation(
+            prompt_ids=list(ids),
+            tokens=list(one.token_ids),
+            logprobs=[entry.logprob for entry in getattr(one.logprobs, "content", None) or ()],
+            versions=[UNKNOWN_VERSION] * len(one.token_ids),
+            finish_reason=finish_reason_text(one.finish_reason),
+            sampling=sampling,
+            images=images,
+        )
+        for one in completion.choices
+    ]
+    return [with_version(output, version) for output in outputs]
 
 
 def has_generate(server: object) -> bool:

@@ -33,6 +33,7 @@ class Node(Protocol):
     versions: list[int]
     spans: list[dict[str, Any]]
     routed_experts: RoutedExperts | None
+    images: list[str]
     metadata: Any
 
 
@@ -53,6 +54,7 @@ class SequenceNode(BaseModel):
     routed_experts: RoutedExperts | None = (
         None  # of the first tokens, where a server reports it
     )
+    images: list[str] = Field(default_factory=list)  # data URLs of the prompts, in order
     metadata: dict[str, Any] = Field(default_factory=dict)  # {"finish_reason": "stop"}
 
     @property
@@ -75,10 +77,10 @@ def extended_by_text(nodes: Iterable[SequenceNode], prompt_text: str) -> Sequenc
 
 
 def extended_by_tokens(
-    nodes: Iterable[SequenceNode], prompt_ids: Sequence[int]
+    nodes: Iterable[SequenceNode], prompt_ids: Sequence[int], images: Sequence[str] = ()
 ) -> SequenceNode | None:
     """The longest earlier sequence whose tokens are a prefix of the prompt, or None."""
-    return _longest(node for node in nodes if is_prefix(node, prompt_ids))
+    return _longest(node for node in nodes if is_prefix(node, prompt_ids, images))
 
 
 def _longest(nodes: Iterable[SequenceNode]) -> SequenceNode | None:
@@ -90,9 +92,18 @@ def _longest(nodes: Iterable[SequenceNode]) -> SequenceNode | None:
     return max(extendable, key=lambda node: len(node.tokens), default=None)
 
 
-def is_prefix(parent: SequenceNode | None, prompt_ids: Sequence[int]) -> bool:
-    """Whether ``prompt_ids`` begin with the tokens of ``parent``."""
-    return parent is not None and list(prompt_ids[: len(parent.tokens)]) == parent.tokens
+def is_prefix(
+    parent: SequenceNode | None, prompt_ids: Sequence[int], images: Sequence[str]
+) -> bool:
+    """Whether a prompt begins with the tokens of ``parent``, and its images with those.
+
+    Different images may have the same placeholder tokens.
+    """
+    return (
+        parent is not None
+        and list(prompt_ids[: len(parent.tokens)]) == parent.tokens
+        and list(images[: len(parent.images)]) == parent.images
+    )
 
 
 def extend_node(
@@ -105,7 +116,7 @@ def extend_node(
     prompt = generation.prompt_ids
     masked, logprobs, versions, spans = [], [], [], []
     routed = generation.routed_experts
-    if parent is not None and is_prefix(parent, prompt):
+    if parent is not None and is_prefix(parent, prompt, generation.images):
         masked, logprobs = list(parent.masked_tokens), list(parent.logprobs)
         versions, spans = list(parent.versions), list(parent.spans)
         if parent.routed_experts is not None:
@@ -119,6 +130,7 @@ def extend_node(
         versions=versions + [MASKED_VERSION] * between + generation.versions,
         spans=spans + sampled_span(generation),
         routed_experts=routed,
+        images=list(generation.images),
         metadata={"finish_reason": generation.finish_reason},
     )
 
@@ -149,6 +161,7 @@ def sampled_part(node: Node, start: int) -> Generation:
         logprob_kind=span.get("logprobs"),
         sampling={k: span[k] for k in SAMPLING if k in span} or None,
         routed_experts=node.routed_experts,
+        images=node.images,
     )
 
 
@@ -186,7 +199,9 @@ class SequenceList:
         nodes = []
         for sample in samples:
             node = extend_node(parent, sample.generation, sample.full_text)
-            if place is not None and is_prefix(parent, sample.generation.prompt_ids):
+            if place is not None and is_prefix(
+                parent, sample.generation.prompt_ids, sample.generation.images
+            ):
                 self._replaced.append(self.leaves[place])
                 self.leaves[place] = node
                 place = None  # further choices are new leaves
@@ -204,7 +219,8 @@ class SequenceList:
         same = [
             i
             for i, leaf in enumerate(self.leaves)
-            if leaf.tokens == parent.tokens and leaf.masked_tokens == parent.masked_tokens
+            if (leaf.tokens, leaf.masked_tokens, leaf.images)
+            == (parent.tokens, parent.masked_tokens, parent.images)
         ]
         return next((i for i in same if self.leaves[i] is parent), same[0] if same else None)
 
@@ -240,7 +256,9 @@ class SequenceTree:
             key = f"{sample.full_text}#{copies}"
         self.sequences[key], self.children[key] = node, []
         self._key_of[id(node)] = key
-        if parent is not None and is_prefix(parent, sample.generation.prompt_ids):
+        if parent is not None and is_prefix(
+            parent, sample.generation.prompt_ids, sample.generation.images
+        ):
             parent_key = self._key_of[id(parent)]
             self.children[parent_key].append(key)
             node.metadata["parent"] = parent_key

@@ -167,5 +167,8 @@ def _with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
         return message
     kinds = {part.get("type") for part in content}
     if kinds - {"text"}:
-        raise InferenceRefused(400, "only text parts are supported in message content")
+        what = ", ".join(sorted(map(str, kinds - {"text"})))
+        raise InferenceRefused(
+            400, f"content parts of type {what}: this server reads text only, and no pictures"
+        )
     return {**message, "content": "".join(part["text"] for part in content)}

@@ -32,7 +32,7 @@ export async function show(context) {
     h("button", { type: "button", role: "tab", "data-mode": name, onclick: () => paint(name) }, h("kbd", {}, at + 1), ` ${title}`)));
   put(context.box, h("h1", {}, `Sample ${row} of `, link(address(`group/${gid}`, { row }), `group ${gid}`)),
     facts(["tokens", count(first.n_tokens)], ["tokenizer", first.tokenizer?.split("/").pop() ?? "not found: ids are shown"], ...meta(first.metadata)),
-    messages(first.messages), tabs, legend, text, tail, inspector);
+    pictures(first.images), messages(first.messages), tabs, legend, text, tail, inspector);
 
   const nodeOf = (at) => text.querySelector(`[data-at="${at}"]`);
   function add(piece) {
@@ -161,9 +161,15 @@ function colour(state, node) {
 const meta = (metadata) => Object.entries(metadata ?? {}).filter(([, v]) => typeof v !== "object" || v === null)
   .slice(0, 12).map(([name, value]) => [name, escaped(String(value)).slice(0, 200)]);
 
+function pictures(urls) { // data URLs, which load nothing
+  if (!urls?.length) return null;
+  return h("p", { class: "pictures" }, urls.map((src, at) => h("img", { src, alt: `picture ${at + 1}` })));
+}
+
 function messages(list) {
   if (!list?.length) return null;
-  const content = (one) => (typeof one.content === "string" ? one.content : JSON.stringify(one.content, null, 1));
+  const data = (name, value) => (typeof value === "string" && value.startsWith("data:image/") ? `${value.slice(0, 40)}…` : value);
+  const content = (one) => (typeof one.content === "string" ? one.content : JSON.stringify(one.content, data, 1));
   const rest = ({ role, content: _, ...more }) => (Object.keys(more).length ? JSON.stringify(more, null, 1) : "");
   return h("details", { class: "messages" }, h("summary", {}, `${count(list.length)} messages`), list.map((one) =>
     h("div", { class: "message" }, h("b", {}, one.role), h("pre", {}, content(one).slice(0, 20000), rest(one) && `\n${rest(one).slice(0, 20000)}`))));

@@ -12,6 +12,8 @@ from atroposlib.api.archive.records import NotesFact
 from atroposlib.errors import ConfigError, UnknownGroup
 from tests.api.harness import sampled
 
+PICTURE = "data:image/png;base64,iVBORw=="
+
 
 @pytest.fixture
 async def explorer(api):
@@ -19,6 +21,7 @@ async def explorer(api):
     metadata = {"item": "17", "rows": [{"metrics": {"exact": 1}, "judge": "good"}, "odd"]}
     talk = [[{"role": "user", "content": "<b>2+2</b>"}]] * 2
     more = {"metadata": metadata, "messages": talk, "advantages": [[0.0, 0.5]] * 2}
+    more["images"] = [[], [PICTURE, "https://a.example/i.png"]]
     body = sampled(3, env_id=env_id, **more) | {"scores": [0.0, 1.0]}
     await api.http.post("/scored_data", content=json.dumps(body))
     indexer = api.service.context.indexer
@@ -46,6 +49,7 @@ async def test_a_row_has_every_column_that_was_posted(explorer):
     row = explorer.row(1, 1, {})
     assert (row.n_tokens, row.start, row.to) == (2, 0, 2)
     assert row.messages == [{"role": "user", "content": "<b>2+2</b>"}]
+    assert row.images == [PICTURE] and explorer.row(1, 1, {"from": "1"}).images == []
     columns = row.columns
     assert (columns.id, columns.trained, columns.logprob) == ([1, 7], [0, 1], [1.0, -0.5])
     assert (columns.version, columns.advantage, columns.flags) == ([-1, 3], [0.0, 0.5], None)

@@ -138,3 +138,17 @@ def test_temperatures_are_stored_in_the_group_or_the_row(temperatures):
     assert ("generation_params" in group) is (len({*temperatures}) == 1)
     batch = to_rows([to_wire(group)], max_tokens=9)
     assert tuple(row.trained_temperatures[0] for row in batch.rows) == temperatures
+
+
+def test_rows_with_images_and_without_are_one_group_and_a_filler_stays_whole():
+    seen = node(([1], [2, 3]), ([4], [5]))
+    seen.images = ["data:image/png;base64,AAAA"]
+    rollouts = [
+        Rollout(recorded((seen, 1)), Reward(1.0)),
+        Rollout(recorded((node(([1], [2])), 1), (node(([7], [8])), 1)), Reward(0.0)),
+    ]
+    first, second = groups_of(rollouts, "g")
+    assert first["images"] == second["images"] == [seen.images, []]
+    assert second["tokens"] == [[1, 2, 3, 4, 5], [7, 8]]
+    assert second["masks"][0] == [-100] * 5
+    assert from_group(to_wire(second))

@@ -44,6 +44,18 @@ def test_turns_that_extend_each_other_form_one_row():
     ]
 
 
+def test_equal_tokens_of_different_images_are_different_rows():
+    first = replace(sample([1, 2], [3]), images=["a"])
+    samples = samples_of(
+        first,
+        replace(sample([1, 2, 3, 4], [5]), images=["b"]),
+        replace(sample([1, 2, 3, 6], [7]), images=["a", "b"]),
+    )
+    rows = samples.rows()
+    assert [row.images for row in rows] == [["b"], ["a", "b"]]
+    assert [len(row.turns) for row in rows] == [1, 2]
+
+
 def test_a_turn_shared_by_two_branches_is_trained_in_the_first_only():
     samples = samples_of(
         sample([1], [2]), sample([1, 2, 3], [4]), sample([1, 2, 5], [6]), sample([9], [8])

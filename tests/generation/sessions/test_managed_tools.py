@@ -140,10 +140,12 @@ async def test_content_may_be_none_or_text_parts(managed, sampler) -> None:
     )
 
 
-async def test_an_image_is_rejected_with_the_index_of_its_message(managed) -> None:
-    picture = {"type": "image_url", "image_url": {"url": "data:"}}
+async def test_the_address_of_an_image_is_rejected_with_the_index_of_its_message(
+    managed,
+) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "https://a.example/i.png"}}
     messages = [GO, {"role": "user", "content": [{"type": "text", "text": "see"}, picture]}]
-    with pytest.raises(ConfigError, match=r"messages\[1\].content: .*'image_url'"):
+    with pytest.raises(ConfigError, match=r"messages\[1\].content: .*never fetched"):
         await ask(managed, messages, "four")
     with pytest.raises(ConfigError, match="a message is a dict"):
         await ask(managed, ["go"], "four")

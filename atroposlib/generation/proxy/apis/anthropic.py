@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from atroposlib.errors import InferenceRefused
+from atroposlib.generation.chat.pictures import chat_content
 from atroposlib.generation.chat.template import content_text
 from atroposlib.generation.proxy.apis.agent_api import AgentApi, anthropic_body, event_frame
 from atroposlib.generation.proxy.apis.chat import pieces
@@ -146,13 +147,13 @@ def _usage(response: SamplingResponse, output_tokens: int) -> Json:
 
 
 def _chat_messages(message: Mapping[str, Any], where: str) -> list[Json]:
-    """OpenAI messages of one Anthropic message: tool results, then text and calls."""
+    """OpenAI messages of one Anthropic message: tool results, then content and calls."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant"):
         raise InferenceRefused(400, f"{where}.role: user or assistant")
     if not isinstance(content, list):
-        return [{"role": role, "content": content_text(content, where)}]
-    texts: list[Any] = []
+        return [{"role": role, "content": chat_content(content, where)}]
+    parts: list[Any] = []
     calls: list[Json] = []
     results: list[Json] = []
     skipped = ("thinking", "redacted_thinking")  # the reasoning is part of the turn's text
@@ -165,10 +166,10 @@ def _chat_messages(message: Mapping[str, Any], where: str) -> list[Json]:
         elif kind == "tool_result":
             results.append(tool_message(block.get("tool_use_id"), block.get("content"), where))
         elif kind not in skipped:
-            texts.append(block)
-    if results and not texts and not calls:
+            parts.append(block)
+    if results and not parts and not calls:
         return results
-    turn = {"role": role, "content": content_text(texts, where)}
+    turn = {"role": role, "content": chat_content(parts, where)}
     return [*results, {**turn, "tool_calls": calls} if calls else turn]
 
 

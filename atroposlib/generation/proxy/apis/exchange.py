@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from atroposlib.errors import InferenceRefused
-from atroposlib.generation.chat.template import content_text, plain_message
+from atroposlib.generation.chat.pictures import chat_content
+from atroposlib.generation.chat.template import plain_message
 from atroposlib.generation.sampling.generation import Generation
+from atroposlib.generation.sessions.dummy import dummy_allowed
 from atroposlib.generation.sessions.sequences import SequenceNode, sampled_part
 
 Json = dict[str, Any]
@@ -134,7 +136,7 @@ def sampling_of(
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Json]:
-    """Messages for chat templates: text content, and only the fields that templates use."""
+    """Messages for chat templates: text or pictures, and only the fields that templates use."""
     if not messages:
         raise InferenceRefused(400, "messages: at least one is needed")
     return [_plain_message(i, message) for i, message in enumerate(messages)]
@@ -146,7 +148,7 @@ def _plain_message(i: int, message: Mapping[str, Any]) -> Json:
         raise InferenceRefused(400, f"messages[{i}]: a role is needed")
     kept = {k: message[k] for k in MESSAGE_FIELDS if message.get(k) is not None}
     kept["role"] = "system" if role == "developer" else role  # templates know only system
-    kept["content"] = content_text(message.get("content"), f"messages[{i}]")
+    kept["content"] = chat_content(message.get("content"), f"messages[{i}]")
     return kept
 
 
@@ -179,7 +181,7 @@ def chat_call(call_id: Any, name: Any, arguments: str, *, error: str) -> Json:
 
 def tool_message(call_id: Any, result: Any, where: str) -> Json:
     """The result of a tool call as a chat message."""
-    return {"role": "tool", "tool_call_id": call_id, "content": content_text(result, where)}
+    return {"role": "tool", "tool_call_id": call_id, "content": chat_content(result, where)}
 
 
 # --- responses ---
@@ -244,7 +246,9 @@ def _choice(
         calls = [plain_message(call) for call in found]
     if request.one_tool_call:
         calls = calls[:1]
-    start = len(node.tokens) if is_placeholder(node) else prompt_tokens
+    start = prompt_tokens
+    if is_placeholder(node):
+        start = 1 if dummy_allowed() else len(node.tokens)
     return Choice(
         content=content if content is None else cut_at_stop(content, request.stop),
         tool_calls=calls,

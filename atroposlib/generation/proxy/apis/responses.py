@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from atroposlib.errors import InferenceRefused
-from atroposlib.generation.chat.template import content_text
+from atroposlib.generation.chat.pictures import chat_content
 from atroposlib.generation.proxy.apis.agent_api import AgentApi, event_frame, openai_body
 from atroposlib.generation.proxy.apis.chat import chat_message, pieces
 from atroposlib.generation.proxy.apis.exchange import (
@@ -107,8 +107,8 @@ def messages_of(items: str | Sequence[Mapping[str, Any]]) -> list[Json]:
     for i, item in enumerate(items):
         kind = item.get("type") or "message"
         if kind == "message":
-            text = content_text(item.get("content"), f"input[{i}]")
-            messages.append({"role": item.get("role"), "content": text})
+            content = chat_content(item.get("content"), f"input[{i}]")
+            messages.append({"role": item.get("role"), "content": content})
         elif kind == "function_call":
             call_id, arguments = item.get("call_id"), item.get("arguments") or "{}"
             error = f"input[{i}]: a function_call has a call_id and a name"

@@ -1,0 +1,74 @@
+"""Pictures of chat messages: content parts with data URLs, which are checked and never fetched.
+
+OpenAI's image_url, Responses' input_image, Anthropic's image --chat_content--> image_url
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from atroposlib.errors import ConfigError
+from atroposlib.generation.chat.template import (
+    Message,
+    Messages,
+    content_text,
+    plain_message,
+)
+from atroposlib.wire.images import MAX_PICTURE_CHARACTERS, is_picture, picture_url
+
+SHOWN_CHARACTERS = 80  # of an address in an error
+
+
+def chat_content(content: Any, where: str = "message") -> str | list[Message]:
+    """The text of ``content``; with pictures a list of parts of type text and image_url.
+
+    Raises ConfigError: a part is neither a text nor a picture in a data URL.
+    """
+    if not _urls(content, where):
+        return content_text(content, where)
+    parts = (part if isinstance(part, str) else plain_message(part) for part in content)
+    return [
+        _image_part(part, where) or {"type": "text", "text": content_text([part], where)}
+        for part in parts
+    ]
+
+
+def pictures_in(messages: Messages) -> list[str]:
+    """Data URLs of all pictures, in order. Raises ConfigError: an address is no data URL."""
+    return [
+        url
+        for i, message in enumerate(messages)
+        for url in _urls(plain_message(message).get("content"), f"messages[{i}]")
+    ]
+
+
+def _urls(content: Any, where: str) -> list[str]:
+    if isinstance(content, str) or not isinstance(content, Sequence):
+        return []
+    plain = [plain_message(part) for part in content if not isinstance(part, str)]
+    found = [_image_part(part, where) for part in plain]
+    return [picture_url(part) for part in found if part is not None]
+
+
+def _image_part(part: Any, where: str) -> Message | None:
+    """The part in OpenAI's form; None for one of another kind."""
+    if isinstance(part, str):
+        return None
+    kind, given = part.get("type"), part.get("image_url")
+    if kind == "image":  # Anthropic's
+        given = part.get("source") or {}
+        if given.get("type") == "base64":
+            given = f"data:{given.get('media_type')};base64,{given.get('data')}"
+    elif kind not in ("image_url", "input_image"):
+        return None
+    image = dict(given) if isinstance(given, Mapping) else {"url": given}
+    url = image.get("url")
+    if not is_picture(url):
+        shown = str(url)[:SHOWN_CHARACTERS]
+        raise ConfigError(
+            f"{where}.content: a picture is a data URL of PNG, JPEG or WebP with at most "
+            f"{MAX_PICTURE_CHARACTERS} characters, such as data:image/png;base64,iVBOR...; it is "
+            f"never fetched from an address, so send the data itself, not {shown!r}"
+        )
+    return {"type": "image_url", "image_url": image}

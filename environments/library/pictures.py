@@ -1,0 +1,152 @@
+"""Pictures: what is in a drawing of coloured shapes, or in a scan of a digit.
+
+    python environments/library/pictures.py process --env.source digits
+
+The model gets a PNG in a data URL, so its server has to take pictures; one that reads text only
+ends the command with its refusal. The score is 1 for the right answer. ``digits`` are the 1,797
+scans in the wheel of scikit-learn (extra ``digits``).
+"""
+
+import base64
+import struct
+import zlib
+
+from pydantic import Field
+
+from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, distinct
+from atroposlib.envs import environment
+from atroposlib.envs.function_env.card import Card
+from atroposlib.errors import ConfigError
+
+COLOURS = {
+    "red": b"\xd8\x1e\x1e",
+    "green": b"\x1e\x96\x32",
+    "blue": b"\x1e\x46\xd2",
+    "yellow": b"\xf0\xc8\x14",
+}
+INSIDE = {
+    "circle": lambda x, y, r: x * x + y * y <= r * r,
+    "square": lambda x, y, r: max(abs(x), abs(y)) <= r,
+    "triangle": lambda x, y, r: -r <= y <= r and 2 * abs(x) <= y + r,
+}
+CELL, CELLS, RADII = 56, 4, (14, 22)  # pixels; cells per side; half of a shape's width
+SCALE = 12  # pixels per pixel of a scanned digit
+
+
+def make(rng):
+    """A drawing, as lists of kind, colour, middle and radius, with a question about it."""
+    shapes = []
+    for cell in rng.sample(range(CELLS * CELLS), rng.randint(3, 10)):
+        radius = rng.randint(*RADII)
+        middle = [
+            place * CELL + CELL // 2 + rng.randint(radius - 26, 26 - radius)
+            for place in (cell % CELLS, cell // CELLS)
+        ]
+        shapes.append([rng.choice([*INSIDE]), rng.choice([*COLOURS]), *middle, radius])
+    kind, colour = rng.choice([*INSIDE]), rng.choice([*COLOURS])
+    of_kind = [one[1] for one in shapes if one[0] == kind]
+    ask, answer = rng.choice(
+        [
+            (f"How many {kind}s are there?", len(of_kind)),
+            (f"How many shapes are {colour}?", sum(one[1] == colour for one in shapes)),
+            (f"How many {colour} {kind}s are there?", of_kind.count(colour)),
+            *(
+                [(f"Which colour has the only {kind}?", of_kind[0])]
+                if len(of_kind) == 1
+                else []
+            ),
+        ]
+    )
+    return {"question": f"{ask} {shapes}", "ask": ask, "shapes": shapes, "answer": str(answer)}
+
+
+def tasks(config):
+    if config.source == "digits":
+        return scans(config.tasks)
+    made = distinct(make, config.tasks, config.seed)  # by its drawing and what is asked
+    return [{name: task[name] for name in ("id", "ask", "shapes", "answer")} for task in made]
+
+
+def scans(count):
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ConfigError("--env.source digits: pip install 'atroposlib[digits]'") from error
+    found = load_digits()
+    return [
+        {"id": f"digit/{i}", "ask": "Which digit is this?", "grey": grey, "answer": str(digit)}
+        for i, (grey, digit) in enumerate(zip(found.images.astype(int).tolist(), found.target))
+    ][:count]
+
+
+def drawn(shapes):
+    """Lines of RGB pixels on white."""
+    side = CELL * CELLS
+    lines = [bytearray(b"\xff" * (3 * side)) for _ in range(side)]
+    for kind, colour, left, top, radius in shapes:
+        for y in range(-radius, radius + 1):
+            for x in range(-radius, radius + 1):
+                if INSIDE[kind](x, y, radius):
+                    at = 3 * (left + x)
+                    lines[top + y][at : at + 3] = COLOURS[colour]
+    return lines
+
+
+def enlarged(grey):
+    """Lines of RGB pixels of an image with 17 levels, black on white."""
+    wide = [b"".join(bytes([255 - 15 * v]) * (3 * SCALE) for v in row) for row in grey]
+    return [row for row in wide for _ in range(SCALE)]
+
+
+def png(lines):
+    """PNG file of lines of RGB pixels."""
+
+    def chunk(kind, data):
+        return (
+            struct.pack(">I", len(data))
+            + kind
+            + data
+            + struct.pack(">I", zlib.crc32(kind + data))
+        )
+
+    head = struct.pack(">IIBBBBB", len(lines[0]) // 3, len(lines), 8, 2, 0, 0, 0)
+    pixels = zlib.compress(b"".join(b"\0" + line for line in lines))
+    parts = chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+def picture(task):
+    lines = enlarged(task["grey"]) if "grey" in task else drawn(task["shapes"])
+    return f"data:image/png;base64,{base64.b64encode(png(lines)).decode()}"
+
+
+CARD = Card(
+    "multimodal",
+    data="drawn on the spot; digits: UCI test set in scikit-learn",
+    licence="MIT; CC BY 4.0",
+    gold=lambda task: f"<answer>{task['answer']}</answer>",
+    extras="a server that takes pictures; `digits` for `--env.source digits`",
+)
+
+
+@environment(
+    tasks,
+    settings={
+        **SETTINGS,
+        "source": Field(
+            default="shapes", pattern="^(shapes|digits)$", description="shapes, digits"
+        ),
+    },
+    card=CARD,
+    group_size=8,
+    max_tokens=256,
+)
+async def pictures(task, model):
+    shown = {"type": "image_url", "image_url": {"url": picture(task)}}
+    asked = {"type": "text", "text": f"{task['ask']} {TAGS}"}
+    reply = await model.chat([{"role": "user", "content": [shown, asked]}])
+    return (answer_in(reply) or "").lower() == task["answer"]
+
+
+if __name__ == "__main__":
+    pictures.cli()

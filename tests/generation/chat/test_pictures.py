@@ -1,0 +1,62 @@
+"""Pictures in messages: every API's parts become one form, and addresses are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from atroposlib.errors import ConfigError
+from atroposlib.generation.chat.pictures import chat_content, pictures_in
+from atroposlib.wire.images import MAX_PICTURE_CHARACTERS
+
+URL = "data:image/png;base64,iVBORw=="
+SEE = {"type": "text", "text": "see"}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": URL}},
+        {"type": "image_url", "image_url": URL},
+        {"type": "input_image", "image_url": URL},
+        {
+            "type": "image",
+            "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw=="},
+        },
+    ],
+)
+def test_parts_of_every_api_become_parts_of_chats(part):
+    wanted = [SEE, {"type": "image_url", "image_url": {"url": URL}}]
+    assert chat_content([{"type": "input_text", "text": "see"}, part]) == wanted
+    assert pictures_in([{"role": "user", "content": ["see", part]}]) == [URL]
+
+
+def test_text_parts_alone_are_joined_and_details_are_kept():
+    assert chat_content([SEE, "n"]) == "seen" and chat_content(None) == ""
+    detailed = {"type": "image_url", "image_url": {"url": URL, "detail": "low"}}
+    assert chat_content([detailed]) == [detailed]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://pictures.example/i.png",
+        "file:///etc/passwd",
+        "data:image/svg+xml;base64,PHN2Zz4=",
+        "data:image/png;base64,not base64",
+        "data:image/png;base64," + "A" * MAX_PICTURE_CHARACTERS,
+        None,
+    ],
+)
+def test_other_addresses_are_refused_with_their_place_and_the_remedy(url):
+    turns = [{"role": "user", "content": "hi"}]
+    turns += [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+    with pytest.raises(ConfigError, match=r"messages\[1\].*data URL.*never fetched") as raised:
+        pictures_in(turns)
+    assert len(str(raised.value)) < 400
+
+
+def test_other_parts_are_left_to_a_server_but_cannot_stand_in_a_chat_of_tokens():
+    sound = [{"type": "input_audio"}]
+    assert pictures_in([{"role": "user", "content": sound}]) == []
+    with pytest.raises(ConfigError, match="'input_audio'"):
+        chat_content(sound)
