@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from atroposlib.environments.common import answers, instructions
+from atroposlib.environments.common.judge import JUDGE, graded, judging
 from atroposlib.envs import Reward, environment
 from atroposlib.envs.reward_fns.math_verify.checker import Correctness, MathVerifier, boxed
 from atroposlib.errors import ConfigError, DatasetUnavailable
@@ -203,12 +204,8 @@ def ifeval(row: Row) -> Question:
     return Question(row["prompt"], list(zip(row["instruction_id_list"], given, strict=True)))
 
 
-def mmlu(row: Row) -> Question:
-    return choice(row["question"], list(row["choices"]), row["answer"], row["subject"])
-
-
-def mmlu_pro(row: Row) -> Question:
-    return choice(row["question"], list(row["options"]), row["answer"], row["category"])
+def mmlu(options: str, topic: str) -> Callable:
+    return lambda row: choice(row["question"], list(row[options]), row["answer"], row[topic])
 
 
 BENCHMARKS = {
@@ -240,8 +237,10 @@ BENCHMARKS = {
     ),
     "ifeval": Benchmark("google/IFEval", "train", FORM, ifeval),
     "math500": Benchmark("HuggingFaceH4/MATH-500", "test", FORMULA, formula(topic="subject")),
-    "mmlu": Benchmark("cais/mmlu:all", "test", CHOICE, mmlu, "dev"),
-    "mmlu_pro": Benchmark("TIGER-Lab/MMLU-Pro", "test", CHOICE, mmlu_pro, "validation"),
+    "mmlu": Benchmark("cais/mmlu:all", "test", CHOICE, mmlu("choices", "subject"), "dev"),
+    "mmlu_pro": Benchmark(
+        "TIGER-Lab/MMLU-Pro", "test", CHOICE, mmlu("options", "category"), "validation"
+    ),
     "openbookqa": Benchmark(
         "allenai/openbookqa:main",
         "test",
@@ -375,21 +374,26 @@ def prompt(task: Row, kind: Kind, think: bool) -> list[dict[str, str]]:
         "shots": Field(default=0, ge=0, description="worked examples before the question"),
         "think": Field(default=True, description="ask for steps before the answer"),
         "by_topic": Field(default=False, description="also the score of each topic"),
+        **JUDGE,
     },
+    lifespan=judging,
     max_tokens=1024,
 )
-async def benchmarks(task, model, config):
+async def benchmarks(task, model, config, resources):
     """Known benchmarks, measured with standard errors; ``--env.benchmark`` names one."""
     benchmark = chosen(config.benchmark)
-    reply = await model.chat(prompt(task, benchmark.kind, config.think))
-    found = benchmark.kind.check(str(reply), task["answer"])
+    reply, gold = await model.chat(prompt(task, benchmark.kind, config.think)), task["answer"]
+    if resources is not None and benchmark.metric == "contains":  # it stands in for a judge
+        found = graded(resources, config, task["text"], gold[0], str(reply), model.split)
+    else:
+        found = benchmark.kind.check(str(reply), gold)
     numbers = await found if asyncio.iscoroutine(found) else found
     if numbers is None:
         return None
-    score = numbers[benchmark.metric]
+    metric = "correct" if "correct" in numbers else benchmark.metric
     if config.by_topic and task["topic"]:
-        numbers[f"{benchmark.metric}/{task['topic']}"] = score
-    return Reward(score, numbers)
+        numbers[f"{metric}/{task['topic']}"] = numbers[metric]
+    return Reward(numbers[metric], numbers)
 
 
 if __name__ == "__main__":

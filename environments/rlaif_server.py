@@ -10,21 +10,19 @@ score is its share of the votes minus a half. The judge is the trained model or 
 """
 
 import random
-import re
 import time
 
 from pydantic import Field
 
+from atroposlib.environments.common.judge import judge_server, verdict_in
 from atroposlib.environments.common.rollouts import (
     SampledConfig,
     SequentialEnv,
     mean,
     tokens_left,
 )
-from atroposlib.envs.base import APIServerConfig
 from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.errors import AtroposError, DatasetUnavailable
-from atroposlib.generation import ServerManager
 from atroposlib.utils.datasets import load_rows
 from atroposlib.utils.gathering import gather_bounded
 
@@ -48,7 +46,7 @@ Judge only that and whether the question is answered; not length, and not the or
 
 Compare them in a few sentences. Then end with one line: "Verdict: A", "Verdict: B" or \
 "Verdict: tie"."""
-_VERDICT = re.compile(r"verdict\W{1,6}(A|B|tie)\b", re.IGNORECASE)
+SHARES = {"a": 1.0, "b": 0.0, "tie": 0.5}
 
 
 class JudgeError(AtroposError):
@@ -104,8 +102,7 @@ def question(name: str, row: dict, max_chars: int) -> dict | None:
 
 def verdict(text: str) -> float | None:
     """Share of the vote for answer A: 1, 0, or 0.5 for a tie; None without a last verdict."""
-    found = _VERDICT.findall(text)
-    return {"a": 1.0, "b": 0.0, "tie": 0.5}[found[-1].lower()] if found else None
+    return SHARES.get(verdict_in(text, [*SHARES]) or "")
 
 
 def win_rate(as_first: list[float | None], as_second: list[float | None]) -> float:
@@ -161,17 +158,7 @@ class RlaifEnv(SequentialEnv):
                 "--env.dataset_path names a file with more"
             )
         self.hold_out(found, config.eval_questions)
-        self.judge = self.server
-        if config.judge_base_url is not None:
-            self.judge = ServerManager(
-                [
-                    APIServerConfig(
-                        base_url=config.judge_base_url,
-                        model_name=config.judge_model_name or "default",
-                        api_key=config.judge_api_key or "",
-                    )
-                ]
-            )
+        self.judge = judge_server(config) or self.server
 
     async def get_next_item(self):
         rng = random.Random(f"{self.config.seed}/{self.iter}")
