@@ -34,17 +34,16 @@ def environment():
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
+def run_arithmetic(mode, url, tokenizer, *flags):
+    words = command("arithmetic_server.py", mode, url, tokenizer, *flags)
+    subprocess.run(words, cwd=ROOT, env=environment(), timeout=600, check=True)
+
+
 def test_process_mode_writes_groups_and_an_html_page(tokenizer_dir, tmp_path):
     out = tmp_path / "out.jsonl"
     flags = ["--env.total_steps", "2", "--env.data_path_to_save_groups", str(out)]
     with FakeInference(reply=lambda prompt, i: "7").running() as url:
-        subprocess.run(
-            command("arithmetic_server.py", "process", url, tokenizer_dir, *flags),
-            cwd=ROOT,
-            env=environment(),
-            timeout=600,
-            check=True,
-        )
+        run_arithmetic("process", url, tokenizer_dir, *flags)
     groups = [json.loads(line) for line in out.read_text().splitlines()]
     assert [len(g["tokens"]) for g in groups] == [8, 8]
     assert groups[0]["metadata"]["env"] == "arithmetic"
@@ -54,13 +53,7 @@ def test_process_mode_writes_groups_and_an_html_page(tokenizer_dir, tmp_path):
 def test_evaluate_mode_writes_results_and_settings(tokenizer_dir, tmp_path):
     flags = ["--env.data_dir_to_save_evals", str(tmp_path / "evals")]
     with FakeInference(reply=lambda prompt, i: "7").running() as url:
-        subprocess.run(
-            command("arithmetic_server.py", "evaluate", url, tokenizer_dir, *flags),
-            cwd=ROOT,
-            env=environment(),
-            timeout=600,
-            check=True,
-        )
+        run_arithmetic("evaluate", url, tokenizer_dir, *flags)
     assert {path.name for path in (tmp_path / "evals").iterdir()} == {
         "evaluate_config.yaml",
         "metrics.json",

@@ -39,6 +39,18 @@ def random_batch(rows: int = 3, tokens: int = 5, seed: int = 0, spread: float = 
     }
 
 
+def batch_of_ratios(
+    ratios: list[list[float]], advantages: list[list[float]], mask: list[list[float]]
+) -> Batch:
+    """float64 rows whose policy / behaviour ratios are these; proximal = policy."""
+    batch = random_batch(rows=len(ratios), tokens=len(ratios[0]))
+    batch["logprobs"] = batch["behaviour"] + torch.tensor(ratios, dtype=torch.double).log()
+    batch["proximal"] = batch["logprobs"].clone()
+    batch["advantages"] = torch.tensor(advantages, dtype=torch.double)
+    batch["mask"] = torch.tensor(mask, dtype=torch.double)
+    return batch
+
+
 def one_token(
     policy: float,
     advantage: float,

@@ -49,6 +49,8 @@ def scored(
     return ScoredData(**{**values, **fields})
 
 
+ROWS = [row([5, 6, 7], [8, 9, 10]), row([5, 6, 7], [8, 11])]
+SEQUENCES = [one.tokens for one in ROWS]
 # Same prompt, diverging at once, late, by being a prefix of another, and not at all.
 BRANCHING = [
     row([5, 6, 7, 8], [10, 11, 12]),

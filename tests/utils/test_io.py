@@ -7,34 +7,33 @@ import pytest
 from atroposlib.utils.io import parse_http_response
 
 
+class Refused:
+    """A response of status 500 with a body, or without one that can be read."""
+
+    status = 500
+
+    def __init__(self, body: str | None) -> None:
+        self.body = body
+
+    def raise_for_status(self):
+        raise OSError("bad")
+
+    async def text(self):
+        if self.body is None:
+            raise ConnectionResetError("gone")
+        return self.body
+
+
 async def test_a_failed_http_response_is_logged_with_its_body_and_raised(caplog):
-    class Response:
-        status = 500
-
-        def raise_for_status(self):
-            raise OSError("bad")
-
-        async def text(self):
-            return "the body"
-
     with pytest.raises(OSError, match="bad"):
-        await parse_http_response(Response())
+        await parse_http_response(Refused("the body"))
     assert "the body" in caplog.text
 
 
 async def test_a_body_that_cannot_be_read_does_not_hide_the_bad_status(caplog):
-    class Response:
-        status = 502
-
-        def raise_for_status(self):
-            raise OSError("bad gateway")
-
-        async def text(self):
-            raise ConnectionResetError("gone")
-
-    with pytest.raises(OSError, match="bad gateway"):
-        await parse_http_response(Response())
-    assert "502" in caplog.text and "gone" in caplog.text
+    with pytest.raises(OSError, match="bad"):
+        await parse_http_response(Refused(None))
+    assert "500" in caplog.text and "gone" in caplog.text
 
 
 async def test_a_successful_http_response_is_returned_as_json():

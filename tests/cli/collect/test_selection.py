@@ -128,10 +128,25 @@ def test_sequences_of_failed_rollouts_are_not_usable():
     assert usable_rows(group(rows=2, outcomes=["truncated", "judge_error"])) == [0]
 
 
-def test_messages_of_the_best_sequences_are_kept_best_first():
+def of_messages():
     messages = [[{"role": "user", "content": name}] for name in "abc"]
     scored = group(tokens=[[1, 2]] * 3, masks=[[-100, 2]] * 3, scores=[0.5, -1.0, 2.0])
     scored.messages = messages
+    return scored, messages
+
+
+def of_texts(scores):
+    tokenizer = char_tokenizer()
+    prompt, right, wrong = (tokenizer.encode(text) for text in ("1+1=", "2", "3"))
+    masks = [[-100] * len(prompt) + end for end in (wrong, right)]
+    return (
+        group(tokens=[prompt + wrong, prompt + right], masks=masks, scores=scores),
+        tokenizer,
+    )
+
+
+def test_messages_of_the_best_sequences_are_kept_best_first():
+    scored, messages = of_messages()
     assert best_lines(scored, [0, 1, 2], SFT_RULES, None, random.Random(0)) == [
         {"messages": messages[2], "score": 2.0},
         {"messages": messages[0], "score": 0.5},
@@ -139,13 +154,7 @@ def test_messages_of_the_best_sequences_are_kept_best_first():
 
 
 def test_the_prompt_is_the_prefix_and_failed_rows_are_left_out():
-    tokenizer = char_tokenizer()
-    prompt, right, wrong = (tokenizer.encode(text) for text in ("1+1=", "2", "3"))
-    scored = group(
-        tokens=[prompt + wrong, prompt + right],
-        masks=[[-100] * len(prompt) + wrong, [-100] * len(prompt) + right],
-        scores=[3.0, 1.0],
-    )
+    scored, tokenizer = of_texts(scores=[3.0, 1.0])
     [line] = best_lines(scored, [1], SFT_RULES, tokenizer, random.Random(0))
     assert (line["prefix"] + line["completion"], line["score"]) == ("1+1=2", 1.0)
     both = best_lines(scored, [0, 1], SFT_RULES, tokenizer, random.Random(0))
@@ -156,22 +165,14 @@ def test_the_prompt_is_the_prefix_and_failed_rows_are_left_out():
 
 
 def test_the_best_message_is_paired_with_the_lowest():
-    messages = [[{"role": "user", "content": name}] for name in "abc"]
-    scored = group(tokens=[[1, 2]] * 3, masks=[[-100, 2]] * 3, scores=[0.5, -1.0, 2.0])
-    scored.messages = messages
+    scored, messages = of_messages()
     assert pair_lines(scored, [0, 1, 2], DPO_RULES, None, random.Random(0)) == [
         {"pos": messages[2], "score": 2.0, "neg": messages[1]}
     ]
 
 
 def test_texts_of_a_pair_share_their_prefix():
-    tokenizer = char_tokenizer()
-    prompt, right, wrong = (tokenizer.encode(text) for text in ("1+1=", "2", "3"))
-    scored = group(
-        tokens=[prompt + wrong, prompt + right],
-        masks=[[-100] * len(prompt) + wrong, [-100] * len(prompt) + right],
-        scores=[-1.0, 1.0],
-    )
+    scored, tokenizer = of_texts(scores=[-1.0, 1.0])
     assert pair_lines(scored, [0, 1], DPO_RULES, tokenizer, random.Random(0)) == [
         {"prefix": "1+1=", "pos": "2", "score": 1.0, "neg": "3"}
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from typing import Literal, Optional
@@ -11,14 +10,8 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def generator(root):
-    path = root / "scripts/generate_config.py"
-    spec = importlib.util.spec_from_file_location("generate_config", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
+def generator(script):
+    return script("generate_config")
 
 
 def test_config_md_is_current(root):

@@ -9,7 +9,6 @@ folder; the lines indented below it are its content:
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
@@ -23,12 +22,8 @@ UNNAMED = ("__init__.py", "__main__.py")  # their docstring is the line of the f
 
 
 @pytest.fixture(scope="module")
-def generator(root):
-    spec = importlib.util.spec_from_file_location("source_map", root / "scripts/map.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def generator(script):
+    return script("map")
 
 
 def named_paths(page: str) -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import socket
 import subprocess
 import sys
@@ -12,12 +11,8 @@ import pytest
 
 
 @pytest.fixture
-def bootstrap(root):
-    spec = importlib.util.spec_from_file_location("bootstrap", root / "scripts/bootstrap.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def bootstrap(script):
+    return script("bootstrap")
 
 
 @pytest.fixture

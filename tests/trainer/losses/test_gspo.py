@@ -5,18 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.trainer.loss_batches import gradient, random_batch, run, settings
-
-
-def batch_of_ratios(ratios, advantages, mask):
-    """float64 rows whose policy / behaviour ratios are these; proximal = policy."""
-    batch = random_batch(rows=len(ratios), tokens=len(ratios[0]))
-    batch["logprobs"] = batch["behaviour"] + torch.tensor(ratios, dtype=torch.double).log()
-    batch["proximal"] = batch["logprobs"].clone()
-    batch["advantages"] = torch.tensor(advantages, dtype=torch.double)
-    batch["mask"] = torch.tensor(mask, dtype=torch.double)
-    return batch
-
+from tests.trainer.loss_batches import batch_of_ratios, gradient, run, settings
 
 # --- gspo -----------------------------------------------------------------------------------
 

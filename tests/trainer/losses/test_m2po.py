@@ -12,18 +12,7 @@ from hypothesis import strategies as st
 
 from example_trainer import losses
 from example_trainer.losses.m2po import batch_mask, kept
-from tests.trainer.loss_batches import gradient, random_batch, run, settings
-
-
-def batch_of_ratios(ratios, advantages, mask):
-    """float64 rows whose policy / behaviour ratios are these; proximal = policy."""
-    batch = random_batch(rows=len(ratios), tokens=len(ratios[0]))
-    batch["logprobs"] = batch["behaviour"] + torch.tensor(ratios, dtype=torch.double).log()
-    batch["proximal"] = batch["logprobs"].clone()
-    batch["advantages"] = torch.tensor(advantages, dtype=torch.double)
-    batch["mask"] = torch.tensor(mask, dtype=torch.double)
-    return batch
-
+from tests.trainer.loss_batches import batch_of_ratios, gradient, random_batch, run, settings
 
 # --- m2po -----------------------------------------------------------------------------------
 

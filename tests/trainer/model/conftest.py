@@ -1,11 +1,11 @@
-"""A model with grouped queries, and transformers' own eager attention over it."""
+"""Models with adapters or grouped queries, and transformers' own eager attention."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from example_trainer.model import loading
+from example_trainer.model import adapter, loading
 
 
 @pytest.fixture(scope="session")
@@ -46,3 +46,21 @@ def gqa_policy(config, gqa_dir):
     made = loading.load(config(model_name=str(gqa_dir)))
     made.attention_crossover = float("inf")
     return made
+
+
+@pytest.fixture
+def adapted(config):
+    """Build a policy with a nonzero adapter: B is not zero."""
+
+    def make(**settings):
+        cfg = config(lora=True, **settings)
+        policy = loading.load(cfg)
+        if not adapter.adapted_layers(policy.model):
+            adapter.wrap(policy.model, cfg)
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for layer in adapter.adapted_layers(policy.model).values():
+                layer.lora_B["default"].weight.normal_(generator=generator)
+        return policy
+
+    return make

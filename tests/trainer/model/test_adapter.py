@@ -9,31 +9,8 @@ import pytest
 import torch
 
 from atroposlib.errors import ConfigError
-from example_trainer.model import adapter, loading, state_dict
-from tests.trainer.rows import row
-
-ROWS = [row([5, 6, 7], [8, 9, 10]), row([5, 6, 7], [8, 11])]
-
-
-SEQUENCES = [one.tokens for one in ROWS]
-
-
-@pytest.fixture
-def adapted(config):
-    """Build a policy with a nonzero adapter: B is not zero."""
-
-    def make(**settings):
-        cfg = config(lora=True, **settings)
-        policy = loading.load(cfg)
-        if not adapter.adapted_layers(policy.model):
-            adapter.wrap(policy.model, cfg)
-        generator = torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for layer in adapter.adapted_layers(policy.model).values():
-                layer.lora_B["default"].weight.normal_(generator=generator)
-        return policy
-
-    return make
+from example_trainer.model import adapter, state_dict
+from tests.trainer.rows import ROWS, SEQUENCES
 
 
 def test_untrained_adapter_leaves_the_scores_unchanged(config, policy):

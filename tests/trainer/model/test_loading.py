@@ -12,9 +12,7 @@ from example_trainer.model import loading
 from example_trainer.model.scoring import decoder_layers
 from tests.trainer.architectures import plain_logprobs, write
 from tests.trainer.families import family_of
-from tests.trainer.rows import flat, row
-
-ROWS = [row([5, 6, 7], [8, 9, 10]), row([5, 6, 7], [8, 11])]
+from tests.trainer.rows import ROWS, flat
 
 
 def gradient(policy):

@@ -7,9 +7,7 @@ import torch
 
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
-from tests.trainer.rows import BRANCHING, at, flat, row
-
-ROWS = [row([5, 6, 7], [8, 9, 10]), row([5, 6, 7], [8, 11])]
+from tests.trainer.rows import BRANCHING, ROWS, at, flat, row
 
 
 def test_every_trained_token_is_scored_at_its_own_temperature(policy):

@@ -10,13 +10,10 @@ import torch
 from atroposlib.errors import ConfigError
 from example_trainer.data.packing import pack_rows, plan_microbatches
 from example_trainer.model.scoring import pad_teacher, pad_to_tensor
-from tests.trainer.rows import flat, row
+from tests.trainer.rows import ROWS, flat, row
 
 # peft still reads a name that transformers 5.23 deprecates, and warns of tied heads.
 of_peft = pytest.mark.filterwarnings("ignore:.*(checkpointing|tie_word_embeddings|tied)")
-
-
-ROWS = [row([5, 6, 7], [8, 9, 10]), row([5, 6, 7], [8, 11])]
 
 
 def gradient(policy):

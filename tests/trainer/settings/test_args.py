@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from example_trainer import TrainingConfig, parse_args
-from example_trainer.settings.args import ALIASES, build_parser, flag, settings_of, with_set
+from example_trainer.settings.args import ALIASES, build_parser, flag
 from example_trainer.settings.files import SECTIONS
+from tests.trainer.settings.conftest import given
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -46,21 +47,6 @@ def test_an_unusable_flag_ends_with_a_sentence_and_status_2(capsys):
 def test_a_misspelt_setting_is_refused():
     with pytest.raises(ValueError, match="learning_rate"):
         TrainingConfig(model_name="m", learning_rate=1.0)
-
-
-def given(*words: str) -> dict:
-    """Fields that these words of a command line set."""
-    args = build_parser().parse_args(with_set(words))
-    return settings_of(args).values
-
-
-@pytest.fixture
-def file(tmp_path):
-    def write(text: str, name: str = "x.yaml") -> str:
-        (tmp_path / name).write_text(text)
-        return str(tmp_path / name)
-
-    return write
 
 
 def test_last_flag_or_override_wins_and_both_take_precedence_over_files(file):

@@ -9,7 +9,6 @@ import pytest
 
 from atroposlib.errors import ConfigError
 from example_trainer import parse_args
-from example_trainer.settings.args import build_parser, settings_of, with_set
 from example_trainer.settings.files import (
     FIELDS,
     SECTIONS,
@@ -17,29 +16,15 @@ from example_trainer.settings.files import (
     translate,
 )
 from example_trainer.settings.yaml_reader import parse_yaml
+from tests.trainer.settings.conftest import given
 
 CONFIGS = Path(__file__).resolve().parents[3] / "example_trainer" / "configs"
-
-
-def given(*words: str) -> dict:
-    """Fields that these words of a command line set."""
-    args = build_parser().parse_args(with_set(words))
-    return settings_of(args).values
 
 
 def refusal(*words: str) -> str:
     with pytest.raises(ConfigError) as refused:
         translate([parse_override(word) for word in words])
     return str(refused.value)
-
-
-@pytest.fixture
-def file(tmp_path):
-    def write(text: str, name: str = "x.yaml") -> str:
-        (tmp_path / name).write_text(text)
-        return str(tmp_path / name)
-
-    return write
 
 
 @pytest.mark.parametrize(

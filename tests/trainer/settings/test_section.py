@@ -9,16 +9,6 @@ from example_trainer import TrainingConfig, parse_args
 from example_trainer.settings.section import filled
 from example_trainer.supervised.settings import SftConfig, parse
 
-
-@pytest.fixture
-def file(tmp_path):
-    def write(text: str, name: str = "x.yaml") -> str:
-        (tmp_path / name).write_text(text)
-        return str(tmp_path / name)
-
-    return write
-
-
 OLD_NAMES = [
     ["--warmup-share=0.1", "--lr-decay-share", "0.2"],
     ["warmup_share=0.1", "optim.lr_decay_share=0.2"],

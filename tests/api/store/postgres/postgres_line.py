@@ -13,7 +13,10 @@ SOCKET = ".s.PGSQL.5432"
 
 
 def end_all(threads: list[threading.Thread], sockets: list[socket.socket]) -> None:
-    """End the threads, then close; both lists may grow meanwhile, by a last connection."""
+    """End the threads, then close; both lists may grow meanwhile, by a last connection.
+
+    ``select`` on a closed socket is a ValueError, so the threads end first.
+    """
     while any(thread.is_alive() for thread in threads):
         for one in list(sockets):
             with contextlib.suppress(OSError):
@@ -24,22 +27,15 @@ def end_all(threads: list[threading.Thread], sockets: list[socket.socket]) -> No
         one.close()
 
 
-class Line:
-    """Passes bytes on between a socket of its own and that of the server in ``folder``.
-
-    ``break_at_commit`` arms it once: "before" loses the COMMIT itself, "after" its answer.
-    While ``flowing`` is clear it passes nothing on and closes nothing, as a frozen server.
-    """
+class Gateway:
+    """Listens on a socket in a folder of its own, in front of the server in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
-        self.home = Path(tempfile.mkdtemp(prefix="atropos-line-"))
+        self.home = Path(tempfile.mkdtemp(prefix="atropos-gateway-"))
         self._target = str(folder / SOCKET)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(self.home / SOCKET))
         self._listener.listen()
-        self._lose: str | None = None
-        self.flowing = threading.Event()
-        self.flowing.set()
         self._threads: list[threading.Thread] = []
         self._ends: list[socket.socket] = [self._listener]
         self._spawn(self._accept)
@@ -47,11 +43,7 @@ class Line:
     def url(self, schema: str) -> str:
         return f"postgresql://atropos@/postgres?host={self.home}&schema={schema}"
 
-    def break_at_commit(self, moment: str) -> None:
-        self._lose = moment
-
     def close(self) -> None:
-        self.flowing.set()
         end_all(self._threads, self._ends)
         shutil.rmtree(self.home, ignore_errors=True)
 
@@ -64,11 +56,40 @@ class Line:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.socket(socket.AF_UNIX)
-                self._ends += [client, server]
-                server.connect(self._target)
-                self._spawn(self._pass_on, client, server, True)
-                self._spawn(self._pass_on, server, client, False)
+                self._ends.append(client)
+                self._spawn(self._serve, client)
+
+    def _server(self) -> socket.socket:
+        server = socket.socket(socket.AF_UNIX)
+        self._ends.append(server)
+        server.connect(self._target)
+        return server
+
+
+class Line(Gateway):
+    """Passes bytes on in both directions.
+
+    ``break_at_commit`` arms it once: "before" loses the COMMIT itself, "after" its answer.
+    While ``flowing`` is clear it passes nothing on and closes nothing, as a frozen server.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._lose: str | None = None
+        self.flowing = threading.Event()
+        self.flowing.set()
+        super().__init__(folder)
+
+    def break_at_commit(self, moment: str) -> None:
+        self._lose = moment
+
+    def close(self) -> None:
+        self.flowing.set()
+        super().close()
+
+    def _serve(self, client: socket.socket) -> None:
+        server = self._server()
+        self._spawn(self._pass_on, client, server, True)
+        self._pass_on(server, client, False)
 
     def _pass_on(self, source: socket.socket, sink: socket.socket, outward: bool) -> None:
         with contextlib.suppress(OSError):

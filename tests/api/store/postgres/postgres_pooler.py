@@ -8,52 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import select
-import shutil
 import socket
 import struct
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.api.store.postgres.postgres_line import SOCKET, end_all
+from tests.api.store.postgres.postgres_line import Gateway
 
 SSL_OR_GSS = (80877103, 80877104)  # codes of requests for encryption
 
 
-class Pooler:
-    """Listens on a socket in a folder of its own, one thread per client."""
+class Pooler(Gateway):
+    """One thread per client."""
 
     def __init__(self, folder: Path, shares_sessions: bool) -> None:
-        self.home = Path(tempfile.mkdtemp(prefix="atropos-pooler-"))
-        self._target, self._shares = str(folder / SOCKET), shares_sessions
+        self._shares = shares_sessions
         self._idle: list[socket.socket] = []
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._ends = [self._listener]
-        self._listener.bind(str(self.home / SOCKET))
-        self._listener.listen()
-        self._threads: list[threading.Thread] = []
-        self._start(self._accept)
-
-    def url(self, schema: str) -> str:
-        return f"postgresql://atropos@/postgres?host={self.home}&schema={schema}"
-
-    def close(self) -> None:
-        """``select`` on a closed socket is a ValueError, so the threads end first."""
-        end_all(self._threads, self._ends)
-        shutil.rmtree(self.home, ignore_errors=True)
-
-    def _start(self, work: Callable[..., None], *arguments: socket.socket) -> None:
-        thread = threading.Thread(target=work, args=arguments, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                self._ends.append(client)
-                self._start(self._serve, client)
+        super().__init__(folder)
 
     def _serve(self, client: socket.socket) -> None:
         with contextlib.suppress(OSError, EOFError):
@@ -82,9 +53,7 @@ class Pooler:
                     return
 
     def _connected(self, start: bytes, client: socket.socket | None = None) -> socket.socket:
-        server = socket.socket(socket.AF_UNIX)
-        self._ends.append(server)
-        server.connect(self._target)
+        server = self._server()
         server.sendall(start)
         message = b""
         while message[:1] != b"Z":

@@ -6,14 +6,9 @@ import pytest
 
 from atroposlib.api.common.records import AdmissionGrant, GroupState
 from tests.api.store.store_talk import ack, claim, group, put, register
-from tests.api.store.stores import RESUMES, STORES, Opened
+from tests.api.store.stores import RESUMES
 
-
-@pytest.fixture(params=RESUMES)
-def reopen(request, tmp_path):
-    opened = Opened(request.param, STORES[request.param](tmp_path, request.getfixturevalue))
-    yield opened
-    opened.close()
+pytestmark = pytest.mark.parametrize("reopen", RESUMES, indirect=True)
 
 
 def test_the_whole_state_survives_a_restart(reopen):

@@ -7,16 +7,10 @@ import json
 import httpx
 import pytest
 
-from tests.generation.proxy.proxy_kit import ADD, scripted_proxy, tool_call
+from tests.generation.proxy.proxy_kit import ADD, adder, scripted_proxy
 
 TOOL = {"name": "add", "description": "sum", "input_schema": ADD["function"]["parameters"]}
 HEADERS = {"anthropic-version": "2023-06-01"}
-
-
-def adder(prompt: str, i: int) -> str:
-    if "<|tool|>" in prompt:
-        return "it is " + prompt.rpartition("<|tool|>")[2].partition("<|end|>")[0]
-    return "let me see " + tool_call(2, 3)
 
 
 def body_of(*messages, **fields):

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from example_trainer.settings.args import build_parser, settings_of, with_set
-
-
-def given(*words: str) -> dict:
-    """Fields that these words of a command line set."""
-    args = build_parser().parse_args(with_set(words))
-    return settings_of(args).values
-
+from tests.trainer.settings.conftest import given
 
 AREAL = {
     "actor.optimizer.lr=1e-4 actor.optimizer.weight_decay=0.1 actor.optimizer.beta1=0.8": {

@@ -3,9 +3,7 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.errors import ConfigError, InferenceRefused
-from atroposlib.utils.process_group import GroupSpec
-from example_trainer.weights.engines import Bucket
-from tests.trainer.weights.support.engine_fakes import sglang_app
+from tests.trainer.weights.support.engine_fakes import BUCKETS, GROUP, sglang_app
 
 
 def test_sglang_is_found_by_its_routes_and_loads_from_disk(to):
@@ -20,15 +18,6 @@ def test_sglang_is_found_by_its_routes_and_loads_from_disk(to):
         "/update_weights_from_disk",
         "/continue_generation",
     ]
-
-
-GROUP = GroupSpec("127.0.0.1", 5, 3, "nccl", "weights", 9.0)
-
-
-BUCKETS = [
-    Bucket(["a", "b"], ["bfloat16", "bfloat16"], [[2], [3]]),
-    Bucket(["c"], ["float32"], [[4, 5]]),
-]
 
 
 def test_sglang_takes_a_broadcast_bucket_by_bucket_and_a_version_with_the_last(to):

@@ -6,8 +6,7 @@ import pytest
 
 from atroposlib.errors import ConfigError
 from atroposlib.utils.process_group import GroupSpec
-from example_trainer.weights.engines import Bucket
-from tests.trainer.weights.support.engine_fakes import vllm_app
+from tests.trainer.weights.support.engine_fakes import BUCKETS, GROUP, vllm_app
 
 
 def test_vllm_is_found_by_its_routes_and_reloads_in_place(to):
@@ -25,15 +24,6 @@ def test_vllm_is_found_by_its_routes_and_reloads_in_place(to):
         ("/update_weight_version", "3"),
         ("/resume", None),
     ]
-
-
-GROUP = GroupSpec("127.0.0.1", 5, 3, "nccl", "weights", 9.0)
-
-
-BUCKETS = [
-    Bucket(["a", "b"], ["bfloat16", "bfloat16"], [[2], [3]]),
-    Bucket(["c"], ["float32"], [[4, 5]]),
-]
 
 
 def test_vllm_with_our_extension_gets_its_weights_by_the_extensions_methods(to):

@@ -7,9 +7,16 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+from atroposlib.utils.process_group import GroupSpec
+from example_trainer.weights.engines import Bucket
 from example_trainer.weights.vllm_worker import NAME
 
 Diary = list[tuple[str, Any]]
+GROUP = GroupSpec("127.0.0.1", 5, 3, "nccl", "weights", 9.0)
+BUCKETS = [
+    Bucket(["a", "b"], ["bfloat16", "bfloat16"], [[2], [3]]),
+    Bucket(["c"], ["float32"], [[4, 5]]),
+]
 
 
 def vllm_app(
