@@ -84,6 +84,15 @@ class Api:
         await self.ack(claimed, generation)
         return marks(claimed)
 
+    async def half_trained(self):
+        """Start a run with two groups, of which the first is in a committed batch."""
+        [env_id] = await self.started(batch_size=2, commits=True)
+        generation = self.service.context.view.generation
+        for mark in (1, 2):
+            await self.post("/scored_data", sampled(0, mark=mark, env_id=env_id))
+        await self.trained(generation)
+        await self.post("/batches/1/commit", {"generation": generation})
+
     async def hang_up_after(self, method, path, body=None):
         """Send a request whose client disconnects before the response; return the sent messages."""
         # As httpx writes it: a retried post is recognised by its bytes.

@@ -144,7 +144,7 @@ def test_the_explorer_shows_what_the_step_computed(serve, model_dir, config, ten
 def _recorded(submit, noted, record) -> bool:
     """Submit a record to the index; keep group and row of each note."""
     if isinstance(record, NotesFact):
-        noted.append((record.gid, record.row))
+        noted.extend((record.gid, g) for g in record.rows)
     return bool(submit(record))
 
 

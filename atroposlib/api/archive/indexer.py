@@ -21,7 +21,6 @@ import msgspec
 
 from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.records import (
-    BATCH,
     BatchFact,
     EventFact,
     GroupStates,
@@ -203,8 +202,7 @@ class Indexer:
         for no, row in rows.items():
             if self._known.get(no) != astuple(row):
                 gids = tuple(member.gid for member in self._store.members(no))
-                same = {name: getattr(row, name) for name in BATCH}
-                facts.append(BatchFact(**same, gids=gids))
+                facts.append(BatchFact(row, gids))
         # Dissolved, dropped, or of a run that was reset.
         gone = self._known.keys() - rows.keys()
         everything = bool(gone) or self._held_changed
@@ -330,7 +328,7 @@ class Indexer:
 def _weight_of(record: Record | threading.Event) -> int:
     """Its share of the queue: rows, and 64 tokens of notes, count as one record."""
     if isinstance(record, NotesFact):
-        return 1 + len(record.advantages or b"") // 256
+        return len(record.rows) + record.notes.advantages.nbytes // 256
     return len(record.facts.rows) if isinstance(record, RowFacts) else 1
 
 

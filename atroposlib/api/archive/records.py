@@ -6,8 +6,8 @@ The thread of the index writes them, each by its own statements.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import apsw
@@ -16,6 +16,7 @@ import numpy as np
 
 from atroposlib.api.codec.row_facts import GroupFacts, RowFact
 from atroposlib.api.common.records import BatchMember, RunRecord
+from atroposlib.api.store.sql.claim import BatchRow
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire.binary import split_frames
 from atroposlib.wire.notes import CLIPPED, GroupNotes, unpack_notes
@@ -76,34 +77,25 @@ class RowFacts(Record):
 class BatchFact(Record):
     """A batch of the ledger as it is now, with its groups."""
 
-    no: int
-    state: str
-    epoch: int
-    generation: int
-    tries: int
-    lease_until: float
-    world_size: int
-    ranks: str  # that acked, for example "0,2"
-    n_seq: int
-    min_version: int | None
+    row: BatchRow
     gids: tuple[int, ...]
 
     def write(self, connection: apsw.Connection) -> None:
-        values = tuple(getattr(self, name) for name in BATCH)
+        no, state = self.row.no, _STATE_OF.get(self.row.state, self.row.state)
+        values = tuple(getattr(self.row, name) for name in BATCH)
         names, marks = ", ".join(BATCH), ", ".join("?" * len(BATCH))
         same = ", ".join(f"{name} = excluded.{name}" for name in BATCH)
         connection.execute(
             f"INSERT INTO batch ({names}) VALUES ({marks}) ON CONFLICT (no) DO UPDATE SET {same}",
             values,
         )
-        state = _STATE_OF.get(self.state, self.state)
         connection.execute(
             "UPDATE rollout SET batch_no = ?, state = ?, "
             "step = COALESCE((SELECT step FROM batch WHERE no = ?), step) "
             "WHERE gid IN (SELECT value FROM json_each(?)) AND (state, batch_no) IS NOT (?, ?)",
-            (self.no, state, self.no, _json(self.gids), state, self.no),
+            (no, state, no, _json(self.gids), state, no),
         )
-        connection.execute(_ROLLUP, (self.no,))
+        connection.execute(_ROLLUP, (no,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,34 +114,39 @@ class GroupStates(Record):
 
 @dataclass(frozen=True, slots=True)
 class NotesFact(Record):
-    """What the trainer noted about one row. Arrays cover its trained tokens, little-endian."""
+    """What the trainer noted about the rows of one group."""
 
     gid: int
-    row: int
     batch_no: int
-    advantages: bytes | None = None  # F32
-    logprobs: bytes | None = None  # F16, of the policy before the step
-    flags: bytes | None = None  # U8: 1 clipped, 2 version-masked, 4 filtered
-    advantage: float | None = None  # mean
-    diff_mean: float | None = None
-    diff_max: float | None = None
-    clipped_share: float | None = None
-    why: str | None = None
+    notes: GroupNotes
+
+    @property
+    def rows(self) -> list[int]:
+        """The rows with notes of tokens, or with a reason."""
+        counts, reasons = self.notes.counts, self.notes.reasons
+        return [g for g, reason in enumerate(reasons) if reason is not None or counts[g]]
 
     def write(self, connection: apsw.Connection) -> None:
-        row = (self.gid, self.row, self.batch_no, self.advantages, self.logprobs, self.flags)
-        connection.execute("INSERT OR REPLACE INTO note VALUES (?, ?, ?, ?, ?, ?)", row)
-        connection.execute(
-            "UPDATE rollout SET advantage = COALESCE(?, advantage), diff_mean = ?, diff_max = ?, "
-            "clipped_share = ?, why = COALESCE(?, why) WHERE gid = ? AND row = ?",
-            (self.advantage, self.diff_mean, self.diff_max, self.clipped_share, self.why)
-            + (self.gid, self.row),
-        )
-        if self.diff_max is not None:
+        notes = self.notes
+        for g in self.rows:
+            arrays = advantages, _, flags = notes.of_row(g)
+            row = (self.gid, g, self.batch_no, *(one.tobytes() or None for one in arrays))
+            connection.execute("INSERT OR REPLACE INTO note VALUES (?, ?, ?, ?, ?, ?)", row)
+            known = advantages[~np.isnan(advantages)]
+            clipped = flags & CLIPPED != 0
+            means = [float(one.mean()) if len(known) else None for one in (known, clipped)]
+            differ = notes.diff_mean[g], notes.diff_max[g]
+            connection.execute(
+                "UPDATE rollout SET advantage = COALESCE(?, advantage), clipped_share = ?, "
+                "diff_mean = ?, diff_max = ?, why = COALESCE(?, why) WHERE gid = ? AND row = ?",
+                # SQLite stores NaN as NULL.
+                (*means, *map(float, differ), notes.reasons[g], self.gid, g),
+            )
+        if len(known := notes.diff_max[~np.isnan(notes.diff_max)]):
             connection.execute(
                 "UPDATE rollup SET diff_max = MAX(COALESCE(diff_max, 0), ?) WHERE batch_no = ? "
-                "AND env = (SELECT COALESCE(env, '') FROM rollout WHERE gid = ? AND row = ?)",
-                (self.diff_max, self.batch_no, self.gid, self.row),
+                "AND env = (SELECT COALESCE(env, '') FROM rollout WHERE gid = ? AND row = 0)",
+                (float(known.max()), self.batch_no, self.gid),
             )
 
 
@@ -259,7 +256,10 @@ SELECT batch_no, COALESCE(env, ''), COUNT(*), SUM(reward), SUM(reward * reward),
     SUM(outcome = 'truncated')
 FROM rollout WHERE batch_no = ? GROUP BY env
 """
-BATCH = tuple(field.name for field in fields(BatchFact) if field.name != "gids")
+BATCH = (  # columns that are those of the ledger
+    *("no", "state", "epoch", "generation", "tries", "lease_until", "world_size", "ranks"),
+    *("n_seq", "min_version"),
+)
 _STATE_OF = {"open": "leased"}  # of a batch -> of its groups
 _RESET = (
     "UPDATE rollout SET state = CASE state WHEN 'acked' THEN 'committed' ELSE 'dropped' END, "
@@ -271,9 +271,6 @@ _TIME_OF = {"batch": "claimed", "acked": "acked"}  # event -> column of the batc
 
 def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
-
-
-# --- notes of the trainer ------------------------------------------------------------
 
 
 def notes_in(body: bytes, no: int, members: Sequence[BatchMember]) -> list[NotesFact]:
@@ -290,30 +287,5 @@ def notes_in(body: bytes, no: int, members: Sequence[BatchMember]) -> list[Notes
         member = members[notes.member]
         if len(notes.counts) != member.n_seq:
             raise InvalidGroup("counts", "", f"group {notes.member} has {member.n_seq} rows")
-        found += _rows(notes, member.gid, no)
+        found.append(NotesFact(member.gid, no, notes))
     return found
-
-
-def _rows(notes: GroupNotes, gid: int, no: int) -> Iterator[NotesFact]:
-    for g, reason in enumerate(notes.reasons):
-        advantages, logprobs, flags = notes.of_row(g)
-        if reason is None and not len(flags):
-            continue
-        known = advantages[~np.isnan(advantages)]
-        yield NotesFact(
-            gid=gid,
-            row=g,
-            batch_no=no,
-            advantages=advantages.tobytes() or None,
-            logprobs=logprobs.tobytes() or None,
-            flags=flags.tobytes() or None,
-            advantage=float(known.mean()) if len(known) else None,
-            diff_mean=_known(notes.diff_mean[g]),
-            diff_max=_known(notes.diff_max[g]),
-            clipped_share=float((flags & CLIPPED != 0).mean()) if len(known) else None,
-            why=reason,
-        )
-
-
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)

@@ -193,7 +193,7 @@ class Claims:
         batch = await self._blocking(store.lookup, no, generation, epoch, freed=True)
         members = self._delivery(batch, rank).members
         facts = await threads.parsing.run(notes_in, body, no, members)
-        return sum(map(self._context.indexer.submit, facts))
+        return sum(len(one.rows) for one in facts if self._context.indexer.submit(one))
 
     def _note_acked(self, no: int) -> None:
         self._context.on_groups_removed()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from atroposlib.api.archive.explorer import Explorer, spread
-from atroposlib.api.archive.records import NotesFact
 from atroposlib.errors import ConfigError, UnknownGroup
+from tests.api.archive.rollouts import notes
 from tests.api.harness import sampled
 
 PICTURE = "data:image/png;base64,iVBORw=="
@@ -56,13 +56,7 @@ async def test_a_row_has_every_column_that_was_posted(explorer):
 
 
 async def test_notes_lie_at_their_trained_tokens(explorer):
-    noted = NotesFact(
-        *(1, 0, 9),
-        advantages=np.array([0.25], "<f4").tobytes(),
-        logprobs=np.array([-0.75], "<f2").tobytes(),
-        flags=bytes([5]),
-    )
-    explorer.index.write([noted])
+    explorer.index.write([notes(1, 9, [1, 0], advantages=0.25, logprobs=-0.75, flags=5)])
     columns = explorer.row(1, 0, {}).columns
     assert (columns.advantage, columns.trainer_logprob) == ([None, 0.25], [None, -0.75])
     assert columns.flags == [0, 5]

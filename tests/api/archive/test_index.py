@@ -7,21 +7,13 @@ import pytest
 
 from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.records import (
-    BatchFact,
     DropFact,
     EventFact,
     GroupStates,
-    NotesFact,
     StepFact,
     WeightFact,
 )
-from tests.api.archive.rollouts import group, index_of, row
-
-
-def batch(no, state, gids, **more):
-    facts = {"epoch": 1, "generation": 1, "tries": 1, "lease_until": 9.0, "world_size": 1}
-    facts |= {"ranks": "", "n_seq": 2, "min_version": None}
-    return BatchFact(no=no, state=state, gids=gids, **facts | more)
+from tests.api.archive.rollouts import batch, group, index_of, notes, row
 
 
 def test_staleness_is_known_only_with_both_versions():
@@ -31,35 +23,34 @@ def test_staleness_is_known_only_with_both_versions():
 
 def test_a_batch_gives_its_rows_their_number_and_state_and_a_rollup():
     index = index_of(group(1, [row(1.0), row(3.0)]), group(2, [row(5.0)]))
-    index.write([batch(7, "open", (1,))])
+    index.write([batch(7, (1,), "open")])
     assert index.read(
         "SELECT gid, batch_no, state FROM rollout WHERE row = 0 ORDER BY gid"
     ) == [
         (1, 7, "leased"),
         (2, None, "pending"),
     ]
-    index.write([batch(7, "acked", (1,))])
+    index.write([batch(7, (1,), "acked")])
     assert index.read("SELECT n, reward, reward_square, tokens FROM rollup") == [(2, 4, 10, 8)]
     assert index.read("SELECT DISTINCT state FROM rollout WHERE gid = 1") == [("acked",)]
 
 
 def test_a_step_of_the_trainer_names_the_step_of_its_batch_whichever_comes_first():
-    index = index_of(group(1, [row()]), batch(7, "open", (1,)))
+    index = index_of(group(1, [row()]), batch(7, (1,), "open"))
     index.write([StepFact("trainer", "t", 40, 1.0, {"loss": 0.5}, batch_no=7)])
     index.write([StepFact("trainer", "t", 41, 1.0, {}, batch_no=8), group(2, [row()])])
-    index.write([batch(8, "open", (2,))])
+    index.write([batch(8, (2,), "open")])
     assert index.read("SELECT gid, step FROM rollout ORDER BY gid") == [(1, 40), (2, 41)]
 
 
 def test_notes_of_the_trainer_change_the_facts_of_their_row():
     index = index_of(group(1, [row(), row()]))
-    flags = np.array([1], "u1").tobytes()
-    index.write([NotesFact(1, 1, 7, flags=flags, diff_max=0.5, why="clipped")])
+    index.write([notes(1, 7, [0, 1], [None, "clipped"], flags=1, diff_max=[np.nan, 0.5])])
     assert index.read("SELECT row, diff_max, why FROM rollout ORDER BY row") == [
         (0, None, None),
         (1, 0.5, "clipped"),
     ]
-    assert index.read("SELECT row, flags FROM note") == [(1, flags)]
+    assert index.read("SELECT row, flags FROM note") == [(1, bytes([1]))]
 
 
 def test_a_group_that_the_ledger_lost_was_reset():

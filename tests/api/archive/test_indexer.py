@@ -105,12 +105,7 @@ async def test_the_runs_of_a_directory_stay_apart_after_a_restart(twice, tmp_pat
 
 
 async def test_a_trainer_that_starts_over_begins_a_run_with_the_queued_groups(api):
-    [env_id] = await api.started(batch_size=2, commits=True)
-    generation = api.service.context.view.generation
-    for mark in (1, 2):
-        await api.post("/scored_data", sampled(0, mark=mark, env_id=env_id))
-    await api.ack(await api.claim(generation), generation)
-    await api.post("/batches/1/commit", {"generation": generation})
+    await api.half_trained()
     await states(api)
     await api.registered(batch_size=2, starting_step=1)  # it goes on
     assert set(await states(api)) == {1, 2}

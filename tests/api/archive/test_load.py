@@ -10,7 +10,7 @@ from atroposlib.api.archive.load import explored
 from atroposlib.cli.view import archive
 from atroposlib.errors import ConfigError
 from tests.api.archive.rollouts import group, row
-from tests.api.harness import Api, sampled
+from tests.api.harness import Api
 
 
 @pytest.fixture
@@ -53,12 +53,7 @@ def test_a_table_has_the_same_columns(run):
 async def test_a_run_on_postgresql_is_viewed_while_it_goes_on(postgres, tmp_path, capsys):
     url = postgres.fresh_url()
     api = Api(tmp_path, url, archive_bytes=10**6)
-    [env_id] = await api.started(batch_size=2, commits=True)
-    generation = api.service.context.view.generation
-    for mark in (1, 2):
-        await api.post("/scored_data", sampled(0, mark=mark, env_id=env_id))
-    await api.ack(await api.claim(generation), generation)
-    await api.post("/batches/1/commit", {"generation": generation})
+    await api.half_trained()
     step = {"role": "trainer", "step": 7, "batch_no": 1, "values": {"loss": 2.0}}
     await api.post("/steps", step)
     assert api.service.context.indexer.flush()

@@ -5,17 +5,11 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.api.archive.explorer import Explorer
-from atroposlib.api.archive.records import BatchFact, EventFact, StepFact, WeightFact
+from atroposlib.api.archive.records import EventFact, StepFact, WeightFact
 from atroposlib.api.archive.run_views import MAX_POINTS, thinned
 from atroposlib.api.store import open_store
 from atroposlib.errors import ConfigError, UnknownGroup
-from tests.api.archive.rollouts import group, index_of, row
-
-
-def batch(no, gids, state="acked", **more):
-    facts = {"epoch": 2, "generation": 1, "tries": 1, "lease_until": 9.0, "world_size": 2}
-    facts |= {"ranks": "0,1", "n_seq": 2, "min_version": None}
-    return BatchFact(no=no, state=state, gids=gids, **facts | more)
+from tests.api.archive.rollouts import batch, group, index_of, row
 
 
 @pytest.fixture(scope="module")

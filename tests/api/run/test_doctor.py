@@ -62,10 +62,16 @@ async def beat(api, role, phase, waiting_on=None, servers=(), **details):
     await api.post("/heartbeat", {**body, "waiting_on": waiting_on, "servers": list(servers)})
 
 
-async def send(api, env, sequences, mark=0):
-    rows = {"tokens": [[1, mark + 2]] * sequences, "masks": [[-100, mark + 2]] * sequences}
+async def send(api, env, sequences, mark=0, groups=1):
     more = {"inference_logprobs": [[1.0, -0.5]] * sequences, "env_id": env}
-    return await api.post("/scored_data", {**rows, **more, "scores": [1.0] * sequences})
+    for last in range(mark + 2, mark + 2 + groups):
+        rows = {"tokens": [[1, last]] * sequences, "masks": [[-100, last]] * sequences}
+        await api.post("/scored_data", {**rows, **more, "scores": [1.0] * sequences})
+
+
+async def both_work(api):
+    await beat(api, "trainer", "training")
+    await beat(api, "env", "rollout")
 
 
 async def joined(api, **trainer):
@@ -82,8 +88,7 @@ async def frozen_trainer(api):
 
 async def frozen_in_step(api):
     generation, env = await joined(api)
-    for mark in range(2):
-        await send(api, env, 2, mark)
+    await send(api, env, 2, groups=2)
     await api.claim(generation)
     await beat(api, "trainer", "training")
     api.now += 30
@@ -99,8 +104,7 @@ async def frozen_environment(api):
 async def unmet_minimum(api):
     one = ENV | {"min_batch_allocation": 0.5}
     first, _ = await api.started(envs=(one, one | {"desired_name": "late"}))
-    for mark in range(2):
-        await send(api, first, 2, mark)
+    await send(api, first, 2, groups=2)
     await waits(api)
 
 
@@ -127,8 +131,7 @@ async def half_groups(api):
 
 async def short_leases(api):
     generation, env = await joined(api)
-    for mark in range(2):
-        await send(api, env, 2, mark)
+    await send(api, env, 2, groups=2)
     for _ in range(5):
         await api.claim(generation, lease_s=5)
         api.now += 6
@@ -137,8 +140,7 @@ async def short_leases(api):
 
 async def uncommitted(api):
     generation, env = await joined(api)
-    for mark in range(4):
-        await send(api, env, 2, mark)
+    await send(api, env, 2, groups=4)
     for _ in range(2):
         await api.trained(generation)
     api.service.store.max_bytes = (await api.get("/status"))["retained_bytes"]
@@ -187,8 +189,7 @@ async def long_rows(api):
 
 async def slow_trainer(api):
     generation, env = await joined(api)
-    for mark in range(4):
-        await send(api, env, 2, mark)
+    await send(api, env, 2, groups=4)
     await api.claim(generation)
     api.now += 90
     await beat(api, "trainer", "training", phase_s=90.0, phase_median_s=80.0)
@@ -199,23 +200,20 @@ async def a_gap(api):
     """Groups of 6 and 4 make 14, and three of 6 with one of 4 do not: the queue is full."""
     envs = (ENV | {"group_size": 6}, ENV | {"group_size": 4, "desired_name": "four"})
     six, four = await api.started(batch_size=14, envs=envs)
-    for mark in range(3):
-        await send(api, six, 6, mark)
+    await send(api, six, 6, groups=3)
     await send(api, four, 4)
     await waits(api, "paused: queue full", "the trainer to take a batch")
 
 
 async def deadly_batch(api):
     generation, env = await joined(api)
-    for mark in range(6):
-        await send(api, env, 2, mark)
+    await send(api, env, 2, groups=6)
     await api.trained(generation)
     for _ in range(MAX_DELIVERIES + 1):
         await api.claim(generation, lease_s=5)
         api.now += 6
     await api.trained(generation)
-    await beat(api, "trainer", "training")
-    await beat(api, "env", "rollout")
+    await both_work(api)
 
 
 async def old_groups(api):
@@ -226,8 +224,7 @@ async def old_groups(api):
     for mark in range(2):
         await api.post("/scored_data", sampled(9, 2, 20 + mark, env_id=env))
     await api.trained(generation)
-    await beat(api, "trainer", "training")
-    await beat(api, "env", "rollout")
+    await both_work(api)
 
 
 async def full_store(api):
@@ -257,8 +254,7 @@ async def other_logprobs(api):
 async def works(api):
     """A run that goes on, looked at once."""
     generation, env = await joined(api)
-    await beat(api, "trainer", "training")
-    await beat(api, "env", "rollout")
+    await both_work(api)
     await api.get("/explore/why")
     return env
 
@@ -282,8 +278,7 @@ async def slow_disk(api):
     for module in (metrics, posts):
         api.patch.setattr(module, "monotonic", lambda: float(next(now)))
     env = await works(api)
-    for mark in range(8):
-        await send(api, env, 2, mark)
+    await send(api, env, 2, groups=8)
 
 
 async def another_clock(api):
