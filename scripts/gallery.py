@@ -2,7 +2,8 @@
 
     python scripts/gallery.py [--check]
 
-Samples are rollouts of gold replies and need no model. Texts of tasks depend on the version of
+Samples are rollouts of gold replies and need no model. The section of an environment whose package
+is missing stays as it is. Texts of tasks depend on the version of
 Python, whose documentation some of them use: the page is made with Python 3.11.
 """
 
@@ -24,6 +25,7 @@ from generated import refresh  # noqa: E402
 from atroposlib.environments import library  # noqa: E402
 from atroposlib.envs.function_env.card import play  # noqa: E402
 from atroposlib.envs.function_env.data import load  # noqa: E402
+from atroposlib.errors import ConfigError  # noqa: E402
 
 TARGET = ROOT / "docs/gallery.md"
 WIDTH = 100
@@ -36,13 +38,13 @@ Environments of `environments/library/`, with generated tasks, exact checkers an
 """
 
 
-def page() -> str:
+def page(current: str) -> str:
     """The whole text of docs/gallery.md."""
     names = sorted(module.name for module in pkgutil.iter_modules(library.__path__))
-    return HEAD + "".join(asyncio.run(section(name)) for name in names)
+    return HEAD + "".join(asyncio.run(section(name, current)) for name in names)
 
 
-async def section(name: str) -> str:
+async def section(name: str, current: str) -> str:
     """Card, command and sample of one environment."""
     module = import_module(f"{library.__name__}.{name}")
     env_cls = getattr(module, name)
@@ -57,13 +59,19 @@ async def section(name: str) -> str:
     lines = ["", f"## {name}", "", textwrap.fill(about[0], WIDTH), ""]
     lines += ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in facts.items())]
     lines += ["", *indented(f"atropos env run {name} process"), "", "A rollout:", ""]
-    return "\n".join([*lines, *await sample(env_cls), ""])
+    try:
+        return "\n".join([*lines, *await sample(env_cls), ""])
+    except ConfigError as error:
+        for kept in current.split("\n## "):
+            if kept.startswith(f"{name}\n") and "pip install" in str(error):
+                return f"\n## {kept}"
+        raise
 
 
 async def sample(env_cls: Any) -> list[str]:
     """Messages of the gold rollout of the first task, and its score."""
-    config = env_cls.env_config_cls()
-    settings = {"sandbox": "none"} if "sandbox" in type(config).model_fields else {}
+    fields, small = env_cls.env_config_cls.model_fields, {"sandbox": "none", "tasks": 2}
+    settings = {name: value for name, value in small.items() if name in fields}
     config = env_cls.env_config_cls(**settings)
     given = env_cls.definition
     task = list(await load(given.dataset, config, env=env_cls.name, split="train"))[0]
@@ -87,4 +95,4 @@ def indented(text: str) -> list[str]:
 
 if __name__ == "__main__":
     stale = "docs/gallery.md does not match the environments; run: python scripts/gallery.py"
-    sys.exit(refresh(__doc__ or "", TARGET, lambda _: page(), stale))
+    sys.exit(refresh(__doc__ or "", TARGET, page, stale))

@@ -24,8 +24,11 @@ WAIT_S = 300.0  # only a hang reaches it
 
 @pytest.fixture(autouse=True)
 def package(request):
-    """Skip a test without the package of its module, or fail where they are required."""
-    name = getattr(request.module, "PACKAGE", None)
+    require(getattr(request.module, "PACKAGE", None))
+
+
+def require(name: str | None) -> None:
+    """Skip a test whose package is missing, or fail where packages are required."""
     if name is not None and find_spec(name) is None:
         if os.environ.get(REQUIRED) == "1":
             pytest.fail(f"{REQUIRED}=1 and no package {name}")

@@ -14,6 +14,7 @@ from atroposlib.environments import library
 from atroposlib.envs.function_env import FunctionEnv
 from atroposlib.envs.function_env.card import play
 from atroposlib.envs.function_env.data import load, split_held_out, task_id
+from tests.adapters.conftest import require
 from tests.envs.test_sandbox import WHY
 
 GARBAGE = {
@@ -35,6 +36,7 @@ GARBAGE = {
 }
 TASKS = 8  # per environment and row of the table
 NEED_A_SANDBOX = ("code_execution", "code_repair")
+NEED_A_PACKAGE = {"chess_game": "chess"}
 
 
 def found():
@@ -61,6 +63,7 @@ ENVIRONMENTS = {env_cls.name: env_cls for env_cls in map(function_env_of, found(
 def env_cls(request):
     if request.param in NEED_A_SANDBOX and WHY:
         pytest.skip(WHY)
+    require(NEED_A_PACKAGE.get(request.param))
     return ENVIRONMENTS[request.param]
 
 
