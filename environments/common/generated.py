@@ -1,6 +1,7 @@
 """Generated tasks, and the answers in replies to them: for the environments of library/. Pure."""
 
 import hashlib
+import json
 import random
 import re
 from collections import Counter
@@ -56,6 +57,11 @@ def code_in(text: str, language: str) -> str | None:
     """The one fenced block after the thinking; None without exactly one."""
     found = re.findall(rf"```(?:{language})?\n(.*?)```", after_thinking(text), re.DOTALL)
     return found[0] if len(found) == 1 else None
+
+
+def tool_call(name: str, /, **arguments: Any) -> str:
+    """A call in the format of hermes, as gold replies have it."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def fenced(code: str, language: str) -> str:

@@ -6,48 +6,17 @@ The model writes <calc>17 * 23</calc>, is given the result, and goes on. The sco
 right number. Easier, such as for a small model: ``--env.stories false``.
 """
 
-import ast
-import operator
 from functools import partial
 
 from pydantic import Field
 
+from atroposlib.environments.common.calculation import calculated
 from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, distinct
 from atroposlib.envs import environment
 from atroposlib.envs.function_env.card import Card
 
-OPERATIONS = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-MAX_CHARS, MAX_BITS, MAX_TURNS = 200, 512, 6
+MAX_TURNS = 6
 HOW = f"You may calculate: write <calc>17 * 23</calc> and wait for the result. {TAGS}"
-
-
-def calculated(text):
-    """Result of an expression of whole numbers with + - * // %, or the reason of none."""
-
-    def number(node):
-        if isinstance(node, ast.Constant) and type(node.value) is int:
-            return node.value
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return -number(node.operand)
-        if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
-            a, b = number(node.left), number(node.right)
-            if a.bit_length() + b.bit_length() > MAX_BITS:
-                raise ValueError("the numbers are too large")
-            return OPERATIONS[type(node.op)](a, b)
-        raise ValueError("only whole numbers with + - * // % and parentheses")
-
-    try:
-        if len(text) > MAX_CHARS:
-            raise ValueError("the expression is too long")
-        return str(number(ast.parse(text.strip(), mode="eval").body))
-    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError) as error:
-        return f"error: {error}"
 
 
 def make(rng, stories):

@@ -6,14 +6,19 @@ Each answer needs two to three entries, and no model can know it. The score is 1
 answer. Another seed is another encyclopaedia.
 """
 
-import json
 import math
 import random
 import re
 from collections import Counter
 from functools import cache
 
-from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, distinct
+from atroposlib.environments.common.generated import (
+    SETTINGS,
+    TAGS,
+    answer_in,
+    distinct,
+    tool_call,
+)
 from atroposlib.envs import environment
 from atroposlib.envs.function_env.card import Card
 
@@ -149,13 +154,13 @@ def tasks(config):
     return distinct(make, config.tasks, config.seed)
 
 
-def call(name, **arguments):
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-
-
 def gold(task):
-    reads = [call("read", title=title) for title in task["path"]]
-    return [call("search", query=task["first"]), *reads, f"<answer>{task['answer']}</answer>"]
+    reads = [tool_call("read", title=title) for title in task["path"]]
+    return [
+        tool_call("search", query=task["first"]),
+        *reads,
+        f"<answer>{task['answer']}</answer>",
+    ]
 
 
 CARD = Card("retrieval", data="made on the spot", licence="MIT", gold=gold, turns="1-10")

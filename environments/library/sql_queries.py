@@ -13,6 +13,7 @@ from functools import partial
 import apsw
 from pydantic import Field
 
+from atroposlib.environments.common.bounded_sql import bounded, rows_of
 from atroposlib.environments.common.generated import SETTINGS, code_in, distinct, fenced
 from atroposlib.envs import environment
 from atroposlib.envs.function_env.card import Card
@@ -52,16 +53,6 @@ What is the average price of the products that cost less than {p}? Give each cat
 SELECT category, avg(price) FROM products WHERE price < {p} GROUP BY category"""
 JOINED = "orders JOIN customers c ON c.id = customer_id JOIN products p ON p.id = product_id"
 RULES = "{schema}\n\n{question}\nReply with one SQL query for SQLite in a block of code."
-MAX_STEPS, STEP, MAX_ROWS = 500, 1000, 1000  # 500,000 instructions of SQLite
-LIMITS = {
-    apsw.SQLITE_LIMIT_LENGTH: 4000,  # of a text, and so of what one row holds
-    apsw.SQLITE_LIMIT_SQL_LENGTH: 4000,
-    apsw.SQLITE_LIMIT_EXPR_DEPTH: 50,
-    apsw.SQLITE_LIMIT_COMPOUND_SELECT: 20,
-    apsw.SQLITE_LIMIT_ATTACHED: 0,
-    apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 50,
-}
-ALLOWED = (apsw.SQLITE_SELECT, apsw.SQLITE_READ, apsw.SQLITE_FUNCTION, apsw.SQLITE_RECURSIVE)
 
 
 def database(seed):
@@ -80,18 +71,7 @@ def database(seed):
     shop.executemany("INSERT INTO customers VALUES (?, ?, ?, ?)", people)
     shop.executemany("INSERT INTO products VALUES (?, ?, ?, ?)", goods)
     shop.executemany("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", sold)
-    for limit, value in LIMITS.items():
-        shop.limit(limit, value)
-    shop.authorizer = lambda what, *_: apsw.SQLITE_OK if what in ALLOWED else apsw.SQLITE_DENY
-    return shop
-
-
-def rows_of(shop, query):
-    """At most MAX_ROWS rows of one query; raises apsw.Error: refused, wrong, or too long."""
-    left = iter(range(MAX_STEPS))
-    shop.set_progress_handler(lambda: next(left, None) is None, STEP)
-    found = [row for row, _ in zip(shop.execute(query), range(MAX_ROWS))]
-    return [tuple(round(x, 6) if isinstance(x, float) else x for x in row) for row in found]
+    return bounded(shop)
 
 
 def make(rng, hidden, tables):

@@ -36,7 +36,7 @@ GARBAGE = {
 }
 TASKS = 8  # per environment and row of the table
 NEED_A_SANDBOX = ("code_execution", "code_repair")
-NEED_A_PACKAGE = {"chess_game": "chess"}
+NEED_A_PACKAGE = {"chess_game": "chess", "workspace": "mcp"}
 
 
 def found():
