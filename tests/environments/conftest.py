@@ -3,11 +3,87 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
+from atroposlib.cli.env_files import run
 from atroposlib.envs.base import APIServerConfig
 from atroposlib.testing.tiny import ASCII_ALPHABET, char_tokenizer
+from tests.environments import cases
+
+ROOT = Path(__file__).resolve().parents[2]
+STARTED = ("arithmetic", "letters")  # by `python FILE`, the others by `atropos env run` here
+SERVER = """
+import sys
+from pathlib import Path
+from atroposlib.inference.__main__ import main
+from atroposlib.testing.tiny import ASCII_ALPHABET, write_tiny_model
+write_tiny_model(Path(sys.argv[1]), max_positions=4096, alphabet=ASCII_ALPHABET)
+words = ["--served-model-name", "tiny", "--threads", "1", "--port", "0"]
+sys.exit(main(["--model", sys.argv[1], *words]))
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tmp_path_factory):
+    """URL and folder of a tiny model of random weights on the local inference server.
+
+    A process; its Python may be that of another environment, since adapters need no torch.
+    """
+    python = os.environ.get("ATROPOS_TORCH_PYTHON", sys.executable)
+    if python == sys.executable and find_spec("torch") is None:
+        pytest.skip("the local inference server needs torch: make adapters")
+    folder = tmp_path_factory.mktemp("tiny")
+    words = [python, "-c", SERVER, str(folder)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        yield re.search(r"https?://\S+?:\d+", process.stdout.readline())[0], folder
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture
+def flags_of(tmp_path):
+    """Flags of an environment on a server: its rows, short replies, few tasks."""
+
+    def make(name, url, tokenizer, reply_tokens=8):
+        flags = cases.settings_of(name, tmp_path, reply_tokens)
+        flags["env.tokenizer_name"] = str(tokenizer)
+        flags |= {"openai.base_url": f"{url}/v1", "openai.model_name": "tiny"}
+        if "teacher_top_k" in cases.fields(name):
+            flags |= {"teacher.base_url": f"{url}/v1", "teacher.model_name": "tiny"}
+            flags["teacher.tokenizer_name"] = str(tokenizer)
+        return flags
+
+    return make
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path, flags_of):
+    """Run a mode of an environment to its end; those of STARTED as a process of their own."""
+
+    def start(name, mode, url, tokenizer, *, reply_tokens=8, **more):
+        flags = flags_of(name, url, tokenizer, reply_tokens)
+        flags |= {f"env.{key}": str(value) for key, value in more.items()}
+        given = [mode, *(f"--{key}={value}" for key, value in flags.items())]
+        if name not in STARTED:
+            monkeypatch.setattr(sys, "argv", [])  # which the command replaces
+            monkeypatch.chdir(tmp_path)
+            assert run([name, *given]) == 0
+            return
+        words = [sys.executable, cases.module_file(cases.ENVIRONMENTS[name]), *given]
+        paths = {**os.environ, "PYTHONPATH": str(ROOT)}
+        subprocess.run(words, cwd=ROOT, env=paths, timeout=600, check=True)
+
+    return start
 
 
 @pytest.fixture
