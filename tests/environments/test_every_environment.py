@@ -16,7 +16,7 @@ import pytest
 from atroposlib.envs import sandbox
 from atroposlib.envs.function_env import FunctionEnv
 from atroposlib.testing.fake_inference import FakeInference
-from atroposlib.testing.tiny import ASCII_ALPHABET, char_tokenizer
+from atroposlib.testing.tiny import ASCII_ALPHABET, char_tokenizer, write_char_tokenizer
 from tests.environments import cases
 from tests.environments.cases import (
     ADVERSARIAL,
@@ -138,9 +138,12 @@ RUNS_PROGRAMS = [name for name in ENVIRONMENTS if "sandbox" in fields(name)]
 def test_without_bubblewrap_an_environment_that_runs_programs_refuses_to_start(
     name, command, tmp_path, monkeypatch, capsys
 ):
-    (tmp_path / "python3").symlink_to(sys.executable)
-    monkeypatch.setattr(sandbox, "SYSTEM_PATH", str(tmp_path))
-    with pytest.raises(SystemExit) as ended:
-        command(name, "process", "http://127.0.0.1:9", tmp_path, sandbox="bubblewrap")
+    system, tokenizer = tmp_path / "system", tmp_path / "tokenizer"
+    system.mkdir()
+    (system / "python3").symlink_to(sys.executable)
+    monkeypatch.setattr(sandbox, "SYSTEM_PATH", str(system))
+    write_char_tokenizer(tokenizer)
+    with FakeInference().running() as url, pytest.raises(SystemExit) as ended:
+        command(name, "process", url, tokenizer, sandbox="bubblewrap")
     assert ended.value.code == 2
     assert "apt install bubblewrap" in capsys.readouterr().err

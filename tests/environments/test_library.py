@@ -83,10 +83,10 @@ async def test_gold_replies_get_the_best_score(env_cls, tasks):
         assert await score(env_cls, task, card.gold(task)) == card.best, task
 
 
-@pytest.mark.parametrize("garbage", ADVERSARIAL)
-async def test_garbage_gets_no_more_than_the_floor(env_cls, tasks, garbage):
+@pytest.mark.parametrize("reply", ADVERSARIAL)
+async def test_adversarial_replies_get_no_more_than_the_floor(env_cls, tasks, reply):
     for task in tasks[:2]:
-        replies = [ADVERSARIAL[garbage]] * 8
+        replies = [ADVERSARIAL[reply]] * 8
         assert await score(env_cls, task, replies) <= env_cls.definition.card.floor
 
 
