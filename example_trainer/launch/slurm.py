@@ -286,7 +286,7 @@ def _sbatch(words: Sequence[str], job: SlurmJob) -> str:
 
 
 def suspects(job: SlurmJob, said: str) -> str:
-    """The settings that a refusal of sbatch speaks of: by their names, else all of the job's."""
+    """The settings that a refusal of sbatch means: by their names, else all of the job's."""
     words = said.lower().replace("-", " ")
     settings = [f"{name}={value}" if value else name for name, value in job.options.items()]
     named = [

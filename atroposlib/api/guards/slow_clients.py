@@ -298,7 +298,7 @@ class _RestOfBody(asyncio.BufferedProtocol):
         self._owner, self.filled = owner, len(begun)
         self.body = bytearray(begun).ljust(size, b"\0")
         self.connection_lost = owner.connection_lost  # type: ignore[method-assign]
-        # A pipelined reply may still be on its way: without these the next one would wait for ever.
+        # A pipelined reply may still be on its way: without these the next one would never be sent.
         self.pause_writing = owner.pause_writing  # type: ignore[method-assign]
         self.resume_writing = owner.resume_writing  # type: ignore[method-assign]
 
