@@ -42,7 +42,9 @@ def test_a_recorded_curve_has_a_row_for_each_seed_and_its_command():
     lines = curve(CURVE, floor=0.0, best=1.0)
     assert "| 0 | 0.00 `▁▃▅█` 1.00 | 0.10 to 0.50 |" in lines
     assert "| 1 | 0.20 `▂▂▂▂` 0.20 | 0.20 to 0.25 |" in lines
-    assert "    atropos quickstart --env.group_size 8" in lines
+    command = " ".join(line.strip() for line in lines if line.startswith("    "))
+    place = "--environment environments/library/letters.py"
+    assert command == f"atropos quickstart {place} --steps 4 --env.group_size 8"
 
 
 def test_bars_are_means_where_there_are_many_values_and_stay_in_range():
