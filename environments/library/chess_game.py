@@ -64,7 +64,7 @@ def material(board, colour):
 
 
 def shown(board, list_moves):
-    """Position as text, lower-case pieces are black; the moves in no order that tells any."""
+    """Position as text, lower-case pieces are black; the moves are sorted."""
     to_move = "White" if board.turn else "Black"
     lines = [f"{8 - i} {row}" for i, row in enumerate(str(board).splitlines())]
     lines += ["  a b c d e f g h", f"FEN: {board.fen()}", f"{to_move} to move."]

@@ -2,7 +2,7 @@
 
     python environments/library/workspace.py serve
 
-Each rollout has a folder and a server of its own. The score is 1 if the files and the database are
+Each rollout has one folder and one server. The score is 1 if the files and the database are
 in the right state at the end; the last reply does not count. Needs the package mcp:
 pip install 'atroposlib[mcp]'.
 """
