@@ -25,7 +25,7 @@ from pathlib import Path
 from atroposlib.inference.__main__ import main
 from atroposlib.testing.tiny import ASCII_ALPHABET, write_tiny_model
 write_tiny_model(Path(sys.argv[1]), max_positions=4096, alphabet=ASCII_ALPHABET)
-words = ["--served-model-name", "tiny", "--threads", "1", "--port", "0"]
+words = ["--served-model-name", "fake", "--threads", "1", "--port", "0"]
 sys.exit(main(["--model", sys.argv[1], *words]))
 """
 
@@ -57,9 +57,9 @@ def flags_of(tmp_path):
     def make(name, url, tokenizer, reply_tokens=8):
         flags = cases.settings_of(name, tmp_path, reply_tokens)
         flags["env.tokenizer_name"] = str(tokenizer)
-        flags |= {"openai.base_url": f"{url}/v1", "openai.model_name": "tiny"}
+        flags |= {"openai.base_url": f"{url}/v1", "openai.model_name": "fake"}
         if "teacher_top_k" in cases.fields(name):
-            flags |= {"teacher.base_url": f"{url}/v1", "teacher.model_name": "tiny"}
+            flags |= {"teacher.base_url": f"{url}/v1", "teacher.model_name": "fake"}
             flags["teacher.tokenizer_name"] = str(tokenizer)
         return flags
 
