@@ -1,4 +1,4 @@
-// Reads of the rollout API: JSON of this origin only, with the token in a header.
+// Reads of the rollout API: JSON of this origin, the token in a header.
 
 import { search } from "./dom.js";
 import { answer, kept } from "./kept.js";

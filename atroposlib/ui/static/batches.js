@@ -1,4 +1,4 @@
-// Batches: the ledger as a list, and one batch with its composition and members.
+// Batches: the ledger, and one batch with its members.
 
 import { get } from "./api.js";
 import { address, bar, col, count, duration, empty, facts, fixed, h, link, mark, num, number, orDash, section, sum, table, time, visit } from "./dom.js";

@@ -1,4 +1,4 @@
-// One curve: uPlot in the colours of the page, with the same numbers as a table.
+// One curve by uPlot, and its numbers as a table.
 
 import { h, number } from "./dom.js";
 
@@ -18,7 +18,7 @@ function ema(values, alpha) { // mean of the points so far, the newest weighted 
   return values.map((value) => { mean = value === null ? mean : mean === null ? value : alpha * value + (1 - alpha) * mean; return mean; });
 }
 
-// points: [[x, y]] ascending in x. onPoint(x) after a click, onRange(from, to) after a drag.
+// points: [[x, y]] by x. onPoint(x) after a click, onRange(from, to) after a drag.
 export function chart({ title, points, smooth = 1, dots = false, onPoint, onRange, signal }) {
   const place = h("div", { class: "plot" });
   const box = h("figure", { class: "chart" }, h("figcaption", {}, title), place,

@@ -1,4 +1,4 @@
-// Curves of the run: one small chart per key. A click shows the rollouts of that step.
+// Curves: a chart per key. A click shows the rollouts of that step.
 
 import { chip, empty, h, visit } from "./dom.js";
 import { chart } from "./chart.js";

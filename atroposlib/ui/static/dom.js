@@ -1,4 +1,4 @@
-// Elements, formats and escapes. Text of a model reaches the page through text nodes only.
+// Elements, formats and escapes. Text of a model goes into text nodes only.
 
 const HIDDEN = // control characters, marks of direction, invisible characters, lone surrogates
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|\p{Surrogate}/gu;
@@ -112,7 +112,7 @@ export const chip = (name, drop, ...words) => h("span", { class: "chip" }, words
 export const facts = (...pairs) => h("dl", { class: "facts" },
   pairs.filter(Boolean).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 
-// Columns of a table: cell(row), right-aligned for numbers. A row with ``open`` is a link by mouse and Enter.
+// Columns of a table: cell(row). A row with ``open`` is a link by mouse and Enter.
 export const col = (title, cell, hint) => ({ title, cell, hint });
 export const num = (title, cell, hint) => ({ title, cell, hint, num: true });
 export function table(columns, rows, { open, label } = {}) {

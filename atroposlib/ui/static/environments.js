@@ -1,4 +1,4 @@
-// Environments: share of the trained tokens, reward, groups kept and dropped by reason, lengths.
+// Environments: share of tokens, reward, drops, lengths.
 
 import { chosen } from "./api.js";
 import { address, bar, count, duration, empty, facts, h, link, mark, number, sparkline, sum } from "./dom.js";

@@ -1,4 +1,4 @@
-// One group: its samples side by side, the baseline, its life, and the difference of two samples.
+// One group: samples side by side, baseline, life, difference of two samples.
 
 import { address, alike, bytes, count, duration, empty, escaped, facts, fixed, h, link, mark, number, orDash, prose, put, section, signed, time, visit } from "./dom.js";
 import { versions } from "./rollouts.js";

@@ -1,4 +1,4 @@
-// One item across steps: its groups, newest version first, and reward over the policy version.
+// One item across steps: groups, newest version first, and rewards.
 
 import { address, col, count, empty, facts, fixed, h, link, num, number, put, sum, table, time } from "./dom.js";
 import { chart } from "./chart.js";

@@ -1,4 +1,4 @@
-// Replies out of an exported page, whose file holds rollouts with their groups and tokens.
+// Replies out of an exported page, whose file holds the rollouts.
 
 const place = document.getElementById("kept"); // only in an exported page
 export const kept = place && JSON.parse(place.textContent);

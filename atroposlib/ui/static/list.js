@@ -1,4 +1,4 @@
-// A list of any length: only the rows in sight are elements. Rows have one height.
+// A list of any length: rows in sight are elements, of one height.
 
 import { h } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// Overview: the flow of the run as boxes, the headline, and the processes with their reasons to wait.
+// Overview: flow of the run, headline, processes and why they wait.
 
 import { bar, bytes, col, count, duration, empty, facts, fill, h, link, mark, num, number, orDash, section, sparkline, sum, table } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// Rollouts: filters as chips, histogram of reward to brush, and a list that grows by key.
+// Rollouts: filters, histogram of reward, and a list that grows by key.
 
 import { address, alike, chip, count, duration, empty, fixed, h, mark, number, orDash, signed, time, visit } from "./dom.js";
 import { VirtualList } from "./list.js";

@@ -1,4 +1,4 @@
-// Tokens of one sample, coloured by one of their numbers; fetched in pieces as they come into sight.
+// Tokens of one sample, coloured by a number; fetched as they come into sight.
 
 import { address, alike, count, escaped, facts, h, link, number, put, signed, visible, visit } from "./dom.js";
 
@@ -135,7 +135,7 @@ function fill(state, node) {
   colour(state, node);
 }
 
-// Strength 0..1 and a sign as a class: the underline of a negative one is the second sign beside its hue.
+// Strength 0..1 and a sign as a class: a negative one is underlined, not only of another hue.
 function shade(mode, columns, at) {
   const value = columns[MODES[mode][1]]?.[at] ?? null;
   const trained = columns.trained[at];

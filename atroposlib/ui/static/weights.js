@@ -1,4 +1,4 @@
-// Weights: versions at each server over time.
+// Weights: versions of servers over time.
 
 import { bar, col, count, duration, empty, h, mark, num, section, table, time } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// Why: findings of the doctor with their evidence, and the events of the run.
+// Why: findings of the doctor, and events of the run.
 
 import { col, count, empty, h, num, prose, section, table, time } from "./dom.js";
 
