@@ -224,6 +224,7 @@ def test_the_commands_and_flags_of_atropos_exist(page, words):
     from atroposlib.cli.env_files import listed, load
     from atroposlib.envs.function_env.config import FunctionEnvConfig
     from atroposlib.generation.configs import APIServerConfig
+    from example_trainer.settings.config import TrainingConfig
 
     _, first, *rest = words
     if first in ("version", "completion"):
@@ -242,6 +243,8 @@ def test_the_commands_and_flags_of_atropos_exist(page, words):
             assert flag[6:] in settings
         elif flag.startswith("--openai."):
             assert flag[9:] in APIServerConfig.model_fields
+        elif flag.startswith("--trainer."):
+            assert flag[10:] in TrainingConfig.model_fields
         elif flag.startswith("-"):
             assert re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", help_of(command)), flag
 

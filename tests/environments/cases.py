@@ -20,7 +20,12 @@ from atroposlib.cli.env_files import Listed, listed, load
 
 GROUP = 2
 REQUIRED = "ATROPOS_ADAPTER_TESTS"
-PACKAGES = {"gymnasium": "gymnasium", "reasoning_gym": "reasoning_gym"}
+PACKAGES = {
+    "gymnasium": "gymnasium",
+    "reasoning_gym": "reasoning_gym",
+    "chess_game": "chess",
+    "workspace": "mcp",
+}
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
 OTHER_CALL = CALL.replace("Rome", "Oslo")
@@ -225,6 +230,8 @@ def fields(name: str) -> dict[str, Any]:
 
 def missing(name: str) -> str:
     """Why an environment cannot run here; empty where it can."""
+    if name == "pictures":
+        return "the local server reads text only: test_pictures.py"
     package = PACKAGES.get(name)
     if package is None or find_spec(package) or os.environ.get(REQUIRED) == "1":
         return ""

@@ -45,7 +45,7 @@ def test_prompt_logprobs_begin_with_none_and_hold_the_k_likeliest():
 def test_usage_counts_prompt_and_sampled_tokens():
     usage = {"prompt_tokens": 4, "completion_tokens": 4, "total_tokens": 8}
     assert RESPONSE.usage == usage
-    assert chat(RESPONSE)["usage"] == usage
+    assert chat(RESPONSE, {})["usage"] == usage
 
 
 def test_the_demo_route_returns_ids_logprobs_and_versions():
