@@ -21,7 +21,7 @@ from torch import Tensor
 from atroposlib.errors import ConfigError
 from atroposlib.wire.routing import encoded
 from example_trainer.distributed import collectives, ranks
-from example_trainer.distributed.ranks import RankLost, Ranks
+from example_trainer.distributed.ranks import RankLost, Ranks, end_process
 from example_trainer.model import adapter, loading, state_dict
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
@@ -375,3 +375,4 @@ PARTS = (
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
+    end_process(0)  # gloo may abort a process that finalizes Python

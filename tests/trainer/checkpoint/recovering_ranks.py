@@ -22,7 +22,7 @@ from atroposlib.errors import AtroposError
 from example_trainer.checkpoint.exports import ModelExporter
 from example_trainer.distributed import ranks
 from example_trainer.distributed.collectives import gather_objects, run_on_rank0
-from example_trainer.distributed.ranks import Ranks
+from example_trainer.distributed.ranks import Ranks, end_process
 from example_trainer.model import loading
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
@@ -127,3 +127,4 @@ PARTS = (lives, failures, values)
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    end_process(0)  # gloo may abort a process that finalizes Python

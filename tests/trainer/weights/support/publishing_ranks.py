@@ -14,6 +14,7 @@ import torch
 
 from atroposlib.errors import AtroposError
 from example_trainer.distributed import ranks
+from example_trainer.distributed.ranks import end_process
 from example_trainer.model import loading
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.weights import make_publisher, verify
@@ -61,3 +62,4 @@ def main(rank: int, directory: Path, engines: Sequence[Any] = ()) -> list[str]:
 
 if __name__ == "__main__":
     print("\n".join(main(int(sys.argv[1]), Path(sys.argv[2]))))
+    end_process(0)  # gloo may abort a process that finalizes Python
