@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 INTERVAL_S = 2.0
 PHASES_KEPT = 20  # durations of each phase
 NAME_CHARS, WAIT_CHARS = 200, 400  # bounds of wire.Heartbeat
+SERVER_PHASES = ("checking servers", "publishing weights")  # an absent server holds these up
 
 
 class HeartbeatThread:
@@ -84,13 +85,17 @@ class HeartbeatThread:
         servers = self.servers()  # not under the lock: a publish that holds theirs sets phases
         with self._lock:
             beat, details = self._beat, dict(self._beat.details)
+            waiting_on = beat.waiting_on
             details["clock"] = time.time()
             details["phase_s"] = round(time.monotonic() - self._phase_since, 1)
             if spent := self._spent.get(beat.phase):
                 details["phase_median_s"] = round(median(spent), 1)
         if absent := [one.url for one in servers if one.silent_s is not None]:
             details["waits_for"] = absent[0][:NAME_CHARS]
-        return beat.model_copy(update={"servers": servers, "details": details})
+            if beat.phase in SERVER_PHASES:
+                waiting_on = waiting_on or f"inference server {absent[0]}"[:WAIT_CHARS]
+        changed = {"servers": servers, "details": details, "waiting_on": waiting_on}
+        return beat.model_copy(update=changed)
 
     def _run(self) -> None:
         stopped = False

@@ -98,8 +98,7 @@ class Quickstart:
     def waits(self) -> str:
         """What the trainer waits for."""
         beats = {one["role"]: one for one in self.status()["participants"]}
-        trainer = beats["trainer"]
-        return trainer["waiting_on"] or trainer["details"].get("waits_for") or ""
+        return beats["trainer"]["waiting_on"] or ""
 
     def status(self) -> dict:
         found = re.search(r"--env.rollout_server_url (\S+)", self.command_of("environment"))

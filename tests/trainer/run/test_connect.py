@@ -35,3 +35,17 @@ def test_a_phase_that_was_left_before_has_the_median_of_its_seconds():
         pulse.phase(phase)
     found = pulse._timed().details
     assert 0 <= found["phase_median_s"] < 30 and 0 <= found["phase_s"] < 30
+
+
+def test_a_publish_waits_on_the_absent_server_and_training_does_not():
+    pulse = HeartbeatThread(lambda beat: None, "trainer x")
+    pulse.servers = lambda: [
+        ServerState(url="http://gpu0:9001"),
+        ServerState(url="http://gpu1:9001", silent_s=3.0),
+    ]
+    pulse.phase("training")
+    assert pulse._timed().waiting_on is None
+    pulse.phase("publishing weights")
+    assert pulse._timed().waiting_on == "inference server http://gpu1:9001"
+    pulse.waiting_on("an answer of both")
+    assert pulse._timed().waiting_on == "an answer of both"
