@@ -18,6 +18,7 @@ from starlette.responses import Response
 from atroposlib import __version__, wire
 from atroposlib.api.archive.explorer import Explorer
 from atroposlib.api.common.records import MAX_DELIVERIES
+from atroposlib.api.common.threads import Threads
 from atroposlib.api.guards.auth import AuthMiddleware, route_of
 from atroposlib.api.guards.body_limits import DEFAULT_MAX_BODY_BYTES, RequestBody
 from atroposlib.api.guards.tokens import TokenFile
@@ -53,6 +54,7 @@ def create_app(
     allowed_hosts: Iterable[str] | None = None,
     hold_s: float = HOLD_S,
     max_deliveries: int = MAX_DELIVERIES,
+    threads: Threads | None = None,
 ) -> FastAPI:
     """The API over ``store`` (in memory if None), which it closes when it shuts down.
 
@@ -63,9 +65,10 @@ def create_app(
             None allows any name. Addresses are always allowed.
         hold_s: maximum wait of a post of the original's form for space, then a 503.
         max_deliveries: deliveries of one batch without an ack, after which it is dead.
+        threads: run blocking calls.
     """
     store = open_store("memory") if store is None else store
-    service = RolloutService(store, clock or store.now, max_deliveries)
+    service = RolloutService(store, clock or store.now, max_deliveries, threads)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -95,7 +98,8 @@ def create_app(
     # The last one added sees a request first: times, then host, token, site, body.
     fixed = [route for router in routers for route in router.routes]
     app.add_middleware(routing.FastPath, routes=fixed, refuse=refuse)
-    app.add_middleware(RequestBody, max_bytes=max_body_bytes)
+    inflating = service.context.threads.inflating
+    app.add_middleware(RequestBody, max_bytes=max_body_bytes, inflating=inflating)
     app.add_middleware(
         SameSiteGuard, refuse=_refuse_page, changing_gets=("/batch", "/reset_data")
     )

@@ -17,7 +17,7 @@ import msgspec
 from pydantic import BaseModel
 
 from atroposlib import errors
-from atroposlib.utils.backoff import Backoff, jittered
+from atroposlib.utils.backoff import Backoff, jittered, uniform
 from atroposlib.utils.http_server import is_loopback, start_hint
 from atroposlib.wire import Heartbeat
 
@@ -156,6 +156,15 @@ def status_and_detail(response: httpx.Response) -> tuple[str, str]:
 # --- retries and connection ------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Clock (s), blocking pause and jitter of a client; a simulation has its own."""
+
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], object] = time.sleep
+    uniform: Callable[[], float] = uniform  # a number in [0, 1)
+
+
 class RetryPolicy:
     """The pauses of one call: exponential, jittered, bounded, and reported to ``on_wait``."""
 
@@ -163,7 +172,8 @@ class RetryPolicy:
         self._settings = settings
         self._limit_s = settings.give_up_after_s
         self._on_wait = settings.on_wait
-        self._started = time.monotonic()
+        self._timing = settings.timing
+        self._started = self._timing.clock()
         self._failures = 0
 
     def pause_after(self, later: RetryLater) -> float:
@@ -174,7 +184,7 @@ class RetryPolicy:
         Raises:
             RolloutApiUnavailable: the bound of the wait is reached.
         """
-        waited, url = time.monotonic() - self._started, self._settings.url
+        waited, url = self._timing.clock() - self._started, self._settings.url
         if waited >= self._limit_s:
             raise errors.RolloutApiUnavailable(
                 f"rollout API at {url}: {later.problem}; " f"gave up after {waited:.0f} s"
@@ -188,7 +198,7 @@ class RetryPolicy:
         own = BACKOFF.pause_s(self._failures)
         asked = min(later.at_least_s, MAX_RETRY_AFTER_S)
         pause = min(max(own, asked), self._limit_s - waited)
-        return jittered(pause) if own > asked else pause
+        return jittered(pause, self._timing.uniform) if own > asked else pause
 
 
 def problem_of(error: httpx.RequestError) -> str:
@@ -218,6 +228,7 @@ class ConnectionSettings:
         give_up_after_s: float,
         on_wait: Callable[[str], None] | None,
         token: str | None,
+        timing: Timing | None = None,
     ) -> None:
         parts = urlsplit(base_url)
         self._file = Path(unquote(parts.path)) if parts.scheme == "file" else None
@@ -226,6 +237,7 @@ class ConnectionSettings:
         self.timeout_s = timeout_s
         self.give_up_after_s = give_up_after_s
         self.on_wait = on_wait or log.warning
+        self.timing = timing or Timing()
         self.token = _checked(os.environ.get(TOKEN_VARIABLE) if token is None else token)
 
     def retry_policy(self) -> RetryPolicy:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +16,7 @@ from atroposlib.client.api_calls import (
     ApiCall,
     ConnectionSettings,
     RetryLater,
+    Timing,
     heartbeat,
     interpret,
     mapping,
@@ -36,6 +36,7 @@ from atroposlib.client.groups import (
     read_received,
 )
 from atroposlib.errors import RolloutApiRefused
+from atroposlib.wire import ids
 
 if TYPE_CHECKING:
     import httpx
@@ -56,7 +57,7 @@ class AsyncRolloutClient:
         binary: send groups as arrays instead of JSON, which takes a small part of the bytes
             and of the work of the API. The trainer gets the same groups.
         token: of scope env; ATROPOS_API_TOKEN if None.
-        transport: replaces the sockets, for tests.
+        transport, timing: replace sockets, clock and jitter, for tests.
     """
 
     def __init__(
@@ -69,11 +70,12 @@ class AsyncRolloutClient:
         binary: bool = False,
         token: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        timing: Timing | None = None,
     ) -> None:
         import httpx
 
         self._settings = ConnectionSettings(
-            base_url, timeout_s, give_up_after_s, on_wait, token
+            base_url, timeout_s, give_up_after_s, on_wait, token, timing
         )
         self._http = httpx.AsyncClient(
             trust_env=False, transport=transport, verify=self._settings.verify()
@@ -84,7 +86,7 @@ class AsyncRolloutClient:
         self.register_after_s = (
             0.0  # the pause that the API asked for at the last register_env
         )
-        self._instance = uuid.uuid4().hex
+        self._instance = ids.source().hex
         self._sent = 0
 
     # --- the run ------------------------------------------------------------------
@@ -190,7 +192,7 @@ class AsyncRolloutClient:
             **who.model_dump(),
             sequences=sequences,
             ttl_s=ttl_s,
-            admission_id=admission_id or uuid.uuid4().hex,  # repeated requests count once
+            admission_id=admission_id or ids.source().hex,  # repeated requests count once
         )
         return await self._send(post("/admission", request, model(wire.AdmissionReply)))
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -17,6 +15,7 @@ from atroposlib.client.api_calls import (
     ApiCall,
     ConnectionSettings,
     RetryLater,
+    Timing,
     heartbeat,
     interpret,
     mapping,
@@ -32,6 +31,7 @@ from atroposlib.errors import (
     RolloutApiUnavailable,
     RunTaken,
 )
+from atroposlib.wire import ids
 
 if TYPE_CHECKING:
     import httpx
@@ -108,7 +108,7 @@ class RolloutClient:
 
     Args:
         token: of scope trainer (or admin, for :meth:`reset`); ATROPOS_API_TOKEN if None.
-        transport: replaces the sockets, for tests.
+        transport, timing: replace sockets, clock, pauses and jitter, for tests.
     """
 
     def __init__(
@@ -120,11 +120,12 @@ class RolloutClient:
         on_wait: Callable[[str], None] | None = None,
         token: str | None = None,
         transport: httpx.BaseTransport | None = None,
+        timing: Timing | None = None,
     ) -> None:
         import httpx
 
         self._settings = ConnectionSettings(
-            base_url, timeout_s, give_up_after_s, on_wait, token
+            base_url, timeout_s, give_up_after_s, on_wait, token, timing
         )
         self._http = httpx.Client(
             trust_env=False, transport=transport, verify=self._settings.verify()
@@ -145,17 +146,18 @@ class RolloutClient:
             CannotRewind: the run does not fit ``holds``.
         """
         call = post("/register", registration, model(wire.Registered))
-        started = time.monotonic()
+        timing = self._settings.timing
+        started = timing.clock()
         while True:
             try:
                 registered = self._send(call)
                 break
             except RunTaken as taken:
-                if time.monotonic() - started > TAKEN_AFTER_S:
+                if timing.clock() - started > TAKEN_AFTER_S:
                     remedy = "stop it, or start this one with --take-over to replace it"
                     raise RunTaken(f"{taken}: {remedy}") from taken
                 self._settings.on_wait(f"the end of another trainer: {taken}")
-                time.sleep(TAKEN_POLL_S)
+                timing.sleep(TAKEN_POLL_S)
         self.adopt_generation(registered.generation)
         self._incarnation = registered.incarnation or None
         return registered
@@ -213,7 +215,7 @@ class RolloutClient:
             binary: transfer arrays instead of JSON; the batch is the same.
             claim_id: id of the claim, for repeating it after a restart of this process.
         """
-        self._claim_id = claim_id or self._claim_id or uuid.uuid4().hex
+        self._claim_id = claim_id or self._claim_id or ids.source().hex
         request = wire.ClaimRequest(
             generation=self.generation,
             lease_s=lease_s,
@@ -368,7 +370,7 @@ class RolloutClient:
                 answer = RetryLater(problem_of(error))
             if not isinstance(answer, RetryLater):
                 return answer
-            time.sleep(policy.pause_after(answer))
+            self._settings.timing.sleep(policy.pause_after(answer))
 
     def _request(self, call: ApiCall[T]) -> httpx.Response:
         return self._http.request(**self._settings.arguments(call))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 # A separate generator: a retry must not shift the random numbers of a reproducible run.
-_JITTER = random.Random()
+uniform = random.Random().random
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Backoff:
         return min(self.max_s, self.initial_s * 2.0 ** min(failures - 1, 100))
 
 
-def jittered(pause_s: float, uniform: Callable[[], float] = _JITTER.random) -> float:
+def jittered(pause_s: float, uniform: Callable[[], float] = uniform) -> float:
     """50 % to 100 % of ``pause_s``, so that callers which failed together spread out.
 
     ``uniform`` returns a number in [0, 1).

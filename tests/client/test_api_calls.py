@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 
 import httpx
 import pytest
@@ -18,6 +17,7 @@ from atroposlib.client.api_calls import (
     ConnectionSettings,
     RetryLater,
     RetryPolicy,
+    Timing,
     interpret,
     model,
 )
@@ -38,8 +38,8 @@ from tests.client.harness import URL
 from tests.serving import served
 
 
-def settings(give_up_after_s=1.0, on_wait=lambda _: None, url=URL):
-    return ConnectionSettings(url, 1.0, give_up_after_s, on_wait, None)
+def settings(give_up_after_s=1.0, on_wait=lambda _: None, url=URL, **timing):
+    return ConnectionSettings(url, 1.0, give_up_after_s, on_wait, None, Timing(**timing))
 
 
 BEAT = Heartbeat(role="env", name="e_0", phase="rollout")
@@ -177,10 +177,9 @@ def test_temporary_errors_are_retried_later():
 # --- pauses -----------------------------------------------------------------------------
 
 
-def test_calls_to_an_unreachable_api_are_logged_and_retried_until_the_deadline(monkeypatch):
+def test_calls_to_an_unreachable_api_are_logged_and_retried_until_the_deadline():
     now, waits = [0.0], []
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    waiting = RetryPolicy(settings(60.0, waits.append))
+    waiting = RetryPolicy(settings(60.0, waits.append, clock=lambda: now[0]))
     pauses = []
     with pytest.raises(RolloutApiUnavailable, match="gave up after 60 s"):
         while True:
@@ -192,10 +191,9 @@ def test_calls_to_an_unreachable_api_are_logged_and_retried_until_the_deadline(m
     )
 
 
-def test_the_retry_after_pause_is_respected_up_to_the_deadline(monkeypatch):
+def test_the_retry_after_pause_is_respected_up_to_the_deadline():
     now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    waiting = RetryPolicy(settings(60.0))
+    waiting = RetryPolicy(settings(60.0, clock=lambda: now[0]))
     assert waiting.pause_after(RetryLater("full", 7.0)) == 7.0
     now[0] = 57.0
     assert waiting.pause_after(RetryLater("full", 7.0)) == 3.0
@@ -320,18 +318,15 @@ def test_a_file_without_an_address_is_refused_by_name(tmp_path):
         settings(url=(tmp_path / "api").as_uri())
 
 
-def test_pauses_grow(monkeypatch):
-    monkeypatch.setattr(api_calls, "jittered", lambda pause: pause)
-    waiting = RetryPolicy(settings(60.0))
+def test_pauses_grow():
+    waiting = RetryPolicy(settings(60.0, uniform=lambda: 1.0))
     pauses = [waiting.pause_after(RetryLater("full")) for _ in range(3)]
     assert pauses == pytest.approx([0.2, 0.4, 0.8])
 
 
-def test_no_pause_goes_past_the_deadline(monkeypatch):
+def test_no_pause_goes_past_the_deadline():
     now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(api_calls, "jittered", lambda pause: pause)
-    waiting = RetryPolicy(settings(10.0))
+    waiting = RetryPolicy(settings(10.0, clock=lambda: now[0], uniform=lambda: 1.0))
     now[0] += 9.9
     assert waiting.pause_after(RetryLater("full")) == pytest.approx(0.1)
     now[0] += 0.2

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from atroposlib.client import RolloutClient
+from atroposlib.client.api_calls import Timing
 from atroposlib.errors import (
     CannotRewind,
     NotRegistered,
@@ -255,3 +256,18 @@ def test_versions_are_announced_with_the_life_that_published_them(transport, tra
         assert second.status().policy_version == 4
         second.announce_version(6)
         assert second.status().policy_version == 6
+
+
+def test_a_client_pauses_by_its_timing(transport):
+    now, pauses = [0.0], []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        now[0] += seconds
+
+    timing = Timing(clock=lambda: now[0], sleep=pause, uniform=lambda: 1.0)
+    lossy = Lossy(transport, "/register", times=3)
+    client = RolloutClient(URL, transport=lossy, timing=timing, on_wait=lambda _: None)
+    with client:
+        client.register(registration())
+    assert pauses == pytest.approx([0.2, 0.4, 0.8])

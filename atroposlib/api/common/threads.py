@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
@@ -22,23 +22,29 @@ async def never_disconnects() -> bool:
     return False
 
 
+def _threads(max_calls: int) -> Executor:
+    return ThreadPoolExecutor(max_calls, thread_name_prefix="api")
+
+
 class Threads:
     """Thread pools for blocking calls, one per kind of work: a flood of posts leaves threads
-    for claims, and a slow disk leaves threads for /status."""
+    for claims, and a slow disk leaves threads for /status. ``executor`` makes each."""
 
-    def __init__(self) -> None:
+    def __init__(self, executor: Callable[[int], Executor] = _threads) -> None:
         # CPU-bound: more threads would only compete for cores and caches.
-        self.parsing = Pool(min(4, max(2, os.cpu_count() or 1)))
-        self.writes = Pool(4)  # disk-bound: concurrent writes share an fsync
-        self.batches = Pool(8)
-        self.reads = Pool(4)
+        self.parsing = Pool(min(4, max(2, os.cpu_count() or 1)), executor)
+        self.inflating = Pool(2, executor)
+        self.writes = Pool(4, executor)  # disk-bound: concurrent writes share an fsync
+        self.batches = Pool(8, executor)
+        self.windows = Pool(40, executor)  # of batches that are being sent
+        self.reads = Pool(4, executor)
 
 
 class Pool:
     """At most ``max_calls`` calls at a time; further calls wait without a thread."""
 
-    def __init__(self, max_calls: int) -> None:
-        self._threads = ThreadPoolExecutor(max_calls, thread_name_prefix="api")
+    def __init__(self, max_calls: int, executor: Callable[[int], Executor] = _threads) -> None:
+        self._threads = executor(max_calls)
 
     async def run(self, call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
         """The result of ``call``. A cancelled caller waits until ``call`` has ended."""

@@ -223,6 +223,7 @@ class RequestBody:
         grace_s: float = GRACE_S,
         posts_at_once: int = POSTS_AT_ONCE,
         line_s: float = BUDGET_TIMEOUT_S,
+        inflating: Pool | None = None,
     ) -> None:
         self.app = app
         self.max_bytes = max_bytes
@@ -235,7 +236,7 @@ class RequestBody:
             posts_at_once, line_s, "too many posts are on their way in; try again later"
         )
         self._grace_s = grace_s
-        self._inflating = Pool(2)
+        self._inflating = inflating or Pool(2)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
-
 from atroposlib.api.common.records import AdmissionGrant, EnvEntry
 from atroposlib.api.decisions.allocation import budget
 from atroposlib.api.guards.auth import own_id
 from atroposlib.api.guards.tokens import Caller
 from atroposlib.api.run.context import ServiceContext, require_plain
-from atroposlib.wire import AdmissionReply, AdmissionRequest
+from atroposlib.wire import AdmissionReply, AdmissionRequest, ids
 
 
 class AdmissionControl:
@@ -24,7 +22,7 @@ class AdmissionControl:
         """How many rollouts of the environment ``entry`` may begin."""
         context = self._context
         trainer, run = context.run.registration, context.run
-        admission_id = asked.admission_id or uuid.uuid4().hex
+        admission_id = asked.admission_id or ids.source().hex
         require_plain("admission_id", admission_id)
         now = context.clock()
         wanted = AdmissionGrant(

@@ -306,10 +306,10 @@ def require_plain(name: str, text: str | None) -> None:
 class ServiceContext:
     """State shared by the parts of the service, one per process, for its event loop only."""
 
-    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float], threads: Threads) -> None:
         self.store = store
         self.clock = clock
-        self.threads = Threads()
+        self.threads = threads
         self.parsing = asyncio.Lock()  # held while a body is parsed on the event loop
         self.liveness = Liveness(clock, ENV_TIMEOUT_S)
         self.metrics = Metrics(self.name_of)

@@ -8,7 +8,6 @@ Replies report durable state only. The run is not locked: see ``run_cache``.
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +23,7 @@ from atroposlib.api.common.records import (
     RunState,
     StoreStats,
 )
+from atroposlib.api.common.threads import Threads
 from atroposlib.api.decisions import fair_share, run_state
 from atroposlib.api.decisions.allocation import env_status
 from atroposlib.api.decisions.stalled import stalled, with_stalled
@@ -38,6 +38,7 @@ from atroposlib.api.run.posts import Posts
 from atroposlib.api.run.run_cache import RunView
 from atroposlib.api.store import Store
 from atroposlib.errors import ConfigError
+from atroposlib.wire import ids
 
 MAX_SHARES = 256  # environments listed by /status, which people read and monitors poll
 
@@ -51,9 +52,13 @@ class RolloutService:
     """
 
     def __init__(
-        self, store: Store, clock: Callable[[], float], max_deliveries: int = MAX_DELIVERIES
+        self,
+        store: Store,
+        clock: Callable[[], float],
+        max_deliveries: int = MAX_DELIVERIES,
+        threads: Threads | None = None,
     ) -> None:
-        self.context = ServiceContext(store, clock)
+        self.context = ServiceContext(store, clock, threads or Threads())
         self.store = store
         self.metrics, self.events = self.context.metrics, self.context.events
         self.posts = Posts(self.context)
@@ -92,7 +97,7 @@ class RolloutService:
         Raises:
             RunTaken, CannotRewind: nothing changed, and no trainer was fenced.
         """
-        context, fresh_id, now = self.context, uuid.uuid4().hex, self.context.clock()
+        context, run_id, now = self.context, ids.source().hex, self.context.clock()
         await context.run_cache.refresh_if_old()
         if body.holds is not None:
             after = await context.threads.reads.run(self.store.after, body.holds)
@@ -102,7 +107,7 @@ class RolloutService:
         def join(run: RunRecord) -> RunRecord:
             life = run.trainer.life if run.trainer else ""
             run_state.require_free(run, body, context.liveness.silent_s(life), now)
-            return run_state.register(run, body, fresh_id, trained, now)
+            return run_state.register(run, body, run_id, trained, now)
 
         before = context.run
         view = await context.run_cache.update(join, fence=True)

@@ -6,7 +6,7 @@ are compressed: a queued token takes about 13 bytes instead of 33.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import apsw
 import zstandard
@@ -14,7 +14,7 @@ import zstandard
 from atroposlib.api.common.records import Media, NewGroup
 from atroposlib.api.store.sql.schema import MEDIA, SQLITE, Row, tables
 from atroposlib.api.store.sql.sql_store import DEFAULT_MAX_BYTES, Store
-from atroposlib.api.store.sql.writer import Writer
+from atroposlib.api.store.sql.writer import Database, Writer
 from atroposlib.api.store.sqlite.database import SqliteTransactions
 
 LEVEL = 1  # higher levels take twice the time and save nothing on token ids
@@ -22,15 +22,22 @@ PLAIN = frozenset({Media.JSON, Media.SAFETENSORS})
 
 
 class MemoryStore(Store):
-    """See :class:`atroposlib.api.store.sql.sql_store.Store`; one thread runs every method."""
+    """See :class:`atroposlib.api.store.sql.sql_store.Store`; one thread runs every method.
 
-    def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+    ``writer`` makes its writer, for tests.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        writer: Callable[[Database], Writer] = Writer,
+    ) -> None:
         connection = apsw.Connection(":memory:")
         connection.execute("PRAGMA page_size = 16384")
         for statement in tables(SQLITE):
             connection.execute(statement)
-        writer = Writer(SqliteTransactions(connection))
-        super().__init__(writer, writer.do, max_bytes)
+        made = writer(SqliteTransactions(connection))
+        super().__init__(made, made.do, max_bytes)
 
     def _body(self, group: NewGroup) -> bytes:
         if group.media not in PLAIN:

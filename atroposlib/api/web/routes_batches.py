@@ -96,6 +96,7 @@ def _reply(
     return DeliveryReply(
         service.store,
         delivery,
+        service.context.threads.windows,
         accept=request.headers.get("accept", ""),
         head=f'{{"batch_no":{batch.no},"epoch":{batch.epoch},"batch":['.encode(),
         tail=b'],"blocked_reason":null}',

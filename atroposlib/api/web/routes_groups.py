@@ -133,10 +133,10 @@ def _routes_out(router: APIRouter, service: RolloutService) -> None:
         latest = await service.posts.latest()
         if latest is None:
             return of_json(NO_EXAMPLE)
-        run = service.context.threads.parsing.run
+        threads = service.context.threads
         if latest.media is Media.JSON:
-            return await run(of_bytes, latest.data, request)
-        windows = in_windows(latest_json(latest))
+            return await threads.parsing.run(of_bytes, latest.data, request)
+        windows = in_windows(latest_json(latest), threads.windows)
         joined = (b"".join(pieces) async for pieces in windows)
         return StreamingResponse(joined, media_type="application/json")
 
@@ -153,6 +153,7 @@ def _routes_out(router: APIRouter, service: RolloutService) -> None:
         return DeliveryReply(
             service.store,
             got,
+            service.context.threads.windows,
             accept=request.headers.get("accept", ""),
             on_end=partial(legacy_batches.end, got.batch),
             on_corrupt=partial(service.claims.discard, got.batch),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from time import monotonic
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter
@@ -18,6 +17,7 @@ from atroposlib.api.run.service import RolloutService
 from atroposlib.api.web.openapi import ENV_IDENTIFIER_BODY, refusals
 from atroposlib.api.web.routing import BytesRoute, JsonRoute, of_json
 from atroposlib.errors import ConfigError, UnknownEnv
+from atroposlib.wire import ids
 
 WAITING_POLLS_PER_S = 50.0  # of all environments that wait for the trainer
 MAX_POLL_S = 60.0
@@ -38,7 +38,7 @@ class Pacing:
 
     def __call__(self) -> str:
         """Seconds for Retry-After: more the more callers wait, jittered."""
-        now = monotonic()
+        now = asyncio.get_running_loop().time()
         self._last = min(max(self._last, now) + 1 / self._per_s, now + self._max_s)
         return retry_after((self._last - now) / 2)
 
@@ -72,7 +72,7 @@ def _trainer_routes(router: APIRouter, service: RolloutService) -> None:
         view = await service.register(body)
         return of_json(
             wire.Registered(
-                uuid=uuid.uuid4().int,
+                uuid=ids.source().int,
                 generation=view.generation,
                 run_id=view.run.run_id,
                 incarnation=view.run.incarnation,

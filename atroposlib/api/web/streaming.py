@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-from anyio.to_thread import run_sync
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -31,7 +30,7 @@ from atroposlib.api.codec.delivery import (
     is_stored_as,
 )
 from atroposlib.api.common.records import BatchMember, Delivery
-from atroposlib.api.common.threads import ShortTurns
+from atroposlib.api.common.threads import Pool, ShortTurns
 from atroposlib.api.store import Store
 from atroposlib.api.web.routing import on_error
 from atroposlib.errors import CorruptPayload
@@ -56,6 +55,7 @@ class DeliveryReply(Response):
     one chunk. A client therefore never mistakes a part for the whole.
 
     Args:
+        pool: reads the store.
         on_end: awaited at the end, with whether all was sent to a connected client. Awaited
             again, with False, if the client resets the connection before its next request:
             it died before it had read all.
@@ -66,6 +66,7 @@ class DeliveryReply(Response):
         self,
         store: Store,
         delivery: Delivery,
+        pool: Pool,
         *,
         accept: str,
         head: bytes = b'{"batch":[',
@@ -74,7 +75,8 @@ class DeliveryReply(Response):
         on_corrupt: Callable[[CorruptPayload], Awaitable[None]],
         send_timeout_s: float = 60.0,
     ) -> None:
-        self._store, self._delivery, self._form = store, delivery, accepted_encoding(accept)
+        self._store, self._delivery, self._pool = store, delivery, pool
+        self._form = accepted_encoding(accept)
         self._min_version = delivery.batch.min_version
         frames = self._form is Encoding.FRAMES
         self._head, self._tail = (b"", b"") if frames else (head, tail)
@@ -120,7 +122,7 @@ class DeliveryReply(Response):
         """
         started = False
         try:
-            async with aclosing(in_windows(self._pieces())) as windows:
+            async with aclosing(in_windows(self._pieces(), self._pool)) as windows:
                 async for pieces in windows:
                     if not started:
                         await self._out(send, self._start())
@@ -176,20 +178,20 @@ class DeliveryReply(Response):
         yield self._tail
 
 
-async def in_windows(source: Iterator[bytes]) -> AsyncGenerator[list[bytes], None]:
+async def in_windows(source: Iterator[bytes], pool: Pool) -> AsyncGenerator[list[bytes], None]:
     """Lists of pieces of a blocking source, about a window each; one is read ahead."""
-    ahead = _read_ahead(source)
+    ahead = _read_ahead(source, pool)
     try:
         while pieces := await ahead:
-            ahead = _read_ahead(source)
+            ahead = _read_ahead(source, pool)
             yield pieces
     finally:
         ahead.cancel()
         await asyncio.wait([ahead])
 
 
-def _read_ahead(source: Iterator[bytes]) -> asyncio.Task[list[bytes]]:
-    task = asyncio.create_task(run_sync(_window, source))
+def _read_ahead(source: Iterator[bytes], pool: Pool) -> asyncio.Task[list[bytes]]:
+    task = asyncio.create_task(pool.run(_window, source))
     task.add_done_callback(_looked_at)
     return task
 

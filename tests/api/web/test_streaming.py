@@ -15,6 +15,7 @@ from atroposlib.api.codec import read_group
 from atroposlib.api.codec.delivery import Encoding, accepted_encoding
 from atroposlib.api.codec.json_columns import KEYS
 from atroposlib.api.common.records import BatchMember, Delivery, LeasedBatch, Media, Payload
+from atroposlib.api.common.threads import Pool
 from atroposlib.api.web.streaming import (
     ABORT_EXTENSION,
     CHUNK_BYTES,
@@ -112,6 +113,7 @@ class Client:
         reply = DeliveryReply(
             shelf,
             delivery or shelf.delivery(),
+            Pool(4),
             accept=accept,
             head=HEAD,
             tail=TAIL,
@@ -317,6 +319,7 @@ class App:
         await DeliveryReply(
             self.shelf,
             self.shelf.delivery(),
+            Pool(4),
             accept="",
             on_end=self.told.end,
             on_corrupt=lambda error: self.told.note("corrupt"),

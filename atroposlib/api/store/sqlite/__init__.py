@@ -25,7 +25,7 @@ import apsw
 from atroposlib.api.common.records import StoreStats
 from atroposlib.api.store.sql.schema import Connection, QueueMeta, Row
 from atroposlib.api.store.sql.sql_store import DEFAULT_MAX_BYTES, Store
-from atroposlib.api.store.sql.writer import Writer
+from atroposlib.api.store.sql.writer import Database, Writer
 from atroposlib.api.store.sqlite.database import (
     FAULTS,
     SqliteConnection,
@@ -142,6 +142,7 @@ class SqliteStore(Store):
         segment_bytes: size of a segment of the payload log.
         vfs: name of a registered apsw VFS, for tests.
         files: segment files of ``data_dir``, for tests.
+        writer: makes the writer, for tests.
         synchronous: values other than FULL are not durable; for tests.
 
     Raises:
@@ -161,6 +162,7 @@ class SqliteStore(Store):
         files: SegmentFiles | None = None,
         synchronous: str = "FULL",
         archive_bytes: int = 0,
+        writer: Callable[[Database], Writer] = Writer,
     ) -> None:
         if apsw.SQLITE_VERSION_NUMBER < MIN_SQLITE_VERSION:
             raise ConfigError(
@@ -194,7 +196,7 @@ class SqliteStore(Store):
                 os.chmod(data_dir / name, 0o600)  # the prompts are the user's
         self._readers = SqliteReaders(lambda: connect(path, vfs, synchronous, read_only=True))
         self._database = SqliteDatabase(connection, self._readers, self._log)
-        super().__init__(Writer(self._database), self._readers.run, max_bytes)
+        super().__init__(writer(self._database), self._readers.run, max_bytes)
 
     def _keep(self, connection: Connection, gid: int, body: bytes) -> None:
         self._log.append(connection, gid, body)
