@@ -2,7 +2,7 @@
 
     python environments/library/letters.py serve
 
-Easier, such as for a small model: ``--env.words 1 --env.backwards 0 --env.apart true``;
+Easier, such as for a small model: ``--env.words 1 --env.apart true --env.steps true``;
 for one of characters: ``--env.words 1 --env.backwards 0 --env.bare true``.
 """
 
@@ -20,22 +20,35 @@ from atroposlib.envs.function_env.card import Card
 def make(rng, config):
     phrase = " ".join(rng.sample(words(), rng.randint(1, config.words)))
     shown = " ".join(phrase) if config.apart else phrase
+    tail = f"{STEPS} {TAGS}" if config.steps else TAGS
     if rng.random() < 1 - config.backwards:
         counts = Counter(phrase.replace(" ", ""))
         # Each count is as likely: most letters occur once, and "1" must not be a good answer.
         wanted = rng.choice(sorted({0, *counts.values()}))
         letter = rng.choice([one for one in ascii_lowercase if counts[one] == wanted])
-        question = f"How many times does the letter {letter!r} occur in {shown!r}? {TAGS}"
+        question = f"How many times does the letter {letter!r} occur in {shown!r}? {tail}"
         bare = f"{letter}: {shown}"
-        return {"question": bare if config.bare else question, "answer": str(counts[letter])}
-    question = f"Write {shown!r} backwards, letter by letter. {TAGS}"
-    return {"question": question, "answer": phrase[::-1]}
+        apart = enumerate(phrase, 1)
+        steps = [f"{one} {phrase[:i].count(letter)}" for i, one in apart if one != " "]
+        answer = {"answer": str(counts[letter]), "steps": ", ".join(steps)}
+        return {"question": bare if config.bare else question, **answer}
+    question = f"Write {shown!r} backwards, letter by letter. {tail}"
+    return {"question": question, "answer": phrase[::-1], "steps": " ".join(phrase[::-1])}
+
+
+def gold(task):
+    """The answer, after the steps if the question asks for them."""
+    if TAGS not in task["question"]:
+        return task["answer"]
+    steps = f"{task['steps']} " if STEPS in task["question"] else ""
+    return f"{steps}<answer>{task['answer']}</answer>"
 
 
 def tasks(config):
     return distinct(partial(make, config=config), config.tasks, config.seed)
 
 
+STEPS = "First go through it, one letter after the other."
 LEVEL = {
     "words": Field(default=3, ge=1, le=9, description="most words of a phrase"),
     "backwards": Field(default=0.5, ge=0, le=1, description="share of phrases to turn round"),
@@ -43,14 +56,13 @@ LEVEL = {
         default=False, description="count without sentence and tags: 'r: retry' is 2"
     ),
     "apart": Field(default=False, description="show a space between the letters"),
+    "steps": Field(default=False, description="ask for steps, which gold replies then have"),
 }
 CARD = Card(
     "text",
     data="made on the spot from words of the Python documentation",
     licence="PSF-2.0",
-    gold=lambda task: (
-        f"<answer>{task['answer']}</answer>" if TAGS in task["question"] else task["answer"]
-    ),
+    gold=gold,
 )
 
 
