@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from generated import refresh  # noqa: E402
 
 from atroposlib.cli.env_files import Listed, listed  # noqa: E402
-from atroposlib.envs.function_env.card import play  # noqa: E402
+from atroposlib.envs.function_env.card import Card, play  # noqa: E402
 from atroposlib.envs.function_env.data import load  # noqa: E402
 from atroposlib.errors import ConfigError  # noqa: E402
 
@@ -33,7 +33,6 @@ TARGET = ROOT / "docs/gallery.md"
 FIGURES = ROOT / "docs/gallery.json"
 CURVES = ROOT / "docs/curves"
 PACKAGE = "atroposlib.environments."
-LIBRARY = PACKAGE + "library."
 WIDTH = 100
 BARS = "▁▂▃▄▅▆▇█"
 MOST_BARS = 40
@@ -52,8 +51,8 @@ least. They are empty, repeated, random, broken or nearly right. A dash is not m
 |---|---|---|---|---|---|---|
 """
 CARDS = """
-The environments below are those of `environments/library/`, with generated tasks, exact checkers and gold
-replies. Each sample is a task with its gold replies and their score.
+The environments below have exact checkers and gold replies; those of `environments/library/` make their
+tasks. Each sample is a task with its gold replies and their score.
 """
 # Of environments without a card.
 KINDS = {
@@ -82,8 +81,8 @@ def page(current: str) -> str:
     found = [one for one in listed() if one.module.startswith(PACKAGE)]
     figures = json.loads(FIGURES.read_text(encoding="utf-8"))
     rows = "".join(row(one, figures["environments"].get(one.name, {})) for one in found)
-    ready = sorted(one.name for one in found if one.module.startswith(LIBRARY))
-    cards = "".join(asyncio.run(section(name, current)) for name in ready)
+    ready = sorted((one for one in found if card_of(one)), key=lambda one: one.name)
+    cards = "".join(asyncio.run(section(one, current)) for one in ready)
     return HEAD.format(started=figures["started"]) + rows + CARDS + cards
 
 
@@ -96,9 +95,8 @@ def row(one: Listed, measured: dict[str, Any]) -> str:
     assert spec is not None and spec.origin is not None
     lines = len(Path(spec.origin).read_text(encoding="utf-8").splitlines())
     name, kind = f"`{one.name}`", KINDS.get(one.name, "-")
-    if one.module.startswith(LIBRARY):
-        name = f"[{one.name}](#{one.name})"
-        kind = getattr(import_module(one.module), one.name).definition.card.kind
+    if card := card_of(one):
+        name, kind = f"[{one.name}](#{one.name})", card.kind
     seconds = (f"{measured[mode]:.1f}" if mode in measured else "-" for mode in MODES)
     scored = measured.get("replies", "-")
     return f"| {' | '.join([name, one.about, kind, str(lines), *seconds, scored])} |\n"
@@ -111,9 +109,16 @@ ROLLOUT = "A rollout:"
 # --- a card -------------------------------------------------------------------------------
 
 
-async def section(name: str, current: str) -> str:
+def card_of(one: Listed) -> Card | None:
+    """The card of an environment; None of one without."""
+    env_cls = getattr(import_module(one.module), one.name, None)
+    card: Card | None = getattr(getattr(env_cls, "definition", None), "card", None)
+    return card
+
+
+async def section(one: Listed, current: str) -> str:
     """Card, command, curve and sample of one environment."""
-    module = import_module(LIBRARY + name)
+    module, name = import_module(one.module), one.name
     env_cls = getattr(module, name)
     card, about = env_cls.definition.card, (module.__doc__ or "").split("\n\n")
     facts = {
@@ -171,7 +176,7 @@ async def sample(env_cls: Any) -> list[str]:
     settings = {name: value for name, value in small.items() if name in fields}
     config = env_cls.env_config_cls(**settings)
     given = env_cls.definition
-    task = list(await load(given.dataset, config, env=env_cls.name, split="train"))[0]
+    task = next(iter(await load(given.dataset, config, env=env_cls.name, split="train") or ()))
     reward, model = await play(env_cls, task, given.card.gold(task), **settings)
     history = model.replies[-1].messages
     texts = "\n\n".join(f"{one['role']}: {shown(one['content'])}" for one in history)

@@ -23,6 +23,7 @@ REQUIRED = "ATROPOS_ADAPTER_TESTS"
 PACKAGES = {
     "gymnasium": "gymnasium",
     "reasoning_gym": "reasoning_gym",
+    "textworld": "textworld",
     "chess_game": "chess",
     "workspace": "mcp",
 }

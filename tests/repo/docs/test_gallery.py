@@ -15,8 +15,8 @@ def test_every_environment_of_the_library_is_in_the_gallery(root):
     page = (root / "docs/gallery.md").read_text(encoding="utf-8")
     names = {path.stem for path in (root / "environments/library").glob("[!_]*.py")}
     sections = {line[3:] for line in page.splitlines() if line.startswith("## ")}
-    assert sections == names
-    assert page.count("    score: 1\n") == len(names)
+    assert sections >= names
+    assert page.count("    score: 1\n") == len(sections)
 
 
 def test_every_environment_has_a_row(root):
