@@ -132,7 +132,7 @@ class RolloutClient:
         )
         self._generation: int | None = None
         self._incarnation: int | None = None
-        self._claim_id: str | None = None  # id of a claim without an answer yet
+        self._claim_id: str | None = None  # id of a claim without a batch yet
 
     # --- the run ------------------------------------------------------------------
 
@@ -202,10 +202,11 @@ class RolloutClient:
     ) -> wire.ClaimedBatch:
         """The next batch; ``batch`` is None with a ``blocked_reason`` if none formed.
 
-        A claim is repeated with the same id until it is answered, also across calls that gave
-        up, and returns the same batch. After an answer the next claim returns the next batch,
-        whether or not the first was acked, so a trainer may prefetch. A batch whose lease
-        ended, or that an earlier trainer held, is delivered again with ``epoch`` one higher.
+        A claim is repeated with the same id until it brings a batch, also across calls that
+        gave up: a late copy of it then leases no other batch. After that the next claim returns
+        the next batch, whether or not the first was acked, so a trainer may prefetch. A batch
+        whose lease ended, or that an earlier trainer held, is delivered again with ``epoch``
+        one higher.
 
         Args:
             lease_s: duration of the lease of the batch; see :meth:`extend`.
@@ -227,7 +228,8 @@ class RolloutClient:
         timeout_s = self._settings.timeout_s + wait_s
         headers = ACCEPT_FRAMES if binary else {}
         claimed = self._send(post("/batches/claim", request, read_claimed, timeout_s, headers))
-        self._claim_id = None
+        if claimed.batch is not None:
+            self._claim_id = None
         return claimed
 
     def shard(

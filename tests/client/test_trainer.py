@@ -66,6 +66,23 @@ def test_a_claim_that_timed_out_is_repeated_by_the_next_claim(transport):
     assert client.claim(wait_s=0).batch_no == 1
 
 
+def test_a_late_copy_of_an_empty_claim_takes_no_batch_from_its_trainer(transport):
+    class Keeping(httpx.BaseTransport):
+        claims: list[httpx.Request] = []
+
+        def handle_request(self, request):
+            if request.url.path == "/batches/claim":
+                self.claims.append(request)
+            return transport.handle_request(request)
+
+    client, kept = RolloutClient(URL, transport=Keeping()), Keeping.claims
+    client.register(registration())
+    assert client.claim(wait_s=0).batch is None
+    post(transport, group(1), group(2))
+    assert transport.handle_request(kept[0]).json()["batch_no"] == 1
+    assert client.claim(wait_s=0).batch_no == 1
+
+
 def test_a_trainer_may_fetch_the_next_batch_before_it_acks(transport, trainer):
     trainer.register(registration())
     post(transport, group(1), group(2))

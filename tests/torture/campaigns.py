@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from atroposlib.api.store import open_store
 from tests.postgres_server import running_server
+from tests.simulator.campaign import seed_campaign
+from tests.simulator.mutants import SEEDS, mutant_campaign
 from tests.torture.disk.bit_rot import bit_rot_campaign
 from tests.torture.disk.full_disk import full_disk_campaign
 from tests.torture.disk.power_cuts import power_cut_campaign
@@ -106,6 +108,8 @@ CAMPAIGNS: dict[str, Campaign] = {
     "power-without-fsync": Campaign(power_without_fsync, "cuts", 200, 2_000),
     "bit-rot": Campaign(bit_rot_campaign, "flips", 1_000, 20_000),
     "full-disk": Campaign(full_disk_campaign, "rounds", 4, 100),
+    "simulator": Campaign(seed_campaign, "seeds", 20, 1_000),
+    "simulator-mutants": Campaign(lambda n, _: mutant_campaign(n), "seeds", SEEDS, SEEDS),
     "kills": Campaign(kill_campaign, "kills", 30, 1_000),
     "replica-kills": Campaign(replica_campaign, "kills", 9, 200),
     "environment": Campaign(environment_outages, "rounds", 1, 5),

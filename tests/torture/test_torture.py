@@ -61,6 +61,14 @@ def test_a_healthy_run_has_no_finding(torture):
     assert torture("healthy")["diagnoses"] > 10
 
 
+def test_no_seed_of_the_simulator_breaks_a_promise(torture):
+    assert torture("simulator")["violations"] == 0
+
+
+def test_the_simulator_finds_every_seeded_bug(torture):
+    torture("simulator-mutants")
+
+
 def test_kill_9_of_the_api_loses_no_group_and_trains_no_group_twice(torture):
     torture("kills")
 

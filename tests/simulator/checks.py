@@ -1,0 +1,139 @@
+"""What has to hold: a record of all that was posted, acknowledged and trained on.
+
+A violation is an AssertionError. The trace of what happened has a digest: the same seed gives
+the same one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from atroposlib.wire import ClaimedBatch, ScoredData
+from tests.simulator.host import ApiHost
+
+OVER = ("acked", "committed")
+
+
+@dataclass
+class Lineage:
+    """Training history of weights: batch numbers in order, and the keys of their groups."""
+
+    life: int = 0  # of the trainer that wrote it
+    numbers: list[int] = field(default_factory=list)
+    keys: Counter[str] = field(default_factory=Counter)
+
+    def copy(self) -> Lineage:
+        return Lineage(self.life, list(self.numbers), Counter(self.keys))
+
+    @property
+    def last(self) -> int:
+        return self.numbers[-1] if self.numbers else 0
+
+
+class Ledger:
+    """Groups by key, batches by number, and the weights."""
+
+    def __init__(self, clock: Callable[[], float], batch_size: int, max_bytes: int) -> None:
+        self._clock, self._size, self._max_bytes = clock, batch_size, max_bytes
+        self.posted: dict[str, list[list[int]]] = {}  # key -> tokens
+        self.acked: dict[str, float] = {}  # key -> when
+        self.batches: dict[int, tuple[str, ...]] = {}
+        self.trained = Lineage()  # of the latest trainer
+        self.checkpoint = Lineage()
+        self.steps: list[float] = []
+        self.seen: Counter[str] = Counter()
+        self._trace = hashlib.blake2b(digest_size=16)
+        self.lines: list[str] = []
+        self.virtual_s = 0.0
+        self._version = (0, 0)
+
+    def note(self, who: str, what: str) -> None:
+        self.virtual_s = self._clock()
+        line = f"{self.virtual_s:10.4f} {who}: {what}"
+        self._trace.update(line.encode())
+        self.lines.append(line)
+
+    @property
+    def digest(self) -> str:
+        return self._trace.hexdigest()
+
+    # --- events -------------------------------------------------------------------------
+
+    def post(self, key: str, tokens: list[list[int]]) -> None:
+        self.posted[key] = tokens
+
+    def acknowledge(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self.acked.setdefault(key, self._clock())
+
+    def deliver(self, batch: ClaimedBatch, lineage: Lineage) -> tuple[str, ...]:
+        """The keys of a delivered batch."""
+        no, groups = batch.batch_no, batch.batch or []
+        assert no is not None and batch.epoch is not None
+        keys = tuple(str(one.idempotency_key) for one in groups)
+        rows = sum(len(one.tokens) for one in groups)
+        assert rows == self._size, f"batch {no} has {rows} sequences, not {self._size}"
+        for key, one in zip(keys, groups):
+            self._require_posted(no, key, one)
+        known = self.batches.setdefault(no, keys)
+        assert known == keys, f"batch {no} was {known} and is {keys}"
+        if no not in lineage.numbers:
+            assert no > lineage.last, f"batch {no} comes after {lineage.last}"
+            twice = [key for key in keys if key in lineage.keys]
+            assert not twice, f"batch {no} has groups that are trained on: {twice}"
+        return keys
+
+    def _require_posted(self, no: int, key: str, one: ScoredData) -> None:
+        wanted = self.posted.get(key)
+        assert wanted is not None, f"batch {no}: {key} was never posted"
+        assert one.tokens == wanted, f"batch {no}: {key} came back as {one.tokens}"
+
+    def learn(self, lineage: Lineage, no: int, keys: Sequence[str]) -> None:
+        lineage.numbers.append(no)
+        lineage.keys.update(keys)
+        self.steps.append(self._clock())
+        self.seen["steps"] += 1
+
+    # --- what holds at any time -----------------------------------------------------------
+
+    def audit(self, host: ApiHost) -> None:
+        """Compare the store with what was acknowledged and trained."""
+        if not host.up or host.life is None:
+            return
+        self.seen["audits"] += 1
+        rows, store = host.rows(), host.life.store
+        for key in self.acked:
+            assert key in rows, f"{key} was acknowledged and is gone"
+            state = rows[key][0]
+            if state == "committed":
+                assert key in self.checkpoint.keys, f"{key} is committed and in no checkpoint"
+            elif state == "acked":
+                known = key in self.checkpoint.keys or key in self.trained.keys
+                assert known, f"{key} is acked and was not trained on"
+        strange = rows.keys() - self.posted.keys()
+        assert not strange, f"{strange} are stored and were never posted"
+        stats = store.stats()
+        assert (
+            stats.retained_bytes <= self._max_bytes
+        ), f"{stats.retained_bytes} bytes are kept"
+        view = host.life.service.context.view
+        before, self._version = self._version, (view.generation, view.run.policy_version)
+        assert self._version >= before, f"version {self._version} after {before}"
+
+    async def require_progress(self, host: ApiHost, since: float) -> None:
+        """After ``since`` nothing was wrong any more."""
+        assert host.up and host.life is not None, "the API is not there"
+        why = (await host.life.service.status()).blocked_reason
+        assert any(at > since for at in self.steps), f"no step since {since:.0f} s: {why}"
+        rows = host.rows()
+        late = {key: rows[key] for key, at in self.acked.items() if at <= since}
+        waits = Counter(state for key, (state, _) in late.items() if self._waits(key, state))
+        assert (
+            not waits
+        ), f"acknowledged before {since:.0f} s and not trained on: {dict(waits)}: {why}"
+
+    def _waits(self, key: str, state: str) -> bool:
+        return key not in self.trained.keys and state != "dropped"

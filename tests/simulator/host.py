@@ -1,0 +1,201 @@
+"""The machine of the API: one life of the process after another, over one disk.
+
+A power cut comes at a planned write of the store (``tests.torture.disk.lossy_disk``). From
+then on no answer leaves, the tasks of that life end, and the next life opens what was kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import apsw
+import httpx
+
+from atroposlib.api.common.threads import Threads
+from atroposlib.api.server import create_app
+from atroposlib.api.store import Store
+from atroposlib.api.store.memory import MemoryStore
+from atroposlib.api.store.sqlite import SqliteStore
+from atroposlib.api.web.routing import GONE_EXTENSION
+from atroposlib.errors import StoreError
+from tests.simulator.loop import Later, LaterWriter
+from tests.torture.disk.lossy_disk import Disk, LossySegments, LossyVfs
+from tests.torture.web.asgi_caller import Reply, Request, scope_of
+
+EPOCH_S = 1.7e9  # the wall clock at the start
+SEGMENT_BYTES = 4_000  # of some ten groups
+_LIFE: ContextVar[Life | None] = ContextVar("life", default=None)
+
+
+class Life:
+    """One process of the API."""
+
+    def __init__(self, store: Store, clock: Callable[[], float], rng: random.Random) -> None:
+        self.store, self.ended = store, asyncio.Event()
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.app = create_app(store, clock, threads=Threads(lambda most: Later(rng)))
+        self.service = self.app.state.service
+        self.service.context.indexer.close()  # its thread never starts
+
+    def end(self) -> None:
+        self.ended.set()
+        for task in list(self.tasks):
+            task.cancel()
+        with suppress(StoreError, apsw.Error, OSError):
+            self.store.close()
+
+
+class ApiHost:
+    """Serves requests while the process lives."""
+
+    def __init__(
+        self, folder: Path | None, rng: random.Random, max_bytes: int, max_deliveries: int = 8
+    ) -> None:
+        self._folder, self._rng, self._max_bytes = folder, rng, max_bytes
+        self._disk = None if folder is None else Disk(folder / "0")
+        self._vfs = LossyVfs(f"simulated-{id(self)}", self._disk) if self._disk else None
+        self._lives = 0
+        self.life: Life | None = None
+
+    @property
+    def up(self) -> bool:
+        return self.life is not None and not self.life.ended.is_set()
+
+    def clock(self) -> float:
+        return EPOCH_S + asyncio.get_running_loop().time()
+
+    def start(self) -> None:
+        """Begin a life; raises StoreError if the power goes meanwhile."""
+        asyncio.get_running_loop().set_task_factory(_counted)
+        self.life = Life(self._opened(), self.clock, self._rng)
+
+    def _opened(self) -> Store:
+        def writer(database: Any) -> LaterWriter:
+            return LaterWriter(database, self._rng, self._look_at_power)
+
+        if self._disk is None or self._vfs is None:
+            return MemoryStore(self._max_bytes, writer)
+        return SqliteStore(
+            self._disk.folder,
+            max_bytes=self._max_bytes,
+            segment_bytes=SEGMENT_BYTES,
+            vfs=self._vfs.name,
+            files=LossySegments(self._disk),
+            writer=writer,
+        )
+
+    def cut_power_after(self, steps: int) -> None:
+        """Plan a power cut at a write or sync of the store."""
+        if self._disk is not None and self.up:
+            self._disk.steps_left = steps
+
+    def _look_at_power(self) -> None:
+        if self._disk is not None and not self._disk.has_power and self.life is not None:
+            self.life.ended.set()  # at once: no answer leaves
+            asyncio.get_running_loop().call_soon(self._die)
+
+    def _die(self) -> None:
+        life, self.life = self.life, None
+        if life is not None:
+            life.end()
+
+    def restart(self) -> None:
+        """The next life, on what the disk kept; nothing if the process lives."""
+        if self.up or self._disk is None or self._vfs is None or self._folder is None:
+            return
+        self._die()
+        self._lives += 1
+        self._disk = self._disk.after_cut(self._folder / str(self._lives), self._rng)
+        self._vfs.disk = self._disk
+        self.start()
+
+    def close(self) -> None:
+        self._die()
+        if self._vfs is not None:
+            self._vfs.unregister()
+
+    def rows(self) -> dict[str, tuple[str, int | None]]:
+        """State and batch of each group in the store, by its key."""
+        assert self.life is not None
+        sql = "SELECT key, state, batch_no FROM groups"
+        found = self.life.store._read(lambda c: c.execute(sql))
+        return {key: (state, no) for key, state, no in found}
+
+    def serve(
+        self, request: Request, gone: asyncio.Event, pauses_s: list[float]
+    ) -> Coroutine[Any, Any, Reply]:
+        """The reply of the present life; ReadError if it ends first."""
+        assert self.life is not None
+        return self._served(self.life, request, gone, pauses_s)
+
+    async def _served(
+        self, life: Life, request: Request, gone: asyncio.Event, pauses_s: list[float]
+    ) -> Reply:
+        reply = Reply()
+        _LIFE.set(life)
+        call = asyncio.ensure_future(_call(life.app, request, reply, gone, pauses_s))
+        _LIFE.set(None)
+        end = asyncio.ensure_future(life.ended.wait())
+        await asyncio.wait((call, end), return_when=asyncio.FIRST_COMPLETED)
+        end.cancel()
+        if life.ended.is_set():
+            call.cancel()
+            raise httpx.ReadError("server disconnected")
+        whole = call.result()
+        if not whole:
+            raise httpx.ReadError("server closed the connection")
+        return reply
+
+
+def _counted(loop: Any, coroutine: Any, **more: Any) -> asyncio.Task[Any]:
+    """Tasks of a life, started by its requests, end with it."""
+    task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **more)
+    if (life := _LIFE.get()) is not None:
+        life.tasks.add(task)
+        task.add_done_callback(life.tasks.discard)
+    return task
+
+
+async def _call(
+    app: Any, request: Request, reply: Reply, gone: asyncio.Event, pauses_s: list[float]
+) -> bool:
+    """Whether the reply is whole."""
+    step = max(1, -(-len(request.body) // (len(pauses_s) + 1)))
+    pieces = [request.body[i : i + step] for i in range(0, len(request.body), step)] or [b""]
+    pauses, ended = iter(pauses_s), asyncio.Event()
+    pieces.reverse()
+
+    async def receive() -> dict[str, Any]:
+        if pieces:
+            piece = pieces.pop()
+            if pieces:
+                return {"type": "http.request", "body": piece, "more_body": True}
+            await asyncio.sleep(sum(pauses))
+            return {"type": "http.request", "body": piece, "more_body": False}
+        one, other = asyncio.ensure_future(gone.wait()), asyncio.ensure_future(ended.wait())
+        try:
+            await asyncio.wait((one, other), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            one.cancel()
+            other.cancel()
+        return {"type": "http.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            reply.status = message["status"]
+            reply.headers = list(message.get("headers", ()))
+        elif message["type"] == "http.response.body":
+            reply.body += message.get("body", b"")
+            if not message.get("more_body"):
+                ended.set()
+
+    scope = scope_of(request)
+    scope["extensions"] = {GONE_EXTENSION: {"now": gone.is_set}}
+    await app(scope, receive, send)
+    return ended.is_set()
