@@ -286,10 +286,11 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
     phase("loading the model")
     models = _load(cfg, world)
     policy, optimizer, critic = models.policy, models.optimizer, models.critic
-    # Servers start and load meanwhile.
-    servers = connect.connect_servers(cfg, waits, stack) if client else []
+    roster = connect.ServerRoster(cfg, waits, stack)  # servers start and load meanwhile
+    servers = roster.connect_all(client, cfg.atropos_url) if client else []
     announce = client.announce_version if client else None
     publisher = stack.enter_context(closing(make_publisher(cfg, servers, announce, waits)))
+    publisher.fleet.follow = roster.follow
     exporter = ModelExporter(cfg, world, adapter=cfg.trains_adapter)
     evaluator = Evaluator(cfg, world, waits)
     counters = {"saver": exporter.frequency, "evaluator": evaluator.frequency}
@@ -303,7 +304,7 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
     left = cfg.training_steps - state.step
     claims = partial(BatchPrefetcher, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s)
     prefetcher = stack.enter_context(claims(client, state)) if client else None
-    evaluation = evaluator.at_start(state, cfg.servers)
+    evaluation = evaluator.at_start(state, publisher.fleet.urls)
 
     while state.step < cfg.training_steps:
         # A batch: whole groups, sequences_per_step rows, leased to this trainer.
@@ -336,15 +337,14 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
             prefetcher.ack(claimed)
             reporter.batch(claimed, batch, prepared, noted)
 
-        # Servers generate during this write. The recovery checkpoint comes last: a step in it
-        # is complete, and a step that is not in it is repeated from its batch.
+        # The recovery checkpoint comes last: a step in it is complete, others are repeated.
         epoch_ended = cfg.ends_epoch(state.step)
         phase("saving checkpoint", **mismatch_details(record, cfg.logprob_tolerance))
         with clock.measure("save"):
             exporter.maybe(policy, state, epoch_ended)
         phase("evaluating")
         with clock.measure("evaluate"):
-            record |= evaluation | evaluator.maybe(state, epoch_ended, cfg.servers)
+            record |= evaluation | evaluator.maybe(state, epoch_ended, publisher.fleet.urls)
         evaluation = {}
         if log is not None:
             record |= publisher.fleet.counts()

@@ -150,7 +150,7 @@ def _settled(value: Any) -> Any:
     """The same, without what chance decided and without the empty fields of groups."""
     if isinstance(value, dict):
         group = "tokens" in value  # every key of the record is there, most without information
-        fixed = {"uuid": 271828182845904523536028747135266249775}
+        fixed = {"uuid": 271828182845904523536028747135266249775, "instance": "5f0c71"}
         return {
             k: fixed[k] if k in fixed else _settled(v)
             for k, v in value.items()
@@ -275,6 +275,15 @@ async def _watching(s: Session) -> None:
     beat = {"role": "trainer", "name": "trainer-a", "phase": "training"}
     beat |= {"waiting_on": None, "details": {"step": 1}}
     await s.say("heartbeat", "POST", "/heartbeat", beat)
+    own = {
+        "url": "http://gpu1:9001",
+        "instance": "5f0c71",
+        "started": 1780000000.0,
+        "version": 1,
+    }
+    server = {"role": "inference", "name": "inference-0", "phase": "serving", "announces": own}
+    await s.say(None, "POST", "/heartbeat", server)
+    await s.say("servers", "GET", "/servers")
     await s.say("status", "GET", "/status")
     await s.say("health", "GET", "/health")
     await s.say("why", "GET", "/explore/why")

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from atroposlib import errors
 from atroposlib.utils.backoff import Backoff, jittered, uniform
 from atroposlib.utils.http_server import is_loopback, start_hint
-from atroposlib.wire import Heartbeat
+from atroposlib.wire import Heartbeat, ServerDirectory
 
 if TYPE_CHECKING:
     import httpx
@@ -71,6 +71,10 @@ def post(
 
 def heartbeat(beat: Heartbeat) -> ApiCall[None]:
     return post("/heartbeat", beat, nothing, BEST_EFFORT_TIMEOUT_S)
+
+
+def list_servers() -> ApiCall[ServerDirectory]:
+    return ApiCall("GET", "/servers", model(ServerDirectory), timeout_s=BEST_EFFORT_TIMEOUT_S)
 
 
 # --- parsers of answers ---------------------------------------------------------------------
@@ -230,6 +234,7 @@ class ConnectionSettings:
         token: str | None,
         timing: Timing | None = None,
     ) -> None:
+        self.base_url = base_url
         parts = urlsplit(base_url)
         self._file = Path(unquote(parts.path)) if parts.scheme == "file" else None
         self.url = _checked_url(_url_in(self._file, base_url) if self._file else base_url)

@@ -19,6 +19,7 @@ from atroposlib.client.api_calls import (
     Timing,
     heartbeat,
     interpret,
+    list_servers,
     mapping,
     model,
     nothing,
@@ -134,6 +135,12 @@ class AsyncRolloutClient:
         """Send a heartbeat. Best effort: never waits, never raises."""
         await self._try(heartbeat(beat))
 
+    async def servers(self) -> wire.ServerDirectory | None:
+        """The announced inference servers. None: no answer now; never waits."""
+        call = list_servers()
+        answer = await self._answer(call)
+        return None if answer is None else call.read(answer)
+
     # --- groups -------------------------------------------------------------------
 
     async def send_groups(self, groups: Sequence[Group], *, run_id: str | None = None) -> Sent:
@@ -226,14 +233,19 @@ class AsyncRolloutClient:
     # --- sending --------------------------------------------------------------------
 
     async def _try(self, call: ApiCall[None]) -> bool:
+        return await self._answer(call) is not None
+
+    async def _answer(self, call: ApiCall[Any]) -> httpx.Response | None:
+        """A successful answer to one request, or None."""
         import httpx
 
         try:
-            return (await self._request(call)).is_success
+            answer = await self._request(call)
         except httpx.RequestError as error:
             log.debug("%s not delivered: %s", call.path, problem_of(error))
             self._settings.look_again()
-            return False
+            return None
+        return answer if answer.is_success else None
 
     async def _send(self, call: ApiCall[T]) -> T:
         import httpx

@@ -18,6 +18,7 @@ from atroposlib.client.api_calls import (
     Timing,
     heartbeat,
     interpret,
+    list_servers,
     mapping,
     model,
     nothing,
@@ -282,7 +283,7 @@ class RolloutClient:
         """Extend the lease from another thread while a ``with`` block runs."""
         number_and_epoch(batch)
         client = RolloutClient(
-            self._settings.url,
+            self._settings.base_url,
             timeout_s=min(self._settings.timeout_s, lease_s),
             give_up_after_s=lease_s,
             token=self._settings.token or "",
@@ -320,11 +321,17 @@ class RolloutClient:
 
     def heartbeat(self, beat: wire.Heartbeat) -> None:
         """Send a heartbeat. Best effort: never waits, never raises."""
-        self._try(heartbeat(beat))
+        self._answer(heartbeat(beat))
 
     def status(self) -> wire.RunStatus:
         """State of the run and what it waits for."""
         return self._send(ApiCall("GET", "/status", model(wire.RunStatus)))
+
+    def servers(self) -> wire.ServerDirectory | None:
+        """The announced inference servers. None: no answer now; never waits."""
+        call = list_servers()
+        answer = self._answer(call)
+        return None if answer is None else call.read(answer)
 
     def wandb_info(self) -> dict[str, Any]:
         """``group`` and ``project`` of the run; null before a trainer registers."""
@@ -337,7 +344,8 @@ class RolloutClient:
 
     def health(self) -> bool:
         """Whether the API answers now, without retries."""
-        return self._try(ApiCall("GET", "/health", nothing, timeout_s=BEST_EFFORT_TIMEOUT_S))
+        call = ApiCall("GET", "/health", nothing, timeout_s=BEST_EFFORT_TIMEOUT_S)
+        return self._answer(call) is not None
 
     def close(self) -> None:
         self._http.close()
@@ -350,15 +358,17 @@ class RolloutClient:
 
     # --- sending --------------------------------------------------------------------
 
-    def _try(self, call: ApiCall[None]) -> bool:
+    def _answer(self, call: ApiCall[Any]) -> httpx.Response | None:
+        """A successful answer to one request, or None."""
         import httpx
 
         try:
-            return self._request(call).is_success
+            answer = self._request(call)
         except httpx.RequestError as error:
             log.debug("%s not delivered: %s", call.path, problem_of(error))
             self._settings.look_again()
-            return False
+            return None
+        return answer if answer.is_success else None
 
     def _send(self, call: ApiCall[T]) -> T:
         import httpx

@@ -65,7 +65,9 @@ class APIServerConfig(ServerBaseline):
 
     api_key: Optional[str] = Field(default="", description="Bearer token; empty sends none.")
     base_url: Optional[str] = Field(
-        default="", description="Such as http://localhost:9001/v1."
+        default="",
+        description="Such as http://localhost:9001/v1. directory:// takes the servers that announce"
+        " themselves to the rollout API, all with the other settings of this one.",
     )
     n_kwarg_is_ignored: bool = Field(
         default=False,
@@ -214,6 +216,23 @@ def _reject_overrides(servers: int, overrides: Mapping[str, Any], namespace: str
             f"{named}: ambiguous, which of {servers} servers is meant; "
             "edit the list of servers in the YAML file or in config_init"
         )
+
+
+DIRECTORY = "directory://"  # as base_url: servers that the rollout API lists
+
+
+def directory_template(servers: Sequence[APIServerConfig]) -> APIServerConfig | None:
+    """The settings of every server of the directory; None: the servers have addresses.
+
+    Raises ConfigError for a directory among other servers.
+    """
+    if not any((one.base_url or "").startswith(DIRECTORY) for one in servers):
+        return None
+    if len(servers) > 1:
+        raise ConfigError(
+            f"base_url {DIRECTORY}: the only server of its list, not one of several"
+        )
+    return servers[0]
 
 
 # --- generated addresses: local ports, or the nodes of a SLURM job -------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import socket
 from typing import TYPE_CHECKING
 
 from atroposlib.errors import AtroposError, ConfigError
@@ -13,11 +14,10 @@ from atroposlib.utils.http_server import bind, is_loopback, run_app
 from atroposlib.utils.tokenizers.loading import local_model, require_model
 
 if TYPE_CHECKING:
-    import socket
-
     from atroposlib.inference.engine.engine import Engine
 
 PROG = "atropos-infer"
+WILDCARDS = ("0.0.0.0", "::")  # addresses that others cannot call
 BACKLOG = 2048  # connections that wait to be accepted
 
 
@@ -49,6 +49,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument_group("where it listens").add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     add("--port", type=int, default=9001, help="0 picks a free port (default %(default)s)")
+    add("--announce-to", metavar="URL", help="rollout API whose directory lists this server")
     add("--allow-remote", action="store_true", help="permit an address other machines reach")
     add = parser.add_argument_group("resources").add_argument
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default %(default)s)")
@@ -83,6 +84,7 @@ def serve(options: argparse.Namespace, listener: socket.socket) -> int:
     """Load the model and serve requests on ``listener``."""
     import torch
 
+    from atroposlib.client.announce import start
     from atroposlib.inference.engine.core import EngineLimits
     from atroposlib.inference.engine.engine import Engine
     from atroposlib.inference.engine.served_model import load_model
@@ -115,6 +117,9 @@ def serve(options: argparse.Namespace, listener: socket.socket) -> int:
     warm_up(engine)
     host, port = listener.getsockname()[:2]
     print(f"serving {served.name} ({served.device}) on http://{host}:{port}", flush=True)
+    if options.announce_to:
+        here = host if host not in WILDCARDS else socket.gethostname()
+        start(options.announce_to, f"{here}:{port}", f"http://{here}:{port}")
     run_app(create_app(engine), listener)  # requests that a pause holds do not keep it alive
     return 0
 

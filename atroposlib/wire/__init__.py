@@ -1,5 +1,6 @@
 """Types of the HTTP API, and the two encodings of a group."""
 
+from atroposlib.wire.directory import Announcement, ServerDirectory, ServerEntry
 from atroposlib.wire.messages import (
     MASKED,
     MASKED_LOGPROB,

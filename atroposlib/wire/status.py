@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from atroposlib.wire.directory import Announcement
 from atroposlib.wire.messages import EnvIdentifier, Natural
 
 Role = Literal["trainer", "env", "inference", "tool"]
@@ -43,7 +44,8 @@ class Process(BaseModel):
 class Heartbeat(Process):
     """POST /heartbeat: a process, and the inference servers that it calls."""
 
-    servers: Annotated[list[ServerState], Field(max_length=64)] = []
+    servers: Annotated[list[ServerState], Field(max_length=1024)] = []
+    announces: Announcement | None = None  # of role inference: an entry of GET /servers
 
 
 class Participant(Process):

@@ -6,11 +6,10 @@ Reaction to the end of a process before the trainer is done:
 
     trainer        exit 0: the run is done. Else it is started again (ATROPOS_RUN_ID=1, 2 ...)
                    up to recover_retries times, if recover_mode is auto or fault
-    inference      it and the trainer are started again, as one of the trainer's retries: the
-                   new server holds first weights until the trainer publishes
     exit code 2    invalid settings: the run ends, because another start fails alike
-    api, env       started again, up to ``restarts`` times each: the API resumes its queue, an
-                   environment registers anew. An environment that exits with 0 is done
+    the others     started again, up to ``restarts`` times each: the API resumes its queue, an
+                   environment registers anew, a server gets the current weights from the trainer
+                   before it gets rollouts. An environment that exits with 0 is done
 
 Only processes started here are signalled (atroposlib.processes).
 """
@@ -62,8 +61,8 @@ class RestartPolicy:
     """Restart rule of a local run: see the table of the module.
 
     Args:
-        trainer_retries: restarts of the trainer, alone or together with a server.
-        restarts: restarts of each API and environment process.
+        trainer_retries: restarts of the trainer.
+        restarts: restarts of each other process.
         delay_s: pause before a restart.
     """
 
@@ -78,20 +77,20 @@ class RestartPolicy:
             return
         if ended == INVALID:
             raise invalid_settings(child)
-        name, alone = child.spec.name, child.spec.restartable
-        line = f"{name} {'failed' if name == TRAINER else 'died'} ({ended})"
-        key, limit = (name, self.restarts) if alone else (TRAINER, self.trainer_retries)
-        self._ends[key] += 1
-        ends, grace_s = self._ends[key], RESTART_GRACE_S if alone else GRACE_S
+        name, trains = child.spec.name, child.spec.name == TRAINER
+        line = f"{name} {'failed' if trains else 'died'} ({ended})"
+        limit = self.trainer_retries if trains else self.restarts
+        self._ends[name] += 1
+        ends = self._ends[name]
         if ends > limit:
-            which = "restarts" if alone else "recover_retries, recover_mode"
+            which = "recover_retries, recover_mode" if trains else "restarts"
             times = f"it was started {ends} times ({which})"
             raise child.failure(f"{line}; {times}; log: {child.log}")
         run.print_incident(f"{line}; starting it again ({ends} of {limit})")
-        if not alone:  # the trainer too, after the server that died
-            spec = run.specs[TRAINER]
-            run.specs[TRAINER] = replace(spec, env={**spec.env, RUN_ID: str(ends)})
-        run.restart(dict.fromkeys((name, key)), pause_s=self.delay_s, grace_s=grace_s)
+        if trains:
+            run.specs[name] = replace(child.spec, env={**child.spec.env, RUN_ID: str(ends)})
+        grace_s = GRACE_S if trains else RESTART_GRACE_S
+        run.restart([name], pause_s=self.delay_s, grace_s=grace_s)
 
 
 def invalid_settings(child: Child) -> ConfigError:
@@ -181,7 +180,7 @@ def supervise(
     run = Supervisor(
         specs, children, stop, policy, may_end=lambda: may_end, print_line=view.print_line
     )
-    early = {spec.name for spec in specs if spec.restartable and "serve" in spec.argv}
+    early = {spec.name for spec in specs if not spec.health_url and "serve" in spec.argv}
 
     def waiting(line: str) -> None:
         for name in early:
@@ -199,7 +198,7 @@ def supervise(
 
 
 def processes(plan: Plan, served: ServingSettings) -> list[ProcessSpec]:
-    """Return every process in the order of its start; restartable are API and environments."""
+    """Return every process in the order of its start; all but the trainer are restartable."""
     first = plan.inference.port
     wanted_ports = (plan.api.port, *(first and first + i for i in range(plan.inference.count)))
     ports = [port or free_port() for port in wanted_ports]
@@ -208,14 +207,13 @@ def processes(plan: Plan, served: ServingSettings) -> list[ProcessSpec]:
     python, here = sys.executable, "127.0.0.1"
 
     def spec(name: str, command: Command, url: str | None, within_s: float) -> ProcessSpec:
-        again = not name.startswith(("inference-", TRAINER))
         env = {"PYTHONUNBUFFERED": "1", "NO_PROXY": "127.0.0.1,localhost", **command.env}
-        return ProcessSpec(name, command.argv, env, Path.cwd(), url, within_s, again)
+        return ProcessSpec(name, command.argv, env, Path.cwd(), url, within_s, name != TRAINER)
 
     api = roles.api(plan, python, here, ports[0])
     found = [spec("api", api, f"{at.api}/health", API_READY_TIMEOUT_S)]
     for i, url in enumerate(at.inference):
-        command = roles.inference(plan, served, python, here, ports[1 + i], i)
+        command = roles.inference(plan, served, python, here, ports[1 + i], i, at)
         bound_s = plan.inference.ready_within_s
         found.append(spec(f"inference-{i}", command, f"{url}/health", bound_s))
     for number, wanted in enumerate(plan.environments):

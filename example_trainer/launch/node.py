@@ -1,9 +1,10 @@
-"""Entry point of a cluster job: wait for the other addresses, then exec its role.
+"""Entry point of a cluster job: wait for the address of the API, then exec its role.
 
 The job becomes the process of its role, so that SLURM's signals reach it.
 
-Addresses travel as files in ``<out>/launch/endpoints``, which all nodes must see: ``api`` and
-``inference-<i>``, each one line ``http://host:port``, replaced whole when a job starts anew.
+The address of the API travels as the file ``<out>/launch/endpoints/api``, which all nodes must
+see: one line ``http://host:port``, replaced whole when its job starts anew. Servers announce
+themselves to the API, which lists them.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
+from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.processes import free_port
 from example_trainer.launch import roles
@@ -22,6 +26,7 @@ from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Command, Endpoints
 from example_trainer.launch.slurm import ENDPOINTS, TOKEN, TOKENS
 
+T = TypeVar("T")
 POLL_S = 2.0
 
 
@@ -54,52 +59,78 @@ def exec_role(plan: Plan, role: str, index: int, meet: str | None) -> None:
 def command_of(
     plan: Plan, role: str, index: int, meet: str | None, env: Mapping[str, str]
 ) -> Command:
-    """Return the command of a role on this node; a server first publishes its address."""
+    """Return the command of a role on this node; the API first publishes its address."""
     python, (_, served) = plan.slurm.python, trainer_settings(plan)
     host = env.get("SLURMD_NODENAME") or socket.gethostname()
     if role == "api":
         port = plan.api.port or free_port()
-        announce(plan, "api", host, port)
+        announce(plan, host, port)
         found = roles.api(plan, python, "0.0.0.0", port)
         tokens = ("--tokens", str(plan.launched / TOKENS), "--insecure-plaintext")
         return Command((*found.argv, *tokens), found.env)
-    if role == "inference":
+    file = plan.launched / ENDPOINTS / "api"
+    if role == "inference":  # needs no API to start
         port = plan.inference.port + index if plan.inference.port else free_port()
-        announce(plan, f"inference-{index}", host, port)
-        return roles.inference(plan, served, python, "0.0.0.0", port, index, own_gpus=True)
-    at = endpoints(plan)
+        return roles.inference(
+            *(plan, served, python, "0.0.0.0", port, index, Endpoints("", api_file=file)),
+            announced=host,
+            own_gpus=True,
+        )
+    at = endpoints(plan, file)
     if role == "environment":
+        if any("{inference_url" in word for word in plan.environments[index].command or ()):
+            at = replace(at, inference=listed_servers(plan, at))
         return roles.environment(plan, served, python, index, at)
     return roles.trainer(plan, python, at, meet, env.get("SLURM_JOB_ID", plan.name))
 
 
-def announce(plan: Plan, name: str, host: str, port: int) -> None:
+def announce(plan: Plan, host: str, port: int) -> None:
     folder = plan.launched / ENDPOINTS
     folder.mkdir(parents=True, exist_ok=True)
-    scratch = folder / f".{name}.{host}.{os.getpid()}"
+    scratch = folder / f".api.{host}.{os.getpid()}"
     scratch.write_text(f"http://{host}:{port}\n", encoding="utf-8")
-    scratch.replace(folder / name)
+    scratch.replace(folder / "api")
 
 
-def endpoints(plan: Plan, sleep: Callable[[float], None] = time.sleep) -> Endpoints:
-    """Return the addresses of API and servers, once all of them are published."""
-    names = ["api", *(f"inference-{i}" for i in range(plan.inference.count))]
+def endpoints(
+    plan: Plan, file: Path, sleep: Callable[[float], None] = time.sleep
+) -> Endpoints:
+    """Return the address of the API, once it is published."""
+
+    def read() -> Endpoints | None:
+        url = file.read_text(encoding="utf-8").strip() if file.exists() else ""
+        return Endpoints(url, api_file=file) if url else None
+
+    return _awaited(plan, "the address of the API", read, sleep)
+
+
+def listed_servers(
+    plan: Plan, at: Endpoints, sleep: Callable[[float], None] = time.sleep
+) -> tuple[str, ...]:
+    """Return the addresses of the servers, once the API lists as many as a run begins with."""
+    token = (plan.launched / TOKEN).read_text(encoding="utf-8").strip()
+    with RolloutClient(at.api_address, token=token) as client:
+
+        def read() -> tuple[str, ...] | None:
+            listed = client.servers()
+            urls = tuple(one.url for one in listed.servers) if listed else ()
+            return (
+                urls
+                if len(urls) >= (plan.inference.min_ready or plan.inference.count)
+                else None
+            )
+
+        return _awaited(plan, "the inference servers in the directory", read, sleep)
+
+
+def _awaited(
+    plan: Plan, what: str, read: Callable[[], T | None], sleep: Callable[[float], None]
+) -> T:
     until = time.monotonic() + plan.slurm.wait_s
-    while True:
-        printed = {name: _read(plan.launched / ENDPOINTS / name) for name in names}
-        silent = [name for name, url in printed.items() if not url]
-        if not silent:
-            servers = tuple(printed[name] for name in names[1:])
-            return Endpoints(printed["api"], servers, plan.launched / ENDPOINTS / "api")
+    while (found := read()) is None:
         if time.monotonic() > until:
             raise EndpointTimeout(
-                f"{', '.join(silent)} did not start within {plan.slurm.wait_s:.0f} s"
+                f"gave up after {plan.slurm.wait_s:.0f} s: waited for {what}"
             )
         sleep(POLL_S)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        return ""
+    return found

@@ -63,6 +63,11 @@ class InferenceSection(_Section):
         "auto", description="auto: vllm where it is installed, else the local server"
     )
     count: int = Field(1, ge=1, description="servers")
+    min_ready: int | None = Field(
+        None,
+        ge=1,
+        description="servers that a run waits for before it begins (default: count)",
+    )
     model: str | None = Field(
         None, description="what they start with (default: the trainer's)"
     )

@@ -22,6 +22,7 @@ from example_trainer.launch.servers import CHAT_TYPES, ServerCommand, choose_eng
 from example_trainer.settings.section import filled
 from example_trainer.settings.weights import ServingSettings
 
+DIRECTORY = "directory://"  # servers are those that the rollout API lists
 READY = "atroposlib.environments"  # also the group of entry points of other packages
 
 
@@ -30,11 +31,12 @@ class Endpoints:
     """Addresses of the other processes: ``http://host:port`` without a path.
 
     Attributes:
+        inference: of servers, for commands that take addresses once; the others ask the API.
         api_file: holds the address of the API, which may change while the run goes on.
     """
 
     api: str
-    inference: tuple[str, ...]
+    inference: tuple[str, ...] = ()
     api_file: Path | None = None
 
     @property
@@ -63,10 +65,17 @@ def inference(
     host: str,
     port: int,
     index: int,
+    at: Endpoints,
     *,
+    announced: str | None = None,
     own_gpus: bool = False,
 ) -> Command:
-    """Return the command of server ``index``; ``own_gpus``: its job sees only its GPUs."""
+    """Return the command of server ``index``, which announces itself to the API.
+
+    Args:
+        announced: host name for the others, if it is not ``host``.
+        own_gpus: its job sees only its GPUs.
+    """
     wanted = plan.inference
     gpus = None
     if wanted.first_gpu is not None and not own_gpus:
@@ -87,7 +96,10 @@ def inference(
         args=tuple(wanted.args),
         env=wanted.env,
     )
-    return Command(server.argv, server.environment)
+    url = f"http://{announced or host}:{port}"
+    telling = ("--api", at.api_address, "--name", f"inference-{index}", "--url", url, "--")
+    argv = (python, "-m", "atroposlib.client.announce", *telling, *server.argv)
+    return Command(argv, server.environment)
 
 
 def environment_name(plan: Plan, number: int) -> str:
@@ -106,7 +118,7 @@ def environment(
         words = filled(
             wanted.command,
             api_url=at.api,
-            inference_url=at.inference[0],
+            inference_url=at.inference[0] if at.inference else "",
             inference_urls=",".join(at.inference),
             model=served.model_name,
             python=python,
@@ -142,21 +154,17 @@ def environment_settings(
     plan: Plan, wanted: EnvironmentSection, served: ServingSettings, at: Endpoints
 ) -> dict[str, Any]:
     """Return the environment's settings, merged over the addresses and names of the run."""
-    servers = [
-        {
-            "base_url": f"{url}/v1",
-            "model_name": served_name(plan, served),
-            "server_type": CHAT_TYPES[choose_engine(plan.inference.engine)],
-            "api_key": "none",
-        }
-        for url in at.inference
-    ]
+    servers = {
+        "base_url": DIRECTORY,
+        "model_name": served_name(plan, served),
+        "server_type": CHAT_TYPES[choose_engine(plan.inference.engine)],
+        "api_key": "none",
+    }
     wiring = {"rollout_server_url": at.api_address, "tokenizer_name": served.model_name}
     own = dict(wanted.config)
     env = {**wiring, **(own.pop("env", None) or {})}
     if isinstance(own.get("openai"), Mapping):  # of every server
-        more = own.pop("openai")
-        servers = [{**server, **more} for server in servers]
+        servers |= own.pop("openai")
     return {"openai": servers, **own, "env": env}
 
 
@@ -179,7 +187,8 @@ def trainer(
         meet: host:port on the first of the plan's nodes; None: all ranks are on this one.
         run_id: the same on all nodes, and in no other run that meets there.
     """
-    wiring = {"atropos_url": at.api_address, "inference_urls": list(at.inference)}
+    wiring: dict[str, Any] = {"atropos_url": at.api_address, "inference_urls": [DIRECTORY]}
+    wiring["inference_min_ready"] = plan.inference.min_ready or plan.inference.count
     first, last = plan.launched / "wiring.yaml", plan.launched / "trainer.yaml"
     write_yaml(first, {**default_settings(plan), **wiring})
     write_yaml(last, plan.trainer.settings)

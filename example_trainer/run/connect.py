@@ -7,15 +7,18 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from statistics import median
 
+from atroposlib.client import RolloutClient
+from atroposlib.errors import AtroposError, InferenceUnavailable
 from atroposlib.wire import Heartbeat
 from atroposlib.wire.status import ServerState
 from example_trainer.settings.weights import ServingSettings
 from example_trainer.state import StopSignal
 from example_trainer.weights.engines import InferenceServer, connect
+from example_trainer.weights.fleet import Fleet
 
 logger = logging.getLogger(__name__)
 INTERVAL_S = 2.0
@@ -134,22 +137,89 @@ class WaitReporter:
             logger.info(what)
 
 
-def connect_servers(
-    settings: ServingSettings, waits: WaitReporter, stack: ExitStack
-) -> list[InferenceServer]:
-    """Connect to every server, waiting for starting ones; raises as ``engines.connect``."""
-    waits.phase("waiting for inference servers")
-    servers = []
-    for url in settings.servers:
+class ServerRoster:
+    """Inference servers of the trainer: those of a list, or those of the API's directory."""
+
+    def __init__(
+        self, settings: ServingSettings, waits: WaitReporter, stack: ExitStack
+    ) -> None:
+        self._settings = settings
+        self._waits = waits
+        self._stack = stack  # closes the connections
+        self._api: RolloutClient | None = None
+        self._problems: dict[str, str] = {}  # URL of a server that cannot be used -> why
+
+    def connect_all(self, client: RolloutClient, api_url: str) -> list[InferenceServer]:
+        """Connect to every server, waiting for starting ones; raises as ``engines.connect``.
+
+        Of the directory ``inference_min_ready`` are waited for when a run begins, and one when it
+        goes on: the others join as they come. ``api_url`` is for a client of the keeper's thread.
+        """
+        self._waits.phase("waiting for inference servers")
+        if not self._settings.follows_directory:
+            bound_s = self._settings.server_timeout_s
+            return [self._connect(url, bound_s) for url in self._settings.servers]
+        self._api = self._stack.enter_context(closing(RolloutClient(api_url)))
+        begins = client.status().batches_acked == 0
+        return self._first(self._settings.inference_min_ready if begins else 1)
+
+    def follow(self, fleet: Fleet) -> None:
+        """Add the servers that joined the directory; forget absent ones that left it."""
+        if self._api is None or (listed := self._api.servers()) is None:
+            return
+        known = [engine.url for engine in fleet.engines]
+        for engine in self._connected(listed.joined(known, any_weights=True)):
+            fleet.join(engine)
+        for url in listed.left([engine.url for engine in fleet.engines]):
+            fleet.forget(url)
+
+    def _first(self, wanted: int) -> list[InferenceServer]:
+        found: list[InferenceServer] = []
+        started, bound_s = time.monotonic(), self._settings.server_timeout_s
+        while True:
+            listed = self._api.servers() if self._api else None
+            if listed is not None:
+                known = [engine.url for engine in found]
+                found += self._connected(listed.joined(known, any_weights=True))
+            waited_s = time.monotonic() - started
+            state = (
+                f"{len(found)} of {wanted} inference servers are in the directory of the rollout"
+                f" API; {waited_s:.0f} s of at most {bound_s:.0f} s"
+            )
+            if len(found) >= wanted:
+                return found
+            if waited_s > bound_s and found:
+                logger.warning(f"starting without the others: {state}")
+                return found
+            if waited_s > bound_s:
+                why = "".join(f"; {url}: {problem}" for url, problem in self._problems.items())
+                raise InferenceUnavailable(f"{state}{why}")
+            self._waits(state)
+            time.sleep(0.5)
+
+    def _connected(self, urls: Sequence[str]) -> list[InferenceServer]:
+        """The servers of ``urls`` that can be used now; why not is logged once."""
+        found = []
+        for url in urls:
+            try:
+                engine = self._connect(url, 0.0)
+                engine.require(self._settings.publisher, self._settings.publish_adapter_name)
+                found.append(engine)
+            except AtroposError as error:
+                if self._problems.get(url) != str(error):
+                    self._problems[url] = str(error)
+                    logger.warning(f"inference server {url} is left out: {error}")
+        return found
+
+    def _connect(self, url: str, wait_s: float) -> InferenceServer:
         server = connect(
             url,
-            settings.inference_engine,
-            timeout_s=settings.publish_timeout_s,
-            wait_s=settings.server_timeout_s,
-            on_repeat=waits.note,
-            on_wait=waits,
-            token=settings.server_token,
-            pause_mode=settings.publish_pause,
+            self._settings.inference_engine,
+            timeout_s=self._settings.publish_timeout_s,
+            wait_s=wait_s,
+            on_repeat=self._waits.note,
+            on_wait=self._waits,
+            token=self._settings.server_token,
+            pause_mode=self._settings.publish_pause,
         )
-        servers.append(stack.enter_context(closing(server)))
-    return servers
+        return self._stack.enter_context(closing(server))

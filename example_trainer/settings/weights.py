@@ -28,7 +28,12 @@ class WeightSettings(Section):
         None, description="name in example_trainer.weights (default: by weight_bridge_mode)"
     )
     inference_urls: list[str] | None = Field(
-        None, description="servers that get new weights (default: localhost:vllm_port)"
+        None,
+        description="servers that get new weights (default: localhost:vllm_port); directory://"
+        " takes those that announce themselves to the rollout API",
+    )
+    inference_min_ready: int = Field(
+        1, ge=1, description="servers of the directory that a run waits for before it begins"
     )
     inference_engine: Literal["auto", "local", "vllm", "sglang"] = Field(
         "auto", description="protocol of the servers; auto asks each"
@@ -120,6 +125,11 @@ class ServingSettings(OriginalSettings, WeightSettings, ModelSettings):
         if self.inference_urls is not None:
             return self.inference_urls
         return [f"http://localhost:{self.vllm_port}"]
+
+    @property
+    def follows_directory(self) -> bool:
+        """Whether the servers are those of the rollout API's directory."""
+        return self.servers[:1] == ["directory:"]  # slashes at the end are stripped
 
     @property
     def server_token(self) -> str | None:

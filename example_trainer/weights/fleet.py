@@ -43,6 +43,9 @@ class Fleet:
         timeout_s: of one call.
         absent_s: bound of the wait for a server when none is left.
         on_wait: called with that wait.
+
+    ``follow`` is called, under ``lock``, before each look at the servers: it may :meth:`join` and
+    :meth:`forget` some.
     """
 
     def __init__(
@@ -52,7 +55,8 @@ class Fleet:
         absent_s: float = 600.0,
         on_wait: Callable[[str], None] = lambda what: None,
     ) -> None:
-        self.engines = engines
+        self.engines = list(engines)
+        self.follow: Callable[[Fleet], None] = lambda fleet: None
         self.absent: dict[str, float] = {}  # URL of a server left out -> since, monotonic
         self._unanswered: dict[str, float] = {}  # URL -> since, monotonic, during a publish
         self.rejoined = 0  # servers that came back
@@ -60,10 +64,28 @@ class Fleet:
         self._watchdog_s = 2 * timeout_s + WATCHDOG_SLACK_S
         self._absent_s, self.on_wait = absent_s, on_wait
 
+    def join(self, engine: InferenceServer) -> None:
+        """Add a server, which is absent until it holds the current weights."""
+        self.absent[engine.url] = time.monotonic()
+        self.engines.append(engine)
+
+    def forget(self, url: str) -> None:
+        """Look no more for a server that was left out."""
+        if self.absent.pop(url, None) is not None:
+            for engine in [one for one in self.engines if one.url == url]:
+                self.engines.remove(engine)
+                engine.http.close()
+            logger.warning(f"inference server {url} has left; {len(self.engines)} remain")
+
     @property
     def present(self) -> list[InferenceServer]:
         """The servers that take part."""
         return [engine for engine in self.engines if engine.url not in self.absent]
+
+    @property
+    def urls(self) -> list[str]:
+        """Addresses of the servers that take part."""
+        return [engine.url for engine in self.present]
 
     def counts(self) -> dict[str, int]:
         """Metrics of a step."""
@@ -104,7 +126,7 @@ class Fleet:
         """Let a server that has the current weights, or is about to get them, take part."""
         if self.absent.pop(engine.url, None) is not None:
             self.rejoined += 1
-            logger.info(f"inference server {engine.url} is back")
+            logger.info(f"inference server {engine.url} takes part")
 
     def gather(self) -> None:
         """Take back every server that answers, so that the next publish includes it.
@@ -114,6 +136,7 @@ class Fleet:
         """
 
         def take_back_ready() -> None:
+            self.follow(self)
             for engine in self.engines:
                 if engine.url in self.absent and engine.http.is_ready():
                     self.take_back(engine)

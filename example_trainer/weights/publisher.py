@@ -39,12 +39,16 @@ class Publisher:
         announce: Announce | None,
         on_wait: Callable[[str], None] = lambda what: None,
     ) -> None:
-        self.engines = engines
         self.cfg = cfg
         self.fleet = Fleet(engines, cfg.publish_timeout_s, cfg.server_timeout_s, on_wait)
         self._announce = announce
         # Version that the servers hold, and where it is staged (None: it is their first).
         self._held: tuple[int, Path | None] | None = None
+
+    @property
+    def engines(self) -> Sequence[InferenceServer]:
+        """All servers, those that are left out too."""
+        return self.fleet.engines
 
     @property
     def publishes_start(self) -> bool:
@@ -105,6 +109,7 @@ class Publisher:
         if self._held is None or not self.fleet.lock.acquire(blocking=False):
             return  # before the first publish, or in one
         try:
+            self.fleet.follow(self.fleet)
             call_all(self.engines, self._look_at)
             self.fleet.check()
         finally:

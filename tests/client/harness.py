@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,8 +11,9 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
+from atroposlib.client.announce import announce
 from atroposlib.wire import Registration, ScoredData
-from tests.serving import served
+from tests.serving import WAIT_S, served
 
 URL = "http://127.0.0.1:9"  # nothing listens on the discard port
 
@@ -96,6 +98,19 @@ def served_api() -> Iterator[str]:
     """The address of an API behind a real socket."""
     with served(create_app(open_store("memory"))) as url:
         yield url
+
+
+@contextmanager
+def announced(api: str, name: str, url: str) -> Iterator[None]:
+    """The server at ``url`` sends heartbeats, from a thread."""
+    stop = threading.Event()
+    thread = threading.Thread(target=announce, args=(api, name, url, stop, lambda: True))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(WAIT_S)
 
 
 def post(transport: httpx.BaseTransport, *groups: ScoredData) -> None:

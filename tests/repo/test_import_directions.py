@@ -61,7 +61,7 @@ ROLLOUT_API = (
     ("atroposlib.api",),  # server, and the face of the package
 )
 INFERENCE = (
-    (*FOUNDATION, "atroposlib.utils"),
+    (*FOUNDATION, "atroposlib.utils", "atroposlib.client"),
     ("atroposlib.inference.engine.weights",),
     ("atroposlib.inference.engine",),
     ("atroposlib.inference.http",),
@@ -89,7 +89,7 @@ CHAINS = {
 }
 # Standalone packages, with the other modules they may import.
 ALONE: Mapping[str, tuple[str, ...]] = {
-    "atroposlib.inference": ("atroposlib.errors", "atroposlib.wire", "atroposlib.utils"),
+    "atroposlib.inference": (*FOUNDATION, "atroposlib.utils", "atroposlib.client"),
     "atroposlib.processes": ("atroposlib.errors",),
     "atroposlib.trackers": ("atroposlib.errors",),
     GENERATION: (*FOUNDATION, "atroposlib.utils"),

@@ -1,20 +1,31 @@
-"""Which process of a run does not go on, from heartbeats: not the ones that wait for it."""
+"""Participants from heartbeats: inference servers, and processes that do not go on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from atroposlib.doctor.evidence import Process, silence_s, silent_ones
-from atroposlib.wire.status import Participant, ServerState
+from atroposlib.doctor.evidence import SILENT_S, Process, silence_s, silent_ones
+from atroposlib.wire.directory import ServerDirectory, ServerEntry
+from atroposlib.wire.status import Heartbeat, Participant, ServerState
 
+# By URL, by role and name of the caller, with the time of its report.
+Reports = Mapping[str, Mapping[tuple[str, str], tuple[ServerState, float]]]
+Beats = Iterable[tuple[Heartbeat, float]]  # with the time of each
+
+REPORT_S = 60.0  # after which a report about a server no longer counts
 MAX_IN_REASON = 3  # of them; /status lists all
 
 
-def inference_server(url: str, reports: Sequence[tuple[ServerState, float]]) -> Participant:
-    """One server out of the reports of its callers, each with its age (s).
+def inference_server(
+    url: str,
+    reports: Sequence[tuple[ServerState, float]],
+    announced: tuple[Heartbeat, float] | None = None,
+) -> Participant:
+    """One server out of the reports of its callers and its own heartbeat, each with its age (s).
 
     It counts as silent if no caller with running requests gets an answer; ``silent_s`` is
-    then the shortest silence. Requests are summed.
+    then the shortest silence. So does one without callers whose heartbeats ended. Requests are
+    summed.
     """
     busy = [one for one, _ in reports if one.running or one.silent_s is not None]
     silences = [one.silent_s for one in busy if one.silent_s is not None]
@@ -29,17 +40,80 @@ def inference_server(url: str, reports: Sequence[tuple[ServerState, float]]) -> 
         details["version"] = max(versions)
     if rates:
         details["tokens_per_s"] = round(sum(rates), 1)
+    if announced is not None:
+        beat, since_s = announced
+        details |= {"name": beat.name, **beat.details}
+        if beat.announces is not None and beat.announces.version is not None:
+            details.setdefault("version", beat.announces.version)
+        if since_s > SILENT_S and not busy and "ended" not in beat.details:
+            silences, busy = [since_s], [ServerState(url=url)]
     silent = bool(silences) and len(silences) == len(busy)
     if silent:
         details["silent_s"] = min(silences)
+    ages = [age for _, age in reports] + ([announced[1]] if announced else [])
     return Participant(
         role="inference",
         name=url,
         phase="no answer" if silent else "serving",
         waiting_on=None,
         details=details,
-        age_s=min(age for _, age in reports),
+        age_s=min(ages),
     )
+
+
+def participants(beats: Beats, reports: Reports, now: float) -> list[Participant]:
+    """All processes, and one entry for each inference server."""
+    announced: dict[str, tuple[Heartbeat, float]] = {}
+    processes = []
+    for beat, seen in beats:
+        age_s = max(0.0, now - seen)
+        if beat.announces is not None:
+            announced[beat.announces.url] = beat, age_s
+        else:
+            own = beat.model_dump(exclude={"servers", "announces"})
+            processes.append(Participant(**own, age_s=age_s))
+    servers = [
+        inference_server(
+            url,
+            [(state, now - at) for state, at in reports.get(url, {}).values()],
+            announced.get(url),
+        )
+        for url in dict.fromkeys([*reports, *announced])
+    ]
+    return processes + servers
+
+
+def directory(
+    beats: Collection[tuple[Heartbeat, float]],
+    reports: Reports,
+    now: float,
+    instance: str,
+    began: float,
+) -> ServerDirectory:
+    """Inference servers whose own heartbeats are fresh; the API ``began`` as ``instance``.
+
+    One takes part if a trainer reports that it answers: it then holds the current weights.
+    Without a trainer that reports, all do, once the list is complete.
+    """
+    complete = now - began > SILENT_S
+    reporting = any(beat.role == "trainer" and now - seen <= REPORT_S for beat, seen in beats)
+    listed = ServerDirectory(instance=instance, complete=complete, servers=[])
+    for beat, seen in beats:
+        if beat.announces is None or "ended" in beat.details or now - seen > SILENT_S:
+            continue
+        taken = any(
+            role == "trainer" and state.silent_s is None
+            for (role, _), (state, _) in reports.get(beat.announces.url, {}).items()
+        )
+        listed.servers.append(
+            ServerEntry(
+                **beat.announces.model_dump(),
+                name=beat.name,
+                age_s=max(0.0, now - seen),
+                takes_part=taken or complete and not reporting,
+            )
+        )
+    return listed
 
 
 def stalled(participants: Iterable[Participant]) -> list[str]:

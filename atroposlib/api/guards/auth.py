@@ -45,6 +45,7 @@ SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     ("GET", "/redoc"): READ,
     ("GET", "/openapi.json"): READ,
     ("GET", "/status"): READ,
+    ("GET", "/servers"): READ,
     ("GET", "/metrics"): READ,
     ("GET", "/events"): READ,
     ("GET", "/explore/why"): READ,
@@ -174,10 +175,12 @@ def own_id(caller: Caller | None, text: str) -> str:
 def require_role(caller: Caller | None, role: str) -> None:
     """
     Raises:
-        Forbidden: a token without the scope trainer reports as the trainer.
+        Forbidden: a token without the scope trainer reports as the trainer, or announces a
+            server, to which others would send their rollouts and weights.
     """
-    if caller is not None and role == "trainer" and Scope.TRAINER not in caller.scopes:
-        raise Forbidden("a heartbeat or a report of the trainer needs the scope trainer")
+    guarded = role in ("trainer", "inference")
+    if caller is not None and guarded and Scope.TRAINER not in caller.scopes:
+        raise Forbidden(f"a heartbeat or a report of role {role} needs the scope trainer")
 
 
 _REFUSALS: dict[type[AccessError], tuple[int, str, str, str]] = {  # with one header

@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
+from uuid import uuid4
 
 import msgspec
 
@@ -31,20 +32,19 @@ from atroposlib.api.decisions.batching import (
     uncommitted,
 )
 from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S, find_env
-from atroposlib.api.decisions.stalled import inference_server
+from atroposlib.api.decisions.stalled import REPORT_S, directory, participants
 from atroposlib.api.run.events import Events
 from atroposlib.api.run.metrics import Metrics
 from atroposlib.api.run.run_cache import SHARED_STORE_LAG_S, RunCache, RunView
 from atroposlib.api.store import Store
 from atroposlib.errors import ConfigError, UnknownEnv
-from atroposlib.wire import Heartbeat, Participant
+from atroposlib.wire import Heartbeat, Participant, ServerDirectory
 from atroposlib.wire.status import ServerState
 
 FORGET_AFTER_S = 3600.0
 # The oldest are dropped first; names come from callers and cost memory.
 MAX_PARTICIPANTS = 1024  # of each role
 MAX_SERVERS = 1024
-REPORT_S = 60.0  # after which a report about a server no longer counts
 MAX_DETAILS = 64
 MAX_DETAIL_CHARACTERS = 200
 _NOBODY: Mapping[int, float] = {}
@@ -165,7 +165,8 @@ class Liveness:
     def __init__(self, clock: Callable[[], float], silent_after_s: float) -> None:
         self._clock = clock
         self._silent_after_s = silent_after_s
-        self._since = clock()
+        self._instance, self._began = uuid4().hex, clock()
+        self._since = self._began
         self._beats: dict[tuple[str, str], tuple[Heartbeat, float]] = {}
         # By URL and by the role and name of the caller, with the time of its report.
         self._servers: dict[str, dict[tuple[str, str], tuple[ServerState, float]]] = {}
@@ -273,20 +274,16 @@ class Liveness:
             merged[env] = max(at, merged.get(env, 0.0))
         return merged
 
+    def directory(self) -> ServerDirectory:
+        """Inference servers whose announcement is fresh."""
+        beats, now = self._beats.values(), self._clock()
+        return directory(beats, self._servers, now, self._instance, self._began)
+
     def participants(self) -> list[Participant]:
+        """Processes, and inference servers out of all reports about them."""
         now = self._clock()
-        processes = [
-            Participant(
-                **heartbeat.model_dump(exclude={"servers"}), age_s=max(0.0, now - seen)
-            )
-            for heartbeat, seen in self._beats.values()
-            if now - seen <= FORGET_AFTER_S
-        ]
-        servers = [
-            inference_server(url, [(state, now - at) for state, at in reports.values()])
-            for url, reports in self._servers.items()
-        ]
-        return processes + servers
+        fresh = (one for one in self._beats.values() if now - one[1] <= FORGET_AFTER_S)
+        return participants(fresh, self._servers, now)
 
 
 def _require_short(details: Mapping[str, float | int | str]) -> None:

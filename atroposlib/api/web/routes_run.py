@@ -190,6 +190,10 @@ def _info_routes(router: APIRouter, service: RolloutService) -> None:
     async def status() -> Response:
         return of_json(await service.status())
 
+    @router.get("/servers", response_model=wire.ServerDirectory, responses=refusals())
+    async def servers() -> Response:
+        return of_json(service.context.liveness.directory())
+
     @router.post("/steps", responses=refusals(404))
     async def steps(body: wire.StepReport, request: Request) -> Response:
         require_role(caller_of(request), body.role)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.settings.config import OPENAI_NAMESPACE, BaseEnvConfig
 from atroposlib.errors import ConfigError, InferenceUnavailable
-from atroposlib.generation.configs import ServerConfigs, ServerManagerConfig
+from atroposlib.generation.configs import DIRECTORY, ServerConfigs, ServerManagerConfig
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.engines.http import UNNAMED
 from atroposlib.generation.engines.openai import OpenAICompatibleServer, TokenServer
@@ -51,6 +51,8 @@ def make_named_env(
     for name in settings.env.trackers:  # before a wait for a server
         require(name)
     server = server_manager(env_cls, settings)
+    if server.template is not None:
+        _require_names(settings)
     wait = settings.mode != "serve" and not server.use_proxy
 
     async def named() -> tuple[CommandSettings, Any]:
@@ -72,6 +74,16 @@ def make_named_env(
     return make_env(env_cls, known, server, tokenizer)
 
 
+def _require_names(settings: CommandSettings) -> None:
+    """Raise ConfigError for a directory of servers where no server can be asked for names."""
+    if settings.mode != "serve":
+        raise ConfigError(
+            f"base_url {DIRECTORY} goes with serve; name a server for {settings.mode}"
+        )
+    if "tokenizer_name" not in settings.env.model_fields_set:
+        raise ConfigError(f"base_url {DIRECTORY} needs --env.tokenizer_name")
+
+
 async def _named_more(
     env_cls: type[EnvRuntime], settings: CommandSettings
 ) -> dict[str, ServerConfigs | None]:
@@ -82,6 +94,8 @@ async def _named_more(
         if configs is None or not (more.switch and getattr(settings.env, more.switch)):
             continue
         asked = ServerManager(configs)
+        if asked.template is not None:
+            raise ConfigError(f"--{namespace}.base_url {DIRECTORY}: of the trained model only")
         try:
             unnamed = any(server.config.model_name == UNNAMED for server in asked.servers)
             await identify(asked.servers, wait=unnamed)

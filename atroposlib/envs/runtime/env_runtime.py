@@ -139,8 +139,7 @@ class EnvRuntime(EnvHooks):
             reasoning_config=ReasoningConfig.from_env_config(config),
         )
         self.max_num_workers = config.max_num_workers
-        if config.max_num_workers == -1:
-            self.max_num_workers = config.max_num_workers_per_node * len(self.server.servers)
+        self.count_workers()
         self.joined_run = JoinedRun(self.label, self.config)
         self.serving: Serving | None = None
         self.process_mode = False
@@ -200,6 +199,12 @@ class EnvRuntime(EnvHooks):
     def sender(self) -> GroupSender | None:
         """The sender of ``serve``; None before the registration and in other commands."""
         return self.serving.sender if self.serving is not None else None
+
+    def count_workers(self) -> None:
+        """Set ``max_num_workers`` by the number of servers, unless the settings do."""
+        if self.config.max_num_workers == -1:
+            per_server = self.config.max_num_workers_per_node
+            self.max_num_workers = per_server * len(self.server.servers)
 
     def label(self) -> str:
         """The name of this environment: ``wandb_name``, else the class's."""

@@ -26,22 +26,20 @@ from atroposlib.envs.runtime.admission import RolloutAdmission
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.runtime.registration import RunRegistration
 from atroposlib.envs.runtime.sender import GroupSender
+from atroposlib.envs.runtime.server_watch import ServerWatch
 from atroposlib.envs.runtime.waits import Shutdown, StopRequested, WaitStatus
 from atroposlib.envs.settings.config import HEARTBEAT_S, STATUS_POLL_S
 from atroposlib.errors import (
     AtroposError,
-    ConfigError,
-    InferenceUnavailable,
     NotRegistered,
     UnknownEnv,
     boundary,
 )
-from atroposlib.utils.gathering import gather_or_cancel
 from atroposlib.wire import MOSTLY_DROPPED, EnvStatus, Heartbeat
 
 logger = logging.getLogger(__name__)
 DISCONNECT_TIMEOUT_S = 5.0  # of the calls that only tidy up
-MAX_WAIT_CHARS, MAX_SERVERS = 400, 64  # bounds of wire.Heartbeat
+MAX_WAIT_CHARS, MAX_SERVERS = 400, 64  # in a heartbeat
 
 
 class EnvPhase(str, Enum):
@@ -85,10 +83,10 @@ class Serve:
             new_run=env.pool.requeue_unfinished,
         )
         self.admission = RolloutAdmission(self.client)
+        self.servers = ServerWatch(env, self.client, self.shutdown)
         self.evaluation = env.periodic_evaluation
         env.metrics_logger.sinks.append(env.group_stats.reports)
         self._heart: asyncio.Future[None] | None = None
-        self._names: asyncio.Future[None] | None = None
         self._next: RolloutTask | None = None  # wanted, and not admitted yet
 
     @property
@@ -110,12 +108,13 @@ class Serve:
             AtroposError: ``max_failures_in_a_row`` rollouts failed; the last of their errors.
         """
         self._heart = asyncio.ensure_future(repeat(HEARTBEAT_S, self.beat))
-        self._names = asyncio.ensure_future(self._check_names())
+        self.servers.begin()
         self.shutdown.listen()
         try:
             with boundary(self.env.label(), None, "setup"):
                 await self.shutdown.or_shutdown(self.env.setup())
             await self._join()
+            await self.servers.wait_for_one(self.waiting, self.env.config.api_timeout_s)
             if self.env.config.eval_at_start:
                 self.evaluation.due = self._run.step
             while not self.complete:
@@ -132,16 +131,6 @@ class Serve:
             raise
         finally:
             await self._leave()
-
-    async def _check_names(self) -> None:
-        """Check what each server serves as soon as it answers, though no rollout calls it yet."""
-        servers = [] if self.env.server.use_proxy else self.env.server.servers
-        try:
-            await gather_or_cancel(one.health.wait_until_healthy() for one in servers)
-        except ConfigError as error:
-            self.shutdown.fail(error)
-        except InferenceUnavailable as error:
-            logger.debug("%s", error)  # rollouts wait for it themselves
 
     async def _join(self) -> None:
         await self.env.register_env()
@@ -355,6 +344,7 @@ class Serve:
                 servers=servers[:MAX_SERVERS],
             )
         )
+        await self.servers.refresh()
         if self._run.registered is not None:
             await env.group_stats.reports.send(self.client, self._run.identity)
 
@@ -369,10 +359,11 @@ class Serve:
     async def _leave(self) -> None:
         env = self.env
         await self._drain()
-        for task in (self._heart, self._names, self.evaluation.task):
+        for task in (self._heart, self.evaluation.task):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        await self.servers.close()
         try:
             if self.sender is not None:
                 await asyncio.wait_for(self._disconnect(), DISCONNECT_TIMEOUT_S)

@@ -24,6 +24,10 @@ def pick_server(servers: Sequence[APIServer], split: str) -> APIServer:
     ``config.timeout`` seconds, and logs the wait.
     """
     recheck(servers)
+    if not servers:
+        raise InferenceUnavailable(
+            "no inference server is in the directory of the rollout API"
+        )
     return max(servers, key=lambda server: (is_up(server), free_slots(server, split)))
 
 
@@ -60,8 +64,9 @@ def returns_tokens(server: APIServer) -> bool:
 
 
 def token_servers(servers: Sequence[APIServer]) -> Sequence[APIServer]:
-    """The servers that return token ids; all servers if none does."""
-    return [one for one in servers if returns_tokens(one)] or servers
+    """The servers that return token ids; ``servers`` itself if all or none do."""
+    found = [one for one in servers if returns_tokens(one)]
+    return found if 0 < len(found) < len(servers) else servers
 
 
 @dataclass(eq=False)
@@ -75,17 +80,19 @@ class FailoverRoute:
     async def call(self, split: str, attempt: Callable[[APIServer], Awaitable[T]]) -> T:
         """Run ``attempt`` on the current server, after a failure once on each other one.
 
-        Raises the last failure, when every server failed.
+        ``servers`` may change meanwhile. Raises the last failure, when every server failed.
         """
         failed: list[APIServer] = []
         started = time.monotonic()
+
+        def others() -> list[APIServer]:
+            return [one for one in self.servers if one not in (server, *failed)]
+
         while True:
-            left = [one for one in self.servers if one not in failed]
-            server = self._choose(left, split)
-            others = [one for one in left if one is not server]
+            server = self._choose([one for one in self.servers if one not in failed], split)
             try:
                 with call_context(
-                    CallContext(lambda: any_available(others), self.routing_key)
+                    CallContext(lambda: any_available(others()), self.routing_key)
                 ):
                     return await attempt(server)
             except FailoverRequired as down:
@@ -94,7 +101,7 @@ class FailoverRoute:
                 logger.warning("%s; failing over to another server", down)
             except InferenceUnavailable as failure:
                 failed.append(server)
-                if len(left) == 1:
+                if not others():
                     raise
                 logger.warning("%s; failing over to another server", failure)
 

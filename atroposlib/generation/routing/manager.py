@@ -16,6 +16,7 @@ from atroposlib.generation.configs import (
     ServerBaseline,
     ServerConfigs,
     as_server_list,
+    directory_template,
     generated_configs,
     slurm_urls,
 )
@@ -36,6 +37,7 @@ from atroposlib.generation.routing.failover import (
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
 from atroposlib.generation.sessions.dummy import DummyManagedServer, require_dummy_allowed
 from atroposlib.generation.sessions.managed import ManagedServer, managed_over
+from atroposlib.wire.directory import ServerDirectory
 from atroposlib.wire.status import ServerState
 
 if TYPE_CHECKING:
@@ -82,17 +84,55 @@ class ServerManager(RoutedCalls):
         self.use_proxy = use_proxy or self.proxy_url is not None
         self.tool_parser = tool_parser
         self.reasoning_config = reasoning_config or ReasoningConfig()
+        self._server_class = server_class
+        self._version: int | None = None
+        self._weight = 1.0
+        listed = [] if testing else _server_list(configs, slurm)
+        #: Settings of the servers that :meth:`follow` takes; None: there are those of ``configs``.
+        self.template = directory_template(listed)
+        # Changed in place: routes of running calls hold this list.
         self.servers: list[APIServer] = [ServerHarness()] if testing else []
-        for config in [] if testing else _server_list(configs, slurm):
-            by_type = server_class is APIServer
-            backend = backend_for(config.server_type) if by_type else server_class
-            self.servers.append(backend(config, self.reasoning_config))
+        if self.template is None:
+            self.servers += map(self._connected, listed)
+
+    def _connected(self, config: APIServerConfig) -> APIServer:
+        by_type = self._server_class is APIServer
+        backend = backend_for(config.server_type) if by_type else self._server_class
+        return backend(config, self.reasoning_config)
+
+    async def follow(self, directory: ServerDirectory) -> list[APIServer]:
+        """Take part with servers that joined the directory; leave out those that left it.
+
+        Returns the new ones. Calls that run on a server that left fail over to another.
+        """
+        if self.template is None:
+            return []
+        known = [server.root_url for server in self.servers]
+        joined = directory.joined(known)
+        new = [
+            self._connected(self.template.model_copy(update={"base_url": f"{url}/v1"}))
+            for url in joined
+        ]
+        for server in new:
+            server.announced_version = self._version
+            await server.update_weight(self._weight)
+        left = directory.left([*known, *joined])
+        gone = [server for server in self.servers if server.root_url in left]
+        self.servers[:] = [one for one in self.servers if one not in gone] + new
+        for server in gone:
+            server.health.mark_suspect()
+            await server.close()  # ends requests that would wait for a node that is gone
+        for what, urls in (("takes part", joined), ("has left the directory", left)):
+            for url in urls:
+                logger.info("inference server %s %s", url, what)
+        return new
 
     def announce_version(self, version: int | None) -> None:
         """Set the policy version that the rollout API reports as published.
 
         Tokens without a version from their server get the value at the time of the request.
         """
+        self._version = version
         for server in self.servers:
             server.announced_version = version
 
@@ -170,6 +210,7 @@ class ServerManager(RoutedCalls):
 
     async def update_weight(self, weight: float) -> None:
         """Limit every server to this share of its slots."""
+        self._weight = weight
         for server in self.servers:
             await server.update_weight(weight)
 

@@ -340,8 +340,9 @@ async def test_tokens_of_environments_cannot_hide_or_end_the_trainer(app, issued
         beat = {"role": "trainer", "name": "t", "phase": "training"}
         trainer, env = bearer(issued[1]["trainer"]), bearer(issued[1]["mine"])
         assert (await http.post("/heartbeat", json=beat, headers=trainer)).is_success
-        refused = await http.post("/heartbeat", json=beat, headers=env)
-        assert refused.status_code == 403
+        for role in ("trainer", "inference"):
+            refused = await http.post("/heartbeat", json=beat | {"role": role}, headers=env)
+            assert refused.status_code == 403
         for no in range(9):
             other = beat | {"role": "env", "name": str(no)}
             await http.post("/heartbeat", json=other, headers=env)

@@ -6,8 +6,9 @@ import pytest
 
 from atroposlib.api.common.records import EnvEntry
 from atroposlib.api.run.context import FORGET_AFTER_S, MAX_PARTICIPANTS, REPORT_S, Liveness
+from atroposlib.doctor.evidence import SILENT_S
 from atroposlib.errors import ConfigError
-from atroposlib.wire import Heartbeat, RegisterEnv
+from atroposlib.wire import Announcement, Heartbeat, RegisterEnv
 from atroposlib.wire.status import ServerState
 
 ENV = RegisterEnv(max_token_length=64, desired_name="env", weight=1.0, group_size=4)
@@ -79,3 +80,55 @@ def test_request_times_are_synced_before_other_replicas_time_out_an_environment(
     now[0] = 75.0
     liveness.record_request(0)
     assert liveness.pending_sync({0: 0.0, 1: 9.0}) == {0: 75.0, 1: 9.0}
+
+
+def announced(name: str, url: str, **details: int) -> Heartbeat:
+    known = Announcement(url=url, instance=f"{name} {url}", started=0, version=3)
+    return Heartbeat(
+        role="inference", name=name, phase="serving", announces=known, details=details
+    )
+
+
+def test_an_entry_of_the_directory_ends_with_its_heartbeats_and_moves_with_its_name():
+    now = [0.0]
+    liveness = Liveness(lambda: now[0], 300.0)
+    for name in ("a", "b", "c"):
+        liveness.record_heartbeat(announced(name, f"http://{name}:1"))
+    assert not liveness.directory().complete  # of an API that has just started
+    now[0] = SILENT_S + 1
+    liveness.record_heartbeat(announced("a", "http://a:2"))
+    liveness.record_heartbeat(announced("c", "http://c:1", ended=1))
+    directory = liveness.directory()
+    assert directory.complete
+    assert [(one.name, one.url, one.version) for one in directory.servers] == [
+        ("a", "http://a:2", 3)
+    ]
+    silent = {one.name: one.phase for one in liveness.participants()}
+    assert silent["http://b:1"] == "no answer" and silent["http://a:2"] == "serving"
+
+
+def test_a_server_takes_part_once_the_trainer_reports_that_it_answers():
+    now = [0.0]
+    liveness = Liveness(lambda: now[0], 300.0)
+
+    def taking_part() -> list[str]:
+        return [one.url for one in liveness.directory().servers if one.takes_part]
+
+    def report(**silent: float | None) -> None:
+        states = [ServerState(url=f"http://{k}:1", silent_s=v) for k, v in silent.items()]
+        beat = Heartbeat(role="trainer", name="t", phase="training", servers=states)
+        liveness.record_heartbeat(beat)
+
+    def announce_all() -> None:
+        for name in ("a", "b"):
+            liveness.record_heartbeat(announced(name, f"http://{name}:1"))
+
+    announce_all()
+    assert taking_part() == []  # a trainer may be about to report
+    now[0] = SILENT_S + 1
+    announce_all()
+    assert taking_part() == ["http://a:1", "http://b:1"]  # no trainer of this package
+    report(a=None)
+    assert taking_part() == ["http://a:1"]
+    report(a=2.0, b=None)
+    assert taking_part() == ["http://b:1"]

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from atroposlib.errors import ConfigError
+from atroposlib.errors import ConfigError, InferenceUnavailable
 from atroposlib.generation.configs import APIServerConfig, ServerBaseline, ServerType
 from atroposlib.generation.engines.openai import OpenAIServer
 from atroposlib.generation.engines.sglang import SGLangServer
@@ -17,6 +17,7 @@ from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.generation.sessions.dummy import DummyManagedServer
 from atroposlib.generation.sessions.managed import ManagedServer
 from atroposlib.testing.fake_shapes import END, encode
+from atroposlib.wire import ServerDirectory, ServerEntry
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -264,3 +265,71 @@ async def test_managed_sessions_use_the_configured_proxy(
         async with manager.managed_server(tokenizer) as managed:
             await managed.chat_completion(messages=HELLO)
         assert (len(fake.requests), len(unused.requests)) == (1, 1)
+
+
+# --- the directory of the rollout API -----------------------------------------------------
+
+
+def directory(*urls: str, complete: bool = True) -> ServerDirectory:
+    fields = {"instance": "i", "started": 0, "age_s": 0, "takes_part": True}
+    servers = [ServerEntry(url=url, name=url, **fields) for url in urls]
+    return ServerDirectory(instance="api", complete=complete, servers=servers)
+
+
+def following(**settings: Any) -> ServerManager:
+    template = {"base_url": "directory://", "server_type": "vllm", "model_name": "fake"}
+    return ServerManager([APIServerConfig(**template | settings)])
+
+
+async def test_servers_of_the_directory_have_the_settings_of_its_entry() -> None:
+    manager = following(timeout=7)
+    manager.announce_version(3)
+    await manager.update_weight(0.5)
+    (server,) = await manager.follow(directory("http://a:1"))
+    assert (server.base_url, server.config.timeout) == ("http://a:1/v1", 7)
+    assert server.announced_version == 3 and server.headroom("train") == 256
+    assert await manager.follow(directory("http://a:1")) == []
+    await manager.close()
+
+
+async def test_a_call_that_waits_for_a_lost_server_goes_to_the_one_that_replaces_it(
+    fake_url: str,
+) -> None:
+    manager = following()
+    await manager.follow(directory("http://127.0.0.1:9"))  # nothing listens there
+    waiting = asyncio.ensure_future(manager.chat_completion(messages=HELLO, max_tokens=5))
+    while manager.waiting_on is None:
+        await asyncio.sleep(0.01)
+    await manager.follow(directory(fake_url))
+    assert len((await asyncio.wait_for(waiting, 600)).choices) == 1
+    assert [one.base_url for one in manager.servers] == [f"{fake_url}/v1"]
+    await manager.close()
+
+
+async def test_a_request_that_runs_on_a_server_that_left_goes_to_another(
+    fake_url: str, no_backoff: None
+) -> None:
+    manager, gate = following(), asyncio.Event()
+    hangs = await asyncio.start_server(lambda reader, writer: gate.wait(), "127.0.0.1", 0)
+    lost = f"http://127.0.0.1:{hangs.sockets[0].getsockname()[1]}"
+    await manager.follow(directory(lost))
+    manager.servers[0].health.report(True)
+    asked = asyncio.ensure_future(manager.chat_completion(messages=HELLO, max_tokens=5))
+    while not manager.servers[0].train_stats.slots.in_use:
+        await asyncio.sleep(0.01)
+    hangs.close()
+    await manager.follow(directory(fake_url))
+    assert len((await asyncio.wait_for(asked, 600)).choices) == 1
+    gate.set()
+    await manager.close()
+
+
+async def test_a_call_without_any_server_is_refused_at_once() -> None:
+    with pytest.raises(InferenceUnavailable, match="directory of the rollout API"):
+        await following().chat_completion(messages=HELLO)
+
+
+def test_a_directory_is_the_only_server_of_its_list() -> None:
+    both = [APIServerConfig(base_url=url) for url in ("directory://", "http://a/v1")]
+    with pytest.raises(ConfigError, match="only server"):
+        ServerManager(both)

@@ -106,7 +106,7 @@ class Run:
 
     def taken_back(self) -> int:
         """How often the trainer gave a lost server the current weights."""
-        return self.trainer.log.read_text(errors="replace").count("is back")
+        return self.trainer.log.read_text(errors="replace").count("takes part")
 
     def close(self) -> None:
         for process in (*self.envs, self.trainer, self.server):

@@ -13,7 +13,7 @@ from tests.trainer.launch.launch_plans import plan
 AT = Endpoints("http://api:8000", ("http://a:9000", "http://b:9001"))
 
 
-def test_environment_script_gets_all_addresses_and_its_settings_take_precedence(tmp_path):
+def test_environment_script_gets_the_directory_and_its_settings_take_precedence(tmp_path):
     found = plan(out=tmp_path)
     _, cfg = trainer_settings(found)
     command = roles.environment(found, cfg, "py", 0, AT)
@@ -24,10 +24,7 @@ def test_environment_script_gets_all_addresses_and_its_settings_take_precedence(
     settings = json.loads(told.read_text())
     assert settings["env"]["rollout_server_url"] == "http://api:8000"
     assert settings["env"]["group_size"] == 8
-    assert [server["base_url"] for server in settings["openai"]] == [
-        "http://a:9000/v1",
-        "http://b:9001/v1",
-    ]
+    assert settings["openai"]["base_url"] == "directory://"
 
 
 def test_a_ready_environment_is_run_from_the_package_where_its_file_is_absent(
@@ -52,10 +49,10 @@ def test_settings_of_openai_in_one_mapping_are_those_of_every_server(tmp_path):
     found.environments[0].config["openai"] = {"timeout": 60}
     _, cfg = trainer_settings(found)
     settings = roles.environment_settings(found, found.environments[0], cfg, AT)
-    assert [(one["timeout"], one["base_url"]) for one in settings["openai"]] == [
-        (60, "http://a:9000/v1"),
-        (60, "http://b:9001/v1"),
-    ]
+    assert (settings["openai"]["timeout"], settings["openai"]["base_url"]) == (
+        60,
+        "directory://",
+    )
 
 
 def test_environment_command_gets_addresses_in_its_placeholders(tmp_path):
@@ -107,4 +104,16 @@ def test_trainer_with_several_ranks_is_started_by_torchrun(ranks, meeting, words
     assert " ".join(command.argv) == f"{words} {files}"
     wiring = json.loads((folder / "wiring.yaml").read_text())
     assert wiring["atropos_url"] == "http://api:8000"
-    assert wiring["inference_urls"] == ["http://a:9000", "http://b:9001"]
+    assert wiring["inference_urls"] == ["directory://"]
+    assert wiring["inference_min_ready"] == 1
+
+
+def test_a_server_is_started_behind_its_announcement(tmp_path):
+    found = plan("inference.engine=local", out=tmp_path)
+    at = Endpoints("", api_file=tmp_path / "api")
+    _, cfg = trainer_settings(found)
+    command = roles.inference(found, cfg, "py", "0.0.0.0", 9000, 2, at, announced="n7")
+    words = (
+        f"--api {(tmp_path / 'api').as_uri()} --name inference-2 --url http://n7:9000 -- py -m"
+    )
+    assert words in " ".join(command.argv)

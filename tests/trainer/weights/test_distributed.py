@@ -43,7 +43,7 @@ def test_nccl_is_used_only_if_each_member_has_a_gpu_of_its_own(
 ):
     monkeypatch.setattr(process_group, "gpu_uuid", lambda device: "A")
     publisher, _ = publisher_for("distributed")
-    publisher.engines = [SimpleNamespace(gpu=lambda gpu=gpu: gpu) for gpu in gpus]
+    publisher.fleet.engines = [SimpleNamespace(gpu=lambda gpu=gpu: gpu) for gpu in gpus]
     assert publisher._backend(torch.device("cuda")) == backend
     assert publisher._backend(torch.device("cpu")) == "gloo"
 

@@ -1,0 +1,77 @@
+"""Inference servers of an environment that serves: the directory followed, their names checked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+
+from atroposlib.client import AsyncRolloutClient
+from atroposlib.envs.runtime.env_runtime import EnvRuntime
+from atroposlib.envs.runtime.waits import Shutdown, WaitStatus
+from atroposlib.envs.settings.config import STATUS_POLL_S
+from atroposlib.errors import ConfigError, InferenceUnavailable
+from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.engines.openai import TokenServer
+from atroposlib.utils.gathering import gather_or_cancel
+
+logger = logging.getLogger(__name__)
+
+
+class ServerWatch:
+    """What each server serves is checked as soon as it answers, though no rollout calls it yet."""
+
+    def __init__(
+        self, env: EnvRuntime, client: AsyncRolloutClient, shutdown: Shutdown
+    ) -> None:
+        self._env = env
+        self._client = client
+        self._shutdown = shutdown
+        self._checks: list[asyncio.Future[None]] = []
+
+    def begin(self) -> None:
+        """Check the servers of the settings."""
+        if not self._env.server.use_proxy:
+            self._checks.append(asyncio.ensure_future(self._check(self._env.server.servers)))
+
+    async def refresh(self) -> None:
+        """Follow the directory, if the settings name it; an absent API changes nothing."""
+        env = self._env
+        if env.server.template is None or (listed := await self._client.servers()) is None:
+            return
+        if new := await env.server.follow(listed):
+            for server in new:
+                if isinstance(server, TokenServer):
+                    await server.require_tokenizer(env.tokenizer, env.config.tokenizer_name)
+            self._checks = [one for one in self._checks if not one.done()]
+            self._checks.append(asyncio.ensure_future(self._check(new)))
+        env.count_workers()
+
+    async def wait_for_one(self, waiting: WaitStatus, bound_s: float) -> None:
+        """Wait until a server takes part.
+
+        Raises:
+            InferenceUnavailable: none did within ``bound_s``.
+        """
+        server, started = self._env.server, time.monotonic()
+        while server.template is not None and not (server.servers or server.use_proxy):
+            what = "an inference server that takes part, in the directory of the rollout API"
+            waiting.start(what)
+            if time.monotonic() - started > bound_s:
+                raise InferenceUnavailable(f"gave up after {bound_s:.0f} s: waited for {what}")
+            await self._shutdown.pause(STATUS_POLL_S)
+
+    async def close(self) -> None:
+        """Cancel the checks."""
+        for task in self._checks:
+            task.cancel()
+        await asyncio.gather(*self._checks, return_exceptions=True)
+
+    async def _check(self, servers: Sequence[APIServer]) -> None:
+        try:
+            await gather_or_cancel(one.health.wait_until_healthy() for one in servers)
+        except ConfigError as error:
+            self._shutdown.fail(error)
+        except InferenceUnavailable as error:
+            logger.debug("%s", error)  # rollouts wait for it themselves

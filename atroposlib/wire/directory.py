@@ -1,0 +1,44 @@
+"""Directory of inference servers: announcement of a server, and the list that the API keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Announcement(BaseModel):
+    """An inference server, announced by its own node in a heartbeat of role inference."""
+
+    model_config = ConfigDict(extra="forbid")
+    url: str = Field(max_length=200, pattern=r"^https?://[^/\s?#@]+$")
+    instance: str = Field(max_length=64)  # new at each start of the server
+    started: float  # s since the epoch
+    version: int | None = None  # of the weights that it holds
+
+
+class ServerEntry(Announcement):
+    """A server whose last announcement is at most 15 s old."""
+
+    name: str  # one server has one name, also after a restart
+    age_s: float
+    takes_part: bool  # the trainer gave it the current weights; it may get rollouts
+
+
+class ServerDirectory(BaseModel):
+    """Reply to GET /servers."""
+
+    instance: str  # of the API: new at each start
+    complete: bool  # the API has run for long enough to have every living server
+    servers: list[ServerEntry]
+
+    def joined(self, known: Collection[str], *, any_weights: bool = False) -> list[str]:
+        """URLs that are not ``known`` and take part, or hold ``any_weights``."""
+        fit = [one.url for one in self.servers if any_weights or one.takes_part]
+        return [url for url in dict.fromkeys(fit) if url not in known]
+
+    def left(self, known: Collection[str]) -> list[str]:
+        """URLs of ``known`` whose entry ended; not all of them, because callers wait for one."""
+        listed = {one.url for one in self.servers}
+        gone = [url for url in known if url not in listed] if self.complete else []
+        return gone if len(gone) < len(known) else []

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from atroposlib.wire import Announcement, ServerDirectory, ServerEntry
+
+
+def listed(complete=True, **takes_part) -> ServerDirectory:
+    entries = [
+        ServerEntry(
+            url=f"http://{name}:1", instance="i", started=0, name=name, age_s=0, takes_part=one
+        )
+        for name, one in takes_part.items()
+    ]
+    return ServerDirectory(instance="api", complete=complete, servers=entries)
+
+
+def test_only_a_server_with_the_current_weights_joins_the_callers_of_rollouts():
+    directory = listed(a=True, b=True, c=False)
+    assert directory.joined(["http://a:1"]) == ["http://b:1"]
+    assert directory.joined([], any_weights=True) == ["http://a:1", "http://b:1", "http://c:1"]
+
+
+def test_a_server_leaves_once_the_list_is_complete_and_others_remain():
+    known = ["http://a:1", "http://b:1"]
+    assert listed(a=True).left(known) == ["http://b:1"]
+    assert listed(complete=False, a=True).left(known) == []
+    assert listed().left(known) == []
+
+
+@pytest.mark.parametrize("url", ["file:///etc/x", "http://", "http://u@h:1", "http://h/a b"])
+def test_an_announced_address_is_one_of_http(url):
+    with pytest.raises(ValidationError):
+        Announcement(url=url, instance="i", started=0)
