@@ -197,21 +197,21 @@ def a_key_with_other_content_is_absorbed() -> None:
 
 @mutant
 def a_conflicting_post_is_taken_in_part() -> None:
-    def around(original: Any, c: Any, new_rows: Any, *more: Any) -> Any:
+    def around(original: Any, one: Any, c: Any) -> Any:
         try:
-            return original(c, new_rows, *more)
+            return original(one, c)
         except KeyConflict:
-            return original(c, new_rows[:1], *more)
+            return original(replace(one, groups=one.groups[:1]), c)
 
-    wrap(put, "put", around)
+    wrap(put.Put, "__call__", around)
 
 
 @mutant
 def a_late_post_joins_the_changed_run() -> None:
-    def around(original: Any, c: Any, new_rows: Any, revision: int, *more: Any) -> Any:
-        return original(c, new_rows, schema.read_meta(c).revision, *more)
+    def around(original: Any, one: Any, c: Any) -> Any:
+        return original(replace(one, revision=schema.read_meta(c).revision), c)
 
-    wrap(put, "put", around)
+    wrap(put.Put, "__call__", around)
 
 
 @mutant
@@ -357,19 +357,18 @@ def admission_forgets_what_was_committed() -> None:
 
 @noticed_by(Judge.POWER)
 def answers_come_before_the_commit() -> None:
-    def around(original: Any, self: Any, operation: Any) -> Any:
-        value, error = original(self, operation)
-        if error is None:
-            operation.reply.set_result(value)
-        else:
-            operation.reply.set_exception(error)
-        return value, error
+    def around(original: Any, self: Any, run: Any, within: bool) -> Any:
+        outcomes = original(self, run, within)
+        for operation, (value, error) in zip(run, outcomes):
+            reply = operation.reply
+            reply.set_result(value) if error is None else reply.set_exception(error)
+        return outcomes
 
     def commit(original: Any, self: Any, operations: Any) -> None:
         try:
             self._database.begin()
             for operation in operations:
-                self._attempt(operation)
+                self._attempt([operation], True)
             self._database.commit()
         except self._database.faults as cause:
             self._database.rollback()

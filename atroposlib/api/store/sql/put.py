@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 
 from atroposlib.api.common.records import (
     BufferPolicy,
@@ -20,6 +22,7 @@ from atroposlib.api.store.sql.schema import (
     env_column,
     for_all,
 )
+from atroposlib.api.store.sql.writer import JoinedWork
 from atroposlib.errors import KeyConflict, StoreError
 
 LOST_REPLY_WINDOW_S = 60.0  # a group without key is repeated this long after a lost reply
@@ -44,49 +47,85 @@ class NewRow:
 
 
 @dataclass(frozen=True)
+class Put(JoinedWork["list[Stored]"]):
+    """One put, as :meth:`atroposlib.api.store.sql.sql_store.Store.put`.
+
+    Args:
+        body: the payload of a group as stored.
+    """
+
+    groups: Sequence[NewGroup]
+    revision: int
+    complete: BufferPolicy
+    room: CapacityCheck
+    body: Callable[[NewGroup], bytes]
+    keep: Keep
+    confirmed: Sequence[int] = ()
+    doubt: bool = True
+
+    def __call__(self, connection: Connection) -> list[Stored]:
+        new_rows = [NewRow(group, self.body(group)) for group in self.groups]
+        with counting(connection) as counters:
+            counters.meta.require_revision(self.revision)
+            mark(connection, confirmed=self.confirmed)
+            return _put(counters, new_rows, self)
+
+    def fits(self, earlier: Sequence[Put]) -> bool:
+        """Equal groups without keys in two posts are one post repeated: the second waits."""
+        return all(
+            (self.revision, self.doubt, self.complete)
+            == (one.revision, one.doubt, one.complete)
+            and self._keyless.isdisjoint(one._keyless)
+            for one in earlier
+        )
+
+    def together(self, connection: Connection, later: Sequence[Put]) -> list[list[Stored]]:
+        puts = [self, *later]
+        answers = replace(
+            self,
+            groups=[group for one in puts for group in one.groups],
+            confirmed=list({gid for one in puts for gid in one.confirmed}),
+        )(connection)
+        ends = list(accumulate(len(one.groups) for one in puts))
+        return [answers[end - len(one.groups) : end] for one, end in zip(puts, ends)]
+
+    @cached_property
+    def _keyless(self) -> frozenset[bytes]:
+        return frozenset(group.digest for group in self.groups if group.key is None)
+
+
+@dataclass(frozen=True)
 class _Known:
     gid: int
     digest: bytes
     state: GroupState
 
 
-def put(
-    connection: Connection,
-    new_rows: Sequence[NewRow],
-    revision: int,
-    complete: BufferPolicy,
-    room: CapacityCheck,
-    keep: Keep,
-    confirmed: Sequence[int] = (),
-    doubt: bool = True,
-) -> list[Stored]:
-    """See :meth:`atroposlib.api.store.sql.sql_store.Store.put`."""
-    with counting(connection) as counters:
-        counters.meta.require_revision(revision)
-        mark(connection, confirmed=confirmed)
-        repeats = _repeats(connection, new_rows, doubt)
-        known = _known(connection, new_rows)
-        fresh = [one for one in _fresh(new_rows, known) if id(one) not in repeats]
-        if fresh:
-            room(counters.meta, sum(len(new_row.group.payload) for new_row in fresh))
-        answers: list[Stored] = []
-        queued: set[int] = set()
-        for new_row in new_rows:
-            key = new_row.group.key
-            old = repeats.get(id(new_row)) if key is None else known.get(key)
-            if old is not None:
-                answers.append(Stored(old.gid, duplicate=True, state=old.state))
-                continue
-            new = _insert(counters, new_row)
-            keep(connection, new.gid, new_row.body)
-            if key is not None:
-                known[key] = new
-            if new_row.group.expected is not None:
-                queued |= _complete(
-                    counters, new_row.group.env, new_row.group.expected, complete
-                )
-            answers.append(Stored(new.gid, duplicate=False, state=new.state))
-        return _as_it_is_now(counters, new_rows, answers, queued)
+def _put(counters: QueueCounters, new_rows: Sequence[NewRow], put: Put) -> list[Stored]:
+    connection = counters.connection
+    repeats = _repeats(connection, new_rows, put.doubt)
+    known = _known(connection, new_rows)
+    fresh = [one for one in _fresh(new_rows, known) if id(one) not in repeats]
+    if fresh:
+        put.room(counters.meta, sum(len(new_row.group.payload) for new_row in fresh))
+    answers: list[Stored] = []
+    queued: set[int] = set()
+    for new_row in new_rows:
+        key = new_row.group.key
+        old = repeats.get(id(new_row)) if key is None else known.get(key)
+        if old is not None:
+            answers.append(Stored(old.gid, duplicate=True, state=old.state))
+            continue
+        new = _insert(counters, new_row)
+        put.keep(connection, new.gid, new_row.body)
+        if key is not None:
+            known[key] = new
+        if new_row.group.expected is not None:
+            queued |= _complete(
+                counters, new_row.group.env, new_row.group.expected, put.complete
+            )
+        answers.append(Stored(new.gid, duplicate=False, state=new.state))
+    return _as_it_is_now(counters, new_rows, answers, queued)
 
 
 def _known(connection: Connection, new_rows: Sequence[NewRow]) -> dict[str, _Known]:

@@ -42,7 +42,7 @@ from atroposlib.api.store.sql import put as put_queries
 from atroposlib.api.store.sql import run as run_queries
 from atroposlib.api.store.sql.claim import BatchRow
 from atroposlib.api.store.sql.ledger import Arrival
-from atroposlib.api.store.sql.put import NewRow
+from atroposlib.api.store.sql.put import Put
 from atroposlib.api.store.sql.schema import (
     MAX_INT64,
     MEDIA,
@@ -145,14 +145,11 @@ class Store(ABC):
     ) -> Future[list[Stored]]:
         """:meth:`put` without blocking, for an event loop."""
 
-        def work(connection: Connection) -> list[Stored]:
-            new_rows = [NewRow(group, self._body(group)) for group in groups]
-            return put_queries.put(
-                *(connection, new_rows, revision, complete),
-                *(self._require_capacity, self._keep, confirmed, doubt),
-            )
-
-        return self._writer.submit(work, sum(len(group.payload) for group in groups))
+        put = Put(
+            *(groups, revision, complete, self._require_capacity),
+            *(self._body, self._keep, confirmed, doubt),
+        )
+        return self._writer.submit(put, sum(len(group.payload) for group in groups))
 
     def _require_capacity(self, meta: QueueMeta, new_bytes: int) -> None:
         if meta.retained_bytes + new_bytes > self.max_bytes:

@@ -10,11 +10,12 @@ again in a separate transaction, so only the failing one gets the error.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from atroposlib.api.store.sql.schema import Connection
 from atroposlib.errors import AtroposError, StoreError
@@ -56,6 +57,22 @@ class Database(Connection, Protocol):
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
+
+
+class JoinedWork(ABC, Generic[T]):
+    """Work that can run together with others of its class, for less than one after the other."""
+
+    @abstractmethod
+    def __call__(self, connection: Connection) -> T:
+        """Run it alone."""
+
+    @abstractmethod
+    def fits(self, earlier: Sequence[Any]) -> bool:
+        """Whether it can run together with these; called with works of its own class."""
+
+    @abstractmethod
+    def together(self, connection: Connection, later: Sequence[Any]) -> list[T]:
+        """Run it with these. If it raises an AtroposError, each of them runs alone."""
 
 
 @dataclass
@@ -164,26 +181,51 @@ class Writer:
             _refuse(operations, StoreError("the store failed; its log has the traceback"))
 
     def _outcomes(self, operations: list[_Operation]) -> list[_Outcome]:
-        if len(operations) > 1:
-            return [self._attempt(operation) for operation in operations]
-        try:  # one operation needs no savepoint, which copies every written page
-            return [(operations[0].work(self._database), None)]
-        except AtroposError as refused:
-            self._database.rollback()
-            self._database.begin()
-            return [(None, refused)]
+        runs = _runs(operations)
+        # A single run needs no savepoint, which copies every written page.
+        return [one for run in runs for one in self._attempt(run, within=len(runs) > 1)]
 
-    def _attempt(self, operation: _Operation) -> _Outcome:
-        database = self._database
-        database.execute("SAVEPOINT operation")
+    def _attempt(self, run: list[_Operation], within: bool) -> list[_Outcome]:
+        """The outcomes of operations that run together, ``within`` a transaction of others."""
+        database, work = self._database, run[0].work
+        if within:
+            database.execute("SAVEPOINT operation")
         try:
-            value = operation.work(database)
+            if len(run) == 1:
+                values = [work(database)]
+            else:
+                assert isinstance(work, JoinedWork)
+                values = work.together(database, [one.work for one in run[1:]])
         except AtroposError as refused:
-            database.execute("ROLLBACK TO SAVEPOINT operation")
+            if within:
+                database.execute("ROLLBACK TO SAVEPOINT operation")
+                database.execute("RELEASE SAVEPOINT operation")
+            else:
+                database.rollback()
+                database.begin()
+            if len(run) > 1:
+                return [alone for one in run for alone in self._attempt([one], within=True)]
+            return [(None, refused)]
+        if within:
             database.execute("RELEASE SAVEPOINT operation")
-            return None, refused
-        database.execute("RELEASE SAVEPOINT operation")
-        return value, None
+        return [(value, None) for value in values]
+
+
+def _runs(operations: Sequence[_Operation]) -> list[list[_Operation]]:
+    """The operations in their order, those side by side that can run together in one list."""
+    runs: list[list[_Operation]] = []
+    for one in operations:
+        work, before = one.work, runs[-1] if runs else []
+        if (
+            before
+            and isinstance(work, JoinedWork)
+            and type(before[0].work) is type(work)
+            and work.fits([other.work for other in before])
+        ):
+            before.append(one)
+        else:
+            runs.append([one])
+    return runs
 
 
 def result_of(reply: Future[T]) -> T:
