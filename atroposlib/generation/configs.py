@@ -244,16 +244,18 @@ SCONTROL_TIMEOUT_S = 30.0
 GENERATED_API_KEY = "x"  # local servers need none, but some clients require one
 
 
-def node_urls(hostnames: Sequence[str], training_nodes: int, infer_tp: int) -> list[str]:
-    """Servers on the nodes after the training ones: 8 // ``infer_tp`` each, from port 9000.
+def node_urls(
+    hostnames: Sequence[str], training_nodes: int, infer_tp: int, gpus: int = GPUS_PER_NODE
+) -> list[str]:
+    """Servers on the nodes after the training ones: ``gpus // infer_tp`` each, from port 9000.
 
     Fewer than two nodes give an empty list. Raises ConfigError if all nodes train.
     """
     if len(hostnames) < 2:
         return []
-    servers_per_node = GPUS_PER_NODE // infer_tp
+    servers_per_node = gpus // infer_tp
     if servers_per_node == 0:
-        raise ConfigError(f"INFER_TP: a node has {GPUS_PER_NODE} GPUs, fewer than {infer_tp}")
+        raise ConfigError(f"INFER_TP: a node has {gpus} GPUs, fewer than {infer_tp}")
     if training_nodes >= len(hostnames):
         raise ConfigError(
             f"NUM_TRAINING_NODES: {training_nodes} of {len(hostnames)} nodes train, "
@@ -269,6 +271,8 @@ def node_urls(hostnames: Sequence[str], training_nodes: int, infer_tp: int) -> l
 def slurm_urls(environ: Mapping[str, str] = os.environ) -> list[str]:
     """Addresses from SLURM_JOB_NODELIST, NUM_TRAINING_NODES (1) and INFER_TP (1).
 
+    A node has GPUS_PER_NODE GPUs, else SLURM_GPUS_ON_NODE, else 8.
+
     Empty outside a SLURM job and in a job of one node.
     """
     nodelist = environ.get("SLURM_JOB_NODELIST")
@@ -278,6 +282,12 @@ def slurm_urls(environ: Mapping[str, str] = os.environ) -> list[str]:
         _hostnames(nodelist),
         training_nodes=_whole_number("NUM_TRAINING_NODES", environ, least=0),
         infer_tp=_whole_number("INFER_TP", environ, least=1),
+        gpus=_whole_number(
+            "GPUS_PER_NODE" if environ.get("GPUS_PER_NODE") else "SLURM_GPUS_ON_NODE",
+            environ,
+            least=1,
+            usual=GPUS_PER_NODE,
+        ),
     )
 
 
@@ -303,8 +313,8 @@ def _hostnames(nodelist: str) -> list[str]:
     return shown.stdout.split()
 
 
-def _whole_number(name: str, environ: Mapping[str, str], least: int) -> int:
-    text = environ.get(name) or "1"
+def _whole_number(name: str, environ: Mapping[str, str], least: int, usual: int = 1) -> int:
+    text = environ.get(name) or str(usual)
     if not text.isdigit() or int(text) < least:
         raise ConfigError(f"{name}: a whole number from {least}, not {text!r}")
     return int(text)

@@ -150,6 +150,12 @@ class SlurmSection(_Section):
         description="seconds before its time limit at which a job ends its process and queues"
         " itself again; 0: never",
     )
+    chain: int = Field(
+        0,
+        ge=0,
+        description="further jobs of each part that start when the one before them ends, for"
+        " clusters that forbid requeue",
+    )
     setup: list[str] = Field([], description="shell lines that each job runs first")
     srun: list[str] = Field([], description="arguments of srun, such as --container-image=...")
     container: dict[str, list[str]] = Field(

@@ -5,7 +5,8 @@ script holds its resources, the user's setup lines and one ``srun`` of ``atropos
 which makes the decisions that depend on the node, in Python.
 
     end of a job                         its script
-    time limit is near (slurm.grace_s)   ends the process, queues the job again
+    time limit is near (slurm.grace_s)   ends the process, queues the job again; with
+                                         slurm.chain the next job of the chain goes on
     preempted, requeued, node lost       leaves the other jobs alone: SLURM starts it again
     trainer: exit 0, cancelled, or its   cancels the other jobs: the run is over
     retries are used up
@@ -26,7 +27,9 @@ from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, SbatchOptions, trainer_settings
 from example_trainer.launch.servers import choose_engine
 
-JOBS_FILE = "jobs"  # ids of the other jobs, one a line
+JOBS_FILE = "jobs"  # ids of the other jobs, and of later trainers of a chain, one a line
+LINK = "ATROPOS_CHAIN_LINK"  # number of a job in its chain
+WAIT_LINE_S = 60  # between two lines about jobs that have not started
 FIRST_PORT, PORTS = 20_000, 10_000  # where the trainer's nodes meet: by the id of the job
 
 
@@ -82,12 +85,17 @@ mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 
 over() {{ # the others have nothing left to do
   echo "$1: the run is over, its other jobs are ended" >&2
-  xargs -r scancel < {jobs_file}
+  {{ grep -vx "$SLURM_JOB_ID" {jobs_file} || true; }} | xargs -r scancel
   exit "$2"
 }}
 
+while sleep {WAIT_LINE_S} < /dev/null > /dev/null 2>&1; do
+  squeue --noheader --states=PENDING --format="waiting for job %i (%j): %T, %r" \\
+    --jobs="$(paste -sd, {jobs_file})" >&2 2> /dev/null || true
+done & trap "kill $!" EXIT
+
 for attempt in $(seq 0 {retries}); do
-  export ATROPOS_RUN_ID=$((attempt + ${{SLURM_RESTART_COUNT:-0}}))
+  export ATROPOS_RUN_ID=$((attempt + ${{SLURM_RESTART_COUNT:-0}} + ${{{LINK}:-0}}))
   step {line}
   if [ "$status" = 0 ]; then over "trainer: done" 0; fi
   if [ "$signalled" = USR1 ]; then again; fi
@@ -123,6 +131,10 @@ step() {
   while kill -0 "$pid" 2> /dev/null; do status=0; wait "$pid" || status=$?; done
 }
 again() {
+  if [ -n "${ATROPOS_CHAIN_LINK:-}" ]; then
+    echo "the time limit is near: the next job of the chain goes on" >&2
+    exit 75
+  fi
   echo "the time limit is near: the job is queued again" >&2
   scontrol requeue "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"
   exit 75
@@ -150,7 +162,7 @@ def _job(
         "job-name": f"{plan.name}-{name}",
         "output": str(plan.directory / "logs" / log),
         "open-mode": "append",
-        "requeue": "",
+        "no-requeue" if plan.slurm.chain else "requeue": "",
         "signal": f"B:USR1@{plan.slurm.grace_s}" if plan.slurm.grace_s else None,
         "nodes": 1,
         "ntasks-per-node": 1,
@@ -237,10 +249,18 @@ def script_path(plan: Plan, job: SlurmJob) -> Path:
     return plan.launched / f"{job.name}.sbatch"
 
 
-def command(plan: Plan, job: SlurmJob, ids: Mapping[str, str]) -> list[str]:
-    """Return the sbatch command; an unknown job id is shown as the job's name."""
+def command(plan: Plan, job: SlurmJob, ids: Mapping[str, str], link: int = 0) -> list[str]:
+    """Return the sbatch command; an unknown job id is shown as the job's name.
+
+    The first ``link`` of a chain starts after other jobs, each further one after its predecessor,
+    whose id is that of the job's name.
+    """
     words = ["sbatch", "--parsable"]
-    if job.after:
+    if plan.slurm.chain:
+        words += [f"--export=ALL,{LINK}={link}"]
+    if link:
+        words += [f"--dependency=afterany:{ids[job.name]}"]
+    elif job.after:
         known = ":".join(ids.get(name, f"<{name}>") for name in job.after)
         words += [f"--dependency=after:{known}"]
     return [*words, str(script_path(plan, job))]
@@ -249,24 +269,29 @@ def command(plan: Plan, job: SlurmJob, ids: Mapping[str, str]) -> list[str]:
 def submit(
     plan: Plan, found: Sequence[SlurmJob], print_line: Callable[[str], None] = print
 ) -> dict[str, str]:
-    """Submit in order; return job ids by name.
+    """Submit in order; return job ids by name, of a chain those of its first jobs.
 
     Raises:
         SubmitFailed: one was refused; those before it were cancelled.
     """
     ids: dict[str, str] = {}
+    all_ids: list[str] = []
     for job in found:
-        # The trainer is submitted last, so that the ids of all other jobs exist at its start.
-        if job.name == "trainer":
-            text = "".join(f"{one}\n" for one in ids.values())
-            (plan.launched / JOBS_FILE).write_text(text, encoding="utf-8")
-        try:
-            ids[job.name] = _sbatch(command(plan, job, ids), job)
-        except SubmitFailed:
-            if ids:
-                subprocess.run(["scancel", *ids.values()], check=False)
-            raise
-        print_line(f"{job.name}: job {ids[job.name]}")
+        last = dict(ids)  # of the chain
+        for link in range(plan.slurm.chain + 1):
+            # The trainer is submitted last, so that the ids of all other jobs exist at its start.
+            if job.name == "trainer":
+                text = "".join(f"{one}\n" for one in all_ids)
+                (plan.launched / JOBS_FILE).write_text(text, encoding="utf-8")
+            try:
+                last[job.name] = _sbatch(command(plan, job, last, link), job)
+            except SubmitFailed:
+                if all_ids:
+                    subprocess.run(["scancel", *all_ids], check=False)
+                raise
+            all_ids.append(last[job.name])
+            ids.setdefault(job.name, last[job.name])
+            print_line(f"{job.name}: job {last[job.name]}")
     return ids
 
 

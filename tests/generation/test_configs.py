@@ -148,7 +148,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         scontrol.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-        for name in ("NUM_TRAINING_NODES", "INFER_TP"):
+        for name in ("NUM_TRAINING_NODES", "INFER_TP", "GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("SLURM_JOB_NODELIST", "node[0-9]; echo $(id)")
         for name, value in variables.items():
@@ -221,6 +221,21 @@ def test_outside_a_job_the_servers_are_unchanged(monkeypatch: pytest.MonkeyPatch
     (server,) = ServerManager([config], slurm=True).servers
     assert server.config is config
     assert urls(ServerManager(ServerBaseline())) == LOCAL_ADDRESSES
+
+
+@pytest.mark.parametrize(
+    ("variables", "servers"),
+    [
+        ({}, 8),
+        ({"SLURM_GPUS_ON_NODE": "4"}, 4),
+        ({"SLURM_GPUS_ON_NODE": "4", "GPUS_PER_NODE": "2"}, 2),
+    ],
+)
+def test_a_node_has_the_gpus_that_the_variables_name(
+    slurm: Any, variables: dict[str, str], servers: int
+) -> None:
+    slurm(2, **variables)
+    assert len(urls(ServerManager(ServerBaseline()))) == servers
 
 
 @pytest.mark.parametrize(

@@ -38,12 +38,17 @@ mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 
 over() { # the others have nothing left to do
   echo "$1: the run is over, its other jobs are ended" >&2
-  xargs -r scancel < OUT/launch/jobs
+  { grep -vx "$SLURM_JOB_ID" OUT/launch/jobs || true; } | xargs -r scancel
   exit "$2"
 }
 
+while sleep 60 < /dev/null > /dev/null 2>&1; do
+  squeue --noheader --states=PENDING --format="waiting for job %i (%j): %T, %r" \\
+    --jobs="$(paste -sd, OUT/launch/jobs)" >&2 2> /dev/null || true
+done & trap "kill $!" EXIT
+
 for attempt in $(seq 0 3); do
-  export ATROPOS_RUN_ID=$((attempt + ${SLURM_RESTART_COUNT:-0}))
+  export ATROPOS_RUN_ID=$((attempt + ${SLURM_RESTART_COUNT:-0} + ${ATROPOS_CHAIN_LINK:-0}))
   step srun --kill-on-bad-exit=1 '--container-image=a b' python -m example_trainer.launch node \
 --plan OUT/launch/plan.json --role trainer --meet "${NODES[0]}:$((20000 + SLURM_JOB_ID % 10000))"
   if [ "$status" = 0 ]; then over "trainer: done" 0; fi
@@ -144,11 +149,12 @@ esac""",
         ("USR1", 0, 75, "run 0|scancel --signal=TERM 7|requeue 7"),
         ("TERM", 1, 75, "run 0|scancel --signal=TERM 7"),
         ("TERM", 0, 1, "run 0|scancel --signal=TERM 7|scancel 101 102"),
+        ("USR1", 0, 75, "run 1|scancel --signal=TERM 7"),
     ],
-    ids=["done", "failed", "failed once", "time limit", "preempted", "cancelled"],
+    ids=["done", "failed", "failed once", "time limit", "preempted", "cancelled", "chain"],
 )
 def test_a_trainer_ends_the_other_jobs_only_when_the_run_is_over(
-    tmp_path, ends, restarts, status, calls
+    request, tmp_path, ends, restarts, status, calls
 ):
     found = plan("slurm.setup=[]", out=tmp_path)
     script = slurm.jobs(found, 2)[-1].script
@@ -168,6 +174,7 @@ def test_a_trainer_ends_the_other_jobs_only_when_the_run_is_over(
             "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
             "SLURM_JOB_ID": "7",
             "SLURM_JOB_NODELIST": "",
+            **({"ATROPOS_CHAIN_LINK": "1"} if "chain" in request.node.name else {}),
         },
         capture_output=True,
         text=True,
@@ -218,6 +225,30 @@ def test_jobs_are_submitted_in_order_and_the_trainer_gets_their_ids(
     last = shlex.split(calls.read_text().splitlines()[-1])
     assert last[1:] == ["--parsable", "--dependency=after:101:102", f"{folder}/trainer.sbatch"]
     assert (folder / "token").stat().st_mode & 0o077 == 0
+
+
+def test_links_of_a_chain_start_one_after_the_other_and_end_with_the_run(
+    tmp_path, monkeypatch
+):
+    calls = fake_sbatch(tmp_path, monkeypatch)
+    found = plan("slurm.chain=1", out=tmp_path)
+    ids = slurm.submit(found, slurm.write(found, 0), lambda line: None)
+    assert list(ids.values()) == ["101", "103", "105", "107"]
+    said = [line.split()[2:-1] for line in calls.read_text().splitlines()]
+    assert said[:2] == [
+        ["--export=ALL,ATROPOS_CHAIN_LINK=0"],
+        ["--export=ALL,ATROPOS_CHAIN_LINK=1", "--dependency=afterany:101"],
+    ]
+    assert [words[1] for words in said[-2:]] == [
+        "--dependency=after:101:103",
+        "--dependency=afterany:107",
+    ]
+    folder = tmp_path / "launch"
+    assert (folder / "jobs").read_text().split() == [str(id) for id in range(101, 108)]
+    script = (folder / "trainer.sbatch").read_text()
+    assert "#SBATCH --no-requeue" in script and "--requeue" not in script.replace(
+        "--no-req", ""
+    )
 
 
 def test_a_submission_anew_keeps_the_token_that_running_jobs_use(cluster):
