@@ -1,4 +1,4 @@
-"""Judge model: a server of its own, never the trained one, and the verdicts that it writes."""
+"""Judge and other models on separate servers, never the trained one; verdicts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,27 @@ from atroposlib.environments.common.answers import after_thinking
 from atroposlib.envs.base import APIServerConfig
 from atroposlib.generation import ServerManager
 
-JUDGE: dict[str, Any] = {
-    "judge_base_url": (
-        str | None,
-        Field(default=None, description="server of a judge, .../v1; None: there is none"),
-    ),
-    "judge_model_name": (
-        str | None,
-        Field(default=None, description="the judge's model; None: the one it serves"),
-    ),
-    "judge_api_key": (str | None, Field(default=None, exclude=True, description="its key")),
-    "judge_max_tokens": Field(default=512, ge=1, description="most tokens of a verdict"),
-}
+
+def settings_of(role: str, model: str, text: str) -> dict[str, Any]:
+    """Settings ``<role>_base_url`` ... of the server of another ``model``, which writes a ``text``."""
+    return {
+        f"{role}_base_url": (
+            str | None,
+            Field(default=None, description=f"server of {model}, .../v1; None: there is none"),
+        ),
+        f"{role}_model_name": (
+            str | None,
+            Field(default=None, description=f"the {role}'s model; None: the one it serves"),
+        ),
+        f"{role}_api_key": (
+            str | None,
+            Field(default=None, exclude=True, description="its key"),
+        ),
+        f"{role}_max_tokens": Field(default=512, ge=1, description=f"most tokens of a {text}"),
+    }
+
+
+JUDGE = settings_of("judge", "a judge", "verdict")
 GRADES = ("correct", "incorrect", "not_attempted")
 GRADE_PROMPT = """Grade an answer to a question of fact. You get the question, the reference and the answer.
 
@@ -51,22 +60,26 @@ Compare them in a sentence. Then end with one line: "Verdict: CORRECT", "Verdict
 "Verdict: NOT_ATTEMPTED"."""
 
 
-def judge_server(config: Any) -> ServerManager | None:
-    """Client of the judge at ``judge_base_url``; None without one."""
-    if config.judge_base_url is None:
+def judge_server(config: Any, role: str = "judge") -> ServerManager | None:
+    """Client of the server at ``<role>_base_url``; None without one."""
+    given = {
+        name: getattr(config, f"{role}_{name}")
+        for name in ("base_url", "model_name", "api_key")
+    }
+    if given["base_url"] is None:
         return None
     server = APIServerConfig(
-        base_url=config.judge_base_url,
-        model_name=config.judge_model_name or "default",
-        api_key=config.judge_api_key or "",
+        base_url=given["base_url"],
+        model_name=given["model_name"] or "default",
+        api_key=given["api_key"] or "",
     )
     return ServerManager([server])
 
 
 @asynccontextmanager
-async def judging(config: Any) -> AsyncIterator[ServerManager | None]:
+async def judging(config: Any, role: str = "judge") -> AsyncIterator[ServerManager | None]:
     """The client of the judge, or None, as a lifespan of an environment."""
-    server = judge_server(config)
+    server = judge_server(config, role)
     try:
         yield server
     finally:

