@@ -278,6 +278,7 @@ class Trainer:
         life = self.world.host.life
         newest = life.service.context.view.generation if life else 0
         client.ack(batch)
+        self.world.ledger.done(batch.batch_no or 0, client.generation)
         assert client.generation >= newest, "the ack of a fenced trainer is accepted"
 
     def _save(self, client: RolloutClient, no: int) -> None:

@@ -10,11 +10,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 
 from atroposlib.wire import ClaimedBatch, ScoredData
 from tests.simulator.host import ApiHost
+from tests.simulator.plan import Kind, Plan
 
-OVER = ("acked", "committed")
+LIVE_S = 100.0
 
 
 @dataclass
@@ -36,14 +38,19 @@ class Lineage:
 class Ledger:
     """Groups by key, batches by number, and the weights."""
 
-    def __init__(self, clock: Callable[[], float], batch_size: int, max_bytes: int) -> None:
-        self._clock, self._size, self._max_bytes = clock, batch_size, max_bytes
+    def __init__(self, clock: Callable[[], float], plan: Plan) -> None:
+        self._clock, self._plan = clock, plan
+        self._size, self._max_bytes = plan.trainer.batch_size, plan.max_bytes
         self.posted: dict[str, list[list[int]]] = {}  # key -> tokens
         self.acked: dict[str, float] = {}  # key -> when
         self.batches: dict[int, tuple[str, ...]] = {}
         self.trained = Lineage()  # of the latest trainer
         self.checkpoint = Lineage()
         self.steps: list[float] = []
+        self._done: dict[int, int] = {}  # number -> generation, of acks that were answered
+        self._repeats = any(
+            one.kind is Kind.REPEAT and one.who == "trainer" for one in plan.faults
+        )
         self.seen: Counter[str] = Counter()
         self._trace = hashlib.blake2b(digest_size=16)
         self.lines: list[str] = []
@@ -84,7 +91,35 @@ class Ledger:
             assert no > lineage.last, f"batch {no} comes after {lineage.last}"
             twice = [key for key in keys if key in lineage.keys]
             assert not twice, f"batch {no} has groups that are trained on: {twice}"
+        if batch.epoch == 1:
+            self._require_fresh(no, groups, len(lineage.numbers))
+            self._require_minima(no, groups, keys)
         return keys
+
+    def _require_fresh(self, no: int, groups: Sequence[ScoredData], version: int) -> None:
+        rule = self._plan.trainer
+        if rule.max_staleness is None or rule.policy == "keep":
+            return
+        used = {v for one in groups for row in one.versions or [] for v in row if v >= 0}
+        oldest = min(used, default=version)
+        assert oldest >= version - rule.max_staleness, f"batch {no}: {oldest} at {version}"
+
+    def _require_minima(
+        self, no: int, groups: Sequence[ScoredData], keys: Sequence[str]
+    ) -> None:
+        """Of environments that are surely live: a group of theirs was just acknowledged."""
+        for env in self._plan.envs:
+            live = any(
+                key.startswith(f"{env.name}/") and at > self._clock() - LIVE_S
+                for key, at in self.acked.items()
+            )
+            rows = sum(
+                len(one.tokens)
+                for key, one in zip(keys, groups)
+                if key.startswith(f"{env.name}/")
+            )
+            least = ceil(self._size * (env.minimum or 0.0))
+            assert rows >= least or not live, f"batch {no}: {rows} of {least} of {env.name}"
 
     def _require_posted(self, no: int, key: str, one: ScoredData) -> None:
         wanted = self.posted.get(key)
@@ -96,6 +131,11 @@ class Ledger:
         lineage.keys.update(keys)
         self.steps.append(self._clock())
         self.seen["steps"] += 1
+
+    def done(self, no: int, generation: int) -> None:
+        """The ack of a batch was answered. A late copy of a rewind may reopen it."""
+        if not self._repeats:
+            self._done[no] = generation
 
     # --- what holds at any time -----------------------------------------------------------
 
@@ -120,6 +160,10 @@ class Ledger:
             stats.retained_bytes <= self._max_bytes
         ), f"{stats.retained_bytes} bytes are kept"
         view = host.life.service.context.view
+        for no, generation in self._done.items():
+            states = {rows[key][0] for key in self.batches[no]}
+            over = generation < view.generation or states <= {"acked", "committed"}
+            assert over, f"batch {no} was acked and is {states}"
         before, self._version = self._version, (view.generation, view.run.policy_version)
         assert self._version >= before, f"version {self._version} after {before}"
 

@@ -48,7 +48,7 @@ class Simulation:
 
     def __init__(self, plan: Plan, folder: Path | None) -> None:
         self.plan, loop = plan, asyncio.get_running_loop()
-        self.ledger = Ledger(loop.time, plan.trainer.batch_size, plan.max_bytes)
+        self.ledger = Ledger(loop.time, plan)
         rng = World.rng_of(plan.seed, "api")
         self.host = ApiHost(folder, rng, plan.max_bytes)
         self.world = World(self.host, self.ledger, plan.seed, plan.trainer.batch_size)

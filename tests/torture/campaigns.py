@@ -108,7 +108,7 @@ CAMPAIGNS: dict[str, Campaign] = {
     "power-without-fsync": Campaign(power_without_fsync, "cuts", 200, 2_000),
     "bit-rot": Campaign(bit_rot_campaign, "flips", 1_000, 20_000),
     "full-disk": Campaign(full_disk_campaign, "rounds", 4, 100),
-    "simulator": Campaign(seed_campaign, "seeds", 20, 1_000),
+    "simulator": Campaign(seed_campaign, "seeds", 10, 1_000),
     "simulator-mutants": Campaign(lambda n, _: mutant_campaign(n), "seeds", SEEDS, SEEDS),
     "kills": Campaign(kill_campaign, "kills", 30, 1_000),
     "replica-kills": Campaign(replica_campaign, "kills", 9, 200),

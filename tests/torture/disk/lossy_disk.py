@@ -58,12 +58,15 @@ class Change:
 
 @dataclass(slots=True)
 class File:
-    durable: bytes | None = None  # None: not even its name was synced
+    durable: bytearray | None = None  # None: not even its name was synced
     changes: list[Change] = field(default_factory=list)
     named: bool = True  # False: its folder was not synced since it was made
 
     def sync(self) -> None:
-        self.durable = bytes(self._with(self.changes))
+        if self.durable is None:
+            self.durable = bytearray()
+        for change in self.changes:
+            change.apply(self.durable)
         self.changes = []
 
     def _with(self, changes: Iterable[Change]) -> bytearray:
@@ -76,7 +79,7 @@ class File:
         if not self.named and (fate is Fate.DROPPED or rng.random() < 0.5):
             return None
         if fate is Fate.DROPPED:
-            return self.durable
+            return None if self.durable is None else bytes(self.durable)
         changes = self.changes
         if fate is Fate.TORN:
             changes = [part for change in changes for part in change.sectors()]
@@ -114,7 +117,7 @@ class Disk:
         name = Path(path).name
         gone = self._files.pop(name, None)
         if gone is not None and gone.durable is not None and gone.named and not synced:
-            self._deleted[name] = gone.durable
+            self._deleted[name] = bytes(gone.durable)
 
     def sync(self, file: File) -> None:
         if file.durable is None:  # as SQLite does for new logs: their folder is synced too
@@ -140,7 +143,7 @@ class Disk:
 
     def _put(self, name: str, content: bytes | None) -> None:
         if content is not None:
-            self._files[name] = File(content)
+            self._files[name] = File(bytearray(content))
             (self.folder / name).write_bytes(content)
 
 
