@@ -88,6 +88,7 @@ class AsyncRolloutClient:
             0.0  # the pause that the API asked for at the last register_env
         )
         self._instance = ids.source().hex
+        self._join_id = ids.source().hex  # of the next environment
         self._sent = 0
 
     # --- the run ------------------------------------------------------------------
@@ -102,11 +103,16 @@ class AsyncRolloutClient:
 
     async def register_env(self, body: wire.RegisterEnv) -> wire.EnvRegistered | None:
         """Join the run. None: the trainer has not started; repeat it after ``register_after_s``."""
-        return await self._send(post("/register-env", body, self._joined))
+        named = body if body.join_id else body.model_copy(update={"join_id": self._join_id})
+        return await self._send(post("/register-env", named, self._joined))
 
     def _joined(self, response: httpx.Response) -> wire.EnvRegistered | None:
         self.register_after_s = seconds_asked(response)
-        return model(wire.EnvRegistered)(response) if "env_id" in mapping(response) else None
+        if "env_id" not in mapping(response):
+            return None
+        registered = model(wire.EnvRegistered)(response)
+        self._join_id = ids.source().hex
+        return registered
 
     async def status_env(self, who: wire.EnvIdentifier) -> wire.EnvStatus:
         """The status by which this environment paces itself.

@@ -108,6 +108,7 @@ class RegisterEnv(BaseModel):
     group_size: Count
     min_batch_allocation: float | None = Field(None, ge=0.0, le=1.0)
     tokenizer: Label | None = None  # as of the trainer
+    join_id: Annotated[str, Field(max_length=128)] = ""  # repeated: the same environment
 
 
 class EnvRegistered(BaseModel):

@@ -190,3 +190,17 @@ async def test_groups_for_a_finished_run_raise_an_error_that_requires_registrati
     await call(app, "POST", "/reset_data")
     with pytest.raises(UnknownEnv):
         await env.send_groups([group(env_id=me.env_id)], run_id=me.run_id)
+
+
+async def test_a_registration_whose_reply_is_lost_joins_once(app):
+    await start(app)
+
+    def losing(inner):
+        return Lossy(inner, "/register-env")
+
+    async with client_of(app, losing) as client:
+        with pytest.raises(RolloutApiUnavailable):
+            await client.register_env(ENV)
+        first, second = await client.register_env(ENV), await client.register_env(ENV)
+    assert first is not None and second is not None
+    assert (first.env_id, second.env_id) == (0, 1)

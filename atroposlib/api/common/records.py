@@ -297,6 +297,7 @@ class EnvEntry(msgspec.Struct, frozen=True, kw_only=True):
     min_batch_allocation: float | None = None
     connected: bool = True
     tokenizer: str | None = None
+    join_id: str = ""
 
 
 class RunState(str, Enum):

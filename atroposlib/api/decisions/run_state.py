@@ -164,12 +164,19 @@ def join(
 ) -> tuple[RunRecord, EnvEntry]:
     """Add an environment to a started run. Ids are never reused.
 
+    A repeated ``join_id`` gets its environment: after a lost reply, another one that nobody
+    runs would block batches by its minimum until it counts as silent.
+
     Args:
         live: environments to keep where others are forgotten, the oldest first; None: all.
 
     Raises:
         ConfigError: ``MAX_ENVS`` of them are live.
     """
+    named = (body.desired_name, body.join_id)
+    for env in run.envs if body.join_id else ():
+        if (env.desired_name, env.join_id) == named:
+            return run, env
     namesakes = [
         int(env.wandb_name.rpartition("_")[2])
         for env in run.envs
@@ -186,8 +193,8 @@ def join(
         kept = tuple(env for env in kept if env.env_id in live or env.env_id >= recent)
     if len(kept) >= MAX_ENVS:
         raise ConfigError(f"{MAX_ENVS} environments are connected: disconnect some")
-    known = {env.env_id for env in kept}
-    seen = {env: at for env, at in run.seen.items() if env in known}
+    ids = {env.env_id for env in kept}
+    seen = {env: at for env, at in run.seen.items() if env in ids}
     return msgspec.structs.replace(run, envs=(*kept, entry), seen=seen), entry
 
 

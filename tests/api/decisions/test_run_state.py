@@ -61,6 +61,15 @@ def test_a_version_never_falls():
     assert announce(announce(STARTED, 5), 3).policy_version == 5
 
 
+def test_a_repeated_join_gets_the_same_environment():
+    body = RegisterEnv(**ENV, join_id="a")
+    run, first = join(STARTED, body)
+    assert join(run, body) == (run, first)
+    _, other = join(run, RegisterEnv(**ENV | {"desired_name": "another"}, join_id="a"))
+    _, second = join(run, RegisterEnv(**ENV))
+    assert first.env_id != other.env_id == second.env_id
+
+
 def test_env_ids_are_list_positions_and_are_never_reused():
     run, first = join(STARTED, RegisterEnv(**ENV))
     run, second = join(leave(run, first.env_id), RegisterEnv(**ENV))
