@@ -195,7 +195,9 @@ class Plan(_Section):
         SlurmSection.model_validate({}), description="section of the cluster's jobs"
     )
     restarts: int = Field(
-        3, ge=0, description="times an API or an environment that died is started again"
+        3,
+        ge=0,
+        description="times each process but the trainer is started again after it died",
     )
     restart_delay_s: float = Field(2.0, ge=0, description="before anything is started again")
     _notes: list[str] = PrivateAttr(default_factory=list)
