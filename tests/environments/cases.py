@@ -196,7 +196,7 @@ CASES = {
     "sft_loader": Case(
         {"rows.jsonl": [{"text": "two words"}] * 4}, {"env.group_size": "1"}, "trained_share"
     ),
-    "tau2": Case(flags={"env.domain": "mock"}),  # with the shortest prompts
+    "tau2": Case(flags={"env.domain": "mock"}, metric="reward"),  # the shortest prompts
     "tool_calling": Case({"rows.jsonl": TALKS}, **TOOLS),
     "tool_use_multiturn": Case({"rows.jsonl": TALKS}, **REPLAY),
     "tool_use_turnlevel_advantage": Case({"rows.jsonl": TALKS}, **REPLAY),
