@@ -86,7 +86,7 @@ def main(names: list[str]) -> int:
             **{k: v for k, v in one.found.items() if v},
         }
         figures = {name: figures[name] for name in sorted(figures)}
-        about = "arithmetic and letters are started as processes, with their imports"
+        about = "arithmetic and letters are processes, with their imports"
         text = json.dumps({"started": about, "environments": figures}, indent=1)
         TARGET.write_text(text + "\n", encoding="utf-8")
     return status
