@@ -35,12 +35,11 @@ async def score(row, replies, **settings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("domain", "split"), COUNTS)
-async def test_the_own_actions_of_every_task_pass_and_silence_does_not(domain, split):
+async def test_the_own_actions_of_tasks_pass_and_silence_does_not(domain, split):
     rows = offered(domain, split)
     assert (len(known(domain, split)), len(rows)) == COUNTS[domain, split]
-    for row in rows:
+    for row in rows[:: 1 + len(rows) // 10]:  # a replay is 0.3 s of CPU
         assert await score(row, gold(row)) == 1.0, row
-    for row in rows[::5]:
         assert await score(row, "") == 0.0, row
 
 
