@@ -51,7 +51,7 @@ COMMANDS = {
     ),
     "run": (
         "example_trainer.launch.__main__:main",
-        "All processes of one file: local, slurm.",
+        "All processes of one file: local, slurm, k8s.",
     ),
     "chat": ("atroposlib.inference.chat:main", "Talk to a model directory."),
 }

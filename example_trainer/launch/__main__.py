@@ -2,6 +2,7 @@
 
     atropos-launch local --config run.yaml lr=1e-5 inference.count=2
     atropos-launch slurm --config run.yaml --dry-run
+    atropos-launch k8s --config run.yaml k8s.image=... k8s.volume_claim=...
     atropos-launch --config areal.yaml --env my_environment.py     AReaL's file, here
 
 key=value sets a key of the file; a key unknown to the launcher is passed to the trainer.
@@ -15,6 +16,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
@@ -22,6 +24,7 @@ from atroposlib.utils.command.parser import API_TOKEN, GPUS, HUB, CommandParser
 from example_trainer.launch.local import exit_status, run_local
 from example_trainer.launch.plan import Plan, read_plan, trainer_settings
 from example_trainer.launch.servers import choose_engine
+from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.files import parse_override
 
 PROG = "atropos-launch"
@@ -47,6 +50,8 @@ def _run(args: argparse.Namespace) -> int:
         exec_role(load_plan(args.plan), args.role, args.index, args.meet)
     plan = plan_of(args)
     try:
+        if args.what == "k8s":
+            return _k8s(plan, Path(args.manifest or f"{plan.name}-k8s.yaml"))
         return (
             run_local(plan, args.live) if args.what == "local" else _slurm(plan, args.dry_run)
         )
@@ -61,10 +66,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         epilog="The keys of the file: CONFIG.md",
         variables=(API_TOKEN, HUB, GPUS),
     )
-    what = parser.add_subparsers(dest="what", required=True, metavar="local|slurm")
+    what = parser.add_subparsers(dest="what", required=True, metavar="local|slurm|k8s")
     local = what.add_parser("local", help="as child processes of this machine")
     slurm = what.add_parser("slurm", help="as jobs: writes sbatch scripts and submits them")
-    for one in (local, slurm):
+    k8s = what.add_parser("k8s", help="as a JobSet of Kubernetes: writes its manifest")
+    for one in (local, slurm, k8s):
         one.add_argument(
             "--config", action="append", default=[], metavar="FILE", required=True
         )
@@ -74,6 +80,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         one.add_argument("overrides", nargs="*", metavar="key=value")
     local.add_argument("--no-live", dest="live", action="store_false", help=NO_LIVE)
     slurm.add_argument("--dry-run", action="store_true", help="write scripts, submit nothing")
+    k8s.add_argument("--manifest", metavar="FILE", help="to write (default: NAME-k8s.yaml)")
     node = what.add_parser("node", help="what a job of the cluster runs")
     node.add_argument("--plan", required=True)
     node.add_argument("--role", required=True, choices=ROLES)
@@ -89,17 +96,31 @@ def plan_of(args: argparse.Namespace) -> Plan:
     words += [] if args.out is None else [f"out={args.out}"]
     words += [] if args.nproc is None else [f"trainer.nproc={args.nproc}"]
     overrides = [parse_override(word) for word in words]
-    return read_plan(args.config, overrides, args.env, on_cluster=args.what == "slurm")
+    return read_plan(args.config, overrides, args.env, on_cluster=args.what != "local")
+
+
+def _for_cluster(plan: Plan) -> TrainingConfig:
+    """Resolve the engine here, so that all nodes use the same, and log the notes."""
+    plan.inference.engine = choose_engine(plan.inference.engine)
+    settings, cfg = trainer_settings(plan)
+    for note in settings.notes:
+        logger.info(f"note: {note}")
+    return cfg
+
+
+def _k8s(plan: Plan, manifest: Path) -> int:
+    from example_trainer.launch import k8s
+
+    _for_cluster(plan)
+    k8s.write(plan, manifest)
+    print(f"start: kubectl apply -f {manifest}; end: kubectl delete -f {manifest}")
+    return 0
 
 
 def _slurm(plan: Plan, dry: bool) -> int:
     from example_trainer.launch import slurm
 
-    # Resolved here, so that all nodes use the same engine.
-    plan.inference.engine = choose_engine(plan.inference.engine)
-    settings, cfg = trainer_settings(plan)
-    for note in settings.notes:
-        logger.info(f"note: {note}")
+    cfg = _for_cluster(plan)
     found = slurm.write(plan, cfg.trainer_retries)
     if dry:
         for job in found:

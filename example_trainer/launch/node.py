@@ -37,9 +37,11 @@ class EndpointTimeout(AtroposError):
 def load_plan(path: str | Path) -> Plan:
     """Raise ConfigError if the file is not a plan written by ``atropos-launch``."""
     try:
-        return Plan(**json.loads(Path(path).read_text(encoding="utf-8")))
+        plan = Plan(**json.loads(Path(path).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} is not a launch plan: {error}") from error
+    plan.read_from(Path(path))
+    return plan
 
 
 def exec_role(plan: Plan, role: str, index: int, meet: str | None) -> None:
@@ -51,7 +53,7 @@ def exec_role(plan: Plan, role: str, index: int, meet: str | None) -> None:
     """
     command = command_of(plan, role, index, meet, os.environ)
     env = {**os.environ, "PYTHONUNBUFFERED": "1", **command.env}
-    env["ATROPOS_API_TOKEN"] = (plan.launched / TOKEN).read_text(encoding="utf-8").strip()
+    env["ATROPOS_API_TOKEN"] = (plan.files / TOKEN).read_text(encoding="utf-8").strip()
     print(f"{role}: {' '.join(command.argv)}", flush=True)
     os.execvpe(command.argv[0], list(command.argv), env)
 
@@ -61,12 +63,12 @@ def command_of(
 ) -> Command:
     """Return the command of a role on this node; the API first publishes its address."""
     python, (_, served) = plan.slurm.python, trainer_settings(plan)
-    host = env.get("SLURMD_NODENAME") or socket.gethostname()
+    host = env.get("ATROPOS_HOST") or env.get("SLURMD_NODENAME") or socket.gethostname()
     if role == "api":
         port = plan.api.port or free_port()
         announce(plan, host, port)
         found = roles.api(plan, python, "0.0.0.0", port)
-        tokens = ("--tokens", str(plan.launched / TOKENS), "--insecure-plaintext")
+        tokens = ("--tokens", str(plan.files / TOKENS), "--insecure-plaintext")
         return Command((*found.argv, *tokens), found.env)
     file = plan.launched / ENDPOINTS / "api"
     if role == "inference":  # needs no API to start
@@ -108,7 +110,7 @@ def listed_servers(
     plan: Plan, at: Endpoints, sleep: Callable[[float], None] = time.sleep
 ) -> tuple[str, ...]:
     """Return the addresses of the servers, once the API lists as many as a run begins with."""
-    token = (plan.launched / TOKEN).read_text(encoding="utf-8").strip()
+    token = (plan.files / TOKEN).read_text(encoding="utf-8").strip()
     with RolloutClient(at.api_address, token=token) as client:
 
         def read() -> tuple[str, ...] | None:

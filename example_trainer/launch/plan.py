@@ -174,6 +174,29 @@ class SlurmSection(_Section):
         return {**DEFAULT_OPTIONS[str(info.field_name)], **given}
 
 
+class KubernetesSection(_Section):
+    """Settings of Kubernetes: of the pods in the JobSet that is written."""
+
+    image: str = Field("", description="container image with this package; required")
+    volume_claim: str = Field(
+        "",
+        description="PersistentVolumeClaim that all pods mount at `out` and write; required",
+    )
+    queue: str | None = Field(
+        None, description="LocalQueue of Kueue, which starts all pods together or none"
+    )
+    resources: dict[str, dict[str, str | int | None]] = Field(
+        {},
+        description="of each pod of a role (api, inference, environment, trainer), such as"
+        " {api: {cpu: 4, memory: 16Gi}}; null removes one of the launcher's",
+    )
+    gpu: str = Field("nvidia.com/gpu", description="resource name of a GPU")
+    pod: dict[str, Any] = Field(
+        {}, description="more fields of every pod, such as nodeSelector and tolerations"
+    )
+    python: str = Field("python", description="interpreter in the image")
+
+
 class Plan(_Section):
     """The whole plan of a run."""
 
@@ -194,6 +217,9 @@ class Plan(_Section):
     slurm: SlurmSection = Field(
         SlurmSection.model_validate({}), description="section of the cluster's jobs"
     )
+    k8s: KubernetesSection = Field(
+        KubernetesSection.model_validate({}), description="section of the pods on Kubernetes"
+    )
     restarts: int = Field(
         3,
         ge=0,
@@ -201,6 +227,7 @@ class Plan(_Section):
     )
     restart_delay_s: float = Field(2.0, ge=0, description="before anything is started again")
     _notes: list[str] = PrivateAttr(default_factory=list)
+    _files: Path | None = PrivateAttr(None)
 
     @property
     def notes(self) -> list[str]:
@@ -216,6 +243,15 @@ class Plan(_Section):
         """Directory of the files that the launcher writes for the processes."""
         return self.directory / "launch"
 
+    @property
+    def files(self) -> Path:
+        """Directory of the plan as a file, with the token of its run."""
+        return self._files or self.launched
+
+    def read_from(self, path: Path) -> None:
+        """Note the file that the plan was read from."""
+        self._files = path.absolute().parent
+
 
 HEADS = frozenset(Plan.model_fields)
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -225,6 +261,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "environments": EnvironmentSection,
     "trainer": TrainerSection,
     "slurm": SlurmSection,
+    "k8s": KubernetesSection,
 }
 
 
