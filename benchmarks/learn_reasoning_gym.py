@@ -79,7 +79,7 @@ def learn(ranks: int, options: argparse.Namespace, stop: StopRequest) -> Learned
     )
     outcome = run_once(setup, stop)
     shutil.rmtree(out / "checkpoints", ignore_errors=True)
-    heldout = [(check.step, check.exact) for check in outcome.checks]
+    heldout = [(check.step, check.rate) for check in outcome.checks]
     return Learned(ranks, options.seed, outcome.steps, heldout, outcome.seconds)
 
 

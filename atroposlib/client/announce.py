@@ -37,7 +37,7 @@ BESIDE = "--beside"  # the process whose server is announced
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Become the command, with the announcing child beside it; or be that child."""
+    """Become the command, after the start of the announcing child; or be that child."""
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--") if "--" in words else len(words)
     options = parse(words[:end])

@@ -299,10 +299,10 @@ class RolloutClient:
     def rewind(self, batch_no: int) -> wire.Rewound:
         """Continue from the checkpoint that holds batches up to ``batch_no``; 0 for none.
 
-        Batches acked after it are delivered again, first and in their order.
-        """
+        Batches acked after it come again, first and in their order."""
         self._claim_id = None
-        request = wire.CheckpointRequest(generation=self.generation)
+        own_id = ids.source().hex
+        request = wire.CheckpointRequest(generation=self.generation, rewind_id=own_id)
         return self._send(post(f"/batches/{batch_no}/rewind", request, model(wire.Rewound)))
 
     def dead_batches(self) -> list[dict[str, int]]:

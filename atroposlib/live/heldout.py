@@ -22,9 +22,14 @@ class Check:
 
     step: int
     version: int
-    exact: float
+    exact: float | None  # None: the environment has no such measure
     reward: float | None
     directory: Path
+
+    @property
+    def rate(self) -> float:
+        """The exact rate or, without that measure, the mean reward."""
+        return (self.reward or 0.0) if self.exact is None else self.exact
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class Heldout:
     _answers: dict[Path, dict[str, HeldoutSample]] = field(default_factory=dict)
 
     def read(self) -> list[Check]:
-        """Read the checks in order of their steps; those without an exact rate are left out."""
+        """Read the checks in order of their steps."""
         if not self.directory.is_dir():
             return []
         found = [
@@ -83,20 +88,21 @@ class Heldout:
 
 
 def read_check(directory: Path) -> Check | None:
-    """Read one check; None while it is being written or without an exact rate."""
+    """Read one check; None while it is being written."""
     path = directory / "metrics.json"
     if not path.is_file():
         return None
     document = json.loads(path.read_text(encoding="utf-8"))
     about, results = document["config_general"], document["results"]["all"]
     rates = {name.removeprefix("eval/"): value for name, value in results.items()}
-    if not isinstance(rates.get("exact"), (int, float)):
+    exact, reward = rates.get("exact"), rates.get("reward")
+    if exact is None and reward is None:
         return None
     return Check(
         step=int(about.get("eval_step", directory.name.removeprefix("step-"))),
         version=int(about.get("eval_policy_version", 0)),
-        exact=float(rates["exact"]),
-        reward=rates.get("reward"),
+        exact=exact,
+        reward=reward,
         directory=directory,
     )
 

@@ -167,7 +167,7 @@ class Sources:
             rewards=tuple(column(rows, "reward_mean")),
             exacts=tuple(column(rows, "env/exact")),
             measures=measures_of(latest),
-            heldout=tuple((check.step, check.exact) for check in self.heldout.read()),
+            heldout=tuple((check.step, check.rate) for check in self.heldout.read()),
             answers=tuple(self.heldout.answers()),
             generate_tokens_per_s=self._rate.per_s,
             train_tokens_per_s=number(latest, "tokens_per_s"),

@@ -296,7 +296,7 @@ class QuickstartRun:
             task=plan.recipe.task,
             verdict=verdict,
             rows=rows,
-            heldout=[(c.step, c.exact) for c in checks],
+            heldout=[(c.step, c.exact) for c in checks if c.exact is not None],
             heldout_rewards=[(c.step, c.reward) for c in checks if c.reward is not None],
             answers=heldout.answers(),
             settings={**plan.settings(), **provenance(plan.repo)},

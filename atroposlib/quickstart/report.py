@@ -73,11 +73,12 @@ def page(f: Findings) -> str:
 
 def _cards(f: Findings) -> list[tuple[str, str]]:
     v = f.verdict
-    heldout: list[float | None] = [exact for _, exact in f.heldout] or [None]
+    measure, points = ("exact", f.heldout) if f.heldout else ("reward", f.heldout_rewards)
+    heldout: list[float | None] = [rate for _, rate in points] or [None]
     return [
         ("exact answers", change(v.exact_first, v.exact_last)),
         ("reward", change(v.reward_first, v.reward_last)),
-        ("held out, exact", change(heldout[0], heldout[-1])),
+        (f"held out, {measure}", change(heldout[0], heldout[-1])),
         ("training", f"{v.seconds:.0f} s"),
         ("steps", str(v.steps)),
         ("cores", str(v.cores)),
@@ -151,6 +152,7 @@ def write_report(f: Findings, plan: QuickstartPlan) -> Path:
         "learned": f.verdict.learned,
         "line": f.verdict.line(),
         "heldout": [list(point) for point in f.heldout],
+        "heldout_rewards": [list(point) for point in f.heldout_rewards],
         "settings": dict(f.settings),
         "seconds_by_phase": dict(f.spent),
         "notes": list(f.notes),

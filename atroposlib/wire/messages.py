@@ -289,10 +289,12 @@ class CheckpointRequest(BaseModel):
     """POST /batches/{no}/commit and /rewind; ``no`` is the last batch a checkpoint holds.
 
     Commit: the checkpoint is durable, so payloads up to ``no`` are freed. Rewind: training
-    restarts from it, so batches acked after ``no`` are delivered again, in order.
+    restarts from it, so batches acked after ``no`` are delivered again, in order. A rewind with a
+    known ``rewind_id`` changes nothing: a late copy of one must not deliver again what was trained.
     """
 
     generation: int
+    rewind_id: Annotated[str, Field(max_length=128)] = ""
 
 
 class Committed(BaseModel):

@@ -29,7 +29,7 @@ from example_trainer.launch.slurm import TOKEN, TOKENS, plan_path
 JOBSET = "jobset.x-k8s.io/v1alpha2"
 QUEUE = "kueue.x-k8s.io/queue-name"
 NAME_CHARS = 63  # of a pod: <run>-<job>-0-<index>-<five letters>
-MEETING_PORT = 29500  # in the trainer's first pod, which has an address of its own
+MEETING_PORT = 29500  # in the trainer's first pod, whose address is known
 FILES = "/etc/atropos"  # of the Secret, in every pod
 AGAIN = 75  # the trainer was stopped and has saved
 DEFAULT_RESOURCES: dict[str, dict[str, Any]] = {
@@ -88,7 +88,7 @@ def manifests(plan: Plan, token: str) -> list[dict[str, Any]]:
     spec = {
         "network": {"enableDNSHostnames": True},
         "successPolicy": done,
-        "failurePolicy": {"maxRestarts": 0},  # each job has restarts of its own
+        "failurePolicy": {"maxRestarts": 0},  # the jobs restart their pods
         "replicatedJobs": jobs,
     }
     return [

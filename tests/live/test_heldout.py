@@ -35,6 +35,20 @@ def test_held_out_checks_are_read_in_order_of_their_steps(tmp_path):
     assert [sample["step"] for sample in copied] == [0, 10, 20]
 
 
+def test_a_check_without_an_exact_rate_counts_by_its_reward(tmp_path):
+    line = {"prompt": "a joke?", "completion": "no", "reward": 0.4}
+    write_check(tmp_path / "heldout", 0, None, [line])
+    path = tmp_path / "heldout" / "step-0" / "metrics.json"
+    document = json.loads(path.read_text())
+    document["results"]["all"] = {"reward": 0.4, "items": 1}
+    path.write_text(json.dumps(document))
+    heldout = Heldout(tmp_path / "heldout")
+    (check,) = heldout.read()
+    assert (check.exact, check.rate) == (None, 0.4)
+    heldout.copy_samples(tmp_path / "samples.jsonl")
+    assert json.loads((tmp_path / "samples.jsonl").read_text())["completion"] == "no"
+
+
 def test_a_partly_written_held_out_check_is_not_read(tmp_path):
     (tmp_path / "heldout" / "step-0").mkdir(parents=True)
     assert Heldout(tmp_path / "heldout").read() == []

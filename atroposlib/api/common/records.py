@@ -185,6 +185,7 @@ class RewindResult:
 
     replayed: int
     gone: int
+    repeated: bool = False  # by its id: nothing was changed
 
 
 @dataclass(frozen=True, slots=True)

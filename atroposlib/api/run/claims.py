@@ -217,11 +217,13 @@ class Claims:
         context.events.publish("committed", no=no, batches=freed)
         return freed
 
-    async def rewind(self, no: int, generation: int) -> RewindResult:
+    async def rewind(self, no: int, generation: int, rewind_id: str) -> RewindResult:
         """Queue again what was acked after batch ``no``, the last one of the checkpoint."""
         _require_counts(no, generation)
         context = self._context
-        rewound = await self._blocking(context.store.rewind, no, generation)
+        rewound = await self._blocking(context.store.rewind, no, generation, rewind_id)
+        if rewound.repeated:
+            return rewound
         context.on_groups_removed()
         trained = (await context.queue_stats.read()).sequences_trained
         await context.run_cache.update(lambda run: rebase(run, trained))

@@ -61,7 +61,7 @@ def batch_routes(service: RolloutService) -> APIRouter:
 
     @router.post("/{no}/rewind", response_model=wire.Rewound, responses=refusals(409))
     async def rewind(no: int, body: wire.CheckpointRequest) -> Response:
-        rewound = await service.claims.rewind(no, body.generation)
+        rewound = await service.claims.rewind(no, body.generation, body.rewind_id)
         return of_json(wire.Rewound(replayed=rewound.replayed, gone=rewound.gone))
 
     @router.get("/dead", responses=refusals())

@@ -114,8 +114,13 @@ def commit(connection: Connection, no: int, generation: int) -> int:
         return len(rows)
 
 
-def rewind(connection: Connection, no: int, generation: int) -> RewindResult:
+def rewind(
+    connection: Connection, no: int, generation: int, rewind_id: str = ""
+) -> RewindResult:
     with counting(connection) as counters:
+        if rewind_id and _is_repeated(counters, generation, rewind_id):
+            [(again,)] = connection.execute(_OPEN_AFTER, (no,))
+            return RewindResult(again, after(connection, no)[1], repeated=True)
         _count_as_acked(counters, no, generation)
         for row in batches(connection, "state = 'open' AND no > ?", no):
             _let_go(counters, row)  # prefetched: it is delivered again in its turn
@@ -125,6 +130,23 @@ def rewind(connection: Connection, no: int, generation: int) -> RewindResult:
             _let_go(counters, row)
         counters.add(batches_open=len(rows), batches_acked=-len(rows))
         return RewindResult(replayed=len(rows), gone=after(connection, no)[1])
+
+
+_OPEN_AFTER = "SELECT COUNT(*) FROM batch WHERE state = 'open' AND no > ?"
+_REWINDS = "rewinds"  # document: the ids of the rewinds of a generation
+MAX_REWINDS = 64  # of them, the newest
+
+
+def _is_repeated(counters: QueueCounters, generation: int, rewind_id: str) -> bool:
+    """Whether the generation has rewound by this id before; if not, it has now."""
+    counters.meta.require_generation(generation)
+    body = document(counters.connection, _REWINDS)
+    of, known = msgspec.json.decode(body, type=tuple[int, list[str]]) if body else (0, [])
+    if of == generation and rewind_id in known:
+        return True
+    known = [*(known if of == generation else ()), rewind_id][-MAX_REWINDS:]
+    keep_document(counters.connection, _REWINDS, msgspec.json.encode((generation, known)))
+    return False
 
 
 def after(connection: Connection, no: int) -> tuple[int, int]:

@@ -293,13 +293,14 @@ class Store(ABC):
         """
         return self._write(lambda c: ack_queries.commit(c, no, generation))
 
-    def rewind(self, no: int, generation: int) -> RewindResult:
+    def rewind(self, no: int, generation: int, rewind_id: str = "") -> RewindResult:
         """Return to the checkpoint that holds batches up to ``no``; 0 is the beginning.
 
         Acked and open batches after ``no`` are delivered again, first and in their order;
-        their former holders are fenced. Open batches up to ``no`` count as acked.
+        their former holders are fenced. Open batches up to ``no`` count as acked. One with
+        the ``rewind_id`` of an earlier one of this generation changes nothing.
         """
-        return self._write(lambda c: ack_queries.rewind(c, no, generation))
+        return self._write(lambda c: ack_queries.rewind(c, no, generation, rewind_id))
 
     def after(self, no: int) -> tuple[int, int]:
         """The last batch formed, and how many after batch ``no`` are committed."""

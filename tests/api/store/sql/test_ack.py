@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.api.common.records import GroupState, Selection
+from atroposlib.api.common.records import GroupState, RewindResult, Selection
 from atroposlib.api.store.sql import claim as claim_queries
 from atroposlib.errors import ConfigError, CorruptPayload, StaleGeneration
 from tests.api.store.store_talk import (
@@ -156,6 +156,19 @@ def test_a_rewind_fences_earlier_deliveries_of_the_replayed_batches(store):
     assert store.stats().delivered == 0
     assert claim(store, generation).no == 1
     assert store.stats().delivered == 1
+
+
+def test_a_late_copy_of_a_rewind_delivers_no_trained_batch_again(store):
+    generation = filled(store, 3)
+    ack(store, claim(store, generation))
+    assert store.rewind(0, generation, "first") == RewindResult(1, 0)
+    assert store.rewind(0, generation, "first") == RewindResult(1, 0, repeated=True)
+    ack(store, claim(store, generation))
+    assert store.rewind(0, generation, "first") == RewindResult(0, 0, repeated=True)
+    assert store.stats().batches_acked == 1
+    assert store.rewind(0, generation, "second") == RewindResult(1, 0)
+    assert store.rewind(0, generation, "first").repeated
+    assert not store.rewind(0, register(store), "first").repeated
 
 
 def test_a_rewind_redelivers_prefetched_batches_in_order(store):
