@@ -27,7 +27,7 @@ from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, SbatchOptions, trainer_settings
 from example_trainer.launch.servers import choose_engine
 
-JOBS_FILE = "jobs"  # ids of the other jobs, and of later trainers of a chain, one a line
+JOBS_FILE = "jobs"  # ids of the other jobs, of a chain those of all trainers too, one a line
 LINK = "ATROPOS_CHAIN_LINK"  # number of a job in its chain
 WAIT_LINE_S = 60  # between two lines about jobs that have not started
 FIRST_PORT, PORTS = 20_000, 10_000  # where the trainer's nodes meet: by the id of the job
@@ -91,7 +91,7 @@ over() {{ # the others have nothing left to do
 
 while sleep {WAIT_LINE_S} < /dev/null > /dev/null 2>&1; do
   squeue --noheader --states=PENDING --format="waiting for job %i (%j): %T, %r" \\
-    --jobs="$(paste -sd, {jobs_file})" >&2 2> /dev/null || true
+    --jobs="$(paste -sd, {jobs_file})" 2> /dev/null | grep -v Dependency >&2 || true
 done & trap "kill $!" EXIT
 
 for attempt in $(seq 0 {retries}); do
@@ -278,11 +278,10 @@ def submit(
     all_ids: list[str] = []
     for job in found:
         last = dict(ids)  # of the chain
+        # The trainer is submitted last, so that the ids of all other jobs exist at its start.
+        if job.name == "trainer":
+            _note_jobs(plan, all_ids)
         for link in range(plan.slurm.chain + 1):
-            # The trainer is submitted last, so that the ids of all other jobs exist at its start.
-            if job.name == "trainer":
-                text = "".join(f"{one}\n" for one in all_ids)
-                (plan.launched / JOBS_FILE).write_text(text, encoding="utf-8")
             try:
                 last[job.name] = _sbatch(command(plan, job, last, link), job)
             except SubmitFailed:
@@ -292,7 +291,16 @@ def submit(
             all_ids.append(last[job.name])
             ids.setdefault(job.name, last[job.name])
             print_line(f"{job.name}: job {last[job.name]}")
+    if plan.slurm.chain:  # else the next trainer would start after the end of the run
+        _note_jobs(plan, all_ids)
     return ids
+
+
+def _note_jobs(plan: Plan, ids: Sequence[str]) -> None:
+    """Write the ids that the trainer cancels at the end of the run; it leaves out its own."""
+    scratch = plan.launched / f".{JOBS_FILE}"
+    scratch.write_text("".join(f"{one}\n" for one in ids), encoding="utf-8")
+    scratch.replace(plan.launched / JOBS_FILE)
 
 
 def _sbatch(words: Sequence[str], job: SlurmJob) -> str:
