@@ -153,7 +153,7 @@ def require_index(python: Path) -> None:
     for line in reversed(output(python, "-m", "pip", "config", "list").splitlines()):
         key, _, value = line.partition("=")
         settings[key.rsplit(".", 1)[-1]] = value.strip("'\"")
-    url = settings.get("index-url", PYPI)
+    url = settings.get("index-url") or PYPI  # pip ignores an empty setting too
     shown = re.sub(r"//[^/@]*@", "//", url)  # without a password
     if "no-index" in settings:
         return

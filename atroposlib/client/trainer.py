@@ -299,7 +299,8 @@ class RolloutClient:
     def rewind(self, batch_no: int) -> wire.Rewound:
         """Continue from the checkpoint that holds batches up to ``batch_no``; 0 for none.
 
-        Batches acked after it come again, first and in their order."""
+        Batches acked after it come again, first and in their order.
+        """
         self._claim_id = None
         own_id = ids.source().hex
         request = wire.CheckpointRequest(generation=self.generation, rewind_id=own_id)

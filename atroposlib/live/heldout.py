@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from atroposlib.trackers import finite_number
+
 SAMPLES_KEPT = 200  # of each check, in samples.jsonl of the run
 
 
@@ -29,7 +31,9 @@ class Check:
     @property
     def rate(self) -> float:
         """The exact rate or, without that measure, the mean reward."""
-        return (self.reward or 0.0) if self.exact is None else self.exact
+        rate = self.reward if self.exact is None else self.exact
+        assert rate is not None  # read_check leaves out a check without both
+        return rate
 
 
 @dataclass(frozen=True)
@@ -88,14 +92,14 @@ class Heldout:
 
 
 def read_check(directory: Path) -> Check | None:
-    """Read one check; None while it is being written."""
+    """Read one check; None while it is being written, or without a rate."""
     path = directory / "metrics.json"
     if not path.is_file():
         return None
     document = json.loads(path.read_text(encoding="utf-8"))
     about, results = document["config_general"], document["results"]["all"]
     rates = {name.removeprefix("eval/"): value for name, value in results.items()}
-    exact, reward = rates.get("exact"), rates.get("reward")
+    exact, reward = finite_number(rates.get("exact")), finite_number(rates.get("reward"))
     if exact is None and reward is None:
         return None
     return Check(

@@ -12,7 +12,6 @@ They are written, not submitted. Pods run ``atropos-launch node``, as jobs of SL
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import secrets
@@ -24,7 +23,7 @@ import yaml
 from atroposlib.errors import ConfigError
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
-from example_trainer.launch.slurm import TOKEN, TOKENS, plan_path
+from example_trainer.launch.slurm import TOKEN, plan_path, token_files
 
 JOBSET = "jobset.x-k8s.io/v1alpha2"
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -45,6 +44,7 @@ def write(plan: Plan, path: Path) -> None:
         ConfigError: ``k8s.image`` or ``k8s.volume_claim`` is missing, or a name is too long.
     """
     path.touch(mode=0o600)
+    path.chmod(0o600)  # of an older file too
     held = [one for one in yaml.safe_load_all(path.read_text(encoding="utf-8")) if one]
     known = [one["stringData"][TOKEN].strip() for one in held if one.get("kind") == "Secret"]
     found = manifests(plan, known[0] if known else secrets.token_urlsafe(32))
@@ -59,21 +59,16 @@ def manifests(plan: Plan, token: str) -> list[dict[str, Any]]:
     name, (_, cfg) = label(plan.name), trainer_settings(plan)
     of_pods = {**plan.model_dump(), "out": str(plan.directory)}
     of_pods["slurm"]["python"] = plan.k8s.python  # of the commands that a node runs
-    files = {
-        plan_path(plan).name: json.dumps(of_pods),
-        TOKEN: f"{token}\n",
-        TOKENS: f"admin {hashlib.sha256(token.encode()).hexdigest()}\n",
-    }
-    gpus = {"inference": plan.inference.tensor_parallel, "trainer": plan.trainer.nproc}
-    if plan.inference.engine == "local":
-        gpus["inference"] = 0
-    if cfg.device == "cpu":
-        gpus["trainer"] = 0
+    files = {plan_path(plan).name: json.dumps(of_pods), **token_files(token)}
+    gpus = roles.gpus_of(plan)
     index = ("--index", "$(JOB_COMPLETION_INDEX)")
     meet = ("--meet", f"{name}-trainer-0-0.{name}:{MEETING_PORT}")
     jobs = [
         _job(plan, "api", "api", 1, plan.restarts),
-        _job(plan, "inference", "inference", plan.inference.count, plan.restarts, index, gpus),
+        _job(
+            *(plan, "inference", "inference", plan.inference.count, plan.restarts),
+            *(index, gpus["inference"]),
+        ),
     ]
     for number, wanted in enumerate(plan.environments):
         own = label(f"env-{number}-{roles.environment_name(plan, number)}")
@@ -81,7 +76,7 @@ def manifests(plan: Plan, token: str) -> list[dict[str, Any]]:
         jobs.append(_job(plan, own, "environment", wanted.count, plan.restarts, words))
     nodes = plan.trainer.nodes  # one that fails ends the ranks of the others
     retries = cfg.trainer_retries * nodes
-    jobs.append(_job(plan, "trainer", "trainer", nodes, retries, meet, gpus))
+    jobs.append(_job(plan, "trainer", "trainer", nodes, retries, meet, gpus["trainer"]))
     metadata: dict[str, Any] = {"name": name}
     queued = {QUEUE: plan.k8s.queue} if plan.k8s.queue else {}
     done = {"operator": "All", "targetReplicatedJobs": ["trainer"]}
@@ -114,7 +109,7 @@ def _job(
     count: int,
     restarts: int,
     words: tuple[str, ...] = (),
-    gpus: dict[str, int] | None = None,
+    gpus: int = 0,
 ) -> dict[str, Any]:
     """One replicated job of ``count`` pods."""
     longest = f"{label(plan.name)}-{name}-0-{count}-abcde"
@@ -134,7 +129,7 @@ def _job(
         "parallelism": count,
         "backoffLimit": restarts,
         "podFailurePolicy": {"rules": rules},
-        "template": {"spec": _pod(plan, role, words, (gpus or {}).get(role, 0))},
+        "template": {"spec": _pod(plan, role, words, gpus)},
     }
     return {"name": name, "replicas": 1, "template": {"spec": spec}}
 

@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
-from example_trainer.launch.plan import EnvironmentSection, Plan, default_settings
+from example_trainer.launch.plan import (
+    EnvironmentSection,
+    Plan,
+    default_settings,
+    trainer_settings,
+)
 from example_trainer.launch.servers import CHAT_TYPES, ServerCommand, choose_engine
 from example_trainer.settings.section import filled
 from example_trainer.settings.weights import ServingSettings
@@ -206,6 +211,16 @@ def trainer(
     if plan.trainer.gpus is not None:
         env.setdefault("CUDA_VISIBLE_DEVICES", plan.trainer.gpus)
     return Command(argv, env)
+
+
+def gpus_of(plan: Plan) -> dict[str, int]:
+    """Return the GPUs that one node of a role needs; the other roles need none."""
+    servers = choose_engine(plan.inference.engine) != "local"
+    trainer = trainer_settings(plan)[1].device != "cpu"
+    return {
+        "inference": plan.inference.tensor_parallel * servers,
+        "trainer": plan.trainer.nproc * trainer,
+    }
 
 
 def write_yaml(path: Path, tree: Mapping[str, Any]) -> None:

@@ -24,8 +24,7 @@ from pathlib import Path
 
 from atroposlib.errors import AtroposError, ConfigError
 from example_trainer.launch import roles
-from example_trainer.launch.plan import Plan, SbatchOptions, trainer_settings
-from example_trainer.launch.servers import choose_engine
+from example_trainer.launch.plan import Plan, SbatchOptions
 
 JOBS_FILE = "jobs"  # ids of the other jobs, of a chain those of all trainers too, one a line
 LINK = "ATROPOS_CHAIN_LINK"  # number of a job in its chain
@@ -64,9 +63,7 @@ def jobs(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
 
 
 def _inference(plan: Plan) -> SlurmJob:
-    options = dict(plan.slurm.inference)
-    if choose_engine(plan.inference.engine) != "local":
-        options.setdefault("gpus-per-node", plan.inference.tensor_parallel)
+    options = {"gpus-per-node": roles.gpus_of(plan)["inference"], **plan.slurm.inference}
     index = ('"${SLURM_ARRAY_TASK_ID:-0}"',)
     body = _step(_node(plan, "inference", "--index", raw=index))
     options = _array(options, plan.inference.count)
@@ -74,9 +71,10 @@ def _inference(plan: Plan) -> SlurmJob:
 
 
 def _trainer(plan: Plan, retries: int, after: tuple[str, ...]) -> SlurmJob:
-    options: SbatchOptions = {"nodes": plan.trainer.nodes}
-    if trainer_settings(plan)[1].device != "cpu":
-        options["gpus-per-node"] = plan.trainer.nproc
+    options: SbatchOptions = {
+        "nodes": plan.trainer.nodes,
+        "gpus-per-node": roles.gpus_of(plan)["trainer"],
+    }
     jobs_file = shlex.quote(str(plan.launched / JOBS_FILE))
     meet = f'"${{NODES[0]}}:$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))"'
     line = _node(plan, "trainer", "--meet", raw=(meet,), srun=("--kill-on-bad-exit=1",))
@@ -229,8 +227,7 @@ def write(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
         old.unlink()
     roles.write_yaml(plan_path(plan), plan.model_dump())
     token = _held_token(folder / TOKEN) or secrets.token_urlsafe(32)
-    digest = hashlib.sha256(token.encode()).hexdigest()
-    for name, text in ((TOKENS, f"admin {digest}\n"), (TOKEN, f"{token}\n")):
+    for name, text in token_files(token).items():
         path = folder / name
         path.unlink(missing_ok=True)
         path.touch(mode=0o600)
@@ -238,6 +235,12 @@ def write(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
     for job in found:
         script_path(plan, job).write_text(job.script, encoding="utf-8")
     return found
+
+
+def token_files(token: str) -> dict[str, str]:
+    """Return the contents of the token's file, and of that with its digest for the API."""
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    return {TOKENS: f"admin {digest}\n", TOKEN: f"{token}\n"}
 
 
 def _held_token(path: Path) -> str:

@@ -100,6 +100,14 @@ def test_an_index_that_cannot_be_reached_is_named_before_pip_tries_it(
         bootstrap.require_index(Path(sys.executable))
 
 
+def test_an_empty_setting_of_the_index_counts_as_none(bootstrap, monkeypatch, capsys):
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_INDEX_URL", "")
+    monkeypatch.setattr(bootstrap, "unreachable", lambda url: None)
+    bootstrap.require_index(Path(sys.executable))
+    assert f"asking the package index {bootstrap.PYPI}" in capsys.readouterr().out
+
+
 def test_each_phase_of_pip_is_one_line(bootstrap, tmp_path, capsys):
     said = [
         "Collecting a",
