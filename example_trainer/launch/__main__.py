@@ -45,8 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     if args.what == "node":
-        from example_trainer.launch.node import exec_role, load_plan
+        from example_trainer.launch.node import exec_role, load_plan, run_servers
 
+        if args.count > 1:
+            return run_servers(load_plan(args.plan), args.index, args.count)
         exec_role(load_plan(args.plan), args.role, args.index, args.meet)
     plan = plan_of(args)
     try:
@@ -85,6 +87,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     node.add_argument("--plan", required=True)
     node.add_argument("--role", required=True, choices=ROLES)
     node.add_argument("--index", type=int, default=0)
+    node.add_argument("--count", type=int, default=1, help="servers, from index on")
     node.add_argument("--meet", help="host:port where the trainer's nodes meet")
     words = list(sys.argv[1:] if argv is None else argv)
     here = words[:1] and words[0].partition("=")[0] in ("--config", "--env")

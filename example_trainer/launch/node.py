@@ -1,6 +1,7 @@
 """Entry point of a cluster job: wait for the address of the API, then exec its role.
 
-The job becomes the process of its role, so that SLURM's signals reach it.
+The job becomes the process of its role, so that SLURM's signals reach it; only of several
+inference servers it starts each as a child.
 
 The address of the API travels as the file ``<out>/launch/endpoints/api``, which all nodes must
 see: one line ``http://host:port``, replaced whole when its job starts anew. Servers announce
@@ -20,10 +21,18 @@ from typing import TypeVar
 
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError, ConfigError
-from atroposlib.processes import free_port
+from atroposlib.processes import (
+    Children,
+    Interrupted,
+    ProcessSpec,
+    StopRequest,
+    Supervisor,
+    free_port,
+)
 from example_trainer.launch import roles
+from example_trainer.launch.local import GRACE_S, RestartPolicy
 from example_trainer.launch.plan import Plan, trainer_settings
-from example_trainer.launch.roles import Command, Endpoints
+from example_trainer.launch.roles import Command, Endpoints, gpus_of
 from example_trainer.launch.slurm import ENDPOINTS, TOKEN, TOKENS
 
 T = TypeVar("T")
@@ -52,10 +61,60 @@ def exec_role(plan: Plan, role: str, index: int, meet: str | None) -> None:
         EndpointTimeout: see the class.
     """
     command = command_of(plan, role, index, meet, os.environ)
-    env = {**os.environ, "PYTHONUNBUFFERED": "1", **command.env}
-    env["ATROPOS_API_TOKEN"] = (plan.files / TOKEN).read_text(encoding="utf-8").strip()
     print(f"{role}: {' '.join(command.argv)}", flush=True)
+    env = {**os.environ, **_given(plan, command)}
     os.execvpe(command.argv[0], list(command.argv), env)
+
+
+def _given(plan: Plan, command: Command) -> dict[str, str]:
+    token = (plan.files / TOKEN).read_text(encoding="utf-8").strip()
+    return {"PYTHONUNBUFFERED": "1", **command.env, "ATROPOS_API_TOKEN": token}
+
+
+def run_servers(plan: Plan, first: int, count: int) -> int:
+    """Run inference servers of one job until a signal; one that dies is started again.
+
+    Raises:
+        ConfigError: the plan cannot be used.
+        RunFailed: one died more than ``restarts`` times.
+    """
+    specs, visible = [], os.environ.get("CUDA_VISIBLE_DEVICES")
+    for place in range(count):
+        index = first + place
+        command = command_of(plan, "inference", index, None, os.environ)
+        env = {**gpus_at(plan, place, visible), **_given(plan, command)}
+        specs.append(ProcessSpec(f"inference-{index}", command.argv, env, Path.cwd()))
+    stop = StopRequest()
+    stop.listen()
+    logs = plan.directory / "logs"
+    print(f"inference: {count} servers, logs {logs}/inference-*.log", flush=True)
+    policy = RestartPolicy(0, plan.restarts, plan.restart_delay_s)
+    with Children(logs, stop) as children:
+        run = Supervisor(specs, children, stop, policy)
+        run.start_workers()
+        try:
+            run.watch(lambda: False, what="the servers")
+        except Interrupted as interrupted:
+            print(f"inference: {interrupted}, the servers end", flush=True)
+            children.end(list(run.specs), GRACE_S)
+    return 0
+
+
+def gpus_at(plan: Plan, place: int, visible: str | None) -> dict[str, str]:
+    """Return the variable that names the GPUs of one of a job's servers, if it uses some.
+
+    Args:
+        visible: the GPUs of the job, by commas; None: it has those from 0 on.
+    """
+    wanted = gpus_of(plan)["inference"]
+    places = range(place * wanted, (place + 1) * wanted)
+    names = visible.split(",") if visible else [str(gpu) for gpu in range(places.stop)]
+    if len(names) < places.stop:
+        raise ConfigError(
+            f"slurm.servers_per_job: server {place} of {wanted} GPUs (inference.tensor_parallel)"
+            f" has none left of {len(names)}, CUDA_VISIBLE_DEVICES={visible}"
+        )
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[gpu] for gpu in places)} if wanted else {}
 
 
 def command_of(

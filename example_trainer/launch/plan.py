@@ -156,6 +156,11 @@ class SlurmSection(_Section):
         description="further jobs of each part that start when the one before them ends, for"
         " clusters that forbid requeue",
     )
+    servers_per_job: int = Field(
+        1,
+        ge=1,
+        description="inference servers in one job, each on tensor_parallel of its GPUs",
+    )
     setup: list[str] = Field([], description="shell lines that each job runs first")
     srun: list[str] = Field([], description="arguments of srun, such as --container-image=...")
     container: dict[str, list[str]] = Field(

@@ -8,8 +8,10 @@ which makes the decisions that depend on the node, in Python.
     time limit is near (slurm.grace_s)   ends the process, queues the job again; with
                                          slurm.chain the next job of the chain goes on
     preempted, requeued, node lost       leaves the other jobs alone: SLURM starts it again
-    trainer: exit 0, cancelled, or its   cancels the other jobs: the run is over
+    its process died (not the trainer)   starts it again, up to ``restarts`` times
+    trainer: exit 0, cancelled, or its   ends the other jobs: the run is over
     retries are used up
+    exit code 2, refused settings        ends all jobs: another start would fail alike
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from atroposlib.errors import AtroposError, ConfigError
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, SbatchOptions
 
-JOBS_FILE = "jobs"  # ids of the other jobs, of a chain those of all trainers too, one a line
+JOBS_FILE = "jobs"  # ids of all jobs, one a line
 LINK = "ATROPOS_CHAIN_LINK"  # number of a job in its chain
 WAIT_LINE_S = 60  # between two lines about jobs that have not started
 FIRST_PORT, PORTS = 20_000, 10_000  # where the trainer's nodes meet: by the id of the job
@@ -50,23 +52,41 @@ class SlurmJob:
 def jobs(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
     """Return all jobs in order of submission; the trainer is the last."""
     found = [
-        _job(plan, "api", "api", plan.slurm.api, _step(_node(plan, "api"))),
+        _job(plan, "api", "api", plan.slurm.api, _serve(_node(plan, "api"), plan.restarts)),
         _inference(plan),
     ]
     first = ("api", "inference")
     for number, wanted in enumerate(plan.environments):
         name = f"env-{number}-{roles.environment_name(plan, number)}"
         options = _array(plan.slurm.environments, wanted.count)
-        body = _step(_node(plan, "environment", "--index", str(number)))
+        body = _serve(_node(plan, "environment", "--index", str(number)), plan.restarts)
         found.append(_job(plan, name, "environments", options, body, first))
     return [*found, _trainer(plan, trainer_retries, first)]
 
 
 def _inference(plan: Plan) -> SlurmJob:
-    options = {"gpus-per-node": roles.gpus_of(plan)["inference"], **plan.slurm.inference}
-    index = ('"${SLURM_ARRAY_TASK_ID:-0}"',)
-    body = _step(_node(plan, "inference", "--index", raw=index))
-    options = _array(options, plan.inference.count)
+    """The job of ``slurm.servers_per_job`` servers, as an array if there are more."""
+    here, gpus = plan.slurm.servers_per_job, roles.gpus_of(plan)["inference"]
+    wanted = here * gpus
+    options = {"gpus-per-node": wanted, **plan.slurm.inference}
+    given = options["gpus-per-node"]
+    if plan.inference.count % here:
+        raise ConfigError(
+            f"inference.count={plan.inference.count} is no multiple of"
+            f" slurm.servers_per_job={here}"
+        )
+    if str(given).isdecimal() and int(str(given)) < wanted:
+        raise ConfigError(
+            f"slurm.inference.gpus-per-node={given} is too few for slurm.servers_per_job={here}"
+            f" servers of inference.tensor_parallel={gpus} GPUs"
+        )
+    words: tuple[str, ...] = ()
+    first = "${SLURM_ARRAY_TASK_ID:-0}"
+    if here > 1:  # each of them is started again by the process that started it
+        words, first = ("--count", str(here)), f"$(({first} * {here}))"
+    line = _node(plan, "inference", *words, "--index", raw=(f'"{first}"',))
+    body = _serve(line, 0 if words else plan.restarts)
+    options = _array(options, plan.inference.count // here)
     return _job(plan, "inference", "inference", options, body)
 
 
@@ -75,27 +95,21 @@ def _trainer(plan: Plan, retries: int, after: tuple[str, ...]) -> SlurmJob:
         "nodes": plan.trainer.nodes,
         "gpus-per-node": roles.gpus_of(plan)["trainer"],
     }
-    jobs_file = shlex.quote(str(plan.launched / JOBS_FILE))
     meet = f'"${{NODES[0]}}:$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))"'
     line = _node(plan, "trainer", "--meet", raw=(meet,), srun=("--kill-on-bad-exit=1",))
     body = f"""\
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 
-over() {{ # the others have nothing left to do
-  echo "$1: the run is over, its other jobs are ended" >&2
-  {{ grep -vx "$SLURM_JOB_ID" {jobs_file} || true; }} | xargs -r scancel
-  exit "$2"
-}}
-
 while sleep {WAIT_LINE_S} < /dev/null > /dev/null 2>&1; do
   squeue --noheader --states=PENDING --format="waiting for job %i (%j): %T, %r" \\
-    --jobs="$(paste -sd, {jobs_file})" 2> /dev/null | grep -v Dependency >&2 || true
+    --jobs="$(paste -sd, "$JOBS")" 2> /dev/null | grep -v Dependency >&2 || true
 done & trap "kill $!" EXIT
 
 for attempt in $(seq 0 {retries}); do
   export ATROPOS_RUN_ID=$((attempt + ${{SLURM_RESTART_COUNT:-0}} + ${{{LINK}:-0}}))
   step {line}
   if [ "$status" = 0 ]; then over "trainer: done" 0; fi
+  if [ "$status" = 2 ]; then over "trainer: refused" 2; fi
   if [ "$signalled" = USR1 ]; then again; fi
   if [ "$signalled" = TERM ]; then
     if is_cancelled; then over "trainer: cancelled" 1; fi
@@ -107,11 +121,17 @@ over "trainer: failed" 1"""
     return _job(plan, "trainer", "trainer", {**options, **plan.slurm.trainer}, body, after)
 
 
-def _step(line: str) -> str:
+def _serve(line: str, restarts: int) -> str:
     """The body of a job whose process serves until it is ended."""
     return f"""\
-step {line}
-if [ "$signalled" = USR1 ]; then again; fi
+for attempt in $(seq 0 {restarts}); do
+  step {line}
+  if [ "$signalled" = USR1 ]; then again; fi
+  if [ "$signalled" = USR2 ]; then echo "the run is over" >&2; exit 0; fi
+  if [ -n "$signalled" ] || [ "$status" = 0 ]; then exit "$status"; fi
+  if [ "$status" = 2 ]; then over "$SLURM_JOB_NAME: refused" 2; fi
+  echo "attempt $attempt of {restarts} failed ($status)" >&2
+done
 exit "$status\""""
 
 
@@ -120,9 +140,12 @@ exit "$status\""""
 # A job that SLURM ends in order to start it again already counts one restart more.
 FUNCTIONS = """\
 signalled="" status=0 pid=""
-trap 'signalled=USR1; scancel --signal=TERM "$SLURM_JOB_ID" || true' USR1
-trap 'signalled=TERM; scancel --signal=TERM "$SLURM_JOB_ID" || true' TERM
+for one in USR1 USR2 TERM; do
+  trap "signalled=$one; scancel --signal=TERM $SLURM_JOB_ID || true" "$one"
+done
 step() {
+  status=75
+  if [ -n "$signalled" ]; then return; fi
   status=0
   "$@" & pid=$!
   wait "$pid" || status=$?
@@ -136,6 +159,19 @@ again() {
   echo "the time limit is near: the job is queued again" >&2
   scontrol requeue "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"
   exit 75
+}
+over() { # the other jobs have nothing left to do: those that run may end in order
+  echo "$1: the run is over, its other jobs are ended" >&2
+  others=$(grep -vx "$SLURM_JOB_ID" "$JOBS" | paste -sd" ") || exit "$2"
+  if [ -z "$others" ]; then exit "$2"; fi # scancel without ids would mean every job
+  scancel --quiet --state=PENDING $others || true
+  scancel --quiet --batch --signal=USR2 $others || true
+  for _ in $(seq 15); do
+    [ -n "$(squeue --noheader --jobs="${others// /,}" 2> /dev/null)" ] || break
+    sleep 1
+  done
+  scancel --quiet $others || true
+  exit "$2"
 }
 is_cancelled() {
   scontrol --oneliner show job "$SLURM_JOB_ID" | grep -q " Restarts=${SLURM_RESTART_COUNT:-0} "
@@ -169,7 +205,8 @@ def _job(
     }
     given = {key: value for key, value in header.items() if _is_given(key, value)}
     lines = ["#!/bin/bash", *(_option(key, value) for key, value in given.items())]
-    lines += ["", "set -euo pipefail", *plan.slurm.setup, "", FUNCTIONS, "", body]
+    lines += ["", "set -euo pipefail", *plan.slurm.setup, ""]
+    lines += [f"JOBS={shlex.quote(str(plan.launched / JOBS_FILE))}", FUNCTIONS, "", body]
     sources = {
         f"slurm.{section if key in options else 'options'}.{key}": str(value)
         for key, value in given.items()
@@ -294,13 +331,12 @@ def submit(
             all_ids.append(last[job.name])
             ids.setdefault(job.name, last[job.name])
             print_line(f"{job.name}: job {last[job.name]}")
-    if plan.slurm.chain:  # else the next trainer would start after the end of the run
-        _note_jobs(plan, all_ids)
+    _note_jobs(plan, all_ids)  # any of them may end the others
     return ids
 
 
 def _note_jobs(plan: Plan, ids: Sequence[str]) -> None:
-    """Write the ids that the trainer cancels at the end of the run; it leaves out its own."""
+    """Write the ids of the jobs that end with the run."""
     scratch = plan.launched / f".{JOBS_FILE}"
     scratch.write_text("".join(f"{one}\n" for one in ids), encoding="utf-8")
     scratch.replace(plan.launched / JOBS_FILE)

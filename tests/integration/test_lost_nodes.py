@@ -34,7 +34,7 @@ WITHIN_S = 600.0
 pytestmark = pytest.mark.alone
 
 
-def cluster_plan(folder: Path, *overrides: str, servers: int = 2) -> Plan:
+def cluster_plan(folder: Path, *overrides: str, servers: int = 2, copies: int = 1) -> Plan:
     """A run of a tiny model in the copy environment, on CPUs."""
     one_core = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     model = write_tiny_model(folder / "model", seed=0)
@@ -47,7 +47,10 @@ def cluster_plan(folder: Path, *overrides: str, servers: int = 2) -> Plan:
         "out": str(folder / "run"),
         "inference": {"engine": "local", "count": servers, "env": one_core},
         "environments": [
-            {"script": "copy_server", "config": {"env": environment}, "env": one_core}
+            {
+                **{"script": "copy_server", "config": {"env": environment}, "env": one_core},
+                "count": copies,
+            }
         ],
         "trainer": {"settings": settings, "env": one_core},
         "slurm": {"python": sys.executable},

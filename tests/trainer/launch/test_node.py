@@ -1,11 +1,28 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from example_trainer.launch import node, slurm
 from example_trainer.launch.plan import trainer_settings
 from example_trainer.launch.roles import Endpoints
 from tests.client.harness import announced, served_api
+from tests.trainer.launch.launch_plans import plan
+
+REPO = Path(__file__).resolve().parents[3]
+# In place of the interpreter: a server that dies at its first start, then serves until TERM. The
+# lines of all servers go into one pipe.
+SERVER = """\
+#!/bin/bash
+trap 'echo ended > {pipe}; exit 0' TERM
+echo "$(grep -o 'inference-[0-9]' <<< "$*" | head -1) on $CUDA_VISIBLE_DEVICES" > {pipe}
+[ -e {folder}/died-$CUDA_VISIBLE_DEVICES ] || {{ touch {folder}/died-$CUDA_VISIBLE_DEVICES; exit 1; }}
+while sleep 0.1; do :; done
+"""
 
 
 @pytest.fixture
@@ -44,3 +61,32 @@ def test_a_command_gets_the_addresses_of_the_servers_that_the_api_lists(written)
         written.inference.min_ready, written.slurm.wait_s = 2, 0.01
         with pytest.raises(node.EndpointTimeout, match="the inference servers"):
             node.listed_servers(written, Endpoints(api), sleep=lambda seconds: None)
+
+
+def test_servers_of_one_job_are_started_again_one_by_one_and_end_with_it(tmp_path):
+    pipe, server = tmp_path / "lines", tmp_path / "python"
+    os.mkfifo(pipe)
+    server.write_text(SERVER.format(pipe=pipe, folder=tmp_path))
+    server.chmod(0o755)
+    found = plan(
+        *("inference.engine=vllm", "inference.count=4", "slurm.servers_per_job=2"),
+        *("restart_delay_s=0", f"slurm.python={server}"),
+        out=tmp_path / "run",
+    )
+    slurm.write(found, 0)
+    own = ("--plan", str(slurm.plan_path(found)), "--role", "inference", "--index", "2")
+    job = subprocess.Popen(
+        [sys.executable, "-m", "example_trainer.launch", "node", *own, "--count", "2"],
+        cwd=REPO,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "4,6"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    both = os.open(pipe, os.O_RDWR)  # stays open between the writers
+    with os.fdopen(both) as lines:
+        started = sorted(lines.readline().strip() for _ in range(4))
+        assert started == ["inference-2 on 4"] * 2 + ["inference-3 on 6"] * 2
+        job.terminate()
+        assert [lines.readline() for _ in range(2)] == ["ended\n"] * 2
+    said, _ = job.communicate(timeout=300)
+    assert job.returncode == 0 and "stopped by SIGTERM, the servers end" in said

@@ -32,19 +32,14 @@ GOLDEN_TRAINER = """\
 set -euo pipefail
 source venv/bin/activate
 
+JOBS=OUT/launch/jobs
 FUNCTIONS
 
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 
-over() { # the others have nothing left to do
-  echo "$1: the run is over, its other jobs are ended" >&2
-  { grep -vx "$SLURM_JOB_ID" OUT/launch/jobs || true; } | xargs -r scancel
-  exit "$2"
-}
-
 while sleep 60 < /dev/null > /dev/null 2>&1; do
   squeue --noheader --states=PENDING --format="waiting for job %i (%j): %T, %r" \\
-    --jobs="$(paste -sd, OUT/launch/jobs)" 2> /dev/null | grep -v Dependency >&2 || true
+    --jobs="$(paste -sd, "$JOBS")" 2> /dev/null | grep -v Dependency >&2 || true
 done & trap "kill $!" EXIT
 
 for attempt in $(seq 0 3); do
@@ -52,6 +47,7 @@ for attempt in $(seq 0 3); do
   step srun --kill-on-bad-exit=1 '--container-image=a b' python -m example_trainer.launch node \
 --plan OUT/launch/plan.json --role trainer --meet "${NODES[0]}:$((20000 + SLURM_JOB_ID % 10000))"
   if [ "$status" = 0 ]; then over "trainer: done" 0; fi
+  if [ "$status" = 2 ]; then over "trainer: refused" 2; fi
   if [ "$signalled" = USR1 ]; then again; fi
   if [ "$signalled" = TERM ]; then
     if is_cancelled; then over "trainer: cancelled" 1; fi
@@ -79,11 +75,18 @@ GOLDEN_INFERENCE = """\
 set -euo pipefail
 source venv/bin/activate
 
+JOBS=OUT/launch/jobs
 FUNCTIONS
 
-step srun '--container-image=a b' python -m example_trainer.launch node \
+for attempt in $(seq 0 3); do
+  step srun '--container-image=a b' python -m example_trainer.launch node \
 --plan OUT/launch/plan.json --role inference --index "${SLURM_ARRAY_TASK_ID:-0}"
-if [ "$signalled" = USR1 ]; then again; fi
+  if [ "$signalled" = USR1 ]; then again; fi
+  if [ "$signalled" = USR2 ]; then echo "the run is over" >&2; exit 0; fi
+  if [ -n "$signalled" ] || [ "$status" = 0 ]; then exit "$status"; fi
+  if [ "$status" = 2 ]; then over "$SLURM_JOB_NAME: refused" 2; fi
+  echo "attempt $attempt of 3 failed ($status)" >&2
+done
 exit "$status"
 """
 
@@ -126,7 +129,7 @@ PROGRAMS = {
 echo run $ATROPOS_RUN_ID >> calls
 read -r what rest < ends; tail -n +2 ends > rest.new; mv rest.new ends
 case $what in
-  USR1|TERM) touch waiting; kill -$what $PPID; while [ -e waiting ]; do sleep 0.02; done; exit 75 ;;
+  USR1|USR2|TERM) touch waiting; kill -$what $PPID; while [ -e waiting ]; do sleep 0.02; done; exit 75 ;;
   *) exit $what ;;
 esac""",
     "scancel": """\
@@ -140,48 +143,100 @@ esac""",
 }
 
 
+OTHERS = "|".join(
+    f"scancel --quiet {words}101 102"
+    for words in ("--state=PENDING ", "--batch --signal=USR2 ", "")
+)
+
+
 @pytest.mark.parametrize(
     "ends, restarts, status, calls",
     [
-        ("0", 0, 0, "run 0|scancel 101 102"),
-        ("1 1 1", 0, 1, "run 0|run 1|run 2|scancel 101 102"),
-        ("1 0", 0, 0, "run 0|run 1|scancel 101 102"),
+        ("0", 0, 0, f"run 0|{OTHERS}"),
+        ("1 1 1", 0, 1, f"run 0|run 1|run 2|{OTHERS}"),
+        ("1 0", 0, 0, f"run 0|run 1|{OTHERS}"),
+        ("2", 0, 2, f"run 0|{OTHERS}"),
         ("USR1", 0, 75, "run 0|scancel --signal=TERM 7|requeue 7"),
         ("TERM", 1, 75, "run 0|scancel --signal=TERM 7"),
-        ("TERM", 0, 1, "run 0|scancel --signal=TERM 7|scancel 101 102"),
+        ("TERM", 0, 1, f"run 0|scancel --signal=TERM 7|{OTHERS}"),
         ("USR1", 0, 75, "run 1|scancel --signal=TERM 7"),
     ],
-    ids=["done", "failed", "failed once", "time limit", "preempted", "cancelled", "chain"],
+    ids=[
+        *("done", "failed", "failed once", "refused", "time limit", "preempted", "cancelled"),
+        "chain",
+    ],
 )
 def test_a_trainer_ends_the_other_jobs_only_when_the_run_is_over(
     request, tmp_path, ends, restarts, status, calls
 ):
     found = plan("slurm.setup=[]", out=tmp_path)
     script = slurm.jobs(found, 2)[-1].script
+    link = {slurm.LINK: "1"} if "chain" in request.node.name else {}
+    done = run_script(found, script, ends, restarts, link)
+    assert done.returncode == status, done.stderr
+    assert "|".join((tmp_path / "calls").read_text().splitlines()) == calls
+
+
+@pytest.mark.parametrize(
+    "ends, status, calls",
+    [
+        ("1 1 USR2", 0, "run|run|run|scancel --signal=TERM 7"),
+        ("1 1 1 1 1", 1, "run|run|run|run"),
+        ("0", 0, "run"),
+        ("2", 2, f"run|{OTHERS}"),
+        ("USR1", 75, "run|scancel --signal=TERM 7|requeue 7"),
+    ],
+    ids=["end of the run", "died too often", "done", "refused", "time limit"],
+)
+def test_a_process_that_died_is_started_again_in_its_job(tmp_path, ends, status, calls):
+    found = plan("slurm.setup=[]", "restarts=3", out=tmp_path)
+    done = run_script(found, slurm.jobs(found, 2)[0].script, ends)
+    assert done.returncode == status, done.stderr
+    said = "|".join(line.strip() for line in (tmp_path / "calls").read_text().splitlines())
+    assert said == calls
+
+
+def run_script(found, script, ends, restarts=0, env=None):
+    """Run a job's script with programs of SLURM that note their calls in the run's folder."""
+    folder = found.directory
     found.launched.mkdir()
-    (found.launched / slurm.JOBS_FILE).write_text("101\n102\n")
-    (tmp_path / "ends").write_text(ends.replace(" ", "\n") + "\n")
-    (tmp_path / "restarts").write_text(f"{restarts}\n")
+    (found.launched / slurm.JOBS_FILE).write_text("101\n7\n102\n")
+    (folder / "ends").write_text(ends.replace(" ", "\n") + "\n")
+    (folder / "restarts").write_text(f"{restarts}\n")
     for name, body in PROGRAMS.items():
-        program = tmp_path / "bin" / name
+        program = folder / "bin" / name
         program.parent.mkdir(exist_ok=True)
         program.write_text(f"#!/bin/bash\n{body}\n")
         program.chmod(0o755)
-    done = subprocess.run(
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "job", "SLURM_JOB_NODELIST": ""}
+    return subprocess.run(
         ["bash", "-c", script],
-        cwd=tmp_path,
-        env={
-            "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
-            "SLURM_JOB_ID": "7",
-            "SLURM_JOB_NODELIST": "",
-            **({"ATROPOS_CHAIN_LINK": "1"} if "chain" in request.node.name else {}),
-        },
+        cwd=folder,
+        env={"PATH": f"{folder}/bin:/usr/bin:/bin", **job, **(env or {})},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == status, done.stderr
-    assert "|".join((tmp_path / "calls").read_text().splitlines()) == calls
+
+
+def test_several_servers_of_one_job_share_its_gpus(tmp_path):
+    words = ("inference.engine=vllm", "inference.count=8", "inference.tensor_parallel=2")
+    found = plan(*words, "slurm.servers_per_job=4", out=tmp_path)
+    script = slurm.jobs(found, 0)[1].script
+    assert "--array=0-1\n" in script and "--gpus-per-node=8\n" in script
+    assert '--count 4 --index "$((${SLURM_ARRAY_TASK_ID:-0} * 4))"' in script
+    assert node.gpus_at(found, 1, None) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert node.gpus_at(found, 1, "5,1,GPU-7,0") == {"CUDA_VISIBLE_DEVICES": "GPU-7,0"}
+    with pytest.raises(ConfigError, match="slurm.servers_per_job: server 1 of 2 GPUs"):
+        node.gpus_at(found, 1, "0,1,2")
+    for more, named in (
+        ("inference.count=6", "inference.count=6 is no multiple of slurm.servers_per_job=4"),
+        ("slurm.inference.gpus-per-node=4", "slurm.inference.gpus-per-node=4 is too few"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            slurm.jobs(plan(*words, "slurm.servers_per_job=4", more, out=tmp_path), 0)
+    local = plan("inference.engine=local", "inference.count=2", out=tmp_path)
+    assert node.gpus_at(local, 1, "0") == {}
 
 
 def test_values_cannot_inject_shell_code(tmp_path):
@@ -221,7 +276,7 @@ def test_jobs_are_submitted_in_order_and_the_trainer_gets_their_ids(
     ids = slurm.submit(cluster, slurm.write(cluster, cfg.trainer_retries), lambda line: None)
     assert list(ids.values()) == ["101", "102", "103", "104"]
     folder = tmp_path / "launch"
-    assert (folder / "jobs").read_text().split() == ["101", "102", "103"]
+    assert (folder / "jobs").read_text().split() == ["101", "102", "103", "104"]
     last = shlex.split(calls.read_text().splitlines()[-1])
     assert last[1:] == ["--parsable", "--dependency=after:101:102", f"{folder}/trainer.sbatch"]
     assert (folder / "token").stat().st_mode & 0o077 == 0
