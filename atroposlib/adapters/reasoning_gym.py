@@ -30,6 +30,7 @@ from atroposlib.errors import ConfigError
 EASY: dict[str, dict[str, Any]] = {
     "chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
 }
+ARGUMENT = "dataset_name"  # of a reference, as in reasoning_gym:chain_sum
 TAGGED = re.compile(r"<answer>(.*?)</answer>", flags=re.DOTALL)
 NAMED = re.compile(r".*answer:[ \t]*(.+)", flags=re.IGNORECASE)
 

@@ -2,10 +2,11 @@
 
     atropos env list
     atropos env run gsm8k process --env.dataset_path test.jsonl
+    atropos env info gymnasium:Taxi-v4
     atropos eval wordle.py --openai.base_url http://127.0.0.1:9001/v1
 
-A name is a file of :mod:`atroposlib.environments`, with or without ``_server`` and ``_env``, or
-an entry point of the group ``atroposlib.environments`` of an installed package.
+A reference (:mod:`atroposlib.utils.references`) may also name a file of
+:mod:`atroposlib.environments`, with or without ``_server`` and ``_env``.
 """
 
 from __future__ import annotations
@@ -13,53 +14,61 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import json
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import entry_points
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import atroposlib.environments
+from atroposlib import __version__
 from atroposlib.errors import AtroposError, ConfigError, boundary
-from atroposlib.utils.command.parser import USAGE_ERROR, CommandParser, did_you_mean
+from atroposlib.utils import references
+from atroposlib.utils.command.parser import USAGE_ERROR, CommandParser
 from atroposlib.utils.command.parser import show as print_page
+from atroposlib.utils.references import Listed
 
-ENTRY_POINTS = "atroposlib.environments"
 ADAPTERS = Path(__file__).parents[1] / "adapters"
-USAGE = "an ENVIRONMENT is a FILE, FILE:CLASS or a name of `atropos env list`"
-
-
-@dataclass(frozen=True)
-class Listed:
-    """One environment that a name leads to."""
-
-    name: str
-    module: str
-    about: str
+USAGE = f"an ENVIRONMENT is {references.USAGE}"
 
 
 def listed() -> list[Listed]:
     """Environments of this package and of installed ones, without importing them."""
+    return [*shipped(), *references.installed()]
+
+
+def shipped() -> list[Listed]:
+    """Environments of this package, by the text of their files."""
     folders = map(Path, atroposlib.environments.__path__)
     places = [place for folder in folders for place in (folder, folder / "library")]
-    found: list[Listed] = []
+    found: dict[str, Listed] = {}
     for place in (*places, ADAPTERS):
-        package = "atroposlib" if place == ADAPTERS else ENTRY_POINTS
+        package = "atroposlib" if place == ADAPTERS else atroposlib.environments.__name__
         inside = f"{place.name}." * (place.name in ("library", ADAPTERS.name))
         for path in sorted(place.glob("[!_]*.py")):
             text = path.read_text(encoding="utf-8")
-            about = ast.get_docstring(ast.parse(text)) or ""
             name = path.stem.removesuffix("_server").removesuffix("_env")
-            if "__main__" in text and name not in {one.name for one in found}:
-                module = f"{package}.{inside}{path.stem}"
-                found.append(Listed(name, module, about.split("\n")[0].rstrip(".")))
-    for point in entry_points(group=ENTRY_POINTS):
-        package = point.dist.name if point.dist else ""
-        found.append(Listed(point.name, point.value, f"of the package {package}"))
-    return found
+            if "__main__" not in text or name in found:
+                continue
+            tree = ast.parse(text)
+            about = (ast.get_docstring(tree) or "").split("\n")[0].rstrip(".")
+            module = f"{package}.{inside}{path.stem}"
+            adapts = (ADAPTERS / f"{name}.py").is_file()
+            kind = references.ADAPTER if adapts else kind_in(tree)
+            found[name] = Listed(name, module, about, "atroposlib", __version__, kind)
+    return list(found.values())
+
+
+def kind_in(tree: ast.Module) -> str:
+    """The first argument of ``Card(...)``; empty where there is no card."""
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args)
+    cards = (one.args[0] for one in calls if getattr(one.func, "id", "") == "Card")
+    kinds = (one.value for one in cards if isinstance(one, ast.Constant))
+    return str(next(kinds, ""))
 
 
 def show(argv: Sequence[str] | None = None) -> int:
@@ -69,10 +78,49 @@ def show(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="one JSON list of objects")
     options, found = parser.parse_args(argv), listed()
-    width = max(len(one.name) for one in found)
-    lines = [f"{one.name:<{width}}  {one.about}" for one in found]
+    names = Counter(one.name for one in found)
+    rows = [
+        (
+            f"{one.package}:{one.name}" if names[one.name] > 1 else one.name,
+            one.kind,
+            "" if one.package == "atroposlib" else f"{one.package} {one.version}".strip(),
+            f"cannot be used: {one.problem}" if one.problem else one.about,
+        )
+        for one in found
+    ]
+    name_width, kind_width = (max(len(row[i]) for row in rows) for i in range(2))
+    lines = [
+        f"{name:<{name_width}}  {kind:<{kind_width}}  {about}{f' ({of})' if of else ''}"
+        for name, kind, of, about in rows
+    ]
     asked = json.dumps([asdict(one) for one in found], indent=2)
     print_page((asked if options.json else "\n".join(lines)) + "\n")
+    return 0
+
+
+def info(argv: Sequence[str] | None = None) -> int:
+    """Print the package, the card and the settings of one environment."""
+    from atroposlib.envs.runtime.identity import identity
+    from atroposlib.envs.settings.config import BaseEnvConfig
+
+    parser = CommandParser(prog="atropos env info", description=info.__doc__)
+    parser.add_argument("environment", metavar="ENVIRONMENT", help=USAGE)
+    env_cls = load(parser.parse_args(argv).environment)
+    config, _ = env_cls.config_init()
+    source = identity(env_cls, config)
+    package = f"{source.package} {source.version}".strip() or "a file of no package"
+    lines = [f"{env_cls.name or env_cls.__name__}: {inspect.getdoc(env_cls) or ''}".rstrip()]
+    lines += [f"{'package':<10} {package}", f"{'digest':<10} {source.digest}"]
+    if card := card_of(env_cls):
+        shown = ("kind", "data", "licence", "turns", "extras", "floor", "best")
+        lines += [f"{name:<10} {getattr(card, name)}" for name in shown if getattr(card, name)]
+    fields = type(config).model_fields
+    own = [name for name in fields if name not in BaseEnvConfig.model_fields]
+    lines += ["settings"] * bool(own)
+    lines += [
+        f"  --env.{k} {getattr(config, k)!r}  {fields[k].description or ''}" for k in own
+    ]
+    print_page("\n".join(lines) + "\n")
     return 0
 
 
@@ -101,29 +149,51 @@ def _passed_on(usage: str, words: Sequence[str], mode: Sequence[str]) -> int:
 
 
 def load(target: str) -> Any:
-    """The environment class of a file or a name.
+    """The environment class that a reference leads to.
 
     Raises:
-        ConfigError: there is none, or there are several and ``FILE:CLASS`` chooses none.
-        RolloutError: the file cannot be imported.
+        ConfigError: there is none, or there are several and ``FILE:NAME`` chooses none.
+        RolloutError: the file or the package cannot be imported.
     """
+    found = references.resolve(target, [] if ".py" in target else listed())
+    module = _module_of(found, target)
+    env_cls = _class_in(module, found.attribute, target)
+    return _with_argument(env_cls, found.argument) if found.argument else env_cls
+
+
+def _class_in(module: ModuleType, wanted: str, target: str) -> Any:
     from atroposlib.envs.base import BaseEnv
 
-    place, _, wanted = target.partition(":")
-    module = _module_of(place)
     exported = getattr(module, "__all__", ())  # of another module, such as an adapter
-    own = {
-        k: v
-        for k, v in vars(module).items()
-        if getattr(v, "__module__", "") == module.__name__ or k in exported
+    found = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, BaseEnv)
+        if value.__module__ == module.__name__ or name in exported or name == wanted
     }
-    found = {k: v for k, v in own.items() if isinstance(v, type) and issubclass(v, BaseEnv)}
     if wanted:
         found = {name: value for name, value in found.items() if name == wanted}
     if len(found) != 1:
-        several = f"several environments ({', '.join(found)}): write {place}:NAME"
+        several = f"several environments ({', '.join(found)}): write {target}:NAME"
         raise ConfigError(f"{target}: {several if found else 'no environment in this file'}")
     return next(iter(found.values()))
+
+
+def _with_argument(env_cls: Any, argument: str) -> Any:
+    """The environment of an adapter with another default of the setting that says which."""
+    from atroposlib.envs.function_env.config import config_class
+
+    module = sys.modules[env_cls.__module__]
+    setting = {getattr(module, "ARGUMENT", "env_id"): argument}
+    config = config_class(env_cls.name, env_cls.env_config_cls, {}, setting)
+    more = {"env_config_cls": config, "__module__": env_cls.__module__}
+    return type(env_cls.__name__, (env_cls,), {**more, "__doc__": env_cls.__doc__})
+
+
+def card_of(env_cls: Any) -> Any:
+    """The ``Card`` of a function environment or of a class with an attribute ``card``; or None."""
+    given = getattr(env_cls, "definition", None)
+    return getattr(env_cls, "card", None) if given is None else given.card
 
 
 def print_settings(target: str) -> None:
@@ -142,27 +212,23 @@ def print_settings(target: str) -> None:
     print(json.dumps({"own": own, "fields": [*type(config).model_fields]}))
 
 
-def _module_of(place: str) -> ModuleType:
-    path = Path(place)
-    if path.suffix == ".py":
-        from atroposlib.envs.cli import importing
+def _module_of(found: references.Reference, target: str) -> ModuleType:
+    from atroposlib.envs.cli import importing
 
-        if not path.is_file():
-            raise ConfigError(f"{place}: no such file")
-        sys.path.insert(0, str(path.resolve().parent))  # as `python FILE` does
-        taken = path.stem in sys.stdlib_module_names or path.stem == "atroposlib"
-        name = f"env_{path.stem}" if taken else path.stem
-        spec = importlib.util.spec_from_file_location(name, path.resolve())
-        assert spec is not None and spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        importing.add(name)
-        with boundary(place, None, "import"):
-            spec.loader.exec_module(module)
-        importing.remove(name)
-        return module
-    known = {one.name: one.module for one in listed()}
-    named = {**{one.rpartition(".")[2]: one for one in known.values()}, **known}
-    if place not in named:
-        hint = did_you_mean(place, named)
-        raise ConfigError(f"no file and no environment {place!r}{hint} (`atropos env list`)")
-    return importlib.import_module(named[place].partition(":")[0])
+    if found.listed is not None:
+        with boundary(target, None, "import"):
+            return importlib.import_module(found.listed.module.partition(":")[0])
+    path = found.file
+    if path is None or not path.is_file():
+        raise ConfigError(f"{path}: no such file")
+    sys.path.insert(0, str(path.resolve().parent))  # as `python FILE` does
+    taken = path.stem in sys.stdlib_module_names or path.stem == "atroposlib"
+    name = f"env_{path.stem}" if taken else path.stem
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    importing.add(name)
+    with boundary(str(path), None, "import"):
+        spec.loader.exec_module(module)
+    importing.remove(name)
+    return module

@@ -19,6 +19,7 @@ from atroposlib.wire.messages import (
     Count,
     EnvIdentifier,
     EnvRegistered,
+    EnvSource,
     EnvStatus,
     ExtendRequest,
     GroupsReceived,

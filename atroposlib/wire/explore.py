@@ -224,6 +224,8 @@ class RunEntry(Struct, kw_only=True):
     tokenizer: str | None
     tokenizer_found: bool
     envs: list[str]
+    # package, version and digest of environments that registered with them, by name
+    sources: dict[str, dict[str, str]] = {}
 
 
 class Runs(Struct):

@@ -99,6 +99,14 @@ class Registered(BaseModel):
 # --- 2. environments join -----------------------------------------------------------
 
 
+class EnvSource(BaseModel):
+    """Origin of an environment; a file of no package has a digest only."""
+
+    package: Annotated[str, Field(max_length=256)] = ""
+    version: Annotated[str, Field(max_length=128)] = ""
+    digest: Annotated[str, Field(max_length=128)] = ""  # of its module and data
+
+
 class RegisterEnv(BaseModel):
     """POST /register-env. ``min_batch_allocation`` is a share of each batch, 0..1."""
 
@@ -109,6 +117,7 @@ class RegisterEnv(BaseModel):
     min_batch_allocation: float | None = Field(None, ge=0.0, le=1.0)
     tokenizer: Label | None = None  # as of the trainer
     join_id: Annotated[str, Field(max_length=128)] = ""  # repeated: the same environment
+    source: EnvSource | None = None
 
 
 class EnvRegistered(BaseModel):

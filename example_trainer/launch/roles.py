@@ -11,12 +11,12 @@ import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.references import installed
 from example_trainer.launch.plan import (
     EnvironmentSection,
     Plan,
@@ -28,7 +28,7 @@ from example_trainer.settings.section import filled
 from example_trainer.settings.weights import ServingSettings
 
 DIRECTORY = "directory://"  # servers are those that the rollout API lists
-READY = "atroposlib.environments"  # also the group of entry points of other packages
+READY = "atroposlib.environments"
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,9 @@ def script_words(script: str) -> tuple[str, ...]:
         module = f"{READY}.{path.stem}{ending}"
         if find_spec(module) is not None:
             return ("-m", module)
-    if script in entry_points(group=READY).names:
+    names = {name for one in installed() for name in (one.name, f"{one.package}:{one.name}")}
+    adapter = script.partition(":")[0] if ":" in script else ""
+    if script in names or (adapter and find_spec(f"atroposlib.adapters.{adapter}")):
         return ("-m", "atroposlib.cli.atropos", "env", "run", script)
     raise ConfigError(f"environments: no file {script} here (`atropos env list` lists others)")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib.metadata import EntryPoint
 
 import pytest
 
+from atroposlib import __version__
 from atroposlib.cli import env_files
 from atroposlib.errors import ConfigError, RolloutError
+from atroposlib.utils.references import Listed
 
 ENVIRONMENT = """
 from atroposlib.envs import environment
@@ -55,10 +56,34 @@ def test_environments_of_the_library_are_listed_and_found_by_name():
     assert env_files.load("letters").name == "letters"
 
 
-def test_an_entry_point_of_an_installed_package_is_listed(monkeypatch):
-    point = EntryPoint("wordle", "wordle", env_files.ENTRY_POINTS)
-    monkeypatch.setattr(env_files, "entry_points", lambda group: [point])
-    assert [one.module for one in env_files.listed() if one.name == "wordle"] == ["wordle"]
+def test_two_environments_of_one_name_are_listed_with_their_packages(monkeypatch, capsys):
+    theirs = Listed("copy", "copies", "Theirs", "copies", "1.2", "text")
+    broken = Listed("wordle", "wordle", "", "wordle", "0.1", problem="its module is missing")
+    monkeypatch.setattr(env_files.references, "installed", lambda: [theirs, broken])
+    env_files.show([])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "atroposlib:copy " in printed
+    assert "copies:copy text Theirs (copies 1.2)" in printed
+    assert "wordle cannot be used: its module is missing (wordle 0.1)" in printed
+    with pytest.raises(ConfigError, match="write atroposlib:copy or copies:copy"):
+        env_files.load("copy")
+    assert env_files.load("atroposlib:copy").name == "copy"
+
+
+def test_a_reference_to_an_adapter_names_its_game():
+    game = env_files.load("gymnasium:Taxi-v4")
+    assert game.name == "gymnasium" and game.config_init()[0].env_id == "Taxi-v4"
+    assert env_files.load("gymnasium").config_init()[0].env_id == "FrozenLake-v1"
+    sums = env_files.load("reasoning_gym:basic_arithmetic")
+    assert sums.config_init()[0].dataset_name == "basic_arithmetic"
+
+
+def test_info_prints_package_card_and_settings(capsys):
+    assert env_files.info(["letters"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for text in (f"package atroposlib {__version__}", "digest sha256:", "licence PSF-2.0"):
+        assert text in printed
+    assert "--env.backwards 0.5 share of phrases to turn round" in printed
 
 
 @pytest.mark.parametrize("name", ["copy", "copy_server"])

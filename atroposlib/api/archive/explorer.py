@@ -92,6 +92,7 @@ class Explorer(RunViews):
             tokenizer=about.tokenizer,
             tokenizer_found=self._decoder() is not None,
             envs=sorted({*about.envs, *names}),
+            sources={name: dict(source) for name, source in about.sources.items()},
         )
 
     def _decoder(self) -> Any:

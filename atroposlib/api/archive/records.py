@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import apsw
@@ -34,12 +34,14 @@ class RunFacts:
     state: str | None = None
     tokenizer: str | None = None
     envs: tuple[str, ...] = ()
+    sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by name
 
     @classmethod
     def of(cls, run: RunRecord, live: bool = False) -> RunFacts:
         tokenizer = None if run.trainer is None else run.trainer.tokenizer
         names = tuple(env.wandb_name for env in run.envs)
-        return cls(run.run_id, live, run.state.value, tokenizer, names)
+        sources = {env.wandb_name: env.source for env in run.envs if env.source}
+        return cls(run.run_id, live, run.state.value, tokenizer, names, sources)
 
 
 class Record(ABC):

@@ -299,6 +299,7 @@ class EnvEntry(msgspec.Struct, frozen=True, kw_only=True):
     connected: bool = True
     tokenizer: str | None = None
     join_id: str = ""
+    source: dict[str, str] | None = None  # package, version, digest
 
 
 class RunState(str, Enum):

@@ -12,7 +12,7 @@ from atroposlib.client import AsyncRolloutClient
 from atroposlib.envs.runtime.waits import Shutdown
 from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.errors import ConfigError, NotRegistered
-from atroposlib.wire import EnvIdentifier, EnvRegistered, EnvStatus, RegisterEnv
+from atroposlib.wire import EnvIdentifier, EnvRegistered, EnvSource, EnvStatus, RegisterEnv
 
 logger = logging.getLogger(__name__)
 TRAINER_POLL_S = 0.5  # while the trainer has not started
@@ -105,6 +105,7 @@ class RunRegistration:
     shutdown: Shutdown
     waiting: Callable[[str], None]  # receives the wait reason
     new_run: Callable[[], None]  # called when the API has started another run since
+    source: Callable[[], EnvSource] = EnvSource  # reads files
     _registering: asyncio.Lock = field(default_factory=asyncio.Lock)
     _refresh_at: float = 0.0  # monotonic
 
@@ -123,6 +124,7 @@ class RunRegistration:
             group_size=config.group_size,
             min_batch_allocation=config.min_batch_allocation,
             tokenizer=config.tokenizer_name,
+            source=await asyncio.to_thread(self.source),
         )
         started = time.monotonic()
         while True:

@@ -24,6 +24,7 @@ from atroposlib.envs.rollout import pacing
 from atroposlib.envs.rollout.pool import RolloutTask, repeat
 from atroposlib.envs.runtime.admission import RolloutAdmission
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
+from atroposlib.envs.runtime.identity import identity
 from atroposlib.envs.runtime.registration import RunRegistration
 from atroposlib.envs.runtime.sender import GroupSender
 from atroposlib.envs.runtime.server_watch import ServerWatch
@@ -81,6 +82,7 @@ class Serve:
             waiting=self.waiting.start,
             # Unfinished rollouts began under the weights and versions of the old run.
             new_run=env.pool.requeue_unfinished,
+            source=lambda: identity(type(env), env.config),
         )
         self.admission = RolloutAdmission(self.client)
         self.servers = ServerWatch(env, self.client, self.shutdown)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from atroposlib.api.archive.records import RunFacts
 from atroposlib.api.common.records import RunRecord, RunState
 from atroposlib.api.decisions.run_state import (
     KEPT_ENVS,
@@ -215,3 +216,11 @@ def test_a_version_of_a_trainer_that_was_replaced_is_ignored():
     assert announce(run, 31, incarnation=1) == run
     announced = announce(run, 31, incarnation=2)
     assert (announced.policy_version, announced.announced_by) == (31, 2)
+
+
+def test_the_origin_of_an_environment_is_kept_with_the_run():
+    source = {"package": "wordle", "version": "0.1.0", "digest": "sha256:1"}
+    run, _ = join(STARTED, RegisterEnv(**ENV, source=source))
+    run, _ = join(run, RegisterEnv(**ENV))
+    kept = msgspec.json.decode(msgspec.json.encode(run), type=RunRecord)
+    assert RunFacts.of(kept).sources == {run.envs[0].wandb_name: source}

@@ -1,0 +1,47 @@
+"""Identity of an environment: its package, version, and a digest of its module and data."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from atroposlib import __version__
+from atroposlib.utils.references import digest, installed
+from atroposlib.wire import EnvSource
+
+OURS = ("atroposlib.", "environments.")
+
+
+def identity(env_cls: type, config: Any) -> EnvSource:
+    """Package, version and digest of the class with its settings; reads its files.
+
+    A file that belongs to no installed package has an empty package and version.
+    """
+    module = sys.modules.get(env_cls.__module__)
+    files = [path for path in (module_files(module), *data_files(env_cls, config)) if path]
+    found = digest(files)
+    if env_cls.__module__.startswith(OURS):
+        return EnvSource(package="atroposlib", version=__version__, digest=found)
+    for one in installed():
+        if one.module.partition(":")[0] == env_cls.__module__ and not one.problem:
+            return EnvSource(package=one.package, version=one.version, digest=found)
+    return EnvSource(digest=found)
+
+
+def module_files(module: Any) -> Path | None:
+    """The module's file, or the folder of a package of its own."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return None
+    path = Path(file)
+    return path.parent if path.name == "__init__.py" else path
+
+
+def data_files(env_cls: type, config: Any) -> list[Path]:
+    """Local files that the data set, or a setting ``dataset_path``, names."""
+    given = getattr(env_cls, "definition", None)
+    named = [getattr(config, "dataset_path", None)]
+    named += [given.dataset, given.eval_dataset] if given is not None else []
+    paths = [Path(one) for one in named if isinstance(one, (str, Path))]
+    return [path for path in paths if path.exists()]

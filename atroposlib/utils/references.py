@@ -1,0 +1,147 @@
+"""References to environments, and the installed packages that name some. Imports none of them.
+
+    name | package:name | file.py[:attribute] | adapter:argument
+
+Packages name environments by entry points of the group ``atropos.environments``:
+``wordle = "wordle:Wordle"`` or, for a module with one environment, ``wordle = "wordle"``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import Distribution, EntryPoint, distributions
+from importlib.util import find_spec
+from pathlib import Path
+
+from atroposlib.errors import ConfigError
+from atroposlib.utils.command.parser import did_you_mean
+
+GROUP = "atropos.environments"
+GROUPS = (GROUP, "atroposlib.environments")  # the second: packages of before 0.3
+USAGE = "a name of `atropos env list`, PACKAGE:NAME, FILE.py[:NAME] or ADAPTER:ARGUMENT"
+ADAPTER = "adapter"  # the kind of those of other packages, which take an argument
+DIGEST_CHARS = 16
+SKIPPED = ("__pycache__", ".git", ".venv")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One environment that a name leads to."""
+
+    name: str
+    module: str  # or module:attribute
+    about: str
+    package: str = ""
+    version: str = ""
+    kind: str = ""  # of its card, or the first keyword of its package
+    problem: str = ""  # why it cannot be used
+
+    @property
+    def is_adapter(self) -> bool:
+        return self.package == "atroposlib" and self.kind == ADAPTER
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a word leads to: a file, or one of the list; with an attribute or an argument."""
+
+    file: Path | None = None
+    listed: Listed | None = None
+    attribute: str = ""
+    argument: str = ""
+
+
+def installed(found: Iterable[Distribution] | None = None) -> list[Listed]:
+    """Environments of installed packages, by their metadata alone.
+
+    A package whose metadata cannot be used is listed with the reason.
+    """
+    listed: dict[tuple[str, str], Listed] = {}
+    seen: set[str] = set()
+    for package in distributions() if found is None else found:
+        try:
+            name = package.metadata["Name"] or ""
+            own = [] if name.lower() in seen else list(_points(package))
+            seen.add(name.lower())  # the first on the path hides others of its name
+            for point in own:
+                listed.setdefault((name, point.name), _listed(package, point))
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            where = getattr(package, "_path", "?")  # there is no public name of the folder
+            name = getattr(where, "stem", "") or "?"
+            problem = f"broken metadata: {type(error).__name__}: {error}"
+            listed[name, "?"] = Listed("?", "", "", name, problem=problem)
+    return sorted(listed.values(), key=lambda one: (one.name, one.package))
+
+
+def _points(package: Distribution) -> Iterator[EntryPoint]:
+    text = package.read_text("entry_points.txt") or ""
+    if any(group in text for group in GROUPS):  # most packages have none, and are not parsed
+        yield from (point for point in package.entry_points if point.group in GROUPS)
+
+
+def _listed(package: Distribution, point: EntryPoint) -> Listed:
+    about = package.metadata
+    module = point.value.partition(":")[0].strip()
+    problem = ""
+    if not module.replace(".", "").isidentifier():
+        problem = f"its entry point {point.value!r} is no module"
+    elif find_spec(module.partition(".")[0]) is None:
+        problem = f"its module {module} is missing"
+    return Listed(
+        name=point.name,
+        module=point.value,
+        about=about.get("Summary") or "",  # type: ignore[attr-defined]  # a Message
+        package=about["Name"],
+        version=package.version,
+        kind=(about.get("Keywords") or "").split(",")[0],  # type: ignore[attr-defined]
+        problem=problem,
+    )
+
+
+def resolve(text: str, known: Sequence[Listed]) -> Reference:
+    """What ``text`` leads to among the environments that are ``known``.
+
+    Raises ConfigError: nothing, or several packages.
+    """
+    place, _, rest = text.partition(":")
+    if place.endswith(".py"):
+        return Reference(file=Path(place), attribute=rest)
+    if rest:
+        adapter = next((one for one in known if one.name == place and one.is_adapter), None)
+        if adapter is not None:
+            return Reference(listed=adapter, argument=rest)
+        found = [one for one in known if (one.package, one.name) == (place, rest)]
+    else:
+        found = [one for one in known if one.name == text]
+        # A module of this package, such as gsm8k_server, may be named as its file is.
+        found = found or [one for one in known if one.module.rpartition(".")[2] == text]
+    if not found:
+        names = [one.name for one in known] + [f"{one.package}:{one.name}" for one in known]
+        hint = did_you_mean(text, names)
+        raise ConfigError(f"no file and no environment {text!r}{hint} (`atropos env list`)")
+    if len(found) > 1:
+        full = " or ".join(f"{one.package}:{one.name}" for one in found)
+        raise ConfigError(f"{len(found)} packages name an environment {text!r}: write {full}")
+    if found[0].problem:
+        raise ConfigError(f"{text}: {found[0].package}: {found[0].problem}; reinstall it")
+    _, _, attribute = found[0].module.partition(":")
+    return Reference(listed=found[0], attribute=attribute)
+
+
+def digest(files: Iterable[Path]) -> str:
+    """Digest of the names and contents of files and folders, such as "sha256:9f86d081884c7d65"."""
+    total = hashlib.sha256()
+    for path in files:
+        inside = [path] if path.is_file() else sorted(path.rglob("*"))
+        for file in inside:
+            name = file.relative_to(path.parent).as_posix()
+            if not file.is_file() or any(part in SKIPPED for part in file.parts):
+                continue
+            with file.open("rb") as opened:
+                content = hashlib.sha256()
+                while block := opened.read(1 << 20):
+                    content.update(block)
+            total.update(f"{name}\0{content.hexdigest()}\n".encode())
+    return f"sha256:{total.hexdigest()[:DIGEST_CHARS]}"
