@@ -126,10 +126,7 @@ class NewGroup:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Result for one group of a put. A duplicate reports the stored group.
-
-    ``buffered`` counts the sequences in the buffer of its env after the put.
-    """
+    """Result for one group of a put; ``buffered`` are the sequences in its buffer after it."""
 
     gid: int
     duplicate: bool
