@@ -100,8 +100,8 @@ def show(argv: Sequence[str] | None = None) -> int:
 
 def info(argv: Sequence[str] | None = None) -> int:
     """Print the package, the card and the settings of one environment."""
-    from atroposlib.envs.runtime.identity import identity
     from atroposlib.envs.settings.config import BaseEnvConfig
+    from atroposlib.envs.settings.identity import identity
 
     parser = CommandParser(prog="atropos env info", description=info.__doc__)
     parser.add_argument("environment", metavar="ENVIRONMENT", help=USAGE)

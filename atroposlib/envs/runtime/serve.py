@@ -24,12 +24,12 @@ from atroposlib.envs.rollout import pacing
 from atroposlib.envs.rollout.pool import RolloutTask, repeat
 from atroposlib.envs.runtime.admission import RolloutAdmission
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
-from atroposlib.envs.runtime.identity import identity
 from atroposlib.envs.runtime.registration import RunRegistration
 from atroposlib.envs.runtime.sender import GroupSender
 from atroposlib.envs.runtime.server_watch import ServerWatch
 from atroposlib.envs.runtime.waits import Shutdown, StopRequested, WaitStatus
 from atroposlib.envs.settings.config import HEARTBEAT_S, STATUS_POLL_S
+from atroposlib.envs.settings.identity import identity
 from atroposlib.errors import (
     AtroposError,
     NotRegistered,

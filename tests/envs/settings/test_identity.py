@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from atroposlib import __version__
 from atroposlib.cli.env_files import load
-from atroposlib.envs.runtime import identity as identities
-from atroposlib.envs.runtime.identity import identity
+from atroposlib.envs.settings import identity as identities
+from atroposlib.envs.settings.identity import identity
 from atroposlib.utils.references import Listed
 from atroposlib.wire import EnvSource
 
