@@ -5,7 +5,7 @@
     atropos env info gymnasium:Taxi-v4
     atropos eval wordle.py --openai.base_url http://127.0.0.1:9001/v1
 
-A reference (:mod:`atroposlib.utils.references`) may also name a file of
+A reference (:mod:`atroposlib.utils.command.references`) may also name a file of
 :mod:`atroposlib.environments`, with or without ``_server`` and ``_env``.
 """
 
@@ -27,10 +27,10 @@ from typing import Any
 import atroposlib.environments
 from atroposlib import __version__
 from atroposlib.errors import AtroposError, ConfigError, boundary
-from atroposlib.utils import references
+from atroposlib.utils.command import references
 from atroposlib.utils.command.parser import USAGE_ERROR, CommandParser
 from atroposlib.utils.command.parser import show as print_page
-from atroposlib.utils.references import Listed
+from atroposlib.utils.command.references import Listed
 
 ADAPTERS = Path(__file__).parents[1] / "adapters"
 USAGE = f"an ENVIRONMENT is {references.USAGE}"

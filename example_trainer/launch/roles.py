@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
-from atroposlib.utils.references import installed
+from atroposlib.utils.command.references import installed
 from example_trainer.launch.plan import (
     EnvironmentSection,
     Plan,

@@ -10,7 +10,7 @@ import pytest
 from atroposlib import __version__
 from atroposlib.cli import env_files
 from atroposlib.errors import ConfigError, RolloutError
-from atroposlib.utils.references import Listed
+from atroposlib.utils.command.references import Listed
 
 ENVIRONMENT = """
 from atroposlib.envs import environment

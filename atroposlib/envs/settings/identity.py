@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib import __version__
-from atroposlib.utils.references import digest, installed
+from atroposlib.utils.command.references import digest, installed
 from atroposlib.wire import EnvSource
 
 OURS = ("atroposlib.", "environments.")

@@ -6,7 +6,7 @@ from atroposlib import __version__
 from atroposlib.cli.env_files import load
 from atroposlib.envs.settings import identity as identities
 from atroposlib.envs.settings.identity import identity
-from atroposlib.utils.references import Listed
+from atroposlib.utils.command.references import Listed
 from atroposlib.wire import EnvSource
 
 CODE = """

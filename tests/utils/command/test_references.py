@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atroposlib.errors import ConfigError
-from atroposlib.utils.references import GROUP, Listed, digest, installed, resolve
+from atroposlib.utils.command.references import GROUP, Listed, digest, installed, resolve
 
 KNOWN = [
     Listed("gsm8k", "atroposlib.environments.gsm8k_server", "", "atroposlib"),
