@@ -121,15 +121,15 @@ def _k8s(plan: Plan, manifest: Path) -> int:
 
 
 def _slurm(plan: Plan, dry: bool) -> int:
-    from example_trainer.launch import slurm
+    from example_trainer.launch import slurm, submission
 
     cfg = _for_cluster(plan)
     found = slurm.write(plan, cfg.trainer_retries)
     if dry:
         for job in found:
-            print(shlex.join(slurm.command(plan, job, {})))
+            print(shlex.join(submission.command(plan, job, {})))
     else:
-        slurm.submit(plan, found)
+        submission.submit(plan, found)
     return 0
 
 

@@ -139,7 +139,7 @@ def command_of(
         )
     at = endpoints(plan, file)
     if role == "environment":
-        if any("{inference_url" in word for word in plan.environments[index].command or ()):
+        if roles.needs_servers(plan.environments[index]):
             at = replace(at, inference=listed_servers(plan, at))
         return roles.environment(plan, served, python, index, at)
     return roles.trainer(plan, python, at, meet, env.get("SLURM_JOB_ID", plan.name))

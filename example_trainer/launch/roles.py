@@ -114,6 +114,11 @@ def environment_name(plan: Plan, number: int) -> str:
     return wanted.name or stem or f"environment-{number}"
 
 
+def needs_servers(wanted: EnvironmentSection) -> bool:
+    """Whether the command of an environment gets addresses of servers at its start."""
+    return any("{inference_url" in word for word in wanted.command or ())
+
+
 def environment(
     plan: Plan, served: ServingSettings, python: str, number: int, at: Endpoints
 ) -> Command:

@@ -1,4 +1,4 @@
-"""Scripts for sbatch: their text, writing and submission.
+"""Scripts for sbatch: their text and files.
 
 One job per role: api, inference (an array, one server each), one per environment, trainer. A
 script holds its resources, the user's setup lines and one ``srun`` of ``atropos-launch node``,
@@ -19,18 +19,19 @@ from __future__ import annotations
 import hashlib
 import secrets
 import shlex
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.errors import ConfigError
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, SbatchOptions
 
 JOBS_FILE = "jobs"  # ids of all jobs, one a line
 LINK = "ATROPOS_CHAIN_LINK"  # number of a job in its chain
 WAIT_LINE_S = 60  # between two lines about jobs that have not started
+TOKENS, TOKEN = "tokens", "token"  # of the rollout API: digests, and the token itself
+ENDPOINTS = "endpoints"
 FIRST_PORT, PORTS = 20_000, 10_000  # where the trainer's nodes meet: by the id of the job
 
 
@@ -50,21 +51,35 @@ class SlurmJob:
 
 
 def jobs(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
-    """Return all jobs in order of submission; the trainer is the last."""
-    found = [
-        _job(plan, "api", "api", plan.slurm.api, _serve(_node(plan, "api"), plan.restarts)),
-        _inference(plan),
-    ]
-    first = ("api", "inference")
+    """Return all jobs in order of submission; the trainer is the last.
+
+    Jobs with GPUs wait for the start of the others, which need none, and not the other way round.
+    """
+    api = _serve(_node(plan, "api"), plan.restarts)
+    found = [_job(plan, "api", "api", plan.slurm.api, f"{_waiting_lines()}\n\n{api}")]
+    late: list[SlurmJob] = []
     for number, wanted in enumerate(plan.environments):
         name = f"env-{number}-{roles.environment_name(plan, number)}"
         options = _array(plan.slurm.environments, wanted.count)
         body = _serve(_node(plan, "environment", "--index", str(number)), plan.restarts)
-        found.append(_job(plan, name, "environments", options, body, first))
-    return [*found, _trainer(plan, trainer_retries, first)]
+        needs = roles.needs_servers(wanted)
+        after = ("api", "inference") if needs else ("api",)
+        job = _job(plan, name, "environments", options, body, after)
+        (late if needs else found).append(job)
+    first = tuple(job.name for job in found)
+    found += [_inference(plan, first), *late]
+    return [*found, _trainer(plan, trainer_retries, tuple(job.name for job in found))]
 
 
-def _inference(plan: Plan) -> SlurmJob:
+def _waiting_lines() -> str:
+    return f"""\
+while sleep {WAIT_LINE_S} < /dev/null > /dev/null 2>&1; do
+  squeue --noheader --states=PENDING --format="waiting for job %i (%j): %T, %r" \\
+    --jobs="$(paste -sd, "$JOBS")" 2> /dev/null | grep -v Dependency >&2 || true
+done & trap "kill $!" EXIT"""
+
+
+def _inference(plan: Plan, after: tuple[str, ...]) -> SlurmJob:
     """The job of ``slurm.servers_per_job`` servers, as an array if there are more."""
     here, gpus = plan.slurm.servers_per_job, roles.gpus_of(plan)["inference"]
     wanted = here * gpus
@@ -87,7 +102,7 @@ def _inference(plan: Plan) -> SlurmJob:
     line = _node(plan, "inference", *words, "--index", raw=(f'"{first}"',))
     body = _serve(line, 0 if words else plan.restarts)
     options = _array(options, plan.inference.count // here)
-    return _job(plan, "inference", "inference", options, body)
+    return _job(plan, "inference", "inference", options, body, after)
 
 
 def _trainer(plan: Plan, retries: int, after: tuple[str, ...]) -> SlurmJob:
@@ -99,11 +114,6 @@ def _trainer(plan: Plan, retries: int, after: tuple[str, ...]) -> SlurmJob:
     line = _node(plan, "trainer", "--meet", raw=(meet,), srun=("--kill-on-bad-exit=1",))
     body = f"""\
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-
-while sleep {WAIT_LINE_S} < /dev/null > /dev/null 2>&1; do
-  squeue --noheader --states=PENDING --format="waiting for job %i (%j): %T, %r" \\
-    --jobs="$(paste -sd, "$JOBS")" 2> /dev/null | grep -v Dependency >&2 || true
-done & trap "kill $!" EXIT
 
 for attempt in $(seq 0 {retries}); do
   export ATROPOS_RUN_ID=$((attempt + ${{SLURM_RESTART_COUNT:-0}} + ${{{LINK}:-0}}))
@@ -146,10 +156,10 @@ done
 step() {
   status=75
   if [ -n "$signalled" ]; then return; fi
-  status=0
   "$@" & pid=$!
+  until wait "$pid" || ! kill -0 "$pid" 2> /dev/null; do :; done # a signal ends wait early
+  status=0
   wait "$pid" || status=$?
-  while kill -0 "$pid" 2> /dev/null; do status=0; wait "$pid" || status=$?; done
 }
 again() {
   if [ -n "${ATROPOS_CHAIN_LINK:-}" ]; then
@@ -241,15 +251,6 @@ def plan_path(plan: Plan) -> Path:
     return plan.launched / "plan.json"
 
 
-SUBMIT_TIMEOUT_S = 60.0
-TOKENS, TOKEN = "tokens", "token"  # of the rollout API: digests, and the token itself
-ENDPOINTS = "endpoints"
-
-
-class SubmitFailed(AtroposError):
-    """sbatch refused a job; jobs submitted before it were cancelled."""
-
-
 def write(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
     """Write scripts, plan and token below ``<out>/launch``; delete earlier addresses.
 
@@ -287,84 +288,3 @@ def _held_token(path: Path) -> str:
 
 def script_path(plan: Plan, job: SlurmJob) -> Path:
     return plan.launched / f"{job.name}.sbatch"
-
-
-def command(plan: Plan, job: SlurmJob, ids: Mapping[str, str], link: int = 0) -> list[str]:
-    """Return the sbatch command; an unknown job id is shown as the job's name.
-
-    The first ``link`` of a chain starts after other jobs, each further one after its predecessor,
-    whose id is that of the job's name.
-    """
-    words = ["sbatch", "--parsable"]
-    if plan.slurm.chain:
-        words += [f"--export=ALL,{LINK}={link}"]
-    if link:
-        words += [f"--dependency=afterany:{ids[job.name]}"]
-    elif job.after:
-        known = ":".join(ids.get(name, f"<{name}>") for name in job.after)
-        words += [f"--dependency=after:{known}"]
-    return [*words, str(script_path(plan, job))]
-
-
-def submit(
-    plan: Plan, found: Sequence[SlurmJob], print_line: Callable[[str], None] = print
-) -> dict[str, str]:
-    """Submit in order; return job ids by name, of a chain those of its first jobs.
-
-    Raises:
-        SubmitFailed: one was refused; those before it were cancelled.
-    """
-    ids: dict[str, str] = {}
-    all_ids: list[str] = []
-    for job in found:
-        last = dict(ids)  # of the chain
-        # The trainer is submitted last, so that the ids of all other jobs exist at its start.
-        if job.name == "trainer":
-            _note_jobs(plan, all_ids)
-        for link in range(plan.slurm.chain + 1):
-            try:
-                last[job.name] = _sbatch(command(plan, job, last, link), job)
-            except SubmitFailed:
-                if all_ids:
-                    subprocess.run(["scancel", *all_ids], check=False)
-                raise
-            all_ids.append(last[job.name])
-            ids.setdefault(job.name, last[job.name])
-            print_line(f"{job.name}: job {last[job.name]}")
-    _note_jobs(plan, all_ids)  # any of them may end the others
-    return ids
-
-
-def _note_jobs(plan: Plan, ids: Sequence[str]) -> None:
-    """Write the ids of the jobs that end with the run."""
-    scratch = plan.launched / f".{JOBS_FILE}"
-    scratch.write_text("".join(f"{one}\n" for one in ids), encoding="utf-8")
-    scratch.replace(plan.launched / JOBS_FILE)
-
-
-def _sbatch(words: Sequence[str], job: SlurmJob) -> str:
-    """Return the job id: sbatch --parsable prints ``id`` or ``id;cluster``."""
-    try:
-        done = subprocess.run(
-            words, capture_output=True, text=True, check=False, timeout=SUBMIT_TIMEOUT_S
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise SubmitFailed(f"cannot run sbatch: {error}") from error
-    answer = done.stdout.strip().split(";")[0]
-    if done.returncode != 0 or not answer.isdigit():
-        said = done.stderr.strip() or done.stdout.strip()
-        raise SubmitFailed(f"sbatch refused {job.name}: {said} ({suspects(job, said)})")
-    return answer
-
-
-def suspects(job: SlurmJob, said: str) -> str:
-    """The settings that a refusal of sbatch means: by their names, else all of the job's."""
-    words = said.lower().replace("-", " ")
-    settings = [f"{name}={value}" if value else name for name, value in job.options.items()]
-    named = [
-        setting
-        for setting, (name, value) in zip(settings, job.options.items())
-        if name.rpartition(".")[2].replace("-", " ") in words
-        or (value and value.lower() in words)
-    ]
-    return ", ".join(named or settings)

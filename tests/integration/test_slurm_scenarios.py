@@ -1,4 +1,4 @@
-"""Ten scenarios of a run on a real SLURM of this machine: losses, limits and returns of its jobs.
+"""Scenarios of a run on a real SLURM of this machine: losses, limits and returns of its jobs.
 
 Each is a run of a tiny model on a cluster of its own (slurm_cluster.py). Afterwards every step
 must have been done once, on every batch once, and every group trained once. They are skipped with
@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from atroposlib.trackers.jsonl import last_run
-from example_trainer.launch import slurm
+from example_trainer.launch import slurm, submission
 from example_trainer.launch.plan import trainer_settings
 from tests.integration.slurm_cluster import (
     Cluster,
@@ -59,7 +59,7 @@ class Run(Nodes):
 
     def submit(self) -> None:
         jobs = slurm.write(self.plan, trainer_settings(self.plan)[1].trainer_retries)
-        self.ids = slurm.submit(self.plan, jobs)
+        self.ids = submission.submit(self.plan, jobs)
 
     def steps(self) -> list[dict[str, Any]]:
         """The steps that led to the present weights."""
@@ -177,6 +177,20 @@ def api_requeued(cluster: Cluster) -> tuple[Run, str]:
     return requeued(Run(cluster), "api")
 
 
+def api_killed(cluster: Cluster) -> tuple[Run, str]:
+    run = Run(cluster)
+    said = run.through(lambda: ask("scancel", "--signal=KILL", f"{run.ids['api']}.0"), all_run)
+    assert "attempt 0 of 3 failed" in run.logs_of("api")
+    return run, said
+
+
+def refused_settings(cluster: Cluster) -> tuple[Run, str]:
+    run = Run(cluster, "api.args=[--no-such-option]")
+    until("the end of every job", none_left)
+    assert "refused: the run is over" in run.logs_of("api")
+    return run, "every job ends"
+
+
 def requeued(run: Run, part: str) -> tuple[Run, str]:
     job = run.ids[part]
     return run, run.through(lambda: ask("scontrol", "requeue", job), lambda: restarted(job))
@@ -193,7 +207,11 @@ def pending_environment(cluster: Cluster) -> tuple[Run, str]:
     wide = ("-c", "5", "-N2", "--ntasks-per-node=1", "--parsable", "-o", "/dev/null")
     blocker = ask("sbatch", *wide, "--wrap", "sleep 1000").strip()
     run = Run(cluster, "slurm.environments.cpus-per-task=5")
-    until("the line", lambda: "PENDING, Resources" in run.logs_of("trainer"))
+    until("the line", lambda: "PENDING, Resources" in run.logs_of("api"))
+    states = ask(
+        "squeue", "-h", "-j", f"{run.ids['inference']},{run.ids['trainer']}", "-o", "%r"
+    )
+    assert set(states.split()) == {"Dependency"}  # no GPU waits for it
     began = time.monotonic()
     ask("scancel", blocker)
     run.reach(1)
@@ -217,6 +235,7 @@ def resubmission(cluster: Cluster) -> tuple[Run, str]:
 SCENARIOS = (
     *(train, array_of_environments, two_trainer_nodes, scancel, node_lost_and_back),
     *(trainer_requeued, api_requeued, time_limit, pending_environment, resubmission),
+    *(api_killed, refused_settings),
 )
 
 

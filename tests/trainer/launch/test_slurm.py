@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
 import subprocess
-import sys
-import textwrap
-from pathlib import Path
 
 import pytest
 
 from atroposlib.errors import ConfigError
 from example_trainer.launch import node, slurm
-from example_trainer.launch.__main__ import main
 from example_trainer.launch.plan import trainer_settings
-from tests.trainer.launch.launch_plans import GSM8K, plan
+from tests.trainer.launch.launch_plans import plan
 
 GOLDEN_TRAINER = """\
 #!/bin/bash
@@ -36,11 +31,6 @@ JOBS=OUT/launch/jobs
 FUNCTIONS
 
 mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-
-while sleep 60 < /dev/null > /dev/null 2>&1; do
-  squeue --noheader --states=PENDING --format="waiting for job %i (%j): %T, %r" \\
-    --jobs="$(paste -sd, "$JOBS")" 2> /dev/null | grep -v Dependency >&2 || true
-done & trap "kill $!" EXIT
 
 for attempt in $(seq 0 3); do
   export ATROPOS_RUN_ID=$((attempt + ${SLURM_RESTART_COUNT:-0} + ${ATROPOS_CHAIN_LINK:-0}))
@@ -95,12 +85,36 @@ def test_scripts_equal_the_golden_files(cluster, tmp_path):
     cluster.inference.engine = "vllm"
     _, cfg = trainer_settings(cluster)
     jobs = {job.name: job for job in slurm.jobs(cluster, cfg.trainer_retries)}
-    assert list(jobs) == ["api", "inference", "env-0-gsm8k_server", "trainer"]
+    assert list(jobs) == ["api", "env-0-gsm8k_server", "inference", "trainer"]
     shown = {name: job.script.replace(str(tmp_path), "OUT") for name, job in jobs.items()}
     assert shown["trainer"] == GOLDEN_TRAINER.replace("FUNCTIONS", slurm.FUNCTIONS)
     assert shown["inference"] == GOLDEN_INFERENCE.replace("FUNCTIONS", slurm.FUNCTIONS)
     assert "--role environment --index 0" in shown["env-0-gsm8k_server"]
-    assert jobs["trainer"].after == ("api", "inference")
+    assert jobs["inference"].after == ("api", "env-0-gsm8k_server")
+    assert jobs["trainer"].after == ("api", "env-0-gsm8k_server", "inference")
+
+
+def test_gpus_wait_for_the_start_of_every_job_that_can_start_without_servers(cluster):
+    by_name = [cluster.environments[0].model_copy() for _ in range(2)]
+    by_name[0].name, by_name[0].script = "early", None
+    by_name[0].command = ["run", "{api_url}"]
+    by_name[1].name, by_name[1].script = "late", None
+    by_name[1].command = ["run", "--servers={inference_urls}"]
+    cluster.environments = by_name
+    after = {job.name: job.after for job in slurm.jobs(cluster, 0)}
+    assert after == {
+        "api": (),
+        "env-0-early": ("api",),
+        "inference": ("api", "env-0-early"),
+        "env-1-late": ("api", "inference"),
+        "trainer": ("api", "env-0-early", "inference", "env-1-late"),
+    }
+
+
+def test_the_api_s_log_names_jobs_that_wait_once_a_minute(cluster):
+    [api, *others] = slurm.jobs(cluster, 0)
+    assert "while sleep 60 <" in api.script and '%T, %r" \\\n    --jobs="$(paste' in api.script
+    assert not any("squeue --noheader --states=PENDING" in job.script for job in others)
 
 
 def test_options_are_merged_one_by_one_and_gpus_are_asked_for_only_where_there_are_some(
@@ -222,7 +236,7 @@ def run_script(found, script, ends, restarts=0, env=None):
 def test_several_servers_of_one_job_share_its_gpus(tmp_path):
     words = ("inference.engine=vllm", "inference.count=8", "inference.tensor_parallel=2")
     found = plan(*words, "slurm.servers_per_job=4", out=tmp_path)
-    script = slurm.jobs(found, 0)[1].script
+    script = slurm.jobs(found, 0)[-2].script
     assert "--array=0-1\n" in script and "--gpus-per-node=8\n" in script
     assert '--count 4 --index "$((${SLURM_ARRAY_TASK_ID:-0} * 4))"' in script
     assert node.gpus_at(found, 1, None) == {"CUDA_VISIBLE_DEVICES": "2,3"}
@@ -249,98 +263,12 @@ def test_values_cannot_inject_shell_code(tmp_path):
         slurm.jobs(bad, cfg.trainer_retries)
 
 
-def fake_sbatch(folder: Path, monkeypatch, *, refuse: str = "") -> Path:
-    """Programs sbatch and scancel that note how they were called."""
-    calls = folder / "calls"
-    for name in ("sbatch", "scancel"):
-        script = folder / name
-        script.write_text(f"#!{sys.executable} -S\n" + textwrap.dedent(f"""\
-                import pathlib, sys
-                file = pathlib.Path({str(calls)!r})
-                with file.open("a") as out:
-                    out.write(" ".join(["{name}", *sys.argv[1:]]) + "\\n")
-                if {refuse!r} and {refuse!r} in sys.argv[-1]:
-                    sys.exit("no such partition")
-                print(100 + len(file.read_text().splitlines()), end=";cluster\\n")
-                """))
-        script.chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder))
-    return calls
-
-
-def test_jobs_are_submitted_in_order_and_the_trainer_gets_their_ids(
-    cluster, tmp_path, monkeypatch
-):
-    calls = fake_sbatch(tmp_path, monkeypatch)
-    _, cfg = trainer_settings(cluster)
-    ids = slurm.submit(cluster, slurm.write(cluster, cfg.trainer_retries), lambda line: None)
-    assert list(ids.values()) == ["101", "102", "103", "104"]
-    folder = tmp_path / "launch"
-    assert (folder / "jobs").read_text().split() == ["101", "102", "103", "104"]
-    last = shlex.split(calls.read_text().splitlines()[-1])
-    assert last[1:] == ["--parsable", "--dependency=after:101:102", f"{folder}/trainer.sbatch"]
-    assert (folder / "token").stat().st_mode & 0o077 == 0
-
-
-def test_links_of_a_chain_start_one_after_the_other_and_end_with_the_run(
-    tmp_path, monkeypatch
-):
-    calls = fake_sbatch(tmp_path, monkeypatch)
-    found = plan("slurm.chain=1", out=tmp_path)
-    ids = slurm.submit(found, slurm.write(found, 0), lambda line: None)
-    assert list(ids.values()) == ["101", "103", "105", "107"]
-    said = [line.split()[2:-1] for line in calls.read_text().splitlines()]
-    assert said[:2] == [
-        ["--export=ALL,ATROPOS_CHAIN_LINK=0"],
-        ["--export=ALL,ATROPOS_CHAIN_LINK=1", "--dependency=afterany:101"],
-    ]
-    assert [words[1] for words in said[-2:]] == [
-        "--dependency=after:101:103",
-        "--dependency=afterany:107",
-    ]
-    folder = tmp_path / "launch"
-    # With both trainers: the one that ends the run cancels the other.
-    assert (folder / "jobs").read_text().split() == [str(id) for id in range(101, 109)]
-    script = (folder / "trainer.sbatch").read_text()
-    assert "#SBATCH --no-requeue" in script and "--requeue" not in script.replace(
-        "--no-req", ""
-    )
-
-
 def test_a_submission_anew_keeps_the_token_that_running_jobs_use(cluster):
     _, cfg = trainer_settings(cluster)
     slurm.write(cluster, cfg.trainer_retries)
     token = (cluster.launched / "token").read_text()
     slurm.write(cluster, cfg.trainer_retries)
     assert (cluster.launched / "token").read_text() == token
-
-
-def test_a_refusal_names_the_setting(cluster):
-    _, cfg = trainer_settings(cluster)
-    [api, *_] = slurm.jobs(cluster, cfg.trainer_retries)
-    said = "sbatch: error: Memory specification can not be satisfied (mem)"
-    assert slurm.suspects(api, said) == "slurm.api.mem=16G"
-    assert "slurm.options.partition=gpu long" in slurm.suspects(api, "no such thing")
-
-
-def test_refused_job_cancels_the_submitted_ones(cluster, tmp_path, monkeypatch):
-    calls = fake_sbatch(tmp_path, monkeypatch, refuse="env-0")
-    _, cfg = trainer_settings(cluster)
-    with pytest.raises(slurm.SubmitFailed, match="no such partition"):
-        slurm.submit(cluster, slurm.write(cluster, cfg.trainer_retries), lambda line: None)
-    assert calls.read_text().splitlines()[-1] == "scancel 101 102"
-
-
-def test_a_dry_run_submits_nothing(tmp_path, monkeypatch, capsys):
-    calls = fake_sbatch(tmp_path, monkeypatch)
-    out = str(tmp_path / "run")
-    assert main(["slurm", "--config", GSM8K, "--out", out, "--dry-run", "lr=1e-6"]) == 0
-    assert not calls.exists()
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == f"sbatch --parsable {out}/launch/api.sbatch"
-    assert "'--dependency=after:<api>:<inference>'" in shown[-1]
-    written = node.load_plan(f"{out}/launch/plan.json")
-    assert written.trainer.settings["lr"] == 1e-6
 
 
 def test_words_of_a_container_stand_in_front_of_its_role_s_command(tmp_path):
