@@ -92,12 +92,11 @@ def create_app(
         routers.append(routes(service))
     explorer = Explorer(service.context.indexer.index, store, service.run_facts)
     routers.append(explore_routes(explorer))
-    for router in routers:
-        app.include_router(router)
-    app.router.routes.extend(page_routes())
+    own = [route for router in routers for route in router.routes]
+    # Not by include_router, which looks for the route of each request twice.
+    app.router.routes.extend([*own, *page_routes()])
     # The last one added sees a request first: times, then host, token, site, body.
-    fixed = [route for router in routers for route in router.routes]
-    app.add_middleware(routing.FastPath, routes=fixed, refuse=refuse)
+    app.add_middleware(routing.FastPath, routes=own, refuse=refuse)
     inflating = service.context.threads.inflating
     app.add_middleware(RequestBody, max_bytes=max_body_bytes, inflating=inflating)
     app.add_middleware(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from atroposlib.client.environment import AsyncRolloutClient
 from atroposlib.client.groups import Sent
-from atroposlib.client.trainer import LeaseKeeper, RolloutClient
+from atroposlib.client.lease import LeaseKeeper
+from atroposlib.client.trainer import RolloutClient
 
 __all__ = ["AsyncRolloutClient", "LeaseKeeper", "RolloutClient", "Sent"]

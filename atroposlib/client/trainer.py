@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -26,12 +25,8 @@ from atroposlib.client.api_calls import (
     problem_of,
 )
 from atroposlib.client.groups import ACCEPT_FRAMES, read_claimed
-from atroposlib.errors import (
-    AtroposError,
-    NotRegistered,
-    RolloutApiUnavailable,
-    RunTaken,
-)
+from atroposlib.client.lease import LeaseKeeper
+from atroposlib.errors import NotRegistered, RunTaken
 from atroposlib.wire import ids
 
 if TYPE_CHECKING:
@@ -42,61 +37,6 @@ T = TypeVar("T")
 # The API counts a trainer as dead after 6 s without a heartbeat; one that is refused for
 # longer than that meets a trainer that is alive.
 TAKEN_AFTER_S, TAKEN_POLL_S = 9.0, 0.5
-
-
-class LeaseKeeper:
-    """Context manager with a thread that extends a lease at once and at every third of it.
-
-    It owns ``client``. The loss of the lease does not interrupt the step: :meth:`check` and the
-    ack raise it. An API that is absent for a while is no loss if it returns in time.
-    """
-
-    def __init__(
-        self, client: RolloutClient, batch: wire.ClaimedBatch, lease_s: float
-    ) -> None:
-        self._client = client
-        self._batch = batch
-        self._lease_s = lease_s
-        self._lost: AtroposError | None = None
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
-
-    def check(self) -> None:
-        """Raise the error that ended the lease, if there was one.
-
-        Raises:
-            StaleGeneration, NotRegistered: another trainer or delivery owns the batch.
-        """
-        if self._lost is not None:
-            raise self._lost
-
-    def __enter__(self) -> LeaseKeeper:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        """Stop extending. Waits for a pending call, at most for the duration of the lease."""
-        self._stop.set()
-        self._thread.join(timeout=self._lease_s)
-
-    def _run(self) -> None:
-        try:
-            self._extend()
-            while self._lost is None and not self._stop.wait(self._lease_s / 3):
-                self._extend()
-        finally:
-            self._client.close()
-
-    def _extend(self) -> None:
-        try:
-            self._client.extend(self._batch, lease_s=self._lease_s)
-        except RolloutApiUnavailable as error:
-            log.warning(
-                "the lease of batch %s was not extended: %s", self._batch.batch_no, error
-            )
-        except AtroposError as error:
-            self._lost = error
-            log.error("the lease of batch %s is lost: %s", self._batch.batch_no, error)
 
 
 class RolloutClient:
@@ -146,7 +86,9 @@ class RolloutClient:
             RunTaken: it is alive; names it.
             CannotRewind: the run does not fit ``holds``.
         """
-        call = post("/register", registration, model(wire.Registered))
+        own_id = registration.register_id or ids.source().hex
+        named = registration.model_copy(update={"register_id": own_id})
+        call = post("/register", named, model(wire.Registered))
         timing = self._settings.timing
         started = timing.clock()
         while True:

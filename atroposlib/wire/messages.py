@@ -79,6 +79,8 @@ class Registration(BaseModel):
     run_name: Label = ""
     take_over: bool = False
     tokenizer: Label | None = None  # name or directory; shows tokens as text
+    # A repeated one changes nothing: a late copy must not fence the trainer that sent it.
+    register_id: Annotated[str, Field(max_length=128)] = ""
 
 
 class Registered(BaseModel):

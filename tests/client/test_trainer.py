@@ -288,3 +288,10 @@ def test_a_client_pauses_by_its_timing(transport):
     with client:
         client.register(registration())
     assert pauses == pytest.approx([0.2, 0.4, 0.8])
+
+
+def test_a_registration_whose_reply_is_lost_is_repeated_as_the_same_one(transport):
+    client, lossy = losing(transport, "/register")
+    first = client.register(registration())
+    assert lossy.left == 0 and first.generation == 1
+    assert client.register(registration()).generation == 2  # the next one is another

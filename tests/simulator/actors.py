@@ -21,10 +21,9 @@ from atroposlib.errors import (
 from tests.simulator.checks import Ledger
 from tests.simulator.host import ApiHost
 from tests.simulator.loop import Blocking
-from tests.simulator.network import AsyncTransport, BlockingTransport, Link
+from tests.simulator.network import EnvClient, Link, TrainerClient
 from tests.simulator.plan import EnvSpec, TrainerSpec
 
-URL = "http://127.0.0.1:8000"
 BEAT_S = 4.0
 ADMITTED_S = 60.0
 
@@ -74,14 +73,12 @@ class Environment:
     async def run(self) -> None:
         name, loop = self.spec.name, asyncio.get_running_loop()
         self.rng = self.world.rng(f"{name} {self.born}")
-        client = AsyncRolloutClient(
-            URL,
+        client = EnvClient(
+            self.world.link(name),
             timeout_s=self.spec.timeout_s,
             give_up_after_s=self.spec.give_up_s,
             on_wait=self.world.waits(name),
             binary=self.spec.binary,
-            token="",
-            transport=AsyncTransport(self.world.link(name)),
             timing=Timing(clock=loop.time, uniform=self.rng.random),
         )
         async with client:
@@ -185,7 +182,7 @@ class Trainer:
 
     async def _beat(self) -> None:
         link = self.world.link(self.name)
-        async with AsyncRolloutClient(URL, transport=AsyncTransport(link), token="") as client:
+        async with EnvClient(link) as client:
             while True:
                 beat = wire.Heartbeat(
                     role="trainer", name="t", phase="train", details={"life": str(self.life)}
@@ -204,13 +201,12 @@ class Trainer:
         self.lineage = world.ledger.checkpoint.copy()
         self.lineage.life = self.life
         clock = world.ledger._clock
-        client = RolloutClient(
-            URL,
+        client = TrainerClient(
+            world.link(self.name),
+            self.program,
             timeout_s=spec.timeout_s,
             give_up_after_s=spec.give_up_s,
             on_wait=world.waits(self.name),
-            token="",
-            transport=BlockingTransport(world.link(self.name), self.program),
             timing=Timing(clock, self._sleep, self.rng.random),
         )
         with client:
@@ -226,6 +222,7 @@ class Trainer:
 
     def _register(self, client: RolloutClient) -> None:
         step = len(self.lineage.numbers)
+        self.world.ledger.seen["registrations"] += 1
         client.register(
             wire.Registration(
                 **{"wandb_group": "", "wandb_project": "", "checkpoint_dir": ""},

@@ -14,7 +14,7 @@ from math import ceil
 
 from atroposlib.wire import ClaimedBatch, ScoredData
 from tests.simulator.host import ApiHost
-from tests.simulator.plan import Kind, Plan
+from tests.simulator.plan import Plan
 
 LIVE_S = 100.0
 
@@ -48,9 +48,6 @@ class Ledger:
         self.checkpoint = Lineage()
         self.steps: list[float] = []
         self._done: dict[int, int] = {}  # number -> generation, of acks that were answered
-        self._repeats = any(
-            one.kind is Kind.REPEAT and one.who == "trainer" for one in plan.faults
-        )
         self.seen: Counter[str] = Counter()
         self._trace = hashlib.blake2b(digest_size=16)
         self.lines: list[str] = []
@@ -133,9 +130,8 @@ class Ledger:
         self.seen["steps"] += 1
 
     def done(self, no: int, generation: int) -> None:
-        """The ack of a batch was answered. A late copy of a rewind may reopen it."""
-        if not self._repeats:
-            self._done[no] = generation
+        """The ack of a batch was answered."""
+        self._done[no] = generation
 
     # --- what holds at any time -----------------------------------------------------------
 
@@ -159,7 +155,8 @@ class Ledger:
         assert (
             stats.retained_bytes <= self._max_bytes
         ), f"{stats.retained_bytes} bytes are kept"
-        view = host.life.service.context.view
+        view, lives = host.life.service.context.view, self.seen["registrations"]
+        assert view.generation <= lives, f"generation {view.generation} of {lives} trainers"
         for no, generation in self._done.items():
             states = {rows[key][0] for key in self.batches[no]}
             over = generation < view.generation or states <= {"acked", "committed"}

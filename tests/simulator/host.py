@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -25,8 +25,9 @@ from atroposlib.api.store.sqlite import SqliteStore
 from atroposlib.api.web.routing import GONE_EXTENSION
 from atroposlib.errors import StoreError
 from tests.simulator.loop import Later, LaterWriter
+from tests.simulator.network import Exchange
 from tests.torture.disk.lossy_disk import Disk, LossySegments, LossyVfs
-from tests.torture.web.asgi_caller import Reply, Request, scope_of
+from tests.torture.web.asgi_caller import Reply, scope_of
 
 EPOCH_S = 1.7e9  # the wall clock at the start
 SEGMENT_BYTES = 4_000  # of some ten groups
@@ -37,14 +38,14 @@ class Life:
     """One process of the API."""
 
     def __init__(self, store: Store, clock: Callable[[], float], rng: random.Random) -> None:
-        self.store, self.ended = store, asyncio.Event()
+        self.store, self.ended = store, False
         self.tasks: set[asyncio.Task[Any]] = set()
         self.app = create_app(store, clock, threads=Threads(lambda most: Later(rng)))
         self.service = self.app.state.service
         self.service.context.indexer.close()  # its thread never starts
 
     def end(self) -> None:
-        self.ended.set()
+        self.ended = True
         for task in list(self.tasks):
             task.cancel()
         with suppress(StoreError, apsw.Error, OSError):
@@ -65,7 +66,7 @@ class ApiHost:
 
     @property
     def up(self) -> bool:
-        return self.life is not None and not self.life.ended.is_set()
+        return self.life is not None and not self.life.ended
 
     def clock(self) -> float:
         return EPOCH_S + asyncio.get_running_loop().time()
@@ -97,7 +98,7 @@ class ApiHost:
 
     def _look_at_power(self) -> None:
         if self._disk is not None and not self._disk.has_power and self.life is not None:
-            self.life.ended.set()  # at once: no answer leaves
+            self.life.ended = True  # at once: no answer leaves
             asyncio.get_running_loop().call_soon(self._die)
 
     def _die(self) -> None:
@@ -127,30 +128,14 @@ class ApiHost:
         found = self.life.store._read(lambda c: c.execute(sql))
         return {key: (state, no) for key, state, no in found}
 
-    def serve(
-        self, request: Request, gone: asyncio.Event, pauses_s: list[float]
-    ) -> Coroutine[Any, Any, Reply]:
+    def serve(self, exchange: Exchange) -> asyncio.Task[Reply]:
         """The reply of the present life; ReadError if it ends first."""
         assert self.life is not None
-        return self._served(self.life, request, gone, pauses_s)
-
-    async def _served(
-        self, life: Life, request: Request, gone: asyncio.Event, pauses_s: list[float]
-    ) -> Reply:
-        reply = Reply()
-        _LIFE.set(life)
-        call = asyncio.ensure_future(_call(life.app, request, reply, gone, pauses_s))
-        _LIFE.set(None)
-        end = asyncio.ensure_future(life.ended.wait())
-        await asyncio.wait((call, end), return_when=asyncio.FIRST_COMPLETED)
-        end.cancel()
-        if life.ended.is_set():
-            call.cancel()
-            raise httpx.ReadError("server disconnected")
-        whole = call.result()
-        if not whole:
-            raise httpx.ReadError("server closed the connection")
-        return reply
+        _LIFE.set(self.life)
+        try:
+            return asyncio.ensure_future(_served(self.life, exchange))
+        finally:
+            _LIFE.set(None)
 
 
 def _counted(loop: Any, coroutine: Any, **more: Any) -> asyncio.Task[Any]:
@@ -162,40 +147,38 @@ def _counted(loop: Any, coroutine: Any, **more: Any) -> asyncio.Task[Any]:
     return task
 
 
-async def _call(
-    app: Any, request: Request, reply: Reply, gone: asyncio.Event, pauses_s: list[float]
-) -> bool:
-    """Whether the reply is whole."""
-    step = max(1, -(-len(request.body) // (len(pauses_s) + 1)))
-    pieces = [request.body[i : i + step] for i in range(0, len(request.body), step)] or [b""]
-    pauses, ended = iter(pauses_s), asyncio.Event()
+async def _served(life: Life, exchange: Exchange) -> Reply:
+    asked, reply, whole = exchange.asked, exchange.reply, False
+    step = max(1, -(-len(asked.body) // (len(exchange.pauses_s) + 1)))
+    pieces = [asked.body[i : i + step] for i in range(0, len(asked.body), step)] or [b""]
     pieces.reverse()
 
     async def receive() -> dict[str, Any]:
         if pieces:
             piece = pieces.pop()
-            if pieces:
-                return {"type": "http.request", "body": piece, "more_body": True}
-            await asyncio.sleep(sum(pauses))
-            return {"type": "http.request", "body": piece, "more_body": False}
-        one, other = asyncio.ensure_future(gone.wait()), asyncio.ensure_future(ended.wait())
-        try:
-            await asyncio.wait((one, other), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            one.cancel()
-            other.cancel()
+            if not pieces and exchange.pauses_s:
+                await asyncio.sleep(sum(exchange.pauses_s))
+            return {"type": "http.request", "body": piece, "more_body": bool(pieces)}
+        await exchange.over.wait()
         return {"type": "http.disconnect"}
 
     async def send(message: dict[str, Any]) -> None:
+        nonlocal whole
         if message["type"] == "http.response.start":
             reply.status = message["status"]
             reply.headers = list(message.get("headers", ()))
         elif message["type"] == "http.response.body":
             reply.body += message.get("body", b"")
             if not message.get("more_body"):
-                ended.set()
+                whole = True
+                exchange.over.set()
 
-    scope = scope_of(request)
-    scope["extensions"] = {GONE_EXTENSION: {"now": gone.is_set}}
-    await app(scope, receive, send)
-    return ended.is_set()
+    scope = scope_of(asked)
+    scope["extensions"] = {GONE_EXTENSION: {"now": lambda: exchange.gone}}
+    with suppress(asyncio.CancelledError):  # the life ended
+        await life.app(scope, receive, send)
+    if life.ended:
+        raise httpx.ReadError("server disconnected")
+    if not whole:
+        raise httpx.ReadError("server closed the connection")
+    return reply

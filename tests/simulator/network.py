@@ -1,23 +1,45 @@
 """Links between clients and the API: delay, loss, duplicates, cuts and slow bodies.
 
-client --transport--> Link --(what the schedule does to it)--> ApiHost.serve --> app
+client --> Link --(what the schedule does to it)--> Host.serve --> app
+
+The clients are the real ones but for the connection pool of httpx, whose place a link takes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+import anyio
 import httpx
 
+from atroposlib.client import AsyncRolloutClient, RolloutClient
+from atroposlib.client.api_calls import ApiCall
 from tests.simulator.loop import Blocking
 from tests.torture.web.asgi_caller import Reply, Request
 
+URL = "http://127.0.0.1:8000"
 LATE_S = 30.0  # of a duplicate, at most
-NOT_ROUTED = "no route to host"
+ALWAYS = [(b"host", b"127.0.0.1:8000"), (b"accept-encoding", b"gzip, deflate")]
+T = TypeVar("T")
+
+
+@dataclass
+class Exchange:
+    """A request on its way, and its client's end of the connection."""
+
+    asked: Request
+    pauses_s: list[float]  # between the pieces of the body
+    reply: Reply = field(default_factory=Reply)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: bool = False  # the client hung up
+
+    def hang_up(self) -> None:
+        self.gone = True
+        self.over.set()
 
 
 class Host(Protocol):
@@ -25,9 +47,7 @@ class Host(Protocol):
 
     up: bool
 
-    def serve(
-        self, request: Request, gone: asyncio.Event, pauses_s: list[float]
-    ) -> Coroutine[Any, Any, Reply]: ...
+    def serve(self, exchange: Exchange) -> asyncio.Task[Reply]: ...
 
 
 @dataclass
@@ -51,49 +71,46 @@ class Link:
     note: Callable[[str, str], None]
     weather: Weather = field(default_factory=Weather)
 
-    async def exchange(self, request: httpx.Request) -> httpx.Response:
+    async def request(
+        self, method: str, url: str, content: bytes, headers: dict[str, str], timeout: float
+    ) -> httpx.Response:
         """The response, or the error of httpx."""
-        body = request.read()
-        asked = Request(
-            request.method, request.url.raw_path.decode(), tuple(request.headers.raw), body
-        )
-        gone = asyncio.Event()
-        timeout_s = request.extensions["timeout"]["read"]
+        path, given = url.removeprefix(URL), [*ALWAYS]
+        given += [(name.encode(), value.encode()) for name, value in headers.items()]
+        given.append((b"content-length", b"%d" % len(content)))
+        pause_s = self.weather.body_pause_s
+        pauses_s = [self.rng.random() * pause_s for _ in range(4)] if pause_s else []
+        sent = Exchange(Request(method, path, given, content), pauses_s)
         try:
-            reply = await asyncio.wait_for(self._exchange(asked, gone), timeout_s)
-        except asyncio.TimeoutError:
-            self.note(self.name, f"{asked.path} timed out")
-            raise httpx.ReadTimeout("timed out", request=request) from None
+            with anyio.fail_after(timeout):
+                reply = await self._exchange(sent)
+        except TimeoutError:
+            self.note(self.name, f"{path} timed out")
+            raise httpx.ReadTimeout("timed out", request=httpx.Request(method, url)) from None
         except httpx.RequestError as error:
-            error.request = request
-            self.note(self.name, f"{asked.path} {error}")
+            error.request = httpx.Request(method, url)
+            self.note(self.name, f"{path} {error}")
             raise
         finally:
-            asyncio.get_running_loop().call_later(self._delay(), gone.set)
-        self.note(self.name, f"{asked.path} {reply.status} {len(reply.body)}")
-        return httpx.Response(
-            reply.status, headers=reply.headers, content=bytes(reply.body), request=request
-        )
+            if not sent.over.is_set():
+                asyncio.get_running_loop().call_later(self._delay(), sent.hang_up)
+        self.note(self.name, f"{path} {reply.status} {len(reply.body)}")
+        return httpx.Response(reply.status, headers=reply.headers, content=bytes(reply.body))
 
-    async def _exchange(self, asked: Request, gone: asyncio.Event) -> Reply:
-        await asyncio.sleep(self._delay())
+    async def _exchange(self, sent: Exchange) -> Reply:
         await self._pass()
         if not self.host.up:
             raise httpx.ConnectError("connection refused")
-        pauses_s: list[float] = []
-        if self.weather.body_pause_s:
-            pauses_s = [self.rng.random() * self.weather.body_pause_s for _ in range(4)]
         if self.rng.random() < self.weather.repeated:
-            asyncio.get_running_loop().create_task(self._again(asked))
-        # Not awaited itself: the API goes on when its client has given up.
-        call = asyncio.ensure_future(self.host.serve(asked, gone, pauses_s))
-        reply = await asyncio.shield(call)
-        await asyncio.sleep(self._delay())
+            asyncio.get_running_loop().create_task(self._again(sent.asked))
+        # The API goes on when its client has given up.
+        reply = await asyncio.shield(self.host.serve(sent))
         await self._pass()
         return reply
 
     async def _pass(self) -> None:
         """One direction: through, lost in silence, or reset."""
+        await asyncio.sleep(self._delay())
         if self.weather.cut:
             await asyncio.get_running_loop().create_future()
         if self.rng.random() < self.weather.lost:
@@ -104,10 +121,11 @@ class Link:
     async def _again(self, asked: Request) -> None:
         await asyncio.sleep(self.rng.random() * LATE_S)
         if self.host.up:
-            gone = asyncio.Event()  # a proxy keeps its connection for a while
-            asyncio.get_running_loop().call_later(self.rng.random() * LATE_S, gone.set)
+            again = Exchange(asked, [])  # a proxy keeps its connection for a while
+            late_s = self.rng.random() * LATE_S
+            asyncio.get_running_loop().call_later(late_s, again.hang_up)
             try:
-                reply = await self.host.serve(asked, gone, [])
+                reply = await self.host.serve(again)
                 self.note(self.name, f"{asked.path} repeated late: {reply.status}")
             except httpx.RequestError:
                 pass
@@ -116,22 +134,29 @@ class Link:
         return self.rng.random() * self.weather.delay_s
 
 
-class AsyncTransport(httpx.AsyncBaseTransport):
-    """For environments."""
+class EnvClient(AsyncRolloutClient):
+    """That of environments, over a link."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, **more: Any) -> None:
+        super().__init__(URL, token="", transport=httpx.AsyncBaseTransport(), **more)
         self._link = link
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        return await self._link.exchange(request)
+    async def _request(self, call: ApiCall[T]) -> httpx.Response:
+        return await self._link.request(**_wanted(self._settings.arguments(call)))
 
 
-class BlockingTransport(httpx.BaseTransport):
-    """For trainers, whose client blocks."""
+class TrainerClient(RolloutClient):
+    """That of trainers, which blocks its program."""
 
-    def __init__(self, link: Link, program: Blocking) -> None:
+    def __init__(self, link: Link, program: Blocking, **more: Any) -> None:
+        super().__init__(URL, token="", transport=httpx.BaseTransport(), **more)
         self._link, self._program = link, program
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        response: httpx.Response = self._program.wait(self._link.exchange(request))
+    def _request(self, call: ApiCall[T]) -> httpx.Response:
+        wanted = _wanted(self._settings.arguments(call))
+        response: httpx.Response = self._program.wait(self._link.request(**wanted))
         return response
+
+
+def _wanted(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: one for name, one in arguments.items() if name != "follow_redirects"}

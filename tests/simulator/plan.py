@@ -93,7 +93,7 @@ def draw(seed: int, hours: float = 0.2, store: str | None = None) -> Plan:
     staleness = rng.choice((None, None, 1, 2, 4))
     trainer = TrainerSpec(
         batch_size=batch_size,
-        train_s=rng.choice((1.0, 2.0, 4.0)),
+        train_s=rng.choice((2.0, 4.0, 8.0)),
         lease_s=rng.choice((15.0, 30.0, 60.0)),
         save_every=rng.choice((1, 2, 5)),
         ahead=rng.random() < 0.4,
@@ -119,7 +119,7 @@ def _env(rng: random.Random, i: int, parts: bool) -> EnvSpec:
     return EnvSpec(
         name=f"env{i}",
         group_size=size,
-        rollout_s=rng.choice((1.0, 3.0, 8.0)),
+        rollout_s=rng.choice((2.0, 6.0, 15.0)),
         at_once=rng.choice((1, 2, 3)) if size < 4 else 1,
         parts=parts and size > 1 and rng.random() < 0.5,
         binary=rng.random() < 0.5,

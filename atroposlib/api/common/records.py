@@ -363,19 +363,16 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     admission_base: int = 0
     # Last request of each env at any replica, in s; empty where one process serves the run.
     seen: Mapping[int, float] = {}
-    # Lives of the trainer (``wire.lineage``): their number, the first versions of the last
-    # ones, and the life that announced ``policy_version``.
+    # Lives of the trainer (``wire.lineage``): their number, first versions of the last ones,
+    # the one that announced ``policy_version``. ``registered``: ids of the last registrations.
     incarnation: int = 0
     starts: tuple[int, ...] = ()
     announced_by: int | None = None
+    registered: tuple[str, ...] = ()
 
     @property
     def registration(self) -> TrainerRegistration:
-        """The registration in force.
-
-        Raises:
-            NotRegistered: there is none.
-        """
+        """The registration in force; raises NotRegistered without one."""
         if self.trainer is None:
             raise NotRegistered("no trainer has registered: POST /register first")
         return self.trainer

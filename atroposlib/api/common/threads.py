@@ -59,14 +59,15 @@ async def result_of(call: Future[T], timeout_s: float = float("inf")) -> T:
     """
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     call.add_done_callback(lambda _: loop.call_soon_threadsafe(ended.set))
-    late = loop.call_later(timeout_s, ended.set)
+    late = None if timeout_s == float("inf") else loop.call_later(timeout_s, ended.set)
     try:  # asyncio.wait costs more, and every post waits for two threads
         await ended.wait()
     except asyncio.CancelledError:
         await ended.wait()
         raise
     finally:
-        late.cancel()
+        if late is not None:
+            late.cancel()
     return call.result(timeout=0)
 
 

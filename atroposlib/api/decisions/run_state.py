@@ -39,6 +39,7 @@ ENV_TIMEOUT_S = 300.0  # an env without a request for so long has no share
 MAX_KEY_CHARACTERS = 256
 ANY_TOKENS = 2**16  # a group with fewer tokens is accepted at any registered length
 MAX_ENVS = 10_000  # connected at once
+MAX_REGISTERED = 16  # ids of registrations that are remembered
 KEPT_ENVS = 256  # beyond, those that left or are silent are forgotten
 
 
@@ -89,6 +90,19 @@ def require_rewindable(last_batch: int, gone: int, holds: int) -> None:
         )
 
 
+def is_repeated(run: RunRecord, body: Registration) -> bool:
+    """Whether ``body`` is the registration in force once more, such as a late copy of it.
+
+    Raises:
+        StaleGeneration: it is an earlier one, and another trainer has registered since.
+    """
+    if not body.register_id or body.register_id not in run.registered:
+        return False
+    if body.register_id != run.registered[-1]:
+        raise StaleGeneration("another trainer has registered after this one")
+    return True
+
+
 def starts_over(run: RunRecord, body: Registration, trained: int) -> bool:
     """Whether a trainer registers to train from the beginning, after ``trained`` sequences."""
     same_life = run.trainer is not None and body.life == run.trainer.life != ""
@@ -111,7 +125,7 @@ def register(
     starts: tuple[int, ...] = ()
     if body.life or run.incarnation:
         starts = (*run.starts[: -1 if repeated else None], body.starting_step)[-MAX_LIVES:]
-    fields = body.model_dump(exclude={"holds", "take_over"})
+    fields = body.model_dump(exclude={"holds", "take_over", "register_id"})
     return msgspec.structs.replace(
         run,
         state=RunState.REGISTERED if run.state is RunState.EMPTY else run.state,
@@ -120,6 +134,7 @@ def register(
         trainer=TrainerRegistration(**fields, since=now),
         incarnation=run.incarnation + (bool(starts) and not repeated),
         starts=starts,
+        registered=(*run.registered, body.register_id)[-MAX_REGISTERED:],
         base_version=body.starting_step,
         admission_base=trained,
     )

@@ -63,7 +63,8 @@ class RunCache:
 
         Changes that arrive during a save are saved together, because hundreds of environments
         may join at once. ``fence`` begins the next trainer generation and is saved alone, so
-        its view shows exactly that transition. An ``event`` that raises an AtroposError does
+        its view shows exactly that transition; if ``event`` returns the run that it was given,
+        nothing is saved and no generation begins. An ``event`` that raises an AtroposError does
         not affect the others. ``event`` may be called again on a newer run.
 
         Raises:
@@ -105,7 +106,8 @@ class RunCache:
             view = self.view
             run = _after(view.run, group)
             agreed = [change for change in group if change.error is None]
-            if agreed and (run != view.run or fence):
+            changed = run is not view.run if fence else run != view.run
+            if agreed and changed:
                 body = msgspec.json.encode(run)
                 fork = run.starts[-1] if run.incarnation > view.run.incarnation else None
                 save = partial(self._store.save, fence=fence, fork=fork)

@@ -95,23 +95,30 @@ class RolloutService:
         """Register a trainer for the run. Trainers that registered earlier become stale.
 
         Raises:
-            RunTaken, CannotRewind: nothing changed, and no trainer was fenced.
+            RunTaken, CannotRewind, StaleGeneration: nothing changed, no trainer was fenced.
         """
         context, run_id, now = self.context, ids.source().hex, self.context.clock()
         await context.run_cache.refresh_if_old()
+        if run_state.is_repeated(self.run, body):
+            return context.view
         if body.holds is not None:
             after = await context.threads.reads.run(self.store.after, body.holds)
             run_state.require_rewindable(*after, body.holds)
         trained = (await context.queue_stats.read()).sequences_trained
 
+        anew = False
+
         def join(run: RunRecord) -> RunRecord:
+            nonlocal anew
+            if run_state.is_repeated(run, body):
+                return run
+            anew = run_state.starts_over(run, body, trained)
             life = run.trainer.life if run.trainer else ""
             run_state.require_free(run, body, context.liveness.silent_s(life), now)
             return run_state.register(run, body, run_id, trained, now)
 
-        before = context.run
         view = await context.run_cache.update(join, fence=True)
-        if run_state.starts_over(before, body, trained):
+        if anew:
             await context.threads.writes.run(context.store.begin_run)
             context.indexer.begin_run()
         self.events.publish(

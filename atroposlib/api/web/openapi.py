@@ -40,7 +40,9 @@ class Full(Problem):
 def refusals(*codes: int) -> dict[int | str, dict[str, Any]]:
     """``responses=`` of a route that may fail with these codes, in addition to the usual."""
     usual = (400, 401, 403, 413, 421, 422, 503)
-    return {code: {"model": Problem} for code in sorted({*usual, *codes})}
+    # Not by "model": a validator for each would be four fifths of the time to make the app.
+    content = {"application/json": {"schema": {"$ref": _REF.format(name="Problem")}}}
+    return {code: {"content": content} for code in sorted({*usual, *codes})}
 
 
 def _raw(content: dict[str, Any], text: str, required: bool = True) -> dict[str, Any]:
@@ -100,6 +102,7 @@ def describe(app: FastAPI) -> None:
             _, components = msgspec.json.schema_components(
                 [ScoredData, ClaimedBatch], ref_template=_REF
             )
+            components["Problem"] = Problem.model_json_schema()
             document["components"]["schemas"].update(components)
         assert app.openapi_schema is not None
         return app.openapi_schema

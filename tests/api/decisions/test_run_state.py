@@ -10,10 +10,12 @@ from atroposlib.api.common.records import RunRecord, RunState
 from atroposlib.api.decisions.run_state import (
     KEPT_ENVS,
     MAX_ENVS,
+    MAX_REGISTERED,
     TRAINER_SILENT_S,
     announce,
     expected_size,
     find_env,
+    is_repeated,
     join,
     leave,
     rebase,
@@ -224,3 +226,17 @@ def test_the_origin_of_an_environment_is_kept_with_the_run():
     run, _ = join(run, RegisterEnv(**ENV))
     kept = msgspec.json.decode(msgspec.json.encode(run), type=RunRecord)
     assert RunFacts.of(kept).sources == {run.envs[0].wandb_name: source}
+
+
+def test_a_registration_is_repeated_by_its_id_until_another_one_is_in_force():
+    named = [BODY.model_copy(update={"register_id": one}) for one in ("a", "b")]
+    run = register(STARTED, named[0], "", trained=0)
+    assert is_repeated(run, named[0]) and not is_repeated(run, named[1])
+    run = register(run, named[1], "", trained=0)
+    with pytest.raises(StaleGeneration):
+        is_repeated(run, named[0])
+    run = register(run, BODY, "", trained=0)  # of an older client, without an id
+    assert not is_repeated(run, BODY)
+    for _ in range(2 * MAX_REGISTERED):
+        run = register(run, BODY, "", trained=0)
+    assert len(run.registered) == MAX_REGISTERED

@@ -7,11 +7,12 @@ import asyncio
 import pytest
 
 from atroposlib.api.common.records import RunRecord
-from atroposlib.api.common.threads import Pool
+from atroposlib.api.common.threads import Pool, Threads
 from atroposlib.api.decisions.run_state import announce, find_env, join, register
 from atroposlib.api.run.run_cache import RunCache
+from atroposlib.api.run.service import RolloutService
 from atroposlib.api.store import open_store
-from atroposlib.errors import UnknownEnv
+from atroposlib.errors import StaleGeneration, UnknownEnv
 from atroposlib.wire import RegisterEnv, Registration
 
 TRAINER = Registration(
@@ -99,3 +100,16 @@ async def test_a_change_cancelled_before_its_save_is_not_made(run_cache):
     with pytest.raises(asyncio.CancelledError):
         await second
     assert len(run_cache.view.run.envs) == 1
+
+
+async def test_a_late_copy_of_a_registration_fences_nobody_in_any_store(store):
+    service = RolloutService(store, lambda: 0.0, threads=Threads())
+    first, second = (TRAINER.model_copy(update={"register_id": one}) for one in ("1", "2"))
+    views = await asyncio.gather(*(service.register(first) for _ in range(3)))
+    assert {view.generation for view in views} == {store.load().generation}
+    assert (await service.register(second)).generation == views[0].generation + 1
+    again = RolloutService(store, lambda: 0.0, threads=Threads())  # after a restart
+    with pytest.raises(StaleGeneration):
+        await again.register(first)
+    assert (await again.register(second)).generation == views[0].generation + 1
+    assert store.load().generation == views[0].generation + 1
