@@ -31,7 +31,7 @@ def next_size(sizes: Sequence[int], least: int) -> int:
 
 @rule(15, "stuck", "each batch needs sequences of an environment that sends none")
 @fix(
-    "restart it, or lower its min_batch_allocation; after 300 s of silence it no longer counts"
+    "restart it, or lower its min_batch_allocation; after 60 s of silence it no longer counts"
 )
 def minimum_unmet(e: Evidence) -> Lines:
     found = _MINIMUM.search(e.reason)

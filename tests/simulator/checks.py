@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
+from atroposlib.api.decisions.run_state import MINIMUM_TIMEOUT_S
 from atroposlib.wire import ClaimedBatch, ScoredData
 from tests.simulator.host import ApiHost
-from tests.simulator.plan import Plan
+from tests.simulator.plan import EnvSpec, Plan
 
-LIVE_S = 100.0
+LIVE_S = MINIMUM_TIMEOUT_S - 10.0
 
 
 @dataclass
@@ -49,6 +50,7 @@ class Ledger:
         self.steps: list[float] = []
         self._done: dict[int, int] = {}  # number -> generation, of acks that were answered
         self.seen: Counter[str] = Counter()
+        self.killed: list[tuple[float, EnvSpec]] = []
         self._trace = hashlib.blake2b(digest_size=16)
         self.lines: list[str] = []
         self.virtual_s = 0.0
@@ -105,6 +107,10 @@ class Ledger:
         self, no: int, groups: Sequence[ScoredData], keys: Sequence[str]
     ) -> None:
         """Of environments that are surely live: a group of theirs was just acknowledged."""
+        killed = {at: env for at, env in self.killed if at > self._clock() - 2 * LIVE_S}
+        shares = [env.minimum or 0.0 for env in (*self._plan.envs, *killed.values())]
+        if sum(shares) > 1.0:  # with those of former lives: all of them shrink
+            return
         for env in self._plan.envs:
             live = any(
                 key.startswith(f"{env.name}/") and at > self._clock() - LIVE_S

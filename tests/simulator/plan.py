@@ -139,8 +139,6 @@ def _fault(rng: random.Random, at: float, envs: Sequence[EnvSpec], store: str) -
     if kind is Kind.POWER and store == "memory":
         kind = Kind.CRASH
     who = rng.choice([*(env.name for env in envs), "trainer", "trainer"])
-    if kind is Kind.CRASH and any(env.name == who and env.minimum for env in envs):
-        kind = Kind.CUT  # after a kill its minimum blocks batches for ENV_TIMEOUT_S
     if kind in (Kind.FREEZE, Kind.SECOND):
         who = "trainer"
     lasts = rng.choice((1.0, 10.0, 40.0, 90.0)) * (0.5 + rng.random())

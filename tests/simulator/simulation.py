@@ -174,13 +174,15 @@ class Simulation:
         if task is None:
             return
         task.cancel()
+        specs = [env for env in self.plan.envs if env.name == who]
+        self.ledger.killed += [(asyncio.get_running_loop().time(), env) for env in specs]
         await asyncio.sleep(max(0.0, until - asyncio.get_running_loop().time()))
         if who in self.running:  # started meanwhile, by another fault
             return
         if who == "trainer":
             self._start_trainer()
         else:
-            self._start_env(next(env for env in self.plan.envs if env.name == who))
+            self._start_env(specs[0])
 
 
 _WEATHER: dict[Kind, tuple[str, object, object]] = {

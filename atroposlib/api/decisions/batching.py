@@ -35,7 +35,7 @@ from atroposlib.api.decisions.exact_fill import (
     minimum_sequences,
     sizes_in_batches,
 )
-from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S
+from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S, MINIMUM_TIMEOUT_S
 from atroposlib.wire import StalenessPolicy
 
 
@@ -306,7 +306,8 @@ def _unmet_minimum(
             return (
                 f"each batch holds at least {need} sequences of {_call(env, names)}, "
                 f"but {held[env]} are queued: waiting for it (POST /disconnect-env of env "
-                f"{env}, or {ENV_TIMEOUT_S:.0f} s of silence, ends its minimum)"
+                f"{env}, or {MINIMUM_TIMEOUT_S:.0f} s of silence ({ENV_TIMEOUT_S:.0f} s of old "
+                "clients), ends its minimum)"
             )
     return None
 

@@ -36,6 +36,8 @@ from atroposlib.wire.lineage import MAX_LIVES
 
 TRAINER_SILENT_S = 6.0  # a trainer without a heartbeat for so long (three) counts as dead
 ENV_TIMEOUT_S = 300.0  # an env without a request for so long has no share
+# One with a minimum would block every batch meanwhile; clients with a join_id poll all the time.
+MINIMUM_TIMEOUT_S = 60.0
 MAX_KEY_CHARACTERS = 256
 ANY_TOKENS = 2**16  # a group with fewer tokens is accepted at any registered length
 MAX_ENVS = 10_000  # connected at once
@@ -232,6 +234,12 @@ def announce(run: RunRecord, version: int, incarnation: int | None = None) -> Ru
         policy_version=max(run.policy_version, version),
         announced_by=run.incarnation or None,
     )
+
+
+def silent_after_s(env: EnvEntry) -> float:
+    """Seconds without a request after which an environment has no share."""
+    polls_with_minimum = env.join_id and env.min_batch_allocation
+    return MINIMUM_TIMEOUT_S if polls_with_minimum else ENV_TIMEOUT_S
 
 
 def require_run(run: RunRecord, run_id: str | None) -> None:

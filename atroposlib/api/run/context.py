@@ -31,7 +31,7 @@ from atroposlib.api.decisions.batching import (
     starved,
     uncommitted,
 )
-from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S, find_env
+from atroposlib.api.decisions.run_state import MINIMUM_TIMEOUT_S, find_env, silent_after_s
 from atroposlib.api.decisions.stalled import REPORT_S, directory, participants
 from atroposlib.api.run.events import Events
 from atroposlib.api.run.metrics import Metrics
@@ -162,9 +162,8 @@ class _Live:
 class Liveness:
     """Heartbeats and requests with their ages, by the clock of the API."""
 
-    def __init__(self, clock: Callable[[], float], silent_after_s: float) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._silent_after_s = silent_after_s
         self._instance, self._began = uuid4().hex, clock()
         self._since = self._began
         self._beats: dict[tuple[str, str], tuple[Heartbeat, float]] = {}
@@ -253,9 +252,9 @@ class Liveness:
             for env in envs
             if env.connected
         }
-        oldest = now - self._silent_after_s
-        live = tuple(env for env in envs if heard.get(env.env_id, -inf) >= oldest)
-        ends = min((heard[env.env_id] for env in live), default=inf) + self._silent_after_s
+        until = {env.env_id: heard.get(env.env_id, -inf) + silent_after_s(env) for env in envs}
+        live = tuple(env for env in envs if until[env.env_id] >= now)
+        ends = min((until[env.env_id] for env in live), default=inf)
         ids = frozenset(env.env_id for env in live)
         self._live = _Live(envs, seen, now, ends, live, ids)
         return live
@@ -266,7 +265,7 @@ class Liveness:
         A sync is due before another replica would count an environment as silent, so the
         number of writes does not depend on the load.
         """
-        due = self._silent_after_s / 4
+        due = MINIMUM_TIMEOUT_S / 4
         if all(at - seen.get(env, 0.0) < due for env, at in self._calls.items()):
             return {}
         merged = dict(seen)
@@ -308,7 +307,7 @@ class ServiceContext:
         self.clock = clock
         self.threads = threads
         self.parsing = asyncio.Lock()  # held while a body is parsed on the event loop
-        self.liveness = Liveness(clock, ENV_TIMEOUT_S)
+        self.liveness = Liveness(clock)
         self.metrics = Metrics(self.name_of)
         self.indexer = Indexer(Index(store.archive), store)
         self.events = Events(clock, keep=self.indexer.on_event)

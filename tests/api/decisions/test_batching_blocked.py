@@ -48,8 +48,8 @@ def test_the_reason_computed_from_tallies_equals_that_of_a_claim(queue, target, 
             8,
             {0: 2},
             "each batch holds at least 2 sequences of gsm8k_0 (env 0), but 0 are queued: "
-            "waiting for it (POST /disconnect-env of env 0, or 300 s of silence, ends its "
-            "minimum)",
+            "waiting for it (POST /disconnect-env of env 0, or 60 s of silence (300 s of old "
+            "clients), ends its minimum)",
         ),
         (
             [(0, 3), (0, 3), (0, 3)],

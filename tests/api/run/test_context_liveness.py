@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from atroposlib.api.common.records import EnvEntry
+from atroposlib.api.decisions.run_state import MINIMUM_TIMEOUT_S
 from atroposlib.api.run.context import FORGET_AFTER_S, MAX_PARTICIPANTS, REPORT_S, Liveness
 from atroposlib.doctor.evidence import SILENT_S
 from atroposlib.errors import ConfigError
@@ -20,7 +22,7 @@ def entry(env_id: int) -> EnvEntry:
 
 def test_the_set_of_live_environments_changes_only_when_an_environment_leaves_or_returns():
     now = [0.0]
-    liveness = Liveness(lambda: now[0], 300.0)
+    liveness = Liveness(lambda: now[0])
     envs = (entry(0), entry(1))
     both = liveness.live(envs)
     assert [env.env_id for env in both] == [0, 1]
@@ -34,9 +36,21 @@ def test_the_set_of_live_environments_changes_only_when_an_environment_leaves_or
     assert [env.env_id for env in liveness.live((entry(0),))] == [0]
 
 
+def test_a_killed_environment_blocks_batches_by_its_minimum_for_a_minute():
+    now = [0.0]
+    liveness = Liveness(lambda: now[0])
+    minimum = msgspec.structs.replace(entry(0), min_batch_allocation=0.5)
+    envs = (minimum, msgspec.structs.replace(minimum, env_id=1, join_id="polls"))
+    assert len(liveness.live(envs)) == 2
+    now[0] = MINIMUM_TIMEOUT_S + 1
+    assert [env.env_id for env in liveness.live(envs)] == [0]
+    liveness.record_request(1)
+    assert len(liveness.live(envs)) == 2
+
+
 def test_heartbeats_are_evicted_by_age_and_by_count():
     now = [0.0]
-    liveness = Liveness(lambda: now[0], 300.0)
+    liveness = Liveness(lambda: now[0])
     liveness.record_heartbeat(Heartbeat(role="env", name="first", phase="rollout"))
     now[0] = FORGET_AFTER_S
     assert [one.name for one in liveness.participants()] == ["first"]
@@ -50,7 +64,7 @@ def test_heartbeats_are_evicted_by_age_and_by_count():
 
 def test_reports_about_inference_servers_are_summed_until_they_are_old():
     now = [0.0]
-    liveness = Liveness(lambda: now[0], 300.0)
+    liveness = Liveness(lambda: now[0])
     for name in ("a", "b"):
         server = ServerState(url="http://gpu1:9001", running=3)
         liveness.record_heartbeat(
@@ -64,7 +78,7 @@ def test_reports_about_inference_servers_are_summed_until_they_are_old():
 
 
 def test_a_heartbeat_with_too_many_details_is_refused():
-    liveness = Liveness(lambda: 0.0, 300.0)
+    liveness = Liveness(lambda: 0.0)
     details = {str(no): no for no in range(65)}
     with pytest.raises(ConfigError, match="at most 64"):
         liveness.record_heartbeat(
@@ -74,7 +88,7 @@ def test_a_heartbeat_with_too_many_details_is_refused():
 
 def test_request_times_are_synced_before_other_replicas_time_out_an_environment():
     now = [0.0]
-    liveness = Liveness(lambda: now[0], 300.0)
+    liveness = Liveness(lambda: now[0])
     liveness.record_request(0)
     assert liveness.pending_sync({0: 0.0}) == {}
     now[0] = 75.0
@@ -91,7 +105,7 @@ def announced(name: str, url: str, **details: int) -> Heartbeat:
 
 def test_an_entry_of_the_directory_ends_with_its_heartbeats_and_moves_with_its_name():
     now = [0.0]
-    liveness = Liveness(lambda: now[0], 300.0)
+    liveness = Liveness(lambda: now[0])
     for name in ("a", "b", "c"):
         liveness.record_heartbeat(announced(name, f"http://{name}:1"))
     assert not liveness.directory().complete  # of an API that has just started
@@ -109,7 +123,7 @@ def test_an_entry_of_the_directory_ends_with_its_heartbeats_and_moves_with_its_n
 
 def test_a_server_takes_part_once_the_trainer_reports_that_it_answers():
     now = [0.0]
-    liveness = Liveness(lambda: now[0], 300.0)
+    liveness = Liveness(lambda: now[0])
 
     def taking_part() -> list[str]:
         return [one.url for one in liveness.directory().servers if one.takes_part]

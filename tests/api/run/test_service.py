@@ -11,7 +11,7 @@ from tests.api.harness import ENV, TRAINER, group, marks
 
 WAITING = (
     "each batch holds at least 2 sequences of e_0 (env 0), but 0 are queued: waiting for it "
-    "(POST /disconnect-env of env 0, or 300 s of silence, ends its minimum)"
+    "(POST /disconnect-env of env 0, or 60 s of silence (300 s of old clients), ends its minimum)"
 )
 
 
