@@ -1,6 +1,7 @@
 """Many seeds, and a smaller plan of one that fails.
 
 python -m tests.simulator.campaign --seeds 0:100           a campaign
+python -m tests.simulator.campaign --seed 17               one seed, with what happened
 python -m tests.simulator.campaign --shrink 17             writes kept/17.json
 """
 
@@ -17,13 +18,13 @@ from pathlib import Path
 
 import msgspec
 
-from tests.simulator.plan import Plan, draw
+from tests.simulator.plan import Plan, draw, load
 from tests.simulator.simulation import Outcome, simulate
 from tests.torture.figures import Figures
 
 KEPT = Path(__file__).parent / "kept"
 MOST_RUNS = 120  # of one shrinking
-AGAIN = "python -m tests.simulator.simulation --seed {} --hours {:g} --trace"
+AGAIN = "python -m tests.simulator.campaign --seed {} --hours {:g}"
 
 
 def run_seed(seed: int, hours: float) -> Outcome:
@@ -91,28 +92,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="0:20", help="first:last, without the last")
     parser.add_argument("--hours", type=float, default=0.2)
+    parser.add_argument("--seed", type=int, help="one seed, with all that happened")
+    parser.add_argument("--plan", type=Path, help="a kept plan, likewise")
     parser.add_argument("--shrink", type=int, metavar="SEED")
     options = parser.parse_args()
-    if options.shrink is None:
-        first, last = map(int, options.seeds.split(":"))
-        try:
-            print(seed_campaign(last - first, first, options.hours).line("simulator"))
-        except AssertionError as broken:
-            print(broken)
-            return 1
-        return 0
-    plan = draw(options.shrink, options.hours)
-    if not simulate(plan).failure:
-        print("this seed has no violation")
-        return 0
-    small = shrink(plan)
-    KEPT.mkdir(exist_ok=True)
-    small.save(KEPT / f"{small.seed}.json")
-    print(
-        f"{len(small.envs)} environments, {len(small.faults)} faults: {KEPT}/{small.seed}.json"
-    )
-    print(simulate(small).failure)
-    return 1
+    if options.shrink is not None:
+        small = shrink(draw(options.shrink, options.hours))
+        small.save(KEPT / f"{small.seed}.json")
+        return _show(small)
+    if options.plan or options.seed is not None:
+        return _show(load(options.plan) if options.plan else draw(options.seed, options.hours))
+    first, last = map(int, options.seeds.split(":"))
+    print(seed_campaign(last - first, first, options.hours).line("simulator"))
+    return 0
+
+
+def _show(plan: Plan) -> int:
+    one = simulate(plan)
+    print(*one.trace, f"{one.digest} {one.virtual_s:.0f} s in {one.cpu_s:.1f}", sep="\n")
+    print(dict(one.seen), one.failure or "no violation")
+    return 1 if one.failure else 0
 
 
 if __name__ == "__main__":

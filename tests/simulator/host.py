@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,27 @@ from atroposlib.api.store.sqlite import SqliteStore
 from atroposlib.api.web.routing import GONE_EXTENSION
 from atroposlib.errors import StoreError
 from tests.simulator.loop import Later, LaterWriter
-from tests.simulator.network import Exchange
 from tests.torture.disk.lossy_disk import Disk, LossySegments, LossyVfs
-from tests.torture.web.asgi_caller import Reply, scope_of
+from tests.torture.web.asgi_caller import Reply, Request, scope_of
 
 EPOCH_S = 1.7e9  # the wall clock at the start
 SEGMENT_BYTES = 4_000  # of some ten groups
 _LIFE: ContextVar[Life | None] = ContextVar("life", default=None)
+
+
+@dataclass
+class Exchange:
+    """A request on its way, and its client's end of the connection."""
+
+    asked: Request
+    pauses_s: list[float]  # between the pieces of the body
+    reply: Reply = field(default_factory=Reply)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    gone: bool = False  # the client hung up
+
+    def hang_up(self) -> None:
+        self.gone = True
+        self.over.set()
 
 
 class Life:

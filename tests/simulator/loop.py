@@ -15,6 +15,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from atroposlib.api.store.sql.writer import Database, Writer, result_of
@@ -66,15 +67,8 @@ class Later(Executor):
 
     def submit(self, call: Any, /, *args: Any, **more: Any) -> Future[Any]:
         reply: Future[Any] = Future()
-
-        def run() -> None:
-            try:
-                reply.set_result(call(*args, **more))
-            except BaseException as error:
-                reply.set_exception(error)
-
-        loop = asyncio.get_running_loop()
-        loop.call_later(self._rng.random() * self._most_s, run)
+        work, delay_s = partial(call, *args, **more), self._rng.random() * self._most_s
+        asyncio.get_running_loop().call_later(delay_s, _settle, reply, work)
         return reply
 
 
@@ -117,44 +111,44 @@ class Blocking:
     def __init__(self) -> None:
         self._to_thread, self._to_loop = threading.Semaphore(0), threading.Semaphore(0)
         self._asked: Awaitable[Any] | None = None
-        self._value: Any = None
-        self._error: BaseException | None = None
+        self._reply: Future[Any] = Future()
 
     def wait(self, asked: Awaitable[Any]) -> Any:
         """The result of ``asked``; raises what it raised, a cancellation of ``run`` too."""
-        self._asked = asked
+        self._asked, self._reply = asked, Future()
         self._to_loop.release()
         self._to_thread.acquire()
-        if self._error is not None:
-            raise self._error
-        return self._value
+        return self._reply.result()
 
     async def run(self, program: Callable[[], None]) -> None:
-        thread = _Alternating(target=self._main, args=(program,), daemon=True)
+        ended: Future[None] = Future()
+
+        def main() -> None:
+            self._to_thread.acquire()
+            _settle(ended, program)
+            self._asked = None
+            self._to_loop.release()
+
+        thread = _Alternating(target=main, daemon=True)
         thread.start()
         while True:
             self._to_thread.release()
             self._to_loop.acquire()  # it runs until it waits or ends
             if self._asked is None:
                 break
-            asked, self._asked, self._value, self._error = self._asked, None, None, None
             try:
-                self._value = await asked
+                self._reply.set_result(await self._asked)
             except BaseException as error:
-                self._error = error
+                self._reply.set_exception(error)
         thread.join()
-        if self._error is not None:
-            raise self._error
+        ended.result()
 
-    def _main(self, program: Callable[[], None]) -> None:
-        self._to_thread.acquire()
-        self._error = None
-        try:
-            program()
-        except BaseException as error:
-            self._error = error
-        self._asked = None
-        self._to_loop.release()
+
+def _settle(reply: Future[Any], call: Callable[[], Any]) -> None:
+    try:
+        reply.set_result(call())
+    except BaseException as error:
+        reply.set_exception(error)
 
 
 class _Alternating(threading.Thread):

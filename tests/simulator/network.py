@@ -1,6 +1,6 @@
 """Links between clients and the API: delay, loss, duplicates, cuts and slow bodies.
 
-client --> Link --(what the schedule does to it)--> Host.serve --> app
+client --> Link --(what the schedule does to it)--> ApiHost.serve --> app
 
 The clients are the real ones but for the connection pool of httpx, whose place a link takes.
 """
@@ -11,13 +11,14 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import httpx
 
 from atroposlib.client import AsyncRolloutClient, RolloutClient
 from atroposlib.client.api_calls import ApiCall
+from tests.simulator.host import ApiHost, Exchange
 from tests.simulator.loop import Blocking
 from tests.torture.web.asgi_caller import Reply, Request
 
@@ -25,29 +26,6 @@ URL = "http://127.0.0.1:8000"
 LATE_S = 30.0  # of a duplicate, at most
 ALWAYS = [(b"host", b"127.0.0.1:8000"), (b"accept-encoding", b"gzip, deflate")]
 T = TypeVar("T")
-
-
-@dataclass
-class Exchange:
-    """A request on its way, and its client's end of the connection."""
-
-    asked: Request
-    pauses_s: list[float]  # between the pieces of the body
-    reply: Reply = field(default_factory=Reply)
-    over: asyncio.Event = field(default_factory=asyncio.Event)
-    gone: bool = False  # the client hung up
-
-    def hang_up(self) -> None:
-        self.gone = True
-        self.over.set()
-
-
-class Host(Protocol):
-    """The machine of the API."""
-
-    up: bool
-
-    def serve(self, exchange: Exchange) -> asyncio.Task[Reply]: ...
 
 
 @dataclass
@@ -66,7 +44,7 @@ class Link:
     """The network of one client."""
 
     name: str
-    host: Host
+    host: ApiHost
     rng: random.Random
     note: Callable[[str, str], None]
     weather: Weather = field(default_factory=Weather)

@@ -1,15 +1,9 @@
-"""One simulation: the actors of a plan, its faults, and the checks until its end.
-
-python -m tests.simulator.simulation --seed 17             one seed
-python -m tests.simulator.simulation --plan FILE.json      a kept plan
-"""
+"""One simulation: the actors of a plan, its faults, and the checks until its end."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import logging
-import sys
 import time
 import uuid
 from collections import Counter
@@ -25,7 +19,7 @@ from tests.simulator.actors import Environment, Trainer, World
 from tests.simulator.checks import Ledger
 from tests.simulator.host import ApiHost
 from tests.simulator.loop import Stuck, run_virtual
-from tests.simulator.plan import CALM_S, EnvSpec, Fault, Kind, Plan, draw, load
+from tests.simulator.plan import CALM_S, EnvSpec, Fault, Kind, Plan
 from tests.torture.figures import fast_folder
 
 AUDIT_S = 5.0
@@ -225,26 +219,3 @@ def simulate(plan: Plan) -> Outcome:
         ledger.virtual_s,
         time.process_time() - begun,
     )
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--hours", type=float, default=0.2)
-    parser.add_argument("--store", choices=("memory", "sqlite"))
-    parser.add_argument("--plan", type=Path, help="a kept plan, instead of a seed")
-    parser.add_argument("--trace", action="store_true", help="print what happened")
-    options = parser.parse_args()
-    plan = draw(options.seed, options.hours, options.store)
-    outcome = simulate(load(options.plan) if options.plan else plan)
-    if options.trace:
-        print(*outcome.trace, sep="\n")
-    print(
-        outcome.digest, dict(outcome.seen), f"{outcome.virtual_s:.0f} s in {outcome.cpu_s:.1f}"
-    )
-    print(outcome.failure or "no violation")
-    return 1 if outcome.failure else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
