@@ -145,6 +145,7 @@ class Cluster:
         ip("link", "add", link, "type", "veth", *peer)
         ip("link", "set", link, "master", self.bridge, "up")
         shell.stdin.close()
+        shell.stdout.close()
 
     def lose(self, name: str) -> None:
         """End every process of a node at once; it has no network from then on."""
