@@ -37,9 +37,15 @@ log_min_messages = fatal
 
 
 class PostgresServer:
-    """One cluster under ``folder``; starts again with the same data after a kill."""
+    """One cluster under ``folder``; starts again with the same data after a kill.
 
-    def __init__(self, programs: Path, folder: Path, user: str | None) -> None:
+    Args:
+        subnet: hosts that may connect over TCP, such as 10.77.0.0/24; without it none may.
+    """
+
+    def __init__(
+        self, programs: Path, folder: Path, user: str | None, subnet: str = ""
+    ) -> None:
         self.programs, self.folder = programs, folder
         # PostgreSQL refuses to run as root. user= goes with a home it may write to.
         self._as_user = {"user": user, "group": pwd.getpwnam(user).pw_gid} if user else {}
@@ -50,6 +56,11 @@ class PostgresServer:
         self._run([*initdb, "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"])
         with (self.data / "postgresql.conf").open("a", encoding="utf-8") as conf:
             conf.write(SETTINGS + f"unix_socket_directories = '{folder}'\n")
+            if subnet:
+                conf.write("listen_addresses = '*'\n")
+        if subnet:
+            with (self.data / "pg_hba.conf").open("a", encoding="utf-8") as rules:
+                rules.write(f"host all all {subnet} trust\n")
 
     def url(self, schema: str = "atropos", user: str = "atropos") -> str:
         return f"postgresql://{user}@/postgres?host={self.folder}&schema={schema}"
@@ -203,8 +214,8 @@ def unprivileged() -> str | None:
 
 
 @contextlib.contextmanager
-def running_server() -> Iterator[PostgresServer]:
-    """A server, or a skip (a failure where it is required)."""
+def running_server(subnet: str = "") -> Iterator[PostgresServer]:
+    """A server, or a skip (a failure where it is required); over TCP only for ``subnet``."""
     user = unprivileged()
     # A unix socket's path has at most 107 bytes, so pytest's own folders will not do.
     home = Path(tempfile.mkdtemp(prefix="atropos-pg-"))
@@ -214,7 +225,7 @@ def running_server() -> Iterator[PostgresServer]:
         folder = usable_programs(user, home)
         if folder is None or importlib.util.find_spec("psycopg") is None:
             _do_without()
-        server = PostgresServer(folder, home, user)
+        server = PostgresServer(folder, home, user, subnet)
         server.start()
         try:
             yield server

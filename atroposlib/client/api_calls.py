@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from atroposlib import errors
 from atroposlib.utils.backoff import Backoff, jittered, uniform
-from atroposlib.utils.http_server import is_loopback, start_hint
+from atroposlib.utils.http_server import CONNECT_TIMEOUT_S, is_loopback, kept_alive, start_hint
 from atroposlib.wire import Heartbeat, ServerDirectory
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ BEST_EFFORT_TIMEOUT_S = 2.0
 JSON_BODY = {"content-type": "application/json"}
 TOKEN_VARIABLE = "ATROPOS_API_TOKEN"
 BACKOFF = Backoff(0.2, 5.0)  # clients return at most this long after the API does
+GIVE_UP_AFTER_S = 1200.0  # outlasts a network that is cut for ten minutes
 MAX_RETRY_AFTER_S = 60.0  # maximum of a pause requested by Retry-After
 _MAX_DETAIL_CHARACTERS = 500
 
@@ -260,13 +261,22 @@ class ConnectionSettings:
         Redirects are not followed, because they could carry the token to another server.
         """
         bearer = {} if self.token is None else {"authorization": f"Bearer {self.token}"}
+        timeout_s = self.timeout_s if call.timeout_s is None else call.timeout_s
         return {
             "method": call.method,
             "url": self.url + call.path,
             "content": call.body,
             "headers": {**call.headers, **bearer},
-            "timeout": self.timeout_s if call.timeout_s is None else call.timeout_s,
+            "timeout": (min(CONNECT_TIMEOUT_S, timeout_s), timeout_s, timeout_s, timeout_s),
             "follow_redirects": False,
+        }
+
+    def transport(self) -> dict[str, Any]:
+        """Arguments of httpx's transports."""
+        return {
+            "trust_env": False,
+            "verify": self.verify(),
+            "socket_options": kept_alive(),
         }
 
     def verify(self) -> ssl.SSLContext | bool:

@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 from atroposlib import wire
 from atroposlib.client.api_calls import (
     BEST_EFFORT_TIMEOUT_S,
+    GIVE_UP_AFTER_S,
     JSON_BODY,
     ApiCall,
     ConnectionSettings,
@@ -66,7 +67,7 @@ class AsyncRolloutClient:
         base_url: str,
         *,
         timeout_s: float = 60.0,
-        give_up_after_s: float = 600.0,
+        give_up_after_s: float = GIVE_UP_AFTER_S,
         on_wait: Callable[[str], None] | None = None,
         binary: bool = False,
         token: str | None = None,
@@ -78,9 +79,8 @@ class AsyncRolloutClient:
         self._settings = ConnectionSettings(
             base_url, timeout_s, give_up_after_s, on_wait, token, timing
         )
-        self._http = httpx.AsyncClient(
-            trust_env=False, transport=transport, verify=self._settings.verify()
-        )
+        transport = transport or httpx.AsyncHTTPTransport(**self._settings.transport())
+        self._http = httpx.AsyncClient(trust_env=False, transport=transport)
         self._binary = binary
         self._takes_groups = True  # False after a 404 of POST /groups
         self._takes_posted_status = True  # False after a 404: an API of the original

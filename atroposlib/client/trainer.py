@@ -11,6 +11,7 @@ import msgspec
 from atroposlib import wire
 from atroposlib.client.api_calls import (
     BEST_EFFORT_TIMEOUT_S,
+    GIVE_UP_AFTER_S,
     ApiCall,
     ConnectionSettings,
     RetryLater,
@@ -57,7 +58,7 @@ class RolloutClient:
         base_url: str,
         *,
         timeout_s: float = 60.0,
-        give_up_after_s: float = 600.0,
+        give_up_after_s: float = GIVE_UP_AFTER_S,
         on_wait: Callable[[str], None] | None = None,
         token: str | None = None,
         transport: httpx.BaseTransport | None = None,
@@ -68,9 +69,8 @@ class RolloutClient:
         self._settings = ConnectionSettings(
             base_url, timeout_s, give_up_after_s, on_wait, token, timing
         )
-        self._http = httpx.Client(
-            trust_env=False, transport=transport, verify=self._settings.verify()
-        )
+        transport = transport or httpx.HTTPTransport(**self._settings.transport())
+        self._http = httpx.Client(trust_env=False, transport=transport)
         self._generation: int | None = None
         self._incarnation: int | None = None
         self._claim_id: str | None = None  # id of a claim without a batch yet

@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")  # as the Host header writes them
 ANY_HOST = "*"
 NO_REPLY = 499  # the client left, or the process stops, before a reply began
+# A connection whose peer vanished ends within SILENCE_S. Without that a request waits for its own
+# timeout, of minutes, and what was not acknowledged is sent again in pauses of up to two minutes, also
+# after a network is back. Calls may be repeated: a connection that ends too early costs one retry.
+SILENCE_S = 30
+IDLE_S, PROBE_S = 15, 5  # before the first probe of a silent connection, and between two
+PROBES = (SILENCE_S - IDLE_S) // PROBE_S
+CONNECT_TIMEOUT_S = (
+    10.0  # of a new connection, whose first packet is repeated after 1, 3 and 7 s
+)
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]{2,45}\]|[a-z0-9._-]{1,253})(?::\d{0,5})?")
 
 
@@ -43,6 +52,8 @@ def bind(host: str, port: int, backlog: int | None = None) -> socket.socket:
         )[0]
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        for option in kept_alive():
+            listener.setsockopt(*option)
         listener.bind(address)
         if backlog is not None:
             listener.listen(backlog)
@@ -56,6 +67,19 @@ def bind(host: str, port: int, backlog: int | None = None) -> socket.socket:
             f"cannot listen on {host}:{port}: {error.strerror}{advice}"
         ) from error
     return listener
+
+
+def kept_alive() -> list[tuple[int, int, int]]:
+    """Options for ``setsockopt``; a listening socket passes them on. Linux has all of them."""
+    wanted = {
+        "TCP_KEEPIDLE": IDLE_S,
+        "TCP_KEEPINTVL": PROBE_S,
+        "TCP_KEEPCNT": PROBES,
+        "TCP_USER_TIMEOUT": SILENCE_S * 1000,  # ms without an acknowledgement
+    }
+    found = [(getattr(socket, name, None), value) for name, value in wanted.items()]
+    known = [(socket.IPPROTO_TCP, name, value) for name, value in found if name is not None]
+    return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *known]
 
 
 def run_app(app: ASGIApp, listener: socket.socket) -> None:

@@ -247,13 +247,3 @@ def numbered(directory: Path, pattern: str) -> list[Path]:
     """Directories that match, such as ``step_*``, by the number at their end."""
     found = [path for path in directory.glob(pattern) if NUMBER.search(path.name)]
     return sorted(found, key=lambda path: int(NUMBER.split(path.name)[1]))
-
-
-def keep_newest(directory: Path, pattern: str, count: int) -> None:
-    """Delete all but the ``count`` directories that were written last.
-
-    By time and not by number, because a trainer that was rewound writes lower numbers again.
-    """
-    written = sorted(numbered(directory, pattern), key=lambda path: path.stat().st_mtime_ns)
-    for path in written[:-count]:
-        shutil.rmtree(path, ignore_errors=True)

@@ -24,7 +24,9 @@ class WeightSettings(Section):
         description="the original's name for weight_publisher: none is disk, shared_vllm is"
         " shared_memory, both lora modes are lora; nothing is restarted",
     )
-    weight_publisher: Literal["disk", "lora", "distributed", "shared_memory"] | None = Field(
+    weight_publisher: (
+        Literal["disk", "lora", "distributed", "shared_memory", "node_disk"] | None
+    ) = Field(
         None, description="name in example_trainer.weights (default: by weight_bridge_mode)"
     )
     inference_urls: list[str] | None = Field(
@@ -57,6 +59,12 @@ class WeightSettings(Section):
     publish_timeout_s: float = Field(
         300.0, gt=0, description="bound of each pause, reload and resume of a server"
     )
+    publish_slow_s: float = Field(
+        120.0,
+        gt=0,
+        description="how much longer than half of the servers one may take to load a version;"
+        " then it is left out until it has the current one",
+    )
     publish_pause: Literal["wait", "abort", "keep"] | None = Field(
         None,
         description="running requests at a publish: wait until they finish; abort: they return"
@@ -64,7 +72,7 @@ class WeightSettings(Section):
         " continues them itself (default: wait on our server, abort on vLLM and SGLang)",
     )
     server_timeout_s: float = Field(
-        600.0,
+        1200.0,
         gt=0,
         description="wait for an inference server at the start, and when none is left;"
         " then the run ends",

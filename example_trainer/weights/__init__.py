@@ -18,6 +18,7 @@ of versions is generated, and the message gives the version of each.
     disk            a directory that every server sees; works with every engine
     lora            only the adapter
     distributed     broadcast to the servers, no file
+    node_disk       as disk, and each node copies a version once to its own disk
     shared_memory   through memory of the machine that trainer and servers share
 """
 
@@ -39,6 +40,7 @@ __all__ = ["PUBLISHERS", "make_publisher"]
 # Imported on use: a vLLM worker imports this package only for ``vllm_worker``.
 PUBLISHERS: dict[str, tuple[str, str]] = {
     "disk": ("disk", "DiskPublisher"),
+    "node_disk": ("node_disk", "NodeDiskPublisher"),
     "lora": ("disk", "LoraPublisher"),
     "distributed": ("distributed", "DistributedPublisher"),
     "shared_memory": ("shared_memory", "SharedMemoryPublisher"),

@@ -1,10 +1,17 @@
-"""Publishers by disk: every server reads a directory of the whole model or an adapter."""
+"""Publishers by disk: every server reads a directory of the whole model or an adapter.
+
+A directory gets a name that was never used, also by a trainer that repeats a version: a server may
+still map the files of an older one, and a file that is replaced kills its reader.
+"""
 
 from __future__ import annotations
 
+import secrets
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
-from example_trainer.model.model_dir import TrainerState, keep_newest, save_adapter, save_model
+from example_trainer.model.model_dir import DRAFT, TrainerState, save_adapter, save_model
 from example_trainer.model.policy import Policy
 from example_trainer.weights.engines import InferenceServer
 from example_trainer.weights.publisher import Publisher
@@ -17,8 +24,9 @@ class DiskPublisher(Publisher):
     because a directory may reach a server's network file system a moment late.
     """
 
-    prefix = "version_"
+    kind, number = "version", "_"  # version_1f00a3_17
     retries = 1
+    _written: Sequence[Path] = ()  # directories that are kept, the newest last
 
     def stage(self, policy: Policy, state: TrainerState) -> Path:
         # Not synced to disk: if the machine dies, its servers die too.
@@ -28,19 +36,37 @@ class DiskPublisher(Publisher):
         )
 
     def load(self, engine: InferenceServer, path: str, version: int) -> None:
+        self.fleet.reads[engine.url] = Path(path)
+        self.load_from(engine, path, version)
+
+    def load_from(self, engine: InferenceServer, path: str, version: int) -> None:
+        """Let a server load the directory."""
         engine.load(path, version)
 
     def tidy(self) -> None:
-        keep_newest(self.cfg.published.resolve(), f"{self.prefix}*", self.cfg.keep_published)
+        """Delete the directories that no server reads, with those of killed trainers.
+
+        Every server that takes part has confirmed the newest. One that is behind may still read
+        the directory that it was given last.
+        """
+        slow, reads = self.fleet.behind | self.fleet.renewing, self.fleet.reads
+        kept = {*self._written, *(reads[url] for url in slow & reads.keys())}
+        folder = self.cfg.published.resolve()
+        for path in (*folder.glob(f"{self.kind}*"), *folder.glob(f".{self.kind}*{DRAFT}")):
+            if path not in kept:
+                shutil.rmtree(path, ignore_errors=True)
 
     def directory(self, state: TrainerState) -> Path:
-        return self.cfg.published.resolve() / f"{self.prefix}{state.version}"
+        name = f"{self.kind}_{secrets.token_hex(3)}{self.number}{state.version}"
+        self._written = [*self._written, self.cfg.published.resolve() / name]
+        self._written = self._written[-self.cfg.keep_published :]
+        return self._written[-1]
 
 
 class LoraPublisher(DiskPublisher):
     """Publishes the adapter; needs a shared directory and servers of ``model_name``."""
 
-    prefix = "policy-v"
+    kind, number = "policy", "-v"
 
     @property
     def publishes_start(self) -> bool:
@@ -50,5 +76,5 @@ class LoraPublisher(DiskPublisher):
     def stage(self, policy: Policy, state: TrainerState) -> Path:
         return save_adapter(policy, self.directory(state), state, durable=False)
 
-    def load(self, engine: InferenceServer, path: str, version: int) -> None:
+    def load_from(self, engine: InferenceServer, path: str, version: int) -> None:
         engine.load_adapter(path, version, self.cfg.publish_adapter_name)

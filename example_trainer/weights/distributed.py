@@ -57,6 +57,10 @@ class DistributedPublisher(Publisher):
                     transfer.flush()
         return run_on_rank0(policy.world, lambda: self._end(transfer))
 
+    @property
+    def sent_bytes(self) -> int:
+        return sum(tensor.bytes for tensor in self._layout)
+
     def close(self) -> None:
         spec, group = self._spec, self._group
         self._spec = self._group = None
@@ -150,9 +154,8 @@ class DistributedPublisher(Publisher):
             )
             for cut in cuts
         ]
-        return Transfer(
-            group, self._joined, lambda engine: engine.receive(spec, told, version)
-        )
+        receive = self.fleet.timed(lambda engine: engine.receive(spec, told, version))
+        return Transfer(group, self._joined, receive)
 
     def _end(self, transfer: Transfer | None) -> bool:
         """False: a server was lost, and the others need the broadcast again."""

@@ -4,7 +4,8 @@
 
 A server that answers with an error ends the publish: its weights or settings are wrong. A server
 that does not answer is left out, and gets the current weights before it serves again: from the
-next publish or, before that, from the keeper (``publisher``).
+next publish or, before that, from the keeper (``publisher``). So is one that loads for much longer
+than the others; only the keeper takes that one back, so that it holds up no further publish.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from itertools import islice, repeat
+from pathlib import Path
+from typing import Any, TypeVar
 
 from atroposlib.errors import InferenceError, PublishFailed
 from atroposlib.wire.status import ServerState
@@ -36,6 +39,10 @@ POLL_S = 2.0  # between two looks at the servers
 PROBE_S = 4.0  # of the heartbeat, which must not become late itself
 
 
+class ServerSlow(ServerGone):
+    """The server still works on a call that others have long answered."""
+
+
 class Fleet:
     """All servers, called concurrently.
 
@@ -43,6 +50,7 @@ class Fleet:
         timeout_s: of one call.
         absent_s: bound of the wait for a server when none is left.
         on_wait: called with that wait.
+        slow_s: how much longer than half of the servers one may take to load.
 
     ``follow`` is called, under ``lock``, before each look at the servers: it may :meth:`join` and
     :meth:`forget` some.
@@ -54,15 +62,22 @@ class Fleet:
         timeout_s: float,
         absent_s: float = 600.0,
         on_wait: Callable[[str], None] = lambda what: None,
+        slow_s: float | None = None,
     ) -> None:
         self.engines = list(engines)
         self.follow: Callable[[Fleet], None] = lambda fleet: None
         self.absent: dict[str, float] = {}  # URL of a server left out -> since, monotonic
+        self.behind: set[str] = set()  # URLs left out because they were slow
+        self.renewing: set[str] = set()  # URLs of absent servers that the keeper gives weights
+        self.reads: dict[str, Path] = {}  # URL -> the directory that it loaded last
+        self.measured: dict[str, dict[str, float]] = {}  # URL -> seconds and bytes, by name
         self._unanswered: dict[str, float] = {}  # URL -> since, monotonic, during a publish
+        self._awaited: dict[str, float] = {}  # URL of a slow server -> since, monotonic
         self.rejoined = 0  # servers that came back
         self.lock = threading.Lock()  # held by a publish, and by the keeper
         self._watchdog_s = 2 * timeout_s + WATCHDOG_SLACK_S
         self._absent_s, self.on_wait = absent_s, on_wait
+        self.slow_s = slow_s
 
     def join(self, engine: InferenceServer) -> None:
         """Add a server, which is absent until it holds the current weights."""
@@ -72,6 +87,7 @@ class Fleet:
     def forget(self, url: str) -> None:
         """Look no more for a server that was left out."""
         if self.absent.pop(url, None) is not None:
+            self.behind.discard(url)
             for engine in [one for one in self.engines if one.url == url]:
                 self.engines.remove(engine)
                 engine.http.close()
@@ -87,9 +103,25 @@ class Fleet:
         """Addresses of the servers that take part."""
         return [engine.url for engine in self.present]
 
-    def counts(self) -> dict[str, int]:
-        """Metrics of a step."""
-        return {"servers_absent": len(self.absent), "servers_rejoined": self.rejoined}
+    def counts(self) -> dict[str, Any]:
+        """Metrics of a step: counts, the largest second and byte figure, and those of each server."""
+        of_each = {url: self.measured[url] for url in self.urls if url in self.measured}
+        names = sorted({name for one in of_each.values() for name in one})
+        largest = {
+            f"servers_{name}": max(one.get(name, 0) for one in of_each.values())
+            for name in names
+        }
+        return {
+            "servers_absent": len(self.absent),
+            "servers_behind": len(self.behind),
+            "servers_rejoined": self.rejoined,
+            **largest,
+            "servers_measured": of_each,
+        }
+
+    def measure(self, engine: InferenceServer, **figures: float) -> None:
+        """Note seconds or bytes of a server; a publish replaces those of the last one."""
+        self.measured.setdefault(engine.url, {}).update(figures)
 
     def states(self) -> list[ServerState]:
         """The servers, with the time since one gave no answer.
@@ -105,11 +137,21 @@ class Fleet:
             for engine, ready in zip(asked, answers)
             if ready is not True
         }
-        silent = self._unanswered | self.absent
+        silent = self._unanswered | self._awaited | self.absent
         return [
             ServerState(url=e.url, silent_s=now - silent[e.url] if e.url in silent else None)
             for e in self.engines
         ]
+
+    def timed(self, load: Action) -> Callable[[InferenceServer], None]:
+        """The action, which notes its seconds."""
+
+        def timed(engine: InferenceServer) -> None:
+            began = time.monotonic()
+            load(engine)
+            self.measure(engine, load_s=time.monotonic() - began)
+
+        return timed
 
     def leave_out(self, failed: Iterable[Failure]) -> list[Failure]:
         """Leave out the servers that gave no answer; return the other failures."""
@@ -118,18 +160,24 @@ class Fleet:
             if isinstance(what, ServerGone):
                 logger.warning(f"inference server {url} is left out: {what}")
                 self.absent.setdefault(url, time.monotonic())
+                if isinstance(what, ServerSlow):
+                    self.behind.add(url)
             else:
                 answered.append((url, what))
         return answered
 
     def take_back(self, engine: InferenceServer) -> None:
         """Let a server that has the current weights, or is about to get them, take part."""
+        self.behind.discard(engine.url)
         if self.absent.pop(engine.url, None) is not None:
             self.rejoined += 1
             logger.info(f"inference server {engine.url} takes part")
 
     def gather(self) -> None:
         """Take back every server that answers, so that the next publish includes it.
+
+        Slow ones only if there is no other, and none that the keeper gives weights right now:
+        those could arrive after the newer ones.
 
         Raises:
             PublishFailed: none answered for ``absent_s``.
@@ -138,7 +186,9 @@ class Fleet:
         def take_back_ready() -> None:
             self.follow(self)
             for engine in self.engines:
-                if engine.url in self.absent and engine.http.is_ready():
+                url, alone = engine.url, not self.present
+                waits = url in self.absent and url not in self.renewing
+                if waits and (alone or url not in self.behind) and engine.http.is_ready():
                     self.take_back(engine)
 
         take_back_ready()
@@ -195,11 +245,22 @@ class Fleet:
         Raises:
             PublishFailed: one refused; all that answer stay paused.
         """
-        failed = self._failures(action)
+
+        timed = self.timed(action)
+        failed = self._failures(timed, slow_s=self.slow_s)
         for _ in range(retries):
-            failed = self._failures(action, among=failed)
+            failed = self._failures(timed, among=failed, slow_s=self.slow_s)
         if failed:
             raise self.half_updated("load", failed)
+
+    def do(self, action: Action) -> None:
+        """Call every server; those that give no answer, or too late, are left out.
+
+        Raises:
+            PublishFailed: one refused; none was paused.
+        """
+        if failed := self._failures(action, slow_s=self.slow_s):
+            raise PublishFailed(f"no server was touched: {_lines(failed)}. {AFTERWARDS}")
 
     def verify(self, version: int, again: Action | None = None) -> None:
         """Raise PublishFailed unless every server reports this version.
@@ -227,7 +288,7 @@ class Fleet:
         Raises:
             PublishFailed: one refuses; the others hold the same version and go on.
         """
-        if failed := self._failures(lambda engine: engine.resume()):
+        if failed := self._failures(lambda engine: engine.resume(), slow_s=self.slow_s):
             raise PublishFailed(
                 f"could not resume {len(failed)} of {len(self.engines)} servers:"
                 f" {_lines(failed)}. All hold the new version and the others generate."
@@ -240,11 +301,41 @@ class Fleet:
         silent = [e.url for e, answer in zip(self.present, paused) if _is_error(answer)]
         return [*self.absent, *silent]
 
-    def _failures(self, action: Action, among: list[Failure] | None = None) -> list[Failure]:
+    def _failures(
+        self,
+        action: Action,
+        among: list[Failure] | None = None,
+        slow_s: float | None = None,
+    ) -> list[Failure]:
         """Call every server, or those of ``among``; return those that answer with an error."""
         called = [e for e in self.present if among is None or e.url in dict(among)]
-        answers = call_all(called, action)
+        answers = self.call_most(called, action, slow_s, needed=(len(called) + 1) // 2)
         return self.leave_out((e.url, a) for e, a in zip(called, answers) if _is_error(a))
+
+    def call_most(
+        self,
+        engines: Sequence[InferenceServer],
+        action: Callable[[InferenceServer], T],
+        slow_s: float | None,
+        needed: int,
+    ) -> list[T | InferenceError]:
+        """As :func:`call_all`, but ServerSlow for those later than ``needed`` by ``slow_s``.
+
+        Their calls go on in their threads, at most for the timeout of a call.
+        """
+        if slow_s is None or not engines:
+            return call_all(engines, action)
+        pool = ThreadPoolExecutor(len(engines), thread_name_prefix="servers")
+        calls = [pool.submit(outcome, engine, action) for engine in engines]
+        for _ in islice(as_completed(calls), needed):
+            pass
+        now = time.monotonic()
+        self._awaited = {e.url: now for e, call in zip(engines, calls) if not call.done()}
+        wait(calls, slow_s)
+        self._awaited = {}
+        pool.shutdown(wait=False)
+        late = f"not done {slow_s:g} s after {needed} of {len(engines)} servers"
+        return [call.result() if call.done() else ServerSlow(late) for call in calls]
 
     def half_updated(self, stage: str, failed: Sequence[Failure]) -> PublishFailed:
         """Pause a fleet that may hold several versions and return the error to raise."""
@@ -267,16 +358,20 @@ def call_all(
 ) -> list[T | InferenceError]:
     """Return the result or the exception of every engine, called concurrently."""
 
-    def one(engine: InferenceServer) -> T | InferenceError:
-        try:
-            return action(engine)
-        except InferenceError as error:
-            return error
-
     if not engines:
         return []
     with ThreadPoolExecutor(min(len(engines), MAX_PARALLEL_SERVERS)) as pool:
-        return list(pool.map(one, engines))
+        return list(pool.map(outcome, engines, repeat(action)))
+
+
+def outcome(
+    engine: InferenceServer, action: Callable[[InferenceServer], T]
+) -> T | InferenceError:
+    """The result of a call, or its error."""
+    try:
+        return action(engine)
+    except InferenceError as error:
+        return error
 
 
 def _is_error(answer: object) -> bool:

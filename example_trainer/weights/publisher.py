@@ -20,6 +20,7 @@ from example_trainer.weights.fleet import POLL_S, Fleet, call_all
 logger = logging.getLogger(__name__)
 Announce = Callable[[int], None]  # sends a version to the rollout API
 SILENT = "GET /health has no answer"
+RESTARTED = "restarted with other weights"
 
 
 class Publisher:
@@ -40,7 +41,13 @@ class Publisher:
         on_wait: Callable[[str], None] = lambda what: None,
     ) -> None:
         self.cfg = cfg
-        self.fleet = Fleet(engines, cfg.publish_timeout_s, cfg.server_timeout_s, on_wait)
+        self.fleet = Fleet(
+            engines,
+            cfg.publish_timeout_s,
+            cfg.server_timeout_s,
+            on_wait,
+            slow_s=cfg.publish_slow_s if self.renews else None,
+        )
         self._announce = announce
         # Version that the servers hold, and where it is staged (None: it is their first).
         self._held: tuple[int, Path | None] | None = None
@@ -54,6 +61,11 @@ class Publisher:
     def publishes_start(self) -> bool:
         """Whether servers answer environments only after the first publish."""
         return False
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of a version that is staged in no file."""
+        return 0
 
     def publish(self, policy: Policy, state: TrainerState) -> None:
         """Make every server hold ``state.version``. Collective: every rank calls it.
@@ -103,6 +115,8 @@ class Publisher:
     def look(self) -> None:
         """Give servers that came back, or restarted, the current weights; rank 0 only.
 
+        A publish may begin meanwhile: it goes on without them.
+
         Raises:
             PublishFailed: all have been absent for too long.
         """
@@ -110,10 +124,19 @@ class Publisher:
             return  # before the first publish, or in one
         try:
             self.fleet.follow(self.fleet)
-            call_all(self.engines, self._look_at)
+            engines = [e for e in self.engines if e.url not in self.fleet.renewing]
+            held = self._held
+            lost = call_all(engines, self._lost)
+            due = [
+                engine
+                for engine, why in zip(engines, lost)
+                if engine.url in self.fleet.absent and why in (None, RESTARTED)
+            ]
+            self.fleet.renewing.update(engine.url for engine in due)
             self.fleet.check()
         finally:
             self.fleet.lock.release()
+        self.fleet.call_most(due, partial(self._renew, held), self.fleet.slow_s, needed=0)
 
     def _lost(self, engine: InferenceServer) -> str | None:
         """Leave out a server that is gone or restarted; return why."""
@@ -121,27 +144,36 @@ class Publisher:
         if not engine.http.is_ready():
             why = SILENT
         elif self._held and engine.version() != str(self._held[0]):
-            why = "restarted with other weights"
+            why = RESTARTED
+        if why == SILENT:
+            self.fleet.behind.discard(engine.url)
         if why is not None:
             self.fleet.leave_out([(engine.url, ServerGone(why))])
         return why
 
-    def _look_at(self, engine: InferenceServer) -> None:
-        assert self._held is not None
-        version, staged = self._held
-        lost = self._lost(engine)
-        if lost == SILENT or lost is None and engine.url not in self.fleet.absent:
-            return
-        engine.pause()
-        if lost and staged is None:
-            engine.label(version)
-        elif lost and not self.renews:
-            return  # it stays paused until the next publish
-        elif lost:
-            self.load(engine, str(staged), version)
-        if engine.version() == str(version):
-            engine.resume()
-            self.fleet.take_back(engine)
+    def _renew(self, held: tuple[int, Path | None], engine: InferenceServer) -> None:
+        """Give a server the weights that the others hold, and take it back if they still do."""
+        version, staged = held
+        try:
+            engine.pause()
+            if engine.version() == str(version):
+                pass
+            elif staged is None:
+                engine.label(version)
+            elif self.renews:
+                self.load(engine, str(staged), version)
+            else:
+                return  # it stays paused until the next publish
+        finally:
+            self.fleet.renewing.discard(engine.url)
+        if not self.fleet.lock.acquire(timeout=POLL_S):
+            return  # a publish: the next look finds what it has left
+        try:
+            if self._held == held and engine.version() == str(version):
+                engine.resume()
+                self.fleet.take_back(engine)
+        finally:
+            self.fleet.lock.release()
 
     def stage(self, policy: Policy, state: TrainerState) -> Path | None:
         """Prepare the weights while servers generate; their path, if any. Collective."""
@@ -184,9 +216,18 @@ class Publisher:
         if self.engines and not self.fleet.present:
             return False
         self._held = version, staged or Path()
+        size = bytes_in(staged) if staged is not None else self.sent_bytes
+        for engine in self.fleet.present:
+            self.fleet.measure(engine, load_bytes=size)
         if self._announce is not None:
             self._announce(version)
         return True
+
+
+def bytes_in(path: Path) -> int:
+    """Size of a file, or of all files below a directory."""
+    files = [path] if path.is_file() else path.rglob("*")
+    return sum(one.stat().st_size for one in files if one.is_file())
 
 
 class Keeper:

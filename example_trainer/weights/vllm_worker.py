@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.utils import process_group
+from atroposlib.utils.models import node_copy
 from atroposlib.utils.process_group import GroupSpec
 
 NAME = "atropos-weight-worker"
@@ -59,6 +60,10 @@ class WeightWorker:
         if not files:
             raise FileNotFoundError(f"{path} has no .safetensors file")
         return self._reload(weight for file in files for weight in _of_file(file))
+
+    def copy_to_node(self, path: str) -> str:
+        """Copy a published directory to this node; JSON of its path and the bytes copied."""
+        return json.dumps(node_copy.copy_once(path))
 
     def load_shared(self, path: str, version: str) -> str:
         """Copy weights from shared memory: a safetensors file, or CUDA handles in JSON."""

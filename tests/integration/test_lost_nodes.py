@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,10 @@ class Nodes:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         slurm.write(plan, trainer_settings(plan)[1].trainer_retries)
 
+    def address(self, role: str) -> str:
+        """Under which others reach the node of a role."""
+        return "127.0.0.1"
+
     def start(self, role: str, index: int = 0) -> None:
         log = self.plan.directory / "logs" / f"{role}-{index}.log"
         own = [
@@ -81,7 +85,7 @@ class Nodes:
             self.running[f"{role}-{index}"] = subprocess.Popen(
                 [sys.executable, "-m", "example_trainer.launch", "node", *own],
                 cwd=REPO,
-                env={**os.environ, "SLURMD_NODENAME": "127.0.0.1"},
+                env={**os.environ, "SLURMD_NODENAME": self.address(role)},
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -90,7 +94,8 @@ class Nodes:
     def lose(self, name: str) -> None:
         """SIGKILL to every process of a node."""
         process = self.running.pop(name)
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
     def close(self) -> None:

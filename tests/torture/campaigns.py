@@ -91,6 +91,12 @@ def mixed_kills(kills: int, seed: int) -> Figures:
     return mixed_campaign(kills, seed)
 
 
+def network_cuts(cut_s: int, seed: int) -> Figures:
+    from tests.torture.network.cuts import cut_campaign  # imports torch
+
+    return cut_campaign(cut_s)
+
+
 def healthy_runs(runs: int, seed: int) -> Figures:
     from tests.torture.kills.healthy_runs import healthy_campaign  # imports torch
 
@@ -115,6 +121,7 @@ CAMPAIGNS: dict[str, Campaign] = {
     "environment": Campaign(environment_outages, "rounds", 1, 5),
     "trainer": Campaign(trainer_kills, "kills", 5, 300),
     "mixed": Campaign(mixed_kills, "kills", 3, 200),
+    "cuts": Campaign(network_cuts, "s", 3, 600),
     "healthy": Campaign(healthy_runs, "runs", 1, 20),
     "fuzz": Campaign(
         lambda n, seed: in_own_process(fuzz_campaign, n, seed), "requests", 10_000, 10**6

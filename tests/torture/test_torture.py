@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.torture.campaigns import CAMPAIGNS
+from tests.torture.network.link import lacking
 from tests.torture.queue.mutants import MUTANTS
 
 pytestmark = pytest.mark.slow
@@ -54,6 +55,12 @@ def test_no_flipped_bit_is_delivered(torture):
 
 def test_a_store_on_a_full_disk_keeps_its_groups_drains_and_recovers(torture):
     torture("full-disk")
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(bool(lacking()), reason=str(lacking()))
+def test_a_network_that_is_cut_loses_and_doubles_nothing(torture):
+    torture("cuts")
 
 
 @pytest.mark.alone

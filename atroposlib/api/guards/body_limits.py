@@ -248,6 +248,10 @@ class RequestBody:
             except DamagedBody as error:  # of a large one, in the app
                 await PlainTextResponse(str(error), 400)(scope, receive, send)
             except (TooSlow, BodyTooLarge, BudgetExceeded) as error:
+                abort = scope.get("extensions", {}).get("atropos.abort")
+                if isinstance(error, TooSlow) and abort is not None:
+                    abort["now"]()  # no answer: that is repeated, where a 4xx may drop a group
+                    return
                 await self._refusal(error, scope["path"])(scope, receive, send)
             except ClientDisconnect:
                 return

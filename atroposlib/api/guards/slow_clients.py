@@ -10,7 +10,7 @@ of the bytes that arrive meanwhile:
     rest    of a body that was already answered, such as a rejected upload
     idle    between two requests
 
-A connection without a request makes room for a new one, so idle ones shut nobody out. A request
+A connection without a request makes room for a new one, so idle ones block none. A request
 beyond the limit is answered 503, a post first: waiting posts leave room for all other calls.
 Slow processing in the application and slow reading of a reply are bounded elsewhere.
 """
@@ -266,6 +266,8 @@ class SlowClientProtocol(HttpToolsProtocol):
             self._deadline = self.loop.call_later(more_s, self._late)
         elif self._phase in (ReceivePhase.IDLE, ReceivePhase.REST):
             self._end()
+        elif in_body:
+            self._hang_up()  # as by a cut: what got no answer is repeated, a 4xx may drop a group
         else:
             self._refuse(408)
 
@@ -279,6 +281,9 @@ class SlowClientProtocol(HttpToolsProtocol):
             head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: text/plain\r\n"
             head += f"content-length: {len(why)}\r\nconnection: close\r\n\r\n"
             self.transport.write((head + why).encode())
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         if not self._answered():
             self.cycle.disconnected = True  # the application sees a disconnect
             self.cycle.message_event.set()

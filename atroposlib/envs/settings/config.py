@@ -186,7 +186,7 @@ class BaseEnvConfig(BaseModel):
         description="items in a row without an accepted group after which the run stops",
     )
     api_timeout_s: float = Field(
-        default=600.0, gt=0, description="seconds to wait for an unreachable rollout API"
+        default=1200.0, gt=0, description="seconds to wait for an unreachable rollout API"
     )
     trainer_timeout_s: float = Field(
         default=86_400.0,

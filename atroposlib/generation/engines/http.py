@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.request import getproxies
 
 from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
+from atroposlib.utils.http_server import CONNECT_TIMEOUT_S, kept_alive
 
 if TYPE_CHECKING:
     import httpx
 
-CONNECT_TIMEOUT_S = 10.0
 DETAIL_CHARS = 500
 RETRYABLE_STATUS = frozenset({408, 429})
 MAX_NAMES = 8  # served models in one message
@@ -62,13 +63,18 @@ class HttpClient:
     def client(self) -> httpx.AsyncClient:
         import httpx  # local: its import takes as long as all other imports of an environment
 
+        limits = httpx.Limits(
+            max_connections=self.max_connections,
+            max_keepalive_connections=self.max_connections,
+        )
+        direct = None  # httpx asks no proxy with a transport that it is given
+        if not getproxies():
+            direct = httpx.AsyncHTTPTransport(limits=limits, socket_options=kept_alive())
         return httpx.AsyncClient(
             timeout=httpx.Timeout(self.timeout_s, connect=CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(
-                max_connections=self.max_connections,
-                max_keepalive_connections=self.max_connections,
-            ),
+            limits=limits,
             headers=self.headers,
+            transport=direct,
         )
 
     async def aclose(self) -> None:
@@ -120,9 +126,10 @@ class HttpClient:
             raise ConfigError(f"base_url: {url} is not an http address: {cause}") from cause
         except httpx.TimeoutException as cause:
             bound = self.timeout_s if timeout_s is None else timeout_s
-            raise InferenceUnavailable(
-                f"{method} {url}: no response in {bound:g} s"
-            ) from cause
+            problem = f"no response in {bound:g} s"
+            if isinstance(cause, httpx.ConnectTimeout):
+                problem = f"no connection in {min(bound, CONNECT_TIMEOUT_S):g} s"
+            raise InferenceUnavailable(f"{method} {url}: {problem}") from cause
         except httpx.TransportError as cause:
             reason = str(cause) or type(cause).__name__
             raise InferenceUnavailable(f"{method} {url}: {reason}") from cause

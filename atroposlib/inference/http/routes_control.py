@@ -24,6 +24,7 @@ from atroposlib.inference.http.protocol import WEIGHTS_GROUP, InitWeightsGroup, 
 from atroposlib.inference.http.responses import Json, JsonResponse
 from atroposlib.inference.http.service import InferenceService
 from atroposlib.inference.http.weight_group import WeightGroup
+from atroposlib.utils.models import node_copy
 from atroposlib.utils.process_group import gpu_uuid
 
 # Fields of a JSON object.
@@ -89,6 +90,14 @@ def weights_router(service: InferenceService) -> APIRouter:
         model_path: Text, weight_version: NumberOrNone = None
     ) -> JsonResponse:
         return _changed(engine, lambda: engine.update_weights(model_path, weight_version))
+
+    @routes.post("/copy_to_node")
+    def copy_to_node(path: Text) -> JsonResponse:
+        try:
+            copy, copied_bytes = node_copy.copy_once(path)
+        except OSError as error:
+            return JsonResponse({"success": False, "message": str(error)}, status_code=400)
+        return JsonResponse({"success": True, "path": copy, "copied_bytes": copied_bytes})
 
     @routes.post("/update_weights_from_shared_memory")
     def update_weights_from_shared_memory(path: Text, weight_version: Number) -> JsonResponse:

@@ -12,9 +12,9 @@ import httpx
 
 from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
 from atroposlib.utils.backoff import Backoff, jittered
+from atroposlib.utils.http_server import CONNECT_TIMEOUT_S, kept_alive
 from atroposlib.utils.process_group import GroupSpec
 
-CONNECT_TIMEOUT_S = 10.0
 # A call without an answer is repeated for so long, at most ``publish_timeout_s``: a server
 # under load may refuse a connection, a proxy reset one. After that the server is left out.
 GONE_AFTER_S = 15.0
@@ -68,6 +68,7 @@ class Http:
             base_url=url,
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
             trust_env=False,
+            transport=httpx.HTTPTransport(trust_env=False, socket_options=kept_alive()),
             headers={"Authorization": f"Bearer {token}"} if token else {},
         )
 
@@ -205,6 +206,13 @@ class InferenceServer(ABC):
     def load_shared(self, path: str, version: int) -> None:
         """Replace all weights by those in a file in memory, on the same machine."""
         raise self._cannot("shared_memory")
+
+    def copy_to_node(self, directory: str) -> tuple[str, int]:
+        """Copy a directory to the own disk of the server's node, unless that has it already.
+
+        Returns the path there and the bytes that were copied.
+        """
+        raise self._cannot("node_disk")
 
     def ranks(self) -> int:
         """Processes of this server that each hold a part of the weights."""

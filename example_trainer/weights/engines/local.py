@@ -26,6 +26,7 @@ class LocalEngine(InferenceServer):
                 " every request gets it, leave --publish-adapter-name out"
             )
         route = {
+            "node_disk": "/copy_to_node",
             "shared_memory": "/update_weights_from_shared_memory",
             "distributed": "/init_weights_update_group",
             "lora": "/v1/load_lora_adapter",
@@ -57,6 +58,10 @@ class LocalEngine(InferenceServer):
     def load_shared(self, path: str, version: int) -> None:
         body = {"path": path, "weight_version": version}
         self._update("/update_weights_from_shared_memory", body)
+
+    def copy_to_node(self, directory: str) -> tuple[str, int]:
+        answer = self.http.post("/copy_to_node", {"path": directory})
+        return str(answer["path"]), int(answer["copied_bytes"])
 
     def _invitation(self, group: GroupSpec, first_rank: int) -> dict[str, Any]:
         return {**super()._invitation(group, first_rank), "timeout_s": group.timeout_s}

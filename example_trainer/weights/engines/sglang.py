@@ -17,7 +17,7 @@ class SglangEngine(InferenceServer):
     pause_modes = ("abort", "keep")
 
     def require(self, publisher: str, adapter_name: str | None) -> None:
-        if publisher == "shared_memory":
+        if publisher in ("shared_memory", "node_disk"):
             raise self._cannot(publisher)
         if publisher == "distributed":
             self._needs("/init_weights_update_group", "SGLang 0.4 or newer has it")

@@ -53,7 +53,7 @@ class VllmEngine(InferenceServer):
         return not self.has_extension
 
     def require(self, publisher: str, adapter_name: str | None) -> None:
-        if publisher == "shared_memory" and not self.has_extension:
+        if publisher in ("shared_memory", "node_disk") and not self.has_extension:
             raise ConfigError(f"start the vLLM at {self.url} with {EXTENSION}")
         if publisher == "distributed" and not self.has_extension:
             self._needs(
@@ -106,6 +106,11 @@ class VllmEngine(InferenceServer):
     def load_shared(self, path: str, version: int) -> None:
         self._rpc("load_shared", path=path, version=str(version))
         self._loaded(version)
+
+    def copy_to_node(self, directory: str) -> tuple[str, int]:
+        results = self._rpc("copy_to_node", path=directory)["results"]
+        of_workers = [json.loads(result) for result in results]
+        return of_workers[0][0], sum(copied_bytes for _, copied_bytes in of_workers)
 
     def ranks(self) -> int:
         answer = self.http.get("/get_world_size", optional=True) or {}

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
@@ -11,7 +9,6 @@ from example_trainer.model.model_dir import (
     STATE_FILE,
     TrainerState,
     is_tied,
-    keep_newest,
     read_state,
     save_model,
     tidy,
@@ -106,13 +103,3 @@ def test_a_full_disk_is_named_and_the_old_directory_stays(policy, tmp_path, monk
         save_model(policy, tmp_path / "step_4", STATE)
     assert (directory / "model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["step_4"]
-
-
-def test_the_directories_written_last_are_kept_also_after_a_rewind(tmp_path):
-    for age, name in enumerate(("other_1", "step_10", "step_11", "step_final", "step_2")):
-        (tmp_path / name).mkdir()
-        os.utime(tmp_path / name, (age, age))
-    keep_newest(tmp_path, "step_*", 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("other_1", "step_11", "step_2", "step_final")
-    ]

@@ -14,6 +14,13 @@ from tests.trainer.weights.support.fleets import change, fleet
 from tests.trainer.weights.support.in_process_engine import InProcessEngine
 
 
+@pytest.fixture(autouse=True)
+def node_directory(tmp_path, monkeypatch):
+    """Where the node's copies of published weights lie."""
+    monkeypatch.setenv("ATROPOS_NODE_DIR", str(tmp_path / "node"))
+    return tmp_path / "node"
+
+
 @pytest.fixture(scope="module")
 def lasting(model_dir):
     with fleet(model_dir, 2) as started:

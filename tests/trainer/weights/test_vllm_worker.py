@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from dataclasses import asdict
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -115,3 +116,13 @@ def test_every_worker_of_every_data_parallel_copy_joins_as_a_rank_of_its_own(mon
             spec = json.dumps({**asdict(group), "first_rank": 1})
             Worker(copy, rank).join_weight_group(spec)
     assert joined == [1, 2, 3, 4]
+
+
+def test_a_worker_copies_a_published_directory_to_its_node(tmp_path):
+    published = tmp_path / "published" / "version_a_1"
+    published.mkdir(parents=True)
+    (published / "model.safetensors").write_bytes(b"weights")
+    path, copied_bytes = json.loads(Worker().copy_to_node(str(published)))
+    again = json.loads(Worker().copy_to_node(str(published)))
+    assert (copied_bytes, again) == (7, [path, 0])
+    assert Path(path, "model.safetensors").read_bytes() == b"weights"

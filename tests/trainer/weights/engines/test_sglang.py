@@ -64,6 +64,11 @@ def test_sglang_that_answers_200_but_did_not_load_is_a_failure(to):
         to(sglang_app([], success=False)).load("/weights/version_1", 1)
 
 
+def test_sglang_cannot_copy_weights_to_its_node(to):
+    with pytest.raises(ConfigError, match="cannot take weights by node_disk"):
+        to(sglang_app([])).require("node_disk", None)
+
+
 def test_copies_that_would_join_a_group_as_the_same_ranks_are_refused(to):
     with pytest.raises(ConfigError, match="add --enable-dp-attention"):
         to(sglang_app([], dp_size=2)).require("distributed", None)

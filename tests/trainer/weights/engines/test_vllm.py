@@ -26,6 +26,15 @@ def test_vllm_is_found_by_its_routes_and_reloads_in_place(to):
     ]
 
 
+def test_the_copy_of_one_worker_serves_all_workers_of_a_vllm(to):
+    app = vllm_app(
+        [], extension=True, results=('["/node/version_a_3", 9]', '["/node/version_a_3", 0]')
+    )
+    engine = to(app)
+    engine.require("node_disk", None)
+    assert engine.copy_to_node("/weights/version_a_3") == ("/node/version_a_3", 9)
+
+
 def test_vllm_with_our_extension_gets_its_weights_by_the_extensions_methods(to):
     diary = []
     engine = to(vllm_app(diary, extension=True))

@@ -28,12 +28,14 @@ def vllm_app(
     lora: bool = False,
     transfer: bool = False,
     bracketed: bool = True,
+    results: tuple[str, ...] = (),
 ) -> FastAPI:
     """Build vLLM in development mode; ``fail`` is a route that answers 500.
 
     Args:
         extension: started with our worker extension.
         lora: started with adapters that can be loaded.
+        results: what the workers answer to ``copy_to_node``.
         transfer: started with a weight transfer engine; ``bracketed`` as from 0.17 on.
     """
     app = FastAPI()
@@ -69,7 +71,8 @@ def vllm_app(
         if body["method"] == "weight_worker":  # a question, asked at any time
             known = JSONResponse({"results": [NAME]})
             return known if extension else JSONResponse({"error": "no such method"}, 500)
-        return note("/collective_rpc", body)
+        copies = body["method"] == "copy_to_node"
+        return JSONResponse({"results": results}) if copies else note("/collective_rpc", body)
 
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> PlainTextResponse:

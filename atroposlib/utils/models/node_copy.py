@@ -1,0 +1,58 @@
+"""Copies of published weights on a node's own disk, one for all processes of the node.
+
+They lie below ``ATROPOS_NODE_DIR`` (default: the directory of temporary files), in a folder of the
+user for each directory that versions are published to. A copy has the name of what was copied, which is
+never used twice; the newest two stay.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from hashlib import blake2b
+from pathlib import Path
+
+VARIABLE = "ATROPOS_NODE_DIR"
+KEPT = 1  # older copies: servers use the last one until they load the newest
+
+
+def copy_once(directory: str) -> tuple[str, int]:
+    """Path of the copy, and the bytes copied: 0 if another process of the node did it.
+
+    Raises:
+        OSError: no such directory, no room, or a folder of another user.
+    """
+    source = Path(directory).resolve()
+    folder = _folder(source.parent)
+    target, draft = folder / source.name, folder / f".{source.name}"
+    with (folder / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.exists():
+            return str(target), 0
+        copies = sorted(
+            (one for one in folder.iterdir() if one.name != ".lock"),
+            key=lambda one: one.stat().st_mtime_ns,
+        )
+        older = [one for one in copies if not one.name.startswith(".")][-KEPT:]
+        for one in (*copies, draft):
+            if one not in older:  # before the copy, which needs the room
+                shutil.rmtree(one, ignore_errors=True)
+        shutil.copytree(source, draft, copy_function=shutil.copyfile)
+        os.utime(draft)
+        draft.rename(target)
+        return str(target), sum(one.stat().st_size for one in target.rglob("*"))
+
+
+def _folder(published: Path) -> Path:
+    """The folder for copies from a directory, which no other user can write."""
+    place = Path(os.environ.get(VARIABLE) or tempfile.gettempdir())
+    own = place / f"atropos-weights-{os.getuid()}"
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = own.lstat()
+    if own.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{own} is not a folder that only this user can write")
+    folder = own / blake2b(str(published).encode(), digest_size=8).hexdigest()
+    folder.mkdir(exist_ok=True)
+    return folder
