@@ -21,6 +21,7 @@ from typing import Any
 from atroposlib.api.store.sql.writer import Database, Writer, result_of
 
 DAY_S = 86_400.0
+TURN_S = 1e-9  # of the loop; without it a wait below the clock's resolution would never end
 
 
 class Stuck(AssertionError):
@@ -35,7 +36,7 @@ class _Jumps(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is None or timeout >= DAY_S:
             raise Stuck("nothing is scheduled")
-        self.now += max(0.0, timeout)
+        self.now += max(TURN_S, timeout)
         return []
 
 

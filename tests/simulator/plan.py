@@ -90,6 +90,12 @@ def draw(seed: int, hours: float = 0.2, store: str | None = None) -> Plan:
     if max(env.group_size for env in envs) > batch_size // 4:
         # One group could leave no room for a minimum, or a minimum none for a group.
         envs = tuple(msgspec.structs.replace(env, minimum=None) for env in envs)
+    # At most 40 s of rollouts per batch, so that the calm at the end holds steps.
+    per_s = sum(env.group_size * env.at_once / env.rollout_s for env in envs)
+    shorter = max(1.0, batch_size / per_s / 40.0)
+    envs = tuple(
+        msgspec.structs.replace(env, rollout_s=env.rollout_s / shorter) for env in envs
+    )
     staleness = rng.choice((None, None, 1, 2, 4))
     trainer = TrainerSpec(
         batch_size=batch_size,

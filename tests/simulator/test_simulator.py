@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 
@@ -29,6 +30,17 @@ def test_a_day_passes_at_once_in_the_order_of_its_timers():
     run_virtual(main)
     assert order == pytest.approx([1.5, 7.0, 80_000.0])
     assert time.process_time() - begun < 60
+
+
+def test_a_wait_below_the_resolution_of_the_clock_ends():
+    async def main():
+        await asyncio.sleep(0.1)
+        now = asyncio.get_running_loop().time
+        end = math.nextafter(now(), 1.0)
+        while now() < end:
+            await asyncio.sleep(end - now())
+
+    run_virtual(main)
 
 
 def test_a_wait_that_nothing_ends_is_a_failure():
