@@ -137,4 +137,6 @@ class TrainerClient(RolloutClient):
 
 
 def _wanted(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: one for name, one in arguments.items() if name != "follow_redirects"}
+    wanted = {name: one for name, one in arguments.items() if name != "follow_redirects"}
+    wanted["timeout"] = httpx.Timeout(arguments["timeout"]).read
+    return wanted
