@@ -104,6 +104,8 @@ adapters: $(STAMP)  ## Tests of atroposlib/adapters with the packages that they 
 	$(VENV)-adapters/bin/python -m pytest -q tests/environments/test_library.py -k "chess or workspace"
 	$(VENV)-adapters/bin/python -m pytest -q tests/environments/test_every_environment.py -k "reasoning_gym or chess or tau2 or textworld or workspace"
 	$(VENV)-mcp1/bin/python -m pytest -q tests/adapters/test_mcp.py
+	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-trl --extras trl-test
+	$(VENV)-trl/bin/python -m pytest -q tests/trainer/exchange/test_trl.py
 
 ratchets: $(STAMP)  ## Print the structural figures and their bounds
 	$(PY) -m tests.repo.ratchets

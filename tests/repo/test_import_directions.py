@@ -76,6 +76,7 @@ TRAINER = (
     ("example_trainer.run",),
     ("example_trainer.update",),
     ("example_trainer.checkpoint",),
+    ("example_trainer.exchange",),
     ("example_trainer",),  # the loop, and the names of the original
     ("example_trainer.supervised",),
     ("example_trainer.launch",),

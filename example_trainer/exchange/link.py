@@ -1,0 +1,207 @@
+"""The place of another project's trainer in a run: batches, weights, checkpoints.
+
+link.next_rows() -> its steps -> link.done(weights) -> its checkpoint -> link.saved(directory)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from atroposlib.client import RolloutClient
+from atroposlib.errors import ConfigError
+from atroposlib.wire import ClaimedBatch, Registration, ScoredData
+from example_trainer.checkpoint.rewinding import rewind
+from example_trainer.data.rows import TrainingBatch, to_rows
+from example_trainer.distributed.ranks import Ranks
+from example_trainer.model import state_dict
+from example_trainer.model.model_dir import (
+    TrainerState,
+    read_state,
+    sync,
+    write_model,
+    write_state,
+)
+from example_trainer.model.policy import Policy
+from example_trainer.run.connect import HeartbeatThread, ServerRoster, WaitReporter
+from example_trainer.run.metrics_log import warn_once
+from example_trainer.run.prefetch import BatchPrefetcher, next_batch
+from example_trainer.settings.config import TrainingConfig
+from example_trainer.state import StopSignal
+from example_trainer.weights.disk import DiskPublisher
+from example_trainer.weights.publisher import Keeper
+
+HELD = "rollout_api"  # folder of a checkpoint with the number of its last batch
+HEARTBEAT_TIMEOUT_S = 2.0
+
+
+def held_by(checkpoint: Path | None) -> TrainerState:
+    """The state that a checkpoint was noted with; None: before the first batch.
+
+    Raises:
+        ConfigError: :meth:`Link.saved` was not called for it.
+    """
+    if checkpoint is None:
+        return TrainerState("", 0, 0, None)
+    held = read_state(str(checkpoint / HELD))
+    if held is None:
+        raise ConfigError(f"{checkpoint} has no folder {HELD}: continue from one that has it")
+    return held
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights to publish: a model of transformers, and its tensors whole, by its names."""
+
+    model: Any
+    tokenizer: Any
+    tensors: Mapping[str, Any]
+    world: Ranks = Ranks.single()  # the publisher knows of no other process
+
+
+class _WholeModel(DiskPublisher):
+    def needs_untying(self, policy: Policy) -> bool:
+        tied = bool(state_dict.tied_heads(policy.model)[1])
+        return tied and any(engine.wants_untied_head for engine in self.engines)
+
+    def stage(self, policy: Policy, state: TrainerState) -> Path:
+        weights, directory = cast(Weights, policy), self.directory(state)
+        write_model(
+            *(directory, weights.model, weights.tokenizer, weights.tensors, state),
+            dtype=weights.model.dtype,
+            untie_head=self.needs_untying(policy),
+            durable=False,
+        )
+        return directory
+
+
+class Link:
+    """Connections of one process, the first of a trainer. Not thread-safe.
+
+    Registers, and rewinds the API to ``held``: batches trained after it come again.
+
+    Args:
+        held: the state of the loaded weights, by :func:`held_by`.
+        checkpoints: the folder of its checkpoints.
+
+    Raises:
+        RunTaken: another trainer of the run is alive.
+        CannotRewind: the API freed batches that these weights have not seen.
+        InferenceUnavailable: a server did not answer in time.
+    """
+
+    def __init__(self, cfg: TrainingConfig, held: TrainerState, checkpoints: Path) -> None:
+        with ExitStack() as stack:
+            enter, url = stack.enter_context, cfg.atropos_url
+            beats = enter(closing(RolloutClient(url, timeout_s=HEARTBEAT_TIMEOUT_S)))
+            pulse = HeartbeatThread(beats.heartbeat, f"{cfg.run_name or ''} {cfg.model_name}")
+            self.waits = WaitReporter(StopSignal(), enter(pulse))
+            self._client = enter(closing(RolloutClient(url, on_wait=self.waits)))
+            roster = ServerRoster(cfg, self.waits, stack)
+            servers = roster.connect_all(self._client, url)
+            for server in servers:
+                server.require("disk", None)
+            announce = self._client.announce_version
+            self._publisher = enter(closing(_WholeModel(cfg, servers, announce, self.waits)))
+            self._publisher.fleet.follow = roster.follow
+            self.waits.phase("joining the run")
+            self.state = self._joined(cfg, held, checkpoints)
+            self.waits.checks.append(enter(Keeper(self._publisher)).check)
+            pulse.servers = self._publisher.fleet.states
+            left = cfg.training_steps - self.state.step
+            claims = partial(BatchPrefetcher, batches=left, ahead=False, lease_s=cfg.lease_s)
+            self._prefetcher = enter(claims(self._client, self.state))
+            self.batch: ClaimedBatch | None = None  # that is trained on
+            self._cfg, self._stack = cfg, stack.pop_all()
+
+    def _joined(
+        self, cfg: TrainingConfig, held: TrainerState, checkpoints: Path
+    ) -> TrainerState:
+        registered = self._client.register(
+            Registration(
+                wandb_group=cfg.wandb_group or "",
+                wandb_project=cfg.wandb_project or "",
+                batch_size=cfg.sequences_per_step,
+                max_token_len=cfg.seq_len,
+                checkpoint_dir=str(checkpoints),
+                save_checkpoint_interval=cfg.training_steps,
+                starting_step=held.step,
+                num_steps=cfg.training_steps,
+                commits=True,
+                max_staleness=cfg.max_staleness,
+                staleness_policy=cfg.staleness_policy,
+                holds=held.batch_no or 0,
+                life=self.waits.life,
+                run_name=cfg.run_name or "",
+                take_over=cfg.take_over,
+                tokenizer=cfg.model_name,
+            )
+        )
+        state = replace(
+            held,
+            run_id=registered.run_id,
+            incarnation=registered.incarnation,
+            starts=registered.starts,
+        )
+        rewind(self._client, state)
+        return state
+
+    def publish(self, weights: Weights) -> None:
+        """Every server holds the weights when this returns. Call it once before the first batch."""
+        self.waits.phase("publishing weights", step=self.state.step)
+        self._publisher.publish(cast(Policy, weights), self.state)
+
+    def next_rows(self) -> tuple[Sequence[ScoredData], TrainingBatch]:
+        """The groups of the next batch and their rows; leased until :meth:`done`.
+
+        Raises:
+            RolloutApiUnavailable: none within ``batch_timeout_s``; names what was missing.
+            InvalidGroup: tokens without the logprobs of their sampler.
+        """
+        cfg = self._cfg
+        self.waits.phase("waiting for batch", step=self.state.step)
+        alone, bound_s = Ranks.single(), cfg.batch_timeout_s
+        self.batch = next_batch(self._prefetcher, alone, self.waits, bound_s)
+        self.waits.phase("training")
+        groups = self.batch.batch or []
+        rows = to_rows(
+            groups,
+            cfg.seq_len,
+            unknown_temperature=cfg.unknown_temperature,
+            incarnation=self.state.incarnation,
+            starts=self.state.starts,
+        )
+        for note in sorted(rows.notes):
+            warn_once(note)
+        return groups, rows
+
+    def done(self, weights: Weights) -> None:
+        """All steps on the batch are done: publish the next version, then ack.
+
+        Raises:
+            StaleGeneration: another trainer took over; nothing was published.
+        """
+        assert self.batch is not None
+        self._prefetcher.confirm(self.batch)
+        step, batch_no = self.state.step + 1, self.batch.batch_no
+        self.state = replace(self.state, step=step, version=step, batch_no=batch_no)
+        self.publish(weights)
+        self._prefetcher.ack(self.batch)
+        self.batch = None
+
+    def saved(self, checkpoint: Path) -> None:
+        """Note the last batch in a written checkpoint; the API may then free the batches in it."""
+        folder = checkpoint / HELD
+        folder.mkdir(exist_ok=True)
+        write_state(folder, self.state)
+        for path in (*checkpoint.rglob("*"), checkpoint, checkpoint.parent):
+            sync(path)
+        if self.state.batch_no:
+            self._client.commit(self.state.batch_no)
+
+    def close(self) -> None:
+        self._stack.close()

@@ -1,0 +1,196 @@
+"""Rows as the samples of other trainers.
+
+prompt        tokens before the first trained one
+completion    the rest; the environment's tokens in it are masked
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atroposlib.errors import ConfigError, InvalidGroup
+from atroposlib.wire import MASKED, ScoredData
+from example_trainer.data.rows import Row, TrainingBatch
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A row in two parts. Of the completion, (C,): 1 in ``mask`` for a trained token, its logprob."""
+
+    prompt: list[int]  # (P,)
+    completion: list[int]  # (C,), never empty
+    mask: list[int]
+    logprobs: list[float]  # of the sampler; 0 where the mask is 0
+
+
+def sample_of(row: Row) -> Sample:
+    """The row in two parts; without a trained token its last token is the completion."""
+    kept = _kept(row)
+    first = kept.index(1) if any(kept) else len(kept) - 1  # position j predicts token j + 1
+    start = first + 1
+    logprobs = _where(row, row.behaviour_logprobs)
+    return Sample(row.tokens[:start], row.tokens[start:], kept[first:], logprobs[first:])
+
+
+def trl_fields(
+    groups: Sequence[ScoredData],
+    batch: TrainingBatch,
+    group_size: int,
+    temperature: float,
+) -> dict[str, list[Any]]:
+    """The fields of TRL's ``rollout_func`` for a batch, groups side by side.
+
+    A row that is not in ``batch``, such as one of a failed rollout, has the score None, which
+    TRL leaves out of the baseline, and no trained token.
+
+    Args:
+        batch: rows of ``groups``, with their places.
+        group_size: ``num_generations`` of TRL, which computes a baseline of so many rows.
+        temperature: that TRL divides the logits by.
+
+    Raises:
+        ConfigError: a group of another size, or sampled at another temperature.
+        InvalidGroup: a group brings its own advantages.
+    """
+    rows = {row.place: row for row in batch.rows}
+    found: dict[str, list[Any]] = {
+        name: []
+        for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "recorded_score")
+    }
+    for number, group in enumerate(groups):
+        if len(group.tokens) != group_size:
+            raise ConfigError(
+                f"a group of {len(group.tokens)} sequences came from environment {group.env_id},"
+                f" and num_generations is {group_size}: make group_size and num_generations equal"
+            )
+        for place, tokens in enumerate(group.tokens):
+            row = rows.get((number, place))
+            if row is None:
+                sample, score = _untrained(tokens), None
+            else:
+                _check(row, temperature)
+                long = not row.in_loss
+                sample, score = _untrained(tokens) if long else sample_of(row), row.reward
+            found["prompt_ids"].append(sample.prompt)
+            found["completion_ids"].append(sample.completion)
+            found["logprobs"].append(sample.logprobs)
+            found["env_mask"].append(sample.mask)
+            found["recorded_score"].append(score)
+    return found
+
+
+def _untrained(tokens: Sequence[int]) -> Sample:
+    """Two tokens that cost no memory, and are not trained."""
+    return Sample([tokens[0]], [tokens[-1]], [0], [0.0])
+
+
+def _check(row: Row, temperature: float) -> None:
+    if row.own_advantages is not None:
+        raise InvalidGroup(
+            "advantages", f" of group {row.group}", "TRL computes its own; send scores only"
+        )
+    if not row.names_temperature or row.in_loss is False:
+        return
+    others = {one for one in row.trained_temperatures if abs(one - temperature) > 1e-6}
+    if others:
+        raise ConfigError(
+            f"group {row.group} was sampled at temperature {min(others):g}, and TRL scores at"
+            f" {temperature:g}: set temperature of GRPOConfig to that of the environment"
+        )
+
+
+# --- records of other trainers, for which their own code needs no import of ours -------------
+
+
+def verl_output(row: Row) -> dict[str, Any]:
+    """The fields of verl's ``AgentLoopOutput``; a turn is a run of tokens of one side."""
+    sample = sample_of(row)
+    turns = 1 + sum(one != other for one, other in zip(sample.mask, [0, *sample.mask]))
+    return {
+        "prompt_ids": sample.prompt,
+        "response_ids": sample.completion,
+        "response_mask": sample.mask,
+        "response_logprobs": sample.logprobs,
+        "reward_score": row.reward,
+        "num_turns": turns,
+        "metrics": {},
+        "extra_fields": {"group": row.group, "versions": _versions(row)},
+    }
+
+
+def slime_sample(row: Row, group_index: int, index: int) -> dict[str, Any]:
+    """The fields of slime's ``Sample``; masks and logprobs are those of the response."""
+    sample = sample_of(row)
+    return {
+        "group_index": group_index,
+        "index": index,
+        "tokens": row.tokens,
+        "response_length": len(sample.completion),
+        "reward": row.reward,
+        "loss_mask": sample.mask,
+        "rollout_log_probs": sample.logprobs,
+        "weight_versions": [str(version) for version in _versions(row)],
+        "status": "truncated" if row.finish_reason == "length" else "completed",
+        "metadata": {"group": row.group},
+    }
+
+
+def skyrl_output(rows: Sequence[Row]) -> dict[str, Any]:
+    """SkyRL's ``GeneratorOutput`` of these rows."""
+    samples = [sample_of(row) for row in rows]
+    return {
+        "prompt_token_ids": [one.prompt for one in samples],
+        "response_ids": [one.completion for one in samples],
+        "rewards": [row.reward for row in rows],
+        "loss_masks": [one.mask for one in samples],
+        "stop_reasons": [row.finish_reason or "stop" for row in rows],
+        "rollout_metrics": None,
+        "rollout_logprobs": [one.logprobs for one in samples],
+    }
+
+
+def prime_rl_sample(row: Row, env_name: str, advantage: float) -> dict[str, Any]:
+    """prime-rl's ``TrainingSample``: every list is as long as the tokens, (T,)."""
+    mask = [False, *(bool(one) for one in _kept(row))]
+    temperatures = row.temperatures or [1.0] * len(row.labels)
+    return {
+        "token_ids": row.tokens,
+        "mask": mask,
+        "logprobs": [0.0, *_where(row, row.behaviour_logprobs)],
+        "temperatures": [1.0, *_where(row, temperatures, other=1.0)],
+        "env_name": env_name,
+        "advantages": [
+            {"loss": "rl", "values": [advantage if one else 0.0 for one in mask], "mask": mask}
+        ],
+        "reward": row.reward,
+    }
+
+
+def tinker_datum(row: Row, advantage: float) -> dict[str, Any]:
+    """Tinker's ``Datum`` for its losses ``importance_sampling`` and ``ppo``, (T - 1,) each."""
+    kept = _kept(row)
+    return {
+        "model_input": row.tokens[:-1],
+        "loss_fn_inputs": {
+            "target_tokens": row.tokens[1:],
+            "logprobs": _where(row, row.behaviour_logprobs),
+            "advantages": [advantage * one for one in kept],
+        },
+    }
+
+
+def _kept(row: Row) -> list[int]:
+    """1 where a token is trained, (T - 1,)."""
+    counts = row.in_loss and not row.zero_advantage
+    return [int(counts and label != MASKED) for label in row.labels]
+
+
+def _where(row: Row, values: Sequence[float], other: float = 0.0) -> list[float]:
+    return [value if one else other for value, one in zip(values, _kept(row))]
+
+
+def _versions(row: Row) -> list[int]:
+    """The policy versions that sampled it, in the order they appear."""
+    return list(dict.fromkeys(row.versions[j] for j in row.trained))
