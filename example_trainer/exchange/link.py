@@ -54,7 +54,7 @@ def held_by(checkpoint: Path | None) -> TrainerState:
 
 
 @dataclass(frozen=True)
-class Weights:
+class ModelWeights:
     """The weights to publish: a model of transformers, and its tensors whole, by its names."""
 
     model: Any
@@ -69,7 +69,7 @@ class _WholeModel(DiskPublisher):
         return tied and any(engine.wants_untied_head for engine in self.engines)
 
     def stage(self, policy: Policy, state: TrainerState) -> Path:
-        weights, directory = cast(Weights, policy), self.directory(state)
+        weights, directory = cast(ModelWeights, policy), self.directory(state)
         write_model(
             *(directory, weights.model, weights.tokenizer, weights.tensors, state),
             dtype=weights.model.dtype,
@@ -150,7 +150,7 @@ class Link:
         rewind(self._client, state)
         return state
 
-    def publish(self, weights: Weights) -> None:
+    def publish(self, weights: ModelWeights) -> None:
         """Every server holds the weights when this returns. Call it once before the first batch."""
         self.waits.phase("publishing weights", step=self.state.step)
         self._publisher.publish(cast(Policy, weights), self.state)
@@ -179,7 +179,7 @@ class Link:
             warn_once(note)
         return groups, rows
 
-    def done(self, weights: Weights) -> None:
+    def done(self, weights: ModelWeights) -> None:
         """All steps on the batch are done: publish the next version, then ack.
 
         Raises:

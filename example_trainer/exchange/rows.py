@@ -16,7 +16,7 @@ from example_trainer.data.rows import Row, TrainingBatch
 
 
 @dataclass(frozen=True)
-class Sample:
+class TwoParts:
     """A row in two parts. Of the completion, (C,): 1 in ``mask`` for a trained token, its logprob."""
 
     prompt: list[int]  # (P,)
@@ -25,13 +25,13 @@ class Sample:
     logprobs: list[float]  # of the sampler; 0 where the mask is 0
 
 
-def sample_of(row: Row) -> Sample:
+def sample_of(row: Row) -> TwoParts:
     """The row in two parts; without a trained token its last token is the completion."""
     kept = _kept(row)
     first = kept.index(1) if any(kept) else len(kept) - 1  # position j predicts token j + 1
     start = first + 1
     logprobs = _where(row, row.behaviour_logprobs)
-    return Sample(row.tokens[:start], row.tokens[start:], kept[first:], logprobs[first:])
+    return TwoParts(row.tokens[:start], row.tokens[start:], kept[first:], logprobs[first:])
 
 
 def trl_fields(
@@ -81,9 +81,9 @@ def trl_fields(
     return found
 
 
-def _untrained(tokens: Sequence[int]) -> Sample:
+def _untrained(tokens: Sequence[int]) -> TwoParts:
     """Two tokens that cost no memory, and are not trained."""
-    return Sample([tokens[0]], [tokens[-1]], [0], [0.0])
+    return TwoParts([tokens[0]], [tokens[-1]], [0], [0.0])
 
 
 def _check(row: Row, temperature: float) -> None:

@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from atroposlib.errors import AtroposError, ConfigError
-from example_trainer.exchange.link import Link, Weights, held_by
+from example_trainer.exchange.link import Link, ModelWeights, held_by
 from example_trainer.exchange.rows import trl_fields
 from example_trainer.settings.config import TrainingConfig
 
@@ -124,7 +124,7 @@ class QueueTrainer(GRPOTrainer):  # type: ignore[misc]
     def begin(self) -> None:
         """Join the run where the loaded weights were saved, and publish them."""
 
-        def join(weights: Weights) -> None:
+        def join(weights: ModelWeights) -> None:
             held = held_by(self._checkpoint if self.state.global_step else None)
             self.link = Link(self.connection, held, Path(self.args.output_dir))
             self.link.publish(weights)
@@ -150,12 +150,12 @@ class QueueTrainer(GRPOTrainer):  # type: ignore[misc]
         assert self.link is not None
         return self.link
 
-    def _with_weights(self, action: Callable[[Weights], None]) -> None:
+    def _with_weights(self, action: Callable[[ModelWeights], None]) -> None:
         """Call with the gathered weights on the first process; all wait for it."""
         accelerator, tokenizer = self.accelerator, self.processing_class
         tensors = accelerator.get_state_dict(self.model_wrapped)
         model = accelerator.unwrap_model(self.model_wrapped)
-        self._on_first(lambda: action(Weights(model, tokenizer, tensors)))
+        self._on_first(lambda: action(ModelWeights(model, tokenizer, tensors)))
 
     def _on_first(self, work: Callable[[], Any]) -> Any:
         """The result of the first process, on all; an error there is raised on all."""
