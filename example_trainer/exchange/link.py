@@ -85,6 +85,7 @@ class Link:
     Registers, and rewinds the API to ``held``: batches trained after it come again.
 
     Args:
+        settings: those of the trainer, by their names in CONFIG.md.
         held: the state of the loaded weights, by :func:`held_by`.
         checkpoints: the folder of its checkpoints.
 
@@ -94,7 +95,10 @@ class Link:
         InferenceUnavailable: a server did not answer in time.
     """
 
-    def __init__(self, cfg: TrainingConfig, held: TrainerState, checkpoints: Path) -> None:
+    def __init__(
+        self, settings: Mapping[str, Any], held: TrainerState, checkpoints: Path
+    ) -> None:
+        self._cfg = cfg = TrainingConfig(**settings)
         with ExitStack() as stack:
             enter, url = stack.enter_context, cfg.atropos_url
             beats = enter(closing(RolloutClient(url, timeout_s=HEARTBEAT_TIMEOUT_S)))
@@ -109,18 +113,17 @@ class Link:
             self._publisher = enter(closing(_WholeModel(cfg, servers, announce, self.waits)))
             self._publisher.fleet.follow = roster.follow
             self.waits.phase("joining the run")
-            self.state = self._joined(cfg, held, checkpoints)
+            self.state = self._joined(held, checkpoints)
             self.waits.checks.append(enter(Keeper(self._publisher)).check)
             pulse.servers = self._publisher.fleet.states
             left = cfg.training_steps - self.state.step
             claims = partial(BatchPrefetcher, batches=left, ahead=False, lease_s=cfg.lease_s)
             self._prefetcher = enter(claims(self._client, self.state))
             self.batch: ClaimedBatch | None = None  # that is trained on
-            self._cfg, self._stack = cfg, stack.pop_all()
+            self._stack = stack.pop_all()
 
-    def _joined(
-        self, cfg: TrainingConfig, held: TrainerState, checkpoints: Path
-    ) -> TrainerState:
+    def _joined(self, held: TrainerState, checkpoints: Path) -> TrainerState:
+        cfg = self._cfg
         registered = self._client.register(
             Registration(
                 wandb_group=cfg.wandb_group or "",

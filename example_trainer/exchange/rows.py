@@ -101,7 +101,7 @@ def _check(row: Row, temperature: float) -> None:
         )
 
 
-# --- records of other trainers, for which their own code needs no import of ours -------------
+# --- records of other trainers, without an import of them --------------------------------
 
 
 def verl_output(row: Row) -> dict[str, Any]:

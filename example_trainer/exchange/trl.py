@@ -94,7 +94,8 @@ class QueueTrainer(GRPOTrainer):  # type: ignore[misc]
             raise ConfigError("peft_config: only whole models are published here")
         own = {"model_name": model, "save_path": str(args.output_dir), **settings}
         own |= {"training_steps": sizes.batches, "batch_size": sizes.sequences}
-        self.connection = TrainingConfig(**own, gradient_accumulation_steps=1)
+        self.connection = {**own, "gradient_accumulation_steps": 1}
+        TrainingConfig(**self.connection)  # refuses wrong ones before the model is loaded
         self.link: Link | None = None  # of the first process, while it trains
         super().__init__(
             model=model,
@@ -109,7 +110,7 @@ class QueueTrainer(GRPOTrainer):  # type: ignore[misc]
         self.add_callback(_Boundaries(self))
 
     def train(self, *args: Any, **options: Any) -> Any:
-        """As TRL's; raises AtroposError for whatever the run lacks."""
+        """As TRL's. Raises AtroposError, which names the remedy."""
         try:
             done = super().train(*args, **options)
             if self.link is not None:
