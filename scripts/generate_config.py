@@ -91,7 +91,7 @@ SECTIONS = (
     Section(
         "Launcher",
         "example_trainer.launch.plan:Plan",
-        "The file of `atropos-launch local|slurm|k8s --config FILE`; on its command line"
+        "The file of `atropos-launch local|slurm|k8s|ray --config FILE`; on its command line"
         " `<option>=<value>`, and any other key is the trainer's.",
         parts="example_trainer.launch.plan:SECTIONS",
     ),

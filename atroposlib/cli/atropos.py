@@ -52,7 +52,7 @@ COMMANDS = {
     ),
     "run": (
         "example_trainer.launch.__main__:main",
-        "All processes of one file: local, slurm, k8s.",
+        "All processes of one file: local, slurm, k8s, ray.",
     ),
     "chat": ("atroposlib.inference.chat:main", "Talk to a model directory."),
 }

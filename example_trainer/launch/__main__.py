@@ -3,6 +3,7 @@
     atropos-launch local --config run.yaml lr=1e-5 inference.count=2
     atropos-launch slurm --config run.yaml --dry-run
     atropos-launch k8s --config run.yaml k8s.image=... k8s.volume_claim=...
+    atropos-launch ray --config run.yaml --out /shared/run
     atropos-launch --config areal.yaml --env my_environment.py     AReaL's file, here
 
 key=value sets a key of the file; a key unknown to the launcher is passed to the trainer.
@@ -54,6 +55,10 @@ def _run(args: argparse.Namespace) -> int:
     try:
         if args.what == "k8s":
             return _k8s(plan, Path(args.manifest or f"{plan.name}-k8s.yaml"))
+        if args.what == "ray":
+            from example_trainer.launch.ray_cluster import run_ray
+
+            return run_ray(plan, _for_cluster(plan).trainer_retries)
         return (
             run_local(plan, args.live) if args.what == "local" else _slurm(plan, args.dry_run)
         )
@@ -68,11 +73,14 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         epilog="The keys of the file: CONFIG.md",
         variables=(API_TOKEN, HUB, GPUS),
     )
-    what = parser.add_subparsers(dest="what", required=True, metavar="local|slurm|k8s")
+    what = parser.add_subparsers(dest="what", required=True, metavar="local|slurm|k8s|ray")
     local = what.add_parser("local", help="as child processes of this machine")
     slurm = what.add_parser("slurm", help="as jobs: writes sbatch scripts and submits them")
     k8s = what.add_parser("k8s", help="as a JobSet of Kubernetes: writes its manifest")
-    for one in (local, slurm, k8s):
+    ray = what.add_parser(
+        "ray", help="as actors of a Ray cluster, with this process as their owner"
+    )
+    for one in (local, slurm, k8s, ray):
         one.add_argument(
             "--config", action="append", default=[], metavar="FILE", required=True
         )

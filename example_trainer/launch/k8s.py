@@ -23,7 +23,7 @@ import yaml
 from atroposlib.errors import ConfigError
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
-from example_trainer.launch.slurm import TOKEN, plan_path, token_files
+from example_trainer.launch.slurm import TOKEN, dumped, plan_path, token_files
 
 JOBSET = "jobset.x-k8s.io/v1alpha2"
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -57,9 +57,7 @@ def manifests(plan: Plan, token: str) -> list[dict[str, Any]]:
         if not getattr(plan.k8s, key):
             raise ConfigError(f"k8s.{key} is missing: the pods of the run need it")
     name, (_, cfg) = label(plan.name), trainer_settings(plan)
-    of_pods = {**plan.model_dump(), "out": str(plan.directory)}
-    of_pods["slurm"]["python"] = plan.k8s.python  # of the commands that a node runs
-    files = {plan_path(plan).name: json.dumps(of_pods), **token_files(token)}
+    files = {plan_path(plan).name: json.dumps(dumped(plan)), **token_files(token)}
     gpus = roles.gpus_of(plan)
     index = ("--index", "$(JOB_COMPLETION_INDEX)")
     meet = ("--meet", f"{name}-trainer-0-0.{name}:{MEETING_PORT}")

@@ -76,7 +76,7 @@ class RestartPolicy:
         if ended is None:
             return
         if ended == INVALID:
-            raise invalid_settings(child)
+            raise invalid_settings(child.log)
         name, trains = child.spec.name, child.spec.name == TRAINER
         line = f"{name} {'failed' if trains else 'died'} ({ended})"
         limit = self.trainer_retries if trains else self.restarts
@@ -93,11 +93,11 @@ class RestartPolicy:
         run.restart([name], pause_s=self.delay_s, grace_s=grace_s)
 
 
-def invalid_settings(child: Child) -> ConfigError:
+def invalid_settings(log: Path) -> ConfigError:
     """Return the last line of the log as an error, with the key in the file of the run."""
-    text = log_tail(child.log, 1).removeprefix("error: ")
+    text = log_tail(log, 1).removeprefix("error: ")
     text = re.sub(r"--config \S+/environment-(\d+)\.yaml: ", r"environments.\1.config: ", text)
-    return ConfigError(f"{text} (log: {child.log})")
+    return ConfigError(f"{text} (log: {log})")
 
 
 def newest_weights(*parents: Path) -> Path | None:
@@ -185,7 +185,7 @@ def supervise(
     def waiting(line: str) -> None:
         for name in early:
             if children[name].exit() == INVALID:
-                raise invalid_settings(children[name])
+                raise invalid_settings(children[name].log)
         view.waiting(line)
 
     run.start_servers(waiting, early)

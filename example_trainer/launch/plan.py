@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     PrivateAttr,
     ValidationError,
@@ -30,6 +29,7 @@ from pydantic import (
 
 from atroposlib.errors import ConfigError
 from example_trainer.launch.areal.options import is_areal, read_areal
+from example_trainer.launch.clusters import KubernetesSection, RaySection, Section
 from example_trainer.launch.servers import choose_engine
 from example_trainer.settings.args import validated
 from example_trainer.settings.config import TrainingConfig
@@ -44,11 +44,7 @@ from example_trainer.settings.files import (
 from example_trainer.settings.yaml_reader import load_yaml
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
-
-
-class ApiSection(_Section):
+class ApiSection(Section):
     """The rollout API."""
 
     port: int = Field(0, ge=0, le=65535, description="0: any free one")
@@ -56,7 +52,7 @@ class ApiSection(_Section):
     env: dict[str, str] = Field({}, description="environment variables")
 
 
-class InferenceSection(_Section):
+class InferenceSection(Section):
     """Inference servers, all alike."""
 
     engine: Literal["auto", "local", "vllm", "sglang"] = Field(
@@ -87,7 +83,7 @@ class InferenceSection(_Section):
     env: dict[str, str] = Field({}, description="environment variables")
 
 
-class EnvironmentSection(_Section):
+class EnvironmentSection(Section):
     """One of the environments."""
 
     name: str | None = Field(None, description="of its log (default: the script's)")
@@ -108,13 +104,13 @@ class EnvironmentSection(_Section):
     env: dict[str, str] = Field({}, description="environment variables")
 
 
-class TrainerSection(_Section):
+class TrainerSection(Section):
     """The trainer and its ranks."""
 
     config: list[str] = Field([], description="YAML files of settings, first")
     settings: dict[str, Any] = Field({}, description="settings, after the files")
     nproc: int = Field(1, ge=1, description="ranks on each node, through torchrun if not 1")
-    nodes: int = Field(1, ge=1, description="nodes, on SLURM")
+    nodes: int = Field(1, ge=1, description="nodes of a cluster")
     gpus: str | None = Field(None, description="CUDA_VISIBLE_DEVICES of a local trainer")
     env: dict[str, str] = Field({}, description="environment variables")
 
@@ -129,7 +125,7 @@ DEFAULT_OPTIONS: dict[str, SbatchOptions] = {
 }
 
 
-class SlurmSection(_Section):
+class SlurmSection(Section):
     """Settings of SLURM: sbatch options as on its command line, without the dashes.
 
     An empty value is a bare option, null removes one of the launcher's.
@@ -179,30 +175,7 @@ class SlurmSection(_Section):
         return {**DEFAULT_OPTIONS[str(info.field_name)], **given}
 
 
-class KubernetesSection(_Section):
-    """Settings of Kubernetes: of the pods in the JobSet that is written."""
-
-    image: str = Field("", description="container image with this package; required")
-    volume_claim: str = Field(
-        "",
-        description="PersistentVolumeClaim that all pods mount at `out` and write; required",
-    )
-    queue: str | None = Field(
-        None, description="LocalQueue of Kueue, which starts all pods together or none"
-    )
-    resources: dict[str, dict[str, str | int | None]] = Field(
-        {},
-        description="of each pod of a role (api, inference, environment, trainer), such as"
-        " {api: {cpu: 4, memory: 16Gi}}; null removes one of the launcher's",
-    )
-    gpu: str = Field("nvidia.com/gpu", description="resource name of a GPU")
-    pod: dict[str, Any] = Field(
-        {}, description="more fields of every pod, such as nodeSelector and tolerations"
-    )
-    python: str = Field("python", description="interpreter in the image")
-
-
-class Plan(_Section):
+class Plan(Section):
     """The whole plan of a run."""
 
     name: str = Field("atropos", pattern=r"^[\w.-]+$", description="of the run and its jobs")
@@ -224,6 +197,9 @@ class Plan(_Section):
     )
     k8s: KubernetesSection = Field(
         KubernetesSection.model_validate({}), description="section of the pods on Kubernetes"
+    )
+    ray: RaySection = Field(
+        RaySection.model_validate({}), description="section of the actors on Ray"
     )
     restarts: int = Field(
         3,
@@ -267,6 +243,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "trainer": TrainerSection,
     "slurm": SlurmSection,
     "k8s": KubernetesSection,
+    "ray": RaySection,
 }
 
 

@@ -22,6 +22,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from atroposlib.errors import ConfigError
 from example_trainer.launch import roles
@@ -258,21 +259,31 @@ def write(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
         ConfigError: a value cannot stand in a script.
     """
     found = jobs(plan, trainer_retries)
+    write_files(plan)
+    for job in found:
+        script_path(plan, job).write_text(job.script, encoding="utf-8")
+    return found
+
+
+def write_files(plan: Plan) -> None:
+    """Write what the nodes read below ``<out>/launch``: plan and token, no address yet."""
     folder = plan.launched
     (folder / ENDPOINTS).mkdir(parents=True, exist_ok=True)
     (plan.directory / "logs").mkdir(exist_ok=True)
     for old in (folder / ENDPOINTS).iterdir():
         old.unlink()
-    roles.write_yaml(plan_path(plan), plan.model_dump())
+    roles.write_yaml(plan_path(plan), dumped(plan))
     token = _held_token(folder / TOKEN) or secrets.token_urlsafe(32)
     for name, text in token_files(token).items():
         path = folder / name
         path.unlink(missing_ok=True)
         path.touch(mode=0o600)
         path.write_text(text, encoding="utf-8")
-    for job in found:
-        script_path(plan, job).write_text(job.script, encoding="utf-8")
-    return found
+
+
+def dumped(plan: Plan) -> dict[str, Any]:
+    """The plan for other nodes, which may work in another folder."""
+    return {**plan.model_dump(), "out": str(plan.directory)}
 
 
 def token_files(token: str) -> dict[str, str]:

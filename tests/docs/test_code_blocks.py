@@ -231,7 +231,7 @@ def test_the_commands_and_flags_of_atropos_exist(page, words):
         return
     second = f"{first} {rest[0]}" if rest else first
     if first == "run":  # without a word: local
-        second = second if rest[0] in ("local", "slurm") else "run local"
+        second = second if rest[0] in ("local", "slurm", "ray", "k8s") else "run local"
     command = second if second in COMMANDS or first == "run" else first
     assert {command, first} & set(COMMANDS)
     settings = FunctionEnvConfig.model_fields

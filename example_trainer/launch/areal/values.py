@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -130,18 +130,32 @@ def allocated(given: Given, run: RunContext) -> Places:
     return allocation.places(wanted, nodes, per_node, run.on_cluster)
 
 
+# Setting of each kind of cluster -> its value from the CPUs or MB of one process.
+RESOURCES: dict[str, dict[str, Callable[[int], Any]]] = {
+    "cpus": {
+        "slurm.{}.cpus-per-task": int,
+        "k8s.resources.{}.cpu": int,
+        "ray.resources.{}.CPU": int,
+    },
+    "mem": {
+        "slurm.{}.mem": "{}M".format,
+        "k8s.resources.{}.memory": "{}Mi".format,
+        "ray.resources.{}.memory": lambda megabytes: megabytes * 2**20,
+    },
+}
+
+
 def resources(given: Given, run: RunContext) -> Places:
-    """CPUs and MB per GPU as those of a job's task."""
+    """CPUs and MB per GPU as those of a process, for each kind of cluster."""
     ranks = allocated(given, run).get("trainer.nproc", 1)
     gpus_of = {"inference_server": allocation_of(given).tensor_parallel, "trainer": ranks}
-    found = Places()
-    for role, gpus in gpus_of.items():
-        job = f"slurm.{role.removesuffix('_server')}"
-        if (cpus := given.get(f"launcher.{role}_cpus_per_gpu")) is not None:
-            found[f"{job}.cpus-per-task"] = cpus * gpus
-        if (megabytes := given.get(f"launcher.{role}_mem_per_gpu")) is not None:
-            found[f"{job}.mem"] = f"{megabytes * gpus}M"
-    return found
+    return {
+        place.format(role.removesuffix("_server")): value_of(per_gpu * gpus)
+        for role, gpus in gpus_of.items()
+        for what, places in RESOURCES.items()
+        if (per_gpu := given.get(f"launcher.{role}_{what}_per_gpu")) is not None
+        for place, value_of in places.items()
+    }
 
 
 def container(given: Given, run: RunContext) -> Places:

@@ -75,8 +75,14 @@ CASES = [
         },
         {
             "slurm.inference.cpus-per-task": 16,
+            "k8s.resources.inference.cpu": 16,
+            "ray.resources.inference.CPU": 16,
             "slurm.inference.mem": "4000M",
+            "k8s.resources.inference.memory": "4000Mi",
+            "ray.resources.inference.memory": 4000 * 2**20,
             "slurm.trainer.cpus-per-task": 6,
+            "k8s.resources.trainer.cpu": 6,
+            "ray.resources.trainer.CPU": 6,
         },
     ),
     (

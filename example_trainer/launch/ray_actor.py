@@ -1,0 +1,57 @@
+"""The process of a part of the run, as an actor on the node that Ray chose."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+from atroposlib.processes import Children, ProcessSpec
+from example_trainer.launch.local import RUN_ID
+
+POLL_S = 0.5
+AGAIN = 75  # not counted: the trainer was stopped and has saved, or its ranks meet elsewhere
+
+
+class ProcessActor:
+    """One `atropos-launch node`, which a watchdog ends when this actor ends in any way."""
+
+    def __init__(
+        self, name: str, words: tuple[str, ...], env: dict[str, str], cwd: Path, logs: Path
+    ) -> None:
+        self.name, self.words, self.env, self.logs = name, words, env, logs
+        self.cwd = cwd if cwd.is_dir() else Path.cwd()
+        self.codes: dict[int, int] = {}  # by attempt
+        self.stopped, self.grace_s, self.lock = -1, 0.0, threading.Lock()
+
+    def run(self, attempt: int, meet: tuple[str, ...], node_id: str | None) -> int:
+        """Run to the end; the exit code, or minus a signal. Ray may repeat the call.
+
+        Args:
+            node_id: of the node for which the attempt was meant; None: of any.
+        """
+        with self.lock:
+            if attempt not in self.codes:
+                self.codes[attempt] = self._run(attempt, meet, node_id)
+            return self.codes[attempt]
+
+    def _run(self, attempt: int, meet: tuple[str, ...], node_id: str | None) -> int:
+        import ray
+
+        context = ray.get_runtime_context()
+        if node_id not in (None, context.get_node_id()):
+            return AGAIN
+        run_id = attempt + bool(context.was_current_actor_reconstructed)
+        env = {**self.env, RUN_ID: str(run_id), "ATROPOS_HOST": ray.util.get_node_ip_address()}
+        argv = (sys.executable, "-m", "example_trainer.launch", "node", *self.words, *meet)
+        with Children(self.logs) as children:
+            child = children.start(ProcessSpec(self.name, argv, env, self.cwd))
+            while child.exit() is None and attempt > self.stopped:
+                time.sleep(POLL_S)
+            children.end([self.name], self.grace_s)
+            return int(child.popen.returncode)
+
+    def stop(self, attempt: int, grace_s: float) -> None:
+        """End an attempt, and do not start it if it comes later."""
+        self.stopped, self.grace_s = attempt, grace_s

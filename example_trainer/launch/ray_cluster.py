@@ -1,0 +1,166 @@
+"""A run on a Ray cluster: one placement group, and an actor for each process.
+
+    placement group   CPUs and GPUs of every process: all of them or none
+    actor             runs `atropos-launch node` as a child, which ends when the actor does
+
+    a process fails          started again, up to restarts (recover_retries) times
+    its node is lost         Ray makes the actor anew where there is room, without a limit
+    exit code 2              invalid settings: the run ends, because another start fails alike
+    trainer: exit 0          the run is done, the others are ended
+    the launcher is gone     Ray ends its actors
+
+Ray is an extra, and imported where it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from atroposlib.errors import ConfigError
+from atroposlib.processes import Exit, RunFailed, StopRequest, log_tail
+from example_trainer.launch import slurm
+from example_trainer.launch.local import GRACE_S, INVALID, TRAINER, invalid_settings
+from example_trainer.launch.plan import Plan
+from example_trainer.launch.ray_actor import AGAIN, ProcessActor
+from example_trainer.launch.ray_parts import Part, actor_options, missing, parts
+from example_trainer.launch.slurm import FIRST_PORT, PORTS, WAIT_LINE_S
+
+POLL_S = 0.5
+
+
+class RayRun:
+    """The actors of a run, from the launcher's side."""
+
+    def __init__(self, ray: Any, plan: Plan, trainer_retries: int) -> None:
+        self.ray, self.plan, self.retries = ray, plan, trainer_retries
+        self.parts, self.logs = parts(plan), plan.directory / "logs"
+        bundles = [part.resources for part in self.parts]
+        self.group = ray.util.placement_group(bundles, strategy=plan.ray.strategy)
+        self.actors = [self._actor(i, part) for i, part in enumerate(self.parts)]
+        self.start_at = dict.fromkeys(range(len(self.parts)), 0.0)  # of those that wait
+        self.running: dict[Any, int] = {}  # by their results to come
+        self.attempts, self.failures = Counter[int](), Counter[int]()
+        self.told_at = time.monotonic()
+
+    def _actor(self, bundle: int, part: Part) -> Any:
+        place = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        options = {**actor_options(part.resources), "max_concurrency": 8}
+        options |= {"max_restarts": -1, "max_task_retries": -1}
+        made = self.ray.remote(**options)(ProcessActor)
+        words = ("--plan", str(slurm.plan_path(self.plan)), *part.words)
+        env = {key: os.environ[key] for key in os.environ if key.startswith("ATROPOS_LOG_")}
+        placed = made.options(scheduling_strategy=place(self.group, bundle))
+        return placed.remote(part.name, words, env, Path.cwd(), self.logs)
+
+    def watch(self, stop: StopRequest) -> None:
+        """Return when the trainer is done. Raises as :func:`run_ray`."""
+        of_trainer = {i for i, part in enumerate(self.parts) if part.role == TRAINER}
+        while of_trainer & {*self.start_at, *self.running.values()}:
+            stop.check()
+            self._start_those_that_wait(of_trainer)
+            found = self.ray.wait([*self.running], timeout=POLL_S)[0] if self.running else []
+            for ref in found:
+                if (i := self.running.pop(ref, None)) is not None:
+                    self._ended(i, self._code(i, ref), of_trainer)
+
+    def _code(self, i: int, ref: Any) -> int:
+        try:
+            return int(self.ray.get(ref))
+        except self.ray.exceptions.RayError as error:
+            raise RunFailed(f"{self.parts[i].name}: {error}") from error
+
+    def _start_those_that_wait(self, of_trainer: set[int]) -> None:
+        now = time.monotonic()
+        if not self.start_at and now - self.told_at < WAIT_LINE_S:
+            return
+        table = self.ray.util.placement_group_table(self.group)
+        nodes = {one["NodeID"]: one for one in self.ray.nodes() if one["Alive"]}
+        places = table["bundles_to_node_id"]
+        if lacking := [p for i, p in enumerate(self.parts) if places.get(i) not in nodes]:
+            if now - self.told_at >= WAIT_LINE_S:
+                sizes = [node["Resources"] for node in nodes.values()]
+                free = self.ray.available_resources()
+                print(f"waiting for {missing(lacking, sizes, free)}", flush=True)
+                self.told_at = now
+            return
+        first = min(of_trainer)
+        meeting = f"{self.plan.directory} {self.attempts[first]}".encode()
+        port = FIRST_PORT + zlib.crc32(meeting) % PORTS
+        meet = ("--meet", f"{nodes[places[first]]['NodeManagerAddress']}:{port}")
+        for i in [i for i, at in self.start_at.items() if at <= now]:
+            del self.start_at[i]
+            home = places[i] if i in of_trainer and len(of_trainer) > 1 else None
+            more = meet if i in of_trainer else ()
+            self.running[self.actors[i].run.remote(self.attempts[i], more, home)] = i
+
+    def _ended(self, i: int, code: int, of_trainer: set[int]) -> None:
+        """Start it again, together with the other ranks. Raises as :func:`run_ray`."""
+        name, role = self.parts[i].name, self.parts[i].role
+        log = self.logs / f"{name}.log"
+        if code == INVALID.returncode:
+            raise invalid_settings(log)
+        if code == 0 and role in (TRAINER, "environment"):
+            return
+        counted = code != AGAIN
+        self.failures[i] += counted
+        setting = "recover_retries" if role == TRAINER else "restarts"
+        limit = self.retries if role == TRAINER else self.plan.restarts
+        line = f"{name} ended ({Exit(code)})"
+        if self.failures[i] > limit:
+            raise RunFailed(
+                f"{line}, {limit + 1} times ({setting}); log: {log}", log_tail(log)
+            )
+        print(
+            f"{line}; starting it again ({self.failures[i]} of {limit} failures)", flush=True
+        )
+        for one in of_trainer if i in of_trainer else (i,):
+            self.actors[one].stop.remote(self.attempts[one], GRACE_S)
+            self.running = {ref: other for ref, other in self.running.items() if other != one}
+            self.attempts[one] += 1
+            self.start_at[one] = time.monotonic() + self.plan.restart_delay_s
+
+    def end(self) -> None:
+        """End every process, and wait for it."""
+        for i in {*self.running.values()}:
+            self.actors[i].stop.remote(self.attempts[i], GRACE_S)
+        if self.running:
+            refs = [*self.running]
+            self.ray.wait(refs, num_returns=len(refs), timeout=GRACE_S + GRACE_S)
+
+
+def run_ray(plan: Plan, trainer_retries: int) -> int:
+    """Start all processes on the cluster of RAY_ADDRESS, else of this machine; 0: trainer done.
+
+    Raises:
+        ConfigError: Ray or its cluster is missing, or settings are invalid.
+        RunFailed: a process ended for good; names it, with the end of its log.
+        Interrupted: a signal came.
+    """
+    try:
+        import ray
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise ConfigError("Ray is missing: pip install 'atroposlib[ray]'") from error
+    slurm.write_files(plan)
+    try:
+        ray.init(os.environ.get("RAY_ADDRESS") or "auto", log_to_driver=False)
+    except ConnectionError as error:
+        raise ConfigError(
+            f"no Ray cluster (ray start --head, or RAY_ADDRESS): {error}"
+        ) from error
+    stop = StopRequest()
+    stop.listen()
+    print(f"{plan.name}: logs in {plan.directory / 'logs'}", flush=True)
+    run = RayRun(ray, plan, trainer_retries)
+    try:
+        run.watch(stop)
+    finally:
+        run.end()
+        ray.shutdown()
+    print(f"{plan.name}: done, in {plan.directory}", flush=True)
+    return 0

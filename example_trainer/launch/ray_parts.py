@@ -1,0 +1,75 @@
+"""Processes of a run as bundles of a Ray placement group, and what keeps them waiting. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from example_trainer.launch import roles
+from example_trainer.launch.local import TRAINER
+from example_trainer.launch.plan import Plan
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process: words of ``atropos-launch node``, resources by Ray's names."""
+
+    name: str
+    role: str
+    words: tuple[str, ...]
+    resources: dict[str, float]
+
+
+def parts(plan: Plan) -> list[Part]:
+    """Return every process in the order of the bundles."""
+    gpus, found = roles.gpus_of(plan), list[Part]()
+
+    def add(role: str, name: str, index: int = 0) -> None:
+        given = {"CPU": 1, "GPU": gpus.get(role), **plan.ray.resources.get(role, {})}
+        resources = {key: float(value) for key, value in given.items() if value}
+        found.append(Part(name, role, ("--role", role, "--index", str(index)), resources))
+
+    add("api", "api")
+    for i in range(plan.inference.count):
+        add("inference", f"inference-{i}", i)
+    for i, wanted in enumerate(plan.environments):
+        name = f"env-{i}-{roles.environment_name(plan, i)}"
+        for copy in range(wanted.count):
+            add("environment", name + (f"-{copy}" if wanted.count > 1 else ""), i)
+    for node in range(plan.trainer.nodes):
+        add(TRAINER, TRAINER + (f"-{node}" if plan.trainer.nodes > 1 else ""))
+    return found
+
+
+def actor_options(resources: Mapping[str, float]) -> dict[str, object]:
+    """The resources as options of an actor, which have other names than those of a bundle."""
+    others = {k: v for k, v in resources.items() if k not in ("CPU", "GPU", "memory")}
+    found = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0)}
+    return {**found, "memory": resources.get("memory"), "resources": others}
+
+
+def missing(
+    waiting: Sequence[Part], nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]
+) -> str:
+    """Say what keeps processes from being placed.
+
+    Args:
+        nodes: all resources of each.
+        free: of all nodes together.
+    """
+    needed, largest = Counter[str](), dict[str, Part]()
+    for part in waiting:
+        needed.update(part.resources)
+        for key, amount in part.resources.items():
+            if amount > max([node.get(key, 0) for node in nodes], default=0):
+                largest.setdefault(key, part)
+    found = [
+        f"{amount:g} {key} ({free.get(key, 0):g} free)"
+        for key, amount in needed.items()
+        if amount > free.get(key, 0)
+    ]
+    found += [
+        f"a node with {p.resources[key]:g} {key} for {p.name}" for key, p in largest.items()
+    ]
+    return ", ".join(found) or "nodes with room for each"
