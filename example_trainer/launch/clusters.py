@@ -7,11 +7,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class Section(BaseModel):
+class PlanSection(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
-class KubernetesSection(Section):
+class KubernetesSection(PlanSection):
     """Settings of Kubernetes: of the pods in the JobSet that is written."""
 
     image: str = Field("", description="container image with this package; required")
@@ -34,7 +34,7 @@ class KubernetesSection(Section):
     python: str = Field("python", description="interpreter in the image")
 
 
-class RaySection(Section):
+class RaySection(PlanSection):
     """Settings of Ray: of the actors that run the processes."""
 
     resources: dict[str, dict[str, float | None]] = Field(

@@ -61,13 +61,9 @@ def manifests(plan: Plan, token: str) -> list[dict[str, Any]]:
     gpus = roles.gpus_of(plan)
     index = ("--index", "$(JOB_COMPLETION_INDEX)")
     meet = ("--meet", f"{name}-trainer-0-0.{name}:{MEETING_PORT}")
-    jobs = [
-        _job(plan, "api", "api", 1, plan.restarts),
-        _job(
-            *(plan, "inference", "inference", plan.inference.count, plan.restarts),
-            *(index, gpus["inference"]),
-        ),
-    ]
+    servers = ("inference", "inference", plan.inference.count, plan.restarts, index)
+    jobs = [_job(plan, "api", "api", 1, plan.restarts)]
+    jobs.append(_job(plan, *servers, gpus["inference"]))
     for number, wanted in enumerate(plan.environments):
         own = label(f"env-{number}-{roles.environment_name(plan, number)}")
         words = ("--index", str(number))
@@ -75,8 +71,8 @@ def manifests(plan: Plan, token: str) -> list[dict[str, Any]]:
     nodes = plan.trainer.nodes  # one that fails ends the ranks of the others
     retries = cfg.trainer_retries * nodes
     jobs.append(_job(plan, "trainer", "trainer", nodes, retries, meet, gpus["trainer"]))
-    metadata: dict[str, Any] = {"name": name}
-    queued = {QUEUE: plan.k8s.queue} if plan.k8s.queue else {}
+    metadata = {"name": name}
+    queued = {"labels": {QUEUE: plan.k8s.queue}} if plan.k8s.queue else {}
     done = {"operator": "All", "targetReplicatedJobs": ["trainer"]}
     spec = {
         "network": {"enableDNSHostnames": True},
@@ -84,15 +80,9 @@ def manifests(plan: Plan, token: str) -> list[dict[str, Any]]:
         "failurePolicy": {"maxRestarts": 0},  # the jobs restart their pods
         "replicatedJobs": jobs,
     }
-    return [
-        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": files},
-        {
-            "apiVersion": JOBSET,
-            "kind": "JobSet",
-            "metadata": {**metadata, **({"labels": queued} if queued else {})},
-            "spec": spec,
-        },
-    ]
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": files}
+    jobset = {"apiVersion": JOBSET, "kind": "JobSet", "metadata": {**metadata, **queued}}
+    return [secret, {**jobset, "spec": spec}]
 
 
 def label(text: str) -> str:

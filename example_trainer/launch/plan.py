@@ -29,7 +29,7 @@ from pydantic import (
 
 from atroposlib.errors import ConfigError
 from example_trainer.launch.areal.options import is_areal, read_areal
-from example_trainer.launch.clusters import KubernetesSection, RaySection, Section
+from example_trainer.launch.clusters import KubernetesSection, PlanSection, RaySection
 from example_trainer.launch.servers import choose_engine
 from example_trainer.settings.args import validated
 from example_trainer.settings.config import TrainingConfig
@@ -44,7 +44,7 @@ from example_trainer.settings.files import (
 from example_trainer.settings.yaml_reader import load_yaml
 
 
-class ApiSection(Section):
+class ApiSection(PlanSection):
     """The rollout API."""
 
     port: int = Field(0, ge=0, le=65535, description="0: any free one")
@@ -52,7 +52,7 @@ class ApiSection(Section):
     env: dict[str, str] = Field({}, description="environment variables")
 
 
-class InferenceSection(Section):
+class InferenceSection(PlanSection):
     """Inference servers, all alike."""
 
     engine: Literal["auto", "local", "vllm", "sglang"] = Field(
@@ -83,7 +83,7 @@ class InferenceSection(Section):
     env: dict[str, str] = Field({}, description="environment variables")
 
 
-class EnvironmentSection(Section):
+class EnvironmentSection(PlanSection):
     """One of the environments."""
 
     name: str | None = Field(None, description="of its log (default: the script's)")
@@ -104,7 +104,7 @@ class EnvironmentSection(Section):
     env: dict[str, str] = Field({}, description="environment variables")
 
 
-class TrainerSection(Section):
+class TrainerSection(PlanSection):
     """The trainer and its ranks."""
 
     config: list[str] = Field([], description="YAML files of settings, first")
@@ -125,7 +125,7 @@ DEFAULT_OPTIONS: dict[str, SbatchOptions] = {
 }
 
 
-class SlurmSection(Section):
+class SlurmSection(PlanSection):
     """Settings of SLURM: sbatch options as on its command line, without the dashes.
 
     An empty value is a bare option, null removes one of the launcher's.
@@ -175,7 +175,7 @@ class SlurmSection(Section):
         return {**DEFAULT_OPTIONS[str(info.field_name)], **given}
 
 
-class Plan(Section):
+class Plan(PlanSection):
     """The whole plan of a run."""
 
     name: str = Field("atropos", pattern=r"^[\w.-]+$", description="of the run and its jobs")
