@@ -57,7 +57,9 @@ def manifests(plan: Plan, token: str) -> list[dict[str, Any]]:
         if not getattr(plan.k8s, key):
             raise ConfigError(f"k8s.{key} is missing: the pods of the run need it")
     name, (_, cfg) = label(plan.name), trainer_settings(plan)
-    files = {plan_path(plan).name: json.dumps(dumped(plan)), **token_files(token)}
+    of_pods = dumped(plan)
+    of_pods["slurm"]["python"] = plan.k8s.python  # of the commands that a node runs
+    files = {plan_path(plan).name: json.dumps(of_pods), **token_files(token)}
     gpus = roles.gpus_of(plan)
     index = ("--index", "$(JOB_COMPLETION_INDEX)")
     meet = ("--meet", f"{name}-trainer-0-0.{name}:{MEETING_PORT}")

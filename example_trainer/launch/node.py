@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -38,6 +37,7 @@ from example_trainer.launch.slurm import ENDPOINTS, TOKEN, TOKENS
 
 T = TypeVar("T")
 POLL_S = 2.0
+PYTHON = "ATROPOS_PYTHON"  # interpreter of this node, before that of the plan
 
 
 class EndpointTimeout(AtroposError):
@@ -122,7 +122,7 @@ def command_of(
     plan: Plan, role: str, index: int, meet: str | None, env: Mapping[str, str]
 ) -> Command:
     """Return the command of a role on this node; the API first publishes its address."""
-    python, (_, served) = sys.executable, trainer_settings(plan)
+    python, (_, served) = env.get(PYTHON) or plan.slurm.python, trainer_settings(plan)
     host = env.get("ATROPOS_HOST") or env.get("SLURMD_NODENAME") or socket.gethostname()
     if role == "api":
         port = plan.api.port or free_port()

@@ -1,14 +1,21 @@
-"""The process of a part of the run, as an actor on the node that Ray chose."""
+"""The processes of a run as actors, on the nodes that Ray chose."""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from atroposlib.processes import Children, ProcessSpec
-from example_trainer.launch.local import RUN_ID
+from example_trainer.launch.local import RUN_ID, TRAINER
+from example_trainer.launch.node import PYTHON
+from example_trainer.launch.plan import Plan
+from example_trainer.launch.ray_parts import Part, actor_options
+from example_trainer.launch.slurm import plan_path
 
 POLL_S = 0.5
 AGAIN = 75  # not counted: the trainer was stopped and has saved, or its ranks meet elsewhere
@@ -43,7 +50,10 @@ class ProcessActor:
         if node_id not in (None, context.get_node_id()):
             return AGAIN
         run_id = attempt + bool(context.was_current_actor_reconstructed)
-        env = {**self.env, RUN_ID: str(run_id), "ATROPOS_HOST": ray.util.get_node_ip_address()}
+        host = ray.util.get_node_ip_address()
+        env = {**self.env, RUN_ID: str(run_id), "ATROPOS_HOST": host, PYTHON: sys.executable}
+        if node_id is not None:
+            env["PET_LOCAL_ADDR"] = host  # of torchrun, whose host name others may not know
         argv = (sys.executable, "-m", "example_trainer.launch", "node", *self.words, *meet)
         with Children(self.logs) as children:
             child = children.start(ProcessSpec(self.name, argv, env, self.cwd))
@@ -55,3 +65,20 @@ class ProcessActor:
     def stop(self, attempt: int, grace_s: float) -> None:
         """End an attempt, and do not start it if it comes later."""
         self.stopped, self.grace_s = attempt, grace_s
+
+
+def placed(ray: Any, group: Any, plan: Plan, parts: Sequence[Part]) -> list[Any]:
+    """Return an actor for each part, in its bundle of the placement group."""
+    place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+    again = {"max_restarts": -1, "max_task_retries": -1, "max_concurrency": 8}
+    env = {key: os.environ[key] for key in os.environ if key.startswith("ATROPOS_LOG_")}
+    first, found = [part.role for part in parts].index(TRAINER), []
+    for i, part in enumerate(parts):
+        options = {**actor_options(part.resources), **again}
+        options["scheduling_strategy"] = place(group, i)
+        words = ("--plan", str(plan_path(plan)), *part.words)
+        own = {**env, "PET_RDZV_CONF": f"is_host={int(i == first)}"}  # of torchrun
+        logs = plan.directory / "logs"
+        actor = ray.remote(**options)(ProcessActor)
+        found.append(actor.remote(part.name, words, own, Path.cwd(), logs))
+    return found

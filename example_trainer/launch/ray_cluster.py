@@ -18,7 +18,6 @@ import os
 import time
 import zlib
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
@@ -26,8 +25,8 @@ from atroposlib.processes import Exit, RunFailed, StopRequest, log_tail
 from example_trainer.launch import slurm
 from example_trainer.launch.local import GRACE_S, INVALID, TRAINER, invalid_settings
 from example_trainer.launch.plan import Plan
-from example_trainer.launch.ray_actor import AGAIN, ProcessActor
-from example_trainer.launch.ray_parts import Part, actor_options, missing, parts
+from example_trainer.launch.ray_actor import AGAIN, placed
+from example_trainer.launch.ray_parts import missing, parts
 from example_trainer.launch.slurm import FIRST_PORT, PORTS, WAIT_LINE_S
 
 POLL_S = 0.5
@@ -41,21 +40,11 @@ class RayRun:
         self.parts, self.logs = parts(plan), plan.directory / "logs"
         bundles = [part.resources for part in self.parts]
         self.group = ray.util.placement_group(bundles, strategy=plan.ray.strategy)
-        self.actors = [self._actor(i, part) for i, part in enumerate(self.parts)]
+        self.actors = placed(ray, self.group, plan, self.parts)
         self.start_at = dict.fromkeys(range(len(self.parts)), 0.0)  # of those that wait
         self.running: dict[Any, int] = {}  # by their results to come
         self.attempts, self.failures = Counter[int](), Counter[int]()
         self.told_at = time.monotonic()
-
-    def _actor(self, bundle: int, part: Part) -> Any:
-        place = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
-        options = {**actor_options(part.resources), "max_concurrency": 8}
-        options |= {"max_restarts": -1, "max_task_retries": -1}
-        made = self.ray.remote(**options)(ProcessActor)
-        words = ("--plan", str(slurm.plan_path(self.plan)), *part.words)
-        env = {key: os.environ[key] for key in os.environ if key.startswith("ATROPOS_LOG_")}
-        placed = made.options(scheduling_strategy=place(self.group, bundle))
-        return placed.remote(part.name, words, env, Path.cwd(), self.logs)
 
     def watch(self, stop: StopRequest) -> None:
         """Return when the trainer is done. Raises as :func:`run_ray`."""
@@ -106,18 +95,14 @@ class RayRun:
             raise invalid_settings(log)
         if code == 0 and role in (TRAINER, "environment"):
             return
-        counted = code != AGAIN
-        self.failures[i] += counted
+        self.failures[i] += code != AGAIN
         setting = "recover_retries" if role == TRAINER else "restarts"
         limit = self.retries if role == TRAINER else self.plan.restarts
         line = f"{name} ended ({Exit(code)})"
         if self.failures[i] > limit:
-            raise RunFailed(
-                f"{line}, {limit + 1} times ({setting}); log: {log}", log_tail(log)
-            )
-        print(
-            f"{line}; starting it again ({self.failures[i]} of {limit} failures)", flush=True
-        )
+            times = f"{limit + 1} times ({setting})"
+            raise RunFailed(f"{line}, {times}; log: {log}", log_tail(log))
+        print(f"{line}; starting it again ({self.failures[i]} of {limit})", flush=True)
         for one in of_trainer if i in of_trainer else (i,):
             self.actors[one].stop.remote(self.attempts[one], GRACE_S)
             self.running = {ref: other for ref, other in self.running.items() if other != one}
@@ -128,9 +113,8 @@ class RayRun:
         """End every process, and wait for it."""
         for i in {*self.running.values()}:
             self.actors[i].stop.remote(self.attempts[i], GRACE_S)
-        if self.running:
-            refs = [*self.running]
-            self.ray.wait(refs, num_returns=len(refs), timeout=GRACE_S + GRACE_S)
+        if refs := [*self.running]:
+            self.ray.wait(refs, num_returns=len(refs), timeout=2 * GRACE_S)
 
 
 def run_ray(plan: Plan, trainer_retries: int) -> int:

@@ -92,7 +92,7 @@ def test_a_written_manifest_keeps_its_token_and_is_private(tmp_path, capsys):
 
 
 def test_a_pod_reads_plan_and_token_from_the_secret(tmp_path):
-    secret, _ = k8s.manifests(plan(*NEEDED, out=tmp_path), "secret")
+    secret, _ = k8s.manifests(plan(*NEEDED, "k8s.python=python3.12", out=tmp_path), "secret")
     folder = tmp_path / "mounted"
     folder.mkdir()
     for name, text in secret["stringData"].items():
@@ -100,7 +100,7 @@ def test_a_pod_reads_plan_and_token_from_the_secret(tmp_path):
     read = node.load_plan(folder / "plan.json")
     read.out = str(tmp_path)
     api = node.command_of(read, "api", 0, None, {"ATROPOS_HOST": "10.0.0.7"})
-    assert str(folder / "tokens") in api.argv
+    assert api.argv[0] == "python3.12" and str(folder / "tokens") in api.argv
     address = (tmp_path / "launch" / "endpoints" / "api").read_text()
     assert address.startswith("http://10.0.0.7:")
 
