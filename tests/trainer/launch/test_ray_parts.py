@@ -8,7 +8,6 @@ import pytest
 
 from atroposlib.errors import ConfigError
 from example_trainer.launch.__main__ import main
-from example_trainer.launch.ray_actor import ProcessActor
 from example_trainer.launch.ray_cluster import run_ray
 from example_trainer.launch.ray_parts import Part, actor_options, missing, parts
 from tests.trainer.launch.launch_plans import GSM8K, plan
@@ -57,12 +56,6 @@ TRAINER = Part("trainer", "trainer", (), RANKS)
 )
 def test_a_run_that_waits_names_what_is_missing(nodes, free, line):
     assert missing([SERVER, TRAINER], nodes, free).startswith(line)
-
-
-def test_a_call_that_ray_repeats_returns_the_end_of_the_same_process(tmp_path):
-    actor = ProcessActor("trainer", (), {}, tmp_path, tmp_path)
-    actor.codes[1] = 75
-    assert actor.run(1, (), None) == 75
 
 
 def test_the_extra_is_named_where_ray_is_absent(tmp_path, capsys, monkeypatch):

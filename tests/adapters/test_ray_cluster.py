@@ -3,7 +3,7 @@
 The head of the cluster has no CPUs. Of the two other nodes the one with the trainer is killed, and
 nobody helps. As a program it prints steps before, seconds of standstill and steps after:
 
-    python -m tests.adapters.test_ray
+    python -m tests.adapters.test_ray_cluster
 """
 
 from __future__ import annotations
