@@ -35,6 +35,10 @@ COMMANDS = {
     "env try": ("atroposlib.cli.env_try:main", "Print a few rollouts of an environment."),
     "env run": ("atroposlib.cli.env_files:run", "serve, process or evaluate an environment."),
     "env list": ("atroposlib.cli.env_files:show", "List the environments at hand."),
+    "env validate": (
+        "atroposlib.cli.env_validate:command",
+        "Check an environment, without a model.",
+    ),
     "env info": ("atroposlib.cli.env_files:info", "Package, card and settings of one."),
     "eval": ("atroposlib.cli.env_files:evaluate", "Evaluate a model in an environment."),
     "train grpo": ("example_trainer.cli:main", "GRPO and its relatives (atropos-grpo)."),

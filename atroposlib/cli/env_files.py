@@ -180,7 +180,7 @@ def _class_in(module: ModuleType, wanted: str, target: str) -> Any:
 
 
 def _with_argument(env_cls: Any, argument: str) -> Any:
-    """The environment of an adapter with another default of the setting that says which."""
+    """The environment of an adapter with another default of the setting that selects it."""
     from atroposlib.envs.function_env.config import config_class
 
     module = sys.modules[env_cls.__module__]

@@ -1,4 +1,9 @@
-"""atropos env new NAME: write the package of a new environment, which works at once."""
+"""atropos env new NAME: write the package of a new environment, which works at once.
+
+atropos env new wordle            # one question, one answer
+atropos env new shop --tools      # a tool that the model calls
+atropos env new battleship --game # several turns
+"""
 
 from __future__ import annotations
 
@@ -12,22 +17,51 @@ from atroposlib.errors import ConfigError
 from atroposlib.utils.command.parser import CommandParser
 
 PLACEHOLDER = "NAME"  # in the names and texts of the files in scaffold/
+GOLD = "| `gold.jsonl` | answers with the rewards that they have to get |\n"
+# Kind -> (files of scaffold/ by the name of what they are written as, other texts).
+QUESTION = "question"
+KINDS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    QUESTION: (
+        {"NAME.py": "NAME.py", "test_NAME.py": "test_NAME.py", "gold.jsonl": "gold.jsonl"},
+        {
+            "<<KIND>>": "mathematics",
+            "<<TURNS>>": "1",
+            "<<GOLD>>": GOLD,
+            "0 to 1 ": "0 to 1.1 ",
+        },
+    ),
+    "tools": (
+        {"tools.py": "NAME.py", "test_checks.py": "test_NAME.py"},
+        {"<<KIND>>": "tools", "<<TURNS>>": "2", "<<GOLD>>": ""},
+    ),
+    "game": (
+        {"game.py": "NAME.py", "test_checks.py": "test_NAME.py"},
+        {"<<KIND>>": "games", "<<TURNS>>": "1-6", "<<GOLD>>": ""},
+    ),
+}
+SHARED = ("README.md", "pyproject.toml", "train.yaml")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the files and print the next commands."""
     parser = CommandParser(prog="atropos env new", description=__doc__)
     parser.add_argument("name", help="of the environment and its folder, such as wordle")
-    folder = Path(parser.parse_args(argv).name)
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--tools", action="store_true", help="with a tool that is called")
+    kind.add_argument("--game", action="store_true", help="of several turns")
+    options = parser.parse_args(argv)
+    folder = Path(options.name)
     name = folder.name.replace("-", "_")
-    print(f"{folder}/: {', '.join(write(name, folder))}")
+    chosen = "tools" if options.tools else "game" if options.game else QUESTION
+    print(f"{folder}/: {', '.join(write(name, folder, chosen))}")
     print(f"next: cd {folder} && python -m pytest -q")
+    print(f"      atropos env validate {name}.py")
     print(f"      atropos env try {name}.py -n 3  # a server at port 9001, see README.md")
     print("      atropos run local --config train.yaml")
     return 0
 
 
-def write(name: str, folder: Path) -> list[str]:
+def write(name: str, folder: Path, kind: str = QUESTION) -> list[str]:
     """Write the files of the environment ``name`` into ``folder``; returns their names.
 
     Raises ConfigError: the name cannot be imported, or the folder is in use.
@@ -41,9 +75,13 @@ def write(name: str, folder: Path) -> list[str]:
         raise ConfigError(f"{folder} exists and is not empty: choose another name")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for template in files("atroposlib.cli").joinpath("scaffold").iterdir():
-        target = template.name.removesuffix(".txt").replace(PLACEHOLDER, name)
-        text = template.read_text(encoding="utf-8").replace(PLACEHOLDER, name)
+    chosen, texts = KINDS[kind]
+    for source, target in {**{file: file for file in SHARED}, **chosen}.items():
+        template = files("atroposlib.cli").joinpath("scaffold", f"{source}.txt")
+        text = template.read_text(encoding="utf-8")
+        for placeholder, value in {**texts, PLACEHOLDER: name}.items():
+            text = text.replace(placeholder, value)
+        target = target.replace(PLACEHOLDER, name)
         (folder / target).write_text(text, encoding="utf-8")
         written.append(target)
     return sorted(written)

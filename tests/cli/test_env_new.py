@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from atroposlib.cli import env_files, env_new
+from atroposlib.cli.env_validate import validate
 from atroposlib.envs.cli import read_settings
 from atroposlib.errors import ConfigError
 from example_trainer.launch.plan import read_plan, trainer_settings
@@ -41,7 +42,19 @@ def test_the_package_passes_its_own_tests_and_names_the_next_commands(
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=paths)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout and "warning" not in done.stdout.lower()
+    assert "3 passed" in done.stdout and "warning" not in done.stdout.lower()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [env_new.QUESTION, "tools", "game"])
+async def test_every_kind_passes_its_checks_without_a_warning(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    files = env_new.write(f"written_{kind}", tmp_path, kind)
+    assert {f"written_{kind}.py", f"test_written_{kind}.py", "README.md"} <= set(files)
+    report = await validate(str(tmp_path / f"written_{kind}.py"))
+    assert report.passed(strict=True), report.table()
+    readme = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "<<" not in readme and "| MIT |" not in readme
 
 
 def test_the_launcher_takes_the_training_run_as_it_is(tmp_path, monkeypatch):

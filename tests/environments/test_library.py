@@ -11,6 +11,7 @@ import re
 import pytest
 
 import atroposlib.environments
+from atroposlib.cli.env_validate import validate
 from atroposlib.environments import library
 from atroposlib.envs.function_env.card import play
 from atroposlib.envs.function_env.data import load, split_held_out, task_id
@@ -126,6 +127,17 @@ async def test_tasks_are_the_same_in_every_run_and_none_is_held_out_and_trained(
 
 def asked(task):
     return re.sub(r"\W+", " ", task.get("question", "")).lower() or task["id"]
+
+
+@pytest.mark.slow
+async def test_every_environment_passes_validate(env_cls):
+    if env_cls.name in NEED_A_PACKAGE:
+        pytest.skip("its package is missing in the main environment")
+    name = env_cls.__module__.rpartition(".")[2].removesuffix("_server")
+    known = env_cls.env_config_cls.model_fields
+    words = ["--env.sandbox", "none"] if "sandbox" in known else []
+    report = await validate(f"atroposlib:{name}", words)
+    assert report.passed(), report.table()
 
 
 def test_a_card_has_all_facts():

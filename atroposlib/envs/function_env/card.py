@@ -7,8 +7,8 @@ reward, model = await play(env_cls, task, gold(task))    # no server, no tokens
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn, Union
 
@@ -36,6 +36,9 @@ class Card:
     extras: str = ""  # of atroposlib, and programs; empty: none
     floor: float = 0.0  # score of a reply that deserves nothing
     best: float = 1.0
+    wrong: Callable[[Any], Sequence[Replies]] | None = None  # replies that deserve ``floor``
+    # Limits of checks of `atropos env validate` with a reason; None leaves a check out.
+    bounds: Mapping[str, tuple[float | None, str]] = field(default_factory=dict)
 
 
 class ScriptedSession:

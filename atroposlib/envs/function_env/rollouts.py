@@ -119,6 +119,15 @@ class RolloutRunner:
         counts = {"turns": len(model.replies), "tool_calls": calls} if model.replies else {}
         return Rollout(rows, reward, {"timings": dict(spent), **counts}, seats)
 
+    async def given(self, item: TaskItem, session: Any) -> tuple[Reward, Model]:
+        """One rollout on a session of the caller, such as one of given replies.
+
+        Raises RolloutError: the function or a reward failed.
+        """
+        async with AsyncExitStack() as stack:
+            model = self._model(item, session, "eval", stack, set())
+            return await self._play(item, model), model
+
     async def evaluate(self, item: TaskItem) -> EvalSample:
         """One rollout of a held-out item, within ``worker_timeout``.
 

@@ -29,7 +29,7 @@ from atroposlib.envs.runtime.sender import GroupSender
 from atroposlib.envs.runtime.server_watch import ServerWatch
 from atroposlib.envs.runtime.waits import Shutdown, StopRequested, WaitStatus
 from atroposlib.envs.settings.config import HEARTBEAT_S, STATUS_POLL_S
-from atroposlib.envs.settings.identity import identity
+from atroposlib.envs.settings.identity import checked_identity
 from atroposlib.errors import (
     AtroposError,
     NotRegistered,
@@ -82,7 +82,7 @@ class Serve:
             waiting=self.waiting.start,
             # Unfinished rollouts began under the weights and versions of the old run.
             new_run=env.pool.requeue_unfinished,
-            source=lambda: identity(type(env), env.config),
+            source=lambda: checked_identity(type(env), env.config, env.name or env.label()),
         )
         self.admission = RolloutAdmission(self.client)
         self.servers = ServerWatch(env, self.client, self.shutdown)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from atroposlib import __version__
 from atroposlib.utils.command.references import digest, installed
 from atroposlib.wire import EnvSource
 
+logger = logging.getLogger(__name__)
 OURS = ("atroposlib.", "environments.")
 
 
@@ -30,7 +33,7 @@ def identity(env_cls: type, config: Any) -> EnvSource:
 
 
 def module_files(module: Any) -> Path | None:
-    """The module's file, or the folder of a package of its own."""
+    """The module's file, or the folder of a package."""
     file = getattr(module, "__file__", None)
     if file is None:
         return None
@@ -45,3 +48,21 @@ def data_files(env_cls: type, config: Any) -> list[Path]:
     named += [given.dataset, given.eval_dataset] if given is not None else []
     paths = [Path(one) for one in named if isinstance(one, (str, Path))]
     return [path for path in paths if path.exists()]
+
+
+def report_path(source: EnvSource, name: str) -> Path:
+    """Where `atropos env validate` keeps a report that passed, by package, name and digest."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    digest_of = source.digest.rpartition(":")[2]
+    file = f"{source.package}-{source.version}-{name}-{digest_of}.json"
+    return Path(cache) / "atroposlib" / "validated" / file
+
+
+def checked_identity(env_cls: type, config: Any, name: str) -> EnvSource:
+    """The identity; warns of an installed package that did not pass `atropos env validate`."""
+    source = identity(env_cls, config)
+    foreign = source.package not in ("", "atroposlib")
+    if foreign and not report_path(source, name).is_file():
+        about = f"{source.package} {source.version}"
+        logger.warning("%s has no passing report: atropos env validate %s", about, name)
+    return source

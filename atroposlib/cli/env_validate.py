@@ -1,0 +1,102 @@
+"""atropos env validate ENVIRONMENT: check an environment before a GPU is paid for.
+
+    atropos env validate wordle
+    atropos env validate wordle.py --strict --out reports/validate.json --env.level 2
+    atropos env validate wordle --model http://127.0.0.1:9001/v1
+
+Scripted replies take the place of a model: gold, empty, repeated, broken, swapped, injected.
+Exit status: 0 passed, 1 a check failed, 2 it could not be checked, 3 a fault of the checks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from atroposlib.cli import env_files
+from atroposlib.envs.settings.identity import report_path
+from atroposlib.errors import AtroposError, RolloutError, boundary
+from atroposlib.utils.command import logs
+from atroposlib.utils.command.parser import CommandParser
+from atroposlib.validation.report import Report
+from atroposlib.validation.validate import print_outcomes, validated
+from atroposlib.wire import EnvSource
+
+PROG = "atropos env validate"
+FAILED, NOT_CHECKABLE, INTERNAL = 1, 2, 3
+AGAIN = "from atroposlib.cli.env_validate import again; again()"
+FAULT = "the checks themselves"  # stage of an error of this package
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the findings and write them; returns the exit status."""
+    parser = CommandParser(prog=PROG, description=__doc__)
+    parser.add_argument("environment", metavar="ENVIRONMENT", help=env_files.USAGE)
+    parser.add_argument("--model", metavar="URL", help="a server for the checks with a model")
+    parser.add_argument("--strict", action="store_true", help="warnings fail too")
+    parser.add_argument("--out", type=Path, default=Path("validate.json"), metavar="FILE")
+    options, words = parser.parse_known_args(argv)
+    options = parser.with_log_settings(options, "error")
+    logs.configure(PROG, options.log_format, options.log_level)
+    try:
+        report = checked(options.environment, words, options.model)
+    except RolloutError as error:
+        logs.report("error", str(error))
+        return INTERNAL if error.stage == FAULT else NOT_CHECKABLE
+    except AtroposError as error:
+        logs.report("error", str(error))
+        return NOT_CHECKABLE
+    report.write(options.out)
+    source = EnvSource(package=report.package, version=report.version, digest=report.digest)
+    if report.passed(options.strict) and source.package:
+        report.write(report_path(source, report.environment))
+    print(f"{report.table()}\n{options.out}", flush=True)
+    return 0 if report.passed(options.strict) else FAILED
+
+
+async def validate(reference: str, words: Sequence[str] = ()) -> Report:
+    """Every check that needs no model; ``words`` are flags of the environment.
+
+    Raises AtroposError: it cannot be imported, set up or checked.
+    """
+    again = (sys.executable, "-c", AGAIN, reference)
+    return await validated(env_files.load(reference), words, again)
+
+
+def again() -> None:
+    """The second process of a validation, with another hash seed."""
+    print_outcomes(env_files.load(sys.argv[1]), sys.argv[2:])
+
+
+def checked(reference: str, words: Sequence[str], model: str | None) -> Report:
+    """The report; threads that a hanging reward keeps do not hold the program back."""
+
+    async def run() -> Report:
+        with boundary(reference, None, FAULT):
+            report = await validate(reference, words)
+            if model:
+                from atroposlib.validation.with_model import measured
+
+                env_cls = env_files.load(reference)
+                report.findings += await measured(env_cls, words, model)
+            return report
+
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(run())
+    finally:
+        loop.close()
+
+
+def command(argv: Sequence[str] | None = None) -> int:
+    """The command line; ends the process where a thread of the environment never does."""
+    status = main(argv)
+    if any(one.name.startswith("asyncio_") for one in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status

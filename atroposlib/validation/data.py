@@ -1,0 +1,84 @@
+"""Checks of the tasks: loading, split, and answers that stand in a prompt."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+
+from atroposlib.envs.rollout.groups import plain
+from atroposlib.validation import probes
+from atroposlib.validation.replies import Offences
+from atroposlib.validation.report import Proof
+from atroposlib.validation.subject import Case, Subject, Try, case_of
+
+LEAST_VALUE = 6  # characters of an answer that is looked for in a variable or a file name
+
+
+async def loads(subject: Subject, limit: float) -> Offences:
+    """Unique ids, tasks that JSON holds, no connection to another machine."""
+    counts = Counter(item["id"] for item in subject.items)
+    found = [
+        Proof(name, note=f"{n} tasks have this id") for name, n in counts.items() if n > 1
+    ]
+    found += [Proof("", note=f"a connection to {host}") for host in subject.refused]
+    for item in subject.items[: len(subject.cases)]:
+        try:
+            json.dumps(plain(item["task"]), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            found.append(Proof(item["id"], note=f"no JSON: {error}"))
+    return found, f"{len(subject.items)} tasks read"
+
+
+async def split(subject: Subject, limit: float) -> Offences:
+    """No task is trained and held out, by its id or by its prompt."""
+    held_out = subject.env.held_out[: len(subject.cases)]
+    trained = {item["id"] for item in subject.items}
+    asked = {probes.normalised(case.prompt): case.id for case in subject.cases}
+    found = [
+        Proof(i["id"], note="its id is trained too") for i in held_out if i["id"] in trained
+    ]
+    # The first message of a game is the same for all: it does not identify a task.
+    identify = len(asked) > len(subject.cases) / 2
+    for item in held_out if identify and not found else ():
+        case = await case_of(subject, item)
+        prompt = probes.normalised(case.prompt)
+        if prompt and prompt in asked:
+            found.append(Proof(case.id, note=f"has the prompt of {asked[prompt]}"))
+    return found, f"{len(subject.env.held_out)} held-out tasks"
+
+
+async def leaks(subject: Subject, limit: float) -> Offences:
+    """The answer in prompt, tools, environment variables or file names."""
+    golden = subject.golden[: subject.few(32)]
+    answers = {probes.core(case.gold[-1]) for case in golden}
+    found: list[Proof] = []
+    for case in golden:
+        answer = probes.core(case.gold[-1])
+        bare = await subject.play(Try(case, "", "nothing"))
+        tools = json.dumps([*bare.tools], default=str)
+        where = {"the prompt": case.prompt, "a tool": tools}
+        for name, text in where.items():
+            others = sum(probes.contains(text, one) for one in answers - {answer})
+            # Options of a question hold the answers of others too.
+            if probes.contains(text, answer) and others < 2:
+                found.append(Proof(case.id, answer, note=f"the answer stands in {name}"))
+        place = hidden_place(case, answer)
+        found += [Proof(case.id, answer, note=f"the answer stands in {place}")] * bool(place)
+    share = len({one.task for one in found}) / max(1, len(golden))
+    return found if share > limit else [], f"in {share:.0%} of {len(golden)} tasks"
+
+
+def hidden_place(case: Case, answer: str) -> str:
+    """A variable of this process or a file of its folder that holds the answer."""
+    if len(answer) < LEAST_VALUE:
+        return ""
+    values = (f"the variable {k}" for k, v in os.environ.items() if probes.contains(v, answer))
+    return next(values, "") or next(files_named(answer), "")
+
+
+def files_named(answer: str) -> Iterator[str]:
+    for name in os.listdir("."):
+        if probes.contains(name.replace("_", " "), answer):
+            yield f"the file name {name}"

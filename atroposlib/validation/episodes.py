@@ -1,0 +1,275 @@
+"""Checks of whole rollouts: repetition, order, time, failures, tools, and what they leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from atroposlib.validation import probes
+from atroposlib.validation.replies import Offences
+from atroposlib.validation.report import Proof
+from atroposlib.validation.sessions import RecordingSession, longest_gap
+from atroposlib.validation.subject import Played, Subject, Try, text_of
+
+REPEATS = 5
+AT_ONCE = 8
+EPISODES = 50
+CANCELLED = 10
+LONGEST_BLOCK_S = 0.1
+GRACE_S = 2.0  # for children and threads that end by themselves
+NO_TOOL = "error: there is no tool"
+
+
+def typical(subject: Subject, most: int) -> list[Try]:
+    """Gold replies, those of another task, and a plain wrong one."""
+    tries = []
+    cases = subject.golden or subject.cases
+    cases = cases[: subject.few(most)]
+    for case, other in zip(cases, [*cases[1:], *cases[:1]]):
+        wrong = list(other.gold) or ["42"]
+        tries += [Try(case, list(case.gold) or ["yes"], "gold"), Try(case, wrong, "another's")]
+    return tries
+
+
+def observed(played: Played) -> list[tuple[str, str]]:
+    """Role and text of every message that was sent; ids of tool calls are random."""
+    return [(str(m.get("role")), text_of(m)) for sent in played.requests for m in sent]
+
+
+def differs(first: Played, second: Played, limit: float, how: str) -> list[Proof]:
+    if first.score is None or second.score is None:
+        same = (first.score, bool(first.error)) == (second.score, bool(second.error))
+    else:
+        same = abs(first.score - second.score) <= limit
+    note = f"{first.score} and, {how}, {second.score}"
+    return [] if same else [first.evidence(note)]
+
+
+async def repeated_score(subject: Subject, limit: float) -> Offences:
+    """The same replies to the same task get the same score."""
+    found = []
+    tries = typical(subject, 8)
+    for one in tries:
+        first, *again = await subject.play_all([one] * REPEATS)
+        found += [piece for two in again for piece in differs(first, two, limit, "again")]
+    return found, f"{len(tries)} replies scored {REPEATS} times"
+
+
+async def order(subject: Subject, limit: float) -> Offences:
+    """Scores are the same in another order, and of rollouts at the same time."""
+    tries = typical(subject, 8)
+    found = []
+    first = await subject.play_all(tries)
+    backwards = (await subject.play_all(tries[::-1]))[::-1]
+    for one, two in zip(first, backwards):
+        found += differs(one, two, limit, "in another order")
+    for start in range(0, len(tries), AT_ONCE):
+        some = tries[start : start + AT_ONCE]
+        together = await asyncio.gather(*map(subject.play, some))
+        for one, two in zip(first[start:], together):
+            found += differs(one, two, limit, f"{AT_ONCE} at once")
+    return found, f"{len(tries)} replies in two orders and at once"
+
+
+async def repeated_episode(subject: Subject, limit: float) -> Offences:
+    """The same seed and replies bring the same observations."""
+    found = []
+    tries = typical(subject, 8)
+    for one in tries:
+        first, second = await subject.play_all([one, one])
+        if observed(first) != observed(second):
+            pairs = zip(observed(first), observed(second))
+            text = next(
+                (f"{a[1]!r} and {b[1]!r}" for a, b in pairs if a != b), "more messages"
+            )
+            found.append(first.evidence(f"again it observes {text}"))
+    return found, f"{len(tries)} episodes played twice"
+
+
+async def finite(subject: Subject, limit: float) -> Offences:
+    """Every score so far is a number up to the best one, and None only without an answer."""
+    most = subject.best + limit
+    numbers = [one for one in subject.played if one.score is not None]
+    found = [
+        one.evidence(f"over the best score {subject.best:g}")
+        for one in numbers
+        if one.score is not None and one.score > most
+    ]
+    found += [one.evidence() for one in subject.played if "cannot be trained on" in one.error]
+    wrong = [one for one in subject.played if one.what in ("gold", "another's", "empty")]
+    unscored = [one for one in wrong if one.score is None and not one.error]
+    found += [
+        one.evidence("None: drawn again, so that only some are counted") for one in unscored
+    ]
+    scores = [one.score for one in numbers if one.score is not None]
+    return found, f"{min(scores, default=0):g} to {max(scores, default=0):g}"
+
+
+async def quick(subject: Subject, limit: float) -> Offences:
+    """Rollouts without the time of a model are short and leave the event loop free."""
+    gaps, seconds = [], []
+    for one in typical(subject, 4):
+        async with longest_gap() as gap:
+            played = await subject.play(one)
+        gaps.append(gap[0])
+        seconds.append(played.seconds)
+    middle = sorted(gaps)[len(gaps) // 2]  # one long gap may be the machine's
+    slowest = sorted(seconds)[int(0.95 * (len(seconds) - 1))]
+    text = f"95 % within {slowest:.2g} s, blocks of {1000 * middle:.0f} ms"
+    found = []
+    if slowest > limit:
+        found.append(Proof("", note=f"{slowest:.2g} s of a rollout, without the model"))
+    if middle > LONGEST_BLOCK_S:
+        found.append(Proof("", note=f"blocks the event loop for {1000 * middle:.0f} ms"))
+    return found, text
+
+
+async def raised(subject: Subject, limit: float) -> Offences:
+    """A server that fails is a failed rollout, and never a score."""
+    found = []
+    for case in subject.cases[:2]:
+        session = RecordingSession("", fail_at=0)
+        played = await subject.play(Try(case, "", "a failed call"), session)
+        if played.requests and played.score is not None:
+            found.append(played.evidence(f"a failed call of the model gets {played.score:g}"))
+    return found, "a failed call of the model raises"
+
+
+async def tools(subject: Subject, limit: float) -> Offences:
+    """Tools take what their schema describes, and answer wrong calls with a text."""
+    found, names = [], set()
+    for case in subject.cases[:2]:
+        bare = await subject.play(Try(case, "", "nothing"))
+        for tool in bare.tools:
+            about = tool.get("function", tool)
+            name, schema = about.get("name", ""), about.get("parameters") or {}
+            names.add(name)
+            right = probes.call(name, probes.arguments_of(schema))
+            calls = [right, probes.call(name, {}), probes.call(name, {"no such": [{}]})]
+            calls.append(probes.call("no_such_tool", {}))
+            for text in calls:
+                played = await subject.play(Try(case, [text], f"a call of {name}"))
+                results = [m for m in played.requests[-1] if m.get("role") == "tool"]
+                missing = any(text_of(m).startswith(NO_TOOL) for m in results)
+                if played.error or (missing and text is right):
+                    found.append(
+                        played.evidence("" if played.error else f"{name} is not there")
+                    )
+    return found, f"{len(names)} tools" if names else "no tools"
+
+
+async def hold(subject: Subject, one: Try, turn: int) -> tuple[float, str]:
+    """Cancel a rollout while it waits for the model; seconds until its end, and how it ended."""
+    session = RecordingSession(one.replies, hold_at=turn)
+    rollout = asyncio.ensure_future(subject.env.rollouts.given(one.case.item, session))
+    waiting = asyncio.ensure_future(session.held.wait())
+    await asyncio.wait({rollout, waiting}, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    started = asyncio.get_running_loop().time()
+    rollout.cancel()
+    await asyncio.wait({rollout}, timeout=2 * float(5))
+    seconds = asyncio.get_running_loop().time() - started
+    if not rollout.done():
+        return seconds, "goes on"
+    if rollout.cancelled():
+        return seconds, ""
+    if rollout.exception() is not None:
+        return seconds, ""
+    return seconds, "returns a score" if session.held.is_set() else ""
+
+
+async def cancelled(subject: Subject, limit: float) -> Offences:
+    """A rollout ends when it is cancelled, and returns no score."""
+    found = []
+    for case in subject.cases[:2]:
+        seconds, how = await hold(subject, Try(case, ""), 0)
+        if how or seconds > limit:
+            found.append(Proof(case.id, note=f"a cancelled rollout {how or 'ends late'}"))
+    hanging = [one for one in subject.played if one.hangs]
+    return [*found, *(one.evidence() for one in hanging)], "a cancelled rollout ends"
+
+
+def left() -> dict[str, int]:
+    """Open descriptors, threads, children and temporary files of this process."""
+    gc.collect()
+    folder = Path("/proc/self/fd") if Path("/proc/self/fd").is_dir() else Path("/dev/fd")
+    pool = ("asyncio_", "ThreadPoolExecutor")  # of the event loop
+    threads = [one for one in threading.enumerate() if not one.name.startswith(pool)]
+    return {
+        "descriptors": len(list(folder.iterdir())),
+        "threads": len(threads),
+        "children": children(),
+        "temporary files": sum(1 for _ in Path(tempfile.gettempdir()).iterdir()),
+        "files here": len(os.listdir(".")),
+    }
+
+
+def children() -> int:
+    """Processes that this one started, where the system lists them in /proc."""
+    parents = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended meanwhile
+            parents.append(path.read_text(errors="replace").rpartition(")")[2].split()[1])
+    return parents.count(str(os.getpid()))
+
+
+async def nothing_left(subject: Subject, limit: float) -> Offences:
+    """Episodes leave nothing behind, cancelled ones included."""
+    tries = typical(subject, 4)
+    await subject.play_all(tries)  # what is made once
+    count = max(10, min(EPISODES, int(10 / max(subject.pace_s, 0.001))))
+    stages = {"ended": count, "cancelled": CANCELLED}
+    found: list[Proof] = []
+    for how, number in stages.items():
+        before = left()
+        for i in range(number):
+            one = tries[i % len(tries)]
+            if how == "ended":
+                await subject.play(one)
+            else:
+                await hold(subject, one, max(0, len(list(one.replies)) - 1))
+        found += await grown(before, number, limit, how)
+    return found, f"after {count} episodes and {CANCELLED} cancelled ones"
+
+
+async def grown(before: dict[str, int], count: int, limit: float, how: str) -> list[Proof]:
+    loop = asyncio.get_running_loop()
+    until = loop.time() + GRACE_S
+    while True:
+        more = {kind: n - before[kind] for kind, n in left().items()}
+        over = {kind: n for kind, n in more.items() if n > max(1, limit * count)}
+        if not over or loop.time() > until:
+            break
+        await asyncio.sleep(0.1)
+    return [
+        Proof("", note=f"{n} {kind} more after {count} {how} episodes")
+        for kind, n in over.items()
+    ]
+
+
+def same_scores(ours: Sequence[Any], theirs: Sequence[Any], limit: float) -> list[Proof]:
+    """Differences of [task, score, observations] of two processes."""
+    known = {task: rest for task, *rest in theirs}
+    found = []
+    for task, score, seen in ours:
+        if task not in known:
+            found.append(Proof(task, note="another process has other tasks"))
+        elif known[task] != [score, seen]:
+            found.append(Proof(task, score=score, note=f"{known[task][0]} in another process"))
+    return found
+
+
+async def outcomes(subject: Subject, most: int) -> list[Any]:
+    """[task, score, messages] of ``most`` gold replies, to be compared with another process."""
+    played = await subject.play_all([Try(c, c.gold, "gold") for c in subject.golden[:most]])
+    rows = [[one.case.id, one.score, observed(one)] for one in played]
+    found: list[Any] = json.loads(json.dumps(rows))  # tuples as lists, as the other sends them
+    return found

@@ -1,0 +1,214 @@
+"""Checks of scores: each is a list of replies to play, and a decision about the outcomes. Pure.
+
+    plan(subject) -> tries        decide(played, limit, subject) -> (offences, line of text)
+
+One row of ``REPLY_CHECKS`` is one check.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from atroposlib.validation import probes
+from atroposlib.validation.bounds import SLACK
+from atroposlib.validation.report import Proof, Verdict
+from atroposlib.validation.subject import Case, Played, Subject, Try
+
+TURNS = 8  # that a reply is repeated
+Offences = tuple[Sequence[Proof], str]
+Plan = Callable[[Subject], list[Try]]
+Decide = Callable[[Sequence[Played], float, Subject], Offences]
+
+
+@dataclass(frozen=True)
+class ReplyCheck:
+    """A check of scores of given replies."""
+
+    plan: Plan
+    decide: Decide
+    severity: Verdict = Verdict.FAIL
+    needs_gold: bool = True
+
+
+# --- decisions ------------------------------------------------------------------------
+
+
+def scaled(share: float, subject: Subject) -> float:
+    """The score at ``share`` of the way from the floor to the best one."""
+    return subject.floor + share * (subject.best - subject.floor)
+
+
+def best_score(played: Sequence[Played], limit: float, subject: Subject) -> Offences:
+    least = subject.best - limit
+    low = [one for one in played if one.score is None or one.score < least]
+    text = f"{len(played) - len(low)} of {len(played)} gold replies get {subject.best:g}"
+    return [one.evidence() for one in low], text
+
+
+def no_score(played: Sequence[Played], limit: float, subject: Subject) -> Offences:
+    most = scaled(limit, subject)
+    high = [one for one in played if one.error or (one.score or 0.0) > most]
+    text = f"{len(high)} of {len(played)} replies get over {most:.3g} or fail"
+    return [one.evidence() for one in high], text
+
+
+def low_mean(played: Sequence[Played], limit: float, subject: Subject) -> Offences:
+    """No kind of reply has a mean above the limit, by more than chance in so few tasks."""
+    kinds: dict[str, list[Played]] = {}
+    for one in played:
+        kinds.setdefault(one.what, []).append(one)
+    means = {
+        what: sum(one.score or 0.0 for one in some) / len(some) for what, some in kinds.items()
+    }
+    if not means:
+        return [], "no two tasks to compare"
+    worst = max(means, key=means.__getitem__)
+    chance = 0.5 / len(kinds[worst]) ** 0.5 if limit >= 0.5 else 0.0
+    most = scaled(limit + chance, subject)
+    text = f"mean {means[worst]:.3g} of {worst}, at most {most:.3g}"
+    failed = [one.evidence() for one in played if one.error]
+    high = [one for one in kinds[worst] if (one.score or 0.0) > most]
+    return failed + [one.evidence() for one in high] * (means[worst] > most), text
+
+
+def small_change(played: Sequence[Played], limit: float, subject: Subject) -> Offences:
+    """Accepted replies change little with their length, and refused ones stay refused."""
+    before: dict[str, float] = {}
+    changed: list[Proof] = []
+    span = subject.best - subject.floor
+    for one in played:
+        kind, _, size = one.what.partition(" x")
+        if one.score is None:
+            continue
+        if not size:
+            before[one.case.id + kind] = one.score
+            continue
+        first = before.get(one.case.id + kind)
+        # A format that refuses text around the answer is no reward of length.
+        refused = one.score <= scaled(SLACK, subject)
+        if first is not None and not refused and abs(one.score - first) > limit * span:
+            changed.append(one.evidence(f"{one.what}: {first:.3g} becomes {one.score:.3g}"))
+    return changed, f"{len(changed)} of {len(played)} scores change by over {limit:g}"
+
+
+# --- replies --------------------------------------------------------------------------
+
+
+def gold_replies(subject: Subject) -> list[Try]:
+    return [Try(case, case.gold, "gold") for case in subject.golden[: subject.few(32)]]
+
+
+def nothing(subject: Subject) -> list[Try]:
+    cases = subject.cases[: subject.few(8)]
+    texts = probes.NOTHING.items()
+    return [Try(case, [text] * TURNS, what) for case in cases for what, text in texts]
+
+
+def echoes(subject: Subject) -> list[Try]:
+    tries = []
+    for case in subject.cases[: subject.few(16)]:
+        system = [m for m in case.asked if m.get("role") == "system"]
+        shown = [str(message.get("content")) for message in system]
+        shown += [case.prompt, *probes.examples_in(case.prompt)]
+        tries += [Try(case, [text] * TURNS, "the prompt") for text in dict.fromkeys(shown)]
+    return tries
+
+
+def garbage(subject: Subject) -> list[Try]:
+    cases = subject.cases[: subject.few(4)]
+    texts = probes.GARBAGE.items()
+    return [Try(case, [text] * TURNS, what) for case in cases for what, text in texts]
+
+
+def verdicts(subject: Subject) -> list[Try]:
+    cases = subject.cases[: subject.few(8)]
+    return [
+        Try(case, [reply] * TURNS, what)
+        for case in cases
+        for what, text in probes.VERDICTS.items()
+        for reply in dict.fromkeys(
+            [text, *([probes.with_core(case.gold[-1], text)] if case.gold else [])]
+        )
+    ]
+
+
+def constants(subject: Subject) -> list[Try]:
+    """Each answer of a word or a letter, and the most common gold, to as many tasks as there are."""
+    golden = subject.golden
+    common = Counter(tuple(case.gold) for case in golden).most_common(1)
+    shape = golden[0].gold[-1] if golden else ""
+    cases = golden[: subject.few(64)]
+    tries = [Try(case, list(common[0][0]), "the most common gold") for case in cases if common]
+    cores = Counter(probes.core(case.gold[-1]) for case in golden)
+    words = [word for word in probes.CONSTANTS if word in cores]  # others cannot be common
+    words += [word for word in probes.CONSTANTS if word not in cores][:3]
+    return tries + [
+        Try(case, case.ending(probes.with_core(shape, word)), f"{word!r}")
+        for word in words
+        for case in cases
+        if len(case.gold) == 1
+    ]
+
+
+def swaps(subject: Subject) -> list[Try]:
+    golden = subject.golden[: subject.few(32) + 1]
+    pairs = zip(golden, [*golden[1:], *golden[:1]])
+    return [
+        Try(case, other.gold, "the gold of another task")
+        for case, other in pairs
+        if list(case.gold) != list(other.gold)
+    ]
+
+
+def lists_of_answers(subject: Subject) -> list[Try]:
+    answers = [probes.core(case.gold[-1]) for case in subject.golden]
+    return [
+        Try(case, case.ending(reply), "the gold among others")
+        for case in subject.golden[: subject.few(8)]
+        if len(set(answers)) > 1 and probes.core(case.gold[-1])
+        for reply in probes.among(case.gold[-1], answers)
+        if reply != case.gold[-1]
+    ]
+
+
+def author_s_wrong(subject: Subject) -> list[Try]:
+    wrong = subject.card.wrong if subject.card else None
+    cases = subject.cases[: subject.few(32)] if wrong is not None else []
+    return [
+        Try(case, reply, "a wrong reply of the author")
+        for case in cases
+        for reply in (wrong(case.item["task"]) if wrong is not None else ())
+    ]
+
+
+def lengths(subject: Subject) -> list[Try]:
+    golden = subject.golden
+    others: list[Case] = [*golden[1:], *golden[:1]]
+    tries = []
+    for case, other in list(zip(golden, others))[: subject.few(8)]:
+        kinds = [("gold", case.gold)]
+        if list(case.gold) != list(other.gold):
+            kinds.append(("another's gold", other.gold))
+        for kind, gold in kinds:
+            replies = {"": gold[-1], " x2": probes.padded(gold[-1], 2)}
+            replies[" x8"] = probes.padded(gold[-1], 8)
+            tries += [
+                Try(case, [*gold[:-1], text], kind + size) for size, text in replies.items()
+            ]
+    return tries
+
+
+REPLY_CHECKS: dict[str, ReplyCheck] = {
+    "gold.passes": ReplyCheck(gold_replies, best_score),
+    "null.fails": ReplyCheck(nothing, no_score, needs_gold=False),
+    "echo.fails": ReplyCheck(echoes, no_score, needs_gold=False),
+    "garbage.fails": ReplyCheck(garbage, no_score, needs_gold=False),
+    "constant.fails": ReplyCheck(constants, low_mean),
+    "swap.fails": ReplyCheck(swaps, low_mean),
+    "many.fails": ReplyCheck(lists_of_answers, no_score, Verdict.WARN),
+    "wrong.fails": ReplyCheck(author_s_wrong, no_score, needs_gold=False),
+    "judge.injection": ReplyCheck(verdicts, no_score, needs_gold=False),
+    "score.length": ReplyCheck(lengths, small_change, Verdict.WARN),
+}

@@ -1,0 +1,104 @@
+"""Findings of a validation, and their report as a table, as JSON and as an exit status."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from atroposlib.utils.command.logs import printable
+
+SHOWN_CHARS = 400  # of a reply or an error in the report
+SHOWN = 3  # pieces of evidence of a finding
+LINE_CHARS = 100
+
+
+class Verdict(str, Enum):
+    """Outcome of one check."""
+
+    PASS = "pass"
+    WARN = "warn"  # a mistake in most environments; fails under --strict
+    FAIL = "fail"
+    SKIP = "skip"  # it does not apply, with the reason
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One rollout that a finding rests on."""
+
+    task: str
+    reply: str = ""
+    score: float | None = None
+    note: str = ""
+
+    def shortened(self) -> dict[str, Any]:
+        cut = {name: getattr(self, name)[:SHOWN_CHARS] for name in ("reply", "note")}
+        return {**asdict(self), **{name: text for name, text in cut.items()}}
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Verdict of one check, the reason in one line, and the rollouts behind it."""
+
+    check: str
+    verdict: Verdict
+    text: str = ""
+    evidence: Sequence[Proof] = ()
+
+
+@dataclass
+class Report:
+    """All findings of one environment."""
+
+    environment: str
+    package: str = ""
+    version: str = ""
+    digest: str = ""
+    seconds: float = 0.0
+    findings: list[CheckResult] = field(default_factory=list)
+
+    def flagged(self, strict: bool = True) -> list[str]:
+        """Checks that failed and, if ``strict``, those that warned."""
+        counted = {Verdict.FAIL, Verdict.WARN} if strict else {Verdict.FAIL}
+        return [one.check for one in self.findings if one.verdict in counted]
+
+    def passed(self, strict: bool = False) -> bool:
+        return bool(self.findings) and not self.flagged(strict)
+
+    def as_json(self) -> str:
+        findings = [
+            {
+                "check": one.check,
+                "verdict": one.verdict.value,
+                "text": one.text,
+                "evidence": [piece.shortened() for piece in one.evidence[:SHOWN]],
+            }
+            for one in self.findings
+        ]
+        about = {name: getattr(self, name) for name in ("package", "version", "digest")}
+        whole = {"environment": self.environment, **about, "passed": self.passed()}
+        return json.dumps(
+            {**whole, "seconds": round(self.seconds, 2), "findings": findings}, indent=2
+        )
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.as_json() + "\n", encoding="utf-8")
+
+    def table(self) -> str:
+        """One line for each finding, and the first evidence of those that did not pass."""
+        lines = []
+        for one in self.findings:
+            lines.append(f"{one.check:<16} {one.verdict.value:<5} {one.text}".rstrip())
+            if one.evidence and one.verdict in (Verdict.FAIL, Verdict.WARN):
+                piece = one.evidence[0]
+                score = "no score" if piece.score is None else f"score {piece.score:.4g}"
+                shown = [f"task {piece.task}", *([repr(piece.reply)] if piece.reply else [])]
+                shown.append(piece.note or score)
+                lines.append(f"{'':<22} {printable(': '.join(shown))[:LINE_CHARS]}")
+        counts = {kind: [one.verdict for one in self.findings].count(kind) for kind in Verdict}
+        total = ", ".join(f"{count} {kind.value}" for kind, count in counts.items() if count)
+        return "\n".join([*lines, f"{self.environment}: {total} in {self.seconds:.1f} s"])

@@ -1,0 +1,221 @@
+"""The environment under validation: its tasks with their gold replies, and rollouts of given ones."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from atroposlib.envs.function_env.card import Card, Replies
+from atroposlib.envs.function_env.env import FunctionEnv
+from atroposlib.errors import AtroposError, ConfigError, boundary
+from atroposlib.validation.report import Proof
+from atroposlib.validation.sessions import (
+    Hanging,
+    RecordingSession,
+    ScriptedServer,
+    interrupted_after,
+)
+
+MOST_ITEMS = 2000  # read for the comparison of trained and held-out tasks
+MOST_CASES = 64
+SETUP_S = 300.0
+PLAY_S = 10.0  # of one rollout with given replies
+SLOW_S = 0.1  # above it fewer tasks are played
+LOOPBACK = ("127.", "localhost", "::1", "0.0.0.0")
+
+
+@dataclass(frozen=True)
+class Try:
+    """One rollout to be played: the case, its replies, and a name of them for the report."""
+
+    case: Case
+    replies: Replies
+    what: str = ""
+
+
+@dataclass(frozen=True)
+class Played:
+    """Outcome of a try."""
+
+    case: Case
+    replies: Replies
+    what: str
+    score: float | None
+    error: str = ""
+    requests: Sequence[Sequence[Mapping[str, Any]]] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+    seconds: float = 0.0
+    hangs: bool = False
+
+    def evidence(self, note: str = "") -> Proof:
+        reply = self.replies if isinstance(self.replies, str) else " | ".join(self.replies)
+        return Proof(self.case.id, reply, self.score, note or self.error or self.what)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A task, its gold replies of each turn (empty: none) and the first messages it sends."""
+
+    id: str
+    item: Any
+    gold: Sequence[str] = ()
+    asked: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def prompt(self) -> str:
+        return "\n".join(text_of(message) for message in self.asked)
+
+    def ending(self, reply: str) -> list[str]:
+        """The gold replies with another last one."""
+        return [*self.gold[:-1], reply]
+
+
+@dataclass
+class Subject:
+    """Environment, settings, tasks, and every rollout that was played so far."""
+
+    env: FunctionEnv
+    card: Card | None
+    cases: list[Case] = field(default_factory=list)
+    items: list[Any] = field(default_factory=list)  # of the first pass over the data
+    played: list[Played] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)  # addresses that were asked for
+    pace_s: float = 0.0  # of a rollout
+
+    @property
+    def floor(self) -> float:
+        return self.card.floor if self.card else 0.0
+
+    @property
+    def best(self) -> float:
+        return self.card.best if self.card else 1.0
+
+    @property
+    def golden(self) -> list[Case]:
+        return [case for case in self.cases if case.gold]
+
+    def few(self, most: int) -> int:
+        """``most`` tasks, or fewer where a rollout takes long."""
+        return most if self.pace_s <= SLOW_S else max(3, int(most * SLOW_S / self.pace_s))
+
+    async def play(self, one: Try, session: RecordingSession | None = None) -> Played:
+        """Play one rollout within PLAY_S; errors of the environment are part of the outcome."""
+        session = session or RecordingSession(one.replies)
+        started, score, error, hangs = time.monotonic(), None, "", False
+        try:
+            with interrupted_after(PLAY_S + 1):
+                rollout = self.env.rollouts.given(one.case.item, session)
+                reward, _ = await asyncio.wait_for(rollout, PLAY_S)
+                score = reward.score
+        except AtroposError as failure:
+            error = str(failure)
+        except (Hanging, asyncio.TimeoutError):
+            error, hangs = f"no end within {PLAY_S:.0f} s", True
+        seconds = time.monotonic() - started
+        found = (score, error, session.requests, session.tools, seconds, hangs)
+        played = Played(one.case, one.replies, one.what, *found)
+        self.played.append(played)
+        return played
+
+    async def play_all(self, tries: Sequence[Try]) -> list[Played]:
+        """Play one after another; ends after the first one that hangs."""
+        found: list[Played] = []
+        for one in tries:
+            found.append(await self.play(one))
+            if found[-1].hangs:
+                break
+        return found
+
+
+def require_function(env_cls: Any) -> None:
+    """Raise ConfigError for an environment that is a class."""
+    if not issubclass(env_cls, FunctionEnv):
+        raise ConfigError(
+            f"{env_cls.__name__}: a class gives no single place to put a reply in; validate "
+            "takes environments made by @environment"
+        )
+
+
+async def prepare(env_cls: Any, settings: Any) -> Subject:
+    """Set the environment up with a scripted server, and read its tasks.
+
+    Raises:
+        ConfigError: its settings are wrong, or it has no tasks.
+        AtroposError: its setup failed.
+    """
+    from atroposlib.envs.runtime.creation import make_env
+
+    server: Any = ScriptedServer()
+    env: Any = make_env(env_cls, settings, server, tokenizer=object())
+    subject = Subject(env, env_cls.definition.card)
+    with no_network(subject.refused), boundary(env.label(), None, "setup"):
+        await asyncio.wait_for(env.setup(), SETUP_S)
+    subject.items = [item async for item in first_pass(env)]
+    if not subject.items:
+        raise ConfigError(f"{env.label()}: there is no task")
+    for item in itertools.islice(subject.items, MOST_CASES):
+        subject.cases.append(await case_of(subject, item))
+    paces = sorted(one.seconds for one in subject.played)
+    subject.pace_s = paces[len(paces) // 2]
+    return subject
+
+
+async def first_pass(env: Any) -> Any:
+    for _ in range(MOST_ITEMS):
+        item = await env.get_next_item()
+        if item is None or item["epoch"] > 0:
+            return
+        yield item
+
+
+async def case_of(subject: Subject, item: Any) -> Case:
+    """The case of an item: gold replies, and the messages of a rollout with an empty reply."""
+    gold: Replies = ()
+    if subject.card is not None:
+        with boundary(subject.env.label(), item["id"], "gold", subject.card.gold):
+            gold = subject.card.gold(item["task"])
+    golds = (gold,) if isinstance(gold, str) else tuple(gold)
+    bare = Case(item["id"], item, golds)
+    asked = (await subject.play(Try(bare, ""))).requests
+    return Case(item["id"], item, golds, asked[0] if asked else ())
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(part.get("text", "")) for part in content)
+
+
+@contextmanager
+def no_network(refused: list[str]) -> Iterator[None]:
+    """Refuse connections of this process to other machines, and list their addresses."""
+    connect, resolve = socket.socket.connect, socket.getaddrinfo
+
+    def refuse(host: Any) -> None:
+        if isinstance(host, str) and not host.startswith(LOOPBACK):
+            refused.append(host)
+            raise ConnectionRefusedError(f"validate refuses a connection to {host}")
+
+    def checked_connect(self: socket.socket, address: Any) -> None:
+        if isinstance(address, tuple):
+            refuse(address[0])
+        connect(self, address)
+
+    def checked_resolve(host: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse(host)
+        return resolve(host, *args, **kwargs)
+
+    socket.socket.connect = checked_connect  # type: ignore[method-assign, assignment]
+    socket.getaddrinfo = checked_resolve
+    try:
+        yield
+    finally:
+        socket.socket.connect = connect  # type: ignore[method-assign]
+        socket.getaddrinfo = resolve

@@ -1,0 +1,169 @@
+"""Validation of one environment: every check in order, and the report.
+
+The first process plays all checks; a second one, with another hash seed, scores the same replies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+from atroposlib.envs.cli import read_settings
+from atroposlib.envs.settings.identity import identity
+from atroposlib.errors import ConfigError, boundary
+from atroposlib.validation import data, episodes
+from atroposlib.validation.bounds import bound_of, unknown_bounds
+from atroposlib.validation.replies import REPLY_CHECKS, Offences
+from atroposlib.validation.report import CheckResult, Proof, Report, Verdict
+from atroposlib.validation.subject import Subject, prepare, require_function
+
+OTHER_PROCESS_S = 300.0
+MOST = "ATROPOS_VALIDATE_MOST"  # variable of the second process
+MODE = ("process", "--env.use_wandb", "false")
+Look = Callable[[Subject, float], Awaitable[Offences]]
+# Of whole tasks and rollouts: check -> (function, severity).
+LOOKS: dict[str, tuple[Look, Verdict]] = {
+    "data.loads": (data.loads, Verdict.FAIL),
+    "data.split": (data.split, Verdict.FAIL),
+    "leak.prompt": (data.leaks, Verdict.FAIL),
+    "episode.repeat": (episodes.repeated_episode, Verdict.FAIL),
+    "score.repeat": (episodes.repeated_score, Verdict.FAIL),
+    "score.order": (episodes.order, Verdict.FAIL),
+    "score.time": (episodes.quick, Verdict.WARN),
+    "failure.raises": (episodes.raised, Verdict.FAIL),
+    "tools.match": (episodes.tools, Verdict.FAIL),
+    "leaves.nothing": (episodes.nothing_left, Verdict.FAIL),
+    "timeout": (episodes.cancelled, Verdict.FAIL),
+    "score.finite": (episodes.finite, Verdict.FAIL),  # last: of every rollout
+}
+BEFORE = ("data.loads", "data.split", "leak.prompt")  # the checks of replies
+
+
+async def validated(env_cls: Any, words: Sequence[str], again: Sequence[str]) -> Report:
+    """Run every check that needs no model; ``words`` are flags such as --env.level 2.
+
+    ``again`` is the command of a second process, which calls :func:`print_outcomes`.
+
+    Raises:
+        ConfigError: the environment cannot be checked.
+        AtroposError: its setup or gold failed.
+    """
+    started = time.monotonic()
+    with private_folder():
+        require_function(env_cls)
+        settings = read_settings(env_cls, [*MODE, *words])
+        source = await asyncio.to_thread(identity, env_cls, settings.env)
+        report = Report(env_cls.name or env_cls.__name__, **source.model_dump())
+        subject = await prepare(env_cls, settings)
+        if wrong := unknown_bounds(subject.card):
+            raise ConfigError(f"{report.environment}: its card bounds {wrong}: no such check")
+        try:
+            for check in (
+                *BEFORE,
+                *REPLY_CHECKS,
+                *(one for one in LOOKS if one not in BEFORE),
+            ):
+                report.findings.append(await found_by(check, subject))
+            if subject.golden:
+                apart = await compared([*again, *words], subject)
+                report.findings = [merged(one, apart) for one in report.findings]
+        finally:
+            with boundary(report.environment, None, "close"):
+                await subject.env.close()
+    report.seconds = time.monotonic() - started
+    return report
+
+
+async def found_by(check: str, subject: Subject) -> CheckResult:
+    """The finding of one check."""
+    limit, reason = bound_of(check, subject.card)
+    if limit is None:
+        return CheckResult(check, Verdict.SKIP, f"left out by the author: {reason}")
+    because = f" ({limit:g}: {reason})" if reason else ""
+    if check in LOOKS:
+        look, severity = LOOKS[check]
+        offences, text = await look(subject, limit)
+        return CheckResult(
+            check, severity if offences else Verdict.PASS, text + because, offences
+        )
+    row = REPLY_CHECKS[check]
+    if row.needs_gold and not subject.golden:
+        verdict = Verdict.WARN if check == "gold.passes" else Verdict.SKIP
+        return CheckResult(
+            check, verdict, "no gold replies: give @environment a card=Card(...)"
+        )
+    tries = row.plan(subject)
+    if not tries:
+        return CheckResult(check, Verdict.SKIP, "nothing to play")
+    if subject.card is None:  # its floor is unknown: only errors count
+        limit = float("inf")
+    offences, text = row.decide(await subject.play_all(tries), limit, subject)
+    return CheckResult(
+        check, row.severity if offences else Verdict.PASS, text + because, offences
+    )
+
+
+def merged(one: CheckResult, apart: Sequence[Proof]) -> CheckResult:
+    """The finding of score.repeat with what another process found."""
+    if one.check != "score.repeat" or not apart or one.verdict is Verdict.SKIP:
+        return one
+    return CheckResult(one.check, Verdict.FAIL, one.text, [*one.evidence, *apart])
+
+
+async def compared(command: Sequence[str], subject: Subject) -> Sequence[Proof]:
+    """Differences of scores and observations in a process with another hash seed."""
+    most = subject.few(16)
+    ours = await episodes.outcomes(subject, most)
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    variables = {**os.environ, "PYTHONHASHSEED": seed, MOST: str(most)}
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=variables,
+    )
+    try:
+        printed, errors = await asyncio.wait_for(process.communicate(), OTHER_PROCESS_S)
+    except asyncio.TimeoutError:
+        process.kill()
+        return [Proof("", note=f"a second process did not end in {OTHER_PROCESS_S:.0f} s")]
+    if process.returncode:
+        lines = errors.decode(errors="replace").strip().splitlines() or [""]
+        return [Proof("", note=f"fails in a second process: {lines[-1]}")]
+    theirs = json.loads(printed.decode().splitlines()[-1])
+    return episodes.same_scores(ours, theirs, bound_of("score.repeat", None).value or 0)
+
+
+def print_outcomes(env_cls: Any, words: Sequence[str]) -> None:
+    """Print the outcomes of as many gold replies as the first process played."""
+
+    async def play() -> list[Any]:
+        subject = await prepare(env_cls, read_settings(env_cls, [*MODE, *words]))
+        found = await episodes.outcomes(subject, int(os.environ[MOST]))
+        await subject.env.close()
+        return found
+
+    print(json.dumps(asyncio.run(play())))
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[None]:
+    """A new folder of temporary files, so that what is left in it can be counted."""
+    before, variable = tempfile.tempdir, os.environ.get("TMPDIR")
+    with tempfile.TemporaryDirectory(
+        prefix="atropos-validate-", ignore_cleanup_errors=True
+    ) as path:
+        tempfile.tempdir = os.environ["TMPDIR"] = path
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
+            os.environ.pop("TMPDIR")
+            if variable is not None:
+                os.environ["TMPDIR"] = variable

@@ -1,0 +1,77 @@
+"""The two checks that need a model: whether its rewards carry a signal, and fit into its tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from atroposlib.envs.cli import read_settings
+from atroposlib.envs.function_env.rollouts import EvalSample, Result
+from atroposlib.envs.runtime.creation import make_named_env
+from atroposlib.envs.runtime.evaluation import ROW
+from atroposlib.validation.bounds import bound_of
+from atroposlib.validation.report import CheckResult, Proof, Verdict
+
+GROUPS, GROUP = 8, 4
+LEAST_VARIED = 0.2  # share of groups whose scores differ
+
+
+async def measured(env_cls: Any, words: Sequence[str], url: str) -> list[CheckResult]:
+    """Findings of a few groups of the model at ``url``.
+
+    Raises AtroposError: the server does not answer, or every rollout failed.
+    """
+    given = ["process", "--env.use_wandb", "false", "--openai.base_url", url, *words]
+    settings = read_settings(env_cls, given)
+    made = asyncio.to_thread(make_named_env, env_cls, settings, must_answer=True)
+    env: Any = await made
+    env.config.eval_temperature = env.config.temperature
+    try:
+        await env.setup()
+        items = [item for _ in range(GROUPS) if (item := await env.get_next_item())]
+        draws = [env.rollouts.evaluate(item) for item in items for _ in range(GROUP)]
+        samples = await asyncio.gather(*draws)
+    finally:
+        await env.close()
+    card = env_cls.definition.card
+    floor, best = (card.floor, card.best) if card else (0.0, 1.0)
+    least = bound_of("signal", card).value or 0.0
+    most = bound_of("tokens", card).value or 0.0
+    return [
+        signal(samples, floor, best, least),
+        tokens(samples, env.config.max_token_length, most),
+    ]
+
+
+def signal(
+    samples: Sequence[EvalSample], floor: float, best: float, least: float
+) -> CheckResult:
+    """Mean within ``least`` of neither end, and groups whose scores differ."""
+    groups: dict[str, list[float]] = {}
+    for one in samples:
+        if one.result is Result.SCORED:
+            groups.setdefault(one.item["id"], []).append(one.numbers["reward"])
+    if not groups:
+        return CheckResult("signal", Verdict.WARN, "no rollout has a score")
+    mean = statistics.fmean(score for scores in groups.values() for score in scores)
+    varied = sum(len(set(scores)) > 1 for scores in groups.values()) / len(groups)
+    share = (mean - floor) / (best - floor)
+    good = least <= share <= 1 - least and varied >= LEAST_VARIED
+    text = f"mean {mean:.3g}, scores differ in {varied:.0%} of {len(groups)} groups"
+    return CheckResult("signal", Verdict.PASS if good else Verdict.WARN, text)
+
+
+def tokens(samples: Sequence[EvalSample], limit: int, most: float) -> CheckResult:
+    """Rows fit into ``max_token_length``, and few replies are cut."""
+    lengths = {
+        one.item["id"]: len((one.shown.get(ROW) or {}).get("tokens") or ()) for one in samples
+    }
+    cut = [one for one in samples if one.shown.get("finish_reason") == "length"]
+    long = [Proof(task, note=f"{n} tokens") for task, n in lengths.items() if n > limit]
+    share = len(cut) / max(1, len(samples))
+    text = f"at most {max(lengths.values(), default=0)} of {limit} tokens, {share:.0%} cut"
+    if share > most:
+        long += [Proof(one.item["id"], note="the reply is cut") for one in cut]
+    return CheckResult("tokens", Verdict.WARN if long else Verdict.PASS, text, long)

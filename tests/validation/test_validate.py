@@ -1,0 +1,44 @@
+"""The zoo: every defect is found, and no sound environment fails or warns."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from atroposlib.cli.env_validate import validate
+from tests.validation import zoo_broken, zoo_sound
+
+pytestmark = pytest.mark.slow
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    for name in ("zoo_broken", "zoo_sound"):
+        loaded = sys.modules.pop(name, None)
+        if hasattr(loaded, "release"):
+            loaded.release()
+
+
+@pytest.mark.parametrize("name", zoo_broken.FINDS)
+async def test_the_defect_of_a_broken_environment_is_found(name):
+    report = await validate(f"{HERE}/zoo_broken.py:{name}")
+    assert zoo_broken.FINDS[name] in report.flagged(), report.table()
+
+
+@pytest.mark.parametrize("name", zoo_sound.SOUND)
+async def test_a_sound_environment_passes_without_a_warning(name):
+    report = await validate(f"{HERE}/zoo_sound.py:{name}")
+    assert report.flagged() == [], report.table()
+
+
+def test_the_zoo_has_a_defect_for_nearly_every_check():
+    from atroposlib.validation.bounds import DEFAULTS
+
+    untested = set(DEFAULTS) - set(zoo_broken.FINDS.values())
+    assert untested == {"signal", "tokens"}  # these need a model
+    assert len(zoo_broken.FINDS) >= 30 and len(zoo_sound.SOUND) >= 15
