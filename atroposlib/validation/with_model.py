@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from atroposlib.envs.cli import read_settings
@@ -25,9 +26,10 @@ async def measured(env_cls: Any, words: Sequence[str], url: str) -> list[CheckRe
     """
     given = ["process", "--env.use_wandb", "false", "--openai.base_url", url, *words]
     settings = read_settings(env_cls, given)
-    made = asyncio.to_thread(make_named_env, env_cls, settings, must_answer=True)
-    env: Any = await made
-    env.config.eval_temperature = env.config.temperature
+    config: Any = settings.env
+    sampled = config.model_copy(update={"eval_temperature": config.temperature})
+    settings = replace(settings, env=sampled)
+    env: Any = await asyncio.to_thread(make_named_env, env_cls, settings, must_answer=True)
     try:
         await env.setup()
         items = [item for _ in range(GROUPS) if (item := await env.get_next_item())]
