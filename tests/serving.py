@@ -14,11 +14,11 @@ WAIT_S = 600.0  # far beyond what anything here takes: only a hang reaches it
 
 
 @contextmanager
-def served(app: Any) -> Iterator[str]:
+def served(app: Any, ws: str = "none") -> Iterator[str]:
     """The app on a free port of the loopback interface; yields its URL."""
     listener = socket.create_server(("127.0.0.1", 0))
     settings = uvicorn.Config(
-        app, log_level="error", access_log=False, ws="none", timeout_graceful_shutdown=1
+        app, log_level="error", access_log=False, ws=ws, timeout_graceful_shutdown=1
     )
     server = uvicorn.Server(settings)
     # The listener takes connections before the server runs, so nobody has to wait for it.

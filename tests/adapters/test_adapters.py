@@ -16,8 +16,9 @@ from atroposlib.errors import ConfigError
 def test_no_adapter_imports_its_package_at_its_own_import():
     program = (
         "import sys\n"
-        "from atroposlib.adapters import gymnasium, mcp, reasoning_gym, textarena, textworld\n"
-        "names = ('gymnasium', 'mcp', 'reasoning_gym', 'textarena', 'textworld', 'nltk')\n"
+        "from atroposlib.adapters import gymnasium, mcp, openenv, reasoning_gym, textarena\n"
+        "from atroposlib.adapters import textworld\n"
+        "names = 'gymnasium mcp openenv websockets reasoning_gym textarena textworld nltk'.split()\n"
         "print([name for name in names if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -1,0 +1,259 @@
+"""Environments of OpenEnv servers, over their WebSocket; no package of theirs is needed.
+
+    atropos env run openenv:ws://127.0.0.1:8000/ws process
+    python -m atroposlib.adapters.openenv serve --env.env_id ws://127.0.0.1:8000/ws
+
+A rollout is a session of its own. A turn shows the observation; the reply is the action where that
+has one text field, else the model's last <action> holds it as JSON, by the schema that it is shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import httpx
+from pydantic import Field
+
+from atroposlib.adapters import EpisodeConfig, fits, held_out_episodes, training_episodes
+from atroposlib.envs.function_env import Model, Reward, environment
+from atroposlib.errors import ConfigError
+
+RETRY_S = 0.5  # between two attempts to get a place at a full server
+FULL, WRONG_ACTION = "CAPACITY_REACHED", "VALIDATION_ERROR"
+_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)
+HIDDEN = ("done", "reward", "metadata")  # of an observation: not for the model
+
+
+class ServerError(Exception):
+    """An error frame of the server, with its ``code``."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+
+
+class Score(str, Enum):
+    """Score of an episode, from its rewards."""
+
+    SUM = "sum"
+    FINAL = "final"  # the last one
+
+
+class OpenEnvConfig(EpisodeConfig):
+    """Settings of the server and of the turns."""
+
+    env_id: str = Field(default="ws://127.0.0.1:8000/ws", description="URL of the server")
+    env_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="fields of each reset, beside the seed"
+    )
+    instructions: str = Field(default="", description="before the first observation")
+    max_turns: int = Field(default=16, ge=1, description="most turns of an episode")
+    reward: Score = Field(default=Score.SUM, description="of an episode: sum or final")
+    server_timeout: float = Field(
+        default=60.0, gt=0, description="seconds until the server answers, or has a free place"
+    )
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What the server says of itself."""
+
+    name: str  # with its version
+    action: Mapping[str, Any]  # JSON schema
+
+    @property
+    def text_field(self) -> str | None:
+        """The field that takes a whole reply: the only one, of type string."""
+        fields = {k: v for k, v in self.action["properties"].items() if k != "metadata"}
+        [(name, one), *others] = fields.items()
+        return name if not others and one.get("type") == "string" else None
+
+
+def address(env_id: str, scheme: str, path: str) -> str:
+    """A URL of the server: ``scheme`` is ws or http, with an s where ``env_id`` has one."""
+    found = re.fullmatch(r"(?:ws|http)(s?)://(.+?)(?:/ws)?/?", env_id)
+    if found is None:
+        raise ConfigError(f"--env.env_id {env_id}: write it as ws://host:port/ws")
+    return f"{scheme}{found[1]}://{found[2]}{path}"
+
+
+def contract_of(config: OpenEnvConfig) -> Contract:
+    """Ask the server. Raises ConfigError: it does not answer, or has no actions."""
+    try:
+        with httpx.Client(timeout=config.server_timeout, trust_env=False) as http:
+            schema = http.get(address(config.env_id, "http", "/schema")).raise_for_status()
+            about = http.get(address(config.env_id, "http", "/metadata")).raise_for_status()
+        action, told = schema.json()["action"], about.json()
+        name = f"{told.get('name') or 'openenv'} {told.get('version') or ''}".strip()
+        if not set(action["properties"]) - {"metadata"}:
+            raise ValueError("its actions have no fields")
+        return Contract(name, action)
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"--env.env_id {config.env_id}: no OpenEnv server ({what})"
+        ) from error
+
+
+class Session:
+    """A session of the server; blocking. :meth:`close` ends a call in another thread."""
+
+    def __init__(self, config: OpenEnvConfig) -> None:
+        from websockets.sync.client import connect
+
+        self._timeout_s = config.server_timeout
+        url = address(config.env_id, "ws", "/ws")
+        connecting = connect(url, open_timeout=self._timeout_s, max_size=None, proxy=None)
+        self._open = ExitStack()
+        self._socket = self._open.enter_context(connecting)
+
+    def call(self, kind: str, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The data of the answer. Raises ServerError, TimeoutError, or a ConnectionClosed."""
+        from websockets.exceptions import ConnectionClosed
+
+        # The server refuses a key data where a message has none.
+        message = {"type": kind} if data is None else {"type": kind, "data": data}
+        with suppress(
+            ConnectionClosed
+        ):  # a full server closes at once; its reason comes first
+            self._socket.send(json.dumps(message))
+        answer = json.loads(self._socket.recv(timeout=self._timeout_s))
+        content: dict[str, Any] = answer["data"]
+        if answer["type"] == "error":
+            raise ServerError(content["code"], content["message"])
+        return content
+
+    def close(self) -> None:
+        self._open.close()
+
+
+def opened(config: OpenEnvConfig, seed: int) -> tuple[Session, dict[str, Any]]:
+    """A session and the answer to its reset; waits for a place at a full server.
+
+    Raises ServerError: it stayed full, or its reset failed.
+    """
+    end = time.monotonic() + config.server_timeout
+    while True:
+        session = Session(config)
+        try:
+            return session, session.call("reset", {"seed": seed, **config.env_kwargs})
+        except BaseException as error:
+            session.close()
+            full = isinstance(error, ServerError) and error.code == FULL
+            if not full or time.monotonic() > end:
+                raise
+        time.sleep(RETRY_S)
+
+
+async def opened_aside(config: OpenEnvConfig, seed: int) -> tuple[Session, dict[str, Any]]:
+    """As :func:`opened`, in a thread; if it is cancelled, the session is closed once it is there."""
+    loop = asyncio.get_running_loop()
+    opening = asyncio.ensure_future(asyncio.to_thread(opened, config, seed))
+
+    def close(done: asyncio.Future[tuple[Session, dict[str, Any]]]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            loop.run_in_executor(None, done.result()[0].close)
+
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(close)
+        raise
+
+
+def shown(observation: Mapping[str, Any]) -> str:
+    """An observation as text: that of its only text field, else its fields as JSON."""
+    fields = {name: value for name, value in observation.items() if name not in HIDDEN}
+    values = list(fields.values())
+    if len(values) == 1 and isinstance(values[0], str):
+        return values[0]
+    return json.dumps(fields, ensure_ascii=False)
+
+
+def action_in(reply: str, contract: Contract) -> dict[str, Any] | None:
+    """The action of a reply; None without one."""
+    if contract.text_field is not None:
+        return {contract.text_field: str(reply)}
+    try:
+        action = json.loads(_ACTION.findall(reply)[-1])
+    except (IndexError, ValueError):
+        return None
+    return action if isinstance(action, dict) else None
+
+
+def training(config: OpenEnvConfig) -> Iterator[dict[str, Any]]:
+    contract = contract_of(config)
+    try:
+        session, _ = opened(config, 0)  # a reset that fails, fails before the first rollout
+    except Exception as error:  # of the server, of the network, of the protocol
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"--env.env_id {config.env_id}: no reset ({what})") from error
+    session.close()
+    return training_episodes(config, contract.name)
+
+
+def held_out(config: OpenEnvConfig) -> list[dict[str, Any]]:
+    return held_out_episodes(config, contract_of(config).name)
+
+
+@environment(training, eval_dataset=held_out, config=OpenEnvConfig)
+async def openenv(task: Any, model: Model, config: OpenEnvConfig) -> Reward:
+    """Play one episode, scored by the environment's own rewards."""
+    contract = await asyncio.to_thread(contract_of, config)
+    session, first = await opened_aside(config, task["seed"])
+    try:
+        return await played(session, first, contract, model, config)
+    finally:
+        await asyncio.to_thread(session.close)
+
+
+async def played(
+    session: Session, answer: Any, contract: Contract, model: Model, config: OpenEnvConfig
+) -> Reward:
+    """One episode until its end, or until a limit cuts it."""
+    how = (
+        "" if contract.text_field else f"An action is JSON by this schema: {contract.action}\n"
+    )
+    how += "" if contract.text_field else "End each reply with one in <action> tags."
+    opening = "\n".join(filter(None, (config.instructions, how)))
+    messages: Any = [{"role": "system", "content": opening}] if opening else []
+    rewards, turns, refused, note = [], 0, 0, ""
+    while not answer["done"] and turns < config.max_turns:
+        text = note + shown(answer["observation"])
+        if not fits(model, text if turns else opening + text, config):
+            break
+        reply = await model.chat([*messages, {"role": "user", "content": text}])
+        messages, turns, note = reply.messages, turns + 1, ""
+        action = action_in(reply, contract)
+        try:
+            if action is None:
+                raise ServerError(WRONG_ACTION, "no <action> with JSON in the reply")
+            answer = await asyncio.to_thread(session.call, "step", action)
+        except ServerError as error:
+            if error.code != WRONG_ACTION:  # the environment failed, not the model
+                raise
+            refused, note = refused + 1, f"That was no action ({error}).\n\n"
+            continue
+        if answer["reward"] is not None:
+            rewards.append(float(answer["reward"]))
+            if config.reward is Score.SUM:
+                model.reward(rewards[-1])
+    if answer["done"] and not rewards:
+        raise ValueError(f"{config.env_id} ended an episode without any reward")
+    metrics = {"turns": float(turns), "refused": float(refused), "return": sum(rewards)}
+    score: float | None = 0.0  # to which the rewards of the turns are added
+    if config.reward is Score.FINAL or not rewards:
+        score = rewards[-1] if answer["done"] else config.cut_reward
+    return Reward(score, {**metrics, "truncated": float(not answer["done"])})
+
+
+if __name__ == "__main__":
+    openenv.cli()
