@@ -16,13 +16,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import httpx
 from pydantic import Field
 
 from atroposlib.adapters import EpisodeConfig, fits, held_out_episodes, training_episodes
+from atroposlib.adapters.gymnasium import Score
 from atroposlib.envs.function_env import Model, Reward, environment
 from atroposlib.errors import ConfigError
 
@@ -40,13 +40,6 @@ class ServerError(Exception):
         self.code = code
 
 
-class Score(str, Enum):
-    """Score of an episode, from its rewards."""
-
-    SUM = "sum"
-    FINAL = "final"  # the last one
-
-
 class OpenEnvConfig(EpisodeConfig):
     """Settings of the server and of the turns."""
 
@@ -56,7 +49,8 @@ class OpenEnvConfig(EpisodeConfig):
     )
     instructions: str = Field(default="", description="before the first observation")
     max_turns: int = Field(default=16, ge=1, description="most turns of an episode")
-    reward: Score = Field(default=Score.SUM, description="of an episode: sum or final")
+    reward: Score = Field(default=Score.DISCOUNTED, description="discounted or final")
+    discount: float = Field(default=1.0, ge=0, le=1, description="per turn; 1: the sum")
     server_timeout: float = Field(
         default=60.0, gt=0, description="seconds until the server answers, or has a free place"
     )
@@ -244,8 +238,8 @@ async def played(
             continue
         if answer["reward"] is not None:
             rewards.append(float(answer["reward"]))
-            if config.reward is Score.SUM:
-                model.reward(rewards[-1])
+            if config.reward is Score.DISCOUNTED:
+                model.reward(config.discount ** (turns - 1) * rewards[-1])
     if answer["done"] and not rewards:
         raise ValueError(f"{config.env_id} ended an episode without any reward")
     metrics = {"turns": float(turns), "refused": float(refused), "return": sum(rewards)}
