@@ -83,6 +83,8 @@ def test_the_completion_lists_the_verbs_of_a_noun():
         "try",
         "run",
         "list",
+        "validate",
+        "info",
     ]
 
 

@@ -66,12 +66,14 @@ def test_the_group_of_a_class_is_printed(tokenizer, capsys):
 
 def test_the_first_error_ends_it_with_exit_status_1(wordle, tokenizer, capsys):
     text = wordle.read_text(encoding="utf-8")
-    wordle.write_text(text.replace("return rewards(task, text)", "return 1 / 0"))
+    wrong = text.replace("return rewards(task, text)", "return 1 / 0")
+    wordle.write_text(wrong)
+    line = 1 + wrong[: wrong.index("return 1 / 0")].count("\n")
     fake = FakeInference()
     with fake.running() as url:
         assert env_try.main([str(wordle), "--url", f"{url}/v1", "--model", tokenizer]) == 1
     error = capsys.readouterr().err
-    assert "wordle.py:23: ZeroDivisionError" in error and "`return 1 / 0`" in error
+    assert f"wordle.py:{line}: ZeroDivisionError" in error and "`return 1 / 0`" in error
     assert len(error.splitlines()) <= 3
     assert len(fake.requests) == 1
     sys.modules.pop("wordle")
