@@ -46,14 +46,16 @@ def _versions(spans: list[dict[str, int]]) -> list[int]:
 
 
 @contextmanager
-def running_environment(api: str, server: str) -> Iterator[list[dict[str, Any]]]:
-    """Keep one batch queued; yield the growing list of samples from the server."""
+def running_environment(
+    api: str, server: str, ahead: int = 0
+) -> Iterator[list[dict[str, Any]]]:
+    """Post while at most ``ahead`` groups are queued; yield the growing list of samples."""
     stop, sent = threading.Event(), []
 
     def run() -> None:
         while not stop.wait(0.02):
             status = httpx.get(f"{api}/status").json()
-            if status["state"] == "EMPTY" or status["queue_size"] > 0:
+            if status["state"] == "EMPTY" or status["queue_size"] > ahead:
                 continue
             groups = [
                 sample_group(server, prompt, f"test-{len(sent)}-{i}")

@@ -37,14 +37,19 @@ BOUND_S = 300
 
 
 @pytest.fixture
-def run(serve, model_dir):
-    """The URLs of a rollout API and an inference server, with an environment that posts to them."""
+def servers(serve, model_dir):
+    """The URLs of a rollout API and an inference server."""
     engine = Engine(load_model(str(model_dir)), EngineLimits(), seed=0, num_threads=1)
     engine.start()
-    api, server = serve(api_app()), serve(inference_app(engine))
-    with running_environment(api, server):
-        yield api, server
+    yield serve(api_app()), serve(inference_app(engine))
     engine.close()
+
+
+@pytest.fixture
+def run(servers):
+    """Both, with an environment that posts what a batch needs."""
+    with running_environment(*servers):
+        yield servers
 
 
 def lines_of(out):
@@ -128,9 +133,10 @@ def test_a_batch_serves_several_passes(run, model_dir, tmp_path):
 
 
 def test_the_example_of_the_docs_joins_the_run_and_refuses_groups_of_another_size(
-    run, model_dir, tmp_path, monkeypatch
+    servers, model_dir, tmp_path, monkeypatch
 ):
-    words = ["trl_trainer.py", str(model_dir), str(tmp_path), *run]
+    words = ["trl_trainer.py", str(model_dir), str(tmp_path), *servers]
     monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(ConfigError, match="make group_size and num_generations equal"):
+    refused = pytest.raises(ConfigError, match="make group_size and num_generations equal")
+    with running_environment(*servers, ahead=8), refused:  # a batch of 8 groups
         runpy.run_path(str(ROOT / "docs/examples/trl_trainer.py"))
