@@ -136,14 +136,17 @@ def opened(config: OpenEnvConfig, seed: int) -> tuple[Session, dict[str, Any]]:
     """
     end = time.monotonic() + config.server_timeout
     while True:
-        session = Session(config)
-        try:
-            return session, session.call("reset", {"seed": seed, **config.env_kwargs})
-        except BaseException as error:
-            session.close()
-            full = isinstance(error, ServerError) and error.code == FULL
-            if not full or time.monotonic() > end:
-                raise
+        with ExitStack() as undo:
+            session = Session(config)
+            undo.callback(session.close)
+            try:
+                first = session.call("reset", {"seed": seed, **config.env_kwargs})
+            except ServerError as error:
+                if error.code != FULL or time.monotonic() > end:
+                    raise
+            else:
+                undo.pop_all()
+                return session, first
         time.sleep(RETRY_S)
 
 
@@ -184,10 +187,12 @@ def action_in(reply: str, contract: Contract) -> dict[str, Any] | None:
 
 
 def training(config: OpenEnvConfig) -> Iterator[dict[str, Any]]:
+    from websockets.exceptions import WebSocketException
+
     contract = contract_of(config)
     try:
         session, _ = opened(config, 0)  # a reset that fails, fails before the first rollout
-    except Exception as error:  # of the server, of the network, of the protocol
+    except (OSError, ValueError, KeyError, ServerError, WebSocketException) as error:
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"--env.env_id {config.env_id}: no reset ({what})") from error
     session.close()
