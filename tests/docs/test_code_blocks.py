@@ -235,7 +235,8 @@ def test_the_commands_and_flags_of_atropos_exist(page, words):
     command = second if second in COMMANDS or first == "run" else first
     assert {command, first} & set(COMMANDS)
     settings = FunctionEnvConfig.model_fields
-    if first == "env" and any(one.name in rest for one in listed()):
+    names = {word.partition(":")[0] for word in rest}  # of adapter:argument too
+    if first == "env" and any(one.name in names for one in listed()):
         settings = load(rest[1]).env_config_cls.model_fields
     for word in rest:
         flag = word.partition("=")[0]
