@@ -25,7 +25,6 @@ import logging
 import os
 import random
 import signal
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -36,7 +35,7 @@ import torch
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError
 from atroposlib.utils.command import logs
-from atroposlib.wire import ClaimedBatch, Registration
+from atroposlib.wire import ClaimedBatch
 from example_trainer import losses
 from example_trainer.advantage.prepare import Prepared, prepare
 from example_trainer.checkpoint.exports import ModelExporter
@@ -177,25 +176,7 @@ def recovery_of(
 
     ``life`` is that of the heartbeats of this process; empty: there are none.
     """
-    registration = Registration(
-        wandb_group=cfg.wandb_group or "",
-        wandb_project=cfg.wandb_project or "",
-        batch_size=cfg.sequences_per_step,
-        max_token_len=max_token_len,
-        checkpoint_dir=cfg.save_path,
-        save_checkpoint_interval=cfg.checkpoint_interval or cfg.training_steps,
-        starting_step=0,
-        num_steps=cfg.training_steps,
-        commits=cfg.recover_mode != "disabled",  # keep acked batches until a checkpoint is
-        max_staleness=cfg.max_staleness,
-        staleness_policy=cfg.staleness_policy,
-        life=life,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        run_name=cfg.run_name or "",
-        take_over=cfg.take_over,
-        tokenizer=cfg.model_name,
-    )
+    registration = cfg.registration(max_token_len, life=life)
     return Recovery(cfg, world, registration, cfg.checkpoint_identity, counters)
 
 

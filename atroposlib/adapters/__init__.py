@@ -5,6 +5,7 @@ A module here imports its package when an environment is set up, never at its ow
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
@@ -17,6 +18,7 @@ from atroposlib.envs.function_env import FunctionEnvConfig, Model
 from atroposlib.errors import ConfigError
 
 EVAL_SEEDS = 1_000_000  # smaller seeds are evaluated, larger ones trained
+ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)  # in a reply
 TEMPLATE_TOKENS = 32  # upper bound of the template text around one message
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import Field
 
 from atroposlib.adapters import (
+    ACTION,
     EpisodeConfig,
     fits,
     held_out_episodes,
@@ -54,7 +55,6 @@ KNOWN = {
 # Colours that carry meaning in ansi modes.
 COLOURS = {"41": "red", "42": "green", "43": "yellow", "34;1": "blue", "35": "magenta"}
 _ESCAPE = re.compile(r"\x1b\[([\d;]*)m")
-_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)
 
 
 class Illegal(str, Enum):
@@ -169,7 +169,7 @@ def action_names(env_id: str, count: int, given: Sequence[str] | None) -> list[s
 
 def chosen_action(reply: str, names: Sequence[str]) -> int | None:
     """The action of the last <action>, by name or number; None without a valid one."""
-    found = _ACTION.findall(reply)
+    found = ACTION.findall(reply)
     if not found:
         return None
     word = " ".join(found[-1].split()).lower()

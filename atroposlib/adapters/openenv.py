@@ -13,22 +13,27 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 from pydantic import Field
 
-from atroposlib.adapters import EpisodeConfig, fits, held_out_episodes, training_episodes
+from atroposlib.adapters import (
+    ACTION,
+    EpisodeConfig,
+    fits,
+    held_out_episodes,
+    training_episodes,
+)
 from atroposlib.adapters.gymnasium import Score
 from atroposlib.envs.function_env import Model, Reward, environment
 from atroposlib.errors import ConfigError
 
 RETRY_S = 0.5  # between two attempts to get a place at a full server
 FULL, WRONG_ACTION = "CAPACITY_REACHED", "VALIDATION_ERROR"
-_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)
 HIDDEN = ("done", "reward", "metadata")  # of an observation: not for the model
 
 
@@ -180,7 +185,7 @@ def action_in(reply: str, contract: Contract) -> dict[str, Any] | None:
     if contract.text_field is not None:
         return {contract.text_field: str(reply)}
     try:
-        action = json.loads(_ACTION.findall(reply)[-1])
+        action = json.loads(ACTION.findall(reply)[-1])
     except (IndexError, ValueError):
         return None
     return action if isinstance(action, dict) else None
@@ -203,13 +208,19 @@ def held_out(config: OpenEnvConfig) -> list[dict[str, Any]]:
     return held_out_episodes(config, contract_of(config).name)
 
 
-@environment(training, eval_dataset=held_out, config=OpenEnvConfig)
-async def openenv(task: Any, model: Model, config: OpenEnvConfig) -> Reward:
+@asynccontextmanager
+async def asked(config: OpenEnvConfig) -> AsyncIterator[Contract]:
+    yield await asyncio.to_thread(contract_of, config)
+
+
+@environment(training, eval_dataset=held_out, config=OpenEnvConfig, lifespan=asked)
+async def openenv(
+    task: Any, model: Model, config: OpenEnvConfig, resources: Contract
+) -> Reward:
     """Play one episode, scored by the environment's own rewards."""
-    contract = await asyncio.to_thread(contract_of, config)
     session, first = await opened_aside(config, task["seed"])
     try:
-        return await played(session, first, contract, model, config)
+        return await played(session, first, resources, model, config)
     finally:
         await asyncio.to_thread(session.close)
 

@@ -26,6 +26,7 @@ from typing import Any
 from pydantic import Field
 
 from atroposlib.adapters import (
+    ACTION,
     EpisodeConfig,
     fits,
     held_out_episodes,
@@ -47,7 +48,6 @@ PROMPT = (
 )
 REFUSED = "That is no command. Commands begin with: {verbs}."
 REFUSALS = (ValueError, TypeError, KeyError, AssertionError, AttributeError)
-_ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)
 _COMMAND = re.compile(r"[a-z0-9' -]+")
 _STATUS = re.compile(r"\n>\s*(-= .* =-\S*)?\s*\Z")  # line of the interpreter after each text
 _LOCK = threading.Lock()  # the package has global random numbers and one parser
@@ -140,7 +140,7 @@ def game_of(task: Any) -> World:
 
 def command_in(reply: str) -> str | None:
     """The last <action> in lower case; None without one."""
-    found = _ACTION.findall(reply)
+    found = ACTION.findall(reply)
     return " ".join(found[-1].lower().split()) if found else None
 
 

@@ -8,7 +8,7 @@ One row of ``REPLY_CHECKS`` is one check.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from atroposlib.validation import probes
@@ -100,10 +100,13 @@ def gold_replies(subject: Subject) -> list[Try]:
     return [Try(case, case.gold, "gold") for case in subject.golden[: subject.few(32)]]
 
 
-def nothing(subject: Subject) -> list[Try]:
-    cases = subject.cases[: subject.few(8)]
-    texts = probes.NOTHING.items()
-    return [Try(case, [text] * TURNS, what) for case in cases for what, text in texts]
+def fixed(texts: Mapping[str, str], most: int) -> Plan:
+    """The same texts in each of ``most`` cases, by their names."""
+    return lambda subject: [
+        Try(case, [text] * TURNS, what)
+        for case in subject.cases[: subject.few(most)]
+        for what, text in texts.items()
+    ]
 
 
 def echoes(subject: Subject) -> list[Try]:
@@ -114,12 +117,6 @@ def echoes(subject: Subject) -> list[Try]:
         shown += [case.prompt, *probes.examples_in(case.prompt)]
         tries += [Try(case, [text] * TURNS, "the prompt") for text in dict.fromkeys(shown)]
     return tries
-
-
-def garbage(subject: Subject) -> list[Try]:
-    cases = subject.cases[: subject.few(4)]
-    texts = probes.GARBAGE.items()
-    return [Try(case, [text] * TURNS, what) for case in cases for what, text in texts]
 
 
 def verdicts(subject: Subject) -> list[Try]:
@@ -202,9 +199,9 @@ def lengths(subject: Subject) -> list[Try]:
 
 REPLY_CHECKS: dict[str, ReplyCheck] = {
     "gold.passes": ReplyCheck(gold_replies, best_score),
-    "null.fails": ReplyCheck(nothing, no_score, needs_gold=False),
+    "null.fails": ReplyCheck(fixed(probes.NOTHING, 8), no_score, needs_gold=False),
     "echo.fails": ReplyCheck(echoes, no_score, needs_gold=False),
-    "garbage.fails": ReplyCheck(garbage, no_score, needs_gold=False),
+    "garbage.fails": ReplyCheck(fixed(probes.GARBAGE, 4), no_score, needs_gold=False),
     "constant.fails": ReplyCheck(constants, low_mean),
     "swap.fails": ReplyCheck(swaps, low_mean),
     "many.fails": ReplyCheck(lists_of_answers, no_score, Verdict.WARN),

@@ -14,11 +14,10 @@ from typing import Any, cast
 
 from atroposlib.client import RolloutClient
 from atroposlib.errors import ConfigError
-from atroposlib.wire import ClaimedBatch, Registration, ScoredData
+from atroposlib.wire import ClaimedBatch, ScoredData
 from example_trainer.checkpoint.rewinding import rewind
 from example_trainer.data.rows import TrainingBatch, to_rows
 from example_trainer.distributed.ranks import Ranks
-from example_trainer.model import state_dict
 from example_trainer.model.model_dir import (
     TrainerState,
     read_state,
@@ -64,10 +63,6 @@ class ModelWeights:
 
 
 class _WholeModel(DiskPublisher):
-    def needs_untying(self, policy: Policy) -> bool:
-        tied = bool(state_dict.tied_heads(policy.model)[1])
-        return tied and any(engine.wants_untied_head for engine in self.engines)
-
     def stage(self, policy: Policy, state: TrainerState) -> Path:
         weights, directory = cast(ModelWeights, policy), self.directory(state)
         write_model(
@@ -125,23 +120,13 @@ class Link:
     def _joined(self, held: TrainerState, checkpoints: Path) -> TrainerState:
         cfg = self._cfg
         registered = self._client.register(
-            Registration(
-                wandb_group=cfg.wandb_group or "",
-                wandb_project=cfg.wandb_project or "",
-                batch_size=cfg.sequences_per_step,
-                max_token_len=cfg.seq_len,
+            cfg.registration(
+                cfg.seq_len,
                 checkpoint_dir=str(checkpoints),
-                save_checkpoint_interval=cfg.training_steps,
                 starting_step=held.step,
-                num_steps=cfg.training_steps,
                 commits=True,
-                max_staleness=cfg.max_staleness,
-                staleness_policy=cfg.staleness_policy,
                 holds=held.batch_no or 0,
                 life=self.waits.life,
-                run_name=cfg.run_name or "",
-                take_over=cfg.take_over,
-                tokenizer=cfg.model_name,
             )
         )
         state = replace(

@@ -6,13 +6,16 @@ refused when it is set.
 
 from __future__ import annotations
 
+import os
 import secrets
+import socket
 from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict
 
 from atroposlib.errors import ConfigError
+from atroposlib.wire import Registration
 from example_trainer.settings.batch import LoadSettings
 from example_trainer.settings.loss import ObjectiveSettings
 from example_trainer.settings.model import parse_layers
@@ -95,6 +98,29 @@ class TrainingConfig(
     @property
     def published(self) -> Path:
         return Path(self.publish_dir or Path(self.save_path) / "published")
+
+    def registration(self, max_token_len: int, **more: Any) -> Registration:
+        """The registration of this process, at step 0; ``more`` replaces fields of it."""
+        fields = {
+            "wandb_group": self.wandb_group or "",
+            "wandb_project": self.wandb_project or "",
+            "batch_size": self.sequences_per_step,
+            "max_token_len": max_token_len,
+            "checkpoint_dir": self.save_path,
+            "save_checkpoint_interval": self.checkpoint_interval or self.training_steps,
+            "starting_step": 0,
+            "num_steps": self.training_steps,
+            # Keep acked batches until a checkpoint is committed.
+            "commits": self.recover_mode != "disabled",
+            "max_staleness": self.max_staleness,
+            "staleness_policy": self.staleness_policy,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "run_name": self.run_name or "",
+            "take_over": self.take_over,
+            "tokenizer": self.model_name,
+        }
+        return Registration(**{**fields, **more})
 
     @property
     def checkpoint_identity(self) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn, Union
 
-from atroposlib.envs.function_env.data import task_id
+from atroposlib.envs.function_env.data import manager_of, task_id
 from atroposlib.envs.function_env.rewards import Reward, call_user
 from atroposlib.envs.function_env.rollout_model import Model
 from atroposlib.errors import ConfigError
@@ -103,6 +104,9 @@ async def _played(
         raise ConfigError("an agent with a client needs a server, not given replies")
 
     model = Model(ScriptedSession(replies), "eval", 0.0, 512, open_endpoint=refuse)
-    returned = await call_user(given.function, task, model, config=config)
-    name, offered = env_cls.name or "", {"config": config}
-    return await given.rewards.score(name, task_id(task), task, returned, offered), model
+    lifespan = manager_of(given.lifespan, config) if given.lifespan else nullcontext()
+    async with lifespan as resources:
+        offered = {"config": config, "resources": resources}
+        returned = await call_user(given.function, task, model, **offered)
+        name = env_cls.name or ""
+        return await given.rewards.score(name, task_id(task), task, returned, offered), model

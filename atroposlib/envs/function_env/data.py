@@ -13,7 +13,7 @@ import json
 import logging
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -136,6 +136,11 @@ def takes_an_argument(function: Any) -> bool:
         parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         for parameter in inspect.signature(function).parameters.values()
     )
+
+
+def manager_of(lifespan: Callable[..., Any], config: Any) -> Any:
+    """The async context manager of ``lifespan(config)`` or ``lifespan()``."""
+    return lifespan(config) if takes_an_argument(lifespan) else lifespan()
 
 
 def _is_data(spec: Any) -> bool:

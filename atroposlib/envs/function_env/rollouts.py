@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from atroposlib.envs.eval import pass_at_k
 from atroposlib.envs.function_env.card import Example
 from atroposlib.envs.function_env.config import FunctionEnvConfig
-from atroposlib.envs.function_env.data import TaskItem, takes_an_argument
+from atroposlib.envs.function_env.data import TaskItem, manager_of
 from atroposlib.envs.function_env.recorder import Rollout, Seat, metrics_of
 from atroposlib.envs.function_env.rewards import Reward, RewardPlan, call_user
 from atroposlib.envs.function_env.rollout_model import Model
@@ -223,8 +223,7 @@ class RolloutRunner:
     async def enter(self, lifespan: Callable[..., Any]) -> None:
         """Enter ``lifespan(config)`` or ``lifespan()``; its value becomes ``resources``."""
         with boundary(self.env.label(), None, "entering the lifespan", lifespan):
-            manager = lifespan(self.config) if takes_an_argument(lifespan) else lifespan()
-            opening = in_one_task(manager)
+            opening = in_one_task(manager_of(lifespan, self.config))
             self.resources = await self._open_things.enter_async_context(opening)
 
     async def close(self) -> None:
