@@ -28,6 +28,7 @@ HISTORY = ("docs/log.md", "docs/map.md", "docs/decisions/")
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^ *```[ ]*$", re.DOTALL | re.MULTILINE)
 RUN_BY = {
     "docs/adapters.md": "tests/adapters/test_mcp.py",
+    "docs/agent-frameworks.md": "tests/adapters/test_agents.py",
     "docs/agents.md": "tests/docs/test_agents.py",
     "docs/losses.md": "tests/docs/test_code_blocks.py",
     "docs/other-training.md": "tests/docs/test_other_training.py",

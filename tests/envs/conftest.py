@@ -67,12 +67,11 @@ class RunningApi:
         client.register(
             Registration(
                 batch_size=batch_size,
-                max_token_len=512,
                 checkpoint_dir="",
                 save_checkpoint_interval=0,
                 starting_step=0,
                 num_steps=num_steps,
-                **{"wandb_group": "", "wandb_project": "", **more},
+                **{"wandb_group": "", "wandb_project": "", "max_token_len": 512, **more},
             )
         )
         client.claim(wait_s=0)
