@@ -6,6 +6,7 @@ separate the branches. Newest versions are taken: read the diff and run `make te
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Held back on purpose; everything else moves to the newest version its range admits.
 HELD = ["torch==2.13.0"]
+# Extras that cannot be installed beside the others; their environments have no pins.
+APART = ("verifiers", "verifiers-v0")
 # torch pins its CUDA packages itself, and its CPU builds need none of them.
 LEFT_TO_TORCH = ("cuda-", "nvidia-", "triton==")
 HEADER = """\
@@ -22,9 +25,13 @@ HEADER = """\
 
 
 def resolve() -> list[str]:
-    """The pins uv finds for all extras, one requirement a line."""
+    """The pins uv finds for all extras but those APART, one requirement a line."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", "--universal"]
-    command += ["--python-version", "3.10", "--all-extras", "--no-annotate", "--no-header"]
+    command += ["--python-version", "3.10", "--no-annotate", "--no-header"]
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    for extra in re.findall(r"(?m)^([\w-]+) = \[", section):
+        command += [] if extra in APART else ["--extra", extra]
     command += ["--no-emit-index-url", "--no-emit-find-links", "--quiet", "--constraint", "-"]
     done = subprocess.run(
         command, cwd=ROOT, input="\n".join(HELD), text=True, capture_output=True, check=False

@@ -39,6 +39,7 @@ COMMANDS = {
         "atroposlib.cli.env_validate:command",
         "Check an environment, without a model.",
     ),
+    "env export": ("atroposlib.cli.export:main", "Write a package for another library."),
     "env info": ("atroposlib.cli.env_files:info", "Package, card and settings of one."),
     "eval": ("atroposlib.cli.env_files:evaluate", "Evaluate a model in an environment."),
     "train grpo": ("example_trainer.cli:main", "GRPO and its relatives (atropos-grpo)."),

@@ -84,6 +84,7 @@ def test_the_completion_lists_the_verbs_of_a_noun():
         "run",
         "list",
         "validate",
+        "export",
         "info",
     ]
 

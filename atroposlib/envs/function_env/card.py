@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn, Union
 
 from atroposlib.envs.function_env.data import manager_of, task_id
-from atroposlib.envs.function_env.rewards import Reward, call_user
+from atroposlib.envs.function_env.rewards import Reward, RewardPlan, call_user
 from atroposlib.envs.function_env.rollout_model import Model
 from atroposlib.errors import ConfigError
 from atroposlib.generation.chat.tool_call_translator import ToolCallTranslator
@@ -98,15 +98,20 @@ class Example(NamedTuple):
 async def _played(
     env_cls: Any, task: Any, replies: Replies, config: Any
 ) -> tuple[Reward, Model]:
-    given = env_cls.definition
-
     async def refuse(*_: Any) -> NoReturn:
         raise ConfigError("an agent with a client needs a server, not given replies")
 
     model = Model(ScriptedSession(replies), "eval", 0.0, 512, open_endpoint=refuse)
+    return await scored(env_cls, task, model, config), model
+
+
+async def scored(env_cls: Any, task: Any, model: Model, config: Any) -> Reward:
+    """Reward of one rollout on the session of ``model``, in a lifespan of its own."""
+    given = env_cls.definition
     lifespan = manager_of(given.lifespan, config) if given.lifespan else nullcontext()
     async with lifespan as resources:
         offered = {"config": config, "resources": resources}
         returned = await call_user(given.function, task, model, **offered)
         name = env_cls.name or ""
-        return await given.rewards.score(name, task_id(task), task, returned, offered), model
+        plan: RewardPlan = given.rewards.reweighted(config.reward_weights)
+        return await plan.score(name, task_id(task), task, returned, offered)

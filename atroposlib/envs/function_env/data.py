@@ -226,7 +226,7 @@ class Stream:
     """Rows of unknown number in their given order; a restartable iterable has several passes."""
 
     def __init__(self, rows: Iterable[Any], *, epochs: int) -> None:
-        self._rows = rows
+        self.rows = rows
         self._restarts = not isinstance(rows, Iterator)
         self._epochs = epochs
         self._reading = iter(rows)
@@ -245,7 +245,7 @@ class Stream:
             if empty or last or not self._restarts:
                 return None
             self._epoch, self._began = self._epoch + 1, self._next
-            self._reading = iter(self._rows)
+            self._reading = iter(self.rows)
 
 
 class Cursor:

@@ -203,14 +203,8 @@ class Model:
     @_remembered
     async def openai(self, name: str = "", *, trainable: bool = True) -> AsyncOpenAI:
         """Client of the package ``openai`` for :meth:`endpoint`; the model name is ignored."""
-        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
-
         endpoint = await self.endpoint(name, trainable=trainable)
-        # The TLS settings are shared: making them takes 20 ms per client.
-        http = DefaultAsyncHttpxClient(verify=_tls())
-        return AsyncOpenAI(
-            base_url=endpoint.base_url, api_key=endpoint.api_key, http_client=http
-        )
+        return client_of(endpoint.base_url, endpoint.api_key)
 
     def refuse_forgotten_calls(self, env: str, item: str) -> None:
         """Check, after the function has ended, that each of its calls was awaited.
@@ -261,6 +255,14 @@ class Model:
             sampled = completion.usage.completion_tokens if completion.usage else None
             self.recorder.add(messages, node, sampled)
         return reply
+
+
+def client_of(base_url: str, api_key: str, **options: Any) -> AsyncOpenAI:
+    """Client of the package ``openai``; all share their TLS settings, which take 20 ms."""
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+    http = DefaultAsyncHttpxClient(verify=_tls())
+    return AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http, **options)
 
 
 _tls = lru_cache(maxsize=1)(ssl.create_default_context)
