@@ -241,7 +241,10 @@ class Trainer:
         )
         rewound = client.rewind(self.lineage.last)
         assert not rewound.gone, f"{rewound.gone} batches are gone after a registration"
-        self.world.ledger.trained = self.lineage
+        if (
+            self.life >= self.world.ledger.trained.life
+        ):  # the answer to a fenced one comes late
+            self.world.ledger.trained = self.lineage
         self._publish(client)
 
     def _publish(self, client: RolloutClient) -> None:
@@ -253,7 +256,7 @@ class Trainer:
         if batch.batch is None:
             assert batch.blocked_reason, "a claim waits for nothing that has a name"
             return []
-        self.world.ledger.deliver(batch, self.lineage)
+        self.world.ledger.deliver(batch, self.lineage, self.world.host.full)
         if batch.batch_no in self.lineage.numbers:  # its ack was lost
             self._ack(client, batch)
             return []

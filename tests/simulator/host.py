@@ -19,6 +19,7 @@ import apsw
 import httpx
 
 from atroposlib.api.common.threads import Threads
+from atroposlib.api.decisions.batching import is_full
 from atroposlib.api.server import create_app
 from atroposlib.api.store import Store
 from atroposlib.api.store.memory import MemoryStore
@@ -142,6 +143,12 @@ class ApiHost:
         sql = "SELECT key, state, batch_no FROM groups"
         found = self.life.store._read(lambda c: c.execute(sql))
         return {key: (state, no) for key, state, no in found}
+
+    @property
+    def full(self) -> bool:
+        """Whether a batch may miss the minima, by ``is_full``."""
+        store = self.life.store if self.up and self.life else None
+        return store is not None and is_full(store.stats(), store.max_bytes)
 
     def serve(self, exchange: Exchange) -> asyncio.Task[Reply]:
         """The reply of the present life; ReadError if it ends first."""

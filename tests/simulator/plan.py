@@ -10,7 +10,10 @@ from pathlib import Path
 import msgspec
 
 ROW_BYTES = 400  # about, of a stored row
-CALM_S = 120.0  # without faults at the end; within it all has to be well
+CALM_S = 120.0  # without faults at the end; each holds a step
+MOST_CALMS = (
+    4  # until all that was acknowledged is trained on: slow environments fill few batches
+)
 
 
 class Kind(str, Enum):
@@ -90,11 +93,13 @@ def draw(seed: int, hours: float = 0.2, store: str | None = None) -> Plan:
     if max(env.group_size for env in envs) > batch_size // 4:
         # One group could leave no room for a minimum, or a minimum none for a group.
         envs = tuple(msgspec.structs.replace(env, minimum=None) for env in envs)
-    # At most 40 s of rollouts per batch, so that the calm at the end holds steps.
+    # At most 40 s of rollouts per batch and per minimum, so that a calm holds steps.
     per_s = sum(env.group_size * env.at_once / env.rollout_s for env in envs)
     shorter = max(1.0, batch_size / per_s / 40.0)
     envs = tuple(
-        msgspec.structs.replace(env, rollout_s=env.rollout_s / shorter) for env in envs
+        msgspec.structs.replace(env, rollout_s=min(env.rollout_s / shorter, longest))
+        for env in envs
+        for longest in [_longest_s(env, batch_size)]
     )
     staleness = rng.choice((None, None, 1, 2, 4))
     trainer = TrainerSpec(
@@ -118,6 +123,11 @@ def draw(seed: int, hours: float = 0.2, store: str | None = None) -> Plan:
     few_bytes = ROW_BYTES * batch_size * (trainer.save_every + 4)
     max_bytes = rng.choice((2**30, 2**30, few_bytes))
     return Plan(seed, store, max_bytes, trouble_s, envs, trainer, tuple(faults))
+
+
+def _longest_s(env: EnvSpec, batch_size: int) -> float:
+    per_rollout = env.group_size * env.at_once
+    return 40.0 * per_rollout / (batch_size * env.minimum) if env.minimum else float("inf")
 
 
 def _env(rng: random.Random, i: int, parts: bool) -> EnvSpec:

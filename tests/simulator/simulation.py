@@ -19,7 +19,7 @@ from tests.simulator.actors import Environment, Trainer, World
 from tests.simulator.checks import Ledger
 from tests.simulator.host import ApiHost
 from tests.simulator.loop import Stuck, run_virtual
-from tests.simulator.plan import CALM_S, EnvSpec, Fault, Kind, Plan
+from tests.simulator.plan import CALM_S, MOST_CALMS, EnvSpec, Fault, Kind, Plan
 from tests.torture.figures import fast_folder
 
 AUDIT_S = 5.0
@@ -86,14 +86,19 @@ class Simulation:
     async def _direct(self) -> None:
         faults = [asyncio.ensure_future(self._do(one)) for one in self.plan.faults]
         audits = asyncio.ensure_future(self._audits())
-        loop = asyncio.get_running_loop()
+        loop, trouble_s, why = asyncio.get_running_loop(), self.plan.trouble_s, ""
         try:
-            while loop.time() < self.plan.trouble_s + CALM_S:
-                await asyncio.sleep(AUDIT_S)
-                for task in (*faults, audits):
-                    if task.done():
-                        task.result()
-            await self.ledger.require_progress(self.host, self.plan.trouble_s)
+            for calms in range(1, MOST_CALMS + 1):
+                end = trouble_s + calms * CALM_S
+                while loop.time() < end:
+                    await asyncio.sleep(AUDIT_S)
+                    for task in (*faults, audits):
+                        if task.done():
+                            task.result()
+                why = await self.ledger.left_over(self.host, trouble_s, end - CALM_S)
+                if not why:
+                    return
+            raise AssertionError(why)
         finally:
             for task in (*faults, audits):
                 task.cancel()

@@ -88,6 +88,7 @@ def choose(
     weights: fair_share.EnvWeights | None = None,
     names: Mapping[int, str] | None = None,
     policy: StalenessRule = StalenessRule(),
+    full: bool = False,
 ) -> Selection:
     """Choose groups with exactly ``batch_size`` sequences, none split.
 
@@ -98,12 +99,18 @@ def choose(
         weights: relative share of each env in the trained tokens; 1 by default.
         names: names of environments for ``blocked_reason``.
         policy: treatment of stale groups.
+        full: whether the store is (``is_full``). Then a batch may miss the minima if none
+            keeps them: the posts that would meet them are refused, and only a batch makes room.
+            It holds what is queued of them, if some batch does.
     """
     needs, weights = needs or {}, weights or {}
     fresh, dropped = policy.split(queue)
     state = fair_share.decode(state_bytes)
     ordered = fair_share.order(fresh, weights, state)
-    places = first_exact([(group.env, group.n_seq) for group in ordered], batch_size, needs)
+    kinds = [(group.env, group.n_seq) for group in ordered]
+    places = first_exact(kinds, batch_size, needs)
+    if places is None and full and needs:
+        places = _with_what_is_queued(kinds, batch_size, needs)
     if places is None:
         counts = Counter((group.env, group.n_seq) for group in fresh)
         reason = no_batch(counts, batch_size, needs, names or {})
@@ -115,6 +122,16 @@ def choose(
         min_version=policy.mask_below,
         fair_share=fair_share.encode(fair_share.after(state, fresh, chosen, weights)),
     )
+
+
+def _with_what_is_queued(
+    kinds: Sequence[Key], batch_size: int, needs: Mapping[int, int]
+) -> list[int] | None:
+    held: Counter[int | None] = Counter()
+    for env, n_seq in kinds:
+        held[env] += n_seq
+    queued = {env: min(need, held[env]) for env, need in needs.items()}
+    return first_exact(kinds, batch_size, queued) or first_exact(kinds, batch_size, {})
 
 
 def complete_buffer(buffer: Sequence[tuple[int, int]], expected: int) -> list[int]:
@@ -134,7 +151,11 @@ Counts = Mapping[Key, int]  # groups queued, by (env, n_seq)
 MAX_LISTED = 8  # parts of one list in a message
 
 
-FULL = 0.95  # of the bound on bytes: the next group may be refused
+FULL = 0.9  # of the bound on bytes: the next post may be refused
+
+
+def is_full(stats: StoreStats, max_bytes: int) -> bool:
+    return stats.retained_bytes >= FULL * max_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +193,8 @@ def blocked_reason(stats: StoreStats, now: Situation) -> str | None:
     counts = +counts
     if is_feasible(counts, now.batch_size, now.needs):
         return None
+    if is_full(stats, now.max_bytes) and is_feasible(counts, now.batch_size, {}):
+        return None
     parts = [
         _full(stats, now),
         no_batch(counts, now.batch_size, now.needs, now.names),
@@ -191,7 +214,7 @@ def queued_counts(stats: StoreStats) -> Counts:
 
 
 def _full(stats: StoreStats, now: Situation) -> str | None:
-    if stats.retained_bytes < FULL * now.max_bytes:
+    if not is_full(stats, now.max_bytes):
         return None
     held: Counter[GroupState] = Counter()
     for one in stats.group_counts:

@@ -32,7 +32,7 @@ from atroposlib.api.common.threads import (
     wait_at_most,
 )
 from atroposlib.api.decisions.allocation import shard
-from atroposlib.api.decisions.batching import StalenessRule, choose
+from atroposlib.api.decisions.batching import StalenessRule, choose, is_full
 from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
 from atroposlib.api.decisions.run_state import rebase, require_polled, start
 from atroposlib.api.decisions.stalled import with_stalled
@@ -128,7 +128,8 @@ class Claims:
             world_size=asked.world_size,
             max_deliveries=self._max_deliveries,
         )
-        store, chooser = context.store, self._chooser(run)
+        store = context.store
+        chooser = self._chooser(run, is_full(stats, store.max_bytes))
         got: LeasedBatch | str
         if in_turn:
             call = store.claim_in_turn
@@ -147,7 +148,7 @@ class Claims:
             return got
         return await context.blocked_reason() or got
 
-    def _chooser(self, run: RunRecord) -> Chooser:
+    def _chooser(self, run: RunRecord, full: bool) -> Chooser:
         """The batching function, bound to the current run."""
         trainer, live = run.registration, self._context.live()
         return partial(
@@ -157,6 +158,7 @@ class Claims:
             weights={env.env_id: env.weight for env in run.envs},
             names={env.env_id: env.wandb_name for env in live},
             policy=StalenessRule.of(run),
+            full=full,
         )
 
     def _delivery(self, batch: LeasedBatch, rank: int | None) -> Delivery:

@@ -41,6 +41,14 @@ def test_a_minimum_allocation_takes_precedence_over_the_mixing_weights():
     assert pick(queue, 8, {0: 1}, weights={0: 0.01, 1: 100.0}).gids == (1, 3)
 
 
+def test_a_full_store_waives_a_minimum_only_if_no_batch_keeps_it():
+    starved, kept = queue_of((0, 4), (0, 4)), queue_of((0, 4), (0, 4), (1, 4))
+    assert pick(starved, 8, {1: 4}).gids == ()
+    assert pick(starved, 8, {1: 4}, full=True).gids == (1, 2)
+    assert pick(kept, 8, {1: 4}, full=True).gids == (1, 3)
+    assert pick(kept, 8, {1: 4, 2: 4}, full=True).gids == (1, 3)  # what is queued of them
+
+
 def test_the_groups_of_a_batch_determine_the_env_served_next():
     queue = queue_of((0, 4, 30), (0, 4, 30), (1, 4, 10), (1, 4, 10), (1, 4, 10), (1, 4, 10))
     first = pick(queue, 8)

@@ -38,6 +38,14 @@ def test_the_reason_computed_from_tallies_equals_that_of_a_claim(queue, target, 
     )
 
 
+@given(queue=groups, target=st.integers(1, 24), needs=needs)
+@SOME
+def test_a_full_store_has_a_reason_exactly_if_its_claim_gets_no_batch(queue, target, needs):
+    full, now = _stats(queue, retained_bytes=90), Situation(target, needs, {}, max_bytes=100)
+    got = pick(queue, target, needs, full=True)
+    assert (blocked_reason(full, now) is None) == bool(got.gids)
+
+
 @pytest.mark.parametrize(
     ("queue", "batch_size", "needs", "reason"),
     [
