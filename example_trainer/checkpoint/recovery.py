@@ -152,8 +152,7 @@ class Recovery:
         def write() -> None:
             self._snapshots.write(state.step, tensors, documents)
             assert client is not None
-            if batch_no := self._committed(state):
-                client.commit(batch_no)
+            self._commit(client, state)
 
         run_on_rank0(self._world, write)
         self._unsaved = None
@@ -176,6 +175,10 @@ class Recovery:
             if self._unsaved is not None:
                 self.save(client, policy, optimizer, self._unsaved, critic)
             raise
+
+    def _commit(self, client: RolloutClient, state: TrainerState) -> None:
+        if batch_no := self._committed(state):
+            client.commit(batch_no)
 
     def _committed(self, state: TrainerState) -> int:
         """Return the last batch contained in every possible fallback; 0 for none."""
@@ -264,6 +267,9 @@ class Recovery:
         )
         if self.enabled:
             rewind(client, state)
+            # Again: a trainer that is killed or fenced after it wrote the checkpoint committed
+            # nothing, and those batches could fill the store before the next checkpoint.
+            self._commit(client, state)
             # What is there is of another run, or of this one before it restarted from the
             # beginning.
             if plan.snapshot is None and (aside := self._snapshots.set_aside()):

@@ -136,6 +136,7 @@ class Link:
             starts=registered.starts,
         )
         rewind(self._client, state)
+        self._commit(state)  # the trainer that wrote the checkpoint perhaps did not
         return state
 
     def publish(self, weights: ModelWeights) -> None:
@@ -188,8 +189,11 @@ class Link:
         write_state(folder, self.state)
         for path in (*checkpoint.rglob("*"), checkpoint, checkpoint.parent):
             sync(path)
-        if self.state.batch_no:
-            self._client.commit(self.state.batch_no)
+        self._commit(self.state)
+
+    def _commit(self, state: TrainerState) -> None:
+        if state.batch_no:
+            self._client.commit(state.batch_no)
 
     def close(self) -> None:
         self._stack.close()

@@ -241,6 +241,8 @@ class Trainer:
         )
         rewound = client.rewind(self.lineage.last)
         assert not rewound.gone, f"{rewound.gone} batches are gone after a registration"
+        if self.lineage.last:  # its commit was perhaps lost
+            client.commit(self.lineage.last)
         if (
             self.life >= self.world.ledger.trained.life
         ):  # the answer to a fenced one comes late

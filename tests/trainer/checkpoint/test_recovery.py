@@ -82,6 +82,20 @@ def test_batches_acked_after_the_checkpoint_are_redelivered_first_and_in_order(s
     assert life.client.status().batches_acked == 4
 
 
+def test_a_commit_that_its_trainer_could_not_send_is_sent_by_the_next_one(
+    start, queued, monkeypatch
+):
+    life = start(keep_recover=1)
+    with monkeypatch.context() as killed:
+        killed.setattr(life.client, "commit", lambda batch_no: 0)
+        life.step()
+    assert life.client.status().retained_bytes > 0
+    before = life.client.status().retained_bytes
+    life = start(keep_recover=1)
+    assert life.client.status().retained_bytes < before
+    assert life.step() == ["key 1"]
+
+
 def test_the_policy_version_goes_back_with_the_weights_and_forward_again(start, queued):
     life = start()
     for version in (1, 2, 3):
