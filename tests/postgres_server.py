@@ -62,6 +62,11 @@ class PostgresServer:
             with (self.data / "pg_hba.conf").open("a", encoding="utf-8") as rules:
                 rules.write(f"host all all {subnet} trust\n")
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def url(self, schema: str = "atropos", user: str = "atropos") -> str:
         return f"postgresql://{user}@/postgres?host={self.folder}&schema={schema}"
 

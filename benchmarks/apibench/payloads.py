@@ -104,6 +104,13 @@ def packed(made: dict[str, Any]) -> bytes:
     return pack_group(ScoredData(**made), compress=True)
 
 
+def framed(made: dict[str, Any]) -> bytes:
+    """One group as the body of POST /groups."""
+    from atroposlib.wire.binary import frames
+
+    return frames([packed(made)])
+
+
 def pool(count: int, shape: Shape, encoding: Encoding) -> list[Body]:
     """Different bodies, to be sent in turn: equal ones would share caches and digests."""
     return [body(group(shape, 0, 1000 + i), encoding) for i in range(count)]

@@ -36,6 +36,7 @@ class Plan:
     naive_env_seconds: float = 0.0
     posters: tuple[int, ...] = (64, 1000, 4000)
     post_seconds: float = 12.0
+    scale_stores: tuple[str, ...] = ("sqlite",)
     loop_seconds: float = 4.0
     loop_repeats: int = 1
     scratch: Path | None = None
@@ -58,6 +59,7 @@ FULL = Plan(
     backlog_gb=5.0,
     env_seconds={"backlogged": 60.0, "scaled": 15.0, "greedy": 15.0},
     naive_env_seconds=15.0,
+    scale_stores=("sqlite", "2 replicas, PostgreSQL"),
     loop_seconds=8.0,
     loop_repeats=2,
 )
@@ -82,6 +84,7 @@ SMOKE = Plan(
     env_seconds={"backlogged": 1.0, "scaled": 1.0, "greedy": 1.0},
     naive_env_seconds=1.0,
     posters=(16,),
+    scale_stores=("sqlite", "2 replicas, PostgreSQL"),
     post_seconds=1.0,
     loop_seconds=1.0,
 )

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import multiprocessing
 import resource
+import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 
 from apibench import payloads, servers
 from apibench.calls import Client, Refused
-from apibench.figures import Better, Figure, Section, Target, at_most
-from apibench.payloads import Shape
-from apibench.servers import Server
+from apibench.figures import Better, Figure, Section, Target, at_most, percentile
+from apibench.payloads import Encoding, Shape
+from apibench.processes import usage
+from apibench.servers import HERE, Server
 from apibench.sizes import Plan
 
-GROUP = Shape(8, 64)
-BATCH = 1024  # sequences
-ENVS = 64  # registered; the posters send in their names
+GROUP = Shape(8, 1024)
+BATCH = 512  # sequences
+REPLICAS = "2 replicas, PostgreSQL"
 _NONE_S = 0.02  # between two claims, if there is no batch
+_TYPES = {Encoding.JSON: payloads.JSON_TYPE, Encoding.BINARY: payloads.FRAMES_TYPE}
 _LEAST_ROOM = 256  # files of the process of posters beside its connections
+_ROOM = ("--max-connections", "8192")
 
 _METHOD = (
-    f"So many connections, all in one process, post one group of {GROUP} tokens each as JSON and "
-    "post the next as soon as the answer is there; only a 429 or 503 with Retry-After is waited "
-    f"for. Meanwhile a trainer takes batches of {BATCH} sequences without pause, by claim and ack "
-    "(the naive server: GET /batch). Formed: the batches that the accepted groups make up."
+    f"So many environments, each registered and with a connection of its own, all in one process, "
+    f"post one group of {GROUP} tokens each and the next as soon as the answer is there; only a "
+    "429 or 503 with Retry-After is waited for. Meanwhile a trainer takes batches of "
+    f"{BATCH} sequences without pause, by claim and ack (the naive server: GET /batch). Formed: "
+    "the batches that the accepted groups make up. CPU and memory are those of the servers "
+    "and, where there is one, of the database, per token that came in and went out; the posters "
+    "share the machine. Heard: the environments of which a group was accepted."
 )
 
 
@@ -37,68 +48,124 @@ class Posted:
     refused: int = 0
     failed: int = 0
     seconds: list[float] = field(default_factory=list)
+    heard: set[int] = field(default_factory=set)  # posters with an accepted group
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The servers that one measurement talks to."""
+
+    replicas: Sequence[Server]
+    database: int | None = None  # its process
+
+    @property
+    def first(self) -> Server:
+        return self.replicas[0]
+
+    def used(self) -> tuple[float, float, float]:
+        """CPU seconds of the servers and of the database, and MB of the servers."""
+        each = [one.usage() for one in self.replicas]
+        behind = usage(self.database).cpu_s if self.database else 0.0
+        return sum(u.cpu_s for u in each), behind, sum(u.rss_bytes for u in each) / 1e6
 
 
 def run(plan: Plan) -> Section:
     figures: list[Figure] = []
-    for posters in plan.posters:
-        ours = _measure(plan, _many(servers.ours(source=plan.source)), posters)
-        naive = _measure(plan, servers.NAIVE, posters)
-        for what, unit, better, target in _SHOWN:
-            of = Figure(
-                f"{posters} posters: {what}",
-                unit,
-                ours=(ours[what],),
-                naive=(naive[what],),
-                better=better,
-                target=target,
-            )
-            figures.append(of)
+    for store in plan.scale_stores:
+        for encoding in (Encoding.JSON, Encoding.BINARY):
+            for posters in plan.posters:
+                with _servers(plan, store) as bench:
+                    ours = _measure(plan, bench, posters, encoding)
+                naive: dict[str, float] = {}
+                if store == "sqlite" and encoding is Encoding.JSON:
+                    with Server(servers.NAIVE, plan.scratch) as server:
+                        naive = _measure(plan, Bench([server]), posters, encoding)
+                what = f"{posters:,} envs, {store}, {encoding.value}"
+                figures += _figures(what, ours, naive)
     return Section("Posts without pause", _METHOD, tuple(figures))
 
 
 _SHOWN: list[tuple[str, str, Better, Target | None]] = [
     ("claim and ack, 99 %", "s", Better.LESS, at_most(1)),
     ("batches of those formed", "%", Better.MORE, Target(at_least=80, on_value=True)),
-    ("batches", "", Better.MORE, None),
     ("groups accepted", "1/s", Better.MORE, None),
+    ("heard", "%", Better.MORE, None),
     ("a post, median", "s", Better.LESS, None),
     ("failed requests", "", Better.LESS, None),
+    ("CPU of the servers", "s/Mtok", Better.LESS, None),
+    ("CPU of the database", "s/Mtok", Better.LESS, None),
+    ("memory of the servers", "MB", Better.LESS, None),
 ]
 
 
-def _many(kind: servers.Kind) -> servers.Kind:
-    room = ("--max-connections", "8192")
-    return servers.Kind(kind.name, (*kind.arguments, *room), kind.source)
-
-
-def _measure(plan: Plan, kind: servers.Kind, posters: int) -> dict[str, float]:
-    with Server(kind, plan.scratch) as server:
-        ids = server.begin(BATCH, [servers.env(GROUP.rows)] * min(posters, ENVS))
-        spawn = multiprocessing.get_context("spawn")
-        ours, theirs = spawn.Pipe()
-        path = "/scored_data_list" if kind is servers.NAIVE else "/groups"
-        job = spawn.Process(
-            target=_post_all, args=(server.port, path, posters, ids, plan.post_seconds, theirs)
+def _figures(name: str, ours: dict[str, float], naive: dict[str, float]) -> list[Figure]:
+    return [
+        Figure(
+            f"{name}: {what}",
+            unit,
+            ours=(ours[what],),
+            naive=(naive[what],) if what in naive else (),
+            better=better,
+            target=target,
         )
-        job.start()
-        ours.recv()  # all are connected
-        batches, waits = _train(server, plan.post_seconds)
-        posted: Posted = ours.recv()
-        job.join()
+        for what, unit, better, target in _SHOWN
+        if what in ours
+    ]
+
+
+@contextmanager
+def _servers(plan: Plan, store: str) -> Iterator[Bench]:
+    with ExitStack() as stack:
+
+        def started(store: str) -> Server:
+            ours = servers.ours(store, plan.source)
+            kind = servers.Kind(ours.name, (*ours.arguments, *_ROOM), ours.source)
+            return stack.enter_context(Server(kind, plan.scratch))
+
+        if store != REPLICAS:
+            yield Bench([started(store)])
+            return
+        sys.path.append(str(HERE.parent))
+        from tests.postgres_server import running_server
+
+        database = stack.enter_context(running_server())
+        url = database.fresh_url()
+        yield Bench([started(url), started(url)], database.pid)
+
+
+def _measure(plan: Plan, bench: Bench, posters: int, encoding: Encoding) -> dict[str, float]:
+    ids = bench.first.begin(BATCH, [servers.env(GROUP.rows)] * posters)
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    path = "/groups" if bench.first.generation else "/scored_data_list"
+    ports = [one.port for one in bench.replicas]
+    work = (ports, path, ids, encoding, plan.post_seconds, theirs)
+    job = spawn.Process(target=_post_all, args=work)
+    job.start()
+    theirs.close()  # so that recv fails if the process ends
+    ours.recv()  # all are connected
+    before = bench.used()
+    batches, waits = _train(bench.first, plan.post_seconds)
+    after = bench.used()
+    posted: Posted = ours.recv()
+    job.join()
     formed = posted.accepted * GROUP.rows // BATCH
-    return {
-        "claim and ack, 99 %": _quantile(waits, 0.99),
+    mtok = posted.accepted * GROUP.tokens / 1e6
+    found = {
+        "claim and ack, 99 %": percentile(waits, 0.99),
         "batches of those formed": 100 * batches / formed if formed else 0.0,
-        "batches": batches,
         "groups accepted": posted.accepted / plan.post_seconds,
-        "a post, median": _quantile(posted.seconds, 0.5),
+        "heard": 100 * len(posted.heard) / posters,
         "failed requests": posted.failed,
+        "memory of the servers": after[2],
     }
-
-
-def _quantile(values: list[float], share: float) -> float:
-    return sorted(values)[int(share * (len(values) - 1))] if values else float("inf")
+    if posted.seconds:
+        found["a post, median"] = percentile(posted.seconds, 0.5)
+    if mtok:
+        found["CPU of the servers"] = (after[0] - before[0]) / mtok
+    if mtok and bench.database:
+        found["CPU of the database"] = (after[1] - before[1]) / mtok
+    return found
 
 
 def _train(server: Server, seconds: float) -> tuple[int, list[float]]:
@@ -136,48 +203,61 @@ def _take(server: Server, client: Client, room: bytearray) -> bool:
 
 
 def _post_all(
-    port: int, path: str, posters: int, ids: list[int], seconds: float, pipe: object
+    ports: Sequence[int],
+    path: str,
+    ids: Sequence[int],
+    encoding: Encoding,
+    seconds: float,
+    pipe: Connection,
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < posters + _LEAST_ROOM:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (posters + _LEAST_ROOM, hard))
+    if soft < len(ids) + _LEAST_ROOM:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(ids) + _LEAST_ROOM, hard))
     posted = Posted()
-    asyncio.run(_posting(port, path, posters, ids, seconds, pipe, posted))
-    pipe.send(posted)  # type: ignore[attr-defined]
+    asyncio.run(_posting(ports, path, ids, encoding, seconds, pipe, posted))
+    pipe.send(posted)
+
+
+def _bodies(ids: Sequence[int], encoding: Encoding) -> Iterator[tuple[bytes, ...]]:
+    """The body of each environment in parts; JSON shares all of it but the id."""
+    made = payloads.group(GROUP)
+    shared = json.dumps([made]).encode().removesuffix(b"}]")
+    for env in ids:
+        if encoding is Encoding.BINARY:
+            yield (payloads.framed(made | {"env_id": env}),)
+        else:
+            yield shared, b', "env_id": %d}]' % env
 
 
 async def _posting(
-    port: int,
+    ports: Sequence[int],
     path: str,
-    posters: int,
-    ids: list[int],
+    ids: Sequence[int],
+    encoding: Encoding,
     seconds: float,
-    pipe: object,
+    pipe: Connection,
     posted: Posted,
 ) -> None:
-    bodies = [
-        payloads.body([payloads.group(GROUP, env, env)], payloads.Encoding.JSON) for env in ids
-    ]
-    requests = [
-        b"POST %b HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-        b"content-length: %d\r\n\r\n%b" % (path.encode(), len(one.data), one.data)
-        for one in bodies
-    ]
-    start = asyncio.Event()
-    tasks = [
-        asyncio.create_task(_poster(port, requests[i % len(requests)], start, posted))
-        for i in range(posters)
-    ]
-    await asyncio.sleep(0.5 + posters / 2000)  # connect; whoever cannot, goes on trying
+    start, tasks = asyncio.Event(), []
+    for i, (env, parts) in enumerate(zip(ids, _bodies(ids, encoding))):
+        lines = [f"POST {path} HTTP/1.1", "host: 127.0.0.1"]
+        lines += [f"content-type: {_TYPES[encoding]}"]
+        lines += [f"content-length: {sum(map(len, parts))}", "", ""]
+        request = ("\r\n".join(lines).encode(), *parts)
+        work = _poster(env, ports[i % len(ports)], request, start, posted)
+        tasks.append(asyncio.create_task(work))
+    await asyncio.sleep(0.5 + len(ids) / 2000)  # connect; whoever cannot, goes on trying
     start.set()
-    pipe.send(None)  # type: ignore[attr-defined]
+    pipe.send(None)
     await asyncio.wait(tasks, timeout=seconds)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _poster(port: int, request: bytes, start: asyncio.Event, posted: Posted) -> None:
+async def _poster(
+    who: int, port: int, request: Sequence[bytes], start: asyncio.Event, posted: Posted
+) -> None:
     while True:
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -189,14 +269,17 @@ async def _poster(port: int, request: bytes, start: asyncio.Event, posted: Poste
             await start.wait()
             while True:
                 began = time.perf_counter()
-                writer.write(request)
+                writer.writelines(request)
+                await writer.drain()
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 await reader.readexactly(int(_header(head, b"content-length") or 0))
                 posted.seconds.append(time.perf_counter() - began)
                 status = int(head.split(b" ", 2)[1])
                 posted.accepted += status == 200
                 posted.refused += status != 200
-                if status != 200:
+                if status == 200:
+                    posted.heard.add(who)
+                else:
                     await asyncio.sleep(float(_header(head, b"retry-after") or 0))
                 if _header(head, b"connection") == b"close":
                     break
