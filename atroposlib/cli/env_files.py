@@ -155,7 +155,8 @@ def load(target: str) -> Any:
         ConfigError: there is none, or there are several and ``FILE:NAME`` chooses none.
         RolloutError: the file or the package cannot be imported.
     """
-    found = references.resolve(target, [] if ".py" in target else listed())
+    is_file = target.partition(":")[0].endswith(".py")  # needs no list, which takes a while
+    found = references.resolve(target, [] if is_file else listed())
     module = _module_of(found, target)
     env_cls = _class_in(module, found.attribute, target)
     return _with_argument(env_cls, found.argument) if found.argument else env_cls

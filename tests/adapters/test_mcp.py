@@ -17,7 +17,7 @@ from atroposlib.errors import ConfigError, RolloutError
 from atroposlib.testing.fake_inference import FakeInference
 
 PACKAGE = "mcp"
-OURS = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
+OURS = [sys.executable, str(Path(__file__).with_name("toys") / "mcp_server.py")]
 TASK = {"id": "17+23", "question": "What is 17 + 23?", "answer": "40"}
 ONCE = {"group_size": 2, "max_num_workers": 1, "max_tokens": 200, "describe_tools": True}
 

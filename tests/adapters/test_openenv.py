@@ -23,7 +23,7 @@ def server():
     with ExitStack() as running:
 
         def start(name, **settings):
-            from tests.adapters import openenv_server as envs
+            from tests.adapters.toys import openenv_server as envs
 
             action = envs.Add if name == "Sums" else envs.Guess
             app = envs.app_of(getattr(envs, name), action, **settings)

@@ -21,7 +21,11 @@ HEAVY = ("accelerate", "datasets", "gguf", "gradio", "torch", "vllm", "wandb")
 INDIRECT = {"jinja2": "transformers renders chat templates with it"}
 # Imported where it is at hand, with a clear message where it is not; no extra installs it.
 # Python 3.10 reads only top_level.txt of a distribution, and this one has none.
-PACKAGED_AS = {"markdown_it": ["markdown-it-py"], "sklearn": ["scikit-learn"]}
+PACKAGED_AS = {
+    "aviary": ["fhaviary"],
+    "markdown_it": ["markdown-it-py"],
+    "sklearn": ["scikit-learn"],
+}
 OPTIONAL = {
     "bitsandbytes": "8-bit AdamW, CUDA only",
     "flash-attn": "is compiled for the CUDA and the torch of a machine",

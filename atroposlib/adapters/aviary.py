@@ -1,0 +1,173 @@
+"""Environments of aviary (fhaviary): tools that change a state, and a reward for each step.
+
+    atropos env run aviary:gsm8k process
+    python -m atroposlib.adapters.aviary serve --env.env_id my_package.tasks:MyDataset
+
+A task is a numbered one of a ``TaskDataset``. A turn is the model's calls, or its text without any;
+the environment runs them. Needs Python 3.11 and: pip install 'atroposlib[aviary]'.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from importlib import import_module
+from typing import Any
+
+from pydantic import Field
+
+from atroposlib.adapters import EpisodeConfig, fits, imported
+from atroposlib.adapters.gymnasium import Score
+from atroposlib.envs.function_env import Model, Reward, environment
+from atroposlib.errors import ConfigError
+
+EXTRA = "aviary"
+KINDS: dict[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+}
+KINDS |= {"array": list, "object": dict}
+
+
+class AviaryConfig(EpisodeConfig):
+    """Settings of the data set and of the turns."""
+
+    env_id: str = Field(
+        default="gsm8k", description="data set as aviary names it, or MODULE:CLASS"
+    )
+    env_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="arguments of the data set"
+    )
+    eval_items: int = Field(default=-1, description="held-out items evaluated; -1: all")
+    max_tokens: int = Field(default=256, ge=1, description="most tokens of one turn")
+    max_turns: int = Field(default=16, ge=1, description="most turns of an episode")
+    reward: Score = Field(default=Score.DISCOUNTED, description="discounted or final")
+    discount: float = Field(default=1.0, ge=0, le=1, description="per turn; 1: the sum")
+
+
+def dataset_of(config: AviaryConfig) -> Any:
+    """The data set. Raises ConfigError: there is none, or its tasks have no numbers."""
+    imported("aviary.core", "fhaviary")
+    from aviary.core import TaskDataset
+
+    module, _, name = config.env_id.partition(":")
+    try:
+        if name:
+            found = getattr(import_module(module), name)(**config.env_kwargs)
+        else:
+            found = TaskDataset.from_name(module, **config.env_kwargs)
+        len(found)
+    except (ImportError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"--env.env_id {config.env_id}: no data set of numbered tasks ({what})"
+        ) from error
+    return found
+
+
+def tasks(config: AviaryConfig) -> list[dict[str, Any]]:
+    count, (_, package) = len(dataset_of(config)), imported("aviary.core", "fhaviary")
+    source = {"package": package, "env_id": config.env_id}
+    return [
+        {"id": f"{config.env_id}/{n}", "place": n, "source": {**source, "task": n}}
+        for n in range(count)
+    ]
+
+
+@asynccontextmanager
+async def opened(config: AviaryConfig) -> AsyncIterator[Any]:
+    yield dataset_of(config)
+
+
+def mistake(call: Mapping[str, Any], tools: Sequence[Any]) -> str:
+    """Reason why a call does not fit the schema of its tool; empty if it does.
+
+    Environments raise for such calls, which would fail a rollout for an error of the model.
+    """
+    asked = call["function"]
+    tool = next((tool for tool in tools if tool.info.name == asked["name"]), None)
+    if tool is None:
+        return f"there is no tool {asked['name']!r}, only {[t.info.name for t in tools]}"
+    try:
+        given = json.loads(asked["arguments"] or "{}")
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        return "the arguments are not a JSON object"
+    schema = tool.info.parameters
+    known = schema.properties if schema else {}
+    missing = [name for name in (schema.required if schema else ()) if name not in given]
+    unknown = [name for name in given if name not in known]
+    if missing or unknown:
+        return f"missing arguments {missing}, unknown ones {unknown}"
+    for name, value in given.items():
+        kind = known[name].get("type")
+        truth = isinstance(value, bool) and kind in ("integer", "number")
+        if truth or not isinstance(value, KINDS.get(kind, object)):
+            return f"{name} is a {kind}"
+    return ""
+
+
+@environment(tasks, config=AviaryConfig, lifespan=opened)
+async def aviary(task: Any, model: Model, config: AviaryConfig, resources: Any) -> Reward:
+    """Play one episode, scored by the environment's own rewards."""
+    from aviary.env import EnvsTaskDataset
+
+    env = resources.get_new_env_by_idx(task["place"])
+    if isinstance(resources, EnvsTaskDataset):  # gives the same object every time
+        env = copy.deepcopy(env)
+    try:
+        return await played(env, model, config)
+    finally:
+        await env.close()
+
+
+async def played(env: Any, model: Model, config: AviaryConfig) -> Reward:
+    """One episode until its end, or until a limit cuts it."""
+    from aviary.core import ToolRequestMessage
+
+    first, tools = await env.reset()
+    shown: Any = [
+        {"type": "function", "function": tool.info.model_dump(exclude_none=True)}
+        for tool in tools
+    ]
+    news, history = [message.model_dump() for message in first], list[Any]()
+    rewards, turns, refused, done, cut = list[float](), 0, 0, False, False
+    opening = json.dumps(shown)
+    while not (done or cut) and turns < config.max_turns:
+        text = "".join(str(message["content"]) for message in news)
+        if not fits(model, text if turns else opening + text, config):
+            break
+        reply = await model.chat([*history, *news], tools=shown)
+        turns, history, calls = turns + 1, reply.messages, reply.tool_calls
+        wrong = [mistake(call, tools) for call in calls]
+        if any(wrong):
+            refused += 1
+            texts = [
+                f"error: {why or 'not run, since another call is wrong'}" for why in wrong
+            ]
+            news = [
+                {"role": "tool", "tool_call_id": call["id"], "content": content}
+                for call, content in zip(calls, texts)
+            ]
+            continue
+        # A copy: the package changes the arguments that it reads.
+        asked = ToolRequestMessage(content=str(reply) or None, tool_calls=copy.deepcopy(calls))
+        messages, reward, done, cut = await env.step(asked)
+        news = [message.model_dump() for message in messages]
+        rewards.append(float(reward))
+        if config.reward is Score.DISCOUNTED:
+            model.reward(config.discount ** (turns - 1) * rewards[-1])
+    metrics = {"turns": float(turns), "refused": float(refused), "return": sum(rewards)}
+    score: float | None = 0.0  # to which the rewards of the turns are added
+    if config.reward is Score.FINAL or not turns:
+        score = rewards[-1] if done and rewards else config.cut_reward
+    return Reward(score, {**metrics, "truncated": float(not done)})
+
+
+if __name__ == "__main__":
+    aviary.cli()
