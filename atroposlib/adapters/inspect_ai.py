@@ -71,7 +71,7 @@ class Evals:
         return await done
 
     async def run(self) -> None:
-        """Evaluate what waits, for ever. A failed eval is the error of all its rollouts."""
+        """Evaluate what waits, without end. A failed eval is the error of all its rollouts."""
         while True:
             batch = [await self.waiting.get()]
             while not self.waiting.empty():

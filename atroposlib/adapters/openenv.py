@@ -3,7 +3,7 @@
     atropos env run openenv:ws://127.0.0.1:8000/ws process
     python -m atroposlib.adapters.openenv serve --env.env_id ws://127.0.0.1:8000/ws
 
-A rollout is a session of its own. A turn shows the observation; the reply is the action where that
+Each rollout is one session. A turn shows the observation; the reply is the action where that
 has one text field, else the model's last <action> holds it as JSON, by the schema that it is shown.
 """
 
@@ -63,7 +63,7 @@ class OpenEnvConfig(EpisodeConfig):
 
 @dataclass(frozen=True)
 class Contract:
-    """What the server says of itself."""
+    """Name and actions of a server."""
 
     name: str  # with its version
     action: Mapping[str, Any]  # JSON schema

@@ -41,6 +41,7 @@ COMMANDS = {
     ),
     "env export": ("atroposlib.cli.export:main", "Write a package for another library."),
     "env info": ("atroposlib.cli.env_files:info", "Package, card and settings of one."),
+    "env openenv": ("atroposlib.cli.export.openenv:main", "Serve one to clients of OpenEnv."),
     "eval": ("atroposlib.cli.env_files:evaluate", "Evaluate a model in an environment."),
     "train grpo": ("example_trainer.cli:main", "GRPO and its relatives (atropos-grpo)."),
     "train sft": (f"{FILE_TRAINERS}:sft", "Fine-tune on texts (atropos-sft)."),

@@ -17,7 +17,7 @@ def test_no_adapter_imports_its_package_at_its_own_import():
     program = (
         "import sys\n"
         "from atroposlib.adapters import gymnasium, mcp, openenv, reasoning_gym, textarena\n"
-        "from atroposlib.adapters import aviary, inspect_ai, textworld\n"
+        "from atroposlib.adapters import aviary, inspect_ai, nemo_gym, textworld\n"
         "names = 'gymnasium mcp openenv websockets reasoning_gym textarena textworld nltk'.split()\n"
         "names += ['inspect_ai', 'aviary']\n"
         "print([name for name in names if name in sys.modules])"

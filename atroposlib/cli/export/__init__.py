@@ -1,9 +1,10 @@
-"""atropos env export ENVIRONMENT --to TARGET: an environment of this library for another one.
+"""atropos env export ENVIRONMENT --to TARGET: an environment of this library in another library.
 
     atropos env export wordle.py --to verifiers               # writes wordle_verifiers/
     atropos env export gsm8k --to verifiers --out packages/gsm8k
 
-A module here writes the files of one target; they import their code from atroposlib.adapters.
+A module here writes the files of one target, which import their code from atroposlib.adapters;
+``openenv`` serves one instead (atropos env openenv).
 """
 
 from __future__ import annotations

@@ -1,0 +1,54 @@
+"""atropos env openenv ENVIRONMENT: serve a function environment to clients of OpenEnv.
+
+atropos env openenv wordle --port 8000 --env.level 2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from atroposlib.cli import env_files
+from atroposlib.errors import ConfigError
+from atroposlib.utils.command import logs
+from atroposlib.utils.command.parser import CommandParser
+
+PROG = "atropos env openenv"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until a signal ends it."""
+    import uvicorn
+
+    from atroposlib.adapters.openenv_server import app_of
+
+    parser = CommandParser(prog=PROG, description=__doc__)
+    parser.add_argument("environment", metavar="ENVIRONMENT", help=env_files.USAGE)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--sessions", type=int, default=64, help="at a time (%(default)s)")
+    parser.add_argument(
+        "--idle-s", type=float, default=3600.0, help="of a session (%(default)s)"
+    )
+    options, words = parser.parse_known_args(argv)
+    options = parser.with_log_settings(options, "warning")
+    logs.configure(PROG, options.log_format, options.log_level)
+    app = app_of(made(options.environment, words), options.sessions, options.idle_s)
+    print(f"ws://{options.host}:{options.port}/ws", flush=True)
+    uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
+    return 0
+
+
+def made(reference: str, words: Sequence[str] = ()) -> Any:
+    """The environment, without a model. Raises ConfigError: it is a class, or wrong settings."""
+    from atroposlib.envs.cli import read_settings
+    from atroposlib.envs.function_env import FunctionEnv
+    from atroposlib.envs.runtime.creation import make_env
+    from atroposlib.validation.sessions import ScriptedServer
+
+    env_cls = env_files.load(reference)
+    if not issubclass(env_cls, FunctionEnv):
+        raise ConfigError(f"{reference}: only environments of @environment are served so")
+    settings = read_settings(env_cls, ["process", "--env.use_wandb", "false", *words])
+    server: Any = ScriptedServer()
+    return make_env(env_cls, settings, server, tokenizer=object())
