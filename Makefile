@@ -111,7 +111,10 @@ adapters: $(STAMP)  ## Tests of atroposlib/adapters with the packages that they 
 	$(VENV)-agents/bin/python -m pytest -q tests/adapters/test_agents.py
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-verifiers --extras mcp-test
 	$(VENV)-verifiers/bin/python -m pip install --quiet "verifiers>=0.4,<0.5" "hatchling>=1.25,<2"
-	$(VENV)-verifiers/bin/python -m pytest -q tests/adapters/verifiers_api
+	$(VENV)-verifiers/bin/python -m pytest -q tests/adapters/verifiers_api --ignore tests/adapters/verifiers_api/test_verifiers_v0.py
+	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-verifiers0 --extras mcp-test
+	$(VENV)-verifiers0/bin/python -m pip install --quiet "verifiers>=0.2.1,<0.3"
+	$(VENV)-verifiers0/bin/python -m pytest -q tests/adapters/verifiers_api/test_verifiers_v0.py
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-inspect --extras inspect-test
 	$(VENV)-inspect/bin/python -m pytest -q tests/adapters/test_inspect_ai.py
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-torch --extras quickstart,ray-test,trl-test

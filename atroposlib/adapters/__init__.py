@@ -40,8 +40,10 @@ class EpisodeConfig(FunctionEnvConfig):
     )
 
 
-def imported(name: str, extra: str) -> tuple[Any, str]:
+def imported(name: str, extra: str, distribution: str = "") -> tuple[Any, str]:
     """The package ``name``, and its name and version, such as "gymnasium 1.4.0".
+
+    Its distribution has the name of the extra, if no other is given.
 
     Raises ConfigError: it is not installed or cannot be imported.
     """
@@ -49,7 +51,8 @@ def imported(name: str, extra: str) -> tuple[Any, str]:
         package = import_module(name)
     except ImportError as error:
         raise ConfigError(f"{error}: pip install 'atroposlib[{extra}]'") from error
-    return package, f"{extra} {version(extra)}"
+    distribution = distribution or extra
+    return package, f"{distribution} {version(distribution)}"
 
 
 def episode(env_id: str, seed: int, package: str) -> dict[str, Any]:

@@ -18,8 +18,9 @@ def test_no_adapter_imports_its_package_at_its_own_import():
         "import sys\n"
         "from atroposlib.adapters import gymnasium, mcp, openenv, reasoning_gym, textarena\n"
         "from atroposlib.adapters import aviary, inspect_ai, nemo_gym, textworld\n"
+        "from atroposlib.adapters import verifiers, verifiers_v0\n"
         "names = 'gymnasium mcp openenv websockets reasoning_gym textarena textworld nltk'.split()\n"
-        "names += ['inspect_ai', 'aviary']\n"
+        "names += ['inspect_ai', 'aviary', 'verifiers']\n"
         "print([name for name in names if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
