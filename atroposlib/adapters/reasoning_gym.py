@@ -23,6 +23,7 @@ from pydantic import Field
 
 from atroposlib.adapters import imported
 from atroposlib.envs.function_env import FunctionEnvConfig, Model, environment
+from atroposlib.envs.function_env.card import Card, Replies
 from atroposlib.envs.function_env.data import task_id
 from atroposlib.errors import ConfigError
 
@@ -130,9 +131,22 @@ async def scorer(config: ReasoningGymConfig) -> AsyncIterator[Any]:
     yield (await asyncio.to_thread(make_dataset, config))[0]
 
 
+def gold(task: Any) -> Replies:
+    """The package's answer; none where several are right and it gives no example."""
+    answer = task["entry"]["answer"]
+    return () if answer is None else f"<answer>{answer}</answer>"
+
+
 @environment(
     tasks,
     config=ReasoningGymConfig,
+    card=Card(
+        "puzzles",
+        "made by reasoning-gym",
+        "Apache-2.0",
+        gold,
+        extras="atroposlib[reasoning-gym]",
+    ),
     lifespan=scorer,
     rewards={"score": 1.0, "exact": 0.0},
 )

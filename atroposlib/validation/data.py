@@ -13,6 +13,7 @@ from atroposlib.validation.replies import Offences
 from atroposlib.validation.report import Proof
 from atroposlib.validation.subject import Case, Subject, Try, case_of
 
+SEED = {"id", "seed", "source"}  # of a task that is made from its seed
 LEAST_VALUE = 6  # characters of an answer that is looked for in a variable or a file name
 
 
@@ -39,8 +40,9 @@ async def split(subject: Subject, limit: float) -> Offences:
     found = [
         Proof(i["id"], note="its id is trained too") for i in held_out if i["id"] in trained
     ]
-    # The first message of a game is the same for all: it does not identify a task.
-    identify = len(asked) > len(subject.cases) / 2
+    # The first message of a game may be that of others: its seed identifies the task.
+    drawn = all(isinstance(i["task"], dict) and SEED >= set(i["task"]) for i in held_out)
+    identify = not drawn and len(asked) > len(subject.cases) / 2
     for item in held_out if identify and not found else ():
         case = await case_of(subject, item)
         prompt = probes.normalised(case.prompt)

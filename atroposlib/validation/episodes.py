@@ -56,11 +56,11 @@ def differs(first: Played, second: Played, limit: float, how: str) -> list[Proof
 async def repeated_score(subject: Subject, limit: float) -> Offences:
     """The same replies to the same task get the same score."""
     found = []
-    tries = typical(subject, 8)
+    tries, repeats = typical(subject, 8), subject.few(REPEATS)
     for one in tries:
-        first, *again = await subject.play_all([one] * REPEATS)
+        first, *again = await subject.play_all([one] * repeats)
         found += [piece for two in again for piece in differs(first, two, limit, "again")]
-    return found, f"{len(tries)} replies scored {REPEATS} times"
+    return found, f"{len(tries)} replies scored {repeats} times"
 
 
 async def order(subject: Subject, limit: float) -> Offences:
@@ -225,8 +225,8 @@ async def nothing_left(subject: Subject, limit: float) -> Offences:
     """Episodes leave nothing behind, cancelled ones included."""
     tries = typical(subject, 4)
     await subject.play_all(tries)  # what is made once
-    count = max(10, min(EPISODES, int(10 / max(subject.pace_s, 0.001))))
-    stages = {"ended": count, "cancelled": CANCELLED}
+    count = max(5, min(EPISODES, int(10 / max(subject.pace_s, 0.001))))
+    stages = {"ended": count, "cancelled": min(count, CANCELLED)}
     found: list[Proof] = []
     for how, number in stages.items():
         before = left()
@@ -237,7 +237,7 @@ async def nothing_left(subject: Subject, limit: float) -> Offences:
             else:
                 await hold(subject, one, max(0, len(list(one.replies)) - 1))
         found += await grown(before, number, limit, how)
-    return found, f"after {count} episodes and {CANCELLED} cancelled ones"
+    return found, f"after {count} episodes and {stages['cancelled']} cancelled ones"
 
 
 async def grown(before: dict[str, int], count: int, limit: float, how: str) -> list[Proof]:

@@ -85,7 +85,8 @@ def padded(reply: str, times: int) -> str:
 
 
 def normalised(text: str) -> str:
-    return " ".join(re.findall(r"\w+", text.lower()))
+    """Words and signs, such as the + of a sum; neither case nor punctuation of sentences."""
+    return " ".join(re.findall(r"\w+|[^\w\s.,:;!?'\"]", text.lower()))
 
 
 def contains(text: str, answer: str) -> bool:

@@ -26,7 +26,7 @@ class RecordingSession(ScriptedSession):
 
     Args:
         hold_at: index of the call that is never answered; ``held`` is set when it waits.
-        fail_at: index of the call that fails as one to an absent server does.
+        fail_at: index of the first call that fails as one to an absent server does.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class RecordingSession(ScriptedSession):
         self.tools = [*tools] or self.tools
         if number >= MOST_CALLS:
             raise ConfigError(f"over {MOST_CALLS} calls of the model in one rollout")
-        if number == self._fail_at:
+        if self._fail_at is not None and number >= self._fail_at:  # a client may retry
             raise InferenceUnavailable("the server of the model is absent")
         if number == self._hold_at:
             self.held.set()

@@ -23,7 +23,8 @@ from atroposlib.validation.sessions import (
 )
 
 MOST_ITEMS = 2000  # read for the comparison of trained and held-out tasks
-MOST_CASES = 64
+MOST_CASES, LEAST_CASES = 64, 8
+CASES_S = 15.0  # after which no more than LEAST_CASES are read
 SETUP_S = 300.0
 PLAY_S = 10.0  # of one rollout with given replies
 SLOW_S = 0.1  # above it fewer tasks are played
@@ -86,7 +87,6 @@ class Subject:
     items: list[Any] = field(default_factory=list)  # of the first pass over the data
     played: list[Played] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)  # addresses that were asked for
-    pace_s: float = 0.0  # of a rollout
 
     @property
     def floor(self) -> float:
@@ -97,12 +97,19 @@ class Subject:
         return self.card.best if self.card else 1.0
 
     @property
+    def pace_s(self) -> float:
+        """Seconds of a rollout: the mean of those played."""
+        return sum(one.seconds for one in self.played) / max(1, len(self.played))
+
+    @property
     def golden(self) -> list[Case]:
         return [case for case in self.cases if case.gold]
 
     def few(self, most: int) -> int:
         """``most`` tasks, or fewer where a rollout takes long."""
-        return most if self.pace_s <= SLOW_S else max(3, int(most * SLOW_S / self.pace_s))
+        if self.pace_s <= SLOW_S:
+            return most
+        return max(3 if self.pace_s < 1 else 2, int(most * SLOW_S / self.pace_s))
 
     async def play(self, one: Try, session: RecordingSession | None = None) -> Played:
         """Play one rollout within PLAY_S; errors of the environment are part of the outcome."""
@@ -142,8 +149,8 @@ def require_function(env_cls: Any) -> None:
         )
 
 
-async def prepare(env_cls: Any, settings: Any) -> Subject:
-    """Set the environment up with a scripted server, and read its tasks.
+async def prepare(env_cls: Any, settings: Any, cases: int | None = None) -> Subject:
+    """Set the environment up with a scripted server, and read its tasks, or ``cases`` of them.
 
     Raises:
         ConfigError: its settings are wrong, or it has no tasks.
@@ -159,10 +166,12 @@ async def prepare(env_cls: Any, settings: Any) -> Subject:
     subject.items = [item async for item in first_pass(env)]
     if not subject.items:
         raise ConfigError(f"{env.label()}: there is no task")
-    for item in itertools.islice(subject.items, MOST_CASES):
+    started = time.monotonic()
+    for item in itertools.islice(subject.items, cases or MOST_CASES):
+        late = cases is None and time.monotonic() - started > CASES_S
+        if late and len(subject.cases) >= LEAST_CASES:
+            break
         subject.cases.append(await case_of(subject, item))
-    paces = sorted(one.seconds for one in subject.played)
-    subject.pace_s = paces[len(paces) // 2]
     return subject
 
 

@@ -24,7 +24,7 @@ from atroposlib.validation.report import CheckResult, Proof, Report, Verdict
 from atroposlib.validation.subject import Subject, prepare, require_function
 
 OTHER_PROCESS_S = 300.0
-MOST = "ATROPOS_VALIDATE_MOST"  # variable of the second process
+CASES = "ATROPOS_VALIDATE_CASES"  # variable of the second process: tasks that it reads
 MODE = ("process", "--env.use_wandb", "false")
 Look = Callable[[Subject, float], Awaitable[Offences]]
 # Of whole tasks and rollouts: check -> (function, severity).
@@ -120,8 +120,9 @@ async def compared(command: Sequence[str], subject: Subject) -> Sequence[Proof]:
     """Differences of scores and observations in a process with another hash seed."""
     most = subject.few(16)
     ours = await episodes.outcomes(subject, most)
+    needed = 1 + subject.cases.index(subject.golden[:most][-1])
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-    variables = {**os.environ, "PYTHONHASHSEED": seed, MOST: str(most)}
+    variables = {**os.environ, "PYTHONHASHSEED": seed, CASES: str(needed)}
     process = await asyncio.create_subprocess_exec(
         *command,
         stdout=asyncio.subprocess.PIPE,
@@ -144,8 +145,9 @@ def print_outcomes(env_cls: Any, words: Sequence[str]) -> None:
     """Print the outcomes of as many gold replies as the first process played."""
 
     async def play() -> list[Any]:
-        subject = await prepare(env_cls, read_settings(env_cls, [*MODE, *words]))
-        found = await episodes.outcomes(subject, int(os.environ[MOST]))
+        settings = read_settings(env_cls, [*MODE, *words])
+        subject = await prepare(env_cls, settings, int(os.environ[CASES]))
+        found = await episodes.outcomes(subject, len(subject.cases))
         await subject.env.close()
         return found
 

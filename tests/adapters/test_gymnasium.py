@@ -53,6 +53,18 @@ def test_action_names_are_built_in_configured_or_numbers():
         action_names("FrozenLake-v1", 4, ["go"])
 
 
+def test_a_module_of_ones_own_registers_its_environment(tmp_path, monkeypatch):
+    source = (
+        "import gymnasium as gym\n"
+        "gym.register('Own-v0', 'gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv')\n"
+    )
+    (tmp_path / "my_games.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "S" in Game(GymnasiumConfig(env_id="my_games:Own-v0")).start(0)
+    with pytest.raises(ConfigError, match="no_such_games"):
+        Game(GymnasiumConfig(env_id="no_such_games:Own-v0"))
+
+
 @pytest.mark.parametrize(
     ("env_id", "says"),
     [("Taxi-v3", "Taxi-v4"), ("Nope-v0", "Nope"), ("Pendulum-v1", "numbered")],

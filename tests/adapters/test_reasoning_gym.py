@@ -9,6 +9,7 @@ from atroposlib.adapters.reasoning_gym import (
     extracted,
     make_dataset,
     reasoning_gym,
+    scorer,
     tasks,
 )
 from atroposlib.errors import ConfigError
@@ -43,6 +44,21 @@ def test_settings_rejected_by_reasoning_gym_are_named(name, settings):
     config = ReasoningGymConfig(dataset_name=name, dataset_kwargs=settings)
     with pytest.raises(ConfigError, match=f"--env.dataset_name {name}"):
         make_dataset(config)
+
+
+@pytest.mark.parametrize(
+    "name", ["chain_sum", "sudoku", "countdown", "knights_knaves", "boxnet"]
+)
+async def test_the_answer_of_the_package_is_a_gold_reply(name):
+    settings = {"dataset_name": name, "dataset_size": 4}
+    gold = reasoning_gym.definition.card.gold
+    for task in tasks(ReasoningGymConfig(**settings)):
+        if name == "boxnet":  # any plan that works is right, and no example is given
+            assert gold(task) == ()
+        else:
+            reply = gold(task)
+            async with scorer(ReasoningGymConfig(**settings)) as dataset:
+                assert dataset.score_answer(answer=extracted(reply), entry=task["entry"]) == 1
 
 
 async def test_training_held_out_and_example_questions_are_disjoint(make_env):

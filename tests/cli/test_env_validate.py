@@ -9,6 +9,10 @@ import pytest
 
 from atroposlib.cli import env_validate
 from atroposlib.cli.env_validate import FAILED, NOT_CHECKABLE, main
+from atroposlib.processes import free_port
+from tests.environments.conftest import tiny_server
+
+__all__ = ["tiny_server"]
 
 MODULE = """
 from atroposlib.envs import environment
@@ -82,6 +86,49 @@ def test_a_failed_check_ends_with_status_1(written):
 def test_what_cannot_be_checked_ends_with_status_2(changed, says, written, capsys):
     assert main([written(**changed)]) == NOT_CHECKABLE
     assert says in capsys.readouterr().err
+
+
+AGENT = """
+@environment(TASKS, max_tokens=16)
+async def agent(task, model):
+    async with await model.openai() as client:
+        asked = [{"role": "user", "content": task["question"]}]
+        reply = await client.chat.completions.create(model="any", messages=asked)
+    return share(reply.choices[0].message.content)
+
+
+@environment(TASKS, max_tokens=16)
+async def chat(task, model):
+    return share(await model.chat(task["question"]))
+
+
+def share(reply):
+    return sum(map(str.isalpha, reply)) / max(1, len(reply))
+"""
+
+
+@pytest.mark.slow
+def test_a_real_server_shows_the_signal_and_the_tokens_of_chats_and_agents(
+    written, tiny_server, tmp_path
+):
+    path, (url, _) = written(), tiny_server
+    with open(path, "a") as module:
+        module.write(AGENT)
+    for name in ("chat", "agent", "sums"):
+        assert main([f"{path}:{name}", "--model", f"{url}/v1"]) == 0
+        report = json.loads((tmp_path / "validate.json").read_text())
+        signal, tokens = report["findings"][-2:]
+        assert (signal["check"], tokens["check"]) == ("signal", "tokens")
+        solved, cut = name != "sums", name != "sums"  # by its score, and by its max_tokens
+        assert (signal["verdict"] == "pass") == solved
+        assert ("the reply is cut" in str(tokens["evidence"])) == cut
+        assert int(tokens["text"].split()[2]) > 16
+
+
+def test_a_server_that_is_absent_ends_with_status_2(written, capsys):
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    assert main([written(), "--model", url]) == NOT_CHECKABLE
+    assert f"no inference server at {url}" in capsys.readouterr().err
 
 
 def test_a_class_cannot_be_checked(capsys):

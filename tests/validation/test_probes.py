@@ -31,6 +31,11 @@ def test_the_answer_stands_in_the_middle_of_others():
     assert listed[0] == "<answer>1, 2, 5, 3, 4</answer>"
 
 
+def test_prompts_are_compared_with_their_signs():
+    assert probes.normalised("What is 3 + 4?") == probes.normalised("what is 3 + 4")
+    assert probes.normalised("3 + 4") != probes.normalised("3 - 4")
+
+
 def test_an_answer_is_found_as_whole_words_only():
     assert probes.contains("The code is A-1 b.", "a-1  B")
     assert not probes.contains("2042 is a year", "204")

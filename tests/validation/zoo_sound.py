@@ -225,6 +225,14 @@ async def reading(task, model):
     return float(reply.strip() == task["text"].split()[1])
 
 
+@sound()
+async def an_agent_with_a_client(task, model):
+    async with await model.openai() as client:
+        asked = [{"role": "user", "content": task["question"]}]
+        reply = await client.chat.completions.create(model="any", messages=asked)
+    return exact(task, reply.choices[0].message.content)
+
+
 @sound(
     [{**one, "id": f"e{one['id']}"} for one in NUMBERS],
     eval_dataset=[{**NUMBERS[0], "id": "e", "question": "1?"}],

@@ -18,6 +18,7 @@ from atroposlib.envs.function_env.rewards import Reward, RewardPlan, call_user
 from atroposlib.envs.function_env.rollout_model import Model
 from atroposlib.errors import ConfigError
 from atroposlib.generation.chat.tool_call_translator import ToolCallTranslator
+from atroposlib.wire import ids
 
 Replies = Union[str, Sequence[str]]  # of one turn, or of each turn
 
@@ -54,7 +55,7 @@ class ScriptedSession:
         content, calls, reason = ToolCallTranslator(None).parse_model_output(text, tools=tools)
         message = SimpleNamespace(content=content, tool_calls=calls)
         choice = SimpleNamespace(message=message, text=text, finish_reason=reason)
-        return SimpleNamespace(choices=[choice], usage=None)
+        return SimpleNamespace(id=ids.source().hex, choices=[choice], usage=None)
 
     completion = chat_completion
 

@@ -125,7 +125,7 @@ class RolloutRunner:
         Raises RolloutError: the function or a reward failed.
         """
         async with AsyncExitStack() as stack:
-            model = self._model(item, session, "eval", stack, set())
+            model = self._model(item, session, "eval", stack, set(), given=True)
             return await self._play(item, model), model
 
     async def evaluate(self, item: TaskItem) -> EvalSample:
@@ -147,6 +147,10 @@ class RolloutRunner:
                 session = await stack.enter_async_context(opening)
             model = self._model(item, session, "eval", stack, set())
             reward = await self._play(item, model)
+            rows = model.recorder.rows()
+            if not model.replies and session is not server:  # the conversations of agents
+                agents = model.endpoints.values()
+                rows = [from_node(row, 0.0) for agent in agents for row in agent.rows()]
         result = Result.UNSCORED if reward.score is None else Result.SCORED
         shown: dict[str, Any] = {}
         if model.replies:
@@ -154,8 +158,9 @@ class RolloutRunner:
             shown = {"prompt": reply.messages[:-1], "completion": str(reply)}
             shown |= {"tool_calls": reply.tool_calls} if reply.tool_calls else {}
             shown["finish_reason"] = reply.finish_reason
-            if rows := model.recorder.rows():
-                shown[ROW] = {name: rows[-1].get(name) for name in ROW_FIELDS}
+        if rows:
+            shown[ROW] = {name: rows[-1].get(name) for name in ROW_FIELDS}
+            shown.setdefault("finish_reason", rows[-1].get("finish_reasons"))
         return EvalSample(item, result, metrics_of(reward), shown)
 
     async def _play(self, item: TaskItem, model: Model) -> Reward:
@@ -176,7 +181,13 @@ class RolloutRunner:
         return with_posted(reward, model)
 
     def _model(
-        self, item: TaskItem, session: Any, split: str, stack: AsyncExitStack, frozen: set[str]
+        self,
+        item: TaskItem,
+        session: Any,
+        split: str,
+        stack: AsyncExitStack,
+        frozen: set[str],
+        given: bool = False,  # agents, too, get the replies of ``session``
     ) -> Model:
         config = self.config
         others = [one.messages for one in self.examples if one.id != item["id"]]
@@ -193,6 +204,8 @@ class RolloutRunner:
                 stop=config.stop,
                 describe_tools=config.describe_tools,
             )
+            if given:
+                opened.sample_from(session)
             if not trainable:
                 frozen.add(name)
             return await stack.enter_async_context(opened)

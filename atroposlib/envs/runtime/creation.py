@@ -203,5 +203,5 @@ async def require_answers(servers: Sequence[APIServer]) -> None:
             port = urlsplit(server.root_url).port or 9001
             raise ConfigError(
                 f"no inference server at {server.base_url}: start `atropos infer --model "
-                f"MODEL_DIR --port {port}`, or name another by --url"
+                f"MODEL_DIR --port {port}`, or name another server"
             )

@@ -25,6 +25,7 @@ from atroposlib.generation.proxy.main import create_app
 from atroposlib.generation.proxy.sample_tree import SessionRow
 from atroposlib.generation.proxy.session import ProxySession, SessionSettings
 from atroposlib.generation.proxy.sessions import Servers, Sessions
+from atroposlib.generation.sessions.dummy import DummyManagedServer
 from atroposlib.generation.sessions.sequences import SequenceNode, record
 
 LOOPBACK = "127.0.0.1"
@@ -71,6 +72,10 @@ class AgentSession:
     def score(self, otherwise: float) -> float:
         """As :meth:`ProxySession.score`."""
         return self._session.score(otherwise)
+
+    def sample_from(self, session: Any) -> None:
+        """Take the replies of ``session``, which has OpenAI's two calls, in place of a server's."""
+        self._session.managed = DummyManagedServer(session)
 
     async def close(self) -> None:
         """Cancel the running calls and delete the session."""
