@@ -83,9 +83,9 @@ class Client:
     def send(self, path: str, body: Body) -> Reply:
         return self.call("POST", path, body.data, body.headers).ok()
 
-    def claim(self, room: bytearray, **wanted: object) -> Reply:
-        """POST /batches/claim, answered in frames."""
-        headers = {"accept": FRAMES_TYPE, "content-type": "application/json"}
+    def claim(self, room: bytearray, accept: str = FRAMES_TYPE, **wanted: object) -> Reply:
+        """POST /batches/claim, answered in ``accept``."""
+        headers = {"accept": accept, "content-type": "application/json"}
         data = json.dumps(wanted).encode()
         return self.call("POST", "/batches/claim", data, headers, room).ok()
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ from atroposlib.processes import free_port
 HERE = Path(__file__).resolve().parents[1]
 _START_S = 60.0
 _STOP_S = 15.0
+_JOINING = 32  # environments at a time
 _PORT, _DATA = "{port}", "{data}"
 _QUIET = ("--no-access-log", "--log-level", "warning")
 _UVICORN = ("-m", "uvicorn", "--app-dir", str(HERE), *_QUIET, "--port", _PORT)
@@ -161,7 +163,15 @@ class Server:
         registered = client.post("/register", TRAINER | {"batch_size": batch_size})
         self.generation = registered.get("generation", 0)
         client.get("/batch")
-        return [client.post("/register-env", env)["env_id"] for env in envs]
+        clients = [client, *(self.client() for _ in range(min(len(envs) // 32, _JOINING)))]
+        with ThreadPoolExecutor(len(clients)) as pool:  # the server saves joins together
+            parts = [envs[i :: len(clients)] for i in range(len(clients))]
+            joined = list(pool.map(_join, clients, parts))
+        return [joined[i % len(clients)][i // len(clients)] for i in range(len(envs))]
+
+
+def _join(client: Client, envs: Sequence[dict[str, Any]]) -> list[int]:
+    return [client.post("/register-env", env)["env_id"] for env in envs]
 
 
 TRAINER = {

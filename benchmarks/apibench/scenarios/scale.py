@@ -33,7 +33,8 @@ _METHOD = (
     f"So many environments, each registered and with a connection of its own, all in one process, "
     f"post one group of {GROUP} tokens each and the next as soon as the answer is there; only a "
     "429 or 503 with Retry-After is waited for. Meanwhile a trainer takes batches of "
-    f"{BATCH} sequences without pause, by claim and ack (the naive server: GET /batch). Formed: "
+    f"{BATCH} sequences without pause, in the format they were posted in, by claim and ack (the naive "
+    "server: GET /batch). Formed: "
     "the batches that the accepted groups make up. CPU and memory are those of the servers "
     "and, where there is one, of the database, per token that came in and went out; the posters "
     "share the machine. Heard: the environments of which a group was accepted."
@@ -145,7 +146,7 @@ def _measure(plan: Plan, bench: Bench, posters: int, encoding: Encoding) -> dict
     theirs.close()  # so that recv fails if the process ends
     ours.recv()  # all are connected
     before = bench.used()
-    batches, waits = _train(bench.first, plan.post_seconds)
+    batches, waits = _train(bench.first, _TYPES[encoding], plan.post_seconds)
     after = bench.used()
     posted: Posted = ours.recv()
     job.join()
@@ -168,14 +169,14 @@ def _measure(plan: Plan, bench: Bench, posters: int, encoding: Encoding) -> dict
     return found
 
 
-def _train(server: Server, seconds: float) -> tuple[int, list[float]]:
+def _train(server: Server, accept: str, seconds: float) -> tuple[int, list[float]]:
     """Batches taken, and the seconds of each claim, with its ack if it got a batch."""
     client, room = Client(server.port), bytearray(2**26)
     batches, waits = 0, []
     end = time.perf_counter() + seconds
     try:
         while (began := time.perf_counter()) < end:
-            if got := _take(server, client, room):
+            if got := _take(server, client, room, accept):
                 batches += 1
             waits.append(time.perf_counter() - began)
             if not got:
@@ -187,10 +188,10 @@ def _train(server: Server, seconds: float) -> tuple[int, list[float]]:
     return batches, waits
 
 
-def _take(server: Server, client: Client, room: bytearray) -> bool:
+def _take(server: Server, client: Client, room: bytearray, accept: str) -> bool:
     if not server.generation:
         return client.get("/batch")["batch"] is not None
-    reply = client.claim(room, generation=server.generation)
+    reply = client.claim(room, accept, generation=server.generation)
     number = reply.headers.get("x-atropos-batch")
     if number is None:
         return False
