@@ -46,6 +46,7 @@ class Ledger:
         self.acked: dict[str, float] = {}  # key -> when
         self.batches: dict[int, tuple[str, ...]] = {}
         self.trained = Lineage()  # of the latest trainer
+        self._generation = 0  # of that trainer
         self.checkpoint = Lineage()
         self.steps: list[float] = []
         self._done: dict[int, int] = {}  # number -> generation, of acks that were answered
@@ -132,6 +133,11 @@ class Ledger:
         wanted = self.posted.get(key)
         assert wanted is not None, f"batch {no}: {key} was never posted"
         assert one.tokens == wanted, f"batch {no}: {key} came back as {one.tokens}"
+
+    def continues(self, lineage: Lineage, generation: int) -> None:
+        """A trainer was registered. The answers to one that is fenced since may come late."""
+        if generation >= self._generation:
+            self.trained, self._generation = lineage, generation
 
     def learn(self, lineage: Lineage, no: int, keys: Sequence[str]) -> None:
         lineage.numbers.append(no)
