@@ -243,10 +243,7 @@ class Trainer:
         assert not rewound.gone, f"{rewound.gone} batches are gone after a registration"
         if self.lineage.last:  # its commit was perhaps lost
             client.commit(self.lineage.last)
-        if (
-            self.life >= self.world.ledger.trained.life
-        ):  # the answer to a fenced one comes late
-            self.world.ledger.trained = self.lineage
+        self.world.ledger.continues(self.lineage, client.generation)
         self._publish(client)
 
     def _publish(self, client: RolloutClient) -> None:
