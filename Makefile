@@ -30,7 +30,7 @@ ALONE := "tests that run alone" "about 8 min on 2 cores"
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart lint check test format config wire map docs browser adapters ratchets bench gpu torture lock clean
+.PHONY: help install quickstart lint check test format config wire map docs browser adapters matrix ratchets bench gpu torture lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -92,7 +92,11 @@ browser:  ## Tests of the page in an installed Chromium (ATROPOS_BROWSER_TESTS=1
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-browser --extras browser-test
 	$(VENV)-browser/bin/python -m pytest -q tests/ui
 
-# The real packages, both majors of mcp, and Ray with torch: 3 minutes to install once, 4 of tests.
+matrix: export ATROPOS_ADAPTER_RESULTS = $(abspath docs/adapters.jsonl)
+matrix: adapters  ## The same, with the results in docs/adapters.md
+	$(PY) scripts/matrix.py
+
+# The real packages, in environments of their own where they conflict.
 adapters: export ATROPOS_ADAPTER_TESTS := 1
 adapters: export ATROPOS_TORCH_PYTHON = $(abspath $(PY))
 adapters: $(STAMP)  ## Tests of atroposlib/adapters with the packages that they adapt

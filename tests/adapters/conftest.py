@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.adapters.results import pytest_collection_finish, pytest_terminal_summary
 from tests.environments.conftest import (
     evaluated,
     groups_made,
@@ -17,6 +18,7 @@ from tests.environments.conftest import (
 from tests.envs.function_env.function_toys import groups_in
 
 __all__ = ["evaluated", "groups_made", "make_env", "tiny_server", "trained_text"]
+__all__ += ["pytest_collection_finish", "pytest_terminal_summary"]
 REQUIRED = "ATROPOS_ADAPTER_TESTS"
 
 

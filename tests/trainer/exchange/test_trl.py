@@ -32,6 +32,7 @@ from tests.trainer.exchange import trl_run
 
 # TRL and transformers warn of what they will change themselves.
 pytestmark = pytest.mark.filterwarnings("default")
+PACKAGE = "trl"
 ROOT = Path(__file__).parents[3]
 BOUND_S = 300
 
