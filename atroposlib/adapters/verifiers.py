@@ -231,15 +231,23 @@ def refuse_failures(episode: Any) -> None:
 
 
 def rewarded(episode: Any, model: Model) -> Reward:
-    """Score of an episode: the mean over its trained agents; each endpoint has its own."""
+    """Score of an episode: the mean over its trained agents; each endpoint has its own.
+
+    Raises RuntimeError: no reward, or several of one agent, whose tokens share an endpoint.
+    """
     trained = [trace for trace in episode.traces if trace.agent.trainable and trace.rewards]
     if not trained:
         raise RuntimeError("the episode has no reward: its task set declares none")
     metrics: dict[str, float] = {}
     for name, traces in episode.by_agent.items():
         own = [trace.reward for trace in traces if trace in trained]
+        if len(own) > 1:
+            raise RuntimeError(
+                f"agent {name} ran {len(own)} times in one episode, each with a reward: which "
+                "tokens got which is not known. Freeze it, or run it once per episode"
+            )
         if own and name in model.endpoints:
-            model.endpoints[name].reward(sum(own) / len(own))
+            model.endpoints[name].reward(own[0])
         prefix = "" if len(episode.by_agent) == 1 else f"{name}/"
         metrics |= {prefix + key: value for key, value in numbers(traces[-1]).items()}
     return Reward(sum(trace.reward for trace in trained) / len(trained), metrics)

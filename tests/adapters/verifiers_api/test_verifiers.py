@@ -48,6 +48,12 @@ async def test_an_episode_that_fails_is_an_error_though_its_traces_are_whole(fai
     assert "the board fell over" in await failure(adapter.verifiers, lambda p, i: "1", **given)
 
 
+async def test_several_rewards_of_one_agent_are_refused(failure):
+    given = {"env_id": "toy_seats", "env_kwargs": {**ONE, "attempts": 2}}
+    told = await failure(adapter.verifiers, lambda p, i: "1", **given)
+    assert "agent solver ran 2 times in one episode" in told
+
+
 async def test_a_server_that_fails_is_an_error(make_env):
     fake = FakeInference()
     with fake.running() as url:

@@ -16,6 +16,7 @@ class SeatsConfig(vf.EnvConfig):
     asker: vf.AgentConfig = vf.AgentConfig(harness={"id": "null"})
     solver: vf.AgentConfig = vf.AgentConfig()
     fails: bool = False
+    attempts: int = 1
 
 
 class SeatsEnv(vf.Env[SeatsConfig]):
@@ -24,6 +25,7 @@ class SeatsEnv(vf.Env[SeatsConfig]):
 
     async def run(self, task, agents):
         asked = await agents.asker.run(task.with_data(prompt="Ask for a sum."))
-        await agents.solver.run(task.with_data(prompt=asked.last_reply))
+        for _ in range(self.config.attempts):
+            await agents.solver.run(task.with_data(prompt=asked.last_reply))
         if self.config.fails:
             raise OSError("the board fell over")
