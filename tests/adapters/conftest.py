@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from tests.adapters.results import pytest_collection_finish, pytest_terminal_summary
+from tests.adapters.matrix.results import pytest_collection_finish, pytest_terminal_summary
 from tests.environments.conftest import (
     evaluated,
     groups_made,

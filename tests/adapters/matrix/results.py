@@ -1,6 +1,6 @@
-"""Results of these tests by adapter and package, kept for the table of docs/adapters.md.
+"""Results of these tests by adapter and package, kept, and shown as a table of docs/adapters.md.
 
-A pytest plugin, active where ATROPOS_ADAPTER_RESULTS names a file: `make matrix`.
+A pytest plugin, active where ATROPOS_ADAPTER_RESULTS is set: `make matrix`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from typing import Any
 
 import pytest
 
-FILE = "ATROPOS_ADAPTER_RESULTS"
+KEPT = "ATROPOS_ADAPTER_RESULTS"
+DOCS = Path(__file__).parents[3] / "docs"
+RESULTS, PAGE = DOCS / "adapters.jsonl", DOCS / "adapters.md"
+BEGIN, END = "<!-- matrix -->\n", "<!-- /matrix -->"
+HEAD = ("tests", "package", "Python", "passed", "failed", "skipped", "date")
 OUTCOMES = ("passed", "failed", "error", "skipped")
 _PACKAGE = pytest.StashKey[dict[str, tuple[str, str]]]()
 
@@ -47,10 +51,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             key = config.stash.get(_PACKAGE, {}).get(report.nodeid)
             if key is not None:
                 found.setdefault(key, Counter())[outcome] += 1
-    if where := os.environ.get(FILE):
-        path = Path(where)
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        path.write_text("".join(merged(lines, rows_of(found))), encoding="utf-8")
+    if os.environ.get(KEPT):
+        lines = merged(RESULTS.read_text(encoding="utf-8").splitlines(), rows_of(found))
+        RESULTS.write_text("".join(lines), encoding="utf-8")
+        PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), lines), encoding="utf-8")
 
 
 def rows_of(found: Mapping[tuple[str, str], Counter[str]]) -> list[dict[str, Any]]:
@@ -73,3 +77,19 @@ def merged(lines: Iterable[str], rows: Iterable[dict[str, Any]]) -> list[str]:
     for row in (*map(json.loads, lines), *rows):
         known[row["adapter"], row["package"], row["version"]] = row
     return [json.dumps(known[key]) + "\n" for key in sorted(known)]
+
+
+def page(current: str, lines: Iterable[str]) -> str:
+    """The page with the table of these results."""
+    before, rest = current.split(BEGIN)
+    return before + BEGIN + table(lines) + rest[rest.index(END) :]
+
+
+def table(lines: Iterable[str]) -> str:
+    rows = [HEAD, ("---",) * len(HEAD)]
+    for line in lines:
+        one = json.loads(line)
+        package = f"{one['package']} {one['version']}"
+        counts = (str(one[name]) for name in HEAD[3:6])
+        rows.append((f"`{one['adapter']}`", package, one["python"], *counts, one["date"]))
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
