@@ -106,7 +106,7 @@ adapters: $(STAMP)  ## Tests of atroposlib/adapters with the packages that they 
 	$(VENV)-mcp1/bin/python -m pip install --quiet "fastmcp>=3,<4" "requests>=2.32,<3"  # of openenv, without its gradio and pandas
 	$(VENV)-mcp1/bin/python -m pip install --quiet --no-deps "openenv>=0.10,<0.11"
 	$(VENV)-adapters/bin/python -m pytest -q tests/adapters $(addprefix --ignore tests/adapters/,test_agents.py test_inspect_ai.py test_openenv.py served/test_openenv_server.py test_ray_cluster.py verifiers_api)
-	$(VENV)-adapters/bin/python -m pytest -q tests/environments/test_library.py -k "chess or workspace"
+	$(VENV)-adapters/bin/python -m pytest -q tests/environments/test_library.py -k "chess or workspace or reasoning_gym"
 	$(VENV)-adapters/bin/python -m pytest -q tests/environments/test_every_environment.py -k "reasoning_gym or chess or tau2 or textworld or workspace"
 	$(VENV)-mcp1/bin/python -m pytest -q tests/adapters/test_mcp.py tests/adapters/test_openenv.py tests/adapters/served/test_openenv_server.py
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-agents --extras agents-test

@@ -39,7 +39,7 @@ RUN_BY = {
 # Commands of other programs, and words of the shell.
 FOREIGN = set(
     "cd curl echo eval grep export for done git kubectl mapfile mkdir printf ray source srun tail uv vllm"
-    " wait torchrun pip env gpus= port= }".split()
+    " vf-eval vf-validate wait torchrun pip env gpus= port= }".split()
 )
 # Whole blocks that nothing here can check, with the reason.
 UNCHECKED = {
@@ -236,8 +236,8 @@ def test_the_commands_and_flags_of_atropos_exist(page, words):
     command = second if second in COMMANDS or first == "run" else first
     assert {command, first} & set(COMMANDS)
     settings = FunctionEnvConfig.model_fields
-    names = {word.partition(":")[0] for word in rest}  # of adapter:argument too
-    if first == "env" and any(one.name in names for one in listed()):
+    name = rest[1].partition(":")[0] if len(rest) > 1 else ""  # of adapter:argument too
+    if first == "env" and any(one.name == name for one in listed()):
         settings = load(rest[1]).env_config_cls.model_fields
     for word in rest:
         flag = word.partition("=")[0]

@@ -24,6 +24,7 @@ MOST_TASKS = 1000
 NEED_A_SANDBOX = ("code_execution", "code_repair")
 NEED_A_PACKAGE = {
     "chess_game": "chess",
+    "reasoning_gym": "reasoning_gym",
     "tau2": "tau2",
     "textworld": "textworld",
     "workspace": "mcp",
