@@ -282,7 +282,7 @@ async def another_game_each_time(task, model):
 @broken("score.time")
 async def blocks_the_event_loop(task, model):
     reply = await ask(task, model)
-    time.sleep(0.3)
+    time.sleep(0.15)
     return right(task, reply)
 
 
