@@ -21,6 +21,7 @@ from pydantic import Field
 from atroposlib.adapters import EpisodeConfig, fits, imported
 from atroposlib.adapters.gymnasium import Score
 from atroposlib.envs.function_env import Model, Reward, environment
+from atroposlib.envs.function_env.tools import object_in
 from atroposlib.errors import ConfigError
 
 EXTRA = "aviary"
@@ -92,11 +93,8 @@ def mistake(call: Mapping[str, Any], tools: Sequence[Any]) -> str:
     tool = next((tool for tool in tools if tool.info.name == asked["name"]), None)
     if tool is None:
         return f"there is no tool {asked['name']!r}, only {[t.info.name for t in tools]}"
-    try:
-        given = json.loads(asked["arguments"] or "{}")
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
+    given = object_in(asked["arguments"])
+    if given is None:
         return "the arguments are not a JSON object"
     schema = tool.info.parameters
     known = schema.properties if schema else {}

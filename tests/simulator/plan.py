@@ -11,9 +11,8 @@ import msgspec
 
 ROW_BYTES = 400  # about, of a stored row
 CALM_S = 120.0  # without faults at the end; each holds a step
-MOST_CALMS = (
-    4  # until all that was acknowledged is trained on: slow environments fill few batches
-)
+# Until all that was acknowledged is trained on: slow environments fill few batches.
+MOST_CALMS = 4
 
 
 class Kind(str, Enum):

@@ -83,7 +83,7 @@ async def answer(tools: Sequence[Tool], call: Mapping[str, Any]) -> dict[str, An
     if tool is None:
         content = f"error: there is no tool {asked['name']!r}, only {sorted(by_name)}"
     elif isinstance(tool, ToolObject):
-        arguments = _object_in(asked["arguments"])
+        arguments = object_in(asked["arguments"])
         content = "error: the arguments are not a JSON object"
         if arguments is not None:
             content = _text(await tool.call(arguments))
@@ -106,7 +106,8 @@ def name_of(tool: Callable[..., Any] | ToolObject) -> str:
     return tool.name if isinstance(tool, ToolObject) else tool.__name__
 
 
-def _object_in(text: str | None) -> dict[str, Any] | None:
+def object_in(text: str | None) -> dict[str, Any] | None:
+    """The arguments of a call; None if they are not a JSON object."""
     try:
         found = json.loads(text or "{}")
     except json.JSONDecodeError:

@@ -53,6 +53,17 @@ class Posted:
 
 
 @dataclass(frozen=True)
+class Posters:
+    """What the process of posters has to do."""
+
+    ports: Sequence[int]  # of the replicas, in turn
+    path: str
+    ids: Sequence[int]  # of the environments
+    encoding: Encoding
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Bench:
     """The servers that one measurement talks to."""
 
@@ -140,8 +151,8 @@ def _measure(plan: Plan, bench: Bench, posters: int, encoding: Encoding) -> dict
     ours, theirs = spawn.Pipe()
     path = "/groups" if bench.first.generation else "/scored_data_list"
     ports = [one.port for one in bench.replicas]
-    work = (ports, path, ids, encoding, plan.post_seconds, theirs)
-    job = spawn.Process(target=_post_all, args=work)
+    work = Posters(ports, path, ids, encoding, plan.post_seconds)
+    job = spawn.Process(target=_post_all, args=(work, theirs))
     job.start()
     theirs.close()  # so that recv fails if the process ends
     ours.recv()  # all are connected
@@ -203,19 +214,12 @@ def _take(server: Server, client: Client, room: bytearray, accept: str) -> bool:
 # --- the posters, in a process of their own ----------------------------------------------
 
 
-def _post_all(
-    ports: Sequence[int],
-    path: str,
-    ids: Sequence[int],
-    encoding: Encoding,
-    seconds: float,
-    pipe: Connection,
-) -> None:
+def _post_all(work: Posters, pipe: Connection) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < len(ids) + _LEAST_ROOM:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(ids) + _LEAST_ROOM, hard))
+    if soft < (least := len(work.ids) + _LEAST_ROOM):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (least, hard))
     posted = Posted()
-    asyncio.run(_posting(ports, path, ids, encoding, seconds, pipe, posted))
+    asyncio.run(_posting(work, pipe, posted))
     pipe.send(posted)
 
 
@@ -230,27 +234,19 @@ def _bodies(ids: Sequence[int], encoding: Encoding) -> Iterator[tuple[bytes, ...
             yield shared, b', "env_id": %d}]' % env
 
 
-async def _posting(
-    ports: Sequence[int],
-    path: str,
-    ids: Sequence[int],
-    encoding: Encoding,
-    seconds: float,
-    pipe: Connection,
-    posted: Posted,
-) -> None:
+async def _posting(work: Posters, pipe: Connection, posted: Posted) -> None:
     start, tasks = asyncio.Event(), []
-    for i, (env, parts) in enumerate(zip(ids, _bodies(ids, encoding))):
-        lines = [f"POST {path} HTTP/1.1", "host: 127.0.0.1"]
-        lines += [f"content-type: {_TYPES[encoding]}"]
+    for i, (env, parts) in enumerate(zip(work.ids, _bodies(work.ids, work.encoding))):
+        lines = [f"POST {work.path} HTTP/1.1", "host: 127.0.0.1"]
+        lines += [f"content-type: {_TYPES[work.encoding]}"]
         lines += [f"content-length: {sum(map(len, parts))}", "", ""]
         request = ("\r\n".join(lines).encode(), *parts)
-        work = _poster(env, ports[i % len(ports)], request, start, posted)
-        tasks.append(asyncio.create_task(work))
-    await asyncio.sleep(0.5 + len(ids) / 2000)  # connect; whoever cannot, goes on trying
+        poster = _poster(env, work.ports[i % len(work.ports)], request, start, posted)
+        tasks.append(asyncio.create_task(poster))
+    await asyncio.sleep(0.5 + len(work.ids) / 2000)  # connect; whoever cannot, goes on trying
     start.set()
     pipe.send(None)
-    await asyncio.wait(tasks, timeout=seconds)
+    await asyncio.wait(tasks, timeout=work.seconds)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -62,3 +62,20 @@ def failure(rollout):
         return str(raised.value)
 
     return run
+
+
+@pytest.fixture
+def broken_server(make_env):
+    """The first rollout, by a server that refuses every call, is an error."""
+
+    async def run(env_cls, **settings):
+        fake = FakeInference()
+        with fake.running() as url:
+            env = make_env(env_cls, url, **settings)
+            await env.setup()
+            fake.fail_next.extend([400] * 9)
+            with pytest.raises(RolloutError):
+                await env.rollouts.train(await env.get_next_item())
+            await env.close()
+
+    return run

@@ -8,7 +8,7 @@ import pytest
 
 from atroposlib.adapters import verifiers as adapter
 from atroposlib.adapters.verifiers import VerifiersConfig
-from atroposlib.errors import ConfigError, RolloutError
+from atroposlib.errors import ConfigError
 from atroposlib.testing.fake_inference import FakeInference
 
 PACKAGE = "verifiers"
@@ -54,15 +54,8 @@ async def test_several_rewards_of_one_agent_are_refused(failure):
     assert "agent solver ran 2 times in one episode" in told
 
 
-async def test_a_server_that_fails_is_an_error(make_env):
-    fake = FakeInference()
-    with fake.running() as url:
-        env = make_env(adapter.verifiers, url, **SUMS)
-        await env.setup()
-        fake.fail_next.extend([400] * 9)
-        with pytest.raises(RolloutError):
-            await env.rollouts.train(await env.get_next_item())
-        await env.close()
+async def test_a_server_that_fails_is_an_error(broken_server):
+    await broken_server(adapter.verifiers, **SUMS)
 
 
 async def test_of_two_agents_each_has_an_endpoint_and_one_is_trained(rollout):

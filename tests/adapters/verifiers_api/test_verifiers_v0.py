@@ -8,8 +8,7 @@ import pytest
 
 from atroposlib.adapters import verifiers_v0 as adapter
 from atroposlib.adapters.verifiers_v0 import VerifiersV0Config
-from atroposlib.errors import ConfigError, RolloutError
-from atroposlib.testing.fake_inference import FakeInference
+from atroposlib.errors import ConfigError
 
 PACKAGE = "verifiers"
 SUMS = {"env_id": "toy-v0"}
@@ -38,15 +37,8 @@ async def test_a_reward_that_fails_is_an_error_though_the_package_makes_it_0(
     assert message in await failure(adapter.verifiers_v0, lambda p, i: "1", **given)
 
 
-async def test_a_server_that_fails_is_an_error(make_env):
-    fake = FakeInference()
-    with fake.running() as url:
-        env = make_env(adapter.verifiers_v0, url, **SUMS)
-        await env.setup()
-        fake.fail_next.extend([400] * 9)
-        with pytest.raises(RolloutError):
-            await env.rollouts.train(await env.get_next_item())
-        await env.close()
+async def test_a_server_that_fails_is_an_error(broken_server):
+    await broken_server(adapter.verifiers_v0, **SUMS)
 
 
 async def test_held_out_tasks_are_those_of_the_environment_if_it_has_some():
