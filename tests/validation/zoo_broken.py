@@ -279,7 +279,7 @@ async def another_game_each_time(task, model):
 # --- what rollouts do to their process ---
 
 
-@broken("score.time")
+@broken("score.time", tasks=TASKS[:3])
 async def blocks_the_event_loop(task, model):
     reply = await ask(task, model)
     time.sleep(0.15)

@@ -145,7 +145,8 @@ class Explorer(RunViews):
     def pin(self, step: int, kept: bool = True) -> dict[str, int]:
         """Keep the groups of a step beyond the bound of the archive, or no longer."""
         sql = "SELECT DISTINCT gid FROM rollout WHERE COALESCE(step, batch_no) = ?"
-        gids = [gid for (gid,) in self.index.read(sql, (step,))]
+        rows = self.index.read(sql, (step,)) if abs(step) < 2**63 else []
+        gids = [gid for (gid,) in rows]
         self._store.pin(gids, kept)
         return {"groups": len(gids), "pinned": self._store.pinned(gids)}
 

@@ -75,6 +75,8 @@ async def test_a_pinned_step_of_a_live_run_outlives_retention_until_it_is_unpinn
     await step(1)
     await step(2)
     assert await api.post("/explore/steps/2/pin", {}) == {"groups": 1, "pinned": 1}
+    unknown = await api.post(f"/explore/steps/{10**30}/pin", {})
+    assert unknown["groups"] == 0
     await step(3)
     await step(4)
     assert await kept() == [False, True, False]
