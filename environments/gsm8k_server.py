@@ -12,6 +12,7 @@ import random
 
 from atroposlib.environments.common.length_penalties import brevity_scores
 from atroposlib.environments.common.single_turn import SingleTurnConfig, SingleTurnEnv
+from atroposlib.envs.function_env.card import Card
 from atroposlib.envs.reward_fns.math_verify.checker import Correctness, MathVerifier
 from atroposlib.errors import DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
@@ -54,6 +55,17 @@ class GSM8kEnv(SingleTurnEnv):
 
     name = "gsm8k"
     env_config_cls = GSM8kConfig
+    card = Card(
+        "mathematics",
+        data="openai/gsm8k",
+        licence="MIT",
+        gold=lambda item: f"It is \\boxed{{{item['answer']}}}.",
+        floor=-1.0,
+        wrong=lambda item: [
+            f"It is \\boxed{{1{item['answer']}}}.",
+            f"It is {item['answer']}.",
+        ],
+    )
 
     async def setup(self):
         self.verifier = MathVerifier()  # nearly all answers are plain numbers

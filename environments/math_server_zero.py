@@ -24,6 +24,7 @@ from atroposlib.environments.common.rollouts import (
     mean,
     trained_tokens,
 )
+from atroposlib.envs.function_env.card import Card
 from atroposlib.envs.reward_fns.math_verify.checker import Correctness, MathVerifier
 from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.errors import ConfigError, DatasetUnavailable
@@ -158,6 +159,14 @@ class MathZeroEnv(SequentialEnv):
     name = "math_zero"
     env_config_cls = MathZeroConfig
     default_settings = {"steps_per_eval": 25}
+    card = Card(
+        "mathematics",
+        data="zwhe99/DeepMath-103K",
+        licence="MIT",
+        gold=lambda item: f"So.</think> <answer>\\boxed{{{item['answer']}}}</answer>",
+        floor=-1.0,
+        wrong=lambda item: [f"So.</think> \\boxed{{{item['answer']}}}"],
+    )
 
     async def setup(self):
         self.verifier = MathVerifier(self.config.check_processes)

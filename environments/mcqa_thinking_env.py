@@ -13,6 +13,7 @@ import string
 from pydantic import Field
 
 from atroposlib.environments.common.single_turn import SingleTurnConfig, SingleTurnEnv
+from atroposlib.envs.function_env.card import Card
 from atroposlib.errors import DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
 
@@ -86,6 +87,14 @@ class MCQAThinkingEnv(SingleTurnEnv):
 
     name = "mcqa_thinking"
     env_config_cls = MCQAConfig
+    card = Card(
+        "questions",
+        data="NousResearch/AcademicMCQA",
+        licence="of the source",
+        gold=lambda item: f"<think>Let me see.</think> The answer is {item['answer']}",
+        floor=-1.0,
+        wrong=lambda item: [f"I think that the answer is {item['answer']}"],
+    )
 
     async def setup(self):
         config = self.config

@@ -17,6 +17,7 @@ from atroposlib.environments.common.tool_replay import (
     recorded_calls,
     turn_score,
 )
+from atroposlib.envs.function_env.card import Card
 from atroposlib.errors import DatasetUnavailable
 from atroposlib.utils.datasets import load_rows
 
@@ -56,6 +57,13 @@ class ToolCallingEnv(SingleTurnEnv):
 
     name = "tool_calling"
     env_config_cls = ToolCallingConfig
+    card = Card(
+        "tools",
+        data="NousResearch/XLAM-Atropos",
+        licence="of the source",
+        gold=lambda item: item["answer"],
+        wrong=lambda item: [item["answer"] * 2],
+    )
 
     async def setup(self):
         config, requests, problem = self.config, [], None

@@ -100,6 +100,7 @@ def show(argv: Sequence[str] | None = None) -> int:
 
 def info(argv: Sequence[str] | None = None) -> int:
     """Print the package, the card and the settings of one environment."""
+    from atroposlib.envs.function_env.card import card_of
     from atroposlib.envs.settings.config import BaseEnvConfig
     from atroposlib.envs.settings.identity import identity
 
@@ -189,12 +190,6 @@ def _with_argument(env_cls: Any, argument: str) -> Any:
     config = config_class(env_cls.name, env_cls.env_config_cls, {}, setting)
     more = {"env_config_cls": config, "__module__": env_cls.__module__}
     return type(env_cls.__name__, (env_cls,), {**more, "__doc__": env_cls.__doc__})
-
-
-def card_of(env_cls: Any) -> Any:
-    """The ``Card`` of a function environment or of a class with an attribute ``card``; or None."""
-    given = getattr(env_cls, "definition", None)
-    return getattr(env_cls, "card", None) if given is None else given.card
 
 
 def print_settings(target: str) -> None:

@@ -27,6 +27,7 @@ DEFAULTS: dict[str, float] = {
     "score.repeat": 1e-9,  # largest difference
     "score.order": 1e-9,
     "episode.repeat": 0,  # episodes that differ
+    "score.group": 1e-9,
     "score.length": 0.1,  # largest change
     "score.finite": 0.01,  # above the best score
     "score.time": 1.0,  # seconds, 95th percentile

@@ -24,7 +24,8 @@ async def loads(subject: Subject, limit: float) -> Offences:
         Proof(name, note=f"{n} tasks have this id") for name, n in counts.items() if n > 1
     ]
     found += [Proof("", note=f"a connection to {host}") for host in subject.refused]
-    for item in subject.items[: len(subject.cases)]:
+    # Items of a class stay in its process.
+    for item in () if subject.of_class else subject.items[: len(subject.cases)]:
         try:
             json.dumps(plain(item["task"]), allow_nan=False)
         except (TypeError, ValueError) as error:

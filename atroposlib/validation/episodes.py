@@ -13,11 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from atroposlib.errors import AtroposError
 from atroposlib.validation import probes
+from atroposlib.validation.classes import WRONG
 from atroposlib.validation.replies import Offences
 from atroposlib.validation.report import Proof
 from atroposlib.validation.sessions import RecordingSession, longest_gap
-from atroposlib.validation.subject import Played, Subject, Try, text_of
+from atroposlib.validation.subject import PLAY_S, Played, Subject, Try, text_of
 
 REPEATS = 5
 AT_ONCE = 8
@@ -79,6 +81,25 @@ async def order(subject: Subject, limit: float) -> Offences:
     return found, f"{len(tries)} replies in two orders and at once"
 
 
+async def in_groups(subject: Subject, limit: float) -> Offences:
+    """A gold reply gets the same score with wrong ones and with a right one in its group."""
+    found, compared = [], 0
+    for case in subject.golden[: subject.few(8)]:
+        scores = []
+        for other in (WRONG, case.gold):
+            session = RecordingSession(case.gold)
+            with suppress(AtroposError):  # gold.passes reports it
+                beside = subject.rollouts.beside(case.item, session, [WRONG, other])
+                scores.append(await asyncio.wait_for(beside, PLAY_S))
+        if None in scores or len(scores) < 2:
+            continue
+        compared += 1
+        if abs(scores[0] - scores[1]) > limit:
+            note = f"{scores[0]:.3g} beside wrong replies, {scores[1]:.3g} beside a right one"
+            found.append(Proof(case.id, case.gold[-1], note=note))
+    return found, f"{compared} gold replies beside others"
+
+
 async def repeated_episode(subject: Subject, limit: float) -> Offences:
     """The same seed and replies bring the same observations."""
     found = []
@@ -96,7 +117,7 @@ async def repeated_episode(subject: Subject, limit: float) -> Offences:
 
 async def finite(subject: Subject, limit: float) -> Offences:
     """Every score so far is a number up to the best one, and None only without an answer."""
-    most = subject.best + limit
+    most = subject.best + limit if subject.card else float("inf")  # else it is unknown
     numbers = [one for one in subject.played if one.score is not None]
     found = [
         one.evidence(f"over the best score {subject.best:g}")
@@ -104,13 +125,16 @@ async def finite(subject: Subject, limit: float) -> Offences:
         if one.score is not None and one.score > most
     ]
     found += [one.evidence() for one in subject.played if "cannot be trained on" in one.error]
-    wrong = [one for one in subject.played if one.what in ("gold", "another's", "empty")]
+    named = ["gold", "another's", "empty"]
+    if subject.of_class:  # it may leave short replies out, and has no scores for equal ones
+        named = named[:2] if subject.golden else []
+    wrong = [one for one in subject.played if one.what in named]
     unscored = [one for one in wrong if one.score is None and not one.error]
     found += [
         one.evidence("None: drawn again, so that only some are counted") for one in unscored
     ]
     scores = [one.score for one in numbers if one.score is not None]
-    return found, f"{min(scores, default=0):g} to {max(scores, default=0):g}"
+    return found, f"{min(scores):g} to {max(scores):g}" if scores else "no reply has a score"
 
 
 async def quick(subject: Subject, limit: float) -> Offences:
@@ -169,7 +193,7 @@ async def tools(subject: Subject, limit: float) -> Offences:
 async def hold(subject: Subject, one: Try, turn: int) -> tuple[float, str]:
     """Cancel a rollout while it waits for the model; seconds until its end, and how it ended."""
     session = RecordingSession(one.replies, hold_at=turn)
-    rollout = asyncio.ensure_future(subject.env.rollouts.given(one.case.item, session))
+    rollout = asyncio.ensure_future(subject.rollouts.given(one.case.item, session))
     waiting = asyncio.ensure_future(session.held.wait())
     await asyncio.wait({rollout, waiting}, timeout=5, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()

@@ -40,6 +40,11 @@ def scaled(share: float, subject: Subject) -> float:
     return subject.floor + share * (subject.best - subject.floor)
 
 
+def scored(one: Played, subject: Subject) -> float:
+    """The score; of a reply without one the floor, since it is not trained on."""
+    return subject.floor if one.score is None else one.score
+
+
 def best_score(played: Sequence[Played], limit: float, subject: Subject) -> Offences:
     least = subject.best - limit
     low = [one for one in played if one.score is None or one.score < least]
@@ -49,8 +54,10 @@ def best_score(played: Sequence[Played], limit: float, subject: Subject) -> Offe
 
 def no_score(played: Sequence[Played], limit: float, subject: Subject) -> Offences:
     most = scaled(limit, subject)
-    high = [one for one in played if one.error or (one.score or 0.0) > most]
+    high = [one for one in played if one.error or scored(one, subject) > most]
     text = f"{len(high)} of {len(played)} replies get over {most:.3g} or fail"
+    if unscored := sum(one.score is None and not one.error for one in played):
+        text += f", {unscored} have no score"
     return [one.evidence() for one in high], text
 
 
@@ -60,7 +67,8 @@ def low_mean(played: Sequence[Played], limit: float, subject: Subject) -> Offenc
     for one in played:
         kinds.setdefault(one.what, []).append(one)
     means = {
-        what: sum(one.score or 0.0 for one in some) / len(some) for what, some in kinds.items()
+        what: sum(scored(one, subject) for one in some) / len(some)
+        for what, some in kinds.items()
     }
     if not means:
         return [], "no two tasks to compare"
@@ -69,7 +77,7 @@ def low_mean(played: Sequence[Played], limit: float, subject: Subject) -> Offenc
     most = scaled(limit + chance, subject)
     text = f"mean {means[worst]:.3g} of {worst}, at most {most:.3g}"
     failed = [one.evidence() for one in played if one.error]
-    high = [one for one in kinds[worst] if (one.score or 0.0) > most]
+    high = [one for one in kinds[worst] if scored(one, subject) > most]
     return failed + [one.evidence() for one in high] * (means[worst] > most), text
 
 

@@ -33,6 +33,7 @@ class RecordingSession(ScriptedSession):
         self, replies: Replies, *, hold_at: int | None = None, fail_at: int | None = None
     ) -> None:
         super().__init__(replies)
+        self._replies = replies
         self.requests: list[list[dict[str, Any]]] = []
         self.tools: list[dict[str, Any]] = []
         self.held = asyncio.Event()
@@ -56,6 +57,10 @@ class RecordingSession(ScriptedSession):
         return await super().chat_completion(tools=tools, **sent)
 
     completion = chat_completion
+
+    def again(self) -> RecordingSession:
+        """The same session, from its beginning."""
+        return RecordingSession(self._replies, hold_at=self._hold_at, fail_at=self._fail_at)
 
 
 class ScriptedServer:

@@ -6,14 +6,15 @@ import asyncio
 import itertools
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from atroposlib.envs.function_env.card import Card, Replies
+from atroposlib.envs.function_env.card import Card, Replies, card_of
 from atroposlib.envs.function_env.env import FunctionEnv
 from atroposlib.errors import AtroposError, ConfigError, boundary
+from atroposlib.validation.classes import ALONE, ClassRollouts, items_of, opened
 from atroposlib.validation.report import Proof
 from atroposlib.validation.sessions import (
     Hanging,
@@ -81,8 +82,11 @@ class Case:
 class Subject:
     """Environment, settings, tasks, and every rollout that was played so far."""
 
-    env: FunctionEnv
+    env: Any
     card: Card | None
+    rollouts: Any  # given(item, session) -> (reward, ...): of a function, or of a class
+    # Checks that do not apply to this kind of environment, with the reason.
+    left_out: Mapping[str, str] = field(default_factory=dict)
     cases: list[Case] = field(default_factory=list)
     items: list[Any] = field(default_factory=list)  # of the first pass over the data
     played: list[Played] = field(default_factory=list)
@@ -95,6 +99,10 @@ class Subject:
     @property
     def best(self) -> float:
         return self.card.best if self.card else 1.0
+
+    @property
+    def of_class(self) -> bool:
+        return isinstance(self.rollouts, ClassRollouts)
 
     @property
     def pace_s(self) -> float:
@@ -117,7 +125,7 @@ class Subject:
         started, score, error, hangs = time.monotonic(), None, "", False
         try:
             with interrupted_after(PLAY_S + 1):
-                rollout = self.env.rollouts.given(one.case.item, session)
+                rollout = self.rollouts.given(one.case.item, session)
                 reward, _ = await asyncio.wait_for(rollout, PLAY_S)
                 score = reward.score
         except AtroposError as failure:
@@ -140,15 +148,6 @@ class Subject:
         return found
 
 
-def require_function(env_cls: Any) -> None:
-    """Raise ConfigError for an environment that is a class."""
-    if not issubclass(env_cls, FunctionEnv):
-        raise ConfigError(
-            f"{env_cls.__name__}: a class gives no single place to put a reply in; validate "
-            "takes environments made by @environment"
-        )
-
-
 async def prepare(env_cls: Any, settings: Any, cases: int | None = None) -> Subject:
     """Set the environment up with a scripted server, and read its tasks, or ``cases`` of them.
 
@@ -156,16 +155,18 @@ async def prepare(env_cls: Any, settings: Any, cases: int | None = None) -> Subj
         ConfigError: its settings are wrong, or it has no tasks.
         AtroposError: its setup failed.
     """
-    from atroposlib.envs.runtime.creation import make_env
-
-    server: Any = ScriptedServer()
-    env: Any = make_env(env_cls, settings, server, tokenizer=object())
-    subject = Subject(env, env_cls.definition.card)
-    with no_network(subject.refused), boundary(env.label(), None, "setup"):
-        await asyncio.wait_for(env.setup(), SETUP_S)
-    subject.items = [item async for item in first_pass(env)]
+    refused: list[str] = []
+    with no_network(refused):
+        subject = await created(env_cls, settings)
+        subject.refused = refused
+        with boundary(subject.env.label(), None, "setup"):
+            await asyncio.wait_for(subject.env.setup(), SETUP_S)
+    if subject.of_class:
+        subject.items = await items_of(subject.env)
+    else:
+        subject.items = [item async for item in first_pass(subject.env)]
     if not subject.items:
-        raise ConfigError(f"{env.label()}: there is no task")
+        raise ConfigError(f"{subject.env.label()}: there is no task")
     started = time.monotonic()
     for item in itertools.islice(subject.items, cases or MOST_CASES):
         late = cases is None and time.monotonic() - started > CASES_S
@@ -175,7 +176,21 @@ async def prepare(env_cls: Any, settings: Any, cases: int | None = None) -> Subj
     return subject
 
 
-async def first_pass(env: Any) -> Any:
+async def created(env_cls: Any, settings: Any) -> Subject:
+    """The environment with given replies in place of a model."""
+    from atroposlib.envs.runtime.creation import make_env
+
+    card = card_of(env_cls)
+    if issubclass(env_cls, FunctionEnv):
+        server: Any = ScriptedServer()
+        env: Any = make_env(env_cls, settings, server, tokenizer=object())
+        return Subject(env, card, env.rollouts, {"score.group": ALONE})
+    env = await opened(env_cls, settings)
+    rollouts = ClassRollouts(env, card)
+    return Subject(env, card, rollouts, rollouts.left_out)
+
+
+async def first_pass(env: Any) -> AsyncIterator[Any]:
     for _ in range(MOST_ITEMS):
         item = await env.get_next_item()
         if item is None or item["epoch"] > 0:

@@ -21,7 +21,7 @@ from atroposlib.validation import data, episodes
 from atroposlib.validation.bounds import bound_of, unknown_bounds
 from atroposlib.validation.replies import REPLY_CHECKS, Offences
 from atroposlib.validation.report import CheckResult, Proof, Report, Verdict
-from atroposlib.validation.subject import Subject, prepare, require_function
+from atroposlib.validation.subject import Subject, prepare
 
 OTHER_PROCESS_S = 300.0
 CASES = "ATROPOS_VALIDATE_CASES"  # variable of the second process: tasks that it reads
@@ -35,6 +35,7 @@ LOOKS: dict[str, tuple[Look, Verdict]] = {
     "episode.repeat": (episodes.repeated_episode, Verdict.FAIL),
     "score.repeat": (episodes.repeated_score, Verdict.FAIL),
     "score.order": (episodes.order, Verdict.FAIL),
+    "score.group": (episodes.in_groups, Verdict.FAIL),
     "score.time": (episodes.quick, Verdict.WARN),
     "failure.raises": (episodes.raised, Verdict.FAIL),
     "tools.match": (episodes.tools, Verdict.FAIL),
@@ -42,6 +43,7 @@ LOOKS: dict[str, tuple[Look, Verdict]] = {
     "timeout": (episodes.cancelled, Verdict.FAIL),
     "score.finite": (episodes.finite, Verdict.FAIL),  # last: of every rollout
 }
+UNSCORED = "the class gives no group, or leaves the reply out of it"
 BEFORE = ("data.loads", "data.split", "leak.prompt")  # the checks of replies
 
 
@@ -56,7 +58,6 @@ async def validated(env_cls: Any, words: Sequence[str], again: Sequence[str]) ->
     """
     started = time.monotonic()
     with private_folder():
-        require_function(env_cls)
         settings = read_settings(env_cls, [*MODE, *words])
         source = await asyncio.to_thread(identity, env_cls, settings.env)
         report = Report(env_cls.name or env_cls.__name__, **source.model_dump())
@@ -85,6 +86,8 @@ async def found_by(check: str, subject: Subject) -> CheckResult:
     limit, reason = bound_of(check, subject.card)
     if limit is None:
         return CheckResult(check, Verdict.SKIP, f"left out by the author: {reason}")
+    if check in subject.left_out:
+        return CheckResult(check, Verdict.SKIP, subject.left_out[check])
     because = f" ({limit:g}: {reason})" if reason else ""
     if check in LOOKS:
         look, severity = LOOKS[check]
@@ -95,15 +98,21 @@ async def found_by(check: str, subject: Subject) -> CheckResult:
     row = REPLY_CHECKS[check]
     if row.needs_gold and not subject.golden:
         verdict = Verdict.WARN if check == "gold.passes" else Verdict.SKIP
-        return CheckResult(
-            check, verdict, "no gold replies: give @environment a card=Card(...)"
+        how = (
+            "the class a card = Card(...)"
+            if subject.of_class
+            else "@environment a card=Card(...)"
         )
+        return CheckResult(check, verdict, f"no gold replies: give {how}")
     tries = row.plan(subject)
     if not tries:
         return CheckResult(check, Verdict.SKIP, "nothing to play")
     if subject.card is None:  # its floor is unknown: only errors count
         limit = float("inf")
-    offences, text = row.decide(await subject.play_all(tries), limit, subject)
+    played = await subject.play_all(tries)
+    offences, text = row.decide(played, limit, subject)
+    if subject.of_class and not offences and all(one.score is None for one in played):
+        return CheckResult(check, Verdict.SKIP, f"{UNSCORED}, {len(played)} times")
     return CheckResult(
         check, row.severity if offences else Verdict.PASS, text + because, offences
     )

@@ -9,7 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from atroposlib.envs.cli import read_settings
+from atroposlib.envs.function_env.card import card_of
+from atroposlib.envs.function_env.env import FunctionEnv
 from atroposlib.envs.function_env.rollouts import EvalSample, Result
+from atroposlib.envs.rollout.pool import Outcome, run_rollout
 from atroposlib.envs.runtime.creation import make_named_env
 from atroposlib.envs.runtime.evaluation import ROW
 from atroposlib.validation.bounds import bound_of
@@ -27,23 +30,52 @@ async def measured(env_cls: Any, words: Sequence[str], url: str) -> list[CheckRe
     given = ["process", "--env.use_wandb", "false", "--openai.base_url", url, *words]
     settings = read_settings(env_cls, given)
     config: Any = settings.env
-    sampled = config.model_copy(update={"eval_temperature": config.temperature})
+    if issubclass(env_cls, FunctionEnv):
+        sampled = config.model_copy(update={"eval_temperature": config.temperature})
+    else:
+        sampled = config.model_copy(update={"group_size": min(GROUP, config.group_size)})
     settings = replace(settings, env=sampled)
     env: Any = await asyncio.to_thread(make_named_env, env_cls, settings, must_answer=True)
     try:
         await env.setup()
         items = [item for _ in range(GROUPS) if (item := await env.get_next_item())]
-        draws = [env.rollouts.evaluate(item) for item in items for _ in range(GROUP)]
-        samples = await asyncio.gather(*draws)
+        if issubclass(env_cls, FunctionEnv):
+            draws = [env.rollouts.evaluate(item) for item in items for _ in range(GROUP)]
+            samples = await asyncio.gather(*draws)
+        else:
+            outcomes = await asyncio.gather(*(run_rollout(env, item) for item in items))
+            samples = rows_of(outcomes)
     finally:
         await env.close()
-    card = env_cls.definition.card
+    card = card_of(env_cls)
     floor, best = (card.floor, card.best) if card else (0.0, 1.0)
     least = bound_of("signal", card).value or 0.0
     most = bound_of("tokens", card).value or 0.0
     return [
         signal(samples, floor, best, least),
         tokens(samples, env.config.max_token_length, most),
+    ]
+
+
+def rows_of(outcomes: Sequence[Outcome]) -> list[EvalSample]:
+    """The rows of groups of a class as samples. Raises AtroposError: every rollout failed."""
+    errors = [one.error for one in outcomes if one.error is not None]
+    if errors and len(errors) == len(outcomes):
+        raise errors[-1]
+    return [
+        EvalSample(
+            {"id": f"{i}", "task": None, "place": i, "epoch": 0},
+            Result.SCORED,
+            {"reward": float(score)},
+            {"finish_reason": reason, ROW: {"tokens": tokens}},
+        )
+        for i, outcome in enumerate(outcomes)
+        for group in outcome.groups
+        for score, tokens, reason in zip(
+            group["scores"],
+            group["tokens"],
+            group.get("finish_reasons") or [None] * len(group["scores"]),
+        )
     ]
 
 

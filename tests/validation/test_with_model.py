@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from atroposlib.envs.function_env.rollouts import EvalSample, Result
+from atroposlib.envs.rollout.pool import Outcome, RolloutStatus
 from atroposlib.envs.runtime.evaluation import ROW
+from atroposlib.errors import ConfigError
 from atroposlib.validation.report import Verdict
-from atroposlib.validation.with_model import signal, tokens
+from atroposlib.validation.with_model import rows_of, signal, tokens
 
 
 def sample(task, score, length=10, ended="stop"):
@@ -26,3 +30,17 @@ def test_long_rows_and_cut_replies_are_a_warning():
     assert tokens([sample("a", 1.0)], 20, 0.05).verdict is Verdict.PASS
     assert tokens([sample("a", 1.0, length=21)], 20, 0.05).verdict is Verdict.WARN
     assert tokens([sample("a", 1.0, ended="length")], 20, 0.05).verdict is Verdict.WARN
+
+
+def test_rows_of_a_class_are_samples_of_its_items():
+    group = {
+        "tokens": [[1], [1, 2]],
+        "scores": [0.0, 1.0],
+        "finish_reasons": ["stop", "length"],
+    }
+    failed = Outcome(RolloutStatus.FAILED, error=ConfigError("no"))
+    samples = rows_of([Outcome(RolloutStatus.SCORED, [group]), failed])
+    assert signal(samples, 0.0, 1.0, 0.05).verdict is Verdict.PASS
+    assert tokens(samples, 1, 0.05).verdict is Verdict.WARN
+    with pytest.raises(ConfigError, match="no"):
+        rows_of([failed])

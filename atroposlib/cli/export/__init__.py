@@ -71,7 +71,7 @@ def found(reference: str) -> Exported:
     if given is None:
         raise ConfigError(f"{reference}: only environments of @environment are exported")
     config, _ = env_cls.config_init()
-    source, card = identity(env_cls, config), env_files.card_of(env_cls)
+    source, card = identity(env_cls, config), given.card
     name = re.sub(r"\W", "_", env_cls.name or env_cls.__name__)
     expression, copied = f"load({json.dumps(reference)})", {}
     requires = [f"atroposlib{extras(env_cls, card)}>={__version__}"]

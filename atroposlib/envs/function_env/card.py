@@ -43,6 +43,12 @@ class Card:
     bounds: Mapping[str, tuple[float | None, str]] = field(default_factory=dict)
 
 
+def card_of(env_cls: Any) -> Card | None:
+    """The card of a function environment, or the attribute ``card`` of a class."""
+    card = getattr(getattr(env_cls, "definition", env_cls), "card", None)
+    return card if isinstance(card, Card) else None
+
+
 class ScriptedSession:
     """Session that replies with given texts in order, then with empty ones."""
 
