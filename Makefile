@@ -56,11 +56,11 @@ check: $(STAMP)  ## lint and the fast tests: before every commit
 	@$(MAKE) --no-print-directory lint
 	$(TIMED) $(FAST) $(PY) -m pytest -q -n $(WORKERS) -m "not slow"
 
-test: $(STAMP)  ## lint and every test that runs on CPU, real processes included
+test: $(STAMP)  ## lint and the tests that run on CPU, real processes included
 	@$(TIMED) $(SHARED)
 	@$(TIMED) $(ALONE)
 	@$(MAKE) --no-print-directory lint
-	$(TIMED) $(SHARED) $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not alone"
+	$(TIMED) $(SHARED) $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not alone and not campaign"
 	$(TIMED) $(ALONE) $(PY) -m pytest -m alone
 
 format: $(STAMP)  ## Let black and isort rewrite the sources

@@ -2,6 +2,7 @@
 
 slow       starts real processes or takes many seconds; `make check` leaves it out
 alone      slow, and wants every core: several ranks, whole runs, timeouts of slow clients
+campaign   slow, takes minutes and cores; `make test` leaves it to .ci/run
 gpu        needs a CUDA device; skipped without --run-gpu
 browser    drives the page with an installed Chromium; skipped without one
 providers  calls a real inference provider; skipped without --runproviders
@@ -42,6 +43,7 @@ for _field in ("connect", "read", "write", "pool"):
 MARKERS = {
     "slow": "starts real processes or takes many seconds",
     "alone": "slow, and runs while no other test does",
+    "campaign": "slow, takes minutes; .ci/run runs it and `make test` does not",
     "gpu": "needs a CUDA device; skipped without --run-gpu",
     "browser": "drives the page with an installed Chromium; skipped without one",
     "providers": "calls a real inference provider; skipped without --runproviders",
@@ -88,7 +90,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         # Not item.keywords: those hold the names of folders too, such as a clone in gpu/.
         marked = {marker.name for marker in item.iter_markers()}
-        if "alone" in marked:
+        if marked & {"alone", "campaign"}:
             item.add_marker(pytest.mark.slow)
         for marker, option in NEEDED_OPTION.items():
             if marker in marked and not config.getoption(option):

@@ -42,7 +42,7 @@ def test_page_marks_a_figure_beyond_its_limit_and_gives_ratios():
     assert "| a | 4 t/s | 2.00 x b |  |" in page
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_dry_run_proves_every_path_that_a_cpu_allows(tmp_path):
     command = [sys.executable, gpu.__file__, "--device", "cpu", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

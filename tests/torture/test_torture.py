@@ -37,6 +37,7 @@ def test_the_postgres_store_equals_its_model_under_calls_and_connection_losses(t
     assert torture("model-postgres")["examples"] >= 60
 
 
+@pytest.mark.campaign
 def test_every_seeded_bug_is_detected(torture):
     assert torture("mutants")["noticed"] == len(MUTANTS)
 
@@ -57,7 +58,7 @@ def test_a_store_on_a_full_disk_keeps_its_groups_drains_and_recovers(torture):
     torture("full-disk")
 
 
-@pytest.mark.alone
+@pytest.mark.campaign
 @pytest.mark.skipif(bool(lacking()), reason=str(lacking()))
 def test_a_network_that_is_cut_loses_and_doubles_nothing(torture):
     torture("cuts")
@@ -72,6 +73,7 @@ def test_no_seed_of_the_simulator_breaks_a_promise(torture):
     assert torture("simulator")["violations"] == 0
 
 
+@pytest.mark.campaign
 def test_the_simulator_finds_every_seeded_bug(torture):
     torture("simulator-mutants")
 
