@@ -3,6 +3,7 @@
 atropos env new wordle            # one question, one answer
 atropos env new shop --tools      # a tool that the model calls
 atropos env new battleship --game # several turns
+atropos env new sums --class      # a subclass of BaseEnv, with its own groups
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ KINDS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"game.py": "NAME.py", "test_checks.py": "test_NAME.py"},
         {"<<KIND>>": "games", "<<TURNS>>": "1-6", "<<GOLD>>": ""},
     ),
+    "class": (
+        {"class.py": "NAME.py", "test_checks.py": "test_NAME.py"},
+        {"<<KIND>>": "mathematics", "<<TURNS>>": "1", "<<GOLD>>": ""},
+    ),
 }
 SHARED = ("README.md", "pyproject.toml", "train.yaml")
 
@@ -49,10 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--tools", action="store_true", help="with a tool that is called")
     kind.add_argument("--game", action="store_true", help="of several turns")
+    kind.add_argument("--class", action="store_true", help="a subclass of BaseEnv")
     options = parser.parse_args(argv)
     folder = Path(options.name)
     name = folder.name.replace("-", "_")
-    chosen = "tools" if options.tools else "game" if options.game else QUESTION
+    chosen = next((kind for kind in KINDS if vars(options).get(kind)), QUESTION)
     print(f"{folder}/: {', '.join(write(name, folder, chosen))}")
     print(f"next: cd {folder} && python -m pytest -q")
     print(f"      atropos env validate {name}.py")

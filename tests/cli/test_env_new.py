@@ -27,6 +27,8 @@ FILES = {
     "train.yaml",
 }
 
+FILES_OF_A_CLASS = {"sums.py", "test_sums.py", "pyproject.toml", "README.md", "train.yaml"}
+
 
 def test_the_package_passes_its_own_tests_and_names_the_next_commands(
     tmp_path, monkeypatch, capsys
@@ -46,7 +48,7 @@ def test_the_package_passes_its_own_tests_and_names_the_next_commands(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [env_new.QUESTION, "tools", "game"])
+@pytest.mark.parametrize("kind", [env_new.QUESTION, "tools", "game", "class"])
 async def test_every_kind_passes_its_checks_without_a_warning(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     files = env_new.write(f"written_{kind}", tmp_path, kind)
@@ -55,6 +57,18 @@ async def test_every_kind_passes_its_checks_without_a_warning(kind, tmp_path, mo
     assert report.passed(strict=True), report.table()
     readme = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "<<" not in readme and "| MIT |" not in readme
+
+
+@pytest.mark.slow
+def test_a_class_passes_its_own_tests(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert env_new.main(["sums", "--class"]) == 0
+    assert {path.name for path in (tmp_path / "sums").iterdir()} == FILES_OF_A_CLASS
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, cwd="sums", capture_output=True, text=True, env=paths)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout and "warning" not in done.stdout.lower()
 
 
 def test_the_launcher_takes_the_training_run_as_it_is(tmp_path, monkeypatch):
