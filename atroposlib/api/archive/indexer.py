@@ -30,7 +30,7 @@ from atroposlib.api.archive.records import (
     RunFacts,
 )
 from atroposlib.api.codec.delivery import stored_facts
-from atroposlib.api.common.records import RunRecord
+from atroposlib.api.decisions.run_state import run_of
 from atroposlib.api.store import Store
 from atroposlib.api.store.sql.claim import LEDGER_GROUPS
 from atroposlib.errors import CorruptPayload, InvalidGroup, StoreError
@@ -227,7 +227,7 @@ class Indexer:
             self.index.begin_run(begun)
             self._known, self._settled = {}, begun[1]
             self._dirty = self._behind = self._held_changed = True
-        run = RunFacts.of(run_of(self._store))
+        run = RunFacts.of(run_of(self._store.load()))
         if run.run_id and run != self.index.run:
             self.index.set_value("run", msgspec.json.encode(run).decode())
 
@@ -279,7 +279,7 @@ class Indexer:
 
     def _add(self, gids: list[int]) -> None:
         ledger = self._store.arrivals(gids)
-        names = {env.env_id: env.wandb_name for env in run_of(self._store).envs}
+        names = {env.env_id: env.wandb_name for env in run_of(self._store.load()).envs}
         records: list[Record] = []
         for gid in gids:
             try:
@@ -330,8 +330,3 @@ def _weight_of(record: Record | threading.Event) -> int:
     if isinstance(record, NotesFact):
         return len(record.rows) + record.notes.advantages.nbytes // 256
     return len(record.facts.rows) if isinstance(record, RowFacts) else 1
-
-
-def run_of(store: Store) -> RunRecord:
-    """The run of the store, as any replica saved it."""
-    return msgspec.json.decode(store.load().body or b"{}", type=RunRecord)

@@ -16,9 +16,10 @@ from typing import Any, Literal
 from atroposlib.api.archive.explorer import Explorer
 from atroposlib.api.archive.filters import FILTERS, require_known, where
 from atroposlib.api.archive.index import Index
-from atroposlib.api.archive.indexer import Indexer, run_of
+from atroposlib.api.archive.indexer import Indexer
 from atroposlib.api.archive.records import RunFacts
 from atroposlib.api.codec.json import read_json_group
+from atroposlib.api.decisions.run_state import run_of
 from atroposlib.api.store import Store
 from atroposlib.api.store.postgres import PostgresStore
 from atroposlib.api.store.sqlite import DATABASE, SqliteStore
@@ -115,7 +116,7 @@ def explored(
 def _explored(
     store: Store, tokenizer: str | None, again: bool = False
 ) -> Iterator[tuple[Store, Explorer]]:
-    facts = RunFacts.of(run_of(store))
+    facts = RunFacts.of(run_of(store.load()))
     facts = replace(facts, state=None, tokenizer=tokenizer or facts.tokenizer)
     indexer = Indexer(Index(store.archive), store)
     try:

@@ -281,6 +281,7 @@ class RunDocument:
     revision: int
     generation: int
     body: bytes | None
+    envs: tuple[bytes, ...] = ()  # in the order of their ids, each a document of its own
 
 
 class EnvEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -297,6 +298,7 @@ class EnvEntry(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str | None = None
     join_id: str = ""
     source: dict[str, str] | None = None  # package, version, digest
+    joined: float = 0.0  # s, clock of the API
 
 
 class RunState(str, Enum):
@@ -369,6 +371,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     starts: tuple[int, ...] = ()
     announced_by: int | None = None
     registered: tuple[str, ...] = ()
+    edits: int = 0  # saves that changed or forgot environments, beside adding some
 
     @property
     def registration(self) -> TrainerRegistration:

@@ -13,12 +13,13 @@ not part of it: the store counts them (``RunDocument``).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import msgspec
 
 from atroposlib.api.common.records import (
     EnvEntry,
+    RunDocument,
     RunRecord,
     RunState,
     TrainerRegistration,
@@ -42,7 +43,14 @@ MAX_KEY_CHARACTERS = 256
 ANY_TOKENS = 2**16  # a group with fewer tokens is accepted at any registered length
 MAX_ENVS = 10_000  # connected at once
 MAX_REGISTERED = 16  # ids of registrations that are remembered
-KEPT_ENVS = 256  # beyond, those that left or are silent are forgotten
+KEPT_ENVS = 256  # beyond, all but the last half are forgotten once they left or are silent
+
+
+def run_of(document: RunDocument) -> RunRecord:
+    """The run of its document. Earlier versions kept its environments in the body."""
+    run = msgspec.json.decode(document.body or b"{}", type=RunRecord)
+    envs = tuple(msgspec.json.decode(env, type=EnvEntry) for env in document.envs)
+    return msgspec.structs.replace(run, envs=run.envs + envs)
 
 
 # --- events -------------------------------------------------------------------------
@@ -176,8 +184,39 @@ def require_polled(run: RunRecord, generation: int) -> None:
         )
 
 
+class Roster:
+    """Environments by name, so that a join costs about the same however many there are."""
+
+    def __init__(self) -> None:
+        self._envs: tuple[EnvEntry, ...] = ()
+        self._joined: dict[tuple[str, str], EnvEntry] = {}
+        self._last: dict[str, int] = {}  # number of the last namesake
+
+    def read(self, envs: tuple[EnvEntry, ...]) -> None:
+        """Take over the environments of a run, mostly those known and some more."""
+        known = len(self._envs)
+        if envs[:known] != self._envs:
+            self._joined, self._last, known = {}, {}, 0
+        for env in envs[known:]:
+            self._joined.setdefault((env.desired_name, env.join_id), env)
+            number = int(env.wandb_name.rpartition("_")[2])
+            self._last[env.desired_name] = max(number, self._last.get(env.desired_name, -1))
+        self._envs = envs
+
+    def joined(self, body: RegisterEnv) -> EnvEntry | None:
+        """The environment of an earlier call with this ``join_id``."""
+        return self._joined.get((body.desired_name, body.join_id)) if body.join_id else None
+
+    def next_name(self, name: str) -> str:
+        return f"{name}_{self._last.get(name, -1) + 1}"
+
+
 def join(
-    run: RunRecord, body: RegisterEnv, live: Collection[int] | None = None
+    run: RunRecord,
+    body: RegisterEnv,
+    live: Callable[[RunRecord], Collection[int]] | None = None,
+    roster: Roster | None = None,
+    now: float = 0.0,
 ) -> tuple[RunRecord, EnvEntry]:
     """Add an environment to a started run. Ids are never reused.
 
@@ -185,34 +224,40 @@ def join(
     runs would block batches by its minimum until it counts as silent.
 
     Args:
-        live: environments to keep where others are forgotten, the oldest first; None: all.
+        live: environments to keep where others are forgotten; None: all.
+        roster: kept between calls, to save time.
 
     Raises:
         ConfigError: ``MAX_ENVS`` of them are live.
     """
-    named = (body.desired_name, body.join_id)
-    for env in run.envs if body.join_id else ():
-        if (env.desired_name, env.join_id) == named:
-            return run, env
-    namesakes = [
-        int(env.wandb_name.rpartition("_")[2])
-        for env in run.envs
-        if env.desired_name == body.desired_name
-    ]
+    roster = roster or Roster()
+    roster.read(run.envs)
+    if (env := roster.joined(body)) is not None:
+        return run, env
     entry = EnvEntry(
         env_id=run.envs[-1].env_id + 1 if run.envs else 0,
-        wandb_name=f"{body.desired_name}_{max(namesakes, default=-1) + 1}",
+        wandb_name=roster.next_name(body.desired_name),
+        joined=now,
         **body.model_dump(),
     )
-    kept = run.envs
-    if len(kept) >= KEPT_ENVS and live is not None:
-        recent = kept[-KEPT_ENVS // 2].env_id
-        kept = tuple(env for env in kept if env.env_id in live or env.env_id >= recent)
-    if len(kept) >= MAX_ENVS:
+    if live is not None and _crowded(len(run.envs)):
+        run = _without_absent(run, live(run))
+    if len(run.envs) >= MAX_ENVS:
         raise ConfigError(f"{MAX_ENVS} environments are connected: disconnect some")
+    return msgspec.structs.replace(run, envs=(*run.envs, entry)), entry
+
+
+def _crowded(envs: int) -> bool:
+    """Whether to look for absent ones: not at every join, as it costs time for each."""
+    return envs >= MAX_ENVS or envs >= KEPT_ENVS and envs % (KEPT_ENVS // 2) == 0
+
+
+def _without_absent(run: RunRecord, live: Collection[int]) -> RunRecord:
+    recent = run.envs[-KEPT_ENVS // 2].env_id
+    kept = tuple(env for env in run.envs if env.env_id in live or env.env_id >= recent)
     ids = {env.env_id for env in kept}
     seen = {env: at for env, at in run.seen.items() if env in ids}
-    return msgspec.structs.replace(run, envs=(*kept, entry), seen=seen), entry
+    return msgspec.structs.replace(run, envs=kept, seen=seen)
 
 
 def leave(run: RunRecord, env_id: int) -> RunRecord:

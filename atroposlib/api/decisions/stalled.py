@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from atroposlib.doctor.evidence import SILENT_S, Process, silence_s, silent_ones
+from atroposlib.errors import ConfigError
 from atroposlib.wire.directory import ServerDirectory, ServerEntry
 from atroposlib.wire.status import Heartbeat, Participant, ServerState
 
@@ -14,6 +15,18 @@ Beats = Iterable[tuple[Heartbeat, float]]  # with the time of each
 
 REPORT_S = 60.0  # after which a report about a server no longer counts
 MAX_IN_REASON = 3  # of them; /status lists all
+
+MAX_DETAILS = 64
+MAX_DETAIL_CHARACTERS = 200
+
+
+def require_short(details: Mapping[str, float | int | str]) -> None:
+    """Refuse details of a heartbeat beyond their bounds."""
+    longest = max((len(str(part)) for item in details.items() for part in item), default=0)
+    if len(details) > MAX_DETAILS or longest > MAX_DETAIL_CHARACTERS:
+        raise ConfigError(
+            f"details: at most {MAX_DETAILS}, of {MAX_DETAIL_CHARACTERS} characters each"
+        )
 
 
 def inference_server(

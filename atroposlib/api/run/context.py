@@ -1,10 +1,6 @@
 """Service context: store, cached run, liveness, queue statistics, events and metrics.
 
 posts, claims, admission, service  -->  ServiceContext  -->  store, run_cache
-
-Liveness is kept in memory. After a restart of the API every environment counts as live for
-one full period, so that none loses its share because it could not call. Where several
-replicas serve one run, each writes the requests that it received into the run document.
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ from atroposlib.api.decisions.batching import (
     uncommitted,
 )
 from atroposlib.api.decisions.run_state import MINIMUM_TIMEOUT_S, find_env, silent_after_s
-from atroposlib.api.decisions.stalled import REPORT_S, directory, participants
+from atroposlib.api.decisions.stalled import REPORT_S, directory, participants, require_short
 from atroposlib.api.run.events import Events
 from atroposlib.api.run.metrics import Metrics
 from atroposlib.api.run.run_cache import SHARED_STORE_LAG_S, RunCache, RunView
@@ -45,8 +41,7 @@ FORGET_AFTER_S = 3600.0
 # The oldest are dropped first; names come from callers and cost memory.
 MAX_PARTICIPANTS = 1024  # of each role
 MAX_SERVERS = 1024
-MAX_DETAILS = 64
-MAX_DETAIL_CHARACTERS = 200
+SYNC_S = MINIMUM_TIMEOUT_S / 4  # between two writes of a request for other replicas
 _NOBODY: Mapping[int, float] = {}
 
 
@@ -156,7 +151,10 @@ class _Live:
     since: float
     until: float
     live: tuple[EnvEntry, ...]
-    ids: frozenset[int]
+    ids: set[int]
+
+    def knows(self, env_id: int) -> bool:
+        return bool(self.envs) and env_id <= self.envs[-1].env_id
 
 
 class Liveness:
@@ -165,10 +163,12 @@ class Liveness:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._instance, self._began = uuid4().hex, clock()
-        self._since = self._began
-        self._beats: dict[tuple[str, str], tuple[Heartbeat, float]] = {}
+        self._since = self._began  # restarts count as a request: it could not come before
+        # By role and name, the oldest first.
+        self._beats: dict[str, dict[str, tuple[Heartbeat, float]]] = {}
         # By URL and by the role and name of the caller, with the time of its report.
         self._servers: dict[str, dict[tuple[str, str], tuple[ServerState, float]]] = {}
+        self._freshened = self._began
         self._calls: dict[int, float] = {}
         self._lives: dict[str, float] = {}  # of trainers -> last heartbeat; inf: ended
         self._live: _Live | None = None
@@ -187,23 +187,22 @@ class Liveness:
         Raises:
             ConfigError: its details exceed the bounds.
         """
-        _require_short(heartbeat.details)
+        require_short(heartbeat.details)
         now = self._clock()
         who = (heartbeat.role, heartbeat.name)
-        self._beats.pop(who, None)  # re-inserted at the end, so the first is the oldest
-        self._beats[who] = (heartbeat, now)
+        alike = self._beats.setdefault(heartbeat.role, {})
+        alike.pop(heartbeat.name, None)  # re-inserted at the end, so the first is the oldest
+        alike[heartbeat.name] = (heartbeat, now)
         self._record_servers(who, heartbeat.servers, now)
         if heartbeat.role == "trainer" and (life := str(heartbeat.details.get("life", ""))):
             self._lives.pop(life, None)
             self._lives[life] = inf if "ended" in heartbeat.details else now
             if len(self._lives) > MAX_PARTICIPANTS:
                 del self._lives[next(iter(self._lives))]
-        alike = sum(name[0] == heartbeat.role for name in self._beats)
-        for name, (_, seen) in list(self._beats.items()):
-            surplus = alike > MAX_PARTICIPANTS and name[0] == heartbeat.role
-            if surplus or now - seen > FORGET_AFTER_S:
-                alike -= name[0] == heartbeat.role
-                del self._beats[name]
+        while now - alike[first := next(iter(alike))][1] > FORGET_AFTER_S or (
+            len(alike) > MAX_PARTICIPANTS
+        ):
+            del alike[first]
 
     def _record_servers(
         self, who: tuple[str, str], states: Sequence[ServerState], now: float
@@ -211,6 +210,9 @@ class Liveness:
         for state in states:
             if state.url in self._servers or len(self._servers) < MAX_SERVERS:
                 self._servers.setdefault(state.url, {})[who] = (state, now)
+        if 0 <= now - self._freshened < REPORT_S / 10:  # each environment reports each server
+            return
+        self._freshened = now
         for url, reports in list(self._servers.items()):
             fresh = {who: one for who, one in reports.items() if now - one[1] <= REPORT_S}
             self._servers[url] = fresh
@@ -220,7 +222,8 @@ class Liveness:
     def record_request(self, env_id: int | None) -> None:
         if env_id is not None:
             self._calls[env_id] = self._clock()
-            if self._live is not None and env_id not in self._live.ids:
+            known = self._live
+            if known and env_id not in known.ids and known.knows(env_id):
                 self._live = None  # it was silent until now
 
     def forget_envs(self) -> None:
@@ -242,22 +245,23 @@ class Liveness:
         their last request to another replica.
         """
         known, now = self._live, self._clock()
-        if known and known.envs is envs and known.seen is seen:
-            if known.since <= now <= known.until:
-                return known.live
-        heard = {
-            env.env_id: max(
-                self._calls.get(env.env_id, self._since), seen.get(env.env_id, 0.0)
-            )
-            for env in envs
-            if env.connected
-        }
-        until = {env.env_id: heard.get(env.env_id, -inf) + silent_after_s(env) for env in envs}
-        live = tuple(env for env in envs if until[env.env_id] >= now)
-        ends = min((until[env.env_id] for env in live), default=inf)
-        ids = frozenset(env.env_id for env in live)
-        self._live = _Live(envs, seen, now, ends, live, ids)
-        return live
+        if not known or known.seen is not seen or not known.since <= now <= known.until:
+            known = _Live((), seen, now, inf, (), set())
+        elif known.envs is envs:
+            return known.live
+        elif envs[: len(known.envs)] != known.envs:  # others than new ones changed
+            known = _Live((), seen, now, inf, (), set())
+        live, ends = [], known.until
+        for env in envs[len(known.envs) :]:
+            heard = self._calls.get(env.env_id, self._since)
+            heard = max(heard, seen.get(env.env_id, 0.0), env.joined)
+            if env.connected and (until := heard + silent_after_s(env)) >= now:
+                live.append(env)
+                ends = min(ends, until)
+        known.ids.update(env.env_id for env in live)
+        all_live = (*known.live, *live) if live else known.live
+        self._live = _Live(envs, seen, known.since, ends, all_live, known.ids)
+        return all_live
 
     def pending_sync(self, seen: Mapping[int, float]) -> dict[int, float]:
         """``seen`` merged with the requests received here, if a sync is due; otherwise empty.
@@ -265,8 +269,7 @@ class Liveness:
         A sync is due before another replica would count an environment as silent, so the
         number of writes does not depend on the load.
         """
-        due = MINIMUM_TIMEOUT_S / 4
-        if all(at - seen.get(env, 0.0) < due for env, at in self._calls.items()):
+        if all(at - seen.get(env, 0.0) < SYNC_S for env, at in self._calls.items()):
             return {}
         merged = dict(seen)
         for env, at in self._calls.items():
@@ -275,22 +278,17 @@ class Liveness:
 
     def directory(self) -> ServerDirectory:
         """Inference servers whose announcement is fresh."""
-        beats, now = self._beats.values(), self._clock()
-        return directory(beats, self._servers, now, self._instance, self._began)
+        now = self._clock()
+        return directory(self._all_beats(), self._servers, now, self._instance, self._began)
+
+    def _all_beats(self) -> list[tuple[Heartbeat, float]]:
+        return [beat for alike in self._beats.values() for beat in alike.values()]
 
     def participants(self) -> list[Participant]:
         """Processes, and inference servers out of all reports about them."""
         now = self._clock()
-        fresh = (one for one in self._beats.values() if now - one[1] <= FORGET_AFTER_S)
+        fresh = (one for one in self._all_beats() if now - one[1] <= FORGET_AFTER_S)
         return participants(fresh, self._servers, now)
-
-
-def _require_short(details: Mapping[str, float | int | str]) -> None:
-    longest = max((len(str(part)) for item in details.items() for part in item), default=0)
-    if len(details) > MAX_DETAILS or longest > MAX_DETAIL_CHARACTERS:
-        raise ConfigError(
-            f"details: at most {MAX_DETAILS}, of {MAX_DETAIL_CHARACTERS} characters each"
-        )
 
 
 def require_plain(name: str, text: str | None) -> None:
@@ -374,18 +372,25 @@ class ServiceContext:
         """Record a request of these environments; replicated at the next sync."""
         for env_id in env_ids:
             self.liveness.record_request(env_id)
-        if self.store.shared and self.liveness.pending_sync(self.run.seen):
+        if self.store.shared and any(map(self._sync_due, env_ids)):
             await self.run_cache.update(
                 lambda run: msgspec.structs.replace(
                     run, seen=self.liveness.pending_sync(run.seen) or run.seen
                 )
             )
 
+    def _sync_due(self, env_id: int | None) -> bool:
+        with suppress(UnknownEnv):
+            if env_id is not None:
+                known = max(find_env(self.run, env_id).joined, self.run.seen.get(env_id, 0.0))
+                return self.clock() - known >= SYNC_S
+        return False
+
     def _on_run_change(self, old: RunView, new: RunView) -> None:
         if old.run.run_id and old.run.run_id != new.run.run_id:
             self.liveness.forget_envs()
             self.indexer.begin_run()  # perhaps reset by another replica
-        elif len(new.run.envs) < len(old.run.envs) + 1:
+        elif new.run.envs[: len(old.run.envs)] != old.run.envs:  # some were forgotten
             self.liveness.keep(env.env_id for env in new.run.envs)
         self.on_groups_removed()
 

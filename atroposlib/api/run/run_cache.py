@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from time import monotonic
 
 import msgspec
 
-from atroposlib.api.common.records import RunDocument, RunRecord
+from atroposlib.api.common.records import EnvEntry, RunDocument, RunRecord
 from atroposlib.api.common.threads import Pool
+from atroposlib.api.decisions.run_state import run_of
 from atroposlib.api.store import Store
 from atroposlib.errors import AtroposError, RunChanged, StoreError
 
@@ -32,6 +33,7 @@ class RunView:
     run: RunRecord
     revision: int
     generation: int
+    whole: bool = False  # its environments are in its body, as in earlier versions
 
 
 @dataclass(eq=False, slots=True)
@@ -108,9 +110,12 @@ class RunCache:
             agreed = [change for change in group if change.error is None]
             changed = run is not view.run if fence else run != view.run
             if agreed and changed:
-                body = msgspec.json.encode(run)
+                if not _follows(run.envs, view.run.envs):
+                    run = msgspec.structs.replace(run, edits=run.edits + 1)
+                body = msgspec.json.encode(msgspec.structs.replace(run, envs=()))
                 fork = run.starts[-1] if run.incarnation > view.run.incarnation else None
-                save = partial(self._store.save, fence=fence, fork=fork)
+                envs = _changed(() if view.whole else view.run.envs, run.envs)
+                save = partial(self._store.save, fence=fence, fork=fork, envs=envs)
                 try:
                     document = await self._pool.run(save, body, view.revision)
                 except RunChanged:
@@ -119,7 +124,7 @@ class RunCache:
                 except StoreError as error:
                     _refuse(agreed, error)
                     return
-                view = self.apply(document)
+                view = self.apply(RunView(run, document.revision, document.generation))
             for change in agreed:
                 change.view = view
             return
@@ -127,10 +132,19 @@ class RunCache:
 
     async def refresh(self) -> bool:
         """Read the run from the store. True if it was newer than the cached one."""
-        known = self.view.revision
-        self.apply(await self._pool.run(self._store.load))
+        known = self.view
+        last = known.run.envs[-1].env_id if known.run.envs else -1
+        document = await self._pool.run(self._store.load, last)
+        if document.revision > known.revision:
+            view = _view_of(document)
+            if known.run.envs and not _extends(view, known):
+                view = _view_of(await self._pool.run(self._store.load))
+            elif known.run.envs:
+                envs = known.run.envs + view.run.envs
+                view = replace(view, run=msgspec.structs.replace(view.run, envs=envs))
+            self.apply(view)
         self._read_at = monotonic()
-        return self.view.revision > known
+        return self.view.revision > known.revision
 
     async def refresh_if_old(self) -> None:
         """Read the run again if other processes may have changed it.
@@ -142,9 +156,8 @@ class RunCache:
         if self._store.shared and (self.view.run.trainer is None or lag > SHARED_STORE_LAG_S):
             await self.refresh()
 
-    def apply(self, document: RunDocument) -> RunView:
-        """Cache ``document`` unless a newer one is cached; returns its view."""
-        view = _view_of(document)
+    def apply(self, view: RunView) -> RunView:
+        """Cache ``view`` unless a newer one is cached; returns it."""
         if view.revision > self.view.revision:
             old, self.view = self.view, view
             self._on_change(old, view)
@@ -169,7 +182,33 @@ def _refuse(group: Sequence[_Change], error: AtroposError) -> None:
 
 def _view_of(document: RunDocument) -> RunView:
     try:
-        run = msgspec.json.decode(document.body or b"{}", type=RunRecord)
+        run = run_of(document)
     except msgspec.MsgspecError as error:
         raise StoreError(f"the stored run cannot be read: {error}") from error
-    return RunView(run, document.revision, document.generation)
+    whole = len(run.envs) > len(document.envs)
+    return RunView(run, document.revision, document.generation, whole)
+
+
+def _extends(newer: RunView, known: RunView) -> bool:
+    """Whether the environments of ``newer``, read after the last one of ``known``, follow those."""
+    run, before = newer.run, known.run
+    return not newer.whole and (run.run_id, run.edits) == (before.run_id, before.edits)
+
+
+def _follows(envs: Sequence[EnvEntry], before: Sequence[EnvEntry]) -> bool:
+    """Whether ``envs`` are those of ``before`` and perhaps more. Cheap: equal ones are one."""
+    return envs[: len(before)] == before
+
+
+def _changed(before: Sequence[EnvEntry], after: Sequence[EnvEntry]) -> dict[int, bytes | None]:
+    """The documents to write, by environment; None: to delete."""
+    if _follows(after, before):
+        return {env.env_id: msgspec.json.encode(env) for env in after[len(before) :]}
+    known = {env.env_id: env for env in before}
+    changed: dict[int, bytes | None] = dict.fromkeys(known)
+    for env in after:
+        if known.get(env.env_id) == env:
+            del changed[env.env_id]
+        else:
+            changed[env.env_id] = msgspec.json.encode(env)
+    return changed

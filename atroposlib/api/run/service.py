@@ -66,6 +66,7 @@ class RolloutService:
         self.admission = AdmissionControl(self.context)
         self.legacy_batches = LegacyBatchEndpoint(self.context, self.claims)
         self.doctor = Doctor(self.status, self.metrics, self.events, clock)
+        self._roster = run_state.Roster()
         self._held: dict[tuple[str, str], int] = {}  # (run, server) -> newest version reported
 
     @property
@@ -139,7 +140,8 @@ class RolloutService:
         """Delete the run and all groups. Ids of its environments become invalid."""
         context = self.context
         document = await context.threads.reads.run(self.store.reset)
-        context.run_cache.apply(document)
+        view = RunView(RunRecord(), document.revision, document.generation)
+        context.run_cache.apply(view)
         context.indexer.begin_run()
         self.posts.forget()
         context.on_groups_removed()
@@ -162,14 +164,13 @@ class RolloutService:
             await context.run_cache.refresh()
         if context.run.state is not RunState.STARTED:
             return None
-        joined: list[EnvEntry] = []
+        joined, now = list[EnvEntry](), context.clock()
 
         def join(run: RunRecord) -> RunRecord:
             joined.clear()
             if run.state is not RunState.STARTED:  # reset meanwhile
                 return run
-            live = {env.env_id for env in context.liveness.live(run.envs, run.seen)}
-            run, entry = run_state.join(run, body, live)
+            run, entry = run_state.join(run, body, self._live_of, self._roster, now)
             joined.append(entry)
             return run
 
@@ -179,6 +180,9 @@ class RolloutService:
         await context.touch(joined[0].env_id)
         self.events.publish("env_joined", env=joined[0].env_id, name=joined[0].wandb_name)
         return joined[0], view
+
+    def _live_of(self, run: RunRecord) -> set[int]:
+        return {env.env_id for env in self.context.liveness.live(run.envs, run.seen)}
 
     async def disconnect_env(
         self, who: wire.EnvIdentifier, caller: Caller | None = None

@@ -94,7 +94,7 @@ def test_a_run_has_a_bounded_number_of_environments():
 def test_environments_that_are_gone_are_forgotten_and_their_ids_never_used_again():
     run = STARTED
     for _ in range(3 * KEPT_ENVS):
-        run, entry = join(run, RegisterEnv(**ENV), live={0, 7})
+        run, entry = join(run, RegisterEnv(**ENV), live=lambda run: {0, 7})
     assert entry.env_id == 3 * KEPT_ENVS - 1 and len(run.envs) <= KEPT_ENVS
     assert [find_env(run, env).env_id for env in (0, 7)] == [0, 7]
     assert entry.wandb_name == f"e_{entry.env_id}"

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S
+from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S, run_of
 from atroposlib.api.store import open_store
 from tests.api import harness
 from tests.api.harness import ENV, TRAINER, Api, group, marks
@@ -77,6 +77,24 @@ async def test_concurrent_transitions_at_two_replicas_are_all_saved(replicas):
     await two.http.post("/reset_data")
     reply = await one.http.post("/scored_data", json=group(env_id=3))
     assert (reply.status_code, reply.json()["status"]) == (404, "unknown_env")
+
+
+async def test_environments_that_left_or_are_forgotten_are_so_at_each_replica(
+    replicas, monkeypatch
+):
+    monkeypatch.setattr("atroposlib.api.decisions.run_state.KEPT_ENVS", 4)
+    await replicas[0].claim((await replicas[0].post("/register", TRAINER))["generation"])
+    for turn in range(12):
+        for api in replicas:
+            joined = await api.post("/register-env", ENV)
+            assert joined["env_id"] == 2 * turn + replicas.index(api)
+        other = replicas[turn % 2]
+        await other.post("/disconnect-env", {"env_id": joined["env_id"]})
+        for api in replicas:
+            await api.get("/info")
+            assert api.service.run.envs == run_of(api.service.store.load()).envs
+            assert not api.service.run.envs[-1].connected
+    assert 12 <= len(api.service.run.envs) < 18
 
 
 async def test_an_env_that_calls_one_replica_is_alive_at_the_other(replicas):

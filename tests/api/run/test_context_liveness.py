@@ -36,6 +36,22 @@ def test_the_set_of_live_environments_changes_only_when_an_environment_leaves_or
     assert [env.env_id for env in liveness.live((entry(0),))] == [0]
 
 
+def test_environments_that_join_are_added_to_the_live_ones_that_are_known():
+    now, envs = [0.0], ()
+    liveness = Liveness(lambda: now[0])
+    for env_id in range(60):
+        now[0] += 20.0
+        joined = msgspec.structs.replace(entry(env_id), joined=now[0])
+        envs = (*envs, joined)
+        if env_id % 7 == 3:  # an earlier one leaves as this one joins
+            envs = (*envs[:-3], msgspec.structs.replace(envs[-3], connected=False), *envs[-2:])
+        if env_id % 5 == 0:
+            liveness.record_request(env_id // 2)
+        wanted = Liveness(lambda: now[0])
+        wanted._since, wanted._calls = liveness._since, liveness._calls
+        assert liveness.live(envs) == wanted.live(envs)
+
+
 def test_a_killed_environment_blocks_batches_by_its_minimum_for_a_minute():
     now = [0.0]
     liveness = Liveness(lambda: now[0])

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from atroposlib.api.common.records import RunRecord
 from atroposlib.api.common.threads import Pool, Threads
-from atroposlib.api.decisions.run_state import announce, find_env, join, register
+from atroposlib.api.decisions.run_state import (
+    announce,
+    find_env,
+    join,
+    leave,
+    register,
+    run_of,
+)
 from atroposlib.api.run.run_cache import RunCache
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.store import open_store
@@ -56,6 +64,43 @@ async def test_environments_that_register_concurrently_share_one_save_and_get_di
     assert len(run_cache.view.run.envs) == 50
     assert run_cache.view.revision <= 3  # the first alone, those that came meanwhile together
     assert all(len(view.run.envs) > env for view, env in zip(views, ids))
+
+
+async def test_a_run_saved_whole_by_an_earlier_version_is_continued():
+    store, run = open_store("memory"), RunRecord(run_id="r")
+    for _ in range(3):
+        run, _ = join(run, ENV)
+    store.save(msgspec.json.encode(run), 0)
+    one, other = (RunCache(store, Pool(2), lambda old, new: None) for _ in range(2))
+    assert one.view.run == run
+    await one.update(lambda run: leave(run, 1))
+    await other.update(joining([]))  # from the older revision: it reads again
+    await one.refresh()
+    assert one.view.run == other.view.run == run_of(store.load())
+    assert [env.connected for env in one.view.run.envs] == [True, False, True, True]
+    store.close()
+
+
+async def test_a_join_writes_and_reads_the_new_environments_only(run_cache, monkeypatch):
+    store, written, read = run_cache._store, [], []
+    save, load = store.save, store.load
+
+    def saving(*args, envs, **more):
+        written.append(len(envs))
+        return save(*args, envs=envs, **more)
+
+    def loading(after_env=-1):
+        read.append(load(after_env))
+        return read[-1]
+
+    monkeypatch.setattr(store, "save", saving)
+    other = RunCache(store, Pool(2), lambda old, new: None)
+    monkeypatch.setattr(store, "load", loading)
+    for _ in range(20):
+        await run_cache.update(joining([]))
+        await other.refresh()
+    assert written == [1] * 20 and [len(one.envs) for one in read] == [1] * 20
+    assert other.view == run_cache.view
 
 
 async def test_a_rejected_change_does_not_affect_other_changes_of_the_same_save(run_cache):

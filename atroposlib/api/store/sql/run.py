@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -30,9 +30,17 @@ WHERE state IN ('buffered', 'pending') AND (version > ? OR arrived_version > ?)
 """
 
 
-def load(connection: schema.Connection) -> RunDocument:
-    meta = schema.read_meta(connection)
-    return RunDocument(meta.revision, meta.generation, schema.document(connection, schema.RUN))
+def load(connection: schema.Connection, after_env: int = -1) -> RunDocument:
+    meta, body = schema.read_meta(connection), schema.document(connection, schema.RUN)
+    sql = "SELECT body FROM run_document WHERE name > ? AND name <= ? ORDER BY name"
+    rows = connection.execute(sql, (_env_name(after_env), _env_name(schema.MAX_INT64)))
+    envs = tuple(bytes(env) for (env,) in rows)
+    return RunDocument(meta.revision, meta.generation, body, envs)
+
+
+def _env_name(env_id: int) -> str:
+    """Name of the document of an environment; in the order of the ids."""
+    return f"env {env_id + 1:020}"
 
 
 def save(
@@ -41,10 +49,12 @@ def save(
     revision: int,
     fence: bool,
     fork: int | None = None,
+    envs: Mapping[int, bytes | None] = {},
 ) -> RunDocument:
     with schema.counting(connection) as counters:
         counters.meta.require_revision(revision)
-        schema.keep_document(connection, schema.RUN, body)
+        bodies = {_env_name(env): entry for env, entry in envs.items()}
+        schema.keep_documents(connection, {schema.RUN: body, **bodies})
         counters.set(revision=revision + 1)
         if fork is not None:
             connection.execute(_FORK, [fork] * 7)

@@ -11,7 +11,7 @@ of the two databases is in :class:`Dialect` or behind :class:`Connection`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -269,11 +269,22 @@ def document(connection: Connection, name: str) -> bytes | None:
 
 
 def keep_document(connection: Connection, name: str, body: bytes) -> None:
-    connection.execute(
-        "INSERT INTO run_document VALUES (?, ?) "
-        "ON CONFLICT (name) DO UPDATE SET body = excluded.body",
-        (name, body),
-    )
+    connection.execute(_KEEP_DOCUMENT, (name, body))
+
+
+def keep_documents(connection: Connection, bodies: Mapping[str, bytes | None]) -> None:
+    """Keep some documents; None: delete it."""
+    kept = [(name, body) for name, body in bodies.items() if body is not None]
+    if kept:
+        connection.execute_many(_KEEP_DOCUMENT, kept)
+    gone = [name for name, body in bodies.items() if body is None]
+    for_all(connection, "DELETE FROM run_document WHERE name IN {}", gone)
+
+
+_KEEP_DOCUMENT = (
+    "INSERT INTO run_document VALUES (?, ?) "
+    "ON CONFLICT (name) DO UPDATE SET body = excluded.body"
+)
 
 
 # --- small parts --------------------------------------------------------------------

@@ -16,6 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 from atroposlib.api.common.records import (
@@ -96,7 +97,6 @@ class Store(ABC):
         connection.execute("INSERT INTO payload VALUES (?, ?)", (gid, body))
 
     _stored: tuple[str, type] = ("body", bytes)  # columns of a payload, and their type
-
     _archived: str | None = None  # SQL of digest, media and these columns of a retired group
 
     def _payloads(self, rows: Iterable[Row]) -> Iterable[bytes]:
@@ -144,7 +144,6 @@ class Store(ABC):
         doubt: bool = True,
     ) -> Future[list[Stored]]:
         """:meth:`put` without blocking, for an event loop."""
-
         put = Put(
             *(groups, revision, complete, self._require_capacity),
             *(self._body, self._keep, confirmed, doubt),
@@ -222,9 +221,7 @@ class Store(ABC):
         found: dict[int, Payload] = {}
         rows: dict[int, Row] = {}
         while absent := [gid for gid in gids if gid not in found]:
-            before, rows = rows, self._read(
-                lambda c: self._rows(c, absent, retired)
-            )  # noqa: B023
+            before, rows = rows, self._read(partial(self._rows, gids=absent, retired=retired))
             if rows.items() <= before.items():  # else their payloads have moved since
                 raise CorruptPayload(absent)
             for (gid, row), data in zip(rows.items(), self._payloads(rows.values())):
@@ -332,14 +329,20 @@ class Store(ABC):
 
     # --- the run ------------------------------------------------------------------
 
-    def load(self) -> RunDocument:
-        """The run document as last saved."""
-        return self._read(run_queries.load)
+    def load(self, after_env: int = -1) -> RunDocument:
+        """The run document as last saved, with the environments of higher ids."""
+        return self._read(lambda c: run_queries.load(c, after_env))
 
     def save(
-        self, body: bytes, revision: int, *, fence: bool = False, fork: int | None = None
+        self,
+        body: bytes,
+        revision: int,
+        *,
+        fence: bool = False,
+        fork: int | None = None,
+        envs: Mapping[int, bytes | None] = {},
     ) -> RunDocument:
-        """Save the run document if ``revision`` is still the latest.
+        """Save the run document and ``envs`` (None: delete it) if ``revision`` is the latest.
 
         ``fence`` begins the next trainer generation in the same transaction. With ``fork``,
         the first version of its trainer, versions of queued groups after it are no longer
@@ -348,7 +351,7 @@ class Store(ABC):
         Raises:
             RunChanged: a later revision exists.
         """
-        return self._write(lambda c: run_queries.save(c, body, revision, fence, fork))
+        return self._write(lambda c: run_queries.save(c, body, revision, fence, fork, envs))
 
     def reset(self) -> RunDocument:
         """Delete groups, batches, admissions, fair shares and run, and fence every trainer.

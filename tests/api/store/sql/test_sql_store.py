@@ -11,6 +11,7 @@ from atroposlib.api.common.records import (
     GroupState,
     Media,
     Payload,
+    RunDocument,
     Selection,
     Stored,
 )
@@ -105,6 +106,18 @@ def test_a_run_is_saved_only_from_its_latest_revision(store):
     assert store.load().body == b"one"
     assert store.save(b"two", 1, fence=True).generation == 1
     assert store.stats().revision == 2
+
+
+def test_environments_are_saved_one_by_one_beside_the_run_and_read_from_any_on(store):
+    store.save(b"one", 0, envs={env: b"%d" % env for env in (2, 10, 11)})
+    assert store.load().envs == (b"2", b"10", b"11")
+    store.save(b"two", 1, envs={2: None, 10: b"left", 30: b"30"})
+    assert store.load() == RunDocument(2, 0, b"two", (b"left", b"11", b"30"))
+    assert store.load(10).envs == (b"11", b"30") and store.load(30).envs == ()
+    with pytest.raises(RunChanged):
+        store.save(b"late", 1, envs={31: b"31"})
+    assert store.load(11).envs == (b"30",)
+    assert store.reset() == store.load()
 
 
 def test_versions_of_queued_groups_after_a_fork_count_as_older(store):
