@@ -12,11 +12,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import _lru_cache_wrapper
 from pathlib import Path
 from typing import Any
 
 import apsw
 import httpx
+from fastapi.dependencies import models as dependencies
 
 from atroposlib.api.common.threads import Threads
 from atroposlib.api.decisions.batching import is_full
@@ -134,6 +136,9 @@ class ApiHost:
 
     def close(self) -> None:
         self._die()
+        for one in vars(dependencies).values():  # caches by route hold the app of each life
+            if isinstance(one, _lru_cache_wrapper):
+                one.cache_clear()
         if self._vfs is not None:
             self._vfs.unregister()
 
