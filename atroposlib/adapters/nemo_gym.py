@@ -62,9 +62,7 @@ def rows(config: NemoGymConfig) -> list[dict[str, Any]]:
     try:
         with httpx.Client(timeout=config.server_timeout, trust_env=False) as http:
             answer = http.get(f"{config.env_id.rstrip('/')}/openapi.json").raise_for_status()
-        about = answer.json()
-        missing = [path for path in NEEDED if path not in about["paths"]]
-        package = f"{about['info']['title']} {about['info']['version']}"
+        missing = [path for path in NEEDED if path not in answer.json()["paths"]]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"--env.env_id {config.env_id}: no server ({what})") from error
@@ -72,7 +70,8 @@ def rows(config: NemoGymConfig) -> list[dict[str, Any]]:
         raise ConfigError(
             f"--env.env_id {config.env_id}: it has no {' and no '.join(missing)}"
         )
-    source = {"package": f"nemo-gym, {package}", "env_id": config.env_id}
+    # No route has the version of the package, or the name of the server.
+    source = {"package": "nemo-gym", "env_id": config.env_id}
     path = config.dataset_path
     found = []
     for number, row in enumerate(load_rows(path, "train", path=path, option="dataset_path")):
@@ -153,7 +152,11 @@ async def nemo_gym(task: Any, model: Model, config: NemoGymConfig) -> Reward:
         base_url=config.env_id, timeout=config.server_timeout, trust_env=False
     )
     async with opening as http:
-        await posted(http, "/seed_session", row)
+        seeded = await posted(http, "/seed_session", row)
+        if (
+            "mcp" in seeded
+        ):  # without them every reply would be scored as a failure of the model
+            raise ConfigError(f"--env.env_id {config.env_id}: tools over MCP are not served")
         tools: list[Any] = [
             GymTool(one["name"], one.get("description") or "", one["parameters"] or {}, http)
             for one in described

@@ -27,7 +27,7 @@ from atroposlib.envs.function_env.rewards import number
 from atroposlib.errors import ConfigError
 
 EXTRA = "verifiers-v0"
-SERIES = ("0.1.", "0.2.")
+SERIES = ("0.1.12", "0.1.14", "0.2.")  # earlier ones have other clients, or none
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INPUTS = ("prompt", "answer", "info", "example_id")  # a plain ``task`` is refused by 0.2
 FAILURES: ContextVar[list[BaseException]] = ContextVar("failures")  # of a rollout's rewards

@@ -52,7 +52,7 @@ async def test_a_group_of_the_tiny_model_has_logprobs_and_its_source(sampled, tm
         short = {"max_tokens": 4, "max_turns": 2, "describe_tools": True}
         groups = await sampled(adapter.nemo_gym, env_id=url, dataset_path=path, **short)
     source = groups[0]["metadata"]["source"]
-    assert source["env_id"] == url and source["package"] == "nemo-gym, example_weather 0.1"
+    assert source["env_id"] == url and source["package"] == "nemo-gym"
 
 
 async def test_the_server_runs_the_tools_and_verifies_the_whole_response():

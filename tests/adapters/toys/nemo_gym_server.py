@@ -1,7 +1,7 @@
 """A resources server by the wire of NeMo Gym: sessions by cookie, one tool, a verifier.
 
-Written after nemo_gym/base_resources_server.py and openai_utils.py of its public repository; the
-package itself installs on newer Pythons only. Requests are checked by the types of openai that its
+Written after nemo_gym/base_resources_server.py and openai_utils.py of its public repository, for
+Pythons on which the package does not install. Requests are checked by the types of openai that its
 own are made from.
 """
 
