@@ -22,7 +22,7 @@ __all__ += ["pytest_collection_finish", "pytest_terminal_summary"]
 REQUIRED = "ATROPOS_ADAPTER_TESTS"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")  # before what a module starts
 def package(request):
     require(getattr(request.module, "PACKAGE", None))
 

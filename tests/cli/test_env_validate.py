@@ -50,7 +50,7 @@ def test_a_sound_environment_passes_and_its_report_has_every_check(written, tmp_
     assert report["passed"] and report["digest"].startswith("sha256:")
     verdicts = {one["check"]: one["verdict"] for one in report["findings"]}
     assert verdicts["gold.passes"] == "pass" and verdicts["wrong.fails"] == "skip"
-    assert len(verdicts) == 22
+    assert len(verdicts) == 23
     assert "gold.passes      pass" in capsys.readouterr().out
 
 
@@ -131,9 +131,9 @@ def test_a_server_that_is_absent_ends_with_status_2(written, capsys):
     assert f"no inference server at {url}" in capsys.readouterr().err
 
 
-def test_a_class_cannot_be_checked(capsys):
+def test_missing_data_ends_with_status_2(capsys):
     assert main(["gsm8k"]) == NOT_CHECKABLE
-    assert "environments made by @environment" in capsys.readouterr().err
+    assert "openai/gsm8k" in capsys.readouterr().err
 
 
 def test_settings_are_flags_of_the_environment(written, capsys):

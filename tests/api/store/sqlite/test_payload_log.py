@@ -117,7 +117,7 @@ def test_a_reader_finds_a_payload_that_moved_since_it_read_the_row(tmp_path, sto
     (tmp_path / "payload-00000001.log").write_bytes(b"?????moved")
     answers = [before]
     rows = store._rows
-    store._rows = lambda c, *asked: answers.pop() if answers else rows(c, *asked)
+    store._rows = lambda c, **asked: answers.pop() if answers else rows(c, **asked)
     assert store.read([1])[0].data == b"moved"
 
 
