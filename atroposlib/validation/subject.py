@@ -28,6 +28,7 @@ MOST_CASES, LEAST_CASES = 64, 8
 CASES_S = 15.0  # after which no more than LEAST_CASES are read
 SETUP_S = 300.0
 PLAY_S = 10.0  # of one rollout with given replies
+FIRST_S = 60.0  # of the first one of a class, which may import packages
 SLOW_S = 0.1  # above it fewer tasks are played
 LOOPBACK = ("127.", "localhost", "::1", "0.0.0.0")
 
@@ -119,19 +120,21 @@ class Subject:
             return most
         return max(3 if self.pace_s < 1 else 2, int(most * SLOW_S / self.pace_s))
 
-    async def play(self, one: Try, session: RecordingSession | None = None) -> Played:
-        """Play one rollout within PLAY_S; errors of the environment are part of the outcome."""
+    async def play(
+        self, one: Try, session: RecordingSession | None = None, limit_s: float = PLAY_S
+    ) -> Played:
+        """Play one rollout within ``limit_s``; errors of the environment are part of the outcome."""
         session = session or RecordingSession(one.replies)
         started, score, error, hangs = time.monotonic(), None, "", False
         try:
-            with interrupted_after(PLAY_S + 1):
+            with interrupted_after(limit_s + 1):
                 rollout = self.rollouts.given(one.case.item, session)
-                reward, _ = await asyncio.wait_for(rollout, PLAY_S)
+                reward, _ = await asyncio.wait_for(rollout, limit_s)
                 score = reward.score
         except AtroposError as failure:
             error = str(failure)
         except (Hanging, asyncio.TimeoutError):
-            error, hangs = f"no end within {PLAY_S:.0f} s", True
+            error, hangs = f"no end within {limit_s:.0f} s", True
         seconds = time.monotonic() - started
         found = (score, error, session.requests, session.tools, seconds, hangs)
         played = Played(one.case, one.replies, one.what, *found)
@@ -167,6 +170,10 @@ async def prepare(env_cls: Any, settings: Any, cases: int | None = None) -> Subj
         subject.items = [item async for item in first_pass(subject.env)]
     if not subject.items:
         raise ConfigError(f"{subject.env.label()}: there is no task")
+    if subject.of_class:
+        bare = Case(subject.items[0]["id"], subject.items[0])
+        if not (await subject.play(Try(bare, ""), limit_s=FIRST_S)).hangs:
+            subject.played.clear()
     started = time.monotonic()
     for item in itertools.islice(subject.items, cases or MOST_CASES):
         late = cases is None and time.monotonic() - started > CASES_S
