@@ -56,6 +56,7 @@ class Frequency:
         """Count one step. Call it once per step."""
         self._epochs += epoch_ended
         self._steps += 1
+        self.since_s = min(self.since_s, now_s)  # the clock was set back: by hours, perhaps
         by_epochs = self.epochs is not None and self._epochs >= self.epochs
         by_steps = self.steps is not None and self._steps >= self.steps
         by_seconds = self.seconds is not None and now_s - self.since_s >= self.seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,7 +20,7 @@ from atroposlib.errors import (
     UnknownEnv,
 )
 from tests.simulator.checks import Ledger
-from tests.simulator.host import ApiHost
+from tests.simulator.host import WHO, ApiHost
 from tests.simulator.loop import Blocking
 from tests.simulator.network import EnvClient, Link, TrainerClient
 from tests.simulator.plan import EnvSpec, TrainerSpec
@@ -72,6 +73,7 @@ class Environment:
 
     async def run(self) -> None:
         name, loop = self.spec.name, asyncio.get_running_loop()
+        WHO.set(name)
         self.rng = self.world.rng(f"{name} {self.born}")
         client = EnvClient(
             self.world.link(name),
@@ -164,6 +166,7 @@ class Trainer:
 
     async def run(self) -> str:
         """Why it ended."""
+        WHO.set(self.name)
         beats = asyncio.ensure_future(self._beat())
         try:
             await self.program.run(self._main)
@@ -184,9 +187,8 @@ class Trainer:
         link = self.world.link(self.name)
         async with EnvClient(link) as client:
             while True:
-                beat = wire.Heartbeat(
-                    role="trainer", name="t", phase="train", details={"life": str(self.life)}
-                )
+                about = {"life": str(self.life), "clock": time.time()}
+                beat = wire.Heartbeat(role="trainer", name="t", phase="train", details=about)
                 await client.heartbeat(beat)
                 await asyncio.sleep(BEAT_S)
 

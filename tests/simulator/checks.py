@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 
 from atroposlib.api.decisions.run_state import MINIMUM_TIMEOUT_S
 from atroposlib.wire import ClaimedBatch, ScoredData
 from tests.simulator.host import ApiHost
-from tests.simulator.plan import EnvSpec, Plan
+from tests.simulator.plan import CALM_S, EnvSpec, Plan
 
 LIVE_S = MINIMUM_TIMEOUT_S - 10.0
 
@@ -56,6 +56,7 @@ class Ledger:
         self.lines: list[str] = []
         self.virtual_s = 0.0
         self._version = (0, 0)
+        self._fits: dict[str, float] = {}  # key of a late group -> when a batch could hold it
         self._full = False  # the store, at the last audit: its batches may miss minima
 
     def note(self, who: str, what: str) -> None:
@@ -180,17 +181,66 @@ class Ledger:
             assert over, f"batch {no} was acked and is {states}"
         before, self._version = self._version, (view.generation, view.run.policy_version)
         assert self._version >= before, f"version {self._version} after {before}"
+        if self._clock() > self._plan.trouble_s + CALM_S:
+            self._note_fits(rows, host.needs)
 
-    async def left_over(self, host: ApiHost, since: float, calm: float) -> str:
-        """What was acknowledged before ``since`` and is not trained on; a step since ``calm``."""
+    def _note_fits(
+        self, rows: Mapping[str, tuple[str, int, int]], needs: Mapping[int, int]
+    ) -> None:
+        queue = {key: (env, n) for key, (state, env, n) in rows.items() if state == "pending"}
+        late = [key for key in queue if self.acked.get(key, inf) <= self._plan.trouble_s]
+        for kind in {queue[key] for key in late}:
+            if completes(kind, queue.values(), self._size, needs):
+                for key in (key for key in late if queue[key] == kind):
+                    self._fits.setdefault(key, self._clock())
+
+    async def left_over(self, host: ApiHost, calm: float, last: bool) -> str:
+        """What was acknowledged in the trouble and is not trained on; a step since ``calm``.
+
+        At the ``last`` look without the groups that an exact batch of what was queued could
+        hold at no audit, or first at one less than a calm ago.
+        """
         assert host.up and host.life is not None, "the API is not there"
         why = (await host.life.service.status()).blocked_reason
         assert any(at > calm for at in self.steps), f"no step since {calm:.0f} s: {why}"
-        rows = host.rows()
-        late = {key: rows[key] for key, at in self.acked.items() if at <= since}
-        waits = Counter(state for key, (state, _) in late.items() if self._waits(key, state))
-        said = f"acknowledged before {since:.0f} s and not trained on: {dict(waits)}: {why}"
+        rows, since = host.rows(), self._plan.trouble_s
+        late = {key: rows[key][0] for key, at in self.acked.items() if at <= since}
+        late = {key: state for key, state in late.items() if self._waits(key, state)}
+        if last:
+            bound = self._clock() - CALM_S
+            odd = {k for k in late if late[k] == "pending" and self._fits.get(k, inf) > bound}
+            self.seen["groups that fit no batch"] += len(odd)
+            late = {key: state for key, state in late.items() if key not in odd}
+        waits = dict(Counter(late.values()))
+        said = f"acknowledged before {since:.0f} s and not trained on: {waits}: {why}"
         return said if waits else ""
 
     def _waits(self, key: str, state: str) -> bool:
         return key not in self.trained.keys and state != "dropped"
+
+
+def completes(
+    kind: tuple[int, int],
+    queue: Iterable[tuple[int, int]],
+    size: int,
+    needs: Mapping[int, int],
+) -> bool:
+    """Whether some of ``queue``, (env, sequences) each, with one of ``kind`` are a whole batch.
+
+    By every sum that is possible, so that it shares nothing with ``api/decisions``.
+    """
+    others = list(queue)
+    others.remove(kind)
+    owed = sorted(needs)
+
+    def plus(held: tuple[int, ...], one: tuple[int, int]) -> tuple[int, ...]:
+        more = (n + one[1] * (env == one[0]) for env, n in zip(owed, held[1:]))
+        return (held[0] + one[1], *more)
+
+    sums = {plus((0,) * (len(owed) + 1), kind)}
+    for one in others:
+        sums |= {more for held in sums if (more := plus(held, one))[0] <= size}
+    return any(
+        held[0] == size and all(n >= needs[env] for env, n in zip(owed, held[1:]))
+        for held in sums
+    )

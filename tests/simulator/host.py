@@ -22,6 +22,7 @@ from fastapi.dependencies import models as dependencies
 
 from atroposlib.api.common.threads import Threads
 from atroposlib.api.decisions.batching import is_full
+from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
 from atroposlib.api.server import create_app
 from atroposlib.api.store import Store
 from atroposlib.api.store.memory import MemoryStore
@@ -34,6 +35,7 @@ from tests.torture.web.asgi_caller import Reply, Request, scope_of
 
 EPOCH_S = 1.7e9  # the wall clock at the start
 SEGMENT_BYTES = 4_000  # of some ten groups
+WHO: ContextVar[str] = ContextVar("who", default="api")  # the machine that runs the code
 _LIFE: ContextVar[Life | None] = ContextVar("life", default=None)
 
 
@@ -76,10 +78,12 @@ class ApiHost:
     def __init__(
         self, folder: Path | None, rng: random.Random, max_bytes: int, max_deliveries: int = 8
     ) -> None:
+        self._time = asyncio.get_running_loop().time
         self._folder, self._rng, self._max_bytes = folder, rng, max_bytes
         self._disk = None if folder is None else Disk(folder / "0")
         self._vfs = LossyVfs(f"simulated-{id(self)}", self._disk) if self._disk else None
         self._lives = 0
+        self.clocks: dict[str, int] = {}  # seconds by which the clock of a machine is off
         self.life: Life | None = None
 
     @property
@@ -87,7 +91,8 @@ class ApiHost:
         return self.life is not None and not self.life.ended
 
     def clock(self) -> float:
-        return EPOCH_S + asyncio.get_running_loop().time()
+        """The wall clock of the machine that runs the calling code."""
+        return EPOCH_S + self._time() + self.clocks.get(WHO.get(), 0)
 
     def start(self) -> None:
         """Begin a life; raises StoreError if the power goes meanwhile."""
@@ -142,12 +147,21 @@ class ApiHost:
         if self._vfs is not None:
             self._vfs.unregister()
 
-    def rows(self) -> dict[str, tuple[str, int | None]]:
-        """State and batch of each group in the store, by its key."""
+    def rows(self) -> dict[str, tuple[str, int, int]]:
+        """State, environment and sequences of each group in the store, by its key."""
         assert self.life is not None
-        sql = "SELECT key, state, batch_no FROM groups"
+        sql = "SELECT key, state, env, n_seq FROM groups"
         found = self.life.store._read(lambda c: c.execute(sql))
-        return {key: (state, no) for key, state, no in found}
+        return {key: (state, env, n_seq) for key, state, env, n_seq in found}
+
+    @property
+    def needs(self) -> dict[int, int]:
+        """The least sequences of each environment in a batch now."""
+        assert self.life is not None
+        context = self.life.service.context
+        return minimum_sequences(
+            minima_of(context.live()), context.run.registration.batch_size
+        )
 
     @property
     def full(self) -> bool:
@@ -159,9 +173,11 @@ class ApiHost:
         """The reply of the present life; ReadError if it ends first."""
         assert self.life is not None
         _LIFE.set(self.life)
+        caller = WHO.set("api")
         try:
             return asyncio.ensure_future(_served(self.life, exchange))
         finally:
+            WHO.reset(caller)
             _LIFE.set(None)
 
 

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
@@ -130,7 +131,7 @@ class Blocking:
             self._asked = None
             self._to_loop.release()
 
-        thread = _Alternating(target=main, daemon=True)
+        thread = _Alternating(target=partial(copy_context().run, main), daemon=True)
         thread.start()
         while True:
             self._to_thread.release()

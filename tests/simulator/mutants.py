@@ -50,13 +50,30 @@ def batch_one_short() -> None:
     wrap(claims, "choose", around)
 
 
+def ones_passed_over() -> None:
+    """Groups of 1 sequence are chosen only where nothing larger is queued."""
+
+    def around(original: Any, queue: Any, *args: Any, **more: Any) -> Any:
+        larger = [group for group in queue if group.n_seq > 1]
+        return original(larger or queue, *args, **more)
+
+    wrap(claims, "choose", around)
+
+
 def fencing_off() -> None:
     OF_THE_QUEUE["a_registration_fences_nobody"][1]()
 
 
 MUTANTS: dict[str, Callable[[], None]] = {
     one.__name__: one
-    for one in (ack_lost, key_ignored, lease_never_ends, batch_one_short, fencing_off)
+    for one in (
+        ack_lost,
+        key_ignored,
+        lease_never_ends,
+        batch_one_short,
+        ones_passed_over,
+        fencing_off,
+    )
 }
 
 

@@ -26,6 +26,7 @@ class Kind(str, Enum):
     CRASH = "crash"  # kill -9 of an environment or a trainer, which starts again
     FREEZE = "freeze"  # a trainer that does not go on, so that its lease ends
     SECOND = "second"  # another trainer takes the run over
+    CLOCK = "clock"  # the wall clock of an environment or a trainer is set off that of the API
     POWER = "power"  # of the API's machine, at some write of its store
 
 
@@ -34,7 +35,7 @@ class Fault(msgspec.Struct, frozen=True):
     kind: Kind
     who: str
     lasts: float
-    steps: int = 0  # of POWER: writes and syncs until it goes
+    steps: int = 0  # of POWER: writes and syncs until it goes; of CLOCK: seconds
 
 
 class EnvSpec(msgspec.Struct, frozen=True):
@@ -117,6 +118,10 @@ def draw(seed: int, hours: float = 0.2, store: str | None = None) -> Plan:
         _fault(rng, rng.random() * trouble_s, envs, store)
         for _ in range(int(trouble_s / rng.choice((15, 40, 100))))
     ]
+    clocks = random.Random(f"{seed} clocks")  # its own, so that the other faults stay
+    for who in (*(env.name for env in envs), "trainer"):
+        for at in (0.0, clocks.random() * trouble_s):
+            faults.append(Fault(at, Kind.CLOCK, who, 0.0, clocks.randrange(-300, 301)))
     faults.sort(key=lambda one: one.at)
     # Room for the batches between two commits, and for some more: posts are refused at times.
     few_bytes = ROW_BYTES * batch_size * (trainer.save_every + 4)
@@ -146,7 +151,7 @@ def _env(rng: random.Random, i: int, parts: bool) -> EnvSpec:
 
 
 _PROCESSES = (Kind.CRASH, Kind.FREEZE, Kind.SECOND, Kind.POWER)
-_LINKS = tuple(kind for kind in Kind if kind not in _PROCESSES)
+_LINKS = tuple(kind for kind in Kind if kind not in (*_PROCESSES, Kind.CLOCK))
 
 
 def _fault(rng: random.Random, at: float, envs: Sequence[EnvSpec], store: str) -> Fault:

@@ -45,6 +45,7 @@ class Simulation:
         self.ledger = Ledger(loop.time, plan)
         rng = World.rng_of(plan.seed, "api")
         self.host = ApiHost(folder, rng, plan.max_bytes)
+        time.time = self.host.clock  # simulate() restores it
         self.world = World(self.host, self.ledger, plan.seed, plan.trainer.batch_size)
         self.lives = 0  # of trainers
         self.born: Counter[str] = Counter()
@@ -95,7 +96,8 @@ class Simulation:
                     for task in (*faults, audits):
                         if task.done():
                             task.result()
-                why = await self.ledger.left_over(self.host, trouble_s, end - CALM_S)
+                last = calms == MOST_CALMS
+                why = await self.ledger.left_over(self.host, end - CALM_S, last)
                 if not why:
                     return
             raise AssertionError(why)
@@ -154,6 +156,8 @@ class Simulation:
                 self.ledger.audit(self.host)
         elif fault.kind is Kind.CRASH:
             await self._crash(fault.who, until)
+        elif fault.kind is Kind.CLOCK:
+            self.host.clocks[fault.who] = fault.steps
         elif fault.kind is Kind.FREEZE:
             self.world.frozen_until = until
         elif fault.kind is Kind.SECOND:
@@ -199,6 +203,7 @@ def simulate(plan: Plan) -> Outcome:
     made: list[Simulation] = []
     failure, begun = "", time.process_time()
     rng = World.rng_of(plan.seed, "ids")
+    wall = time.time
     usual, ids.source = ids.source, lambda: uuid.UUID(int=rng.getrandbits(128))
     with ExitStack() as stack:
         folder = stack.enter_context(fast_folder()) if plan.store == "sqlite" else None
@@ -212,7 +217,7 @@ def simulate(plan: Plan) -> Outcome:
         except (AssertionError, StoreError, apsw.Error) as error:
             failure = f"{type(error).__name__}: {error}"
         finally:
-            ids.source = usual
+            ids.source, time.time = usual, wall
             logging.disable(logging.NOTSET)
     ledger = made[0].ledger
     return Outcome(

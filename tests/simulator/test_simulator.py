@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.simulator.campaign import KEPT, shrink
+from tests.simulator.checks import completes
 from tests.simulator.loop import Blocking, Stuck, run_virtual
 from tests.simulator.mutants import batch_one_short
 from tests.simulator.plan import Kind, draw, load
@@ -119,6 +120,27 @@ def test_a_failing_plan_shrinks_and_can_be_kept(monkeypatch, tmp_path):
 @pytest.mark.parametrize("path", sorted(KEPT.glob("*.json")), ids=lambda path: path.stem)
 def test_a_kept_plan_has_no_violation(path):
     assert simulate(load(path)).failure == ""
+
+
+def test_each_machine_has_a_wall_clock_of_its_own():
+    plan, now = draw(1, 0.05, "memory"), time.time
+    one = simulate(plan)
+    assert one.failure == "" and one.seen["clock"] == 2 * len(plan.envs) + 2
+    assert time.time is now  # restored
+
+
+@pytest.mark.parametrize(
+    "queue, needs, expected",
+    [
+        ([(1, 1), (1, 4), (1, 4)], {}, False),
+        ([(1, 1), (1, 4), (1, 3)], {}, True),
+        ([(1, 1), (1, 4), (1, 3)], {2: 2}, False),
+        ([(1, 1), (1, 4), (1, 3), (2, 2), (2, 1)], {2: 3}, True),
+        ([(1, 1), (1, 8)], {}, False),
+    ],
+)
+def test_a_group_may_wait_only_while_no_exact_batch_holds_it(queue, needs, expected):
+    assert completes((1, 1), queue, 8, needs) is expected
 
 
 def test_every_fault_is_drawn():

@@ -28,6 +28,11 @@ def test_seconds_count_from_the_last_time_they_fired():
     assert [now for now in times if frequency.due(False, now)] == [110.0, 131.0, 141.0]
 
 
+def test_a_clock_that_is_set_back_delays_by_one_period_at_most():
+    frequency = Frequency(seconds=10.0, since_s=100_000.0)
+    assert [frequency.due(False, now) for now in (50.0, 59.0, 60.0)] == [False, False, True]
+
+
 def test_steps_that_fire_leave_the_seconds_alone():
     frequency = Frequency(steps=2, seconds=10.0)
     assert [frequency.due(False, now) for now in (1.0, 2.0, 10.0, 11.0)] == [
