@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any, NamedTuple
 
 from pydantic import Field
@@ -138,9 +139,12 @@ def loaded(env_id: str, arguments: str) -> Any:
     own.propagate = True
     own.setLevel(logging.ERROR)  # it warns of every dict of values
     init_display_type("none")
+    unusable = (ImportError, LookupError, OSError, TypeError, ValueError, PrerequisiteError)
     try:
+        for entry in registered_by(env_id):
+            entry.load()  # Inspect itself would only find no task
         tasks = load_tasks([env_id], json.loads(arguments)) if env_id else []
-    except (LookupError, OSError, TypeError, ValueError, PrerequisiteError) as error:
+    except unusable as error:
         raise ConfigError(
             f"--env.env_id {env_id}: no task ({type(error).__name__}: {error})"
         ) from error
@@ -162,9 +166,17 @@ def task_of(config: InspectConfig) -> Any:
     return loaded(config.env_id, json.dumps(config.env_kwargs, sort_keys=True))
 
 
+def registered_by(env_id: str) -> EntryPoints:
+    """The entry points of the package of PACKAGE/TASK."""
+    return entry_points(group="inspect_ai", name=env_id.partition("/")[0])
+
+
 def samples(config: InspectConfig) -> list[dict[str, Any]]:
     task, package = task_of(config), imported("inspect_ai", PACKAGE)[1]
     source = {"package": package, "env_id": config.env_id}
+    for entry in registered_by(config.env_id):
+        if entry.dist is not None:
+            source["tasks"] = f"{entry.dist.name} {entry.dist.version}"
     names = [str(sample.id or place + 1) for place, sample in enumerate(task.dataset)]
     return [
         {"id": name, "place": place, "source": {**source, "sample": name}}

@@ -125,3 +125,27 @@ async def test_a_cancelled_rollout_leaves_the_others_of_its_eval(make_env):
 def test_a_task_that_cannot_be_used_ends_the_run_before_a_rollout(env_id, message):
     with pytest.raises(ConfigError, match=message):
         adapter.samples(InspectConfig(env_id=env_id))
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """Where pip would leave a package of tasks, and its metadata with an entry point."""
+    site = tmp_path / "site-packages"
+    facts = site / "tiny_tasks-1.5.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-tasks\nVersion: 1.5\n")
+    (facts / "entry_points.txt").write_text("[inspect_ai]\ntiny_tasks = tiny_tasks\n")
+    monkeypatch.syspath_prepend(site)
+    return site
+
+
+def test_a_package_that_cannot_be_imported_is_named_with_what_it_lacks(site):
+    with pytest.raises(ConfigError, match="No module named 'tiny_tasks'"):
+        adapter.samples(InspectConfig(env_id="tiny_tasks/any"))
+
+
+def test_the_source_of_a_group_has_the_version_of_the_tasks(site):
+    (site / "tiny_tasks").mkdir()
+    (site / "tiny_tasks" / "__init__.py").write_text(TASKS.read_text())
+    source = adapter.samples(InspectConfig(env_id="tiny_tasks/capitals"))[0]["source"]
+    assert source["tasks"] == "tiny-tasks 1.5"
