@@ -58,6 +58,7 @@ class Report:
     version: str = ""
     digest: str = ""
     seconds: float = 0.0
+    slow_s: float = 0.0  # of a rollout, where fewer are played because of it
     findings: list[CheckResult] = field(default_factory=list)
 
     def flagged(self, strict: bool = True) -> list[str]:
@@ -80,9 +81,8 @@ class Report:
         ]
         about = {name: getattr(self, name) for name in ("package", "version", "digest")}
         whole = {"environment": self.environment, **about, "passed": self.passed()}
-        return json.dumps(
-            {**whole, "seconds": round(self.seconds, 2), "findings": findings}, indent=2
-        )
+        times = {"seconds": round(self.seconds, 2), "slow_s": round(self.slow_s, 2)}
+        return json.dumps({**whole, **times, "findings": findings}, indent=2)
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,4 +101,7 @@ class Report:
                 lines.append(f"{'':<22} {printable(': '.join(shown))[:LINE_CHARS]}")
         counts = {kind: [one.verdict for one in self.findings].count(kind) for kind in Verdict}
         total = ", ".join(f"{count} {kind.value}" for kind, count in counts.items() if count)
-        return "\n".join([*lines, f"{self.environment}: {total} in {self.seconds:.1f} s"])
+        lines.append(f"{self.environment}: {total} in {self.seconds:.1f} s")
+        if self.slow_s:
+            lines.append(f"a rollout takes {self.slow_s:.1f} s, so fewer tasks were played")
+        return "\n".join(lines)

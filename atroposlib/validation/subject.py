@@ -111,12 +111,17 @@ class Subject:
         return sum(one.seconds for one in self.played) / max(1, len(self.played))
 
     @property
+    def slow_s(self) -> float:
+        """Seconds of a rollout where fewer are played because of it; otherwise 0."""
+        return self.pace_s if self.pace_s > SLOW_S else 0.0
+
+    @property
     def golden(self) -> list[Case]:
         return [case for case in self.cases if case.gold]
 
     def few(self, most: int) -> int:
         """``most`` tasks, or fewer where a rollout takes long."""
-        if self.pace_s <= SLOW_S:
+        if not self.slow_s:
             return most
         return max(3 if self.pace_s < 1 else 2, int(most * SLOW_S / self.pace_s))
 

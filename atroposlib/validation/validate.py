@@ -77,6 +77,7 @@ async def validated(env_cls: Any, words: Sequence[str], again: Sequence[str]) ->
         finally:
             with boundary(report.environment, None, "close"):
                 await subject.env.close()
+    report.slow_s = subject.slow_s
     report.seconds = time.monotonic() - started
     return report
 

@@ -6,7 +6,8 @@ import socket
 
 import pytest
 
-from atroposlib.validation.subject import Case, no_network, text_of
+from atroposlib.validation.report import Report
+from atroposlib.validation.subject import Case, Played, Subject, no_network, text_of
 
 
 def test_connections_to_other_machines_are_refused_and_listed():
@@ -27,3 +28,15 @@ def test_a_prompt_is_the_text_of_its_messages():
         "a", {}, ("think", "answer"), ({"role": "system", "content": "Be brief."}, parts)
     )
     assert case.prompt.startswith("Be brief.") and case.ending("no") == ["think", "no"]
+
+
+def test_a_slow_environment_plays_fewer_tasks_and_its_report_says_so():
+    def rollout(seconds):
+        return Played(Case("a", {}), "", "", 1.0, seconds=seconds)
+
+    quick = Subject(None, None, None, played=[rollout(0.05)])
+    slow = Subject(None, None, None, played=[rollout(0.1), rollout(0.3)])
+    assert (quick.few(32), slow.few(32)) == (32, 16)
+    assert "fewer tasks" not in Report("sums", slow_s=quick.slow_s).table()
+    said = Report("sums", slow_s=slow.slow_s).table()
+    assert said.endswith("a rollout takes 0.2 s, so fewer tasks were played")
