@@ -12,9 +12,11 @@ from pydantic import Field
 
 from atroposlib.environments.common.rollouts import SampledConfig
 from atroposlib.environments.common.short_answers import ShuffledEnv, texts_of
+from atroposlib.envs.function_env.card import Card
 
 SYSTEM_PROMPT = "Answer with only a number."
 HELD_OUT = 17
+SHAPED = "partial scores lead a small model from prose to bare numbers"
 
 
 class ArithmeticConfig(SampledConfig):
@@ -60,6 +62,17 @@ class ArithmeticEnv(ShuffledEnv):
 
     name = "arithmetic"
     env_config_cls = ArithmeticConfig
+    card = Card(
+        "mathematics",
+        data="made on the spot",
+        licence="MIT",
+        gold=lambda item: item["answer"],
+        bounds={
+            "garbage.fails": (0.35, SHAPED),
+            "swap.fails": (0.35, SHAPED),
+            "score.length": (None, SHAPED),
+        },
+    )
 
     async def setup(self):
         self.train, self.held_out = problems(self.config.seed)

@@ -11,6 +11,9 @@ from pydantic import Field
 
 from atroposlib.environments.common.rollouts import SampledConfig
 from atroposlib.environments.common.short_answers import ShortAnswerEnv, texts_of
+from atroposlib.envs.function_env.card import Card
+
+SHAPED = "letters count one by one, and a tenth for any of the alphabet"
 
 
 class CopyConfig(SampledConfig):
@@ -43,6 +46,18 @@ class CopyEnv(ShortAnswerEnv):
 
     name = "copy"
     env_config_cls = CopyConfig
+    card = Card(
+        "text",
+        data="made on the spot",
+        licence="MIT",
+        gold=lambda item: item["id"],
+        bounds={
+            **dict.fromkeys(("leak.prompt", "echo.fails"), (None, "the task is to copy")),
+            **dict.fromkeys(("garbage.fails", "judge.injection"), (0.35, SHAPED)),
+            "swap.fails": (0.3, SHAPED),
+            "score.length": (None, "only the first letters count"),
+        },
+    )
 
     async def setup(self):
         held_out = random.Random(f"{self.config.seed}/held out")

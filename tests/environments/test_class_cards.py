@@ -1,4 +1,4 @@
-"""Every class with a card passes the checks of `atropos env validate`, on rows made here."""
+"""Every class with a card passes `atropos env validate`, on its own tasks or on rows made here."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def choice(i):
 
 SUMS = [(f"What is {i} times {i + 3}?", str(i * (i + 3))) for i in range(100, 140)]
 ROWS = {
+    "arithmetic": None,
+    "copy": None,
     "gsm8k": [{"question": asked, "answer": f"So.\n#### {n}"} for asked, n in SUMS],
     "math_server_zero": [{"question": asked, "final_answer": n} for asked, n in SUMS],
     "mcqa_thinking": [choice(i) for i in range(60)],
@@ -48,9 +50,10 @@ def test_every_class_with_a_card_has_rows():
 @pytest.mark.parametrize("name", ROWS)
 async def test_a_class_with_a_card_passes_its_checks(name, write_rows, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    write_rows("data/train.jsonl", ROWS[name])
-    write_rows("data/test.jsonl", ROWS[name])
-    words = ["--env.dataset_path", str(tmp_path / "data")]
-    words += ["--env.eval_sets", "[]"] if "eval_sets" in fields(name) else []
+    words = ["--env.eval_sets", "[]"] if "eval_sets" in fields(name) else []
+    if (rows := ROWS[name]) is not None:
+        write_rows("data/train.jsonl", rows)
+        write_rows("data/test.jsonl", rows)
+        words += ["--env.dataset_path", str(tmp_path / "data")]
     report = await validate(name, words)
     assert report.flagged() == [], report.table()
