@@ -119,9 +119,9 @@ def test_a_real_server_shows_the_signal_and_the_tokens_of_chats_and_agents(
         report = json.loads((tmp_path / "validate.json").read_text())
         signal, tokens = report["findings"][-2:]
         assert (signal["check"], tokens["check"]) == ("signal", "tokens")
-        solved, cut = name != "sums", name != "sums"  # by its score, and by its max_tokens
-        assert (signal["verdict"] == "pass") == solved
-        assert ("the reply is cut" in str(tokens["evidence"])) == cut
+        short = name != "sums"  # whose replies end where the model ends them
+        assert (signal["verdict"] == "pass") == short
+        assert "the reply is cut" in str(tokens["evidence"]) or not short
         assert int(tokens["text"].split()[2]) > 16
 
 
