@@ -12,8 +12,10 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import create_model
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from atroposlib import __version__, wire
 from atroposlib.api.archive.explorer import Explorer
@@ -77,7 +79,7 @@ def create_app(
         service.close()
 
     about: dict[str, Any] = {"title": "AtroposLib API", "version": __version__}
-    app = FastAPI(**about, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = routing.GuardedApi(**about, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
     refuse = _add_error_handlers(app, service)
     routers = [data_routes(service, hold_s)]
@@ -95,17 +97,16 @@ def create_app(
     own = [route for router in routers for route in router.routes]
     # Not by include_router, which looks for the route of each request twice.
     app.router.routes.extend([*own, *page_routes()])
-    # The last one added sees a request first: times, then host, token, site, body.
-    app.add_middleware(routing.FastPath, routes=own, refuse=refuse)
+    # The last one sees a request first: times, then host, token, site, body.
+    guarded: ASGIApp = routing.FastPath(app.guarded, routes=own, refuse=refuse)
     inflating = service.context.threads.inflating
-    app.add_middleware(RequestBody, max_bytes=max_body_bytes, inflating=inflating)
-    app.add_middleware(
-        SameSiteGuard, refuse=_refuse_page, changing_gets=("/batch", "/reset_data")
-    )
-    app.add_middleware(AuthMiddleware, tokens=tokens)
+    guarded = RequestBody(guarded, max_body_bytes, inflating=inflating)
+    guarded = SameSiteGuard(guarded, _refuse_page, ("/batch", "/reset_data"))
+    guarded = AuthMiddleware(guarded, tokens)
     names = None if allowed_hosts is None else (*LOOPBACK_HOSTS, *allowed_hosts)
-    app.add_middleware(HostGuard, allowed=names, refuse=_refuse_page)
-    app.add_middleware(routing.RequestTimes, metrics=service.metrics)
+    guarded = HostGuard(guarded, names, _refuse_page)
+    guarded = routing.RequestTimes(guarded, service.metrics)
+    app.guarded = ServerErrorMiddleware(guarded)
     describe(app)
     add_docs(app)
     return app

@@ -23,6 +23,7 @@ content size. Frames are concatenated ``u64 little-endian length | file``.
 from __future__ import annotations
 
 import codecs
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -77,6 +78,16 @@ CHOICES = ("distill_token_ids", "distill_logprobs")
 _NOT_FLAT = (*CHOICES, "routed_experts")
 _NAMED = ("env_id", "group_id", "idempotency_key", "incarnation")  # in the metadata
 _REST = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+class _Inflaters(threading.local):
+    """One decompressor per thread: a new one for each group costs as much as a small group."""
+
+    def __init__(self) -> None:
+        self.here = zstandard.ZstdDecompressor()
+
+
+_inflaters = _Inflaters()
 
 
 # --- one group ------------------------------------------------------------------------
@@ -135,15 +146,15 @@ def unpack_columns(data: Bytes) -> Columns:
 
 
 def tensors_of(columns: Columns) -> dict[str, Array]:
-    trained = columns.masks != MASKED
+    trained, labels = columns.trained, columns.labels
     tensors = {
         "tokens": columns.tokens.astype("<i4"),
         "seq_lens": columns.seq_lens.astype("<i4"),
         "mask": trained.astype("|u1"),
         "scores": columns.scores.astype("<f8"),
     }
-    if not np.array_equal(columns.masks[trained], columns.tokens[trained]):
-        tensors["labels"] = columns.masks.astype("<i4")
+    if labels is not None and not np.array_equal(labels[trained], columns.tokens[trained]):
+        tensors["labels"] = labels.astype("<i4")
     if columns.versions is not None:
         tensors["versions"] = columns.versions.astype("<i4")
     for name, values in columns.floats.items():
@@ -200,7 +211,8 @@ def columns_of(tensors: dict[str, Array], metadata: dict[str, str]) -> Columns:
     return Columns(
         seq_lens=tensors["seq_lens"],
         tokens=tokens,
-        masks=masks_of(tokens, tensors["mask"], tensors.get("labels")),
+        trained=trained_of(tokens, tensors["mask"], labels := tensors.get("labels")),
+        labels=labels,
         scores=tensors["scores"].astype(np.float64),
         floats={name: tensors[name] for name in FLOATS if name in tensors},
         versions=tensors.get("versions"),
@@ -214,15 +226,15 @@ def columns_of(tensors: dict[str, Array], metadata: dict[str, str]) -> Columns:
     )
 
 
-def masks_of(tokens: Array, mask: Array, labels: Array | None) -> Array:
+def trained_of(tokens: Array, mask: Array, labels: Array | None) -> Array:
     if len(mask) != len(tokens) or (len(mask) and int(mask.max()) > 1):
         raise InvalidGroup("mask", "", "one 0 or 1 per token")
     trained = mask.view(np.bool_)
-    if labels is None:
-        return np.where(trained, tokens, np.int32(MASKED))
-    if len(labels) != len(tokens) or not np.array_equal(labels != MASKED, trained):
+    if labels is not None and (
+        len(labels) != len(tokens) or not np.array_equal(labels != MASKED, trained)
+    ):
         raise InvalidGroup("labels", "", "one per token, -100 exactly where the mask is 0")
-    return labels
+    return trained
 
 
 def _distilled(tensors: dict[str, Array]) -> Distilled | None:
@@ -307,7 +319,7 @@ def beginning_of(data: Bytes) -> bytes:
 
 def _inflated(data: Bytes, size: int) -> bytes:
     with undamaged():
-        inflated = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+        inflated = _inflaters.here.decompress(data, allow_extra_data=False)
         if len(inflated) != size:
             raise zstandard.ZstdError("another size than declared")
     return bytes(inflated)

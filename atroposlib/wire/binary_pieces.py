@@ -19,10 +19,10 @@ from atroposlib.wire.binary import (
     columns_of,
     inflated_size,
     is_zstd,
-    masks_of,
     metadata_of,
     rest_pieces,
     tensors_of,
+    trained_of,
     undamaged,
 )
 from atroposlib.wire.columns import Columns
@@ -74,7 +74,9 @@ class BinaryGroup:
     def numbers(self, name: str) -> Iterator[Array]:
         if name == "masks" and "labels" not in self._header.tensors:
             tokens, mask = self.numbers("tokens"), Taken(self.numbers("mask"))
-            yield from (masks_of(some, mask(len(some)), None) for some in tokens)
+            for some in tokens:
+                trained = trained_of(some, mask(len(some)), None)
+                yield np.where(trained, some, np.int32(MASKED))
             return
         name = "labels" if name == "masks" else name
         kind = np.dtype(DTYPES[self._header.tensors[name].dtype])

@@ -36,17 +36,8 @@ MAX_TOKENS = 2**23  # of a group
 INT32 = np.iinfo(np.int32)
 FLOATS = ("inference_logprobs", "ref_logprobs", "advantages")  # one per token
 REST = (  # non-numeric fields; advantages only if they do not fit the tokens
-    "messages",
-    "generation_params",
-    "overrides",
-    "group_overrides",
-    "images",
-    "sampling",
-    "finish_reasons",
-    "outcomes",
-    "metadata",
-    "marks",
-    "advantages",
+    *("messages", "generation_params", "overrides", "group_overrides", "images", "sampling"),
+    *("finish_reasons", "outcomes", "metadata", "marks", "advantages"),
 )
 _DECODERS = {
     one.name: msgspec.json.Decoder(one.type) for one in msgspec.structs.fields(ScoredData)
@@ -68,8 +59,9 @@ class Columns:
 
     seq_lens: Array  # (G,)
     tokens: Array  # (T,) ints
-    masks: Array  # (T,) ints, -100 or the label
+    trained: Array  # (T,) bools
     scores: Array  # (G,) float64
+    labels: Array | None = None  # (T,) ints, -100 where not trained; None: the tokens
     floats: dict[str, Array] = field(default_factory=dict)  # of FLOATS, each (T,)
     versions: Array | None = None  # (T,)
     distilled: Distilled | None = None
@@ -81,9 +73,16 @@ class Columns:
     rest: dict[str, bytes] = field(default_factory=dict)  # of REST, each a JSON value
 
     @property
+    def masks(self) -> Array:
+        """(T,) ints, -100 or the label."""
+        if self.labels is not None:
+            return self.labels
+        return np.where(self.trained, self.tokens, np.int32(MASKED))
+
+    @property
     def n_tokens(self) -> int:
         """Trained positions."""
-        return int(np.count_nonzero(self.masks != MASKED))
+        return int(np.count_nonzero(self.trained))
 
     @property
     def version(self) -> int | None:
@@ -157,7 +156,8 @@ def check(columns: Columns) -> None:
     if int(columns.seq_lens.sum(dtype=np.int64)) != total:
         raise InvalidGroup("tokens", "", "seq_lens do not add up to the tokens")
     _in_range("tokens", columns.tokens, 0, place, "token ids lie in 0 .. 2^31 - 1")
-    _in_range("masks", columns.masks, INT32.min, place, "a mask is -100 or a label in int32")
+    if (labels := columns.labels) is not None:
+        _in_range("masks", labels, INT32.min, place, "a mask is -100 or a label in int32")
     _require_length("scores", columns.scores, rows)
     for g in np.flatnonzero(~np.isfinite(columns.scores)):
         raise InvalidGroup("scores", f"[{g}]", "not a finite number")
@@ -278,7 +278,8 @@ def from_group(group: ScoredData) -> Columns:
     columns = Columns(
         seq_lens=seq_lens,
         tokens=tokens,
-        masks=masks,
+        trained=masks != MASKED,
+        labels=masks,
         scores=_packed("scores", [("", group.scores)], np.float64),
         floats=floats,
         versions=None if versions is None else _flat("versions", versions, seq_lens, np.int64),

@@ -34,7 +34,6 @@ from atroposlib.utils.tokenizers.texts import text_of, token_texts
 from atroposlib.wire import explore
 from atroposlib.wire.columns import Columns
 from atroposlib.wire.images import pictures_of
-from atroposlib.wire.messages import MASKED
 from atroposlib.wire.safetensors import Array
 
 MAX_TOKENS = 16_384  # per call
@@ -257,7 +256,7 @@ class Explorer(RunViews):
         floats = {name: values[here].tolist() for name, values in columns.floats.items()}
         shown = explore.TokenColumns(
             id=columns.tokens[here].tolist(),
-            trained=(columns.masks[here] != MASKED).astype(np.uint8).tolist(),
+            trained=columns.trained[here].astype(np.uint8).tolist(),
             logprob=floats.get("inference_logprobs"),
             version=None if columns.versions is None else columns.versions[here].tolist(),
             advantage=floats.get("advantages"),
@@ -265,7 +264,7 @@ class Explorer(RunViews):
         sql = "SELECT advantages, logprobs, flags FROM note WHERE gid = ? AND row = ?"
         for noted in self.index.read(sql, (gid, row)):
             end = offset + int(columns.seq_lens[row])
-            trained = columns.masks[offset:end] != MASKED
+            trained = columns.trained[offset:end]
             advantages, shown.trainer_logprob, flags = (
                 spread(data, dtype, trained, span)
                 for data, dtype in zip(noted, ("<f4", "<f2", "|u1"))
@@ -312,7 +311,7 @@ class StoredGroup:
             return None, said[-1][:most] if said and isinstance(said[-1], str) else None
         start = int(columns.seq_lens[:row].sum())
         end = start + int(columns.seq_lens[row])
-        trained = np.flatnonzero(columns.masks[start:end] != MASKED)
+        trained = np.flatnonzero(columns.trained[start:end])
         middle = start + int(trained[0]) if len(trained) else end
         prompt = columns.tokens[start:middle][:most].tolist()
         completion = columns.tokens[middle:end][:most].tolist()

@@ -189,10 +189,12 @@ def _held(group: Numbers) -> Columns:
         ids = None if ids is None else all_of("distill_token_ids")
         logprobs = None if logprobs is None else all_of("distill_logprobs")
         distilled = replace(distilled, token_ids=ids, logprobs=logprobs)
+    masks = all_of("masks")
     return replace(
         head,
         tokens=all_of("tokens"),
-        masks=all_of("masks"),
+        trained=masks != MASKED,
+        labels=masks,
         floats={name: all_of(name) for name in head.floats},
         versions=None if head.versions is None else all_of("versions"),
         distilled=distilled,
@@ -239,7 +241,7 @@ def stale_masked(columns: Columns, min_version: int) -> Columns:
     if columns.versions is not None:
         new = _masked("versions", columns.versions, versions, min_version)
         columns = replace(columns, versions=new)
-    return replace(columns, floats=floats, masks=masks)
+    return replace(columns, floats=floats, trained=masks != MASKED, labels=masks)
 
 
 def to_json(group: Numbers) -> Iterator[bytes]:

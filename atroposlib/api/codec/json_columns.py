@@ -28,7 +28,7 @@ from atroposlib.api.codec.json_pieces import (
 )
 from atroposlib.api.codec.row_facts import NumbersInChunks, RowNumbers
 from atroposlib.errors import InvalidGroup
-from atroposlib.wire import PER_SEQUENCE, PER_TOKEN, ScoredData
+from atroposlib.wire import MASKED, PER_SEQUENCE, PER_TOKEN, ScoredData
 from atroposlib.wire.columns import (
     FLOATS,
     MAX_TOKENS,
@@ -144,7 +144,8 @@ class _Members:
         return Columns(
             seq_lens=self._seq_lens,
             tokens=self._rows("tokens", "i"),
-            masks=self._rows("masks", "i"),
+            labels=(masks := self._rows("masks", "i")),
+            trained=masks != MASKED,
             scores=self._scores(),
             floats=floats,
             versions=self._rows("versions", "i") if "versions" in self._values else None,
@@ -284,7 +285,8 @@ class LargeGroup:
         columns = Columns(
             seq_lens=self._seq_lens,
             tokens=_NONE,
-            masks=masks,
+            trained=masks != MASKED,
+            labels=masks,
             scores=self._scores(),
             floats=floats,
             versions=self._fitting("versions") if "versions" in given else None,

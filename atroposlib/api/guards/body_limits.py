@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from mmap import MADV_DONTNEED, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import anyio
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -164,6 +163,9 @@ WHOLE_BODY = "atropos.whole_body"  # extension of the scope: reads a body of kno
 SLOWEST_BYTES_PER_S = 64 * 2**10
 
 
+_Headers = dict[bytes, bytes]
+
+
 class TooSlow(ValueError):
     """The body did not arrive in time."""
 
@@ -264,7 +266,7 @@ class RequestBody:
         turn: Reservation,
         reservation: Reservation,
     ) -> None:
-        headers, is_post = Headers(scope=scope), scope["path"] in POSTS
+        is_post = scope["path"] in POSTS
         max_bytes = self.max_bytes if is_post else min(self.max_bytes, _most(scope["path"]))
         late = None
         if is_post:
@@ -273,11 +275,10 @@ class RequestBody:
             await turn.grow_to(1)
             late = asyncio.get_running_loop().call_later(TURN_S, turn.give_back)
         try:
-            body, size = await self._read(scope, receive, reservation, max_bytes)
+            body, plain = await self._read(scope, receive, reservation, max_bytes)
         finally:
             if late is not None:
                 late.cancel()
-        plain = _plain(scope, size, kept=_stored_compressed(headers))
         if is_post:
             await turn.grow_to(1)
             plain[TURN_KEY] = turn
@@ -294,40 +295,42 @@ class RequestBody:
 
     async def _read(
         self, scope: Scope, receive: Receive, reservation: Reservation, max_bytes: int
-    ) -> tuple[Body, int]:
-        """The body, and its size."""
-        headers = Headers(scope=scope)
+    ) -> tuple[Body, Scope]:
+        """The inflated body, and a copy of ``scope`` with its headers."""
+        headers: _Headers = dict(reversed(scope["headers"]))  # the first of each name
+        kept = _stored_compressed(headers)
         declared = _declared(headers)
         if declared > max_bytes:
             raise BodyTooLarge(f"a body has at most {max_bytes} bytes")
         if declared > SMALL_BYTES:  # all of it, so that a begun body can be finished
             await reservation.grow_to(declared)
         at_once = scope.get("extensions", {}).get(WHOLE_BODY)
+        received, whole = ReceivedBody(max_bytes), None
         if at_once is not None and SMALL_BYTES < declared <= WHOLE_BYTES:
-            with anyio.move_on_after(self._grace_s + declared / SLOWEST_BYTES_PER_S) as late:
-                if (body := await at_once["read"](declared)) is not None:
-                    receive = _replay(body, receive)
-            if late.cancelled_caught:
-                raise TooSlow("the body arrived too slowly")
-        received = await self._receive(receive, reservation, max_bytes)
-        encoding = headers.get("content-encoding", "").lower()
-        encoding = next((one for one in ("gzip", "zstd") if one in encoding), "")
-        if not encoding or not received.size or _stored_compressed(headers):
+            within_s = self._grace_s + declared / SLOWEST_BYTES_PER_S
+            whole = await at_once["read"](declared, within_s)
+        if whole is None:
+            await self._receive(received, receive, reservation)
+        else:
+            received.add(whole)
+        named = headers.get(b"content-encoding", b"").lower()
+        encoding = next((one for one in ("gzip", "zstd") if one.encode() in named), "")
+        if kept or not encoding or not received.size:
             small = received.size <= WHOLE_BYTES
-            return received.whole() if small else received.pieces(), received.size
+            body: Body = received.whole() if small else received.pieces()
+            return body, _plain(scope, received.size, kept)
         packed = received.whole()
         size = await self._inflating.run(inflated_size, encoding, packed, max_bytes)
         if size > SMALL_BYTES:  # before it is inflated, not after
             await reservation.grow_to(size)
-        inflated = inflate(encoding, packed, size)
-        if size > WHOLE_BYTES:
-            return inflated, size
-        return await self._inflating.run(b"".join, inflated), size
+        body = inflate(encoding, packed, size)
+        if size <= WHOLE_BYTES:
+            body = await self._inflating.run(b"".join, body)
+        return body, _plain(scope, size, kept)
 
     async def _receive(
-        self, receive: Receive, reservation: Reservation, max_bytes: int
-    ) -> ReceivedBody:
-        received = ReceivedBody(max_bytes)
+        self, received: ReceivedBody, receive: Receive, reservation: Reservation
+    ) -> None:
         now = asyncio.get_running_loop().time
         begun = now()
         # One timer for the whole body: arming one costs as much as receiving a piece.
@@ -344,7 +347,7 @@ class RequestBody:
                     await reservation.grow_to(size)
                     begun += now() - waiting_since
                 if not message.get("more_body", False):
-                    return received
+                    return
                 if scope.deadline - now() < self._grace_s / 2 or scope.deadline == math.inf:
                     scope.deadline = begun + self._grace_s + size / SLOWEST_BYTES_PER_S
         raise TooSlow("the body arrived too slowly")
@@ -356,20 +359,19 @@ def _most(path: str) -> int:
     return MAX_NOTES_BYTES if path.endswith("/notes") else MAX_CONTROL_BYTES
 
 
-def _declared(headers: Headers) -> int:
-    text = headers.get("content-length", "")
-    return int(text[:20]) if text.isdecimal() else 0
+def _declared(headers: _Headers) -> int:
+    text = headers.get(b"content-length", b"")
+    return int(text[:20]) if text.isdigit() else 0
 
 
-def _stored_compressed(headers: Headers) -> bool:
+def _stored_compressed(headers: _Headers) -> bool:
     """Whether the body is a group in a zstd frame, which the codec inflates itself."""
-    return (
-        media_type(headers.get("content-type", "")) == GROUP_MEDIA
-        and headers.get("content-encoding", "").strip().lower() == "zstd"
+    return headers.get(b"content-encoding", b"").strip().lower() == b"zstd" and (
+        media_type(headers.get(b"content-type", b"").decode("latin-1")) == GROUP_MEDIA
     )
 
 
-def _plain(scope: Scope, length: int, *, kept: bool) -> Scope:
+def _plain(scope: Scope, length: int, kept: bool) -> Scope:
     """A copy of ``scope`` with the headers of the inflated body."""
     replaced = {b"content-length"} if kept else {b"content-length", b"content-encoding"}
     headers = [one for one in scope["headers"] if one[0] not in replaced]

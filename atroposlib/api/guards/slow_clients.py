@@ -31,7 +31,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from atroposlib.api.guards.auth import RETRY_AFTER_S
-from atroposlib.api.guards.body_limits import POSTS, REFUSALS, WHOLE_BODY, retry_after
+from atroposlib.api.guards.body_limits import (
+    POSTS,
+    REFUSALS,
+    WHOLE_BODY,
+    TooSlow,
+    retry_after,
+)
 
 _FLUSH_S = 60.0  # time to send the last reply; then the connection is aborted
 _TURNED_AWAY = 64  # connections beyond the limit that are answered, of the spare files
@@ -214,20 +220,30 @@ class SlowClientProtocol(HttpToolsProtocol):
         elif self._answered():  # else a pipelined request came in meanwhile
             self._enter(ReceivePhase.REST if self._in_body() else ReceivePhase.IDLE)
 
-    async def _read_whole(self, size: int) -> bytearray | None:
-        """The body, received without copies and the parser; None: it is received as usual."""
+    async def _read_whole(self, size: int, within_s: float) -> bytearray | None:
+        """The body, received without copies and the parser; None: it is received as usual.
+
+        Raises:
+            ClientDisconnect, TooSlow: it did not arrive, or not within ``within_s``.
+        """
         cycle = self.cycle
         if cycle.waiting_for_100_continue or cycle.disconnected or not cycle.more_body:
             return None
         self.flow.pause_reading()
-        rest, cycle.body = _RestOfBody(self, bytes(cycle.body), size), bytearray()
+        rest, cycle.body = _RestOfBody(self, cycle.body, size), bytearray()
         cycle.message_event.clear()
         self.transport.set_protocol(rest)
         self.flow.resume_reading()
-        await cycle.message_event.wait()
-        if rest.filled < size:
+        late = self.loop.call_later(within_s, cycle.message_event.set)
+        try:
+            await cycle.message_event.wait()
+        finally:
+            late.cancel()
+        if rest.filled == size:
+            return rest.body
+        if cycle.disconnected:
             raise ClientDisconnect
-        return rest.body
+        raise TooSlow("the body arrived too slowly")
 
     # --- deadlines ----------------------------------------------------------------
 
@@ -299,9 +315,9 @@ class SlowClientProtocol(HttpToolsProtocol):
 class _RestOfBody(asyncio.BufferedProtocol):
     """Receives what is missing of a body, in place of the protocol of its connection."""
 
-    def __init__(self, owner: SlowClientProtocol, begun: bytes, size: int) -> None:
+    def __init__(self, owner: SlowClientProtocol, begun: bytearray, size: int) -> None:
         self._owner, self.filled = owner, len(begun)
-        self.body = bytearray(begun).ljust(size, b"\0")
+        self.body = begun.ljust(size, b"\0")
         self.connection_lost = owner.connection_lost  # type: ignore[method-assign]
         # A pipelined reply may still be on its way: without these the next one would never be sent.
         self.pause_writing = owner.pause_writing  # type: ignore[method-assign]

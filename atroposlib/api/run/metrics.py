@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from threading import Lock
 from time import monotonic
 from typing import ParamSpec, TypeVar
@@ -53,7 +53,8 @@ class Metrics:
     def __init__(self, name_of: Callable[[int], str | None] = str) -> None:
         self._name_of = name_of
         self._labels: set[str] = set()
-        self._accepted: dict[tuple[str, str], tuple[Counter, ...]] = {}
+        # A look-up by labels costs more than what it finds; all labels are of bounded sets.
+        self._labelled = cache(lambda metric, *labels: metric.labels(*labels))
         self._lags: deque[tuple[int, int]] = deque(maxlen=STALENESS_WINDOW)
         self._scrape = Lock()
         self._registry = CollectorRegistry()
@@ -101,22 +102,16 @@ class Metrics:
 
     def accepted(self, groups: Sequence[NewGroup], stored: Sequence[Stored]) -> None:
         """Count stored groups; ``stored`` is in the order of ``groups``."""
+        labelled = self._labelled
         for group, answer in zip(groups, stored):
-            env = self._env_label(group.env)
+            env, media = self._env_label(group.env), group.media.value
             if answer.duplicate:
-                self._duplicates.labels(env).inc()
+                labelled(self._duplicates, env).inc()
                 continue
-            counted = (1, len(group.payload), group.n_seq, group.n_tokens)
-            for counter, by in zip(self._of_env(env, group.media.value), counted):
-                counter.inc(by)
-
-    def _of_env(self, env: str, media: str) -> tuple[Counter, ...]:
-        """Counters of accepted groups, with their labels."""
-        if (known := self._accepted.get((env, media))) is None:
-            both = (self._groups.labels(env, media), self._bytes.labels(env, media))
-            known = (*both, self._sequences.labels(env), self._tokens.labels(env))
-            self._accepted[env, media] = known
-        return known
+            labelled(self._groups, env, media).inc()
+            labelled(self._bytes, env, media).inc(len(group.payload))
+            labelled(self._sequences, env).inc(group.n_seq)
+            labelled(self._tokens, env).inc(group.n_tokens)
 
     def delivered(self, batch: LeasedBatch, policy_version: int) -> None:
         """Count a delivered batch. Its staleness is measured at the first delivery only."""
@@ -138,8 +133,8 @@ class Metrics:
     def observe_request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count one response; ``route`` is a template such as ``/batches/{no}/ack``."""
         method = method if method in _METHODS else "OTHER"  # clients may invent methods
-        self._requests.labels(method, route, status).inc()
-        self._latency.labels(route).observe(seconds)
+        self._labelled(self._requests, method, route, status).inc()
+        self._labelled(self._latency, route).observe(seconds)
 
     def timed(self, call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
         """Run a call of the store, from any thread, and record its duration by its name."""
@@ -151,7 +146,7 @@ class Metrics:
 
     def observe_store(self, call: str, seconds: float) -> None:
         """Record the duration of a call of the store."""
-        self._store.labels(call).observe(seconds)
+        self._labelled(self._store, call).observe(seconds)
 
     # --- what to show -----------------------------------------------------------------
 

@@ -83,7 +83,7 @@ class AcceptedGroup:
         import numpy as np
 
         ends = np.cumsum(self.columns.seq_lens)
-        counted = np.concatenate([[0], np.cumsum(self.columns.masks != MASKED)])
+        counted = np.concatenate([[0], np.cumsum(self.columns.trained)])
         return [int(n) for n in counted[ends] - counted[ends - self.columns.seq_lens]]
 
     def as_sent(self, env_id: int) -> Columns:

@@ -37,7 +37,7 @@ class App:
         body = b""
         size = dict(scope["headers"]).get(b"content-length")
         if self.at_once and size is not None:
-            body = await scope["extensions"][WHOLE_BODY]["read"](int(size)) or b""
+            body = await scope["extensions"][WHOLE_BODY]["read"](int(size), 30.0) or b""
         reads = self.reads and not body
         while reads:
             message = await receive()
@@ -271,7 +271,7 @@ async def test_a_reply_still_being_sent_does_not_hold_up_that_of_a_whole_body():
     async def app(scope, receive, send):
         body = b""
         if scope["method"] == "POST":
-            whole = asyncio.create_task(scope["extensions"][WHOLE_BODY]["read"](10))
+            whole = asyncio.create_task(scope["extensions"][WHOLE_BODY]["read"](10, 30.0))
             await asyncio.sleep(0)
             receiving.set()
             body = await whole
@@ -303,7 +303,7 @@ async def test_a_client_that_hangs_up_in_a_whole_body_is_not_answered():
 
     async def app(scope, receive, send):
         try:
-            await scope["extensions"][WHOLE_BODY]["read"](1_000_000)
+            await scope["extensions"][WHOLE_BODY]["read"](1_000_000, 30.0)
         except ClientDisconnect:
             ended.set()
 

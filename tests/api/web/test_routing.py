@@ -78,7 +78,7 @@ async def test_the_fast_path_changes_no_response(method, path, code):
 
 def test_posts_and_batches_take_the_fast_path():
     """The framework may hold included routers instead of their routes."""
-    app = create_app().build_middleware_stack()
+    app = create_app().guarded
     while not isinstance(app, FastPath):
         app = app.app
     fast = {("POST", "/groups"), ("POST", "/scored_data"), ("GET", "/batch")}

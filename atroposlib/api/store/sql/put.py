@@ -67,7 +67,8 @@ class Put(JoinedWork["list[Stored]"]):
         new_rows = [NewRow(group, self.body(group)) for group in self.groups]
         with counting(connection) as counters:
             counters.meta.require_revision(self.revision)
-            mark(connection, confirmed=self.confirmed)
+            if self.confirmed or self._keyless:
+                _forget(connection, self.confirmed, self.groups)
             return _put(counters, new_rows, self)
 
     def fits(self, earlier: Sequence[Put]) -> bool:
@@ -168,8 +169,6 @@ def _insert(counters: QueueCounters, new_row: NewRow) -> _Known:
         ),
     )
     if group.key is None:
-        since = group.arrived - LOST_REPLY_WINDOW_S
-        counters.connection.execute("DELETE FROM unconfirmed WHERE at < ?", (since,))
         counters.connection.execute(
             "INSERT INTO unconfirmed VALUES (?, ?, ?, ?, 0)",
             (gid, env, group.digest, group.arrived),
@@ -187,6 +186,15 @@ def mark(
     """Record what became of the replies to these groups."""
     for_all(connection, "DELETE FROM unconfirmed WHERE gid IN {}", confirmed)
     for_all(connection, "UPDATE unconfirmed SET lost = 1 WHERE gid IN {}", lost)
+
+
+def _forget(
+    connection: Connection, confirmed: Sequence[int], groups: Sequence[NewGroup]
+) -> None:
+    """Delete the marks of confirmed groups, and those that are older than any window."""
+    since = min((group.arrived for group in groups), default=0.0) - LOST_REPLY_WINDOW_S
+    sql = "DELETE FROM unconfirmed WHERE at < ? OR gid IN {}"  # one statement; no gid is 0
+    for_all(connection, sql, [0, *confirmed], before=(since,))
 
 
 def _repeats(
