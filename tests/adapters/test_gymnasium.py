@@ -14,7 +14,9 @@ from atroposlib.adapters.gymnasium import (
     as_text,
     chosen_action,
     gymnasium,
+    training,
 )
+from atroposlib.envs.function_env.card import play
 from atroposlib.envs.rollout.causes import OnlyFailures
 from atroposlib.errors import ConfigError
 from atroposlib.testing.fake_inference import FakeInference
@@ -202,3 +204,13 @@ async def test_a_cancelled_rollout_closes_its_game(make_env, monkeypatch):
 async def test_a_tiny_model_plays_a_group(sampled):
     (group,) = await sampled(gymnasium, max_tokens=16, **FIRM)
     assert group["scores"] == [-1.0] * 4  # random letters name no action
+
+
+async def test_a_game_that_fails_is_raised_and_never_a_score(monkeypatch):
+    def broken(self, action):
+        raise OSError("the display is gone")
+
+    monkeypatch.setattr("gymnasium.envs.toy_text.frozen_lake.FrozenLakeEnv.step", broken)
+    config = GymnasiumConfig(**FIRM)
+    with pytest.raises(OSError, match="the display is gone"):
+        await play(gymnasium, next(training(config)), ["<action>left</action>"], **FIRM)

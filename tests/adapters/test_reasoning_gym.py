@@ -12,6 +12,7 @@ from atroposlib.adapters.reasoning_gym import (
     scorer,
     tasks,
 )
+from atroposlib.envs.function_env.card import play
 from atroposlib.errors import ConfigError
 from atroposlib.testing.fake_inference import FakeInference
 
@@ -134,3 +135,13 @@ async def test_evaluation_samples_the_held_out_tasks(make_env, evaluated):
 async def test_a_tiny_model_answers_a_group(sampled):
     (group,) = await sampled(reasoning_gym)
     assert all(0.0 <= score <= 1.0 for score in group["scores"])
+
+
+async def test_a_checker_that_fails_is_raised_and_never_a_score(monkeypatch):
+    def broken(self, answer, entry):
+        raise ZeroDivisionError("of the checker")
+
+    config = ReasoningGymConfig()
+    monkeypatch.setattr(type(make_dataset(config)[0]), "score_answer", broken)
+    with pytest.raises(ZeroDivisionError, match="of the checker"):
+        await play(reasoning_gym, next(iter(tasks(config))), "7")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from atroposlib.adapters.textarena import REFUSALS, Match, TextArenaConfig, textarena
+from atroposlib.adapters.textarena import REFUSALS, Match, TextArenaConfig, textarena, training
+from atroposlib.envs.function_env.card import play
 from atroposlib.envs.rollout.causes import OnlyFailures
 from atroposlib.errors import ConfigError
 from atroposlib.testing.fake_inference import FakeInference
@@ -212,3 +213,13 @@ async def test_a_tiny_model_plays_a_group_alone_and_against_itself(sampled):
     groups = await sampled(textarena, max_tokens=16, cut_reward=0.0, **TWO)
     # Random letters are illegal moves, so the second player may never have a turn.
     assert "player0" in {group["metadata"]["endpoint"] for group in groups}
+
+
+async def test_a_game_that_fails_is_raised_and_never_a_score(monkeypatch):
+    def broken(self, action):
+        raise OSError("the board is gone")
+
+    monkeypatch.setattr(Match, "step", broken)
+    task = next(training(TextArenaConfig()))
+    with pytest.raises(OSError, match="the board is gone"):
+        await play(textarena, task, ["[1]"])

@@ -175,3 +175,13 @@ def test_the_command_is_the_last_one_in_tags():
 async def test_a_tiny_model_plays_a_group(sampled):
     groups = await sampled(adapter.textworld, max_tokens=16)
     assert groups[0]["scores"] == [0.0] * 4
+
+
+async def test_a_game_that_fails_is_raised_and_never_a_score(monkeypatch):
+    def broken(self, command):
+        raise OSError("the interpreter is gone")
+
+    task = task_of()
+    monkeypatch.setattr("textworld.core.Wrapper.step", broken)
+    with pytest.raises(OSError, match="the interpreter is gone"):
+        await score(task, ["<action>look</action>"])
