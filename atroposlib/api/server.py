@@ -97,7 +97,7 @@ def create_app(
     own = [route for router in routers for route in router.routes]
     # Not by include_router, which looks for the route of each request twice.
     app.router.routes.extend([*own, *page_routes()])
-    # The last one sees a request first: times, then host, token, site, body.
+    # The last one sees a request first: log, then host, token, site, body.
     guarded: ASGIApp = routing.FastPath(app.guarded, routes=own, refuse=refuse)
     inflating = service.context.threads.inflating
     guarded = RequestBody(guarded, max_body_bytes, inflating=inflating)
@@ -105,8 +105,7 @@ def create_app(
     guarded = AuthMiddleware(guarded, tokens)
     names = None if allowed_hosts is None else (*LOOPBACK_HOSTS, *allowed_hosts)
     guarded = HostGuard(guarded, names, _refuse_page)
-    guarded = routing.RequestTimes(guarded, service.metrics)
-    app.guarded = ServerErrorMiddleware(guarded)
+    app.guarded = routing.RequestLog(ServerErrorMiddleware(guarded), service.metrics)
     describe(app)
     add_docs(app)
     return app

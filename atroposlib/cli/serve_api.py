@@ -25,7 +25,6 @@ from atroposlib.api.guards.slow_clients import SlowClientProtocol
 from atroposlib.api.guards.tokens import TokenFile
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
-from atroposlib.api.web.routing import RequestLog
 from atroposlib.cli.api_options import parse, variable_of
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
@@ -57,7 +56,7 @@ def serve(options: argparse.Namespace) -> None:
             _serve_reloading(options, port)
             return
         app = build_app(options)
-        config = uvicorn.Config(RequestLog(app), **_settings(options))
+        config = uvicorn.Config(app, **_settings(options))
         server = ApiServer(config, app)
         sys.setswitchinterval(_SWITCH_S)
         gc.freeze()  # a full collection of the imports holds the event loop for 50 ms
@@ -140,7 +139,7 @@ def app_from_environment() -> ASGIApp:
     """App factory of uvicorn's reloader, whose children get the environment only."""
     options = parse([])
     logs.configure("run-api", options.log_format, options.log_level)
-    return RequestLog(build_app(options))
+    return build_app(options)
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Thread pools per kind of blocking work, their turns, and an asyncio broadcast event."""
+"""Thread pools per kind of blocking work, and how calls on the event loop wait for each other.
+
+expect -> body read -> parsed -> together: waits for the others expected -> one transaction
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,15 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+GATHER_S = 0.004  # four posts of usual size are parsed in so long
+# Turns of the event loop, after which a request that has arrived meanwhile is expected.
+LOOKS = 3
 
 # Whether the client of a request has disconnected.
 IsDisconnected = Callable[[], Awaitable[bool]]
@@ -111,6 +118,81 @@ class BroadcastEvent:
         if self._next is None:
             self._next = asyncio.Event()
         return self._next
+
+
+class Gathering:
+    """Lets calls that are ready go on together with those under way, to share a transaction.
+
+    It costs no time where nothing else is under way, and at most ``wait_s`` otherwise.
+    """
+
+    def __init__(self, wait_s: float = GATHER_S) -> None:
+        self._wait_s = wait_s
+        self._under_way = 0
+        self._ready = BroadcastEvent()
+        self._late: asyncio.TimerHandle | None = None
+
+    def expect(self) -> Expected:
+        """A call is under way; the result follows it. For the thread of the event loop."""
+        self._under_way += 1
+        return Expected(self)
+
+    def leave(self) -> None:
+        """One call less is under way."""
+        self._under_way -= 1
+
+    def go_on_if_last(self) -> None:
+        """Let those that wait go on, unless other calls are under way."""
+        if not self._under_way:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        self._ready.notify()
+
+    async def wait(self) -> None:
+        """Wait until no call is under way, at most ``wait_s`` after the first that waits."""
+        ready = self._ready.subscribe()
+        for _ in range(LOOKS):
+            if self._under_way:
+                break
+            await asyncio.sleep(0)
+        self.go_on_if_last()
+        if ready.is_set():
+            await asyncio.sleep(0)  # behind those that waited, in the same turn of the loop
+            return
+        if self._late is None:
+            loop = asyncio.get_running_loop()
+            self._late = loop.call_later(self._wait_s, self._go_on)
+        await ready.wait()
+
+
+class Expected(AbstractContextManager["Expected"]):
+    """A call that is under way; a context manager that ends at the latest with it."""
+
+    def __init__(self, gathering: Gathering) -> None:
+        self._gathering: Gathering | None = gathering
+
+    def leave(self) -> None:
+        """It is no longer under way, and no other waits for it. Idempotent."""
+        if (gathering := self._left()) is not None:
+            gathering.go_on_if_last()
+
+    async def together(self) -> None:
+        """Go on with the calls that are under way; only the first time."""
+        if (gathering := self._left()) is not None:
+            await gathering.wait()
+
+    def _left(self) -> Gathering | None:
+        gathering, self._gathering = self._gathering, None
+        if gathering is not None:
+            gathering.leave()
+        return gathering
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
 
 
 async def wait_at_most(event: asyncio.Event, timeout_s: float) -> bool:

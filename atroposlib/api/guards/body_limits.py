@@ -12,6 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from mmap import MADV_DONTNEED, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import anyio
@@ -20,7 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atroposlib.api.codec.formats import GROUP_MEDIA, WHOLE_BYTES, Body, media_type
-from atroposlib.api.common.threads import Pool
+from atroposlib.api.common.threads import Expected, Gathering, Pool
 from atroposlib.api.guards.auth import RETRY_AFTER_S
 from atroposlib.api.guards.inflate import (
     PIECE_BYTES,
@@ -87,7 +88,7 @@ class FairBudget:
                 turn.set_result(None)
 
 
-class Reservation:
+class Reservation(AbstractContextManager["Reservation"]):
     """What one request holds of ``budget``; a context manager that frees it."""
 
     def __init__(self, budget: FairBudget) -> None:
@@ -99,9 +100,6 @@ class Reservation:
         if size > self.held:
             await self._budget.take(size - self.held)
             self.held = size
-
-    def __enter__(self) -> Reservation:
-        return self
 
     def give_back(self) -> None:
         self._budget.give(self.held)
@@ -157,6 +155,7 @@ POSTS_PER_S = 256  # about; for Retry-After
 # A body that takes longer to arrive, or a post held for space, does not keep its turn.
 TURN_S = 1.0
 TURN_KEY = "atropos.turn"  # of the scope: gives the turn back
+EXPECTED_KEY = "atropos.expected"  # of the scope: other posts wait for this one
 # Time for a body, plus one second for each SLOWEST_BYTES_PER_S bytes received.
 GRACE_S = 30.0
 WHOLE_BODY = "atropos.whole_body"  # extension of the scope: reads a body of known size at once
@@ -239,6 +238,7 @@ class RequestBody:
         )
         self._grace_s = grace_s
         self._inflating = inflating or Pool(2)
+        self._gathering = Gathering()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -266,23 +266,24 @@ class RequestBody:
         turn: Reservation,
         reservation: Reservation,
     ) -> None:
-        is_post = scope["path"] in POSTS
-        max_bytes = self.max_bytes if is_post else min(self.max_bytes, _most(scope["path"]))
-        late = None
-        if is_post:
-            if scope["path"] == CREDITED and self._line.waiting >= POSTS_IN_LINE:
-                raise BudgetExceeded(f"more than {POSTS_IN_LINE} posts are waiting")
-            await turn.grow_to(1)
-            late = asyncio.get_running_loop().call_later(TURN_S, turn.give_back)
-        try:
-            body, plain = await self._read(scope, receive, reservation, max_bytes)
-        finally:
-            if late is not None:
+        path = scope["path"]
+        if path not in POSTS:
+            most = min(self.max_bytes, _most(path))
+            body, plain = await self._read(scope, receive, reservation, most)
+            await self.app(plain, _replay(body, receive), send)
+            return
+        if path == CREDITED and self._line.waiting >= POSTS_IN_LINE:
+            raise BudgetExceeded(f"more than {POSTS_IN_LINE} posts are waiting")
+        await turn.grow_to(1)
+        with self._gathering.expect() as expected:
+            late = asyncio.get_running_loop().call_later(TURN_S, _step_aside, turn, expected)
+            try:
+                body, plain = await self._read(scope, receive, reservation, self.max_bytes)
+            finally:
                 late.cancel()
-        if is_post:
             await turn.grow_to(1)
-            plain[TURN_KEY] = turn
-        await self.app(plain, _replay(body, receive), send)
+            plain[TURN_KEY], plain[EXPECTED_KEY] = turn, expected
+            await self.app(plain, _replay(body, receive), send)
 
     def _refusal(self, error: Exception, path: str) -> Response:
         status, headers = _STATUS_OF[type(error)], {"connection": "close"}
@@ -351,6 +352,11 @@ class RequestBody:
                 if scope.deadline - now() < self._grace_s / 2 or scope.deadline == math.inf:
                     scope.deadline = begun + self._grace_s + size / SLOWEST_BYTES_PER_S
         raise TooSlow("the body arrived too slowly")
+
+
+def _step_aside(turn: Reservation, expected: Expected) -> None:
+    turn.give_back()
+    expected.leave()
 
 
 def _most(path: str) -> int:

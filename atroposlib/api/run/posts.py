@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
@@ -65,6 +65,10 @@ CONFIRM_WITHIN_S = 0.1  # a kill so soon after a reply leaves its groups in doub
 LATEST_BYTES = 256 * 1024  # larger examples are read from the store, until they are freed
 
 
+async def _at_once() -> None:
+    """For a post that no other one waits for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Post:
     """One request: its groups and its sender."""
@@ -75,6 +79,7 @@ class Post:
     is_disconnected: IsDisconnected = never_disconnects
     hold_s: float = 0.0  # maximum wait for space in the store
     on_hold: Callable[[], None] = lambda: None  # called before each wait
+    together: Callable[[], Awaitable[None]] = _at_once  # awaited before it is stored
 
 
 class Posts:
@@ -164,6 +169,7 @@ class Posts:
                     raise
                 continue
             await self._require_room(new)
+            await post.together()
             confirmed = tuple(self._confirmed)
             try:
                 put = context.store.submit_put(

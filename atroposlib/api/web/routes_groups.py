@@ -17,7 +17,7 @@ from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.codec.json import quick_group
 from atroposlib.api.common.records import Accepted, Media
 from atroposlib.api.guards.auth import RETRY_AFTER_S, caller_of
-from atroposlib.api.guards.body_limits import TURN_KEY
+from atroposlib.api.guards.body_limits import EXPECTED_KEY, TURN_KEY
 from atroposlib.api.run.posts import Post
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.web.openapi import (
@@ -94,6 +94,7 @@ async def accept_posted(
             is_disconnected=client_gone(request),
             hold_s=hold_s,
             on_hold=request.scope[TURN_KEY].give_back,
+            together=request.scope[EXPECTED_KEY].together,
         )
     )
 

@@ -31,7 +31,7 @@ from atroposlib.api.common.threads import IsDisconnected
 from atroposlib.api.guards.auth import RETRY_AFTER_S, route_of
 from atroposlib.api.run.metrics import Metrics
 from atroposlib.utils.command.logs import FIELDS
-from atroposlib.utils.http_server import Exchange
+from atroposlib.utils.http_server import NO_REPLY, Exchange
 from atroposlib.wire.safetensors import MalformedBody
 
 log = logging.getLogger(__name__)
@@ -145,10 +145,14 @@ class GuardedApi(FastAPI):
 UNKNOWN = "unknown"  # no such route: a path chosen by a client must not become a label
 
 
-class RequestTimes:
-    """Outermost ASGI middleware: duration and status of each request, by its route."""
+class RequestLog:
+    """Outermost ASGI middleware: duration and status of each request, by its route.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    They go to the metrics, if any, and into one log line without data sent by the client:
+    level debug for 2xx and 3xx, info for 4xx and 503, error for other 5xx.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics | None = None) -> None:
         self.app = app
         self._metrics = metrics
 
@@ -158,53 +162,35 @@ class RequestTimes:
             return
         seen = Exchange(receive, send)
         begun = time.monotonic()
-        self._metrics.requests_in_flight.inc()
-        try:
-            await self.app(scope, receive, seen.send)
-        finally:
-            self._metrics.requests_in_flight.dec()
-            self._metrics.observe_request(
-                route_of(scope["method"], scope["path"]) or UNKNOWN,
-                scope["method"],
-                seen.status,
-                (seen.endless_since or time.monotonic()) - begun,
-            )
-
-
-class RequestLog:
-    """ASGI middleware: one log line per request, without data sent by its client.
-
-    Level debug for 2xx and 3xx, info for 4xx and 503, error for other 5xx.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        seen = Exchange(receive, send)
-        began = time.perf_counter()
+        if (metrics := self._metrics) is not None:
+            metrics.requests_in_flight.inc()
         try:
             await self.app(scope, seen.receive, seen.send)
+        except (ConnectionError, ClientDisconnect):
+            seen.status = NO_REPLY  # the client received no reply, also if one was sent since
+            raise
         finally:
-            self._note(scope, seen, time.perf_counter() - began)
-
-    def _note(self, scope: Scope, seen: Exchange, seconds: float) -> None:
-        level = _level(seen.status)
-        if not log.isEnabledFor(level):
-            return
-        fields = {
-            "method": scope["method"],
+            ended = time.monotonic()
             # Known routes only: any other path is arbitrary text.
-            "route": route_of(scope["method"], scope["path"]) or UNKNOWN,
-            "status": seen.status,
-            "ms": round(seconds * 1000, 1),
-            "bytes_in": seen.bytes_in,
-            "bytes_out": seen.bytes_out,
-        }
-        log.log(level, "request", extra={FIELDS: fields})
+            route = route_of(scope["method"], scope["path"]) or UNKNOWN
+            if metrics is not None:
+                metrics.requests_in_flight.dec()
+                seconds = (seen.endless_since or ended) - begun
+                metrics.observe_request(route, scope["method"], seen.status, seconds)
+            if log.isEnabledFor(level := _level(seen.status)):
+                fields = _fields(scope, route, seen, ended - begun)
+                log.log(level, "request", extra={FIELDS: fields})
+
+
+def _fields(scope: Scope, route: str, seen: Exchange, seconds: float) -> dict[str, object]:
+    return {
+        "method": scope["method"],
+        "route": route,
+        "status": seen.status,
+        "ms": round(seconds * 1000, 1),
+        "bytes_in": seen.bytes_in,
+        "bytes_out": seen.bytes_out,
+    }
 
 
 def _level(status: int) -> int:

@@ -12,6 +12,7 @@ import zstandard
 from starlette.responses import PlainTextResponse
 
 from atroposlib.api.guards.body_limits import (
+    EXPECTED_KEY,
     MAX_CONTROL_BYTES,
     SMALL_BYTES,
     TURN_KEY,
@@ -256,6 +257,26 @@ async def test_posts_wait_unread_for_their_turn_and_other_calls_do_not(app):
     app.may_end.set()
     await asyncio.gather(*running, claim)
     assert app.bodies == [b"0", b"", b"1", b"2"]
+
+
+async def test_posts_ready_at_about_the_same_time_go_on_together(app):
+    middleware, gathered = RequestBody(app), []
+
+    async def gather(scope, receive, send):
+        await receive()
+        await scope[EXPECTED_KEY].together()
+        gathered.append(scope)
+
+    posts = [Exchange(middleware, [b"a"]), Exchange(middleware, [b"b", b"c"])]
+    middleware.app = gather
+    last = posts[1].incoming.get_nowait(), posts[1].incoming.get_nowait()
+    running = [asyncio.create_task(one.run()) for one in posts]
+    await settled()
+    assert gathered == []  # the body of the second is on its way
+    for piece in last:
+        posts[1].feed(piece)
+    await asyncio.gather(*running)
+    assert len(gathered) == 2
 
 
 @pytest.mark.parametrize(("path", "status"), [("/groups", 429), ("/scored_data", 503)])

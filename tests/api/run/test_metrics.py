@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from starlette.middleware.errors import ServerErrorMiddleware
 
 from atroposlib.api.common.records import (
     BatchMember,
@@ -16,7 +17,7 @@ from atroposlib.api.common.records import (
     Stored,
 )
 from atroposlib.api.run.metrics import MAX_ENVS, Metrics, lag_of
-from atroposlib.api.web.routing import RequestTimes
+from atroposlib.api.web.routing import RequestLog
 from atroposlib.wire import EnvShare, Participant, RunStatus
 
 STATUS = RunStatus(
@@ -172,7 +173,7 @@ async def through(metrics, app, path="/batches/17/ack", method="POST"):
     async def receive():
         return {"type": "http.request"}
 
-    timed = RequestTimes(app, metrics)
+    timed = RequestLog(app, metrics)
     await timed({"type": "http", "path": path, "method": method}, receive, send)
 
 
@@ -198,7 +199,7 @@ async def test_a_client_that_hung_up_before_the_answer_counts_as_499():
 
     metrics = Metrics()
     with pytest.raises(ConnectionResetError):
-        await through(metrics, app)
+        await through(metrics, ServerErrorMiddleware(app))  # which sends a 500 to nobody
     assert (
         scrape(metrics)["atropos_http_requests_total", "POST", "/batches/{no}/ack", "499"] == 1
     )
@@ -210,6 +211,6 @@ async def test_scopes_other_than_http_are_not_measured():
     async def app(scope, receive, send):
         seen.append(scope["type"])
 
-    timed = RequestTimes(app, SimpleNamespace())
+    timed = RequestLog(app, SimpleNamespace())
     await timed({"type": "lifespan"}, None, None)
     assert seen == ["lifespan"]
