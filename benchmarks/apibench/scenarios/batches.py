@@ -50,9 +50,9 @@ class _Way:
 
 def run(plan: Plan) -> Section:
     ways = [
-        _Way("JSON", Encoding.JSON, frames=False, target=times(80)),
+        _Way("JSON", Encoding.JSON, frames=False, target=times(100)),
         _Way("JSON, gzip accepted", Encoding.JSON, frames=False, gzip=True),
-        _Way("binary", Encoding.BINARY, frames=True, target=times(150)),
+        _Way("binary", Encoding.BINARY, frames=True, target=times(300)),
         _Way("binary, of groups posted as JSON", Encoding.JSON, frames=True),
         _Way("JSON, of groups posted in binary", Encoding.BINARY, frames=False),
     ]
