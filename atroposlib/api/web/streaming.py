@@ -40,7 +40,7 @@ ABORT_EXTENSION = "atropos.abort"
 RESET_EXTENSION = "atropos.reset"  # its "call" takes what to await after a reset
 CHUNK_BYTES = 256 * 2**10
 WINDOW_BYTES = 2 * 2**20  # small groups are read together, a larger one alone
-AHEAD_BYTES = 2**19  # of the body, that are made ahead
+AHEAD_BYTES = 2**20  # of the body, that are made ahead
 _SHORT_TURNS = ShortTurns(0.0005)
 
 
