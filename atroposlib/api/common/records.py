@@ -126,8 +126,7 @@ class NewGroup:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Result for one group of a put; ``buffered`` are the sequences in its buffer after it,
-    known if the put has a group for a buffer."""
+    """Result for one group of a put; ``buffered`` are the sequences in its buffer after it."""
 
     gid: int
     duplicate: bool
