@@ -281,6 +281,8 @@ def _require_durable(raw: Raw) -> float:
     return float(epoch_s)
 
 
+# Emptied by the recovery from a crash, and empty on a standby: see PostgresDatabase.
+_UNCRASHED = b"CREATE UNLOGGED TABLE IF NOT EXISTS uncrashed (id TEXT NOT NULL)"
 # A retired payload stays where it is, by a row of ``archived``; a statement counts what it retired.
 # A change of ``archive`` beyond its bound frees the oldest that are not pinned.
 _ARCHIVE = """
@@ -357,6 +359,7 @@ def make_tables(server: PostgresServer) -> None:
                 0
             ][0]:
                 raw.execute(_ARCHIVE.encode())
+            raw.execute(_UNCRASHED)
 
 
 def _require_session(server: PostgresServer, raw: Raw) -> None:

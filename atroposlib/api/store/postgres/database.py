@@ -10,6 +10,7 @@ import queue
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import psycopg
 
@@ -101,7 +102,13 @@ class PostgresReaders:
 
 
 class PostgresDatabase:
-    """See :class:`atroposlib.api.store.sql.writer.Database`."""
+    """See :class:`atroposlib.api.store.sql.writer.Database`.
+
+    The outcome of a COMMIT whose response was lost is looked up by the id of its transaction, if
+    the server has not crashed since: a crash loses ids that no durable record names, and the
+    server gives them to other transactions. It also empties the unlogged table ``uncrashed``, of
+    which a transaction notes the row. After a crash the outcome is unknown, an error.
+    """
 
     faults: tuple[type[Exception], ...] = (*FAULTS, StoreError)
     commit_is_certain = False
@@ -110,7 +117,7 @@ class PostgresDatabase:
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
         self._raw: Raw | None = None
-        self._transaction: tuple[str, str] | None = None  # timeline, id
+        self._transaction: tuple[str, str] | None = None  # row of ``uncrashed``, id
 
     @property
     def _live(self) -> Raw:
@@ -136,9 +143,12 @@ class PostgresDatabase:
 
     def _begin(self) -> None:
         self._require_connection().execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
-        [(_, epoch_s, *transaction)] = self.execute(_LOCK, (self._server.lock,))
+        [(_, epoch_s, uncrashed, number)] = self.execute(_LOCK, (self._server.lock,))
         self._server.record_time(epoch_s)
-        self._transaction = (transaction[0], transaction[1])
+        if uncrashed is None:  # the first transaction since a crash
+            uncrashed = uuid4().hex
+            self.execute("INSERT INTO uncrashed VALUES (?)", (uncrashed,))
+        self._transaction = (uncrashed, number)
 
     def _require_connection(self) -> Raw:
         if self._raw is None or self._raw.closed:
@@ -160,18 +170,20 @@ class PostgresDatabase:
         if self._transaction is None:
             return False
         self._hang_up()
-        timeline, number = self._transaction
+        uncrashed, number = self._transaction
         try:
-            return self._server.retry_while_away(lambda: self._look_up(timeline, number))
+            return self._server.retry_while_away(lambda: self._look_up(uncrashed, number))
         except (*FAULTS, ConfigError):
             return False
 
-    def _look_up(self, timeline: str, number: str) -> bool:
+    def _look_up(self, uncrashed: str, number: str) -> bool:
         self._require_connection()
-        [(now_on, status)] = self.execute(_OUTCOME, (number,))
+        [(now, status)] = self.execute(_OUTCOME, (number,))
+        if now != uncrashed:
+            return False
         if status == "in progress":  # its session has not noticed the lost connection yet
             raise psycopg.OperationalError("the outcome of a transaction is not known yet")
-        return bool(now_on == timeline and status == "committed")
+        return bool(status == "committed")
 
     def rollback(self) -> None:
         raw = self._raw
@@ -193,12 +205,11 @@ class PostgresDatabase:
             self._raw = None
 
 
-# The first eight characters of the name of a log file are the timeline. A failover changes
-# it, and transaction ids of another timeline denote other transactions.
-_TIMELINE = "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
-# The clock is read after the wait for the lock.
+_ROW = "(SELECT min(id) FROM uncrashed)"
+# The clock is read after the wait for the lock, the row possibly before: then there are two rows,
+# and an outcome is unknown where the noted one is not the least.
 _LOCK = (
     "SELECT pg_advisory_xact_lock(?)::text, extract(epoch FROM clock_timestamp())::float8, "
-    f"{_TIMELINE}, pg_current_xact_id()::text"
+    f"{_ROW}, pg_current_xact_id()::text"
 )
-_OUTCOME = f"SELECT {_TIMELINE}, pg_xact_status(CAST(? AS text)::xid8)"
+_OUTCOME = f"SELECT {_ROW}, pg_xact_status(CAST(? AS text)::xid8)"

@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from atroposlib.api.store.postgres import split_schema
+from atroposlib.api.store.postgres import PostgresStore, split_schema
 from atroposlib.errors import StoreError
 from tests.api.store.postgres.postgres_line import Line
 from tests.api.store.store_talk import ack, claim, group, held, put, register
+from tests.postgres_server import running_server
 
 pytest.importorskip("psycopg")
 from atroposlib.api.store.postgres import connection, database  # noqa: E402
@@ -45,6 +46,27 @@ def test_a_replica_frozen_inside_its_transaction_loses_the_lock_of_the_run(
     with pytest.raises(lost.faults):
         lost.execute("SELECT 1")
     lost.close()
+
+
+@pytest.mark.alone
+def test_a_transaction_that_a_crash_lost_is_not_taken_for_another_one_with_its_id():
+    with running_server() as server:
+        store = PostgresStore(server.url())
+        lost = database.PostgresDatabase(store._server)
+        lost.begin()
+        lost.execute("INSERT INTO run_document VALUES ('lost', '')")
+        [(number,)] = lost.execute("SELECT pg_current_xact_id()::text")
+        server.kill()
+        server.start()
+        reused = 0
+        while reused < int(number):  # another session commits under the same id
+            sql = "SELECT pg_current_xact_id()::text"
+            reused = int(store._write(lambda c: c.execute(sql))[0][0])
+        with pytest.raises(lost.faults):
+            lost.commit()
+        assert not store._read(lambda c: c.execute("SELECT 1 FROM run_document"))
+        lost.close()
+        store.close()
 
 
 @pytest.fixture
