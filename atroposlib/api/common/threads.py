@@ -1,7 +1,4 @@
-"""Thread pools per kind of blocking work, and how calls on the event loop wait for each other.
-
-expect -> body read -> parsed -> together: waits for the others expected -> one transaction
-"""
+"""Thread pools per kind of blocking work, and how calls on the event loop wait for each other."""
 
 from __future__ import annotations
 
@@ -122,6 +119,8 @@ class BroadcastEvent:
 
 class Gathering:
     """Lets calls that are ready go on together with those under way, to share a transaction.
+
+        expect -> body read -> parsed -> together, which waits for the others -> transaction
 
     It costs no time where nothing else is under way, and at most ``wait_s`` otherwise.
     """

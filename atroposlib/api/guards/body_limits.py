@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atroposlib.api.codec.formats import GROUP_MEDIA, WHOLE_BYTES, Body, media_type
-from atroposlib.api.common.threads import Expected, Gathering, Pool
+from atroposlib.api.common.threads import GATHER_S, Expected, Gathering, Pool
 from atroposlib.api.guards.auth import RETRY_AFTER_S
 from atroposlib.api.guards.inflate import (
     PIECE_BYTES,
@@ -161,7 +161,6 @@ GRACE_S = 30.0
 WHOLE_BODY = "atropos.whole_body"  # extension of the scope: reads a body of known size at once
 SLOWEST_BYTES_PER_S = 64 * 2**10
 
-
 _Headers = dict[bytes, bytes]
 
 
@@ -225,6 +224,7 @@ class RequestBody:
         posts_at_once: int = POSTS_AT_ONCE,
         line_s: float = BUDGET_TIMEOUT_S,
         inflating: Pool | None = None,
+        gather_s: float = GATHER_S,
     ) -> None:
         self.app = app
         self.max_bytes = max_bytes
@@ -238,7 +238,7 @@ class RequestBody:
         )
         self._grace_s = grace_s
         self._inflating = inflating or Pool(2)
-        self._gathering = Gathering()
+        self._gathering = Gathering(gather_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -167,7 +167,8 @@ class RequestLog:
         try:
             await self.app(scope, seen.receive, seen.send)
         except (ConnectionError, ClientDisconnect):
-            seen.status = NO_REPLY  # the client received no reply, also if one was sent since
+            if seen.status == 500:  # of ServerErrorMiddleware, to a client that had left
+                seen.status = NO_REPLY
             raise
         finally:
             ended = time.monotonic()

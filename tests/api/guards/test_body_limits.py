@@ -260,7 +260,7 @@ async def test_posts_wait_unread_for_their_turn_and_other_calls_do_not(app):
 
 
 async def test_posts_ready_at_about_the_same_time_go_on_together(app):
-    middleware, gathered = RequestBody(app), []
+    middleware, gathered = RequestBody(app, gather_s=3600.0), []
 
     async def gather(scope, receive, send):
         await receive()

@@ -282,7 +282,7 @@ def _require_durable(raw: Raw) -> float:
 
 
 # Emptied by the recovery from a crash, and empty on a standby: see PostgresDatabase.
-_UNCRASHED = b"CREATE UNLOGGED TABLE IF NOT EXISTS uncrashed (id TEXT NOT NULL)"
+_UNCRASHED = "CREATE UNLOGGED TABLE uncrashed (id TEXT NOT NULL)"
 # A retired payload stays where it is, by a row of ``archived``; a statement counts what it retired.
 # A change of ``archive`` beyond its bound frees the oldest that are not pinned.
 _ARCHIVE = """
@@ -355,11 +355,11 @@ def make_tables(server: PostgresServer) -> None:
             else:
                 for statement in tables(POSTGRES):
                     connection.execute(statement)
-            if not connection.execute("SELECT to_regclass(?)", (f"{server.schema}.archive",))[
-                0
-            ][0]:
-                raw.execute(_ARCHIVE.encode())
-            raw.execute(_UNCRASHED)
+            # Only if missing: a role may use tables that it may not create.
+            for name, made in (("archive", _ARCHIVE), ("uncrashed", _UNCRASHED)):
+                sql, table = "SELECT to_regclass(?)", f"{server.schema}.{name}"
+                if connection.execute(sql, (table,)) == [(None,)]:
+                    raw.execute(made.encode())
 
 
 def _require_session(server: PostgresServer, raw: Raw) -> None:
