@@ -43,13 +43,13 @@ class Cluster:
         self.folder, self.temp = folder, tempfile.mkdtemp(prefix="ray")  # for short sockets
         self.plan = cluster_plan(folder)
         self.nodes = Nodes()
-        for name, cpus in (("head", 0), ("a", 8), ("b", 8)):
-            os.environ[MARK] = self.mark(name)
-            where = (
-                {"temp_dir": self.temp, "include_dashboard": False} if name == "head" else {}
-            )
-            self.nodes.add_node(num_cpus=cpus, **where)
-        del os.environ[MARK]
+        with pytest.MonkeyPatch.context() as environ:
+            # Ray writes its address below this folder, and fails where the default is absent.
+            environ.setenv("RAY_TMPDIR", self.temp)
+            for name, cpus in (("head", 0), ("a", 8), ("b", 8)):
+                environ.setenv(MARK, self.mark(name))
+                head = {"include_dashboard": False} if name == "head" else {}
+                self.nodes.add_node(num_cpus=cpus, **head)
         words = ("ray", "--config", str(folder / "run.yaml"), "ray.strategy=SPREAD")
         words += tuple(f"trainer.settings.{one}" for one in SETTINGS)
         with (self.folder / "launcher.out").open("wb") as log:
