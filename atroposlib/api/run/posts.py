@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from time import monotonic
@@ -65,10 +65,6 @@ CONFIRM_WITHIN_S = 0.1  # a kill so soon after a reply leaves its groups in doub
 LATEST_BYTES = 256 * 1024  # larger examples are read from the store, until they are freed
 
 
-async def _at_once() -> None:
-    """For a post that no other one waits for."""
-
-
 @dataclass(frozen=True, slots=True)
 class Post:
     """One request: its groups and its sender."""
@@ -79,7 +75,7 @@ class Post:
     is_disconnected: IsDisconnected = never_disconnects
     hold_s: float = 0.0  # maximum wait for space in the store
     on_hold: Callable[[], None] = lambda: None  # called before each wait
-    together: Callable[[], Awaitable[None]] = _at_once  # awaited before it is stored
+    together: AbstractAsyncContextManager[None] = nullcontext()  # in which it is stored
 
 
 class Posts:
@@ -169,13 +165,13 @@ class Posts:
                     raise
                 continue
             await self._require_room(new)
-            await post.together()
-            confirmed = tuple(self._confirmed)
             try:
-                put = context.store.submit_put(
-                    new, view.revision, complete_buffer, confirmed, doubt
-                )
-                stored = await self._durable(put)
+                async with post.together:
+                    confirmed = tuple(self._confirmed)
+                    put = context.store.submit_put(
+                        new, view.revision, complete_buffer, confirmed, doubt
+                    )
+                    stored = await self._durable(put)
             except RunChanged:
                 await context.run_cache.refresh()
                 continue

@@ -16,6 +16,7 @@ from atroposlib.api.codec.delivery import latest_json
 from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.codec.json import quick_group
 from atroposlib.api.common.records import Accepted, Media
+from atroposlib.api.common.threads import Expected
 from atroposlib.api.guards.auth import RETRY_AFTER_S, caller_of
 from atroposlib.api.guards.body_limits import EXPECTED_KEY, TURN_KEY
 from atroposlib.api.run.posts import Post
@@ -81,8 +82,10 @@ async def accept_posted(
 ) -> list[Accepted]:
     """Parse the body by ``read``, or by ``quick`` if that finds any, and accept its groups."""
     body, kind = await body_of(request), request.headers.get("content-type", "")
+    expected: Expected = request.scope[EXPECTED_KEY]
     async with service.context.parsing:  # one in a turn of the loop
         await asyncio.sleep(0)
+        await expected.until_stored()
         groups = read(body, kind) if formats.is_quick(body, kind) else quick(body, kind)
     if not groups:
         groups = await service.context.threads.parsing.run(read, body, kind)
@@ -94,7 +97,7 @@ async def accept_posted(
             is_disconnected=client_gone(request),
             hold_s=hold_s,
             on_hold=request.scope[TURN_KEY].give_back,
-            together=request.scope[EXPECTED_KEY].together,
+            together=expected,
         )
     )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from atroposlib.api.common.threads import Gathering
 
 NEVER_S = 3600.0
@@ -19,8 +21,8 @@ class Log:
     def ready(self, name, expected):
         async def go():
             with expected:
-                await expected.together()
-                self.went_on.append(name)
+                async with expected:
+                    self.went_on.append(name)
 
         return asyncio.create_task(go())
 
@@ -90,3 +92,32 @@ async def test_a_cancelled_call_leaves_the_others_waiting_as_before():
     assert log.went_on == [] and not waits.done()
     await asyncio.gather(log.ready("c", third), waits)
     assert log.went_on == ["b", "c"]
+
+
+async def test_a_body_is_not_parsed_while_others_are_stored():
+    log = Log()
+    first, later = log.gathering.expect(), log.gathering.expect()
+    later.leave()
+    async with first:
+        parsing = asyncio.create_task(later.until_stored())
+        await settled()
+        assert not parsing.done()
+    await parsing
+    await later.until_stored()  # nothing is being stored
+
+
+async def test_the_wait_for_a_slow_transaction_is_bounded_from_its_beginning():
+    log = Log(wait_s=0.0)
+    slow, later = log.gathering.expect(), log.gathering.expect()
+    later.leave()
+    async with slow:
+        await later.until_stored()
+
+
+async def test_a_call_whose_transaction_fails_is_no_longer_being_stored():
+    log = Log()
+    fails = log.gathering.expect()
+    with pytest.raises(KeyError):
+        async with fails:
+            raise KeyError
+    await fails.until_stored()

@@ -264,8 +264,8 @@ async def test_posts_ready_at_about_the_same_time_go_on_together(app):
 
     async def gather(scope, receive, send):
         await receive()
-        await scope[EXPECTED_KEY].together()
-        gathered.append(scope)
+        async with scope[EXPECTED_KEY]:
+            gathered.append(scope)
 
     posts = [Exchange(middleware, [b"a"]), Exchange(middleware, [b"b", b"c"])]
     middleware.app = gather
