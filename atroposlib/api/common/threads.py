@@ -208,7 +208,7 @@ class Expected(AbstractContextManager["Expected"], AbstractAsyncContextManager[N
             self._gathering.go_on_if_last()
 
     async def until_stored(self) -> None:
-        """:meth:`Gathering.until_stored`"""
+        """As :meth:`Gathering.until_stored`; before it is parsed."""
         await self._gathering.until_stored()
 
     def _left(self) -> bool:

@@ -218,7 +218,7 @@ async def test_large_groups_are_sent_in_chunks_and_one_group_is_read_ahead():
     got = await Client().get(shelf)
     assert max(len(message["body"]) for message in got.sent[1:]) == CHUNK_BYTES
     assert shelf.reads == [[0], [1], [2], [3]] and len(got.batch) == 4
-    stuck = await Client(stops_after=3).get(shelf, send_timeout_s=0.2)
+    stuck = await Client(stops_after=2).get(shelf, send_timeout_s=0.2)
     assert shelf.reads[4:] == [[0], [1]] and not stuck.whole
 
 
