@@ -36,13 +36,9 @@ _GRACE_S = 5  # for replies being sent; waiting calls return at once
 _LEAST_CONNECTIONS = 4
 # Python's 5 ms would delay the event loop while large bodies are parsed; less costs more switches.
 _SWITCH_S = 0.002
-# Options of mallopt(3). By default each freed group goes back to the kernel, and the pages of the
-# next one are faulted in again: 4 % of the CPU of posts and batches. One arena keeps at most 32 MiB.
-_MALLOC = {
-    "M_ARENA_MAX": (-8, 1),
-    "M_TRIM_THRESHOLD": (-1, 2**25),
-    "M_MMAP_THRESHOLD": (-3, 2**22),
-}
+# Of mallopt(3): M_ARENA_MAX, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD. By default each freed group goes
+# back to the kernel, and the pages of the next one are faulted in again: 6 to 8 % of the CPU.
+_MALLOC = ((-8, 1), (-1, 32 * 2**20), (-3, 4 * 2**20))
 _SPARE_FILES = 128  # in addition to connections: store, logs, threads
 
 
@@ -63,12 +59,12 @@ def serve(options: argparse.Namespace) -> None:
             print(_first_line(options, host, port), flush=True)
             _serve_reloading(options, port)
             return
+        keep_freed_memory()
         app = build_app(options)
         config = uvicorn.Config(app, **_settings(options))
         server = ApiServer(config, app)
         sys.setswitchinterval(_SWITCH_S)
         gc.freeze()  # a full collection of the imports holds the event loop for 50 ms
-        keep_freed_memory()
         with server.signals():
             # from the next line on a client may call; it waits, unrefused
             listener.listen(config.backlog)
@@ -79,10 +75,10 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Set ``_MALLOC``, before the first thread starts."""
-    with suppress(AttributeError, TypeError):  # another C library than glibc
+    """Keep up to 32 MiB of freed memory (glibc). One arena: call it before threads start."""
+    with suppress(AttributeError, TypeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
-        for option, value in _MALLOC.values():
+        for option, value in _MALLOC:
             mallopt(option, value)
 
 

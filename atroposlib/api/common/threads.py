@@ -172,13 +172,13 @@ class Gathering:
             self._late = loop.call_later(self._wait_s, self._go_on)
         await ready.wait()
 
-    def begin(self) -> None:
+    def begin_storing(self) -> None:
         """One call more is being stored."""
         if not self._storing:
             self._began = asyncio.get_running_loop().time()
         self._storing += 1
 
-    def end(self) -> None:
+    def end_storing(self) -> None:
         """One call less is being stored."""
         self._storing -= 1
         if not self._storing:
@@ -195,7 +195,8 @@ class Gathering:
 class Expected(AbstractContextManager["Expected"], AbstractAsyncContextManager[None]):
     """A call that is under way; a context manager that ends at the latest with it.
 
-    ``async with`` it is stored: with the calls that are under way, the first time.
+    The call is stored inside of its ``async with``, which first waits, once, for the others that
+    are under way.
     """
 
     def __init__(self, gathering: Gathering) -> None:
@@ -223,10 +224,10 @@ class Expected(AbstractContextManager["Expected"], AbstractAsyncContextManager[N
     async def __aenter__(self) -> None:
         if self._left():
             await self._gathering.wait()
-        self._gathering.begin()
+        self._gathering.begin_storing()
 
     async def __aexit__(self, *_: object) -> None:
-        self._gathering.end()
+        self._gathering.end_storing()
 
 
 async def wait_at_most(event: asyncio.Event, timeout_s: float) -> bool:
