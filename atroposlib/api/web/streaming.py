@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -30,9 +31,9 @@ from atroposlib.api.codec.delivery import (
     is_stored_as,
 )
 from atroposlib.api.common.records import BatchMember, Delivery
-from atroposlib.api.common.threads import Pool, ShortTurns
+from atroposlib.api.common.threads import Pool
 from atroposlib.api.store import Store
-from atroposlib.api.web.routing import on_error
+from atroposlib.api.web.routing import client_gone, on_error
 from atroposlib.errors import CorruptPayload
 
 # An ASGI extension; its "now" cuts the connection at once (``transport.abort``).
@@ -41,7 +42,6 @@ RESET_EXTENSION = "atropos.reset"  # its "call" takes what to await after a rese
 CHUNK_BYTES = 2 * 2**20  # copied, and written to the socket, in about a millisecond
 WINDOW_BYTES = 2 * 2**20  # small groups are read together, a larger one alone
 AHEAD_BYTES = 2**20  # of the body, that are made ahead
-_SHORT_TURNS = ShortTurns(0.0005)
 
 
 class DeliveryReply(Response):
@@ -56,9 +56,9 @@ class DeliveryReply(Response):
 
     Args:
         pool: reads the store.
-        on_end: awaited at the end, with whether all was sent to a connected client. Awaited
-            again, with False, if the client resets the connection before its next request:
-            it died before it had read all.
+        on_end: awaited at the end, with whether the last byte was sent to a connected client.
+            Awaited again, with False, if the client resets the connection before its next
+            request: it died before it had read all.
         on_corrupt: awaited when the store detected damaged groups.
     """
 
@@ -100,45 +100,44 @@ class DeliveryReply(Response):
         return len(self._head) + stored + between + len(self._tail)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.create_task(_gone(receive))
-        gone.add_done_callback(_looked_at)
         sent = False
         try:
-            with _SHORT_TURNS:
-                sent = await self._sent(scope, receive, send, gone)
+            sent = await self._send_all(scope, receive, send)
         finally:
-            gone.cancel()
             await self._on_end(sent)
         watch = scope.get("extensions", {}).get(RESET_EXTENSION)
         if sent and watch is not None:
             watch["call"](partial(self._on_end, False))
 
-    async def _sent(
-        self, scope: Scope, receive: Receive, send: Send, gone: asyncio.Task[None]
-    ) -> bool:
-        """Whether all of the body was sent to a connected client.
+    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Send the body; whether its last byte was handed over while the client was connected.
+
+        A client has the whole body as soon as it has the last byte, and may close its connection
+        at once. So the connection is not looked at again after that byte: from then on only a
+        reset, reported by the server, means that the body was not read.
 
         A return before the last message makes the server close the connection.
         """
+        gone = client_gone(Request(scope, receive))
         started = False
         try:
             async with aclosing(in_windows(self._pieces(), self._pool)) as windows:
+                last = b""
                 async for pieces in windows:
                     if not started:
                         await self._out(send, self._start())
                         started = True
                     for chunk in _chunks(pieces):
-                        if gone.done():
+                        if await gone():
                             return False
-                        await self._out(send, _body(chunk))
-                        await asyncio.sleep(0)
-            # Bytes sent to a closed connection are dropped silently. So check it once the
-            # buffers below hold the last kilobytes only.
+                        await self._out(send, _body(last))
+                        last = chunk
+            # After this message the buffers of the connection have room, so that the last one is
+            # written without a pause: the check is as of that instant.
             await self._out(send, _body(b""))
-            await asyncio.sleep(0)
-            if gone.done():
+            if await gone():
                 return False
-            await self._out(send, _body(b"", more=False))
+            await self._out(send, _body(last, more=False))
             return True
         except CorruptPayload as error:
             if started:
@@ -235,12 +234,6 @@ def _chunks(pieces: Sequence[bytes]) -> Iterator[bytes]:
 
 def _body(data: bytes, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": data, "more_body": more}
-
-
-async def _gone(receive: Receive) -> None:
-    """Return when the client hung up, or when the reply is complete."""
-    while (await receive())["type"] != "http.disconnect":
-        await asyncio.sleep(0)
 
 
 def _looked_at(task: asyncio.Task[Any]) -> None:
