@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import os
 import resource
 import signal
 import socket
 import ssl
-import sys
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -34,11 +32,6 @@ from atroposlib.utils.http_server import LOOPBACK_HOSTS, bind, is_loopback
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GRACE_S = 5  # for replies being sent; waiting calls return at once
 _LEAST_CONNECTIONS = 4
-# Python's 5 ms would delay the event loop while large bodies are parsed; less costs more switches.
-_SWITCH_S = 0.002
-# Of mallopt(3): M_ARENA_MAX, M_TRIM_THRESHOLD, M_MMAP_THRESHOLD. By default each freed group goes
-# back to the kernel, and the pages of the next one are faulted in again: 6 to 8 % of the CPU.
-_MALLOC = ((-8, 1), (-1, 32 * 2**20), (-3, 4 * 2**20))
 _SPARE_FILES = 128  # in addition to connections: store, logs, threads
 
 
@@ -59,11 +52,9 @@ def serve(options: argparse.Namespace) -> None:
             print(_first_line(options, host, port), flush=True)
             _serve_reloading(options, port)
             return
-        keep_freed_memory()
         app = build_app(options)
         config = uvicorn.Config(app, **_settings(options))
         server = ApiServer(config, app)
-        sys.setswitchinterval(_SWITCH_S)
         gc.freeze()  # a full collection of the imports holds the event loop for 50 ms
         with server.signals():
             # from the next line on a client may call; it waits, unrefused
@@ -72,14 +63,6 @@ def serve(options: argparse.Namespace) -> None:
             if (resumed := app.state.service.resumed()) is not None:
                 print(f"resumed {resumed} (--fresh forgets it)", flush=True)
             server.run(sockets=[listener])
-
-
-def keep_freed_memory() -> None:
-    """Keep up to 32 MiB of freed memory (glibc). One arena: call it before threads start."""
-    with suppress(AttributeError, TypeError):  # another C library
-        mallopt = ctypes.CDLL(None).mallopt
-        for option, value in _MALLOC:
-            mallopt(option, value)
 
 
 # --- exposure ---------------------------------------------------------------------------

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import platform
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 
 import httpx
@@ -220,34 +217,3 @@ def test_limits_that_let_no_request_through_are_refused(monkeypatch):
     with pytest.raises(ConfigError, match="--max-connections is 1"):
         serve_api._connections(1)
     assert serve_api._connections(200) == (200, 800)
-
-
-_FAULTS = """
-import resource
-from atroposlib.cli.serve_api import keep_freed_memory
-
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(50):
-        held = [bytearray(600_000) for _ in range(4)]
-        del held
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-usual = faults()
-keep_freed_memory()
-faults()
-print(usual, faults())
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
-def test_freed_groups_are_not_faulted_in_again():
-    command = [sys.executable, "-c", _FAULTS]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    usual, kept = map(int, done.stdout.split())
-    assert kept < usual / 10 and kept < 50
-
-
-def test_another_c_library_is_left_as_it_is(monkeypatch):
-    monkeypatch.setattr(serve_api.ctypes, "CDLL", lambda name: object())
-    serve_api.keep_freed_memory()

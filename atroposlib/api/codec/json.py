@@ -17,13 +17,11 @@ from typing import Any
 import msgspec
 
 from atroposlib.api.codec.formats import (
-    GROUP_MEDIA,
     ONE_LARGE,
     WHOLE_BYTES,
     Body,
     ParsedGroup,
     find_marks,
-    media_type,
     parse_each,
     parsed_group,
 )
@@ -47,7 +45,6 @@ QUICK_BYTES = 256 * 2**10  # a larger body is parsed alone
 # An object may be two bytes long and costs a hundred bytes or more to decode.
 MAX_OBJECTS = 2**17
 MAX_LISTS = 2**18  # of a body for the full decoder
-QUICK_OBJECTS, QUICK_LISTS = 2**10, 2**13
 
 
 def read_json_group(body: bytes | bytearray, key: str | None = None) -> ParsedGroup:
@@ -58,16 +55,6 @@ def read_json_group(body: bytes | bytearray, key: str | None = None) -> ParsedGr
                 return _small_group(bytes(body), key)
             return _large_group(bytearray(body) if isinstance(body, bytes) else body, key)
     return _small_group(bytes(body), key)
-
-
-def quick_group(body: Body, content_type: str, key: str | None) -> list[ParsedGroup]:
-    """A JSON group proven in 5 ms, in which simdjson keeps the lock of the interpreter anyway."""
-    if not isinstance(body, (bytes, bytearray)) or not 0 < len(body) <= WHOLE_BYTES:
-        return []
-    if media_type(content_type) == GROUP_MEDIA:
-        return []
-    few = count_byte(b"{", body) <= QUICK_OBJECTS and count_byte(b"[", body) <= QUICK_LISTS
-    return [group] if few and (group := _proven_group(body, key)) else []
 
 
 def _small_group(body: bytes, key: str | None) -> ParsedGroup:

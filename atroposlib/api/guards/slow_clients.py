@@ -18,26 +18,20 @@ Slow processing in the application and slow reading of a reply are bounded elsew
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
-from httptools import HttpRequestParser
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from atroposlib.api.guards.auth import RETRY_AFTER_S
-from atroposlib.api.guards.body_limits import (
-    POSTS,
-    REFUSALS,
-    WHOLE_BODY,
-    TooSlow,
-    retry_after,
-)
+from atroposlib.api.guards.body_limits import POSTS, REFUSALS, retry_after
 
 _FLUSH_S = 60.0  # time to send the last reply; then the connection is aborted
 _TURNED_AWAY = 64  # connections beyond the limit that are answered, of the spare files
@@ -86,9 +80,12 @@ class SlowClientProtocol(HttpToolsProtocol):
         self._phase = ReceivePhase.HEAD
         self._entered = 0.0  # time of the loop at which the phase began
         self._deadline: asyncio.TimerHandle | None = None
-        self._head_bytes = 0
-        self._body_bytes = 0
-        self._framing_bytes = 0
+        self._parts = 0  # heads and bodies that ended
+        self._body_bytes = 0  # of the part that is being received
+        self._other_bytes = 0  # of it: a head, chunk sizes, trailers
+        # Requests without a complete response, oldest first. A client may send the next before
+        # the reply to the last, so ``cycle``, the newest, is not always the one in progress.
+        self._unanswered: deque[RequestResponseCycle] = deque()
         # uvicorn would count idle connections, and refuse claims where only posts wait.
         self._max_requests, self.limit_concurrency = self.limit_concurrency, None
         self._was_reset = False
@@ -134,54 +131,71 @@ class SlowClientProtocol(HttpToolsProtocol):
 
     def _is_idle(self) -> bool:
         """Whether no request is in progress."""
-        no_head = self._phase is ReceivePhase.HEAD and not self._head_bytes
+        no_head = self._phase is ReceivePhase.HEAD and not self._other_bytes
         return no_head or self._phase is ReceivePhase.IDLE
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         self._was_reset = isinstance(exc, ConnectionError)
-        self._call_on_reset(self._on_reset)
+        if self._on_reset is not None and self._was_reset:
+            self._run(self._on_reset)
+        self._mark_disconnected()
         super().connection_lost(exc)
 
-    def _call_on_reset(self, call: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
-        """Keep ``call`` until the next request; run it if the client reset the connection."""
+    def _watch_reset(self, scope: Any, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run ``call`` if the client resets the connection before it sends another request."""
+        if scope is not self.scope:
+            return  # another request has begun: the client has read the reply to this one
+        if self._was_reset:
+            self._run(call)
         self._on_reset = call
-        if self._was_reset and call is not None:
-            task = self.loop.create_task(call())
-            self.tasks.add(task)  # awaited by the server before it stops
-            task.add_done_callback(self.tasks.discard)
+
+    def _run(self, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        task = self.loop.create_task(call())
+        self.tasks.add(task)  # awaited by the server before it stops
+        task.add_done_callback(self.tasks.discard)
+
+    def _mark_disconnected(self) -> None:
+        """Let the application see a disconnect, and keep it from writing to a closed transport.
+
+        uvicorn marks the newest request alone.
+        """
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    def _abort(self) -> None:
+        """Close the connection at once. close() would wait for a client that stopped reading."""
+        self._mark_disconnected()
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._over():
             return
-        in_body, body_before = self._in_body(), self._body_bytes
-        if not in_body:
-            self._head_bytes += len(data)
+        in_body = self._in_body()
+        parts_before, body_before = self._parts, self._body_bytes
         super().data_received(data)
         if self._over():
             return
         if not in_body and self._phase is ReceivePhase.BODY:
-            self.flow.pause_reading()  # until the application asks: posts wait unread
-        if not self._in_body():
-            if self._head_bytes > self.limits.head_bytes:
-                self._refuse(431)
-        elif in_body:
-            self._framing_bytes += len(data) - (self._body_bytes - body_before)
-            # The parser buffers a trailer until it ends, and no limit of a body counts it.
-            if self._framing_bytes > self.limits.head_bytes + _FRAMING * self._body_bytes:
-                self._refuse(431)
+            self.flow.pause_reading()  # until the application asks for the body
+        if self._parts != parts_before:
+            self._other_bytes = 0  # how much of the data belongs to the new part is unknown
+            return
+        # The parser buffers names and values until they end, and no limit of a body counts them.
+        self._other_bytes += len(data) - (self._body_bytes - body_before)
+        if self._other_bytes > self.limits.head_bytes + _FRAMING * self._body_bytes:
+            self._refuse(431)
 
     # --- the parser ---------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {
-            # For clients that stopped reading: close() would wait for them.
-            "atropos.abort": {"now": self.transport.abort},
+            "atropos.abort": {"now": self._abort},
             # request.is_disconnected() costs more than the rest of a small post.
             "atropos.gone": {"now": self.transport.is_closing},
-            "atropos.reset": {"call": self._call_on_reset},
-            WHOLE_BODY: {"read": self._read_whole},
+            "atropos.reset": {"call": partial(self._watch_reset, self.scope)},
         }
         self._on_reset = None
         if self._phase is ReceivePhase.IDLE:
@@ -193,15 +207,21 @@ class SlowClientProtocol(HttpToolsProtocol):
             self._refuse(431)
         if self._over():
             return
-        self._head_bytes = self._body_bytes = self._framing_bytes = 0
+        self._begin_part()
         self._enter(ReceivePhase.BODY)
-        app = self.app
+        app, newest = self.app, self.cycle
         if (limit := self._max_requests) is not None:
             is_post = self.url.partition(b"?")[0].decode("latin-1") in POSTS
             if len(self.tasks) >= limit + (0 if is_post else limit // 4):
                 self.app = _Busy(limit)
         super().on_headers_complete()
         self.app = app
+        if self.cycle is not newest:
+            self._unanswered.append(self.cycle)
+
+    def _begin_part(self) -> None:
+        self._parts += 1
+        self._body_bytes = 0
 
     def on_body(self, body: bytes) -> None:
         if not self._over():
@@ -211,39 +231,23 @@ class SlowClientProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self._over():
             super().on_message_complete()
+            self._begin_part()
             self._enter(ReceivePhase.IDLE if self._answered() else ReceivePhase.REPLY)
 
     def on_response_complete(self) -> None:
+        self._unanswered.popleft()
         super().on_response_complete()
         if self.transport.is_closing():
             self._end()
-        elif self._answered():  # else a pipelined request came in meanwhile
+        elif (
+            self._answered() and not self._over()
+        ):  # else a pipelined request came in meanwhile
             self._enter(ReceivePhase.REST if self._in_body() else ReceivePhase.IDLE)
 
-    async def _read_whole(self, size: int, within_s: float) -> bytearray | None:
-        """The body, received without copies and the parser; None: it is received as usual.
-
-        Raises:
-            ClientDisconnect, TooSlow: it did not arrive, or not within ``within_s``.
-        """
-        cycle = self.cycle
-        if cycle.waiting_for_100_continue or cycle.disconnected or not cycle.more_body:
-            return None
-        self.flow.pause_reading()
-        rest, cycle.body = _RestOfBody(self, cycle.body, size), bytearray()
-        cycle.message_event.clear()
-        self.transport.set_protocol(rest)
-        self.flow.resume_reading()
-        late = self.loop.call_later(within_s, cycle.message_event.set)
-        try:
-            await cycle.message_event.wait()
-        finally:
-            late.cancel()
-        if rest.filled == size:
-            return rest.body
-        if cycle.disconnected:
-            raise ClientDisconnect
-        raise TooSlow("the body arrived too slowly")
+    def send_400_response(self, msg: str) -> None:
+        """Reject what the parser cannot read, after the replies to the requests before it."""
+        if not self._close_after_replies():
+            super().send_400_response(msg)
 
     # --- deadlines ----------------------------------------------------------------
 
@@ -291,6 +295,8 @@ class SlowClientProtocol(HttpToolsProtocol):
 
     def _refuse(self, status: int) -> None:
         """Send an error, unless a response has begun, and close the connection."""
+        if self._close_after_replies():
+            return
         if self._answered() or not self.cycle.response_started:
             late = f"Timed out waiting for {self._phase.value}\n"
             why = "Request head too large\n" if status == 431 else late
@@ -299,10 +305,24 @@ class SlowClientProtocol(HttpToolsProtocol):
             self.transport.write((head + why).encode())
         self._hang_up()
 
+    def _close_after_replies(self) -> bool:
+        """Read no more, and close after the replies to earlier requests; False: there are none.
+
+        An error that is sent before them would be taken for the reply to the first of them.
+        """
+        received = list(self._unanswered)
+        if self._in_body() and not self._answered():
+            received.pop()  # the request that is rejected
+        if not received:
+            return False
+        received[-1].keep_alive = False
+        self._disarm()
+        self._phase = ReceivePhase.OVER
+        self.flow.pause_reading()
+        return True
+
     def _hang_up(self) -> None:
-        if not self._answered():
-            self.cycle.disconnected = True  # the application sees a disconnect
-            self.cycle.message_event.set()
+        self._mark_disconnected()
         self._end()
 
     def _end(self) -> None:
@@ -310,34 +330,6 @@ class SlowClientProtocol(HttpToolsProtocol):
         self._phase = ReceivePhase.OVER
         self.transport.close()  # waits until everything is sent, which may be never
         self._deadline = self.loop.call_later(_FLUSH_S, self.transport.abort)
-
-
-class _RestOfBody(asyncio.BufferedProtocol):
-    """Receives what is missing of a body, in place of the protocol of its connection."""
-
-    def __init__(self, owner: SlowClientProtocol, begun: bytearray, size: int) -> None:
-        self._owner, self.filled = owner, len(begun)
-        self.body = begun.ljust(size, b"\0")
-        self.connection_lost = owner.connection_lost  # type: ignore[method-assign]
-        # A pipelined reply may still be on its way: without these the next one would never be sent.
-        self.pause_writing = owner.pause_writing  # type: ignore[method-assign]
-        self.resume_writing = owner.resume_writing  # type: ignore[method-assign]
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return memoryview(self.body)[self.filled :]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        owner, self.filled = self._owner, self.filled + nbytes
-        owner._body_bytes += nbytes
-        if self.filled == len(self.body):
-            owner.flow.pause_reading()
-            owner.transport.set_protocol(owner)
-            owner.parser = HttpRequestParser(owner)  # the old one still waits for the body
-            owner.parser.set_dangerous_leniencies(
-                lenient_data_after_close=True
-            )  # as uvicorn's
-            owner.on_message_complete()
-            owner.flow.resume_reading()
 
 
 class _Busy:

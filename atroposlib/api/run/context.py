@@ -304,7 +304,6 @@ class ServiceContext:
         self.store = store
         self.clock = clock
         self.threads = threads
-        self.parsing = asyncio.Lock()  # held while a body is parsed on the event loop
         self.liveness = Liveness(clock)
         self.metrics = Metrics(self.name_of)
         self.indexer = Indexer(Index(store.archive), store)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from time import monotonic
@@ -75,7 +75,6 @@ class Post:
     is_disconnected: IsDisconnected = never_disconnects
     hold_s: float = 0.0  # maximum wait for space in the store
     on_hold: Callable[[], None] = lambda: None  # called before each wait
-    together: AbstractAsyncContextManager[None] = nullcontext()  # in which it is stored
 
 
 class Posts:
@@ -166,12 +165,11 @@ class Posts:
                 continue
             await self._require_room(new)
             try:
-                async with post.together:
-                    confirmed = tuple(self._confirmed)
-                    put = context.store.submit_put(
-                        new, view.revision, complete_buffer, confirmed, doubt
-                    )
-                    stored = await self._durable(put)
+                confirmed = tuple(self._confirmed)
+                put = context.store.submit_put(
+                    new, view.revision, complete_buffer, confirmed, doubt
+                )
+                stored = await self._durable(put)
             except RunChanged:
                 await context.run_cache.refresh()
                 continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
@@ -14,11 +13,9 @@ from starlette.responses import Response, StreamingResponse
 from atroposlib.api.codec import formats, read_group, read_groups
 from atroposlib.api.codec.delivery import latest_json
 from atroposlib.api.codec.formats import ParsedGroup
-from atroposlib.api.codec.json import quick_group
 from atroposlib.api.common.records import Accepted, Media
-from atroposlib.api.common.threads import Expected
 from atroposlib.api.guards.auth import RETRY_AFTER_S, caller_of
-from atroposlib.api.guards.body_limits import EXPECTED_KEY, TURN_KEY
+from atroposlib.api.guards.body_limits import TURN_KEY
 from atroposlib.api.run.posts import Post
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.web.openapi import (
@@ -78,16 +75,12 @@ async def accept_posted(
     request: Request,
     read: Callable[[formats.Body, str], list[ParsedGroup]],
     hold_s: float,
-    quick: Callable[[formats.Body, str], list[ParsedGroup]] = lambda *_: [],
 ) -> list[Accepted]:
-    """Parse the body by ``read``, or by ``quick`` if that finds any, and accept its groups."""
+    """Parse the body by ``read`` and accept its groups."""
     body, kind = await body_of(request), request.headers.get("content-type", "")
-    expected: Expected = request.scope[EXPECTED_KEY]
-    async with service.context.parsing:  # one in a turn of the loop
-        await asyncio.sleep(0)
-        await expected.until_stored()
-        groups = read(body, kind) if formats.is_quick(body, kind) else quick(body, kind)
-    if not groups:
+    if formats.is_quick(body, kind):
+        groups = read(body, kind)
+    else:
         groups = await service.context.threads.parsing.run(read, body, kind)
     return await service.posts.accept(
         Post(
@@ -97,7 +90,6 @@ async def accept_posted(
             is_disconnected=client_gone(request),
             hold_s=hold_s,
             on_hold=request.scope[TURN_KEY].give_back,
-            together=expected,
         )
     )
 
@@ -110,8 +102,7 @@ def _routes_in(router: APIRouter, service: RolloutService, hold_s: float) -> Non
         def read_one(body: formats.Body, kind: str) -> list[ParsedGroup]:
             return [read_group(body, kind, key)]
 
-        quick = partial(quick_group, key=key)
-        [accepted] = await accept_posted(service, request, read_one, hold_s, quick)
+        [accepted] = await accept_posted(service, request, read_one, hold_s)
         reply: dict[str, Any] = {"status": "received"}
         if accepted.buffered:
             reply = {"status": "buffered", "buffer_size": accepted.buffer_size}

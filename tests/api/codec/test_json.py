@@ -169,30 +169,6 @@ def test_valid_groups_take_the_fast_path(monkeypatch):
     assert msgspec.json.decode(read(group).payload, type=ScoredData).messages == messages
 
 
-LONG = {name: [row * 5000 for row in GROUP[name]] for name in ("tokens", "masks")}
-
-
-def test_a_large_group_that_is_proven_valid_is_read_on_the_event_loop_from_its_bytes():
-    body = bytearray(json.dumps(GROUP | LONG).encode())
-    parsed = read_group(bytes(body), "application/json", "k")
-    [quick] = intake_json.quick_group(body, "text/plain", "k")
-    assert quick == parsed and quick.payload is body
-
-
-@pytest.mark.parametrize(
-    "more",
-    [{"scores": [True, 0]}, {"metadata": [{}] * 2000}, {"x": [[]] * 10_000}, {"tokens": 1}],
-)
-def test_a_large_group_that_takes_the_full_decoder_is_left_to_a_thread(more):
-    assert intake_json.quick_group(json.dumps(GROUP | LONG | more).encode(), "", None) == []
-    assert intake_json.quick_group(iter([b"{}"]), "", None) == []
-
-
-def test_json_labelled_as_binary_is_left_to_the_binary_parser():
-    body = json.dumps(GROUP | LONG).encode()
-    assert intake_json.quick_group(body, "application/x-safetensors; q=1", None) == []
-
-
 def test_an_empty_list_in_an_optional_field_counts_as_absent():
     optional = ("ref_logprobs", "inference_logprobs", "messages", "overrides")
     got = read(GROUP | {name: [] for name in optional})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -13,7 +12,6 @@ import pytest
 from atroposlib.api.common.threads import (
     BroadcastEvent,
     Pool,
-    ShortTurns,
     result_of,
     wait_at_most,
 )
@@ -48,15 +46,6 @@ async def test_a_cancelled_caller_waits_until_its_call_has_ended():
 async def test_a_wait_for_another_thread_is_bounded():
     with pytest.raises(FutureTimeout):
         await result_of(Future(), timeout_s=0.0)
-
-
-def test_turns_are_short_until_the_last_context_is_left():
-    usual_s, short = sys.getswitchinterval(), ShortTurns(1e-4)
-    with short:
-        with short:
-            pass
-        assert sys.getswitchinterval() == pytest.approx(1e-4)
-    assert sys.getswitchinterval() == usual_s
 
 
 async def test_a_notification_wakes_current_subscribers_only():

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import pytest
 import uvicorn
-from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 
-from atroposlib.api.guards.body_limits import REFUSALS, WHOLE_BODY, RequestBody
+from atroposlib.api.guards.body_limits import REFUSALS, RequestBody
 from atroposlib.api.guards.slow_clients import ReceiveLimits, SlowClientProtocol
 
 SHORT = ReceiveLimits(
@@ -27,7 +26,6 @@ class App:
     def __init__(self):
         self.bodies = []
         self.reads = True
-        self.at_once = False
         self.answer_at = asyncio.Event()
         self.answer_at.set()
 
@@ -35,11 +33,7 @@ class App:
         if scope["type"] != "http":
             return
         body = b""
-        size = dict(scope["headers"]).get(b"content-length")
-        if self.at_once and size is not None:
-            body = await scope["extensions"][WHOLE_BODY]["read"](int(size), 30.0) or b""
-        reads = self.reads and not body
-        while reads:
+        while self.reads:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return
@@ -247,79 +241,9 @@ def body_of(size, more=b""):
     return POST.replace(b"1000000", b"%d" % size).replace(b"\r\n\r\n", b"\r\n%b\r\n" % more)
 
 
-async def test_a_body_that_is_received_whole_leaves_the_connection_as_it_was():
-    app = App()
-    app.at_once = True
-    async with serving(app) as (_, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for size in (300_000, 5, 1_000_000):
-            writer.write(body_of(size) + b"a" * (size - 1))
-            await writer.drain()
-            writer.write(b"b" + (GET + LAST if size == 1_000_000 else b""))
-            if size < 1_000_000:
-                assert b"200 OK" in await reader.readuntil(b"%d bytes" % size)
-        replies = await until_closed(reader)
-        assert replies.count(b"200 OK") == 2 and replies.endswith(b"0 bytes")
-        writer.close()
-    assert [len(body) for body in app.bodies] == [300_000, 5, 1_000_000, 0]
-    assert all(body[-1:] == b"b" and set(body[:-1]) == set(b"a") for body in app.bodies[:3])
-
-
-async def test_a_reply_still_being_sent_does_not_hold_up_that_of_a_whole_body():
-    receiving, size = asyncio.Event(), 2**25  # more than the sockets' buffers hold
-
-    async def app(scope, receive, send):
-        body = b""
-        if scope["method"] == "POST":
-            whole = asyncio.create_task(scope["extensions"][WHOLE_BODY]["read"](10, 30.0))
-            await asyncio.sleep(0)
-            receiving.set()
-            body = await whole
-        await PlainTextResponse(b"." * size if not body else b"posted")(scope, receive, send)
-
-    async with serving(app) as (_, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(GET + b"\r\n" + body_of(10))
-        await asyncio.wait_for(receiving.wait(), 300)
-        await reader.readuntil(b"\r\n\r\n")
-        await reader.readexactly(size)
-        writer.write(b"0123456789")
-        await asyncio.wait_for(reader.readuntil(b"posted"), 300)
-        writer.close()
-
-
-def test_a_body_is_received_whole_under_the_other_event_loop():
-    loop = pytest.importorskip("uvloop").new_event_loop()
-    try:
-        loop.run_until_complete(
-            test_a_body_that_is_received_whole_leaves_the_connection_as_it_was()
-        )
-    finally:
-        loop.close()
-
-
-async def test_a_client_that_hangs_up_in_a_whole_body_is_not_answered():
-    ended = asyncio.Event()
-
-    async def app(scope, receive, send):
-        try:
-            await scope["extensions"][WHOLE_BODY]["read"](1_000_000, 30.0)
-        except ClientDisconnect:
-            ended.set()
-
-    async with serving(app) as (_, port):
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(POST + b"a" * 400_000)
-        await writer.drain()
-        writer.close()
-        await asyncio.wait_for(ended.wait(), 60)
-
-
 @pytest.mark.alone
-@pytest.mark.parametrize("at_once", [False, True])
-async def test_a_body_that_stalls_ends_the_connection_without_an_answer(at_once):
+async def test_a_body_that_stalls_ends_the_connection_without_an_answer():
     app = App()
-    app.at_once = at_once
     async with serving(app, SHORT) as (_, port):
         assert await ask(port, POST + b"a") == b""
         assert await trickle(port, POST, b"a") == b""
@@ -333,7 +257,6 @@ async def test_a_body_beyond_the_stricter_deadline_of_the_application_is_not_ans
 
 async def test_a_client_that_waits_for_a_continue_is_told_to():
     app = App()
-    app.at_once = True
     async with serving(app) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(body_of(200_000, b"expect: 100-continue\r\n"))
