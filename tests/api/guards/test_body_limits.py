@@ -11,16 +11,14 @@ import pytest
 import zstandard
 from starlette.responses import PlainTextResponse
 
+from atroposlib.api.guards.arrivals import Arrival
 from atroposlib.api.guards.body_limits import (
-    EXPECTED_KEY,
     MAX_CONTROL_BYTES,
     SMALL_BYTES,
     TURN_KEY,
-    BudgetExceeded,
-    FairBudget,
     RequestBody,
-    Reservation,
 )
+from atroposlib.api.guards.budget import BudgetExceeded, FairBudget, Reservation
 from atroposlib.utils.http_server import SameSiteGuard
 from atroposlib.wire.binary import ZSTD_MAGIC
 
@@ -241,13 +239,13 @@ async def test_bodies_without_content_length_and_compressed_bodies_reserve_memor
     assert len(app.bodies) == 2
 
 
-async def test_posts_wait_unread_for_their_turn_and_other_calls_do_not(app):
+async def test_posts_that_have_arrived_wait_for_their_turn_and_other_calls_do_not(app):
     middleware = RequestBody(app, posts_at_once=1)
     app.may_end.clear()
     posts = [Exchange(middleware, [b"%d" % i]) for i in range(3)]
     running = [asyncio.create_task(one.run()) for one in posts]
     await settled()
-    assert app.bodies == [b"0"] and not posts[1].incoming.empty()
+    assert app.bodies == [b"0"]
     claim = asyncio.create_task(Exchange(middleware, path="/batches/claim").run())
     await settled()
     assert app.bodies == [b"0", b""]
@@ -257,26 +255,6 @@ async def test_posts_wait_unread_for_their_turn_and_other_calls_do_not(app):
     app.may_end.set()
     await asyncio.gather(*running, claim)
     assert app.bodies == [b"0", b"", b"1", b"2"]
-
-
-async def test_posts_ready_at_about_the_same_time_go_on_together(app):
-    middleware, gathered = RequestBody(app, gather_s=3600.0), []
-
-    async def gather(scope, receive, send):
-        await receive()
-        async with scope[EXPECTED_KEY]:
-            gathered.append(scope)
-
-    posts = [Exchange(middleware, [b"a"]), Exchange(middleware, [b"b", b"c"])]
-    middleware.app = gather
-    last = posts[1].incoming.get_nowait(), posts[1].incoming.get_nowait()
-    running = [asyncio.create_task(one.run()) for one in posts]
-    await settled()
-    assert gathered == []  # the body of the second is on its way
-    for piece in last:
-        posts[1].feed(piece)
-    await asyncio.gather(*running)
-    assert len(gathered) == 2
 
 
 @pytest.mark.parametrize(("path", "status"), [("/groups", 429), ("/scored_data", 503)])
@@ -289,6 +267,67 @@ async def test_a_post_without_a_turn_in_time_is_told_when_to_come_back(app, path
     assert refused.status == status and 5 <= int(refused.headers[b"retry-after"]) <= 10
     app.may_end.set()
     await first
+
+
+async def test_a_post_whose_body_does_not_come_holds_no_turn(app):
+    middleware = RequestBody(app, posts_at_once=1)
+    silent = [Exchange(middleware, [], content_length=100) for _ in range(3)]
+    held = [asyncio.create_task(post.run()) for post in silent]
+    await settled()
+    await Exchange(middleware, [b"whole"]).run()
+    assert app.bodies == [b"whole"]
+    for post in silent:
+        post.feed({"type": "http.disconnect"})
+    await asyncio.gather(*held)
+
+
+# What the others have sent when the post comes, of what they declare; None: they declare nothing.
+SLOW = {
+    "nothing": (100, 0),
+    "a few bytes": (100, 10),
+    "a few bytes of a chunked body": (None, 10),
+    "nothing of a large body": (40 * BIG, 0),
+    "the first bytes of a large body": (40 * BIG, 2 * BIG),
+    "most of a large body": (40 * BIG, 39 * BIG),
+    "most of a large chunked body": (None, 39 * BIG),
+}
+
+
+@pytest.mark.parametrize("size", [10, 3 * BIG, 20 * BIG])
+@pytest.mark.parametrize("slow", SLOW.values(), ids=SLOW)
+async def test_slow_senders_keep_no_other_post_waiting(app, slow, size):
+    middleware = RequestBody(
+        app, max_bytes=40 * BIG, in_flight_bytes=80 * BIG, posts_at_once=2
+    )
+    declared, sent = slow
+    headers = {} if declared is None else {"content_length": declared}
+    senders = [Exchange(middleware, [], **headers) for _ in range(30)]
+    held = [asyncio.create_task(sender.run()) for sender in senders]
+    for sender in senders:
+        for start in range(0, sent, BIG):
+            piece = b"x" * min(BIG, sent - start)
+            sender.feed({"type": "http.request", "body": piece, "more_body": True})
+    await settled()
+    post = Exchange(middleware, [b"y" * BIG] * (size // BIG), content_length=size)
+    if size < BIG:
+        post = Exchange(middleware, [b"y" * size], content_length=size)
+    await asyncio.wait_for(post.run(), 60)
+    assert app.bodies == [b"y" * (size // BIG * BIG if size >= BIG else size)]
+    for sender in senders:
+        sender.feed({"type": "http.disconnect"})
+    await asyncio.gather(*held)
+    whole = Arrival(middleware._first, middleware._rest, 40 * BIG)
+    with whole:  # nothing is held any more
+        await asyncio.wait_for(whole.reserve(40 * BIG), 60)
+
+
+@pytest.mark.parametrize("declares", [True, False])
+async def test_bodies_that_arrive_at_speed_all_get_their_turn(app, declares):
+    middleware = RequestBody(app, max_bytes=40 * BIG, in_flight_bytes=80 * BIG)
+    headers = {"content_length": 30 * BIG} if declares else {}
+    posts = [Exchange(middleware, [b"y" * BIG] * 30, **headers) for _ in range(2)]
+    await asyncio.gather(*(post.run() for post in posts))
+    assert [len(body) for body in app.bodies] == [30 * BIG] * 2
 
 
 async def test_memory_is_granted_in_arrival_order_also_after_a_cancellation():
