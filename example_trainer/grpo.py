@@ -35,6 +35,7 @@ import torch
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError
 from atroposlib.utils.command import logs
+from atroposlib.utils.signals import on_signals
 from atroposlib.wire import ClaimedBatch
 from example_trainer import losses
 from example_trainer.advantage.prepare import Prepared, prepare
@@ -85,8 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(training: Callable[[StopSignal], None]) -> int:
     """Train until done or a signal; return the exit status of :func:`main`."""
     stop = StopSignal()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop.request)
+    on_signals(stop.request, signal.SIGTERM, signal.SIGINT)
     try:
         training(stop)
     except Stopped as stopped:

@@ -27,6 +27,7 @@ from atroposlib.client.trainer import RolloutClient
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import API_TOKEN, CommandParser
+from atroposlib.utils.signals import on_signals
 from atroposlib.wire import Announcement, Heartbeat
 
 PROG = "announce"
@@ -46,8 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         start(options.api, options.name, options.url)
         os.execvp(words[end + 1], words[end + 1 :])
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    on_signals(lambda _: stop.set(), signal.SIGTERM, signal.SIGINT)
     announce(
         options.api, options.name, options.url, stop, lambda: os.getppid() == options.beside
     )

@@ -21,6 +21,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from atroposlib.errors import AtroposError
 from atroposlib.processes import watchdog
+from atroposlib.utils.signals import on_signals
 
 POLL_S = 0.1
 PROBE_TIMEOUT_S = 2.0
@@ -115,10 +116,9 @@ class StopRequest:
     count: int = 0
 
     def listen(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, self._note)
+        on_signals(self._note, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    def _note(self, number: int, _frame: object) -> None:
+    def _note(self, number: int) -> None:
         self.signal_number = number
         self.count += 1
 

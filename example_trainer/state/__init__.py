@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass, field
-from types import FrameType
 
 from atroposlib.errors import ConfigError
 
@@ -23,7 +22,7 @@ class StopSignal:
     def __init__(self) -> None:
         self.reason: str | None = None
 
-    def request(self, number: int, frame: FrameType | None = None) -> None:
+    def request(self, number: int) -> None:
         self.reason = signal.Signals(number).name
 
     def check(self) -> None:

@@ -11,9 +11,11 @@ import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from atroposlib.errors import AtroposError
+from atroposlib.utils.signals import on_signals, reset_and_raise
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -38,11 +40,16 @@ class Shutdown:
         """Handle the signals from now on, if this is the main thread."""
         loop = asyncio.get_running_loop()
         self._main = asyncio.current_task()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            try:
-                loop.add_signal_handler(number, self.request, number.name)
-            except (ValueError, NotImplementedError, RuntimeError):
-                return  # not the main thread: the embedding program handles signals
+
+        def handle(number: int) -> None:
+            if loop.is_closed():
+                reset_and_raise(number)
+            else:  # the handler runs between two instructions of any task
+                loop.call_soon_threadsafe(self.request, signal.Signals(number).name)
+
+        # else not the main thread: the embedding program handles signals
+        with suppress(ValueError):
+            on_signals(handle, signal.SIGTERM, signal.SIGINT)
 
     def request(self, reason: str) -> None:
         """Request the shutdown; a second call cancels the main task."""

@@ -56,6 +56,7 @@ async def test_after_a_request_every_pause_ends_at_once():
 
 async def test_the_first_signal_requests_and_the_second_cancels_the_main_task():
     shutdown = Shutdown()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     async def main():
         shutdown.listen()
@@ -69,9 +70,8 @@ async def test_the_first_signal_requests_and_the_second_cancels_the_main_task():
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(asyncio.ensure_future(main()), 600)
     finally:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     assert shutdown.forced
 
 
