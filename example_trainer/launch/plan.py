@@ -31,15 +31,13 @@ from atroposlib.errors import ConfigError
 from example_trainer.launch.areal.options import is_areal, read_areal
 from example_trainer.launch.clusters import KubernetesSection, PlanSection, RaySection
 from example_trainer.launch.servers import choose_engine
-from example_trainer.settings.args import validated
+from example_trainer.settings.args import settings_of_files, validated
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.files import (
     Assignment,
     GivenSettings,
     did_you_mean,
     flatten,
-    read_file,
-    translate,
 )
 from example_trainer.settings.yaml_reader import load_yaml
 
@@ -356,11 +354,11 @@ def _known() -> list[str]:
 
 def trainer_settings(plan: Plan) -> tuple[GivenSettings, TrainingConfig]:
     """Return the trainer's settings, validated here so that an error costs no start."""
-    assignments = list(flatten(default_settings(plan), "the launcher"))
-    for path in plan.trainer.config:
-        assignments += read_file(path)
-    assignments += flatten(plan.trainer.settings, "trainer.settings")
-    settings = translate(assignments)
+    settings = settings_of_files(
+        plan.trainer.config,
+        flatten(plan.trainer.settings, "trainer.settings"),
+        flatten(default_settings(plan), "the launcher"),
+    )
     settings.notes = [*plan.notes, *settings.notes]
     return settings, validated(TrainingConfig, settings)
 

@@ -14,6 +14,8 @@ import sys
 import types
 import typing
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -30,6 +32,13 @@ from atroposlib.utils.command.parser import (
     require,
 )
 from atroposlib.utils.tokenizers.loading import require_model
+from example_trainer.settings.areal.defaults import (
+    as_actor,
+    is_areal_form,
+    is_supervised,
+    left_out,
+    note_of,
+)
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.files import (
     FIELDS,
@@ -37,12 +46,13 @@ from example_trainer.settings.files import (
     SECTIONS,
     Assignment,
     GivenSettings,
+    flatten,
     nearest_settings,
     parse_override,
-    read_file,
     translate,
 )
 from example_trainer.settings.section import RENAMED
+from example_trainer.settings.yaml_reader import load_yaml
 
 PROG = "atropos-grpo"
 VARIABLES = (
@@ -105,12 +115,42 @@ def config_from_args(args: argparse.Namespace) -> TrainingConfig:
 def settings_of(args: argparse.Namespace) -> GivenSettings:
     """Files first, then flags and overrides in their order."""
     given = vars(args)
-    assignments = [one for path in given.get("config", ()) for one in read_file(path)]
-    assignments += given.get("assignments", ())
+    words = list(given.get("assignments", ()))
     # A namespace made by hand, as by callers of the original.
     known = FIELDS.keys() | RENAMED.keys()
-    assignments += [Assignment(k, v, flag(k)) for k, v in given.items() if k in known]
-    return translate(assignments)
+    words += [Assignment(k, v, flag(k)) for k, v in given.items() if k in known]
+    return settings_of_files(given.get("config", ()), words)
+
+
+def settings_of_files(
+    paths: Iterable[str | Path],
+    after: Iterable[Assignment],
+    before: Iterable[Assignment] = (),
+) -> GivenSettings:
+    """The settings of ``before``, the files and ``after``; the last of each counts."""
+    trees = [(load_yaml(path), str(path)) for path in paths]
+    of_files = [one for tree, path in trees for one in flatten(tree, path)]
+    assignments, notes = [*before, *of_files, *after], list[str]()
+    if any(is_areal_form(tree) for tree, _ in trees):
+        assignments, notes = with_areal_defaults(assignments)
+    settings = translate(assignments)
+    settings.notes = [*notes, *settings.notes]
+    return settings
+
+
+def with_areal_defaults(
+    assignments: Sequence[Assignment],
+) -> tuple[list[Assignment], list[str]]:
+    """The assignments after those that AReaL makes, and notes about these.
+
+    Raises ConfigError: the file trains by another command.
+    """
+    given = {one.key: one.value for one in assignments}
+    if is_supervised(given):
+        assignments = [replace(one, key=as_actor(one.key)) for one in assignments]
+    defaults = left_out(given)
+    made = [Assignment(key, value, "AReaL's default") for key, value in defaults.items()]
+    return [*made, *assignments], note_of(defaults, given)
 
 
 def validated(kind: type[S], settings: GivenSettings) -> S:

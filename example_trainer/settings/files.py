@@ -21,7 +21,6 @@ from pydantic import BaseModel
 
 from atroposlib.errors import ConfigError
 from example_trainer.settings.areal import names as areal_names
-from example_trainer.settings.areal import values as groups
 from example_trainer.settings.areal.names import (
     Combined,
     Ignored,
@@ -128,8 +127,6 @@ def translate(assignments: Sequence[Assignment]) -> GivenSettings:
             found.values.pop(meaning.field, None)  # AReaL's null: not set
         else:
             _put(found, one, {meaning.field: converted(one, meaning.convert, one.value)})
-    if groups.advantage_norm in parts and "advantage" not in found.values:
-        found.notes.append("no reward_norm is raw in AReaL; here advantage stays grpo")
     belong_elsewhere = [f"{listed_keys(keys)}: {why}" for why, keys in ignored.items()]
     found.notes = renamed + found.notes + belong_elsewhere
     return found

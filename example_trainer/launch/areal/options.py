@@ -22,6 +22,12 @@ from atroposlib.errors import ConfigError
 from atroposlib.utils.datasets import load_rows
 from example_trainer.launch.areal import values
 from example_trainer.launch.areal.values import Places, RunContext
+from example_trainer.settings.areal.defaults import (
+    MISSING,
+    is_supervised,
+    left_out,
+    note_of,
+)
 from example_trainer.settings.areal.names import Ignored, same
 from example_trainer.settings.files import Assignment, listed_keys, meaning_of, resolved
 
@@ -29,7 +35,6 @@ Group = Callable[[Mapping[str, Any], RunContext], Places]
 ENV, OPENAI, SETTINGS = "env.", "openai.", "trainer.settings."
 DATA = "train_dataset.path"
 IMPORT_TIMEOUT_S = 300.0
-MISSING = "???"  # a value that AReaL's reference leaves to the user
 SAMPLING = {  # AReaL's name -> the servers'
     "top_p": "top_p",
     "top_k": "top_k",
@@ -69,8 +74,7 @@ GROUPS: dict[Group, str] = {
     values.temperatures: "gconfig.temperature gconfig.greedy eval_gconfig.temperature"
     " eval_gconfig.greedy",
     values.lengths: "gconfig.max_new_tokens gconfig.max_tokens train_dataset.max_length",
-    values.dataset: "train_dataset.path train_dataset.type train_dataset.shuffle"
-    " valid_dataset.path valid_dataset.type",
+    values.dataset: "train_dataset.path train_dataset.shuffle valid_dataset.path",
     values.evaluations: "evaluator.freq_steps evaluator.freq_epochs evaluator.freq_secs"
     " evaluator.eval_before_train",
     # trainer
@@ -127,13 +131,15 @@ def read_areal(
         DatasetUnavailable: the file of the data cannot be read.
     """
     own = {one.key: one.value for one in assignments if one.key.startswith(ENV)}
+    is_supervised({one.key: one.value for one in assignments})  # before any unknown option
     given = given_options([one for one in assignments if one.key not in own])
     run = look(given, values.environment_of(given, environment), on_cluster)
     run.engine = choose_engine(values.allocation_of(given).engine or "auto")
-    tree = translated(values.as_rl(given), run)
+    tree = translated(values.completed(given), run)
     config = tree["environments"][0]["config"]
     config["env"] |= {key.removeprefix(ENV): value for key, value in own.items()}
-    return tree, [f"{listed_keys(keys)}: {why}" for why, keys in run.notes.items()]
+    notes = note_of(left_out(given), given)
+    return tree, notes + [f"{listed_keys(keys)}: {why}" for why, keys in run.notes.items()]
 
 
 def look(given: Mapping[str, Any], environment: str, on_cluster: bool) -> RunContext:

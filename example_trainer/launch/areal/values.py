@@ -17,6 +17,12 @@ from typing import Any, NamedTuple
 
 from atroposlib.errors import ConfigError
 from example_trainer.launch.areal import allocation
+from example_trainer.settings.areal.defaults import (
+    TYPE,
+    as_actor,
+    is_supervised,
+    left_out,
+)
 
 Given = Mapping[str, Any]
 Places = dict[str, Any]  # "env.temperature", "openai.timeout", "inference.count" ... -> value
@@ -68,13 +74,9 @@ def environment_of(given: Given, named: str | None) -> str:
 
     Raises ConfigError: none is named, and none is known for this data set; says what to write.
     """
-    if str(given.get("train_dataset.type")) == "rw" or given.get("model.is_critic"):
-        raise ConfigError(
-            "`atropos train rm` trains reward models, on files with a pair a line"
-        )
     path = given.get("train_dataset.path")
     known = known_dataset(path)
-    usual = SFT_ENVIRONMENT if is_sft(given) else known and known.environment
+    usual = SFT_ENVIRONMENT if is_supervised(given) else known and known.environment
     if not (named or usual):
         raise ConfigError(
             f"train_dataset.path {path}: no environment is known to ask its questions; write"
@@ -83,14 +85,13 @@ def environment_of(given: Given, named: str | None) -> str:
     return str(named or usual)
 
 
-def is_sft(given: Given) -> bool:
-    return any(key.startswith("model.") for key in given)
+def completed(given: Given) -> dict[str, Any]:
+    """The options after AReaL's defaults of those left out; the model of SFT as the actor.
 
-
-def as_rl(given: Given) -> dict[str, Any]:
-    """The options with ``model``, of AReaL's SFT, as the actor: one text makes one sequence."""
-    sft = {"gconfig.n_samples": 1, "loss": "cross_entropy"} if is_sft(given) else {}
-    return {**sft, **{re.sub("^model[.]", "actor.", key): v for key, v in given.items()}}
+    One text of SFT makes one sequence, and its data may have no type.
+    """
+    sft = {"gconfig.n_samples": 1, TYPE: "sft"} if is_supervised(given) else {}
+    return {**left_out(given), **sft, **{as_actor(key): v for key, v in given.items()}}
 
 
 def known_dataset(path: Any) -> Dataset | None:
@@ -175,16 +176,16 @@ def container(given: Given, run: RunContext) -> Places:
     }
 
 
-def variables(text: str) -> dict[str, str]:
+def variables(text: Any) -> dict[str, str]:
     """``A=1,B=2`` as a mapping."""
-    pairs = [pair.strip().partition("=") for pair in text.split(",") if pair.strip()]
+    pairs = [pair.strip().partition("=") for pair in str(text).split(",") if pair.strip()]
     if wrong := [name for name, equals, _ in pairs if not equals]:
         raise ConfigError(f"{', '.join(wrong)}: variables are written A=1,B=2")
     return {name: value for name, _, value in pairs}
 
 
-def words(text: str) -> list[str]:
-    return shlex.split(os.path.expandvars(text))
+def words(text: Any) -> list[str]:
+    return shlex.split(os.path.expandvars(str(text)))
 
 
 # --- servers -----------------------------------------------------------------------------

@@ -5,8 +5,9 @@
     Ignored      it belongs to another process or has no effect here: noted once
     Unsupported  it is not offered here: refused unless null or false
 
-Names are translated, defaults are not: what a file leaves out has the default of CONFIG.md.
-An option set to null counts as left out. The default of AReaL's reference is never refused.
+What a whole file of AReaL's leaves out has AReaL's default where that decides the loss or the
+update (``defaults``), else that of CONFIG.md. An option set to null counts as left out. The
+default of AReaL's reference is never refused.
 """
 
 from __future__ import annotations
@@ -197,6 +198,7 @@ NAMES: Meanings = {
     "rollout.max_head_offpolicyness": Combined(groups.staleness, "max_head_offpolicyness"),
     "rollout.consumer_batch_size": Combined(groups.batch, "prompts"),
     "train_dataset.batch_size": Combined(groups.batch, "prompts"),
+    "train_dataset.type": Combined(groups.loss, "type"),
     "gconfig.n_samples": Combined(groups.batch, "n_samples"),
     "saver.freq_epochs": Renamed("save_every_epochs"),
     "saver.freq_steps": Renamed("checkpoint_interval"),

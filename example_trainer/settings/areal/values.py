@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from atroposlib.errors import ConfigError
+from example_trainer.settings.areal.defaults import TYPE, is_supervised
 
 Given = Mapping[str, Any]
 NORM_OPTIONS = "mean_level std_level group_size mean_leave1out std_unbiased eps"
@@ -51,9 +52,26 @@ def reward_norm(given: Given) -> dict[str, Any]:
             " grpo (group, group), dr_grpo (group, null), lite_ppo (group, batch),"
             " rloo (group leaving one out, null), reinforce_pp (batch, batch), raw (null, null)"
         )
-    note = {"note": "a norm over the batch counts each trained token once, not each row"}
     eps = {} if given.get("eps") is None else {"advantage_eps": float(given["eps"])}
-    return {"advantage": ESTIMATORS[wanted], **eps, **(note if wanted[0] == "batch" else {})}
+    notes = without_effect(given, "group_size std_unbiased")
+    if wanted[0] == "batch":
+        notes.append("a norm over the batch counts each trained token once, not each row")
+    return {"advantage": ESTIMATORS[wanted], **eps, **as_note(notes)}
+
+
+def without_effect(given: Given, names: str) -> list[str]:
+    """Notes about options of a norm that change nothing here."""
+    reasons = {
+        "group_size": "groups carry their own ids, whatever group_size",
+        "std_unbiased": "deviations are the population's: std_unbiased is false",
+        "eps": "the deviation of advantages has a floor and no eps",
+        "mean_leave1out": "the mean of advantages leaves none out",
+    }
+    return [reasons[name] for name in names.split() if given.get(name)]
+
+
+def as_note(notes: list[str]) -> dict[str, Any]:
+    return {"note": "; ".join(notes)} if notes else {}
 
 
 def advantage_norm(given: Given) -> dict[str, Any]:
@@ -64,11 +82,14 @@ def advantage_norm(given: Given) -> dict[str, Any]:
             "advantages are normalised over the batch (batch, batch), over each group (group,"
             f" group) or not at all, not with mean_level {wanted[0]} and std_level {wanted[1]}"
         )
-    return {"advantage_norm": names[wanted]}
+    notes = without_effect(given, "group_size std_unbiased eps mean_leave1out")
+    return {"advantage_norm": names[wanted], **as_note(notes)}
 
 
 def loss(given: Given) -> dict[str, Any]:
-    """The loss that AReaL's switches choose together."""
+    """The loss that AReaL's switches and the type of the data choose together."""
+    if is_supervised({TYPE: given.get("type")}):
+        return {"loss": "cross_entropy"}
     if given.get("use_sapo_loss"):
         return {"loss": "sapo"}
     if given.get("m2_threshold") is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -32,8 +33,8 @@ OF_ENVIRONMENT = (values.temperatures, values.lengths, values.dataset, values.ev
 OUTCOMES = {
     "the run": (2, 0, 3, 3, 0, 1),
     "cluster": (0, 0, 3, 0, 1, 0),
-    "train_dataset": (4, 0, 0, 1, 3, 0),
-    "valid_dataset": (2, 0, 0, 0, 6, 0),
+    "train_dataset": (3, 0, 0, 2, 3, 0),
+    "valid_dataset": (1, 0, 0, 0, 7, 0),
     "saver": (0, 0, 1, 3, 2, 0),
     "evaluator": (3, 0, 0, 0, 3, 0),
     "stats_logger": (0, 0, 1, 0, 2, 0),
@@ -140,3 +141,53 @@ def test_every_option_of_the_tables_is_known():
     for key in [*PLACES, *GROUP_OF, *TRAINER_TOO]:
         meaning_of(next(flatten({key: 1}, "here")))
     assert TRAINER_TOO <= {*PLACES, *GROUP_OF}
+
+
+CANDIDATES = [
+    "true",
+    "false",
+    "3",
+    "20",
+    "0.37",
+    "2.5",
+    "x",
+    "none",
+    "group",
+    "A=1",
+    "sglang:d2",
+]
+BASE = ["actor.path=m", "gconfig.max_new_tokens=5", "total_train_epochs=1"]
+# What each needs beside it to have an effect, by the beginning of its name.
+BESIDE = {
+    "launcher.inference_server": ["allocation_mode=sglang:d1+fsdp:d1"],
+    "launcher.trainer_": ["allocation_mode=sglang:d1+fsdp:d1"],
+    "launcher.slurm.": [
+        "launcher.slurm.trainer_image=a",
+        "launcher.slurm.inference_server_image=b",
+    ],
+    "evaluator.": ["train_dataset.batch_size=1", "evaluator.freq_steps=1"],
+    "cluster.": [
+        "allocation_mode=sglang:d8+fsdp:d8",
+        "cluster.n_nodes=1",
+        "cluster.n_gpus_per_node=99",
+    ],
+}
+
+
+def outcome_of(words):
+    """The plan and its notes, or the error."""
+    try:
+        plan, run = plan_of(*words)
+        return plan.model_dump(), run.notes
+    except (ConfigError, ValueError) as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("key", sorted({*PLACES, *GROUP_OF} - TRAINER_TOO))
+def test_every_option_that_a_process_takes_is_read(key):
+    beside = next((more for name, more in BESIDE.items() if key.startswith(name)), [])
+    beside = [word for word in BASE + beside if not word.startswith(f"{key}=")]
+    given = [outcome_of([*beside, f"{key}={value}"]) for value in CANDIDATES]
+    notes = [notes for _, notes in (each for each in given if isinstance(each, tuple))]
+    is_noted = any(key in keys for keys in chain(*(each.values() for each in notes)))
+    assert is_noted or any(each != given[0] for each in given)

@@ -171,6 +171,8 @@ def test_variables_are_written_with_equals_signs():
         ({"train_dataset.path": "/data/gsm8k_main/"}, None, "gsm8k"),
         ({"train_dataset.path": GSM8K}, "mine.py", "mine.py"),
         ({"train_dataset.path": "texts.jsonl", "model.path": "m"}, None, "sft_loader"),
+        ({"train_dataset.type": "sft", "actor.path": "m"}, None, "sft_loader"),
+        ({"train_dataset.path": GSM8K, "train_dataset.type": "sft"}, None, "sft_loader"),
     ],
 )
 def test_the_data_set_names_the_environment(given, named, found):
@@ -182,6 +184,8 @@ def test_the_data_set_names_the_environment(given, named, found):
     [
         ({"train_dataset.path": "clevr"}, "write --env FILE or --env NAME"),
         ({"train_dataset.type": "rw"}, "atropos train rm"),
+        ({"train_dataset.type": "dpo"}, "atropos train dpo"),
+        ({"model.is_critic": True}, "atropos train rm"),
     ],
 )
 def test_an_unclear_environment_is_an_error_that_says_what_to_write(given, advice):

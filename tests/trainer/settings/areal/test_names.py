@@ -13,15 +13,6 @@ def test_every_areal_name_maps_to_an_existing_setting():
             assert meaning.field in FIELDS, name
 
 
-def test_left_out_reward_norm_is_noted_where_the_other_norm_is_given():
-    def notes(*words: str) -> list[str]:
-        return translate([parse_override(word) for word in words]).notes
-
-    assert "raw in AReaL" in notes("actor.adv_norm.mean_level=batch")[0]
-    assert notes("actor.adv_norm.mean_level=batch", "advantage=raw") == []
-    assert notes("actor.optimizer.lr=1") == []
-
-
 def test_ignored_options_are_noted_once_per_reason():
     words = [
         "sglang.tp_size=2",

@@ -36,7 +36,7 @@ OUTCOMES = {
     "ref": (1, 58, 0),
     "rollout": (2, 10, 0),
     "gconfig": (1, 10, 0),
-    "train_dataset": (1, 7, 0),
+    "train_dataset": (2, 6, 0),
     "valid_dataset": (0, 8, 0),
     "saver": (4, 2, 0),
     "evaluator": (3, 3, 0),
