@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from atroposlib.wire.directory import Announcement
 from atroposlib.wire.messages import EnvIdentifier, Natural
@@ -46,6 +46,14 @@ class Heartbeat(Process):
 
     servers: Annotated[list[ServerState], Field(max_length=1024)] = []
     announces: Announcement | None = None  # of role inference: an entry of GET /servers
+
+    @model_validator(mode="after")
+    def _only_servers_announce(self) -> Heartbeat:
+        if self.announces is not None and self.role != "inference":
+            raise ValueError(
+                "announces: only a heartbeat of role inference announces a server"
+            )
+        return self
 
 
 class Participant(Process):

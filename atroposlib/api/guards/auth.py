@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Container
 
 import msgspec
 from starlette.requests import HTTPConnection
@@ -172,15 +173,40 @@ def own_id(caller: Caller | None, text: str) -> str:
     return text if bound is None else f"{bound}\x1f{text}"
 
 
+# Scope that a heartbeat or a report of each role needs; tools need a token only. Rollouts and
+# weights are sent to servers, so what announces or reports one has the scope of the trainer.
+SCOPE_OF_ROLE = {"env": Scope.ENV, "trainer": Scope.TRAINER, "inference": Scope.TRAINER}
+
+
 def require_role(caller: Caller | None, role: str) -> None:
     """
     Raises:
-        Forbidden: a token without the scope trainer reports as the trainer, or announces a
-            server, to which others would send their rollouts and weights.
+        Forbidden: the token has not the scope of the role.
     """
-    guarded = role in ("trainer", "inference")
-    if caller is not None and guarded and Scope.TRAINER not in caller.scopes:
-        raise Forbidden(f"a heartbeat or a report of role {role} needs the scope trainer")
+    needed = SCOPE_OF_ROLE.get(role)
+    if caller is not None and needed is not None and needed not in caller.scopes:
+        raise Forbidden(
+            f"a heartbeat or a report of role {role} needs the scope {needed.value}"
+        )
+
+
+def require_name(caller: Caller | None, name: str, taken: Container[str]) -> None:
+    """Check the name of a heartbeat.
+
+    Args:
+        taken: names of live trainers, servers and tools.
+
+    Raises:
+        Forbidden: the token of an environment reports under the name of another process. The
+            processes of an environment have its name, then perhaps a number and an id.
+    """
+    if caller is None or Scope.TRAINER in caller.scopes:
+        return
+    own = caller.env_name
+    if own is not None and not re.fullmatch(rf"{re.escape(own)}(_\d+)?(-[0-9a-f]+)?", name):
+        raise Forbidden(f"this token is bound to the environment {own}")
+    if name in taken:
+        raise Forbidden(f"another process has the name {name}; an environment needs its own")
 
 
 _REFUSALS: dict[type[AccessError], tuple[int, str, str, str]] = {  # with one header

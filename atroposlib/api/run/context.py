@@ -219,6 +219,10 @@ class Liveness:
             if not fresh:
                 del self._servers[url]
 
+    def known(self, states: Iterable[ServerState]) -> list[ServerState]:
+        """Those of servers that have a place here; further servers are not followed."""
+        return [state for state in states if state.url in self._servers]
+
     def record_request(self, env_id: int | None) -> None:
         if env_id is not None:
             self._calls[env_id] = self._clock()
@@ -283,6 +287,16 @@ class Liveness:
 
     def _all_beats(self) -> list[tuple[Heartbeat, float]]:
         return [beat for alike in self._beats.values() for beat in alike.values()]
+
+    def names_beside_envs(self) -> set[str]:
+        """Names of the trainers, servers and tools whose heartbeats are fresh."""
+        now = self._clock()
+        return {
+            name
+            for role, alike in self._beats.items()
+            for name, (_, seen) in alike.items()
+            if role != "env" and now - seen <= FORGET_AFTER_S
+        }
 
     def participants(self) -> list[Participant]:
         """Processes, and inference servers out of all reports about them."""

@@ -259,7 +259,7 @@ class RolloutService:
     def heartbeat(self, beat: wire.Heartbeat) -> None:
         """Record a heartbeat, and index the first report of a version by a server."""
         self.context.liveness.record_heartbeat(beat)
-        for state in beat.servers:
+        for state in self.context.liveness.known(beat.servers):
             known, version = (self.run.run_id, state.url), state.version
             if version is not None and version > self._held.get(known, -1):
                 self._held[known] = version

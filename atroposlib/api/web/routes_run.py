@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from atroposlib import wire
-from atroposlib.api.guards.auth import caller_of, require_role
+from atroposlib.api.guards.auth import caller_of, require_name, require_role
 from atroposlib.api.guards.body_limits import retry_after
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.web.openapi import ENV_IDENTIFIER_BODY, refusals
@@ -201,6 +201,8 @@ def _info_routes(router: APIRouter, service: RolloutService) -> None:
 
     @router.post("/heartbeat", responses=refusals())
     async def heartbeat(body: wire.Heartbeat, request: Request) -> Response:
-        require_role(caller_of(request), body.role)
+        caller = caller_of(request)
+        require_role(caller, body.role)
+        require_name(caller, body.name, service.context.liveness.names_beside_envs())
         service.heartbeat(body)
         return of_json({"status": "ok"})

@@ -338,14 +338,14 @@ async def test_tokens_of_environments_cannot_hide_or_end_the_trainer(app, issued
     monkeypatch.setattr("atroposlib.api.run.context.MAX_PARTICIPANTS", 8)
     async with http_of(app) as http:
         beat = {"role": "trainer", "name": "t", "phase": "training"}
-        trainer, env = bearer(issued[1]["trainer"]), bearer(issued[1]["mine"])
+        trainer, env = bearer(issued[1]["trainer"]), bearer(issued[1]["env"])
         assert (await http.post("/heartbeat", json=beat, headers=trainer)).is_success
         for role in ("trainer", "inference"):
             refused = await http.post("/heartbeat", json=beat | {"role": role}, headers=env)
             assert refused.status_code == 403
         for no in range(9):
             other = beat | {"role": "env", "name": str(no)}
-            await http.post("/heartbeat", json=other, headers=env)
+            (await http.post("/heartbeat", json=other, headers=env)).raise_for_status()
         participants = (await app.state.service.status()).participants
         assert [one.name for one in participants if one.role == "trainer"] == ["t"]
 
