@@ -20,7 +20,7 @@ RULES: tuple[Rule, ...] = (
     *(q.partial_groups, p.not_admitted, p.full_without_batch, p.two_apis, q.versions_differ),
     *(p.complete, p.no_trainer, p.trainer_starting, p.long_generations, p.trainer_bound),
     *(q.stale_drops, q.dead_batches, q.mismatch, q.foreign_posts, q.repeated_posts),
-    *(q.slow_store, q.index_behind, p.clocks_differ),
+    *(q.slow_store, q.index_behind, q.index_unfit, q.thread_failed, p.clocks_differ),
 )
 # A consequence of the first one is not shown with it.
 _IMPLIED = {

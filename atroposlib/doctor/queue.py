@@ -198,3 +198,17 @@ def slow_store(e: Evidence) -> Lines:
 def index_behind(e: Evidence) -> Lines:
     skipped = e.change("index_skipped")
     return [f"{skipped:.0f} records in {e.seconds:.0f} s"] if skipped > 0 else []
+
+
+@rule(36, "warning", "the index of rollouts cannot hold values of some records")
+@fix("see the log of the API for the group; training goes on, the page lacks these rows")
+def index_unfit(e: Evidence) -> Lines:
+    unfit = e.count("index_unfit")
+    return [f"{unfit:.0f} records since the API started"] if unfit > 0 else []
+
+
+@rule(37, "warning", "a background thread of the API went on after a bug")
+@fix("report the traceback in its log; groups, batches and training are not affected")
+def thread_failed(e: Evidence) -> Lines:
+    failures: dict[str, int] = e.status.get("thread_failures") or {}
+    return [f"{name}: {count} times" for name, count in failures.items()]

@@ -6,6 +6,8 @@ from collections.abc import Collection
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from atroposlib.wire.numbers import Int64
+
 
 class Announcement(BaseModel):
     """An inference server, announced by its own node in a heartbeat of role inference."""
@@ -14,7 +16,7 @@ class Announcement(BaseModel):
     url: str = Field(max_length=200, pattern=r"^https?://[^/\s?#@]+$")
     instance: str = Field(max_length=64)  # new at each start of the server
     started: float  # s since the epoch
-    version: int | None = None  # of the weights that it holds
+    version: Int64 | None = None  # of the weights that it holds
 
 
 class ServerEntry(Announcement):

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from atroposlib.wire.directory import Announcement
 from atroposlib.wire.messages import EnvIdentifier, Natural
+from atroposlib.wire.numbers import Int64
 
 Role = Literal["trainer", "env", "inference", "tool"]
 MOSTLY_DROPPED = "rollout, most groups dropped"  # a phase that views show as a warning
@@ -26,7 +27,7 @@ class ServerState(BaseModel):
     silent_s: float | None = None  # without an answer; None: it answers
     running: Count = 0  # requests of this process
     waiting: Count = 0  # requests of this process without a slot
-    version: int | None = None  # newest policy version of its tokens
+    version: Int64 | None = None  # newest policy version of its tokens
     tokens_per_s: float | None = None  # generated for this process lately
 
 
@@ -38,7 +39,7 @@ class Process(BaseModel):
     name: str = Field(max_length=200)
     phase: str = Field(max_length=200)  # such as "training", "rollout", "publishing weights"
     waiting_on: str | None = Field(None, max_length=400)
-    details: dict[str, float | int | str] = {}  # "ended" in the last one of a process
+    details: dict[str, float | Int64 | str] = {}  # "ended" in the last one of a process
 
 
 class Heartbeat(Process):
@@ -130,6 +131,8 @@ class RunStatus(BaseModel):
     disk_bytes: int = 0  # of payloads, with retired ones; 0 in stores without an archive
     max_bytes: int = 0  # bound on retained_bytes
     index_skipped: int = 0  # records that the index of rollouts took later, or not at all
+    index_unfit: int = 0  # records with values that the index cannot hold
+    thread_failures: dict[str, int] = {}  # of background threads, which went on, by name
     connections_refused: int = 0  # by this process, beyond --max-connections
     staleness: StalenessReport | None = None
     shares: list[EnvShare] = []
@@ -153,7 +156,7 @@ class StepReport(BaseModel):
         Field(max_length=256),
     ]
     batch_no: Natural | None = None  # of the trainer's step
-    env_id: int | None = None
+    env_id: Int64 | None = None
     run_id: str | None = None
 
     @classmethod

@@ -105,7 +105,10 @@ class HeartbeatThread:
         while not stopped:
             self._wake.clear()
             stopped = self._stop.is_set()  # before the beat: the last phase is sent
-            self._send(self._timed())
+            try:
+                self._send(self._timed())
+            except Exception:  # a bug: without heartbeats the trainer would count as dead
+                logger.exception("a heartbeat was not sent")
             if not stopped:
                 self._wake.wait(INTERVAL_S)
 

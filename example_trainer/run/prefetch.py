@@ -51,7 +51,7 @@ class BatchPrefetcher:
     ) -> None:
         self._client, self._ahead, self._lease_s = client, ahead, lease_s
         self._first_state = state
-        self._ready: queue.Queue[ClaimedBatch | AtroposError] = queue.Queue(maxsize=1)
+        self._ready: queue.Queue[ClaimedBatch | Exception] = queue.Queue(maxsize=1)
         self._wanted = threading.Semaphore(1)  # claims left for the thread
         self._to_claim = batches
         self._keepers: dict[int, LeaseKeeper] = {}
@@ -76,7 +76,7 @@ class BatchPrefetcher:
             got = self._ready.get(timeout=timeout_s)
         except queue.Empty:
             return None
-        if isinstance(got, AtroposError):
+        if isinstance(got, Exception):
             raise got
         if self._ahead:
             self._wanted.release()
@@ -107,7 +107,7 @@ class BatchPrefetcher:
                 self._ready.put(claimed)
         except Stopped:  # by the same signal as the loop
             return
-        except AtroposError as error:  # raised in the loop at its next poll
+        except Exception as error:  # a bug too is raised in the loop, which would wait for ever
             self._ready.put(error)
 
     def _claim(self) -> ClaimedBatch | None:

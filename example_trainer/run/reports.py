@@ -96,6 +96,9 @@ class Reporter:
             except AtroposError as error:
                 self.lost += 1
                 logger.debug(f"a report is lost: {error}")
+            except Exception:  # a bug in one report must not end all others
+                self.lost += 1
+                logger.exception("a report is lost")
         self._client.close()
 
     def _send_notes(self, claimed: ClaimedBatch, notes: Iterator[GroupNotes]) -> None:

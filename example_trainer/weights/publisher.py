@@ -235,7 +235,7 @@ class Keeper:
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
-        self.problem: AtroposError | None = None  # that ended it
+        self.problem: Exception | None = None  # that ended it
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
 
@@ -256,5 +256,5 @@ class Keeper:
         while self.problem is None and not self._stop.wait(POLL_S):
             try:
                 self._publisher.look()
-            except AtroposError as error:  # raised in the loop at its next wait
+            except Exception as error:  # a bug too is raised in the loop at its next wait
                 self.problem = error

@@ -110,6 +110,8 @@ STALLS = {
         "5 repeated and 10 new groups in 2 s",
     ),
     "index-behind": (moving(*HERE, index_skipped=7, before={"index_skipped": 3}), "4 records"),
+    "index-unfit": (moving(*HERE, index_unfit=2), "2 records"),
+    "thread-failed": (moving(*HERE, thread_failures={"indexer": 3}), "indexer: 3 times"),
     "slow-store": (
         with_counters(
             HEALTHY,

@@ -34,6 +34,7 @@ from atroposlib.utils.tokenizers.texts import text_of, token_texts
 from atroposlib.wire import explore
 from atroposlib.wire.columns import Columns
 from atroposlib.wire.images import pictures_of
+from atroposlib.wire.numbers import finite
 from atroposlib.wire.safetensors import Array
 
 MAX_TOKENS = 16_384  # per call
@@ -168,6 +169,11 @@ class Explorer(RunViews):
         if not rows:
             raise UnknownGroup(f"group {gid} is not in the index")
         rewards = np.array([row.reward for row in rows if row.reward is not None])
+        with np.errstate(over="ignore", invalid="ignore"):
+            baseline, spread = (
+                finite(float(of())) if len(rewards) else None
+                for of in (rewards.mean, rewards.std)
+            )
         first, decoder = rows[0], self._decoder()
         shared = {name: getattr(first, name) for name in _SHARED}
         metadata = {} if group is None else group.columns.rest_value("metadata") or {}
@@ -176,8 +182,8 @@ class Explorer(RunViews):
             n_bytes=None if group is None else group.n_bytes,
             media=None if group is None else group.media.value,
             archived=group is not None and first.state in ("committed", "dropped"),
-            baseline=float(rewards.mean()) if len(rewards) else None,
-            spread=float(rewards.std()) if len(rewards) else None,
+            baseline=baseline,
+            spread=spread,
             life=self._life(first),
             rows=[self._group_row(row, metadata, group, decoder) for row in rows],
         )
@@ -343,5 +349,6 @@ def spread(
 def _numbers(values: Any) -> dict[str, float]:
     """The finite numbers of what an environment reported, at most 64."""
     items = values.items() if isinstance(values, dict) else ()
-    good = ((k, v) for k, v in items if isinstance(v, (int, float)) and np.isfinite(v))
-    return {str(name)[:200]: float(value) for name, value in islice(good, 64)}
+    numbers = ((name, finite(value)) for name, value in items)
+    good = ((name, number) for name, number in numbers if number is not None)
+    return {str(name)[:200]: number for name, number in islice(good, 64)}

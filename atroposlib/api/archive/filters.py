@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from atroposlib.errors import ConfigError
+from atroposlib.wire.numbers import INT64_MAX
 
 MAX_LIMIT = 500
 SORTS = ("arrived", "reward", "diff_max", "n_tokens", "step")
@@ -27,6 +29,10 @@ KIND = f"json_array({', '.join(_KINDS.values())})"  # of a row: what the filters
 # Versions that one row spans at most: a row with a version begins no earlier than so long before.
 SPAN = "version_max - version_min"
 _WIDEST = f"(SELECT COALESCE(MAX({SPAN}), 0) FROM rollout WHERE {SPAN} > 0)"
+
+
+_Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+_Place = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,7 @@ def number(name: str, text: str, kind: type) -> Any:
         value = kind(text)
         if math.isfinite(value) and abs(value) < 2**63:
             return value
-    except ValueError:
+    except (ValueError, OverflowError):
         pass
     raise ConfigError(f"{name}: {'a whole number' if kind is int else 'a number'} is expected")
 
@@ -148,7 +154,7 @@ class Order:
         if after is None:
             return found
         try:
-            key = msgspec.json.decode(after, type=tuple[float, int, int])
+            key = msgspec.json.decode(after, type=tuple[_Finite, _Place, _Place])
         except msgspec.DecodeError as error:
             raise ConfigError(
                 "after: the value of next of the last page is expected"

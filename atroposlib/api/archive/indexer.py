@@ -48,6 +48,9 @@ MAX_FILLED = 32  # groups read per transaction
 CLOSE_S = 10.0
 _NOT_STORED = frozenset({"groups"})  # one per post: its rows show it
 _QUIET = frozenset({"policy_version", "env_joined", "env_left", "registered", "started"})
+FAILED_S = 1.0  # after a turn that ended by a bug
+# Raised for values that a record or the database cannot hold.
+_UNFIT = (OverflowError, ValueError, TypeError, RecursionError, apsw.TooBigError)
 _NEW_RUN = threading.Event()  # in the queue: records after it may be of another run
 _HELD = "('buffered', 'pending', 'leased', 'acked', 'dead')"
 
@@ -68,6 +71,9 @@ class Indexer:
         self._settled = 0  # all batches up to this one are committed
         self._held_changed = True  # groups left the queue in another way than by a batch
         self.skipped = 0  # records
+        self.unfit = 0  # records with values that the index cannot hold
+        self.failures = 0  # turns of the thread that ended by a bug
+        self._unfit_gids: set[int] = set()
         self._failing = self._again = False
 
     # --- any thread -----------------------------------------------------------------
@@ -149,7 +155,7 @@ class Indexer:
                 if _NEW_RUN in barriers:
                     self._begin_run()
                 if records:
-                    self.index.write(records)
+                    self._write(records)
                 if barriers or not self._open or self._due():
                     self._sync()
                     self._fill()
@@ -160,10 +166,35 @@ class Indexer:
                 if not self._failing:
                     log.warning("the index of rollouts is not written: %s", error)
                 self._failing = True
+            except (
+                Exception
+            ):  # a bug: without the thread the page would stay as it is for good
+                self._dirty = self._behind = True
+                self.failures += 1
+                log.exception("the indexer goes on after a bug")
+                time.sleep(FAILED_S)
             for barrier in barriers:
                 barrier.set()
             if not self._open and not self._queue:
                 return
+
+    def _write(self, records: list[Record]) -> None:
+        """Write the records, without those whose values the index cannot hold."""
+        try:
+            self.index.write(records)
+        except _UNFIT:
+            for record in records:
+                try:
+                    self.index.write([record])
+                except _UNFIT as error:
+                    self._skip(record.gid if isinstance(record, RowFacts) else None, error)
+
+    def _skip(self, gid: int | None, error: Exception) -> None:
+        self.unfit += 1
+        if gid is not None and len(self._unfit_gids) < MAX_WAITING:
+            self._unfit_gids.add(gid)
+        where = "" if gid is None else f" of group {gid}"
+        log.warning("a record%s is not in the index of rollouts: %s", where, error)
 
     def _taken(self) -> list[Record | threading.Event]:
         """The next records; none after ``SYNC_S``, or when it closes."""
@@ -258,6 +289,7 @@ class Indexer:
         while ids := self._store.kept(after, FILL_GROUPS):
             sql = "SELECT gid FROM rollout WHERE row = 0 AND gid BETWEEN ? AND ?"
             known = {gid for (gid,) in self.index.read(sql, (ids[0], ids[-1]))}
+            known |= self._unfit_gids
             missing = [gid for gid in ids if self._again or gid not in known]
             for start in range(0, len(missing), MAX_FILLED):
                 self._add(missing[start : start + MAX_FILLED])
@@ -287,6 +319,9 @@ class Indexer:
                 columns, facts = stored_facts(payload)
             except (CorruptPayload, InvalidGroup, MalformedBody, msgspec.DecodeError):
                 continue  # freed meanwhile, or damaged
+            except _UNFIT as error:
+                self._skip(gid, error)
+                continue
             here = ledger.get(gid)
             env = columns.env_id if here is None else here.env
             label = (columns.rest_value("metadata") or {}).get("env")
@@ -302,7 +337,7 @@ class Indexer:
                     None if here is None else here.batch_no,
                 )
             )
-        self.index.write(records)
+        self._write(records)
 
     def _remove_freed(self, last: int) -> None:
         """Remove rows of old groups whose payloads are freed; the oldest are freed first."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from atroposlib.wire.columns import Columns
 from atroposlib.wire.messages import MASKED
+from atroposlib.wire.numbers import finite, whole
 from atroposlib.wire.safetensors import Array
 
 
@@ -201,12 +202,13 @@ def _texts(columns: Columns, name: str, G: int) -> list[str | None]:
 
 
 def _count(own: Any, counted: int | None) -> int | None:
-    return own if isinstance(own, int) else counted
+    own = whole(own)
+    return counted if own is None else own
 
 
 def _seconds(timings: Any) -> float | None:
     generate = timings.get("generate") if isinstance(timings, dict) else None
-    return float(generate) if isinstance(generate, (int, float)) else None
+    return finite(generate)
 
 
 def _decoded(decoder: msgspec.json.Decoder[Any], data: bytes | None) -> Any:

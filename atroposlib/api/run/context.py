@@ -332,6 +332,11 @@ class ServiceContext:
     def view(self) -> RunView:
         return self.run_cache.view
 
+    def thread_failures(self) -> dict[str, int]:
+        """How often each background thread went on after a bug; those that never did not."""
+        counts = {"indexer": self.indexer.failures}
+        return {name: count for name, count in counts.items() if count}
+
     @property
     def run(self) -> RunRecord:
         return self.run_cache.view.run

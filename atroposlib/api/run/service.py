@@ -319,6 +319,8 @@ class RolloutService:
             num_steps=None if run.trainer is None else run.trainer.num_steps,
             ages_s=self.events.ages_s(),
             index_skipped=self.context.indexer.skipped,
+            index_unfit=self.context.indexer.unfit,
+            thread_failures=self.context.thread_failures(),
         )
 
     async def _blocked_reason(self) -> tuple[str | None, list[str]]:

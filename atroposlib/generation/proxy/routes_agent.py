@@ -133,7 +133,7 @@ def json_object(body: bytes) -> Json:
     """Decode a JSON object; an empty body is an empty one. Raises InferenceRefused (400)."""
     try:
         found = msgspec.json.decode(body) if body else {}
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InferenceRefused(400, f"the body is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise InferenceRefused(400, "the body is not a JSON object")

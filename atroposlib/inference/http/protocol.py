@@ -7,14 +7,18 @@ the requested one.
 
 from __future__ import annotations
 
+import json
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from typing_extensions import Self
 
 from atroposlib.errors import InferenceRefused
 from atroposlib.inference.engine.request import MAX_TOP_LOGPROBS, SamplingParams
+from atroposlib.wire.numbers import Int64
 
 MAX_N = 4096
+_TEXTS = ("messages", "tools", "chat_template_kwargs", "stop", "model", "suffix")
 WEIGHTS_GROUP = "weight_update_group"  # default name, as SGLang's
 
 
@@ -27,13 +31,13 @@ class SamplingFields(BaseModel):
     n: int = Field(1, ge=1, le=MAX_N)
     temperature: float = Field(1.0, ge=0, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=-1)
-    max_tokens: int | None = Field(None, ge=0)
-    max_completion_tokens: int | None = Field(None, ge=0)
-    min_tokens: int = Field(0, ge=0)
-    seed: int | None = None
-    stop: str | int | list[str | int] | None = None  # texts, or ids as the original sends
-    stop_token_ids: list[int] | None = None
+    top_k: Int64 = Field(0, ge=-1)
+    max_tokens: Int64 | None = Field(None, ge=0)
+    max_completion_tokens: Int64 | None = Field(None, ge=0)
+    min_tokens: Int64 = Field(0, ge=0)
+    seed: Int64 | None = None
+    stop: str | Int64 | list[str | Int64] | None = None  # texts, or ids as the original sends
+    stop_token_ids: list[Int64] | None = None
     ignore_eos: bool = False
     model: str | None = None
     stream: bool = False
@@ -47,8 +51,20 @@ class SamplingFields(BaseModel):
     min_p: float | None = None
     logit_bias: dict[str, float] | None = None
     echo: bool = False
-    best_of: int | None = None
+    best_of: Int64 | None = None
     suffix: str | None = None
+
+    @model_validator(mode="after")
+    def _is_text(self) -> Self:
+        texts = [getattr(self, name, None) for name in _TEXTS]
+        prompt = getattr(self, "prompt", None)
+        prompts = prompt if isinstance(prompt, list) else [prompt]
+        texts += [one for one in prompts if isinstance(one, str)]
+        try:  # half of a surrogate pair is no text: tokenizers fail on it
+            json.dumps(texts, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text has half of a surrogate pair") from None
+        return self
 
     @property
     def top(self) -> int | None:
@@ -112,7 +128,7 @@ class ChatRequest(SamplingFields):
 
     messages: list[dict[str, Any]] = Field(min_length=1)
     logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0)
+    top_logprobs: Int64 = Field(0, ge=0)
     stream_options: StreamOptions | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -127,7 +143,7 @@ class ChatRequest(SamplingFields):
 class PromptFields(SamplingFields):
     """Shared by the routes without messages. ``logprobs`` 0: of the sampled token alone."""
 
-    logprobs: int | None = Field(None, ge=0)
+    logprobs: Int64 | None = Field(None, ge=0)
 
     @property
     def top(self) -> int | None:
@@ -137,7 +153,7 @@ class PromptFields(SamplingFields):
 class CompletionRequest(PromptFields):
     """POST /v1/completions. One prompt or several, as text or as token ids."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | list[Int64] | list[str] | list[list[Int64]]
     add_special_tokens: bool = True
     stream_options: StreamOptions | None = None
 
@@ -145,14 +161,14 @@ class CompletionRequest(PromptFields):
 class TokenPrompt(BaseModel):
     """A prompt that is already tokens."""
 
-    prompt_token_ids: list[int]
+    prompt_token_ids: list[Int64]
 
 
 class GenerateRequest(PromptFields):
     """POST /generate, as in vLLM."""
 
     prompt: str | TokenPrompt
-    prompt_logprobs: int | None = Field(None, ge=0)
+    prompt_logprobs: Int64 | None = Field(None, ge=0)
 
 
 class InitWeightsGroup(BaseModel):
@@ -160,8 +176,8 @@ class InitWeightsGroup(BaseModel):
 
     master_address: str
     master_port: int = Field(gt=0, le=65535)
-    rank_offset: int = Field(ge=1)
-    world_size: int = Field(ge=2)
+    rank_offset: int = Field(ge=1, le=2**20)
+    world_size: int = Field(ge=2, le=2**20)
     group_name: str = WEIGHTS_GROUP
     backend: Literal["nccl", "gloo"] = "nccl"
     timeout_s: float = Field(300.0, gt=0, le=3600)
@@ -175,9 +191,9 @@ class UpdateFromGroup(BaseModel):
 
     names: list[str]
     dtypes: list[Literal["float32", "bfloat16", "float16"]]
-    shapes: list[list[int]]
+    shapes: list[list[Int64]]
     group_name: str = WEIGHTS_GROUP
-    weight_version: int | None = None
+    weight_version: Int64 | None = None
     final: bool = True
 
     @model_validator(mode="after")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.api.archive import indexer
+from atroposlib.api.archive.records import StepFact
 from atroposlib.api.common.records import MAX_DELIVERIES
 from atroposlib.api.run import doctor, metrics, posts
 from atroposlib.api.web.routes_groups import KEY_HEADER, RUN_ID_HEADER
@@ -293,6 +294,23 @@ async def late_index(api):
     await send(api, env, 2)
 
 
+async def unfit_record(api):
+    await works(api)
+    indexer_ = api.service.context.indexer
+    indexer_.submit(StepFact("trainer", "t", 2**70, 0.0, {}))
+    assert indexer_.flush(600.0)
+
+
+async def failed_thread(api):
+    await works(api)
+    indexer_ = api.service.context.indexer
+    api.patch.setattr(indexer, "FAILED_S", 0.0)
+    with api.patch.context() as patch:
+        patch.setattr(indexer_, "_sync", lambda: {}["a bug"])
+        assert indexer_.flush(600.0)
+    assert indexer_.failures and indexer_.flush(600.0)
+
+
 async def waits(api, phase="rollout", waiting_on=None, seconds=30, servers=(), **details):
     """A time in which trainer and environment wait."""
     api.now += seconds
@@ -328,6 +346,8 @@ STALLS = {
     "slow-store": (slow_disk, "calls of the store took over 0.3 s"),
     "clocks-differ": (another_clock, "env-0a1b2c: +600 s"),
     "index-behind": (late_index, " records in "),
+    "index-unfit": (unfit_record, "1 records since the API started"),
+    "thread-failed": (failed_thread, "indexer: "),
 }
 
 

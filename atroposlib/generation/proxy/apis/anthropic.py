@@ -124,7 +124,7 @@ def _input_of(arguments: str) -> Json:
     """Arguments as the JSON object that Anthropic's clients expect."""
     try:
         given = json.loads(arguments or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {"arguments": arguments}
     return given if isinstance(given, dict) else {"arguments": given}
 

@@ -20,6 +20,7 @@ from atroposlib.generation.chat.template import plain_message
 from atroposlib.generation.sampling.generation import Generation
 from atroposlib.generation.sessions.dummy import dummy_allowed
 from atroposlib.generation.sessions.sequences import SequenceNode, sampled_part
+from atroposlib.wire.numbers import finite, whole
 
 Json = dict[str, Any]
 B = TypeVar("B")
@@ -132,7 +133,21 @@ def sampling_of(
     found.setdefault("temperature", 1.0)
     if max_tokens:
         found["max_tokens"] = max_tokens
+    for name, value in found.items():
+        if not _is_bounded(value):
+            raise InferenceRefused(400, f"{name}: a number is beyond 64 bits")
     return found
+
+
+def _is_bounded(value: Any) -> bool:
+    """Whether all numbers in a JSON value are finite and of at most 64 bits."""
+    if isinstance(value, dict):
+        return all(map(_is_bounded, value.values()))
+    if isinstance(value, list):
+        return all(map(_is_bounded, value))
+    if isinstance(value, int):
+        return whole(value) is not None
+    return not isinstance(value, float) or finite(value) is not None
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Json]:

@@ -11,6 +11,7 @@ the response, and its retry finds it.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -21,6 +22,7 @@ from atroposlib.generation.proxy.apis.exchange import SamplingResponse
 
 KEY_HEADERS = ("idempotency-key", "x-idempotency-key", "x-stainless-idempotency-key")
 ATTEMPT_HEADER = "x-stainless-retry-count"  # sent by the openai and anthropic packages
+_COUNT = re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class CallIdentity:
         return cls(
             digest=blake2b(b"%b\0%b" % (path.encode(), body), digest_size=16).digest(),
             key=next((headers[name] for name in KEY_HEADERS if headers.get(name)), None),
-            attempt=int(count) if count.isdecimal() else 0,
+            attempt=int(count) if _COUNT.fullmatch(count) else 0,
         )
 
 

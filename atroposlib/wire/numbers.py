@@ -1,0 +1,28 @@
+"""Numbers within 64 bits: what stores, indexes and other languages can hold."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any
+
+from pydantic import Field
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+Int64 = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)]
+
+
+def whole(value: Any) -> int | None:
+    """The integer, if it is one of 64 bits; None for all other values."""
+    fits = isinstance(value, int) and INT64_MIN <= value <= INT64_MAX
+    return value if fits else None
+
+
+def finite(value: Any) -> float | None:
+    """The number as a finite float; None for all other values, such as 1 with 400 zeros."""
+    if not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
