@@ -36,7 +36,8 @@
         `-- StaleWeights       servers and trainer disagree on logprobs
 
 Rules: the text of an error names the remedy. A failure is an exception or a typed outcome,
-never a number. A broad ``except`` exists only inside :func:`boundary`.
+never a number. A broad ``except`` exists only inside :func:`boundary` and
+:func:`surviving`.
 """
 
 from __future__ import annotations
@@ -303,5 +304,17 @@ def boundary(
         yield
     except AtroposError:
         raise
-    except Exception as cause:  # the one broad except: user code may raise anything
+    except Exception as cause:  # broad: user code may raise anything
         raise RolloutError(env, repr(item)[:200], stage, cause, definition_of(code)) from cause
+
+
+@contextmanager
+def surviving(report: Callable[[Exception], object]) -> Iterator[None]:
+    """Pass an exception of a background thread to ``report``, and go on after it.
+
+    A thread that ends by a bug would leave its work undone for good, and nothing would show it.
+    """
+    try:
+        yield
+    except Exception as bug:  # broad, as the kinds of bugs are unknown
+        report(bug)

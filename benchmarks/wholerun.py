@@ -227,7 +227,7 @@ def plot(
     try:
         import matplotlib
     except ImportError:
-        print("no plot: pip install 'atroposlib[bench]' for matplotlib, and run this again")
+        print("no plot: pip install 'atropos-rl[bench]' for matplotlib, and run this again")
         return
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "atropos"  # the same results: the same file

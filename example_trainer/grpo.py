@@ -35,7 +35,7 @@ import torch
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError
 from atroposlib.utils.command import logs
-from atroposlib.utils.signals import on_signals
+from atroposlib.utils.command.signals import on_signals
 from atroposlib.wire import ClaimedBatch
 from example_trainer import losses
 from example_trainer.advantage.prepare import Prepared, prepare

@@ -50,7 +50,7 @@ STARTED = time.monotonic()
 PHASES = {
     "Collecting": "choosing and downloading packages",
     "Installing collected packages": "installing the packages",
-    "Building": "building atroposlib",
+    "Building": "building atropos-rl",
 }
 WITH_TORCH = {"all", "bench", "dev", "example_trainer", "inference", "lora"}
 WITH_TORCH |= {"quickstart", "rewardfns", "train"}
@@ -141,6 +141,9 @@ def install(python: Path, extras: str, log: Path) -> None:
     command += ["-c", "constraints.txt", "-e", target]
     if index is not None:
         command += ["--extra-index-url", index]
+    if "atroposlib" in output(python, "-m", "pip", "show", "atroposlib"):
+        # The name of this distribution before 0.5; it is the archived original's on indexes.
+        run_logged([str(python), "-m", "pip", "uninstall", "-y", "atroposlib"], log)
     run_logged(command, log)
 
 

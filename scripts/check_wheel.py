@@ -13,7 +13,9 @@ fails.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -58,7 +60,7 @@ with FakeInference(reply=lambda prompt, i: "5").running() as url:
     gsm8k = ["atropos", "env", "run", "gsm8k", "process", *flags]
     done = subprocess.run(gsm8k, timeout=120, capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode in (1, 2) and "pip install 'atroposlib[math]'" in last, done.stderr
+    assert done.returncode in (1, 2) and "pip install 'atropos-rl[math]'" in last, done.stderr
 for name in ("wordle", "copy"):
     groups = [json.loads(line) for line in Path(name + ".jsonl").read_text().splitlines()]
     assert len(groups) == 2 and all(len(group["scores"]) == 2 for group in groups), groups
@@ -136,15 +138,28 @@ def check(python: str, folder: Path, max_mb: int) -> None:
     path = {**os.environ, "PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
     run("env list", [str(bin_folder / "atropos"), "env", "list"], folder)
     run("env new", [str(bin_folder / "atropos"), "env", "new", "wordle"], folder)
+    require_own_name(inside, folder)
     run("its gold answers", [inside, "-c", GOLD], folder)
     run("env try, process", [inside, "-c", PROCESS], folder, path)
+
+
+def require_own_name(python: str, folder: Path) -> None:
+    """Require that the written package needs this distribution, and none of the original's."""
+    report = folder / "resolved.json"
+    words = [python, "-m", "pip", "install", "-q", "--dry-run", "--ignore-installed"]
+    words += ["-c", str(ROOT / "constraints.txt"), "--report", str(report), "./wordle"]
+    run("what the written package needs", words, folder)
+    entries = json.loads(report.read_text(encoding="utf-8"))["install"]
+    names = {re.sub("[-_.]+", "-", entry["metadata"]["name"]).lower() for entry in entries}
+    if "atropos-rl" not in names or "atroposlib" in names:
+        raise Failed(f"the written package needs {', '.join(sorted(names))}")
 
 
 def require_extra(command: Path, words: str, extra: str, folder: Path) -> None:
     """Require that a command without its extra fails with a last line that names it."""
     done = execute([str(command), *words.split()], folder)
     last = done.stdout.strip().splitlines()[-1:]
-    fine = done.returncode in (1, 2) and f"pip install 'atroposlib[{extra}]'" in "".join(last)
+    fine = done.returncode in (1, 2) and f"pip install 'atropos-rl[{extra}]'" in "".join(last)
     if not fine or "Traceback" in done.stdout:
         raise Failed(f"atropos {words}: exit status {done.returncode}\n{done.stdout[-2000:]}")
     print(f"check_wheel: {last[0]}", flush=True)
@@ -154,7 +169,7 @@ def commands(python: str, folder: Path) -> list[str]:
     """Console commands of the installed distribution."""
     code = (
         "from importlib.metadata import distribution as d; "
-        "print(*[p.name for p in d('atroposlib').entry_points if p.group == 'console_scripts'])"
+        "print(*[p.name for p in d('atropos-rl').entry_points if p.group == 'console_scripts'])"
     )
     done = subprocess.run([python, "-c", code], cwd=folder, capture_output=True, text=True)
     found = done.stdout.split()

@@ -50,7 +50,7 @@ def imported(name: str, extra: str, distribution: str = "") -> tuple[Any, str]:
     try:
         package = import_module(name)
     except ImportError as error:
-        raise ConfigError(f"{error}: pip install 'atroposlib[{extra}]'") from error
+        raise ConfigError(f"{error}: pip install 'atropos-rl[{extra}]'") from error
     distribution = distribution or extra
     return package, f"{distribution} {version(distribution)}"
 

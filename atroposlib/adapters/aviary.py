@@ -4,7 +4,7 @@
     python -m atroposlib.adapters.aviary serve --env.env_id my_package.tasks:MyDataset
 
 A task is a numbered one of a ``TaskDataset``. A turn is the model's calls, or its text without any;
-the environment runs them. Needs Python 3.11 and: pip install 'atroposlib[aviary]'.
+the environment runs them. Needs Python 3.11 and: pip install 'atropos-rl[aviary]'.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 A turn shows what the environment renders (its "ansi" mode where it has one, else the observation)
 and the model's last <action> names the next action. Every episode of a group starts from the same
-seed. Needs gymnasium: pip install 'atroposlib[gymnasium]'.
+seed. Needs gymnasium: pip install 'atropos-rl[gymnasium]'.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     python -m atroposlib.adapters.inspect_ai serve --env.env_id inspect_evals/gsm8k
 
 A rollout is one sample: its solver calls an endpoint of this rollout. Inspect runs one eval per
-process at a time, so an eval takes all rollouts that wait. Needs: pip install 'atroposlib[inspect-ai]'.
+process at a time, so an eval takes all rollouts that wait. Needs: pip install 'atropos-rl[inspect-ai]'.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def loaded(env_id: str, arguments: str) -> Any:
         from inspect_ai._util.logger import init_logger
         from inspect_ai.util._display import init_display_type
     except ImportError as error:
-        raise ConfigError(f"{error}: pip install 'atroposlib[{PACKAGE}]'") from error
+        raise ConfigError(f"{error}: pip install 'atropos-rl[{PACKAGE}]'") from error
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     init_logger("warning")  # acts once per process; every line would come twice

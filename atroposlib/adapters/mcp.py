@@ -7,7 +7,7 @@
     async with connected([sys.executable, "server.py"]) as tools:  # in any rollout
         reply = await model.use_tools(task["question"], tools=tools)
 
-Servers of the majors 1 and 2 of the package mcp, over stdio. Needs it: pip install 'atroposlib[mcp]'.
+Servers of the majors 1 and 2 of the package mcp, over stdio. Needs it: pip install 'atropos-rl[mcp]'.
 """
 
 from __future__ import annotations

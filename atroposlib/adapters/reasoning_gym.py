@@ -8,7 +8,7 @@
 A model of 135 M parameters learns the default task, sums and differences of two one-digit
 numbers, on a laptop. The scored part of a reply is the last <answer>...</answer>, else the text
 after the last "Answer:" on its line, else the last line.
-Needs reasoning-gym: pip install 'atroposlib[reasoning-gym]'.
+Needs reasoning-gym: pip install 'atropos-rl[reasoning-gym]'.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def gold(task: Any) -> Replies:
         "made by reasoning-gym",
         "Apache-2.0",
         gold,
-        extras="atroposlib[reasoning-gym]",
+        extras="atropos-rl[reasoning-gym]",
         floor=0.05,  # the package gives up to this for any answer of about the right length
     ),
     lifespan=scorer,

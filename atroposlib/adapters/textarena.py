@@ -4,7 +4,7 @@
     python -m atroposlib.adapters.textarena process --env.env_id TicTacToe-v0
 
 Each player of a game with several has its endpoint, groups and reward. A player reads what is new
-since its last turn. Needs textarena: pip install 'atroposlib[textarena]'.
+since its last turn. Needs textarena: pip install 'atropos-rl[textarena]'.
 """
 
 from __future__ import annotations

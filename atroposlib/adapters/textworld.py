@@ -3,7 +3,7 @@
     python -m atroposlib.adapters.textworld serve --env.env_kwargs '{"nb_rooms": 5}'
     python -m atroposlib.adapters.textworld process --env.env_id tw-cooking
 
-The score is the share of the game's points. Needs textworld: pip install 'atroposlib[textworld]'.
+The score is the share of the game's points. Needs textworld: pip install 'atropos-rl[textworld]'.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ CARD = Card(
     licence="MIT",
     gold=gold,
     turns="1-30",
-    extras="atroposlib[textworld]",
+    extras="atropos-rl[textworld]",
 )
 
 

@@ -4,7 +4,7 @@
     atropos env run verifiers:my-taskset serve --env.env_kwargs '{"taskset": {"level": 2}}'
 
 The package runs the rollout, and its calls of the model go to an endpoint of the rollout here.
-Needs verifiers and Python 3.11: pip install 'atroposlib[verifiers]'.
+Needs verifiers and Python 3.11: pip install 'atropos-rl[verifiers]'.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def package() -> tuple[Any, str]:
     """``verifiers.v1`` and the version. Raises ConfigError: another version, or none."""
     _, name = imported("verifiers", EXTRA)
     if not name.startswith(f"{EXTRA} {SERIES}"):
-        raise ConfigError(f"{name} is installed: pip install 'atroposlib[{EXTRA}]'")
+        raise ConfigError(f"{name} is installed: pip install 'atropos-rl[{EXTRA}]'")
     chat = import_module("atroposlib.adapters.inside.verifiers_chat")
     sys.modules.setdefault(CHAT, chat)
     for noisy in NOISY:

@@ -4,7 +4,7 @@
     atropos env run verifiers_v0:my-environment serve --env.env_kwargs '{"level": 2}'
 
 The package runs the rollout, and its calls of the model go to an endpoint of the rollout here.
-Needs verifiers: pip install 'atroposlib[verifiers-v0]'.
+Needs verifiers: pip install 'atropos-rl[verifiers-v0]'.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def package() -> tuple[Any, str]:
     """``verifiers`` and its version. Raises ConfigError: another version, or none."""
     vf, name = imported("verifiers", EXTRA, "verifiers")
     if not name.removeprefix("verifiers ").startswith(SERIES):
-        raise ConfigError(f"{name} is installed: pip install 'atroposlib[{EXTRA}]'")
+        raise ConfigError(f"{name} is installed: pip install 'atropos-rl[{EXTRA}]'")
     logging.getLogger("verifiers").setLevel(logging.WARNING)
     return vf, name
 

@@ -15,9 +15,10 @@ from importlib.metadata import version as installed
 
 import click
 
-from atroposlib import __version__
+from atroposlib import __version__, name_clash
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.utils.command import logs
+from atroposlib.utils.command.distribution import NAME
 from atroposlib.utils.command.parser import USAGE_ERROR, did_you_mean
 
 FILE_TRAINERS = "example_trainer.supervised.commands"
@@ -141,7 +142,9 @@ for _words, (_target, _about) in COMMANDS.items():
 @cli.command()
 def version() -> None:
     """Versions of this installation."""
-    print(f"atroposlib {__version__}\npython {sys.version.split()[0]}")
+    if problem := name_clash():
+        logs.report("warning", problem)
+    print(f"{NAME} {__version__}\npython {sys.version.split()[0]}")
     for name in ("torch", "transformers", "vllm"):
         try:
             print(f"{name} {installed(name)}")

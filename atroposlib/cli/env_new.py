@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.command.distribution import requirement
 from atroposlib.utils.command.parser import CommandParser
 
 PLACEHOLDER = "NAME"  # in the names and texts of the files in scaffold/
@@ -85,7 +86,8 @@ def write(name: str, folder: Path, kind: str = QUESTION) -> list[str]:
     for source, target in {**{file: file for file in SHARED}, **chosen}.items():
         template = files("atroposlib.cli").joinpath("scaffold", f"{source}.txt")
         text = template.read_text(encoding="utf-8")
-        for placeholder, value in {**texts, PLACEHOLDER: name}.items():
+        named = {"<<REQUIREMENT>>": requirement(), PLACEHOLDER: name}
+        for placeholder, value in {**texts, **named}.items():
             text = text.replace(placeholder, value)
         target = target.replace(PLACEHOLDER, name)
         (folder / target).write_text(text, encoding="utf-8")

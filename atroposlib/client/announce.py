@@ -27,7 +27,7 @@ from atroposlib.client.trainer import RolloutClient
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import API_TOKEN, CommandParser
-from atroposlib.utils.signals import on_signals
+from atroposlib.utils.command.signals import on_signals
 from atroposlib.wire import Announcement, Heartbeat
 
 PROG = "announce"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import closing
 from typing import Protocol
 
 from atroposlib import wire
-from atroposlib.errors import AtroposError, RolloutApiUnavailable
+from atroposlib.errors import AtroposError, RolloutApiUnavailable, surviving
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class LeaseKeeper:
         self._client = client
         self._batch = batch
         self._lease_s = lease_s
-        self._lost: AtroposError | None = None
+        self._lost: Exception | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
@@ -54,12 +55,10 @@ class LeaseKeeper:
         self._thread.join(timeout=self._lease_s)
 
     def _run(self) -> None:
-        try:
+        with closing(self._client), surviving(self._lose):
             self._extend()
             while self._lost is None and not self._stop.wait(self._lease_s / 3):
                 self._extend()
-        finally:
-            self._client.close()
 
     def _extend(self) -> None:
         try:
@@ -69,5 +68,8 @@ class LeaseKeeper:
                 "the lease of batch %s was not extended: %s", self._batch.batch_no, error
             )
         except AtroposError as error:
-            self._lost = error
-            log.error("the lease of batch %s is lost: %s", self._batch.batch_no, error)
+            self._lose(error)
+
+    def _lose(self, error: Exception) -> None:
+        self._lost = error
+        log.error("the lease of batch %s is lost: %s", self._batch.batch_no, error)

@@ -21,7 +21,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from atroposlib.errors import AtroposError
 from atroposlib.processes import watchdog
-from atroposlib.utils.signals import on_signals
+from atroposlib.utils.command.signals import on_signals
 
 POLL_S = 0.1
 PROBE_TIMEOUT_S = 2.0

@@ -76,7 +76,7 @@ def own_settings(environment: Path, given: Settings = ()) -> dict[str, Any]:
 
 def require_packages(names: tuple[str, ...]) -> None:
     if lacking := missing(*names):
-        raise NotReady(f"needs {', '.join(lacking)}: pip install 'atroposlib[quickstart]'")
+        raise NotReady(f"needs {', '.join(lacking)}: pip install 'atropos-rl[quickstart]'")
 
 
 def require_free_port(option: str, port: int) -> None:

@@ -67,7 +67,7 @@ def require(name: str) -> None:
         raise ConfigError(f"tracker {name!r} is unknown; there are: {known}")
     if not installed(name):
         _, extras, _ = TRACKERS[name]
-        raise ConfigError(f"tracker {name} needs: pip install 'atroposlib[{extras}]'")
+        raise ConfigError(f"tracker {name} needs: pip install 'atropos-rl[{extras}]'")
 
 
 def open_tracker(name: str, run: Run) -> Tracker:

@@ -136,7 +136,7 @@ def _parquet_rows(file: Path) -> Iterator[Any]:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise DatasetUnavailable(
-            f"{file}: .parquet needs pyarrow: pip install 'atroposlib[hub]'"
+            f"{file}: .parquet needs pyarrow: pip install 'atropos-rl[hub]'"
         ) from error
     with file.open("rb") as handle:
         try:
@@ -166,7 +166,7 @@ def _hub_rows(
         from datasets.exceptions import DatasetsError
     except ImportError as error:
         raise DatasetUnavailable(
-            f"{source}: the package datasets is missing (pip install 'atroposlib[hub]'), or "
+            f"{source}: the package datasets is missing (pip install 'atropos-rl[hub]'), or "
             f"{advice}"
         ) from error
     import httpx

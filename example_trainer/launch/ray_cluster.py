@@ -129,7 +129,7 @@ def run_ray(plan: Plan, trainer_retries: int) -> int:
         import ray
         import ray.util.scheduling_strategies
     except ImportError as error:
-        raise ConfigError("Ray is missing: pip install 'atroposlib[ray]'") from error
+        raise ConfigError("Ray is missing: pip install 'atropos-rl[ray]'") from error
     slurm.write_files(plan)
     try:
         ray.init(os.environ.get("RAY_ADDRESS") or "auto", log_to_driver=False)

@@ -45,7 +45,7 @@ def wrap(model: Model, settings: ModelSettings) -> Model:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise ConfigError("lora needs peft: pip install 'atroposlib[lora]'") from error
+        raise ConfigError("lora needs peft: pip install 'atropos-rl[lora]'") from error
     plain: Any = model
     targets = settings.lora_target_modules or ["q_proj", "v_proj"]
     layers = plain.config.get_text_config().num_hidden_layers

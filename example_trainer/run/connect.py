@@ -12,7 +12,7 @@ from contextlib import ExitStack, closing
 from statistics import median
 
 from atroposlib.client import RolloutClient
-from atroposlib.errors import AtroposError, InferenceUnavailable
+from atroposlib.errors import AtroposError, InferenceUnavailable, surviving
 from atroposlib.wire import Heartbeat
 from atroposlib.wire.status import ServerState
 from example_trainer.settings.weights import ServingSettings
@@ -105,10 +105,8 @@ class HeartbeatThread:
         while not stopped:
             self._wake.clear()
             stopped = self._stop.is_set()  # before the beat: the last phase is sent
-            try:
+            with surviving(lambda bug: logger.error("a heartbeat was not sent", exc_info=bug)):
                 self._send(self._timed())
-            except Exception:  # a bug: without heartbeats the trainer would count as dead
-                logger.exception("a heartbeat was not sent")
             if not stopped:
                 self._wake.wait(INTERVAL_S)
 

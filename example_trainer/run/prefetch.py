@@ -14,11 +14,12 @@ import logging
 import queue
 import threading
 import time
+from contextlib import suppress
 
 import msgspec
 
 from atroposlib.client import LeaseKeeper, RolloutClient
-from atroposlib.errors import AtroposError, RolloutApiUnavailable
+from atroposlib.errors import RolloutApiUnavailable, surviving
 from atroposlib.wire import ClaimedBatch
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.model_dir import TrainerState
@@ -97,7 +98,7 @@ class BatchPrefetcher:
             self._wanted.release()
 
     def _run(self) -> None:
-        try:
+        with surviving(self._ready.put), suppress(Stopped):  # by the same signal as the loop
             while self._to_claim > 0:
                 self._wanted.acquire()
                 claimed = self._claim()
@@ -105,10 +106,6 @@ class BatchPrefetcher:
                     return
                 self._to_claim -= 1
                 self._ready.put(claimed)
-        except Stopped:  # by the same signal as the loop
-            return
-        except Exception as error:  # a bug too is raised in the loop, which would wait for ever
-            self._ready.put(error)
 
     def _claim(self) -> ClaimedBatch | None:
         while not self._stop.is_set():

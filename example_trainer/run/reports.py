@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.client import RolloutClient
-from atroposlib.errors import AtroposError
+from atroposlib.errors import AtroposError, surviving
 from atroposlib.trackers import finite_numbers
 from atroposlib.wire import TRAINABLE_OUTCOMES, ClaimedBatch, ScoredData, StepReport
 from atroposlib.wire.notes import CLIPPED, FILTERED, TOO_OLD, GroupNotes, pack_notes
@@ -90,16 +90,16 @@ class Reporter:
 
     def _run(self) -> None:
         while (job := self._queue.get()) is not None:
-            try:
+            with surviving(self._on_lost):
                 self._client.adopt_generation(self._generation())
                 job()
-            except AtroposError as error:
-                self.lost += 1
-                logger.debug(f"a report is lost: {error}")
-            except Exception:  # a bug in one report must not end all others
-                self.lost += 1
-                logger.exception("a report is lost")
         self._client.close()
+
+    def _on_lost(self, error: Exception) -> None:
+        self.lost += 1
+        expected = isinstance(error, AtroposError)
+        level = logging.DEBUG if expected else logging.ERROR
+        logger.log(level, f"a report is lost: {error}", exc_info=None if expected else error)
 
     def _send_notes(self, claimed: ClaimedBatch, notes: Iterator[GroupNotes]) -> None:
         files: list[bytes] = []

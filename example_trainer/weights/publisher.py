@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from atroposlib.errors import AtroposError
+from atroposlib.errors import surviving
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.model_dir import TrainerState, is_tied
 from example_trainer.model.policy import Policy
@@ -254,7 +254,8 @@ class Keeper:
 
     def _run(self) -> None:
         while self.problem is None and not self._stop.wait(POLL_S):
-            try:
+            with surviving(self._end_by):
                 self._publisher.look()
-            except Exception as error:  # a bug too is raised in the loop at its next wait
-                self.problem = error
+
+    def _end_by(self, problem: Exception) -> None:
+        self.problem = problem  # raised in the loop at its next wait

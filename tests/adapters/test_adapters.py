@@ -29,7 +29,7 @@ def test_no_adapter_imports_its_package_at_its_own_import():
 
 def test_a_missing_package_is_one_line_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(ConfigError, match=r"gymnasium.*pip install 'atroposlib\[gymnasium\]'"):
+    with pytest.raises(ConfigError, match=r"gymnasium.*pip install 'atropos-rl\[gymnasium\]'"):
         imported("gymnasium", "gymnasium")
 
 

@@ -155,7 +155,7 @@ async def test_a_customers_server_that_refuses_is_a_failure_and_no_score():
 
 def test_a_missing_package_is_named_with_both_commands(monkeypatch):
     monkeypatch.setitem(sys.modules, "tau2.registry", None)
-    with pytest.raises(ConfigError, match=r"'atroposlib\[tau2\]' && pip install --no-deps"):
+    with pytest.raises(ConfigError, match=r"'atropos-rl\[tau2\]' && pip install --no-deps"):
         package("registry")
 
 

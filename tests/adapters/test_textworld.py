@@ -144,7 +144,7 @@ def test_settings_of_no_game_are_refused_with_the_reason(settings, reason):
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "textworld", None)
-    with pytest.raises(ConfigError, match=r"pip install 'atroposlib\[textworld\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'atropos-rl\[textworld\]'"):
         adapter.training(TextWorldConfig())
 
 

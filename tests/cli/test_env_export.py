@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from atroposlib import __version__
 from atroposlib.cli import export
 from atroposlib.errors import ConfigError
+from atroposlib.utils.command.distribution import requirement
 
 ENVIRONMENT = """
 from atroposlib.envs import environment
@@ -52,9 +52,9 @@ def test_a_file_of_no_package_is_copied_into_the_written_one(file, tmp_path, cap
 
 
 def test_what_the_written_package_requires_is_by_reference():
-    assert export.found("letters").requires == [f"atroposlib>={__version__}"]
+    assert export.found("letters").requires == [requirement()]
     assert export.found("letters").copied == {}
-    assert export.found("textworld").requires == [f"atroposlib[textworld]>={__version__}"]
+    assert export.found("textworld").requires == [requirement("[textworld]")]
     assert export.found("gymnasium:Taxi-v4").expression == 'load("gymnasium:Taxi-v4")'
     assert "[gymnasium]" in export.found("gymnasium:Taxi-v4").requires[0]
 

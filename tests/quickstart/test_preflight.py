@@ -55,7 +55,7 @@ def test_too_little_disk_space_is_reported_with_the_required_amount(tmp_path):
 
 def test_missing_packages_are_named():
     with pytest.raises(
-        NotReady, match="needs no_such_package: pip install 'atroposlib.quickstart.'"
+        NotReady, match="needs no_such_package: pip install 'atropos-rl.quickstart.'"
     ):
         preflight.require_packages(("json", "no_such_package"))
 

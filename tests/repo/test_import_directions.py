@@ -91,7 +91,7 @@ CHAINS = {
 # Standalone packages, with the other modules they may import.
 ALONE: Mapping[str, tuple[str, ...]] = {
     "atroposlib.inference": (*FOUNDATION, "atroposlib.utils", "atroposlib.client"),
-    "atroposlib.processes": ("atroposlib.errors",),
+    "atroposlib.processes": ("atroposlib.errors", "atroposlib.utils.command.signals"),
     "atroposlib.trackers": ("atroposlib.errors",),
     GENERATION: (*FOUNDATION, "atroposlib.utils"),
     "example_trainer": (

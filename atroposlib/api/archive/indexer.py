@@ -33,7 +33,7 @@ from atroposlib.api.codec.delivery import stored_facts
 from atroposlib.api.decisions.run_state import run_of
 from atroposlib.api.store import Store
 from atroposlib.api.store.sql.claim import LEDGER_GROUPS
-from atroposlib.errors import CorruptPayload, InvalidGroup, StoreError
+from atroposlib.errors import CorruptPayload, InvalidGroup, StoreError, surviving
 from atroposlib.wire.safetensors import MalformedBody
 
 log = logging.getLogger(__name__)
@@ -151,32 +151,35 @@ class Indexer:
             taken = self._taken()
             records = [one for one in taken if not isinstance(one, threading.Event)]
             barriers = [one for one in taken if isinstance(one, threading.Event)]
-            try:
-                if _NEW_RUN in barriers:
-                    self._begin_run()
-                if records:
-                    self._write(records)
-                if barriers or not self._open or self._due():
-                    self._sync()
-                    self._fill()
-                self._failing = False
-            except (apsw.Error, OSError, StoreError) as error:
-                self._dirty = self._behind = True
-                self.skipped += len(records)
-                if not self._failing:
-                    log.warning("the index of rollouts is not written: %s", error)
-                self._failing = True
-            except (
-                Exception
-            ):  # a bug: without the thread the page would stay as it is for good
-                self._dirty = self._behind = True
-                self.failures += 1
-                log.exception("the indexer goes on after a bug")
-                time.sleep(FAILED_S)
+            with surviving(self._on_bug):
+                self._index(records, barriers)
             for barrier in barriers:
                 barrier.set()
             if not self._open and not self._queue:
                 return
+
+    def _index(self, records: list[Record], barriers: list[threading.Event]) -> None:
+        try:
+            if _NEW_RUN in barriers:
+                self._begin_run()
+            if records:
+                self._write(records)
+            if barriers or not self._open or self._due():
+                self._sync()
+                self._fill()
+            self._failing = False
+        except (apsw.Error, OSError, StoreError) as error:
+            self._dirty = self._behind = True
+            self.skipped += len(records)
+            if not self._failing:
+                log.warning("the index of rollouts is not written: %s", error)
+            self._failing = True
+
+    def _on_bug(self, bug: Exception) -> None:
+        self._dirty = self._behind = True
+        self.failures += 1
+        log.error("the indexer goes on after a bug", exc_info=bug)
+        time.sleep(FAILED_S)
 
     def _write(self, records: list[Record]) -> None:
         """Write the records, without those whose values the index cannot hold."""

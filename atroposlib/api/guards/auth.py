@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Container
+from typing import Any
 
 import msgspec
 from starlette.requests import HTTPConnection
@@ -190,7 +191,7 @@ def require_role(caller: Caller | None, role: str) -> None:
         )
 
 
-def require_name(caller: Caller | None, name: str, taken: Container[str]) -> None:
+def require_name(caller: Caller | None, name: str, taken: Container[Any]) -> None:
     """Check the name of a heartbeat.
 
     Args:

@@ -18,9 +18,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atroposlib.api.codec.formats import GROUP_MEDIA, WHOLE_BYTES, Body, media_type
 from atroposlib.api.common.threads import Pool
-from atroposlib.api.guards.arrivals import CHECK_S, FIRST_BYTES, Arrival
+from atroposlib.api.guards.arrivals import (
+    CHECK_S,
+    FIRST_BYTES,
+    BodyArrival,
+    BudgetExceeded,
+    FairBudget,
+    Reservation,
+)
 from atroposlib.api.guards.auth import RETRY_AFTER_S
-from atroposlib.api.guards.budget import BudgetExceeded, FairBudget, Reservation
 from atroposlib.api.guards.inflate import (
     BodyTooLarge,
     DamagedBody,
@@ -122,7 +128,7 @@ class RequestBody:
         )
         self._grace_s = grace_s
         self._inflating = inflating or Pool(2)
-        self._arrivals: set[Arrival] = set()
+        self._arrivals: set[BodyArrival] = set()
         self._check: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -133,7 +139,7 @@ class RequestBody:
         max_bytes = self.max_bytes if path in POSTS else min(self.max_bytes, _most(path))
         with (
             Reservation(self._line) as turn,
-            Arrival(self._first, self._rest, max_bytes) as arrival,
+            BodyArrival(self._first, self._rest, max_bytes) as arrival,
         ):
             try:
                 await self._pass_on(scope, receive, send, turn, arrival)
@@ -149,7 +155,12 @@ class RequestBody:
                 return
 
     async def _pass_on(
-        self, scope: Scope, receive: Receive, send: Send, turn: Reservation, arrival: Arrival
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        turn: Reservation,
+        arrival: BodyArrival,
     ) -> None:
         path = scope["path"]
         if path == CREDITED and self._line.waiting >= POSTS_IN_LINE:
@@ -190,7 +201,7 @@ class RequestBody:
         return JSONResponse({"detail": str(error)}, status, headers=headers)
 
     async def _read(
-        self, scope: Scope, receive: Receive, arrival: Arrival
+        self, scope: Scope, receive: Receive, arrival: BodyArrival
     ) -> tuple[Body, Scope]:
         """The inflated body, and a copy of ``scope`` with its headers."""
         headers: _Headers = dict(reversed(scope["headers"]))  # the first of each name
@@ -221,7 +232,7 @@ class RequestBody:
             body = await self._inflating.run(b"".join, body)
         return body, _plain(scope, size, kept)
 
-    async def _receive(self, arrival: Arrival, receive: Receive, declared: int) -> None:
+    async def _receive(self, arrival: BodyArrival, receive: Receive, declared: int) -> None:
         received, now = arrival.received, asyncio.get_running_loop().time
         begun = now()
         # One timer for the whole body: arming one costs as much as receiving a piece.

@@ -6,7 +6,8 @@ from atroposlib.api.common.records import AdmissionGrant, EnvEntry
 from atroposlib.api.decisions.allocation import budget
 from atroposlib.api.guards.auth import own_id
 from atroposlib.api.guards.tokens import Caller
-from atroposlib.api.run.context import ServiceContext, require_plain
+from atroposlib.api.run.context import ServiceContext
+from atroposlib.api.run.run_cache import require_plain
 from atroposlib.wire import AdmissionReply, AdmissionRequest, ids
 
 

@@ -36,8 +36,8 @@ from atroposlib.api.decisions.batching import StalenessRule, choose, is_full
 from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
 from atroposlib.api.decisions.run_state import rebase, require_polled, start
 from atroposlib.api.decisions.stalled import with_stalled
-from atroposlib.api.run.context import ServiceContext, require_plain
-from atroposlib.api.run.run_cache import MAX_ATTEMPTS
+from atroposlib.api.run.context import ServiceContext
+from atroposlib.api.run.run_cache import MAX_ATTEMPTS, require_plain
 from atroposlib.errors import ConfigError, CorruptPayload, RunChanged, StaleGeneration
 from atroposlib.wire import ClaimRequest
 

@@ -33,7 +33,7 @@ from atroposlib.api.run.events import Events
 from atroposlib.api.run.metrics import Metrics
 from atroposlib.api.run.run_cache import SHARED_STORE_LAG_S, RunCache, RunView
 from atroposlib.api.store import Store
-from atroposlib.errors import ConfigError, UnknownEnv
+from atroposlib.errors import UnknownEnv
 from atroposlib.wire import Heartbeat, Participant, ServerDirectory
 from atroposlib.wire.status import ServerState
 
@@ -219,10 +219,6 @@ class Liveness:
             if not fresh:
                 del self._servers[url]
 
-    def known(self, states: Iterable[ServerState]) -> list[ServerState]:
-        """Those of servers that have a place here; further servers are not followed."""
-        return [state for state in states if state.url in self._servers]
-
     def record_request(self, env_id: int | None) -> None:
         if env_id is not None:
             self._calls[env_id] = self._clock()
@@ -288,27 +284,11 @@ class Liveness:
     def _all_beats(self) -> list[tuple[Heartbeat, float]]:
         return [beat for alike in self._beats.values() for beat in alike.values()]
 
-    def names_beside_envs(self) -> set[str]:
-        """Names of the trainers, servers and tools whose heartbeats are fresh."""
-        now = self._clock()
-        return {
-            name
-            for role, alike in self._beats.items()
-            for name, (_, seen) in alike.items()
-            if role != "env" and now - seen <= FORGET_AFTER_S
-        }
-
     def participants(self) -> list[Participant]:
         """Processes, and inference servers out of all reports about them."""
         now = self._clock()
         fresh = (one for one in self._all_beats() if now - one[1] <= FORGET_AFTER_S)
         return participants(fresh, self._servers, now)
-
-
-def require_plain(name: str, text: str | None) -> None:
-    """Reject an id with a NUL character, which databases reject."""
-    if text is not None and "\0" in text:
-        raise ConfigError(f"{name}: no NUL character")
 
 
 class ServiceContext:
@@ -331,11 +311,6 @@ class ServiceContext:
     @property
     def view(self) -> RunView:
         return self.run_cache.view
-
-    def thread_failures(self) -> dict[str, int]:
-        """How often each background thread went on after a bug; those that never did not."""
-        counts = {"indexer": self.indexer.failures}
-        return {name: count for name, count in counts.items() if count}
 
     @property
     def run(self) -> RunRecord:

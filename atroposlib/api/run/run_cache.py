@@ -20,7 +20,7 @@ from atroposlib.api.common.records import EnvEntry, RunDocument, RunRecord
 from atroposlib.api.common.threads import Pool
 from atroposlib.api.decisions.run_state import run_of
 from atroposlib.api.store import Store
-from atroposlib.errors import AtroposError, RunChanged, StoreError
+from atroposlib.errors import AtroposError, ConfigError, RunChanged, StoreError
 
 MAX_ATTEMPTS = 50  # of one transition; each failure is a transition of another process
 SHARED_STORE_LAG_S = 0.25  # maximum age of a copy while other processes write
@@ -212,3 +212,9 @@ def _changed(before: Sequence[EnvEntry], after: Sequence[EnvEntry]) -> dict[int,
         else:
             changed[env.env_id] = msgspec.json.encode(env)
     return changed
+
+
+def require_plain(name: str, text: str | None) -> None:
+    """Reject an id with a NUL character, which databases reject."""
+    if text is not None and "\0" in text:
+        raise ConfigError(f"{name}: no NUL character")

@@ -41,6 +41,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.wire import ids
 
 MAX_SHARES = 256  # environments listed by /status, which people read and monitors poll
+MAX_HELD = 10_000  # pairs of run and server whose version was noted
 
 
 class RolloutService:
@@ -259,8 +260,10 @@ class RolloutService:
     def heartbeat(self, beat: wire.Heartbeat) -> None:
         """Record a heartbeat, and index the first report of a version by a server."""
         self.context.liveness.record_heartbeat(beat)
-        for state in self.context.liveness.known(beat.servers):
+        for state in beat.servers:
             known, version = (self.run.run_id, state.url), state.version
+            if len(self._held) > MAX_HELD:  # of servers that are gone; the rest is noted again
+                self._held.clear()
             if version is not None and version > self._held.get(known, -1):
                 self._held[known] = version
                 at = self.context.clock()
@@ -320,7 +323,9 @@ class RolloutService:
             ages_s=self.events.ages_s(),
             index_skipped=self.context.indexer.skipped,
             index_unfit=self.context.indexer.unfit,
-            thread_failures=self.context.thread_failures(),
+            thread_failures=(
+                {"indexer": bugs} if (bugs := self.context.indexer.failures) else {}
+            ),
         )
 
     async def _blocked_reason(self) -> tuple[str | None, list[str]]:

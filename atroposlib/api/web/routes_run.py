@@ -203,6 +203,8 @@ def _info_routes(router: APIRouter, service: RolloutService) -> None:
     async def heartbeat(body: wire.Heartbeat, request: Request) -> Response:
         caller = caller_of(request)
         require_role(caller, body.role)
-        require_name(caller, body.name, service.context.liveness.names_beside_envs())
+        others = [one for one in service.context.liveness.participants() if one.role != "env"]
+        taken = {name for one in others for name in (one.name, one.details.get("name"))}
+        require_name(caller, body.name, taken)
         service.heartbeat(body)
         return of_json({"status": "ok"})

@@ -14,14 +14,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
-from atroposlib import __version__
 from atroposlib.cli import env_files
 from atroposlib.envs.settings.identity import data_files, identity
 from atroposlib.errors import ConfigError
+from atroposlib.utils.command import distribution
 from atroposlib.utils.command.parser import CommandParser
 
 # Target -> module:function that takes an ``Exported`` and returns texts by file name.
@@ -32,7 +31,7 @@ TARGETS = {"verifiers": "atroposlib.cli.export.verifiers:files"}
 class Exported:
     """An environment that is exported, and how the written package finds it.
 
-    Example: Exported(Wordle, "wordle", 'load("wordle")', ["atroposlib>=0.2.0", "wordle>=0.1"])
+    Example: Exported(Wordle, "wordle", 'load("wordle")', ["atropos-rl>=0.5.0", "wordle>=0.1"])
     """
 
     env_cls: Any
@@ -74,7 +73,7 @@ def found(reference: str) -> Exported:
     source, card = identity(env_cls, config), given.card
     name = re.sub(r"\W", "_", env_cls.name or env_cls.__name__)
     expression, copied = f"load({json.dumps(reference)})", {}
-    requires = [f"atroposlib{extras(env_cls, card)}>={__version__}"]
+    requires = [distribution.requirement(extras(env_cls, card))]
     if source.package not in ("", "atroposlib"):
         requires.append(f"{source.package}>={source.version}")
     elif not source.package:
@@ -93,10 +92,9 @@ def found(reference: str) -> Exported:
 
 def extras(env_cls: Any, card: Any) -> str:
     """The extra of atroposlib that an adapter, or a card, names; such as "[gymnasium]"."""
-    known = metadata("atroposlib").get_all("Provides-Extra") or []
     adapter = env_cls.__module__.removeprefix("atroposlib.adapters.").replace("_", "-")
-    named = re.findall(r"atroposlib\[([\w,-]+)\]", card.extras if card else "")
-    named += [adapter] * (adapter in known)
+    named = re.findall(r"atropos-rl\[([\w,-]+)\]", card.extras if card else "")
+    named += [adapter] * (adapter in distribution.extras())
     return f"[{','.join(sorted(set(named)))}]" if named else ""
 
 

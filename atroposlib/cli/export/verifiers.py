@@ -44,12 +44,15 @@ readme = "README.md"
 requires-python = ">=3.11"
 dependencies = $requires
 
+[tool.hatch.metadata]
+allow-direct-references = true
+
 [tool.hatch.build.targets.wheel]
 only-include = $included
 """)
 README = Template("""# $package
 
-The environment `$name` of [atroposlib](https://pypi.org/project/atroposlib/) for
+The environment `$name` of atroposlib (the distribution `atropos-rl`) for
 [verifiers](https://pypi.org/project/verifiers/) 0.4.
 
     pip install .

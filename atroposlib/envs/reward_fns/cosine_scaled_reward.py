@@ -22,7 +22,7 @@ class CosineScaledReward(RewardFunction):
     """``1 - scale_factor * (1 - cosine similarity)``, kept in min_reward..max_reward.
 
     A text that is empty or has no solution gets ``default_reward``. Needs torch
-    (``pip install atroposlib[rewardfns]``) and the model, loaded at the first call.
+    (``pip install atropos-rl[rewardfns]``) and the model, loaded at the first call.
 
     Args:
         model_name: model directory or hub name of an encoder.
@@ -107,7 +107,7 @@ def _loaded(model_name: str) -> tuple[Any, Any]:
         import torch  # noqa: F401  (transformers imports without it and then has no models)
     except ImportError as error:
         raise ConfigError(
-            "cosine_scaled needs torch: pip install 'atroposlib[rewardfns]'"
+            "cosine_scaled needs torch: pip install 'atropos-rl[rewardfns]'"
         ) from error
     from transformers import AutoModel, AutoTokenizer
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from atroposlib.errors import AtroposError
-from atroposlib.utils.signals import on_signals, reset_and_raise
+from atroposlib.utils.command.signals import on_signals, reset_and_raise
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

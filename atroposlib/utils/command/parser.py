@@ -158,7 +158,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def require(process: str, extra: str, *modules: str) -> None:
     """End with status 2 and one line if a module of an extra is not installed."""
     if names := missing(*modules):
-        logs.report(process, f"needs {', '.join(names)}: pip install 'atroposlib[{extra}]'")
+        logs.report(process, f"needs {', '.join(names)}: pip install 'atropos-rl[{extra}]'")
         raise SystemExit(USAGE_ERROR)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 # Settings of tokenizer_config.json that change tokens or texts beyond tokenizer.json.
 CHANGES = ["add_bos_token", "add_eos_token", "add_prefix_space", "split_special_tokens"]
 CHANGES += ["clean_up_tokenization_spaces"]
-INSTALL = "pip install 'atroposlib[transformers]'"
+INSTALL = "pip install 'atropos-rl[transformers]'"
 SPECIAL = tuple(f"{name}_token" for name in "bos eos unk sep pad cls mask".split())
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field in templates
 

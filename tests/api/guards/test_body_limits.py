@@ -11,14 +11,13 @@ import pytest
 import zstandard
 from starlette.responses import PlainTextResponse
 
-from atroposlib.api.guards.arrivals import Arrival
+from atroposlib.api.guards.arrivals import BodyArrival
 from atroposlib.api.guards.body_limits import (
     MAX_CONTROL_BYTES,
     SMALL_BYTES,
     TURN_KEY,
     RequestBody,
 )
-from atroposlib.api.guards.budget import BudgetExceeded, FairBudget, Reservation
 from atroposlib.utils.http_server import SameSiteGuard
 from atroposlib.wire.binary import ZSTD_MAGIC
 
@@ -316,7 +315,7 @@ async def test_slow_senders_keep_no_other_post_waiting(app, slow, size):
     for sender in senders:
         sender.feed({"type": "http.disconnect"})
     await asyncio.gather(*held)
-    whole = Arrival(middleware._first, middleware._rest, 40 * BIG)
+    whole = BodyArrival(middleware._first, middleware._rest, 40 * BIG)
     with whole:  # nothing is held any more
         await asyncio.wait_for(whole.reserve(40 * BIG), 60)
 
@@ -328,35 +327,3 @@ async def test_bodies_that_arrive_at_speed_all_get_their_turn(app, declares):
     posts = [Exchange(middleware, [b"y" * BIG] * 30, **headers) for _ in range(2)]
     await asyncio.gather(*(post.run() for post in posts))
     assert [len(body) for body in app.bodies] == [30 * BIG] * 2
-
-
-async def test_memory_is_granted_in_arrival_order_also_after_a_cancellation():
-    room = FairBudget(10, 60.0, "full")
-    order = []
-
-    async def hold(name, size, until):
-        with Reservation(room) as claim:
-            await claim.grow_to(size)
-            order.append(name)
-            await until.wait()
-
-    first, rest = asyncio.Event(), asyncio.Event()
-    holder = asyncio.create_task(hold("a", 10, first))
-    await settled()
-    waiting = [
-        asyncio.create_task(hold(n, s, rest)) for n, s in (("b", 8), ("c", 1), ("d", 10))
-    ]
-    await settled()
-    assert order == ["a"]
-    waiting[0].cancel()
-    await settled()
-    first.set()
-    await settled()
-    assert order == ["a", "c"]
-    rest.set()
-    await asyncio.gather(holder, *waiting, return_exceptions=True)
-    assert order == ["a", "c", "d"]
-    with Reservation(room) as claim:
-        await claim.grow_to(10)
-        with pytest.raises(BudgetExceeded):
-            await FairBudget(0, 0.01, "full").take(1)

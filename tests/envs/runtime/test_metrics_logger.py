@@ -122,7 +122,7 @@ def refused_in_one_line(name, capsys):
     with pytest.raises(SystemExit) as ended:
         main(ToyEnv, ["process", "--env.trackers", json.dumps([name])])
     _, extras, _ = TRACKERS[name]
-    expected = f"error: tracker {name} needs: pip install 'atroposlib[{extras}]'\n"
+    expected = f"error: tracker {name} needs: pip install 'atropos-rl[{extras}]'\n"
     assert (ended.value.code, capsys.readouterr().err) == (2, expected)
 
 

@@ -94,7 +94,7 @@ def test_a_command_without_its_extra_is_one_line_and_status_2(root, tmp_path, na
     done = output(scripts(root)[name], *words.replace("OUT", str(tmp_path / "r")).split())
     lines = (done.stderr + done.stdout).splitlines()
     assert done.returncode == 2, lines
-    assert "needs torch" in lines[-1] and f"pip install 'atroposlib[{extra}]'" in lines[-1]
+    assert "needs torch" in lines[-1] and f"pip install 'atropos-rl[{extra}]'" in lines[-1]
     assert len(lines) == 1 and "make" not in lines[-1]
 
 

@@ -72,7 +72,7 @@ def test_every_dependency_has_a_range(project):
     extras = project["optional-dependencies"]
     entries = project["dependencies"] + [e for name in extras for e in extras[name]]
     unbounded = [
-        e for e in entries if not e.startswith(("atroposlib[", "types-")) and "<" not in e
+        e for e in entries if not e.startswith(("atropos-rl[", "types-")) and "<" not in e
     ]
     assert unbounded == []
 

@@ -64,4 +64,4 @@ def test_the_extra_is_named_where_ray_is_absent(tmp_path, capsys, monkeypatch):
         run_ray(plan(out=tmp_path), 0)
     settings = ["inference.engine=local", "trainer.settings.device=cpu"]
     assert main(["ray", "--config", GSM8K, "--out", str(tmp_path), *settings]) == 2
-    assert "pip install 'atroposlib[ray]'" in capsys.readouterr().err
+    assert "pip install 'atropos-rl[ray]'" in capsys.readouterr().err

@@ -92,7 +92,7 @@ def test_an_impossible_adapter_is_refused(policy, config, settings, told):
 
 def test_without_peft_its_extra_is_named(policy, config, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(ConfigError, match=r"atroposlib\[lora\]"):
+    with pytest.raises(ConfigError, match=r"atropos-rl\[lora\]"):
         adapter.wrap(policy.model, config(lora=True))
 
 

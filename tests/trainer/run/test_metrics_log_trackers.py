@@ -126,7 +126,7 @@ def test_a_tracker_that_is_not_installed_is_refused_at_once_with_its_extra(
     config, monkeypatch
 ):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"swanlab.*pip install 'atroposlib\[trackers\]'"):
+    with pytest.raises(ConfigError, match=r"swanlab.*pip install 'atropos-rl\[trackers\]'"):
         MetricsLog(config(trackers=["swanlab"]), LineDisplay())
     with pytest.raises(ConfigError, match="there are: swanlab, tensorboard"):
         trackers.require("mlflow")

@@ -79,5 +79,5 @@ def test_a_missing_module_is_one_line_that_names_the_extra(capsys):
     with pytest.raises(SystemExit) as stopped:
         require("tool", "train", "no_such_module")
     assert stopped.value.code == 2
-    said = "tool: needs no_such_module: pip install 'atroposlib[train]'\n"
+    said = "tool: needs no_such_module: pip install 'atropos-rl[train]'\n"
     assert capsys.readouterr().err == said

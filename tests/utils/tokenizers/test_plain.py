@@ -79,7 +79,7 @@ def test_special_tokens_have_the_same_names_and_numbers(both):
     ours, theirs = both
     for name in ("eos_token", "eos_token_id", "pad_token_id", "bos_token_id"):
         assert getattr(ours, name) == getattr(theirs, name)
-    with pytest.raises(AttributeError, match=r"atroposlib\[transformers\]"):
+    with pytest.raises(AttributeError, match=r"atropos-rl\[transformers\]"):
         ours.num_special_tokens_to_add
 
 

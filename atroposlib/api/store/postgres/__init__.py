@@ -61,7 +61,7 @@ class PostgresStore(Store):
             from atroposlib.api.store.postgres import connection, database
         except ImportError as cause:
             raise ConfigError(
-                "a store on PostgreSQL needs psycopg: pip install 'atroposlib[postgres]'"
+                "a store on PostgreSQL needs psycopg: pip install 'atropos-rl[postgres]'"
             ) from cause
         address, schema = split_schema(url)
         self._server = connection.PostgresServer(address, schema, reconnect_timeout_s)

@@ -140,7 +140,7 @@ class MathProcess:
         if find_spec("math_verify") is None:
             raise ConfigError(
                 "answers other than plain numbers need math-verify: "
-                "pip install 'atroposlib[math]'"
+                "pip install 'atropos-rl[math]'"
             )
         self.timeout_s = timeout_s
         self.start_timeout_s = start_timeout_s

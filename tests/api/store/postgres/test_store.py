@@ -37,7 +37,7 @@ def test_the_error_without_psycopg_names_the_extra(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delattr(atroposlib.api.store, "postgres", raising=False)
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(ConfigError, match=r"pip install 'atroposlib\[postgres\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'atropos-rl\[postgres\]'"):
         open_store("postgresql://127.0.0.1:1/x")
 
 

@@ -99,5 +99,5 @@ async def test_expressions_are_checked_by_math_verify_even_after_one_that_hangs(
 
 def test_a_missing_math_verify_is_an_error_with_its_extra_before_the_first_check(monkeypatch):
     monkeypatch.setattr(checker, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'atroposlib\[math\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'atropos-rl\[math\]'"):
         MathVerifier()

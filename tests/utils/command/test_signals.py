@@ -50,7 +50,7 @@ PARENTS = {
 }
 PROGRAM = """
 import asyncio, concurrent.futures, multiprocessing, os, signal, warnings
-from atroposlib.utils.signals import on_signals
+from atroposlib.utils.command.signals import on_signals
 
 warnings.simplefilter("ignore")  # of forks beside threads, which is what users do
 received = []
