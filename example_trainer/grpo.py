@@ -62,7 +62,7 @@ from example_trainer.run.prefetch import BatchPrefetcher, next_batch
 from example_trainer.run.reports import Reporter, TokenValues
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.loss import LossSettings
-from example_trainer.state import Frequency, Stopped, StopSignal
+from example_trainer.state import Frequency, Stopped, StopSignal, end
 from example_trainer.update.optimizer import build_optimizer
 from example_trainer.update.step import Critic, learn
 from example_trainer.weights import make_publisher, verify
@@ -120,9 +120,14 @@ def train(cfg: TrainingConfig, stop: StopSignal | None = None) -> None:
         cfg = cfg.model_copy(update={"device": str(world.device)})  # of this rank
         torch.manual_seed(cfg.seed)
         random.seed(cfg.seed)
+        ended = end.named() if world.is_rank0 else None
+        if ended is not None:
+            end.forget(ended)
         connections = _connect(cfg, world, stop or StopSignal(), stack)
         _train(cfg, world, connections, stack)
         connections.waits.phase("done")
+    if ended is not None:  # after the last report and checkpoint
+        end.record(ended, step=cfg.training_steps, life=connections.waits.life)
 
 
 def _connect(

@@ -4,8 +4,9 @@
 
 Reaction to the end of a process before the trainer is done:
 
-    trainer        exit 0: the run is done. Else it is started again (ATROPOS_RUN_ID=1, 2 ...)
-                   up to recover_retries times, if recover_mode is auto or fault
+    trainer        exit 0 and its own record of the end: the run is done. Else it is started again
+                   (ATROPOS_RUN_ID=1, 2 ...) up to recover_retries times, if recover_mode is auto
+                   or fault
     exit code 2    invalid settings: the run ends, because another start fails alike
     the others     started again, up to ``restarts`` times each: the API resumes its queue, an
                    environment registers anew, a server gets the current weights from the trainer
@@ -42,11 +43,13 @@ from atroposlib.processes import (
     log_tail,
 )
 from atroposlib.utils.command import logs
+from atroposlib.utils.command.folder_lock import held
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Command, Endpoints
 from example_trainer.launch.servers import choose_engine, require_engine
 from example_trainer.settings.weights import ServingSettings
+from example_trainer.state import end
 
 POLL_S = 0.5
 API_READY_TIMEOUT_S = 120.0
@@ -79,6 +82,8 @@ class RestartPolicy:
             raise invalid_settings(child.log)
         name, trains = child.spec.name, child.spec.name == TRAINER
         line = f"{name} {'failed' if trains else 'died'} ({ended})"
+        if trains and ended == Exit(0):
+            line += " without its record of the end"
         limit = self.trainer_retries if trains else self.restarts
         self._ends[name] += 1
         ends = self._ends[name]
@@ -129,6 +134,12 @@ def run_local(plan: Plan, live: bool = True) -> int:
         Interrupted: a signal came.
     """
     require_engine(choose_engine(plan.inference.engine))
+    with held(plan.directory, "wait for its end, or name another folder by out=FOLDER"):
+        end.forget(plan.end_record)
+        return _run(plan, live)
+
+
+def _run(plan: Plan, live: bool) -> int:
     settings, cfg = trainer_settings(plan)
     specs, started = processes(plan, cfg), time.monotonic()
     stop = StopRequest()
@@ -152,7 +163,8 @@ def run_local(plan: Plan, live: bool = True) -> int:
         for line in (*(f"note: {note}" for note in settings.notes), f"logs in {log_dir}"):
             view.print_line(f"{plan.name}: {line}")
         with Children(log_dir, stop) as children:
-            supervise(specs, children, stop, policy, view, sources.read)
+            over = plan.end_record.exists
+            supervise(specs, children, stop, policy, view, sources.read, over)
     except (Interrupted, RunFailed):
         if weights := newest_weights(cfg.published, Path(cfg.save_path)):
             view.print_line(f"{plan.name}: newest weights: {weights}")
@@ -174,9 +186,13 @@ def supervise(
     policy: RestartPolicy,
     view: View,
     snapshot: Callable[[], RunSnapshot],
+    over: Callable[[], bool],
 ) -> None:
-    """Start every process, end all when the trainer exits with 0. Raises as run_local."""
-    may_end = {spec.name for spec in specs if spec.health_url is None}
+    """Start every process, end all when the trainer exits with 0 and the run is ``over``.
+
+    Raises as run_local.
+    """
+    may_end = {spec.name for spec in specs if spec.health_url is None} - {TRAINER}
     run = Supervisor(
         specs, children, stop, policy, may_end=lambda: may_end, print_line=view.print_line
     )
@@ -191,7 +207,9 @@ def supervise(
     run.start_servers(waiting, early)
     run.start_workers(early)
     run.watch(
-        lambda: run.completed(TRAINER), observe=lambda: view.show(snapshot()), poll_s=POLL_S
+        lambda: run.completed(TRAINER) and over(),
+        observe=lambda: view.show(snapshot()),
+        poll_s=POLL_S,
     )
     view.show(snapshot())  # with the last step
     children.end(list(run.specs), GRACE_S)

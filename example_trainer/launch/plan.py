@@ -40,6 +40,7 @@ from example_trainer.settings.files import (
     flatten,
 )
 from example_trainer.settings.yaml_reader import load_yaml
+from example_trainer.state import end
 
 
 class ApiSection(PlanSection):
@@ -221,6 +222,11 @@ class Plan(PlanSection):
     def launched(self) -> Path:
         """Directory of the files that the launcher writes for the processes."""
         return self.directory / "launch"
+
+    @property
+    def end_record(self) -> Path:
+        """The file by which the trainer records the end of the run; see ``state.end``."""
+        return self.launched / end.FILE
 
     @property
     def files(self) -> Path:

@@ -93,7 +93,10 @@ class RayRun:
         log = self.logs / f"{name}.log"
         if code == INVALID.returncode:
             raise invalid_settings(log)
-        if code == 0 and role in (TRAINER, "environment"):
+        if code == 0 and role == "environment":
+            return
+        others = of_trainer & {*self.start_at, *self.running.values()}
+        if code == 0 and role == TRAINER and (others or self.plan.end_record.exists()):
             return
         self.failures[i] += code != AGAIN
         setting = "recover_retries" if role == TRAINER else "restarts"

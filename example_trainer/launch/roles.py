@@ -26,6 +26,7 @@ from example_trainer.launch.plan import (
 from example_trainer.launch.servers import CHAT_TYPES, ServerCommand, choose_engine
 from example_trainer.settings.section import filled
 from example_trainer.settings.weights import ServingSettings
+from example_trainer.state import end
 
 DIRECTORY = "directory://"  # servers are those that the rollout API lists
 READY = "atroposlib.environments"
@@ -214,7 +215,7 @@ def trainer(
     argv += ("example_trainer.grpo",)
     for path in (first, *plan.trainer.config, last):
         argv += ("--config", str(path))
-    env = dict(plan.trainer.env)
+    env = {**plan.trainer.env, end.VARIABLE: str(plan.end_record)}
     if plan.trainer.gpus is not None:
         env.setdefault("CUDA_VISIBLE_DEVICES", plan.trainer.gpus)
     return Command(argv, env)

@@ -9,8 +9,11 @@ which makes the decisions that depend on the node, in Python.
                                          slurm.chain the next job of the chain goes on
     preempted, requeued, node lost       leaves the other jobs alone: SLURM starts it again
     its process died (not the trainer)   starts it again, up to ``restarts`` times
-    trainer: exit 0, cancelled, or its   ends the other jobs: the run is over
-    retries are used up
+    trainer: exit 0 and its record of    ends the other jobs: the run is over
+    the end, cancelled, or its retries
+    are used up
+    SLURM has started the job again      a script that lives on leaves the other jobs alone
+    elsewhere
     exit code 2, refused settings        ends all jobs: another start would fail alike
 """
 
@@ -27,6 +30,7 @@ from typing import Any
 from atroposlib.errors import ConfigError
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, SbatchOptions
+from example_trainer.state import end
 
 JOBS_FILE = "jobs"  # ids of all jobs, one a line
 LINK = "ATROPOS_CHAIN_LINK"  # number of a job in its chain
@@ -119,11 +123,11 @@ mapfile -t NODES < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 for attempt in $(seq 0 {retries}); do
   export ATROPOS_RUN_ID=$((attempt + ${{SLURM_RESTART_COUNT:-0}} + ${{{LINK}:-0}}))
   step {line}
-  if [ "$status" = 0 ]; then over "trainer: done" 0; fi
+  if [ "$status" = 0 ] && [ -e {shlex.quote(str(plan.end_record))} ]; then over "trainer: done" 0; fi
   if [ "$status" = 2 ]; then over "trainer: refused" 2; fi
   if [ "$signalled" = USR1 ]; then again; fi
   if [ "$signalled" = TERM ]; then
-    if is_cancelled; then over "trainer: cancelled" 1; fi
+    if is_current; then over "trainer: cancelled" 1; fi
     exit "$status"
   fi
   echo "trainer: attempt $attempt of {retries} failed" >&2
@@ -172,6 +176,10 @@ again() {
   exit 75
 }
 over() { # the other jobs have nothing left to do: those that run may end in order
+  if ! is_current; then
+    echo "$1, but SLURM has queued this job again: its other jobs go on" >&2
+    exit 75
+  fi
   echo "$1: the run is over, its other jobs are ended" >&2
   others=$(grep -vx "$SLURM_JOB_ID" "$JOBS" | paste -sd" ") || exit "$2"
   if [ -z "$others" ]; then exit "$2"; fi # scancel without ids would mean every job
@@ -184,7 +192,7 @@ over() { # the other jobs have nothing left to do: those that run may end in ord
   scancel --quiet $others || true
   exit "$2"
 }
-is_cancelled() {
+is_current() {
   scontrol --oneliner show job "$SLURM_JOB_ID" | grep -q " Restarts=${SLURM_RESTART_COUNT:-0} "
 }"""
 
@@ -270,6 +278,7 @@ def write_files(plan: Plan) -> None:
     folder = plan.launched
     (folder / ENDPOINTS).mkdir(parents=True, exist_ok=True)
     (plan.directory / "logs").mkdir(exist_ok=True)
+    end.forget(plan.end_record)
     for old in (folder / ENDPOINTS).iterdir():
         old.unlink()
     roles.write_yaml(plan_path(plan), dumped(plan))

@@ -29,7 +29,7 @@ from example_trainer import grpo
 from example_trainer.model import loading
 from example_trainer.model.model_dir import read_state, save_model
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.state import Stopped, StopSignal
+from example_trainer.state import Stopped, StopSignal, end
 from tests.trainer.architectures import write
 from tests.trainer.environment import running_environment
 from tests.trainer.families import family_of
@@ -212,9 +212,19 @@ def test_a_batch_that_was_published_but_not_acked_is_trained_once(run, settings)
     assert httpx.get(f"{run.server}/server_info").json()["weight_version"] == 2
 
 
-def test_finished_trainer_continues_with_a_higher_step_limit(run, settings):
+def test_finished_trainer_continues_with_a_higher_step_limit(
+    run, settings, tmp_path, monkeypatch
+):
+    record = tmp_path / end.FILE
+    monkeypatch.setenv(end.VARIABLE, str(record))
     with running_environment(run.api, run.server):
         grpo.train(settings(training_steps=1, recover_every_steps=1))
+        assert json.loads(record.read_text())["step"] == 1
+        stopped = StopSignal()
+        stopped.request(15)
+        with pytest.raises(Stopped):
+            grpo.train(settings(training_steps=3, recover_every_steps=1), stopped)
+        assert not record.exists()  # of an earlier start
         grpo.train(settings(training_steps=3, recover_every_steps=1, minibatches=2))
     lines = [line for line in read_metrics(settings()) if "loss" in line]
     assert [line["step"] for line in lines] == [1, 2, 3]

@@ -17,15 +17,18 @@ from atroposlib.errors import ConfigError
 from atroposlib.live.sources import RunSnapshot
 from atroposlib.live.view import PlainView
 from atroposlib.processes import Children, ProcessSpec, RunFailed, StopRequest
+from atroposlib.utils.command.folder_lock import held
 from example_trainer.launch.__main__ import _run as start
 from example_trainer.launch.__main__ import parse
 from example_trainer.launch.local import (
     RestartPolicy,
     newest_weights,
     processes,
+    run_local,
     supervise,
 )
 from example_trainer.launch.plan import trainer_settings
+from example_trainer.state import end
 from tests.trainer.launch.launch_plans import plan
 
 REPO = Path(__file__).resolve().parents[3]
@@ -70,7 +73,7 @@ time.sleep(600)
 def watch(tmp_path):
     """Run stand-ins to the end of the run; return the output and the starts of each."""
 
-    def run(policy: RestartPolicy, **codes: list[int]):
+    def run(policy: RestartPolicy, over=lambda: True, **codes: list[int]):
         console = Console(file=io.StringIO(), width=200)
         envs = " ".join(str(tmp_path / name) for name in codes if name.startswith("env"))
         specs = [
@@ -88,7 +91,7 @@ def watch(tmp_path):
         with Children(tmp_path / "logs") as children:
             try:
                 view = PlainView(console)
-                supervise(specs, children, StopRequest(), policy, view, RunSnapshot)
+                supervise(specs, children, StopRequest(), policy, view, RunSnapshot, over)
             except RunFailed as failure:
                 view.print_line(f"failed: {failure.line}")
         starts = {
@@ -103,6 +106,28 @@ def watch(tmp_path):
 def test_a_trainer_that_ends_well_ends_the_run(watch):
     printed, starts = watch(RestartPolicy(3, 3, 0.0), env=[], trainer=[0])
     assert (printed, starts["trainer"]) == ([], ["0"])
+
+
+def test_an_exit_status_of_0_without_the_record_of_the_end_is_a_failure(watch):
+    recorded = iter([False, False, True, True])
+    printed, starts = watch(
+        RestartPolicy(2, 3, 0.0), lambda: next(recorded), trainer=[0, 0, 0]
+    )
+    assert starts["trainer"] == ["0", "1", "2"]
+    line = "trainer failed (exit code 0) without its record of the end; starting it again"
+    assert printed[:2] == [f"{line} (1 of 2)", f"{line} (2 of 2)"]
+
+
+def test_a_second_run_in_the_folder_of_another_changes_nothing_and_names_it(tmp_path):
+    found = plan("inference.engine=local", out=tmp_path)
+    end.record(found.end_record, step=3)
+    with held(tmp_path, "wait"):
+        before = {path: path.stat() for path in tmp_path.rglob("*")}
+        with pytest.raises(
+            ConfigError, match=rf"in use by process {os.getpid()} on .*: wait for"
+        ):
+            run_local(found, live=False)
+        assert {path: path.stat() for path in tmp_path.rglob("*")} == before
 
 
 def test_a_trainer_that_fails_is_started_again_under_the_next_run_id(watch):
@@ -155,7 +180,7 @@ def test_invalid_settings_of_an_environment_end_the_start_of_the_servers(tmp_pat
     named = "^environments.1.config: no key x .log: .*env.log"
     with Children(tmp_path / "logs") as children:
         with pytest.raises(ConfigError, match=named):
-            supervise(found, children, StopRequest(), policy, view, RunSnapshot)
+            supervise(found, children, StopRequest(), policy, view, RunSnapshot, lambda: True)
 
 
 def test_a_wrong_script_is_reported_with_the_file_of_the_run(tmp_path):

@@ -60,7 +60,7 @@ def test_a_run_that_waits_names_what_is_missing(nodes, free, line):
 
 def test_the_extra_is_named_where_ray_is_absent(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match="atroposlib.ray."):
+    with pytest.raises(ConfigError, match="atropos-rl.ray."):
         run_ray(plan(out=tmp_path), 0)
     settings = ["inference.engine=local", "trainer.settings.device=cpu"]
     assert main(["ray", "--config", GSM8K, "--out", str(tmp_path), *settings]) == 2

@@ -36,11 +36,11 @@ for attempt in $(seq 0 3); do
   export ATROPOS_RUN_ID=$((attempt + ${SLURM_RESTART_COUNT:-0} + ${ATROPOS_CHAIN_LINK:-0}))
   step srun --kill-on-bad-exit=1 '--container-image=a b' python -m example_trainer.launch node \
 --plan OUT/launch/plan.json --role trainer --meet "${NODES[0]}:$((20000 + SLURM_JOB_ID % 10000))"
-  if [ "$status" = 0 ]; then over "trainer: done" 0; fi
+  if [ "$status" = 0 ] && [ -e OUT/launch/ended.json ]; then over "trainer: done" 0; fi
   if [ "$status" = 2 ]; then over "trainer: refused" 2; fi
   if [ "$signalled" = USR1 ]; then again; fi
   if [ "$signalled" = TERM ]; then
-    if is_cancelled; then over "trainer: cancelled" 1; fi
+    if is_current; then over "trainer: cancelled" 1; fi
     exit "$status"
   fi
   echo "trainer: attempt $attempt of 3 failed" >&2
@@ -144,6 +144,8 @@ echo run $ATROPOS_RUN_ID >> calls
 read -r what rest < ends; tail -n +2 ends > rest.new; mv rest.new ends
 case $what in
   USR1|USR2|TERM) touch waiting; kill -$what $PPID; while [ -e waiting ]; do sleep 0.02; done; exit 75 ;;
+  lost) echo 1 > restarts; exit 0 ;; # of a node that is lost while the trainer lives
+  0) touch launch/ended.json; exit 0 ;; # as the trainer, at its end
   *) exit $what ;;
 esac""",
     "scancel": """\
@@ -173,10 +175,13 @@ OTHERS = "|".join(
         ("USR1", 0, 75, "run 0|scancel --signal=TERM 7|requeue 7"),
         ("TERM", 1, 75, "run 0|scancel --signal=TERM 7"),
         ("TERM", 0, 1, f"run 0|scancel --signal=TERM 7|{OTHERS}"),
+        ("lost 1 1", 0, 75, "run 0|run 1|run 2"),
+        ("lost 0", 0, 75, "run 0|run 1"),
         ("USR1", 0, 75, "run 1|scancel --signal=TERM 7"),
     ],
     ids=[
         *("done", "failed", "failed once", "refused", "time limit", "preempted", "cancelled"),
+        *("node lost", "node lost, then done"),
         "chain",
     ],
 )

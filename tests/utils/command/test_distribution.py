@@ -14,9 +14,10 @@ import pytest
 from packaging.requirements import Requirement
 
 import atroposlib
+from atroposlib.cli import env_new
 from atroposlib.cli.export import found
 from atroposlib.cli.export.verifiers import files
-from atroposlib.utils.command import distribution, env_new
+from atroposlib.utils.command import distribution
 
 COMMIT = "0" * 40
 INSTALLED = {  # direct_url.json, as pip and uv write it -> the reference

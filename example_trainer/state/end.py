@@ -1,0 +1,39 @@
+"""The end of a run, recorded by its trainer: the one sign that launchers believe.
+
+An exit status passes go-betweens: srun ends with 0 when its node is lost while the trainer lives.
+
+    launcher    deletes the record of an earlier launch, and names the file to the trainer
+    trainer     deletes it at its start, and writes it after its last step and model
+    launcher    the run is over if the trainer ended with 0 and the record is there
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+VARIABLE = "ATROPOS_RUN_END"  # names the file
+FILE = "ended.json"  # below <out>/launch
+
+
+def forget(path: Path) -> None:
+    """Delete the record of an earlier start."""
+    path.unlink(missing_ok=True)
+
+
+def record(path: Path, **facts: int | str) -> None:
+    """Write the record, atomically and durably, with facts for people who read it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as draft:
+        draft.write(json.dumps(facts) + "\n")
+        draft.flush()
+        os.fsync(draft.fileno())
+    Path(draft.name).replace(path)
+
+
+def named() -> Path | None:
+    """The file that the launcher named to this trainer."""
+    text = os.environ.get(VARIABLE)
+    return Path(text) if text else None
