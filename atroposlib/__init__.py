@@ -9,7 +9,7 @@ def name_clash() -> str | None:
     """A sentence if the archived original is installed over this package; None otherwise.
 
     Its distribution ``atroposlib`` holds a package of the same name. Read from the names in the
-    folder beside this package: importlib.metadata would take ten times as long to import.
+    folder of this package: importlib.metadata would take ten times as long to import.
     """
     beside = os.listdir(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if not any(

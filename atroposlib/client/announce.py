@@ -29,6 +29,7 @@ from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import API_TOKEN, CommandParser
 from atroposlib.utils.command.signals import on_signals
 from atroposlib.wire import Announcement, Heartbeat
+from atroposlib.wire.numbers import natural_of
 
 PROG = "announce"
 BEAT_S = 2.0
@@ -119,8 +120,8 @@ def version_of(server: httpx.Client) -> int | None:
             text = str(answer.json()["weight_version"]) if answer.is_success else ""
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             continue
-        if text.isdecimal():
-            return int(text)
+        if (version := natural_of(text)) is not None:
+            return version
     return None
 
 

@@ -23,6 +23,7 @@ from atroposlib.live.heldout import Heldout, HeldoutSample
 from atroposlib.trackers import finite_number
 from atroposlib.trackers.jsonl import last_run
 from atroposlib.wire import MOSTLY_DROPPED
+from atroposlib.wire.numbers import natural_of
 
 REQUEST_TIMEOUT_S = 1.0  # a busy server may miss one poll; the next is half a second later
 RATE_WINDOW_S = 0.5
@@ -263,7 +264,7 @@ def largest(row: Mapping[str, Any], *names: str) -> float | None:
 def version_of(info: Mapping[str, Any] | None) -> int | None:
     """Return the weight version in a server's response; vLLM's initial one is named default."""
     label = str((info or {}).get("weight_version"))
-    return 0 if label == "default" else int(label) if label.isdecimal() else None
+    return 0 if label == "default" else natural_of(label)
 
 
 def participants(status: Mapping[str, Any] | None) -> list[dict[str, Any]]:

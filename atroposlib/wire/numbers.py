@@ -26,3 +26,9 @@ def finite(value: Any) -> float | None:
     except OverflowError:
         return None
     return number if math.isfinite(number) else None
+
+
+def natural_of(text: str) -> int | None:
+    """The number of at most 18 ASCII digits; None for other texts."""
+    known = text.isascii() and text.isdecimal() and len(text) <= 18
+    return int(text) if known else None

@@ -43,7 +43,7 @@ from atroposlib.processes import (
     log_tail,
 )
 from atroposlib.utils.command import logs
-from atroposlib.utils.command.folder_lock import held
+from atroposlib.utils.command.folder_lock import FolderLock
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Command, Endpoints
@@ -57,6 +57,7 @@ RESTART_GRACE_S = 5.0
 GRACE_S = 30.0  # a trainer finishes publish and ack before it handles SIGTERM
 TRAINER, RUN_ID = "trainer", "ATROPOS_RUN_ID"
 FAILED, NOT_STARTED = 1, 2
+ANOTHER_FOLDER = "wait for its end, or name another folder by out=FOLDER"
 INVALID = Exit(NOT_STARTED)  # settings that another start does not change
 
 
@@ -134,7 +135,7 @@ def run_local(plan: Plan, live: bool = True) -> int:
         Interrupted: a signal came.
     """
     require_engine(choose_engine(plan.inference.engine))
-    with held(plan.directory, "wait for its end, or name another folder by out=FOLDER"):
+    with FolderLock(plan.directory, ANOTHER_FOLDER):
         end.forget(plan.end_record)
         return _run(plan, live)
 

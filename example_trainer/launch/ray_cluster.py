@@ -22,8 +22,15 @@ from typing import Any
 
 from atroposlib.errors import ConfigError
 from atroposlib.processes import Exit, RunFailed, StopRequest, log_tail
+from atroposlib.utils.command.folder_lock import FolderLock
 from example_trainer.launch import slurm
-from example_trainer.launch.local import GRACE_S, INVALID, TRAINER, invalid_settings
+from example_trainer.launch.local import (
+    ANOTHER_FOLDER,
+    GRACE_S,
+    INVALID,
+    TRAINER,
+    invalid_settings,
+)
 from example_trainer.launch.plan import Plan
 from example_trainer.launch.ray_actor import AGAIN, placed
 from example_trainer.launch.ray_parts import missing, parts
@@ -133,7 +140,12 @@ def run_ray(plan: Plan, trainer_retries: int) -> int:
         import ray.util.scheduling_strategies
     except ImportError as error:
         raise ConfigError("Ray is missing: pip install 'atropos-rl[ray]'") from error
-    slurm.write_files(plan)
+    with FolderLock(plan.directory, ANOTHER_FOLDER):
+        slurm.write_files(plan)
+        return _run(ray, plan, trainer_retries)
+
+
+def _run(ray: Any, plan: Plan, trainer_retries: int) -> int:
     try:
         ray.init(os.environ.get("RAY_ADDRESS") or "auto", log_to_driver=False)
     except ConnectionError as error:

@@ -105,7 +105,7 @@ class HeartbeatThread:
         while not stopped:
             self._wake.clear()
             stopped = self._stop.is_set()  # before the beat: the last phase is sent
-            with surviving(lambda bug: logger.error("a heartbeat was not sent", exc_info=bug)):
+            with surviving(lambda bug: logger.error("a heartbeat is lost", exc_info=bug)):
                 self._send(self._timed())
             if not stopped:
                 self._wake.wait(INTERVAL_S)

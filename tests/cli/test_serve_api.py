@@ -205,7 +205,7 @@ def test_a_data_directory_in_use_prints_one_line_and_exits_with_1(
 ):
     with serving(tmp_path) as (process, _):
         assert run_api.main(["--port", "0", "--data-dir", str(tmp_path)]) == 1
-        assert f"belongs to process {process.pid}" in capsys.readouterr().err
+        assert f"is in use by process {process.pid} on" in capsys.readouterr().err
 
 
 def test_limits_that_let_no_request_through_are_refused(monkeypatch):

@@ -22,6 +22,7 @@ from atroposlib.api.archive.records import BATCH
 from atroposlib.api.archive.selection import ChosenRows
 from atroposlib.errors import ConfigError, UnknownGroup
 from atroposlib.wire import explore
+from atroposlib.wire.safetensors import Array
 
 MAX_POINTS = 2000  # of a curve
 MAX_KEYS = 64  # per call
@@ -173,10 +174,8 @@ class RunViews:
         nulls = len(values) - len(known)
         if not len(known):
             return explore.Histogram(field, [], nulls, not whole)
-        low, high = float(known.min()), float(known.max())
-        n_bins, end = (BINS, high) if high > low else (1, low + 1.0)
-        counts, edges = np.histogram(known, n_bins, (low, end))
-        ends = edges.tolist()
+        edges = _edges(float(known.min()), float(known.max()))
+        counts, ends = np.histogram(known, edges)[0], edges.tolist()
         bins = list(map(explore.Bin, ends, ends[1:], counts.tolist()))
         return explore.Histogram(field, bins, nulls, not whole)
 
@@ -217,6 +216,14 @@ class RunViews:
             for _, name, kind, at, body in rows
         ]
         return explore.EventPage(found, str(rows[-1][0]) if len(rows) == limit else None)
+
+
+def _edges(low: float, high: float) -> Array:
+    """Edges of ``BINS`` bins of equal width; of one bin if floats between them are too few."""
+    edges = np.linspace(low / 2, high / 2, BINS + 1) * 2  # high - low may exceed the floats
+    if np.all(edges[1:] > edges[:-1]):
+        return edges
+    return np.array([low, high if high > low else low + 1.0])
 
 
 def thinned(rows: Iterable[Sequence[Any]]) -> list[tuple[int, float | None]]:

@@ -196,7 +196,7 @@ class RequestBody:
         if status == 503:
             line = 1 + self._line.waiting // POSTS_PER_S
             headers["retry-after"] = retry_after(max(RETRY_AFTER_S, line))
-            if path == CREDITED:  # whose clients wait as long as they are told
+            if path == CREDITED:  # whose clients wait as long as Retry-After asks
                 return JSONResponse({"detail": str(error), "status": "busy"}, 429, headers)
         return JSONResponse({"detail": str(error)}, status, headers=headers)
 

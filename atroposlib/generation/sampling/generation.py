@@ -104,7 +104,8 @@ def token_usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
 def version_number(label: Any) -> int:
     """Number of a weight label: 3 and "3" are 3, null and "base" are UNKNOWN_VERSION."""
     text = str(label)
-    return int(text) if text.isdigit() else UNKNOWN_VERSION
+    known = text.isascii() and text.isdecimal() and len(text) <= 18
+    return int(text) if known else UNKNOWN_VERSION
 
 
 def token_versions(num_tokens: int, spans: Any, label: Any) -> list[int]:

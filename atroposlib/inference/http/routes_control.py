@@ -26,11 +26,12 @@ from atroposlib.inference.http.service import InferenceService
 from atroposlib.inference.http.weight_group import WeightGroup
 from atroposlib.utils.models import node_copy
 from atroposlib.utils.process_group import gpu_uuid
+from atroposlib.wire.numbers import Int64
 
 # Fields of a JSON object.
 Text = Annotated[str, Body(embed=True)]
-Number = Annotated[int, Body(embed=True)]
-NumberOrNone = Annotated[int | None, Body()]
+Number = Annotated[Int64, Body(embed=True)]
+NumberOrNone = Annotated[Int64 | None, Body()]
 
 
 def control_router(service: InferenceService) -> APIRouter:

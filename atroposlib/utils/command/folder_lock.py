@@ -1,8 +1,7 @@
 """A folder that one process at a time works in, named to the others.
 
 The lock lies on the folder itself (flock of its descriptor), so no file can be removed from under
-it, and it ends with the process, however that ends. A file beside names the holder; it decides
-nothing.
+it, and it ends with the process, however that ends. A file names the holder; it decides nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from atroposlib.errors import ConfigError
@@ -23,41 +21,49 @@ HOLDER = ".holder"
 _NO_LOCKS = (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
-@contextmanager
-def held(folder: Path, remedy: str) -> Iterator[None]:
-    """Hold ``folder``, which is made, until the end of the block or of the process.
+class FolderLock:
+    """A held folder; a context manager that frees it. It is made where it is missing.
 
     Raises:
         ConfigError: another process holds it; names that process, then the ``remedy``.
     """
-    descriptor = hold(folder, remedy)
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            (folder / HOLDER).unlink()
-        os.close(descriptor)
 
+    def __init__(self, folder: Path, remedy: str) -> None:
+        self._folder, self._descriptor = folder, -1
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            problem = f"{folder} is no folder to work in: {error.strerror}"
+            raise ConfigError(problem) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                os.close(descriptor)
+                raise ConfigError(
+                    f"{folder} is in use by {_holder(folder)}: {remedy}"
+                ) from error
+        self._descriptor = descriptor
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        with suppress(OSError):  # a full disk, on which the holder may still work
+            draft = folder / f"{HOLDER}.{os.getpid()}"
+            draft.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {since}")
+            draft.replace(folder / HOLDER)
 
-def hold(folder: Path, remedy: str) -> int:
-    """As :func:`held`, until the returned descriptor is closed."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise ConfigError(f"{folder} is no folder to work in: {error.strerror}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            os.close(descriptor)
-            raise ConfigError(f"{folder} is in use by {_holder(folder)}: {remedy}") from error
-    since = time.strftime("%Y-%m-%d %H:%M:%S")
-    with suppress(OSError):  # a full disk, on which the holder may still work
-        draft = folder / f"{HOLDER}.{os.getpid()}"
-        draft.write_text(f"process {os.getpid()} on {socket.gethostname()}, since {since}")
-        draft.replace(folder / HOLDER)
-    return descriptor
+    def close(self) -> None:
+        """Free the folder. Idempotent."""
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                (self._folder / HOLDER).unlink()
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
 
 
 def _holder(folder: Path) -> str:

@@ -62,7 +62,7 @@ def reward_norm(given: Given) -> dict[str, Any]:
 def without_effect(given: Given, names: str) -> list[str]:
     """Notes about options of a norm that change nothing here."""
     reasons = {
-        "group_size": "groups carry their own ids, whatever group_size",
+        "group_size": "groups carry their own ids: group_size has no effect",
         "std_unbiased": "deviations are the population's: std_unbiased is false",
         "eps": "the deviation of advantages has a floor and no eps",
         "mean_leave1out": "the mean of advantages leaves none out",

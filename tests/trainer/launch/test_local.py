@@ -17,7 +17,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.live.sources import RunSnapshot
 from atroposlib.live.view import PlainView
 from atroposlib.processes import Children, ProcessSpec, RunFailed, StopRequest
-from atroposlib.utils.command.folder_lock import held
+from atroposlib.utils.command.folder_lock import FolderLock
 from example_trainer.launch.__main__ import _run as start
 from example_trainer.launch.__main__ import parse
 from example_trainer.launch.local import (
@@ -121,7 +121,7 @@ def test_an_exit_status_of_0_without_the_record_of_the_end_is_a_failure(watch):
 def test_a_second_run_in_the_folder_of_another_changes_nothing_and_names_it(tmp_path):
     found = plan("inference.engine=local", out=tmp_path)
     end.record(found.end_record, step=3)
-    with held(tmp_path, "wait"):
+    with FolderLock(tmp_path, "wait"):
         before = {path: path.stat() for path in tmp_path.rglob("*")}
         with pytest.raises(
             ConfigError, match=rf"in use by process {os.getpid()} on .*: wait for"

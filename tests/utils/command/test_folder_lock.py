@@ -9,13 +9,13 @@ import sys
 import pytest
 
 from atroposlib.errors import ConfigError
-from atroposlib.utils.command.folder_lock import HOLDER, held
+from atroposlib.utils.command.folder_lock import HOLDER, FolderLock
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from atroposlib.utils.command.folder_lock import held
-with held(Path(sys.argv[1]), "wait"):
+from atroposlib.utils.command.folder_lock import FolderLock
+with FolderLock(Path(sys.argv[1]), "wait"):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -31,7 +31,7 @@ def holder(tmp_path):
 
 
 def refusal(folder):
-    with pytest.raises(ConfigError) as caught, held(folder, "name another folder"):
+    with pytest.raises(ConfigError) as caught, FolderLock(folder, "name another folder"):
         pass
     return str(caught.value)
 
@@ -51,7 +51,7 @@ def test_removed_files_free_nothing(holder, tmp_path):
 def test_a_killed_holder_frees_its_folder(holder, tmp_path):
     holder.kill()
     holder.wait()
-    with held(tmp_path, "wait"):
+    with FolderLock(tmp_path, "wait"):
         assert f"process {os.getpid()}" in (tmp_path / HOLDER).read_text()
     assert list(tmp_path.iterdir()) == []
 

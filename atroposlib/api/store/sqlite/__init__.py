@@ -9,7 +9,6 @@ The data directory is locked by one process, and must be on a local file system.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +17,6 @@ from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import IO
 
 import apsw
 
@@ -39,6 +37,7 @@ from atroposlib.api.store.sqlite.payload_log import SEGMENT_BYTES, PayloadLog
 from atroposlib.api.store.sqlite.retention import tolerated_bytes
 from atroposlib.api.store.sqlite.segment_files import SegmentFiles
 from atroposlib.errors import ConfigError, StoreFull, StoreLocked
+from atroposlib.utils.command.folder_lock import HOLDER, FolderLock
 
 # Before 3.51.3 a reset of the write-ahead log can corrupt the file.
 MIN_SQLITE_VERSION = 3_051_003
@@ -110,24 +109,6 @@ def free_bytes_of(path: Path) -> int:
     return disk.f_bavail * disk.f_frsize
 
 
-def lock_directory(data_dir: Path) -> IO[str]:
-    """Lock the directory until this process ends."""
-    lock_file = open(data_dir / "lock", "a+")  # noqa: SIM115 - held until close()
-    try:
-        fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as cause:
-        lock_file.seek(0)
-        owner = lock_file.read().strip() or "another process"
-        lock_file.close()
-        raise StoreLocked(
-            f"{data_dir} belongs to process {owner}: stop it, or choose another --data-dir"
-        ) from cause
-    lock_file.truncate(0)
-    lock_file.write(str(os.getpid()))
-    lock_file.flush()
-    return lock_file
-
-
 # --- the store ------------------------------------------------------------------------
 
 
@@ -181,8 +162,11 @@ class SqliteStore(Store):
         path = data_dir / DATABASE
         self._wal = data_dir / (DATABASE + "-wal")
         with ExitStack() as undo:  # unlock the directory on an error
-            self._lock_file = lock_directory(data_dir)
-            undo.callback(self._lock_file.close)
+            try:
+                self._lock = FolderLock(data_dir, "stop it, or choose another --data-dir")
+            except ConfigError as error:
+                raise StoreLocked(str(error)) from error
+            undo.callback(self._lock.close)
             try:
                 connection = connect(path, vfs, synchronous, read_only=False)
                 undo.callback(connection.close, True)
@@ -191,7 +175,7 @@ class SqliteStore(Store):
             except FAULTS as cause:
                 raise fault(cause) from cause
             undo.pop_all()
-        for name in ("lock", DATABASE, DATABASE + "-wal", DATABASE + "-shm"):
+        for name in (HOLDER, DATABASE, DATABASE + "-wal", DATABASE + "-shm"):
             with suppress(OSError):  # of another owner, or in the VFS of a test
                 os.chmod(data_dir / name, 0o600)  # the prompts are the user's
         self._readers = SqliteReaders(lambda: connect(path, vfs, synchronous, read_only=True))
@@ -237,4 +221,4 @@ class SqliteStore(Store):
         """Finish pending operations and close the files. Idempotent."""
         self._readers.close()  # first: the last connection to close copies the log into the file
         self._writer.close()
-        self._lock_file.close()
+        self._lock.close()

@@ -124,11 +124,14 @@ def sampling_of(
     known = frozenset(read.__struct_fields__) | IGNORED_FIELDS
     found = {k: v for k, v in raw.items() if k not in known and v is not None}
     extra = found.pop("extra_body", None) or {}
+    if not isinstance(extra, Mapping):
+        raise InferenceRefused(400, "extra_body: an object is expected")
     found.update(extra)
     for name in ("n", "temperature"):
         if raw.get(name) is not None:
             found[name] = raw[name]
-    if not 1 <= found.setdefault("n", 1) <= MAX_CHOICES:
+    n = found.setdefault("n", 1)
+    if not isinstance(n, int) or not 1 <= n <= MAX_CHOICES:
         raise InferenceRefused(400, f"n: 1 to {MAX_CHOICES}")
     found.setdefault("temperature", 1.0)
     if max_tokens:

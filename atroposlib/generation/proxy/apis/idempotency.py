@@ -11,7 +11,6 @@ the response, and its retry finds it.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -19,10 +18,10 @@ from typing import Any
 
 from atroposlib.errors import KeyConflict
 from atroposlib.generation.proxy.apis.exchange import SamplingResponse
+from atroposlib.wire.numbers import natural_of
 
 KEY_HEADERS = ("idempotency-key", "x-idempotency-key", "x-stainless-idempotency-key")
 ATTEMPT_HEADER = "x-stainless-retry-count"  # sent by the openai and anthropic packages
-_COUNT = re.compile("[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,10 @@ class CallIdentity:
 
     @classmethod
     def of(cls, path: str, body: bytes, headers: Mapping[str, str]) -> CallIdentity:
-        count = headers.get(ATTEMPT_HEADER, "")
         return cls(
             digest=blake2b(b"%b\0%b" % (path.encode(), body), digest_size=16).digest(),
             key=next((headers[name] for name in KEY_HEADERS if headers.get(name)), None),
-            attempt=int(count) if _COUNT.fullmatch(count) else 0,
+            attempt=natural_of(headers.get(ATTEMPT_HEADER, "")) or 0,
         )
 
 

@@ -36,6 +36,10 @@ def by_hand(directory, sql, *values):
 def test_a_data_directory_has_one_owner(store, tmp_path):
     with pytest.raises(StoreLocked, match=f"process {os.getpid()}.*--data-dir"):
         SqliteStore(tmp_path)
+    for name in ("lock", ".holder"):  # as a cleaner of old files does
+        (tmp_path / name).unlink(missing_ok=True)
+    with pytest.raises(StoreLocked, match="another process.*--data-dir"):
+        SqliteStore(tmp_path)
     store.close()
     SqliteStore(tmp_path).close()
 
