@@ -38,7 +38,7 @@ from atroposlib.api.web.routes_groups import (
 from atroposlib.api.web.routes_ops import ops_routes
 from atroposlib.api.web.routes_run import poll_routes, run_routes
 from atroposlib.ui import page_routes
-from atroposlib.utils.http_server import LOOPBACK_HOSTS, HostGuard, SameSiteGuard
+from atroposlib.utils.http_server import LOOPBACK_HOSTS, HostGuard, PageGuard, SameSiteGuard
 
 STORE_VARIABLE = "ATROPOS_STORE"
 DATA_DIR_VARIABLE = "ATROPOS_DATA_DIR"
@@ -118,8 +118,7 @@ def create_view(explorer: Explorer) -> FastAPI:
         app.add_exception_handler(kind, routing.on_error)
     app.include_router(explore_routes(explorer))
     app.router.routes.extend(page_routes())
-    app.add_middleware(SameSiteGuard, refuse=_refuse_page)
-    app.add_middleware(HostGuard, allowed=LOOPBACK_HOSTS, refuse=_refuse_page)
+    app.add_middleware(PageGuard, refuse=_refuse_page)
     return app
 
 

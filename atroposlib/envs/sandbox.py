@@ -29,6 +29,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
+from atroposlib.envs.syscall_filter import leave_keyring, sealed_filter
 from atroposlib.errors import ConfigError
 
 Kind = Literal["bubblewrap", "none"]
@@ -148,7 +149,9 @@ async def ready(kind: Kind) -> None:
         raise ConfigError(f"python3 does not run in the sandbox: {outcome}")
 
 
-def arguments(kind: Kind, limits: Limits, program_fd: int, status_fd: int) -> list[str]:
+def arguments(
+    kind: Kind, limits: Limits, program_fd: int, status_fd: int, filter_fd: int | None = None
+) -> list[str]:
     """Command line of one program; raises ConfigError: Python or bubblewrap is missing."""
     python = shutil.which("python3", path=SYSTEM_PATH)
     bwrap = shutil.which("bwrap", path=SYSTEM_PATH)
@@ -176,6 +179,8 @@ def arguments(kind: Kind, limits: Limits, program_fd: int, status_fd: int) -> li
         linked = os.path.islink(path)
         folders += ["--symlink", os.readlink(path)] if linked else ["--ro-bind-try", path]
         folders.append(path)
+    if filter_fd is not None:
+        folders += ["--seccomp", str(filter_fd)]
     return [
         *(bwrap, "--json-status-fd", str(status_fd), "--die-with-parent", "--new-session"),
         *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
@@ -191,7 +196,7 @@ def how_it_ended(status: int, errors: str) -> Ended:
     """Execution of a program that ended by itself, from its exit status and its errors."""
     if status == 128 + signal.SIGXCPU:
         return Ended.TIMED_OUT
-    if status > 128:
+    if 128 < status <= 128 + signal.NSIG:
         return Ended.KILLED
     last = errors.rstrip().rpartition("\n")[2]
     return Ended.MEMORY if status and last.startswith("MemoryError") else Ended.FINISHED
@@ -220,14 +225,17 @@ async def _run(program: str, inputs: str, kind: Kind, limits: Limits) -> Executi
     with ExitStack() as stack:
         status_fd = os.memfd_create("status", os.MFD_CLOEXEC)  # of bubblewrap
         program_fd, inputs_fd = _sealed(program), _sealed(inputs)
-        for fd in (status_fd, program_fd, inputs_fd):
+        filter_fd = sealed_filter() if kind == "bubblewrap" else None
+        passed = [fd for fd in (program_fd, status_fd, filter_fd) if fd is not None]
+        for fd in (*passed, inputs_fd):
             stack.callback(os.close, fd)
         process = await asyncio.create_subprocess_exec(
-            *arguments(kind, limits, program_fd, status_fd),
+            *arguments(kind, limits, program_fd, status_fd, filter_fd),
             stdin=inputs_fd,
             stdout=PIPE,
             stderr=PIPE,
-            pass_fds=(program_fd, status_fd),
+            pass_fds=passed,
+            preexec_fn=leave_keyring,
             env={"HOME": "/tmp", "PATH": SYSTEM_PATH},
             cwd="/",
             start_new_session=True,

@@ -50,6 +50,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     add("--port", type=int, default=9001, help="0 picks a free port (default %(default)s)")
     add("--announce-to", metavar="URL", help="rollout API whose directory lists this server")
+    about = "name with a dot under which others call it (repeatable; * allows all)"
+    add("--allow-host", action="append", default=[], metavar="NAME", help=about)
     add("--allow-remote", action="store_true", help="permit an address other machines reach")
     add = parser.add_argument_group("resources").add_argument
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default %(default)s)")
@@ -120,7 +122,10 @@ def serve(options: argparse.Namespace, listener: socket.socket) -> int:
     if options.announce_to:
         here = host if host not in WILDCARDS else socket.gethostname()
         start(options.announce_to, f"{here}:{port}", f"http://{here}:{port}")
-    run_app(create_app(engine), listener)  # requests that a pause holds do not keep it alive
+    names = (socket.gethostname(), options.host, *options.allow_host)
+    run_app(
+        create_app(engine, names), listener
+    )  # requests that a pause holds do not keep it alive
     return 0
 
 

@@ -7,22 +7,27 @@ request from the browser; ``Sec-Fetch-Site``, ``Origin`` or ``Referer`` then nam
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import re
+import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.command.signals import on_signals, reset_and_raise
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")  # as the Host header writes them
 ANY_HOST = "*"
+HEAD_S = 10.0  # for the head of a request, from the connection or its first byte
 NO_REPLY = 499  # the client left, or the process stops, before a reply began
 # A connection whose peer vanished ends within SILENCE_S. Without that a request waits for its own
 # timeout, of minutes, and what was not acknowledged is sent again in pauses of up to two minutes, also
@@ -86,10 +91,67 @@ def run_app(app: ASGIApp, listener: socket.socket) -> None:
     """Serve ``app`` on ``listener`` until interrupted. Open requests end 5 s after that."""
     import uvicorn
 
+    class Server(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Generator[None, None, None]:
+            received: list[int] = []
+
+            def on_signal(number: int) -> None:
+                received.append(number)
+                self.handle_exit(number, None)
+
+            on_signals(on_signal, signal.SIGTERM, signal.SIGINT)
+            yield
+            for number in received[:1]:  # the exit status is that of the signal
+                reset_and_raise(number)
+
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, timeout_graceful_shutdown=5
+        app,
+        http=head_deadline(),
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=5,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    Server(config).run(sockets=[listener])
+
+
+def head_deadline(seconds: float = HEAD_S) -> type[asyncio.Protocol]:
+    """The HTTP protocol of uvicorn that closes connections without a whole head in time.
+
+    uvicorn waits for the rest of a head without a bound. Between two requests its own
+    ``timeout_keep_alive`` counts.
+    """
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+    class HeadDeadline(HttpToolsProtocol):
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._arm()
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._arm()
+
+        def on_headers_complete(self) -> None:
+            self._disarm()
+            super().on_headers_complete()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._disarm()
+            super().connection_lost(exc)
+
+        def _arm(self) -> None:
+            if self._deadline is None:
+                self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+        def _disarm(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+    return HeadDeadline
 
 
 def is_loopback(host: str) -> bool:
@@ -162,8 +224,29 @@ class HostGuard:
             await send({"type": "websocket.close", "code": 1008})
 
 
+class PageGuard:
+    """ASGI middleware of every HTTP server: both guards against web pages.
+
+    Args:
+        names: of this server, besides those without a dot; None: any name.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        refuse: Callable[[int, str], ASGIApp],
+        names: Iterable[str] | None = LOOPBACK_HOSTS,
+    ) -> None:
+        self._guarded = HostGuard(SameSiteGuard(app, refuse), names, refuse)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._guarded(scope, receive, send)
+
+
 class SameSiteGuard:
     """ASGI middleware that rejects requests which a browser sends for another site, with 403.
+
+    A WebSocket, which browsers open to any site, is closed.
 
     Args:
         changing_gets: paths whose GET changes something. A page can send it to plain HTTP
@@ -188,6 +271,9 @@ class SameSiteGuard:
                 detail = f"requests of another site ({site}) are refused"
                 await self._refuse(403, detail)(scope, receive, send)
                 return
+        elif scope["type"] == "websocket" and other_site(dict(scope["headers"])):
+            await send({"type": "websocket.close", "code": 1008})
+            return
         await self.app(scope, receive, send)
 
 

@@ -87,8 +87,10 @@ def inference(
     if wanted.first_gpu is not None and not own_gpus:
         start = wanted.first_gpu + index * wanted.tensor_parallel
         gpus = ",".join(str(gpu) for gpu in range(start, start + wanted.tensor_parallel))
+    engine = choose_engine(wanted.engine)
+    known = engine != "local" or announced is None or "." not in announced
     server = ServerCommand(
-        engine=choose_engine(wanted.engine),
+        engine=engine,
         model=wanted.model or served.model_name,
         host=host,
         port=port,
@@ -99,7 +101,7 @@ def inference(
         max_model_len=wanted.max_model_len,
         lora_rank=served.published_lora_rank,
         seed=served.seed + index,
-        args=tuple(wanted.args),
+        args=(*wanted.args, *(() if known else ("--allow-host", str(announced)))),
         env=wanted.env,
     )
     url = f"http://{announced or host}:{port}"

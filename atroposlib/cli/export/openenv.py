@@ -5,27 +5,34 @@ atropos env openenv wordle --port 8000 --env.level 2
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from typing import Any
+
+from starlette.responses import JSONResponse
 
 from atroposlib.cli import env_files
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser
+from atroposlib.utils.http_server import LOOPBACK_HOSTS, PageGuard, bind, run_app
 
 PROG = "atropos env openenv"
+BACKLOG = 128
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal ends it."""
-    import uvicorn
-
     from atroposlib.adapters.openenv_server import app_of
 
     parser = CommandParser(prog=PROG, description=__doc__)
     parser.add_argument("environment", metavar="ENVIRONMENT", help=env_files.USAGE)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
+    about = "name with a dot under which others call it (repeatable)"
+    parser.add_argument(
+        "--allow-host", action="append", default=[], metavar="NAME", help=about
+    )
     parser.add_argument("--sessions", type=int, default=64, help="at a time (%(default)s)")
     parser.add_argument(
         "--idle-s", type=float, default=3600.0, help="of a session (%(default)s)"
@@ -34,9 +41,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.with_log_settings(options, "warning")
     logs.configure(PROG, options.log_format, options.log_level)
     app = app_of(made(options.environment, words), options.sessions, options.idle_s)
+    listener = bind(options.host, options.port, BACKLOG)
     print(f"ws://{options.host}:{options.port}/ws", flush=True)
-    uvicorn.run(app, host=options.host, port=options.port, log_level="warning")
+    names = (*LOOPBACK_HOSTS, socket.gethostname(), options.host, *options.allow_host)
+    run_app(PageGuard(app, _refuse, names), listener)
     return 0
+
+
+def _refuse(status: int, detail: str) -> JSONResponse:
+    return JSONResponse({"detail": detail}, status)
 
 
 def made(reference: str, words: Sequence[str] = ()) -> Any:

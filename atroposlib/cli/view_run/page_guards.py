@@ -13,7 +13,7 @@ from starlette.types import Send
 
 from atroposlib.api.guards.tokens import Scope, TokenFile
 from atroposlib.errors import AccessError, Forbidden
-from atroposlib.utils.http_server import LOOPBACK_HOSTS, HostGuard, SameSiteGuard
+from atroposlib.utils.http_server import LOOPBACK_HOSTS, PageGuard
 
 HEADERS = {
     "content-security-policy": (
@@ -45,7 +45,7 @@ class PageGuards:
         self._tokens = None if tokens is None else TokenFile(tokens)
         self._scope = Scope.TRAINER if take else Scope.READ
         hosts = LOOPBACK_HOSTS if tokens is None else None
-        self._guarded = HostGuard(SameSiteGuard(self._checked, _refuse), hosts, _refuse)
+        self._guarded = PageGuard(self._checked, _refuse, hosts)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:

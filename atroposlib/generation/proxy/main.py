@@ -24,7 +24,7 @@ from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.generation.proxy import ProxyLimits
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser
-from atroposlib.utils.http_server import HostGuard, SameSiteGuard, bind, is_loopback, run_app
+from atroposlib.utils.http_server import PageGuard, bind, is_loopback, run_app
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -87,8 +87,7 @@ def create_app(
     app.state.sessions = sessions
     app.include_router(routes_owner.router(sessions, auth))
     app.include_router(routes_agent.router(sessions, auth))
-    app.add_middleware(HostGuard, allowed=tuple(allowed_hosts), refuse=refuse_page)
-    app.add_middleware(SameSiteGuard, refuse=refuse_page)
+    app.add_middleware(PageGuard, names=tuple(allowed_hosts), refuse=refuse_page)
     app.add_exception_handler(AtroposError, routes_agent.on_error)
     app.add_exception_handler(HTTPException, routes_agent.on_error)
     return app

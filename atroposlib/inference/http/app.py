@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
@@ -26,13 +26,17 @@ from atroposlib.inference.http.routes_control import (
 from atroposlib.inference.http.routes_generation import generate_router, openai_router
 from atroposlib.inference.http.service import InferenceService
 from atroposlib.inference.http.weight_group import WeightGroup
-from atroposlib.utils.http_server import SameSiteGuard
+from atroposlib.utils.http_server import LOOPBACK_HOSTS, PageGuard
 
 STATUS_OF = {WeightsError: 400, InferenceUnavailable: 503}
 
 
-def create_app(engine: Engine) -> FastAPI:
-    """Routes over a started engine. The engine is closed with the application's lifespan."""
+def create_app(engine: Engine, names: Sequence[str] = ()) -> FastAPI:
+    """Routes over a started engine. The engine is closed with the application's lifespan.
+
+    Args:
+        names: of this server for others, besides those of loopback and names without a dot.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -56,7 +60,7 @@ def create_app(engine: Engine) -> FastAPI:
         return {"status": "ok"}
 
     # A web page must not pause a run.
-    app.add_middleware(SameSiteGuard, refuse=error_reply)
+    app.add_middleware(PageGuard, refuse=error_reply, names=(*LOOPBACK_HOSTS, *names))
     app.add_middleware(WeightVersionHeader, engine=engine)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(AtroposError, _on_error)

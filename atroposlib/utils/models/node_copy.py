@@ -15,6 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 VARIABLE = "ATROPOS_NODE_DIR"
+MODEL_FILES = ("config.json", "adapter_config.json")
 KEPT = 1  # older copies: servers use the last one until they load the newest
 
 
@@ -22,9 +23,11 @@ def copy_once(directory: str) -> tuple[str, int]:
     """Path of the copy, and the bytes copied: 0 if another process of the node did it.
 
     Raises:
-        OSError: no such directory, no room, or a folder of another user.
+        OSError: no directory of a model, no room, or a folder of another user.
     """
     source = Path(directory).resolve()
+    if not any((source / name).is_file() for name in MODEL_FILES):
+        raise FileNotFoundError(f"{directory} is no directory of a model or an adapter")
     folder = _folder(source.parent)
     target, draft = folder / source.name, folder / f".{source.name}"
     with (folder / ".lock").open("a") as lock:
@@ -39,7 +42,9 @@ def copy_once(directory: str) -> tuple[str, int]:
         for one in (*copies, draft):
             if one not in older:  # before the copy, which needs the room
                 shutil.rmtree(one, ignore_errors=True)
-        shutil.copytree(source, draft, copy_function=shutil.copyfile)
+        draft.mkdir()
+        for file in filter(Path.is_file, source.iterdir()):  # nothing of folders in it
+            shutil.copyfile(file, draft / file.name)
         os.utime(draft)
         draft.rename(target)
         return str(target), sum(one.stat().st_size for one in target.rglob("*"))

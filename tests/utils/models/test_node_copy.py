@@ -18,6 +18,7 @@ def publish(tmp_path, monkeypatch):
     def write(name, folder="published"):
         directory = tmp_path / folder / name
         directory.mkdir(parents=True)
+        (directory / "config.json").touch()
         (directory / "model.safetensors").write_bytes(name.encode())
         return str(directory)
 
@@ -55,3 +56,14 @@ def test_a_folder_that_others_can_write_is_refused(publish, tmp_path):
     own.chmod(0o777)
     with pytest.raises(PermissionError, match="only this user"):
         copy_once(publish("version_a_1"))
+
+
+def test_only_the_files_of_a_model_are_copied(publish, tmp_path):
+    source = Path(publish("version_a_1"))
+    (source / "more").mkdir()
+    (source / "more/secret").touch()
+    copy, _ = copy_once(str(source))
+    assert {path.name for path in Path(copy).iterdir()} == {"config.json", "model.safetensors"}
+    for place in (tmp_path, "/etc", "/proc/self", tmp_path / "absent"):
+        with pytest.raises(FileNotFoundError, match="no directory of a model"):
+            copy_once(str(place))
