@@ -24,7 +24,6 @@ from pydantic import AliasChoices, BaseModel, Field
 from typing_extensions import TypedDict  # pydantic refuses that of Python below 3.12
 
 from atroposlib.errors import InvalidGroup
-from atroposlib.wire.numbers import Int64
 from atroposlib.wire.routing import RoutedExperts
 
 MASKED = -100  # label of a position that is not trained
@@ -142,7 +141,7 @@ class EnvRegistered(BaseModel):
 class EnvIdentifier(BaseModel):
     """Environment of a request. A ``run_id`` of an earlier run gets 404."""
 
-    env_id: Int64
+    env_id: int
     run_id: str | None = None
 
 
@@ -258,12 +257,12 @@ def validate_sampling(sampling: list[list[SampledSpan]], seq_lens: list[int]) ->
 class ClaimRequest(BaseModel):
     """POST /batches/claim. ``wait_s`` holds the call until a batch forms, at most 30 s."""
 
-    generation: Int64
+    generation: int
     lease_s: float = Field(600.0, gt=0, le=86_400)
     wait_s: float = Field(0.0, ge=0, le=30)
     claim_id: str | None = Field(None, min_length=1, max_length=256)  # repeated: same batch
     world_size: int = Field(1, ge=1, le=4096)  # ranks that will ack
-    rank: Natural | None = None  # deliver only this rank's shard; None: all groups
+    rank: int | None = Field(None, ge=0)  # deliver only this rank's shard; None: all groups
 
 
 class ClaimedBatch(msgspec.Struct, kw_only=True):
@@ -284,16 +283,16 @@ class AckRequest(BaseModel):
     With a ``rank`` the batch is acked after the requests of all ranks of the claim.
     """
 
-    generation: Int64
-    epoch: Int64
-    rank: Natural | None = None
+    generation: int
+    epoch: int
+    rank: int | None = Field(None, ge=0)
 
 
 class ExtendRequest(BaseModel):
     """POST /batches/{no}/extend: the lease ends ``lease_s`` from now."""
 
-    generation: Int64
-    epoch: Int64
+    generation: int
+    epoch: int
     lease_s: float = Field(600.0, gt=0, le=86_400)
 
 
@@ -305,7 +304,7 @@ class CheckpointRequest(BaseModel):
     known ``rewind_id`` changes nothing: a late copy of one must not deliver again what was trained.
     """
 
-    generation: Int64
+    generation: int
     rewind_id: Annotated[str, Field(max_length=128)] = ""
 
 

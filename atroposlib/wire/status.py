@@ -16,7 +16,7 @@ Role = Literal["trainer", "env", "inference", "tool"]
 MOSTLY_DROPPED = "rollout, most groups dropped"  # a phase that views show as a warning
 
 
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[Int64, Field(ge=0)]
 
 
 class ServerState(BaseModel):

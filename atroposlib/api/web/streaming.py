@@ -41,6 +41,7 @@ ABORT_EXTENSION = "atropos.abort"
 RESET_EXTENSION = "atropos.reset"  # its "call" takes what to await after a reset
 CHUNK_BYTES = 2 * 2**20  # copied, and written to the socket, in about a millisecond
 WINDOW_BYTES = 2 * 2**20  # small groups are read together, a larger one alone
+LAST_BYTES = 2**14  # held back until the client is looked at for the last time
 AHEAD_BYTES = 2**20  # of the body, that are made ahead
 
 
@@ -131,7 +132,9 @@ class DeliveryReply(Response):
                         if await gone():
                             return False
                         await self._out(send, _body(last))
-                        last = chunk
+                        if len(chunk) > LAST_BYTES:  # waiting clients cost no more memory
+                            await self._out(send, _body(chunk[:-LAST_BYTES]))
+                        last = chunk[-LAST_BYTES:]
             # After this message the buffers of the connection have room, so that the last one is
             # written without a pause: the check is as of that instant.
             await self._out(send, _body(b""))
