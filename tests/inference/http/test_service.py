@@ -39,7 +39,8 @@ async def test_a_disconnected_client_frees_its_rows(engine):
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
         "path": "/generate", "raw_path": b"/generate", "query_string": b"", "root_path": "",
-        "headers": [(b"content-type", b"application/json")], "scheme": "http",
+        "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
+        "scheme": "http",
         "server": ("engine", 80), "client": ("test", 1),
     }  # fmt: skip
     serving = asyncio.create_task(create_app(engine)(scope, receive, send))

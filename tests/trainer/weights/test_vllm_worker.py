@@ -121,8 +121,9 @@ def test_every_worker_of_every_data_parallel_copy_joins_as_a_rank_of_its_own(mon
 def test_a_worker_copies_a_published_directory_to_its_node(tmp_path):
     published = tmp_path / "published" / "version_a_1"
     published.mkdir(parents=True)
+    (published / "config.json").write_bytes(b"{}")
     (published / "model.safetensors").write_bytes(b"weights")
     path, copied_bytes = json.loads(Worker().copy_to_node(str(published)))
     again = json.loads(Worker().copy_to_node(str(published)))
-    assert (copied_bytes, again) == (7, [path, 0])
+    assert (copied_bytes, again) == (9, [path, 0])
     assert Path(path, "model.safetensors").read_bytes() == b"weights"
