@@ -309,9 +309,14 @@ class CheckpointRequest(BaseModel):
 
 
 class Committed(BaseModel):
-    """Reply to a commit: the number of freed batches."""
+    """Reply to a commit: the number of freed batches.
+
+    ``left_open``, at most 100: batches up to that checkpoint that were claimed without a
+    ``claim_id`` and never acked. They are delivered again: the reply to the claim may be lost.
+    """
 
     committed: int
+    left_open: list[int] = []
 
 
 class Rewound(BaseModel):

@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 
 from atroposlib.api.codec.row_facts import GroupFacts, RowFact
-from atroposlib.api.common.records import BatchMember, RunRecord
+from atroposlib.api.common.records import BatchMember
+from atroposlib.api.common.run_record import RunRecord
 from atroposlib.api.store.sql.claim import BatchRow
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire.binary import split_frames

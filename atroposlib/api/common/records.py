@@ -10,9 +10,6 @@ from enum import Enum
 import msgspec
 import xxhash
 
-from atroposlib.errors import NotRegistered
-from atroposlib.wire import StalenessPolicy
-
 
 class GroupState(str, Enum):
     """State of a group. Only ``rewind`` and ``dissolve`` lead back up this list."""
@@ -177,6 +174,14 @@ class LeasedBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class CommitResult:
+    """``committed`` batches were freed; those of ``left_open``, the first of them, come again."""
+
+    committed: int
+    left_open: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RewindResult:
     """``replayed`` batches are delivered again; ``gone`` were already committed."""
 
@@ -284,53 +289,6 @@ class RunDocument:
     envs: tuple[bytes, ...] = ()  # in the order of their ids, each a document of its own
 
 
-class EnvEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An environment of this run; the run lists them by ascending id."""
-
-    env_id: int
-    desired_name: str
-    wandb_name: str
-    max_token_length: int
-    weight: float
-    group_size: int
-    min_batch_allocation: float | None = None
-    connected: bool = True
-    tokenizer: str | None = None
-    join_id: str = ""
-    source: dict[str, str] | None = None  # package, version, digest
-    joined: float = 0.0  # s, clock of the API
-
-
-class RunState(str, Enum):
-    """State of the run."""
-
-    EMPTY = "EMPTY"  # no trainer has registered
-    REGISTERED = "REGISTERED"  # sizes are known; environments wait
-    STARTED = "STARTED"  # the trainer claimed a batch; environments may join
-
-
-class TrainerRegistration(msgspec.Struct, frozen=True, kw_only=True):
-    """The registration in force; see :class:`atroposlib.wire.Registration`."""
-
-    wandb_group: str
-    wandb_project: str
-    batch_size: int
-    max_token_len: int
-    checkpoint_dir: str
-    save_checkpoint_interval: int
-    starting_step: int
-    num_steps: int
-    commits: bool = False
-    max_staleness: int | None = None
-    staleness_policy: StalenessPolicy = "keep"
-    life: str = ""
-    host: str = ""
-    pid: int = 0
-    run_name: str = ""
-    tokenizer: str | None = None
-    since: float = 0.0  # s, clock of the API
-
-
 class ReplyState(str, Enum):
     """State of the reply to a GET /batch."""
 
@@ -348,37 +306,6 @@ class BatchTurn(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     after: int = 0
     reply: ReplyState = ReplyState.ACKED
-
-
-class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The run without its groups. ``run_id`` is empty before the run begins."""
-
-    state: RunState = RunState.EMPTY
-    run_id: str = ""
-    policy_version: int = 0
-    trainer: TrainerRegistration | None = None
-    envs: tuple[EnvEntry, ...] = ()
-    claimed: int = 0  # the last generation whose trainer called POST /batches/claim
-    # Base of the staleness budget of /admission: policy version and trained sequences at
-    # the last start or rewind of the trainer.
-    base_version: int = 0
-    admission_base: int = 0
-    # Last request of each env at any replica, in s; empty where one process serves the run.
-    seen: Mapping[int, float] = {}
-    # Lives of the trainer (``wire.lineage``): their number, first versions of the last ones,
-    # the one that announced ``policy_version``. ``registered``: ids of the last registrations.
-    incarnation: int = 0
-    starts: tuple[int, ...] = ()
-    announced_by: int | None = None
-    registered: tuple[str, ...] = ()
-    edits: int = 0  # saves that changed or forgot environments, beside adding some
-
-    @property
-    def registration(self) -> TrainerRegistration:
-        """The registration in force; raises NotRegistered without one."""
-        if self.trainer is None:
-            raise NotRegistered("no trainer has registered: POST /register first")
-        return self.trainer
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from math import floor
 
-from atroposlib.api.common.records import BatchMember, EnvEntry, GroupCount
+from atroposlib.api.common.records import BatchMember, GroupCount
+from atroposlib.api.common.run_record import EnvEntry
 from atroposlib.api.decisions.exact_fill import minima_of
 from atroposlib.errors import ConfigError
 from atroposlib.wire import EnvStatus

@@ -17,14 +17,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from atroposlib.api.common.records import (
-    EnvEntry,
-    GroupState,
-    GroupSummary,
-    RunRecord,
-    Selection,
-    StoreStats,
-)
+from atroposlib.api.common.records import GroupState, GroupSummary, Selection, StoreStats
+from atroposlib.api.common.run_record import EnvEntry, RunRecord
 from atroposlib.api.decisions import fair_share
 from atroposlib.api.decisions.exact_fill import (
     Key,

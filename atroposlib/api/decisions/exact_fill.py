@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import ceil, gcd
 
-from atroposlib.api.common.records import EnvEntry
+from atroposlib.api.common.run_record import EnvEntry
 
 _ROUNDING = 1e-9  # 0.1 * 30 is 3.0000000000000004, which must stay 3
 # Each env with a minimum is one class; all other groups share the class None.

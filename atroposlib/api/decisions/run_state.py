@@ -17,13 +17,8 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from atroposlib.api.common.records import (
-    EnvEntry,
-    RunDocument,
-    RunRecord,
-    RunState,
-    TrainerRegistration,
-)
+from atroposlib.api.common.records import RunDocument
+from atroposlib.api.common.run_record import EnvEntry, RunRecord, RunState, TrainerRegistration
 from atroposlib.errors import (
     CannotRewind,
     ConfigError,

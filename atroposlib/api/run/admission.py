@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from atroposlib.api.common.records import AdmissionGrant, EnvEntry
+from atroposlib.api.common.records import AdmissionGrant
+from atroposlib.api.common.run_record import EnvEntry
 from atroposlib.api.decisions.allocation import budget
 from atroposlib.api.guards.auth import own_id
 from atroposlib.api.guards.tokens import Caller

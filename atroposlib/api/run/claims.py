@@ -8,6 +8,7 @@ n + 1 while it trains on batch n.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -18,13 +19,13 @@ from atroposlib.api.common.records import (
     MAX_DELIVERIES,
     Chooser,
     Claim,
+    CommitResult,
     Delivery,
     LeasedBatch,
     ReplyState,
     RewindResult,
-    RunRecord,
-    RunState,
 )
+from atroposlib.api.common.run_record import RunRecord, RunState
 from atroposlib.api.common.threads import (
     BroadcastEvent,
     IsDisconnected,
@@ -40,6 +41,8 @@ from atroposlib.api.run.context import ServiceContext
 from atroposlib.api.run.run_cache import MAX_ATTEMPTS, require_plain
 from atroposlib.errors import ConfigError, CorruptPayload, RunChanged, StaleGeneration
 from atroposlib.wire import ClaimRequest
+
+logger = logging.getLogger(__name__)
 
 RECHECK_S = 0.05  # minimum between two attempts of a waiting claim
 OPEN_RECHECK_S = 1.0  # maximum, while the lease of an open batch may expire
@@ -209,15 +212,20 @@ class Claims:
         await self._blocking(self._context.store.extend, no, generation, epoch, until)
         self._context.queue_stats.invalidate()
 
-    async def commit(self, no: int, generation: int) -> int:
-        """Free all batches up to ``no``, which a durable checkpoint holds; returns their number."""
+    async def commit(self, no: int, generation: int) -> CommitResult:
+        """Free all batches up to ``no``, which a durable checkpoint holds."""
         _require_counts(no, generation)
         context = self._context
-        freed = await self._blocking(context.store.commit, no, generation)
+        result = await self._blocking(context.store.commit, no, generation)
         context.on_groups_removed()
-        context.metrics.committed.inc(freed)
-        context.events.publish("committed", no=no, batches=freed)
-        return freed
+        context.metrics.committed.inc(result.committed)
+        context.events.publish("committed", no=no, batches=result.committed)
+        if result.left_open:
+            logger.warning(
+                f"commit {no}: batches {result.left_open} were claimed without a claim_id and never "
+                "acked, so they are delivered again: ack what was trained, or name the claims"
+            )
+        return result
 
     async def rewind(self, no: int, generation: int, rewind_id: str) -> RewindResult:
         """Queue again what was acked after batch ``no``, the last one of the checkpoint."""
@@ -243,6 +251,10 @@ class Claims:
     async def discard(self, batch: LeasedBatch, error: CorruptPayload) -> None:
         """Dissolve a batch with damaged groups; the others are delivered in a later batch."""
         context = self._context
+        logger.error(
+            f"{len(error.gids)} groups of batch {batch.no} are damaged in the store and set aside as "
+            f"dead (dead_groups of /status): {error}"
+        )
         await self._blocking(context.store.discard, batch.no, error.gids)
         context.on_groups_removed()
         context.events.publish("corrupt", no=batch.no, groups=len(error.gids))

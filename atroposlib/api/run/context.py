@@ -17,7 +17,8 @@ import msgspec
 
 from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.indexer import Indexer
-from atroposlib.api.common.records import EnvEntry, RunRecord, StoreStats
+from atroposlib.api.common.records import StoreStats
+from atroposlib.api.common.run_record import EnvEntry, RunRecord
 from atroposlib.api.common.threads import BroadcastEvent, Pool, Threads
 from atroposlib.api.decisions.allocation import Supply, supply_of
 from atroposlib.api.decisions.batching import (

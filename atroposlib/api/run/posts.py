@@ -19,14 +19,8 @@ from time import monotonic
 
 from atroposlib.api.archive.records import RowFacts
 from atroposlib.api.codec.formats import ParsedGroup
-from atroposlib.api.common.records import (
-    Accepted,
-    GroupState,
-    NewGroup,
-    Payload,
-    RunRecord,
-    Stored,
-)
+from atroposlib.api.common.records import Accepted, GroupState, NewGroup, Payload, Stored
+from atroposlib.api.common.run_record import RunRecord
 from atroposlib.api.common.threads import (
     IsDisconnected,
     never_disconnects,

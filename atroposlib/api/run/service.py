@@ -15,14 +15,8 @@ from dataclasses import replace
 from atroposlib import wire
 from atroposlib.api.archive.records import DropFact, RunFacts, StepFact, WeightFact
 from atroposlib.api.codec.formats import ParsedGroup
-from atroposlib.api.common.records import (
-    MAX_DELIVERIES,
-    EnvEntry,
-    GroupState,
-    RunRecord,
-    RunState,
-    StoreStats,
-)
+from atroposlib.api.common.records import MAX_DELIVERIES, GroupState, StoreStats
+from atroposlib.api.common.run_record import EnvEntry, RunRecord, RunState
 from atroposlib.api.common.threads import Threads
 from atroposlib.api.decisions import fair_share, run_state
 from atroposlib.api.decisions.allocation import env_status

@@ -56,8 +56,10 @@ def batch_routes(service: RolloutService) -> APIRouter:
 
     @router.post("/{no}/commit", response_model=wire.Committed, responses=refusals(409))
     async def commit(no: int, body: wire.CheckpointRequest) -> Response:
-        freed = await service.claims.commit(no, body.generation)
-        return of_json(wire.Committed(committed=freed))
+        result = await service.claims.commit(no, body.generation)
+        return of_json(
+            wire.Committed(committed=result.committed, left_open=list(result.left_open))
+        )
 
     @router.post("/{no}/rewind", response_model=wire.Rewound, responses=refusals(409))
     async def rewind(no: int, body: wire.CheckpointRequest) -> Response:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.api.common.records import EnvEntry, GroupCount, GroupState
+from atroposlib.api.common.records import GroupCount, GroupState
+from atroposlib.api.common.run_record import EnvEntry
 from atroposlib.api.decisions.allocation import env_status, env_weight, supply_of
 from atroposlib.api.decisions.exact_fill import minimum_sequences
 

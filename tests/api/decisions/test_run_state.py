@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from atroposlib.api.archive.records import RunFacts
-from atroposlib.api.common.records import RunRecord, RunState
+from atroposlib.api.common.run_record import RunRecord, RunState
 from atroposlib.api.decisions.run_state import (
     KEPT_ENVS,
     MAX_ENVS,

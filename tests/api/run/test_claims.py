@@ -20,12 +20,18 @@ async def test_a_rewind_replays_what_was_trained_after_the_checkpoint_in_order(a
     generation = await api.registered(commits=True)
     await api.post("/scored_data_list", [group(4, mark=mark) for mark in range(1, 6)])
     assert [await api.trained(generation) for _ in range(4)] == [[1], [2], [3], [4]]
-    assert await api.post("/batches/1/commit", {"generation": generation}) == {"committed": 1}
+    assert await api.post("/batches/1/commit", {"generation": generation}) == {
+        "committed": 1,
+        "left_open": [],
+    }
     generation = await api.registered(commits=True)
     replayed = await api.post("/batches/2/rewind", {"generation": generation})
     assert replayed == {"replayed": 2, "gone": 0}
     assert [await api.trained(generation) for _ in range(4)] == [[3], [4], [5], None]
-    assert await api.post("/batches/5/commit", {"generation": generation}) == {"committed": 4}
+    assert await api.post("/batches/5/commit", {"generation": generation}) == {
+        "committed": 4,
+        "left_open": [],
+    }
     assert (await api.get("/status"))["retained_bytes"] == 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from atroposlib.api.common.records import EnvEntry
+from atroposlib.api.common.run_record import EnvEntry
 from atroposlib.api.decisions.run_state import MINIMUM_TIMEOUT_S
 from atroposlib.api.run.context import FORGET_AFTER_S, MAX_PARTICIPANTS, REPORT_S, Liveness
 from atroposlib.doctor.evidence import SILENT_S

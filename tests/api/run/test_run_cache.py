@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from atroposlib.api.common.records import RunRecord
+from atroposlib.api.common.run_record import RunRecord
 from atroposlib.api.common.threads import Pool, Threads
 from atroposlib.api.decisions.run_state import (
     announce,

@@ -21,7 +21,7 @@ from atroposlib.api.common.records import NewGroup
 from atroposlib.api.decisions.batching import StalenessRule, complete_buffer
 from atroposlib.api.store.sqlite import RESERVE_BYTES, SqliteStore
 from atroposlib.api.store.sqlite.payload_log import SEGMENT_BYTES
-from atroposlib.errors import CorruptPayload, StoreError
+from atroposlib.errors import ConfigError, CorruptPayload, StoreError
 from tests.torture.disk.lossy_disk import Disk, LossySegments, LossyVfs
 from tests.torture.figures import Figures, fast_folder
 from tests.torture.queue.queue_actions import MAX_BYTES, SIZES, Actions, Draft
@@ -215,7 +215,7 @@ def power_cut_campaign(cuts: int, setting: str = "FULL", seed: int = 0) -> Figur
             try:
                 while walk.cuts < LIVES and done + walk.cuts < cuts:
                     walk.live_and_die()
-            except (AssertionError, *FAILED) as error:
+            except (AssertionError, ConfigError, *FAILED) as error:
                 broken += 1
                 first = first or f"{type(error).__name__}: {error}"
             done += walk.cuts

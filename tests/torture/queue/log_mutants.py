@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from atroposlib.api.store.sqlite import database as sqlite_database
-from atroposlib.api.store.sqlite import payload_log
+from atroposlib.api.store.sqlite import opening, payload_log
 from tests.torture.disk.lossy_disk import LossySegments
 from tests.torture.queue.mutation import Judge, noticed_by, wrap
 
@@ -71,7 +70,7 @@ def retired_bytes_of_a_moved_payload_are_not_counted() -> None:
     payload_log.LOGGED = replace(
         payload_log.LOGGED, after_tables=payload_log.LOGGED.after_tables[:-1]
     )
-    sqlite_database.LOGGED = payload_log.LOGGED
+    opening.LOGGED = payload_log.LOGGED
 
 
 @noticed_by(Judge.POWER)

@@ -126,22 +126,17 @@ def extend_does_nothing() -> None:
 
 @mutant
 def commit_frees_one_too_many() -> None:
-    rewrite(
-        ack_queries,
-        "commit",
-        "state = 'acked' AND no <= ?",
-        "state = 'acked' AND no <= ? + 1",
-    )
+    rewrite(ack_queries, "commit", "'acked' AND no <= ?", "'acked' AND no <= ? + 1")
 
 
 @mutant
 def commit_forgets_open_batches() -> None:
-    rewrite(
-        ack_queries,
-        "_count_as_acked",
-        "state = 'open' AND no <= ?",
-        "state = 'open' AND no < ?",
-    )
+    rewrite(ack_queries, "_count_as_acked", "'open' AND no <= ?", "'open' AND no < ?")
+
+
+@mutant
+def commit_counts_claims_without_a_name() -> None:
+    rewrite(ack_queries, "commit", "claim_id IS NOT NULL", "TRUE")
 
 
 @mutant

@@ -9,6 +9,7 @@ from atroposlib.api.common.records import (
     AdmissionGrant,
     Claim,
     GroupState,
+    LeasedBatch,
     Media,
     NewGroup,
 )
@@ -182,6 +183,19 @@ class Actions:
         self.trainer.train(0)
         self.trainer.save_checkpoint(also_commit=False)
         self.trainer.commit()
+
+    def a_claim_without_a_name_is_lost(self) -> None:
+        """A commit that reaches beyond its batch must leave that to whoever claims it next."""
+        generation, now = self.duel.model.run.generation, self.now
+        if self.duel.model.batches_in(GroupState.LEASED) or not self.trainer.commits:
+            return
+        self.trainer.save_checkpoint(also_commit=False)
+        batch = self.duel.claim(
+            Claim(generation, self.trainer.size, now, lease_s=9.0), self.wish
+        )
+        if isinstance(batch, LeasedBatch):
+            self.duel.commit(batch.no, generation)
+            self.duel.ack(batch.no, generation, batch.epoch, rank=None, commit=False)
 
     def a_batch_kills_trainers(self) -> None:
         """At its delivery limit it comes after another one; the next is dead and revived."""

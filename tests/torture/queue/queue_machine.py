@@ -121,7 +121,15 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(
         what=st.sampled_from(
-            ["zombie", "long step", "lost ack", "checkpoint", "diverges", "poison"]
+            [
+                "zombie",
+                "long step",
+                "lost ack",
+                "lost claim",
+                "checkpoint",
+                "diverges",
+                "poison",
+            ]
         ),
         world_size=st.sampled_from([1, 2, 3]),
     )
@@ -130,6 +138,8 @@ class QueueMachine(RuleBasedStateMachine):
             self.actions.a_zombie_acks()
         elif what == "long step":
             self.actions.a_long_step()
+        elif what == "lost claim":
+            self.actions.a_claim_without_a_name_is_lost()
         elif what == "checkpoint":
             self.actions.a_checkpoint_says_it()
         elif what == "poison":

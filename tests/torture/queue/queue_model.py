@@ -16,6 +16,7 @@ from atroposlib.api.common.records import (
     BufferPolicy,
     Chooser,
     Claim,
+    CommitResult,
     GroupState,
     GroupSummary,
     NewGroup,
@@ -261,12 +262,13 @@ class Model:
         self._end(batch, S.COMMITTED if commit else S.ACKED)
         return True
 
-    def commit(self, no: int, generation: int) -> int:
+    def commit(self, no: int, generation: int) -> CommitResult:
         self._require(generation, no)
-        done = [b for b in self._upto(no) if b.state in (S.LEASED, S.ACKED)]
-        for batch in done:
+        held = [b for b in self._upto(no) if b.state in (S.LEASED, S.ACKED)]
+        lost = [b for b in held if b.state is S.LEASED and b.claim_id is None]
+        for batch in [one for one in held if one not in lost]:
             self._end(batch, S.COMMITTED)
-        return len(done)
+        return CommitResult(len(held) - len(lost), tuple(sorted(b.no for b in lost)))
 
     def rewind(self, no: int, generation: int) -> RewindResult:
         self._require(generation, no)

@@ -12,6 +12,7 @@ from atroposlib.api.common.records import (
     BatchTurn,
     Chooser,
     Claim,
+    CommitResult,
     DeadBatch,
     GroupState,
     LeasedBatch,
@@ -104,14 +105,20 @@ def ack(
     return True
 
 
-def commit(connection: Connection, no: int, generation: int) -> int:
+MAX_NAMED_OPEN = 100  # of the batches that a commit leaves open, in its reply
+
+
+def commit(connection: Connection, no: int, generation: int) -> CommitResult:
     with counting(connection) as counters:
-        _count_as_acked(counters, no, generation)
+        # A named claim is repeated until its reply arrives. The reply to an unnamed one may be
+        # lost, and its batch untrained.
+        _count_as_acked(counters, no, generation, "claim_id IS NOT NULL")
         rows = batches(connection, "state = 'acked' AND no <= ?", no)
         for row in rows:
             _commit(counters, row)
         prune(counters)
-        return len(rows)
+        left = batches(connection, "state = 'open' AND no <= ?", no)
+        return CommitResult(len(rows), tuple(row.no for row in left[:MAX_NAMED_OPEN]))
 
 
 def rewind(
@@ -163,14 +170,16 @@ def _let_go(counters: QueueCounters, row: BatchRow) -> None:
     uncount_delivery(counters, row)
 
 
-def _count_as_acked(counters: QueueCounters, no: int, generation: int) -> None:
+def _count_as_acked(
+    counters: QueueCounters, no: int, generation: int, which: str = "TRUE"
+) -> None:
     """Ack open batches up to ``no``: a checkpoint with ``no`` includes all before it."""
     counters.meta.require_generation(generation)
     if not 0 <= no <= counters.meta.last_batch:
         raise StaleGeneration(
             f"batch {no} was never formed; the last one is {counters.meta.last_batch}"
         )
-    for row in batches(counters.connection, "state = 'open' AND no <= ?", no):
+    for row in batches(counters.connection, f"state = 'open' AND no <= ? AND {which}", no):
         end_open(counters, row, BatchState.ACKED)
 
 

@@ -26,6 +26,7 @@ from atroposlib.api.common.records import (
     BufferPolicy,
     Chooser,
     Claim,
+    CommitResult,
     DeadBatch,
     LeasedBatch,
     NewGroup,
@@ -283,11 +284,9 @@ class Store(ABC):
         """
         return self._write(lambda c: ack_queries.ack(c, no, generation, epoch, rank, commit))
 
-    def commit(self, no: int, generation: int) -> int:
-        """Free all batches up to ``no``, whose effect a durable checkpoint holds.
-
-        Open batches up to ``no`` count as acked. Returns the number of batches committed.
-        """
+    def commit(self, no: int, generation: int) -> CommitResult:
+        """Free all batches up to ``no``, whose effect a durable checkpoint holds. Open ones
+        count as acked if their claim had a name; others stay open."""
         return self._write(lambda c: ack_queries.commit(c, no, generation))
 
     def rewind(self, no: int, generation: int, rewind_id: str = "") -> RewindResult:

@@ -31,8 +31,8 @@ from atroposlib.api.store.sqlite.database import (
     SqliteReaders,
     connect,
     fault,
-    require_layout,
 )
+from atroposlib.api.store.sqlite.opening import begin_use, log_of
 from atroposlib.api.store.sqlite.payload_log import SEGMENT_BYTES, PayloadLog
 from atroposlib.api.store.sqlite.retention import tolerated_bytes
 from atroposlib.api.store.sqlite.segment_files import SegmentFiles
@@ -156,11 +156,10 @@ class SqliteStore(Store):
         self.archive = data_dir / "archive" / "index.sqlite"
         self._free_bytes, self._segment_bytes = free_bytes, segment_bytes
         self._archive_bytes = archive_bytes
-        self._log = PayloadLog(
-            files or SegmentFiles(data_dir), self._spare_bytes, segment_bytes, archive_bytes
-        )
+        files = files or SegmentFiles(data_dir)
+        self._log = PayloadLog(files, self._spare_bytes, segment_bytes, archive_bytes)
         path = data_dir / DATABASE
-        self._wal = data_dir / (DATABASE + "-wal")
+        self._wal = log_of(path)
         with ExitStack() as undo:  # unlock the directory on an error
             try:
                 self._lock = FolderLock(data_dir, "stop it, or choose another --data-dir")
@@ -168,9 +167,10 @@ class SqliteStore(Store):
                 raise StoreLocked(str(error)) from error
             undo.callback(self._lock.close)
             try:
+                had_log = self._wal.exists() and self._wal.stat().st_size > 0
                 connection = connect(path, vfs, synchronous, read_only=False)
                 undo.callback(connection.close, True)
-                require_layout(connection, path)
+                begin_use(connection, path, had_log, files.filled())
                 self._log.recover(SqliteConnection(connection))
             except FAULTS as cause:
                 raise fault(cause) from cause

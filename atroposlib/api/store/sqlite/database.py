@@ -12,14 +12,14 @@ from typing import TypeVar
 
 import apsw
 
-from atroposlib.api.store.sql.schema import DamagedRow, Row, tables
+from atroposlib.api.store.sql.schema import DamagedRow, Row
 from atroposlib.api.store.sql.writer import Work
-from atroposlib.api.store.sqlite.payload_log import LOGGED, PayloadLog
-from atroposlib.errors import ConfigError, StoreError, StoreFull
+from atroposlib.api.store.sqlite.opening import end_use
+from atroposlib.api.store.sqlite.payload_log import PayloadLog
+from atroposlib.errors import StoreError, StoreFull
 
 T = TypeVar("T")
 
-LAYOUT = 6  # of the directory: an archive of retired payloads; up to 5 they were freed
 PAGE_BYTES = 4096  # a commit changes some bytes in about ten pages, and writes them whole
 CHECKPOINT_PAGES = 4000  # a log of so many pages is copied into the file
 # Beyond, readers are paused so that the log can restart.
@@ -75,21 +75,6 @@ def connect(path: Path, vfs: str | None, synchronous: str, read_only: bool) -> a
 
 
 _READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-
-
-def require_layout(connection: apsw.Connection, path: Path) -> None:
-    """Create the tables of a new file; ConfigError if the file has another layout."""
-    [(layout,)] = connection.execute("PRAGMA user_version").fetchall()
-    if layout == 0:
-        with connection:  # atomic: a kill in between must leave an empty file
-            for statement in tables(LOGGED):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {LAYOUT}")
-    elif layout != LAYOUT:
-        raise ConfigError(
-            f"{path} has layout {layout}, this release knows {LAYOUT}: finish its run with the "
-            "release that wrote it, or choose another --data-dir"
-        )
 
 
 # --- readers ------------------------------------------------------------------------
@@ -213,4 +198,5 @@ class SqliteDatabase(SqliteTransactions):
     def close(self) -> None:
         with suppress(apsw.Error, OSError):  # a failing disk must not keep the lock
             self._log.close()
+            end_use(self.raw)
             super().close()

@@ -10,13 +10,16 @@ next opening. ``docs/decisions/0015-payload-log.md`` goes through the crash poin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from atroposlib.api.store.sql.schema import SQLITE, Connection, DamagedRow, for_all
 from atroposlib.api.store.sqlite.retention import WORTH_MOVING, Segment, SegmentPlan, plan
 from atroposlib.api.store.sqlite.segment_files import SegmentFiles
+
+logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 * 2**20
 MOVED_GROUPS = 256  # per commit, at most
@@ -66,6 +69,7 @@ _PIN_SEGMENTS = (
     f"UPDATE segment SET pinned = EXISTS (SELECT 1 FROM {_PLACES} JOIN pinned USING (gid) "
     "WHERE segment = no) WHERE no IN "
 )
+_CUT_OFF = "SELECT COUNT(*) FROM payload WHERE segment = ? AND start + n_bytes > ?"
 # Rows decide, not the count: no damage of the count may free a payload.
 _FREE = (
     "DELETE FROM segment WHERE no = ? AND NOT EXISTS "
@@ -110,11 +114,25 @@ class PayloadLog:
                 self._files.delete(no)
         if not segments:
             raise DamagedRow("SQLite: the table of segments is empty")
+        self._report_missing(connection, ends)
         self._no = segments[-1][0]
         self._end = ends[self._no]
         self.disk_bytes = sum(n_bytes for _, n_bytes, _, _ in segments)
         connection.execute("UPDATE archive SET bound = ?", (self._archive_bytes,))
         connection.execute("CREATE TABLE IF NOT EXISTS pinned (gid INTEGER PRIMARY KEY)")
+
+    def _report_missing(self, connection: Connection, ends: Mapping[int, int]) -> None:
+        """Log how many queued groups lost their bytes; each is dead when its turn comes."""
+        for no, end in ends.items():
+            size = self._files.size(no)
+            if size < end:
+                [(groups,)] = connection.execute(_CUT_OFF, (no, size))
+                if groups:
+                    logger.error(
+                        f"{self._files.path(no)} has {size} of {end} bytes: {groups} queued groups "
+                        "are damaged. They will be set aside as dead, never delivered; put the file "
+                        "back before that if there is a copy"
+                    )
 
     def pin(self, connection: Connection, gids: Sequence[int], kept: bool) -> None:
         """Pin the groups that are kept, or unpin them; a segment goes by the pins in it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 PARTS_PER_WRITE = 1024  # of pwritev
@@ -27,6 +28,16 @@ class SegmentFiles:
     def numbers(self) -> list[int]:
         names = [file.name for file in self._folder.glob("payload-*.log")]
         return sorted(int(name[8:-4]) for name in names if name[8:-4].isdigit())
+
+    def filled(self) -> list[int]:
+        """The numbers of files that hold bytes."""
+        return [no for no in self.numbers() if self.size(no) > 0]
+
+    def size(self, no: int) -> int:
+        """Bytes of the file; 0 if there is none."""
+        with suppress(FileNotFoundError):
+            return self.path(no).stat().st_size
+        return 0
 
     def write(self, no: int, start: int, parts: Sequence[bytes]) -> None:
         """Write ``parts`` one after another from byte ``start``; not durable yet."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.api.common.records import GroupState, RewindResult, Selection
+from atroposlib.api.common.records import CommitResult, GroupState, RewindResult, Selection
 from atroposlib.api.store.sql import claim as claim_queries
 from atroposlib.errors import ConfigError, CorruptPayload, StaleGeneration
 from tests.api.store.store_talk import (
@@ -120,14 +120,30 @@ def test_ranks_must_ack_again_after_a_redelivery(store):
 
 def test_a_commit_frees_all_batches_up_to_it(store):
     generation = filled(store, 4)
-    for batch in [claim(store, generation) for _ in range(4)][:2]:
+    for batch in [claim(store, generation, claim_id=f"{i}") for i in range(4)][:2]:
         ack(store, batch)
-    assert store.commit(0, generation) == 0
-    assert store.commit(3, generation) == 3
-    assert store.commit(3, generation) == 0
+    assert store.commit(0, generation).committed == 0
+    assert store.commit(3, generation).committed == 3
+    assert store.commit(3, generation).committed == 0
     stats = store.stats()
     assert (stats.batches_acked, stats.batches_open, stats.retained_bytes) == (3, 1, 1)
     assert ended(store) == {"committed": (3, 24)} and held(store, GroupState.LEASED) == 1
+
+
+def test_a_commit_leaves_open_what_was_claimed_without_a_name_and_never_acked(store):
+    generation = filled(store, 4)
+    lost, named, trained = (
+        claim(store, generation),  # its reply never arrived
+        claim(store, generation, claim_id="named"),
+        claim(store, generation),
+    )
+    ack(store, trained)
+    assert store.commit(3, generation) == CommitResult(2, left_open=(lost.no,))
+    assert store.stats().batches_open == 1 and named.no == 2
+    again = claim(store, generation, now=ENDED_S)
+    assert (again.no, again.members) == (lost.no, lost.members)
+    ack(store, again)
+    assert store.commit(3, generation) == CommitResult(1)
 
 
 def test_a_rewind_replays_the_batches_after_the_checkpoint_first_and_in_order(store):
@@ -208,7 +224,7 @@ def test_dead_batches_are_neither_committed_nor_replayed(store):
     for _ in range(2):
         claim(store, generation, claim_id="x", max_deliveries=1)
     assert claim(store, generation, claim_id="x", max_deliveries=1) == "0 of 8"
-    assert store.commit(2, generation) == 0
+    assert store.commit(2, generation).committed == 0
     assert store.rewind(1, generation).replayed == 0
     assert ended(store) == {"committed": (1, 8), "dead": (1, 8)}
 

@@ -158,7 +158,7 @@ def test_a_batch_that_comes_after_a_later_one_is_replayed_with_it(store):
     late = claim(store, generation, max_deliveries=2)
     assert (late.no, late.gids) == (3, (1,))
     ack(store, late)
-    assert store.commit(batch.no, generation) == 1
+    assert store.commit(batch.no, generation).committed == 1
     assert store.rewind(batch.no, generation).replayed == 1
     assert claim(store, generation).gids == (1,)
 
