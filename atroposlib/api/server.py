@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from atroposlib import __version__, wire
 from atroposlib.api.archive.explorer import Explorer
+from atroposlib.api.archive.index import EXTRA_BYTES
 from atroposlib.api.common.records import MAX_DELIVERIES
 from atroposlib.api.common.threads import Threads
 from atroposlib.api.guards.auth import AuthMiddleware, route_of
@@ -57,6 +58,7 @@ def create_app(
     hold_s: float = HOLD_S,
     max_deliveries: int = MAX_DELIVERIES,
     threads: Threads | None = None,
+    index_bytes: int = EXTRA_BYTES,
 ) -> FastAPI:
     """The API over ``store`` (in memory if None), which it closes when it shuts down.
 
@@ -68,9 +70,10 @@ def create_app(
         hold_s: maximum wait of a post of the original's form for space, then a 503.
         max_deliveries: deliveries of one batch without an ack, after which it is dead.
         threads: run blocking calls.
+        index_bytes: of samples of dropped groups, and of the indexes of earlier runs.
     """
     store = open_store("memory") if store is None else store
-    service = RolloutService(store, clock or store.now, max_deliveries, threads)
+    service = RolloutService(store, clock or store.now, max_deliveries, threads, index_bytes)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -20,6 +20,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
+from atroposlib.api.archive.index import EXTRA_BYTES
 from atroposlib.api.guards.slow_clients import SlowClientProtocol
 from atroposlib.api.guards.tokens import TokenFile
 from atroposlib.api.server import create_app
@@ -107,17 +108,22 @@ def allowed_hosts(options: argparse.Namespace) -> list[str] | None:
     return [*LOOPBACK_HOSTS, socket.gethostname(), options.host, *options.allow_host]
 
 
+INDEX_SHARE = 8  # of the archive: samples of drops, indexes of earlier runs
+
+
 # --- the app and its server -------------------------------------------------------------
 
 
 def build_app(options: argparse.Namespace) -> FastAPI:
     """The application with its store, from the options."""
     tokens = None if options.tokens is None else TokenFile(Path(options.tokens))
+    archive_bytes = 0 if options.archive == "off" else int(options.archive_gb * 2**30)
+    index_bytes = archive_bytes // INDEX_SHARE
     store = open_store(
         options.store,
         Path(options.data_dir),
         max_bytes=int(options.max_store_gb * 2**30),
-        archive_bytes=0 if options.archive == "off" else int(options.archive_gb * 2**30),
+        archive_bytes=archive_bytes - index_bytes,
     )
     if options.fresh:
         store.reset()
@@ -128,6 +134,7 @@ def build_app(options: argparse.Namespace) -> FastAPI:
         max_body_bytes=int(options.max_body_mb * 2**20),
         hold_s=options.hold_s,
         max_deliveries=options.max_deliveries,
+        index_bytes=index_bytes or EXTRA_BYTES,
     )
 
 

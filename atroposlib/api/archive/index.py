@@ -3,7 +3,8 @@
     records --submit--> Indexer --write--> index.sqlite --read--> Explorer
 
 A file holds one run. When the next one begins in the same data directory, a copy is set aside,
-``index-<first group>.sqlite``, and the file is emptied.
+``index-<first group>.sqlite``, and the file is emptied. Samples of drops in the file and the copies
+each have half of ``extra_bytes``; beyond, the oldest go first.
 
 Rows of ``rollout`` can be rebuilt from the payloads. What participants reported cannot, so a
 damaged file is set aside and never deleted.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,12 +25,13 @@ import apsw
 import msgspec
 
 from atroposlib.api.archive.filters import KIND, SPAN
-from atroposlib.api.archive.records import Record, RunFacts
-from atroposlib.errors import UnknownGroup
+from atroposlib.api.archive.records import DropFact, Record, RunFacts, trim_samples
+from atroposlib.errors import ConfigError, UnknownGroup
 
 log = logging.getLogger(__name__)
 
 LAYOUT = 1
+EXTRA_BYTES = 64 * 2**20  # by default
 BUSY_MS = 10_000
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -82,6 +85,7 @@ CREATE INDEX IF NOT EXISTS rollout_span ON rollout ({SPAN}) WHERE {SPAN} > 0;
 
 # --- the file -----------------------------------------------------------------------
 
+COPIES = "index-*.sqlite"
 _numbers = itertools.count(1)
 
 
@@ -91,17 +95,24 @@ class Index:
     Args:
         path: created if missing; None for an index in memory.
         read_only: it exists, and nothing is written to it.
+        extra_bytes: of samples of drops, and of the copies of earlier runs.
+
+    Raises:
+        ConfigError: the path cannot be a file of this process.
     """
 
-    def __init__(self, path: Path | None, read_only: bool = False) -> None:
+    def __init__(
+        self, path: Path | None, read_only: bool = False, extra_bytes: int = EXTRA_BYTES
+    ) -> None:
         self._path, self._read_only = path, read_only
+        self._sample_bytes = self._copied_bytes = extra_bytes // 2
         self._is_older = path is not None and path.stem.startswith("index-")
         self._name = f"/atropos-index-{next(_numbers)}" if path is None else str(path)
         self._vfs = "memdb" if path is None else None
         if read_only:
             return
         if path is not None:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_private(path)
         try:
             self._writer = self._opened()
         except apsw.Error as error:
@@ -111,9 +122,8 @@ class Index:
             path.replace(path.with_suffix(".damaged"))
             for end in ("-wal", "-shm"):
                 Path(f"{path}{end}").unlink(missing_ok=True)
+            _make_private(path)
             self._writer = self._opened()
-        if path is not None:
-            path.chmod(0o600)
 
     def _opened(self) -> apsw.Connection:
         connection = self._connected(_READ_WRITE)
@@ -141,6 +151,8 @@ class Index:
         with self._writer as connection:
             for one in records:
                 one.write(connection)
+            if any(isinstance(one, DropFact) for one in records):
+                trim_samples(connection, self._sample_bytes)
 
     def change(self, sql: str, values: Sequence[Any] = ()) -> None:
         """Run one statement that writes, as :meth:`write`."""
@@ -187,11 +199,20 @@ class Index:
             self._writer.execute("VACUUM INTO ?", (str(copy),))
             copy.chmod(0o600)
             copy.replace(self._path.with_name(f"index-{self.begun[0] + 1:012}.sqlite"))
+            self._trim_copies(self._path.parent)
         with self._writer as connection:
             for table in re.findall(r"CREATE TABLE (\w+)", _TABLES):
                 held = " WHERE state IN ('committed', 'dropped')" * (table == "rollout")
                 connection.execute(f"DELETE FROM {table}{held}")
             self.set_value("begun", msgspec.json.encode(begun).decode())
+
+    def _trim_copies(self, folder: Path) -> None:
+        held = 0
+        for path in sorted(folder.glob(COPIES), reverse=True):
+            held += path.stat().st_size
+            if held > self._copied_bytes:
+                log.warning("%s, of an earlier run, is deleted: see --archive-gb", path)
+                path.unlink(missing_ok=True)
 
     @property
     def run(self) -> RunFacts:
@@ -204,7 +225,7 @@ class Index:
         """The indexes of earlier runs of this directory, the newest first."""
         if self._path is None or self._is_older:
             return []
-        found = sorted(self._path.parent.glob("index-*.sqlite"), reverse=True)
+        found = sorted(self._path.parent.glob(COPIES), reverse=True)
         return [Index(path, read_only=True) for path in found]
 
     def of_run(self, run_id: str | None) -> Index:
@@ -220,6 +241,19 @@ class Index:
             known = ", ".join(older) or "none"
             raise UnknownGroup(f"no run {run_id[:100]} is kept here; earlier ones: {known}")
         return older[run_id]
+
+
+def _make_private(path: Path) -> None:
+    """Make the file for this user alone; the files that SQLite adds get its mode."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        path.chmod(0o600)
+    except (FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError) as cause:
+        raise ConfigError(
+            f"the index of rollouts cannot be {path} ({cause.strerror}: {cause.filename}): move "
+            "that away, or choose another --data-dir"
+        ) from cause
 
 
 _READ_WRITE = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE

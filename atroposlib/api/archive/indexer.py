@@ -22,6 +22,7 @@ import msgspec
 from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.records import (
     BatchFact,
+    DropFact,
     EventFact,
     GroupStates,
     NotesFact,
@@ -364,7 +365,9 @@ class Indexer:
 
 
 def _weight_of(record: Record | threading.Event) -> int:
-    """Its share of the queue: rows, and 64 tokens of notes, count as one record."""
+    """Its share of the queue: rows, 64 tokens of notes and 1 KiB of samples are one record."""
+    if isinstance(record, DropFact):
+        return 1 + len(record.sample or b"") // 1024
     if isinstance(record, NotesFact):
         return len(record.rows) + record.notes.advantages.nbytes // 256
     return len(record.facts.rows) if isinstance(record, RowFacts) else 1

@@ -197,9 +197,25 @@ class DropFact(Record):
         if self.facts is not None:
             RowFacts(gid, self.env, self.at, None, "dropped", self.facts).write(connection)
             connection.execute("UPDATE rollout SET why = ? WHERE gid = ?", (self.reason, gid))
-        last = gid + MAX_SAMPLES
-        connection.execute("DELETE FROM rollout WHERE gid BETWEEN ? AND -1", (last,))
-        connection.execute("DELETE FROM drop_sample WHERE id <= ?", (-last,))
+        _delete_samples(connection, -gid - MAX_SAMPLES)
+
+
+def trim_samples(connection: apsw.Connection, most_bytes: int) -> None:
+    """Delete the oldest samples of drops beyond ``most_bytes``."""
+    [(last,)] = connection.execute(_BEYOND, (most_bytes,)).fetchall()
+    if isinstance(last, int):
+        _delete_samples(connection, last)
+
+
+def _delete_samples(connection: apsw.Connection, last: int) -> None:
+    connection.execute("DELETE FROM rollout WHERE gid BETWEEN ? AND -1", (-last,))
+    connection.execute("DELETE FROM drop_sample WHERE id <= ?", (last,))
+
+
+_BEYOND = (
+    "SELECT MAX(id) FROM (SELECT id, SUM(COALESCE(LENGTH(sample), 0)) OVER (ORDER BY id DESC) "
+    "AS held FROM drop_sample) WHERE held > ?"
+)
 
 
 @dataclass(frozen=True, slots=True)

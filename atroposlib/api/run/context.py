@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import msgspec
 
-from atroposlib.api.archive.index import Index
+from atroposlib.api.archive.index import EXTRA_BYTES, Index
 from atroposlib.api.archive.indexer import Indexer
 from atroposlib.api.common.records import StoreStats
 from atroposlib.api.common.run_record import EnvEntry, RunRecord
@@ -295,13 +295,19 @@ class Liveness:
 class ServiceContext:
     """State shared by the parts of the service, one per process, for its event loop only."""
 
-    def __init__(self, store: Store, clock: Callable[[], float], threads: Threads) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Callable[[], float],
+        threads: Threads,
+        index_bytes: int = EXTRA_BYTES,
+    ) -> None:
         self.store = store
         self.clock = clock
         self.threads = threads
         self.liveness = Liveness(clock)
         self.metrics = Metrics(self.name_of)
-        self.indexer = Indexer(Index(store.archive), store)
+        self.indexer = Indexer(Index(store.archive, extra_bytes=index_bytes), store)
         self.events = Events(clock, keep=self.indexer.on_event)
         self.groups_changed = BroadcastEvent()  # wakes waiting claims
         self.space_freed = BroadcastEvent()  # wakes held posts: payloads were freed

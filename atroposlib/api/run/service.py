@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from atroposlib import wire
+from atroposlib.api.archive.index import EXTRA_BYTES
 from atroposlib.api.archive.records import DropFact, RunFacts, StepFact, WeightFact
 from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.common.records import MAX_DELIVERIES, GroupState, StoreStats
@@ -52,8 +53,9 @@ class RolloutService:
         clock: Callable[[], float],
         max_deliveries: int = MAX_DELIVERIES,
         threads: Threads | None = None,
+        index_bytes: int = EXTRA_BYTES,
     ) -> None:
-        self.context = ServiceContext(store, clock, threads or Threads())
+        self.context = ServiceContext(store, clock, threads or Threads(), index_bytes)
         self.store = store
         self.metrics, self.events = self.context.metrics, self.context.events
         self.posts = Posts(self.context)

@@ -13,6 +13,7 @@ from atroposlib.api.archive.records import (
     StepFact,
     WeightFact,
 )
+from atroposlib.errors import ConfigError
 from tests.api.archive.rollouts import batch, group, index_of, notes, row
 
 
@@ -105,3 +106,65 @@ def test_a_damaged_or_foreign_index_is_set_aside(tmp_path, damage):
     assert index.read("SELECT COUNT(*) FROM rollout") == [(0,)]
     assert path.with_suffix(".damaged").exists()
     index.close()
+
+
+def test_the_oldest_samples_of_drops_go_beyond_their_bytes():
+    index = Index(None, extra_bytes=2000)
+    for no in range(1, 6):
+        index.write([DropFact("e", f"{no}", 1, 0.0, "json", b"x" * 400)])
+    index.write([DropFact("e", "without a sample", 1, 0.0)])
+    reasons = [
+        reason for (reason,) in index.read("SELECT reason FROM drop_sample ORDER BY id")
+    ]
+    assert reasons == ["4", "5", "without a sample"]
+
+
+def test_the_oldest_indexes_of_earlier_runs_go_beyond_their_bytes(tmp_path):
+    path = tmp_path / "archive" / "index.sqlite"
+    index = Index(path)
+    one_copy = _begin_runs(index, path, 1)[0].stat().st_size
+    index.close()
+    index = Index(path, extra_bytes=2 * (2 * one_copy + one_copy // 2))
+    kept = _begin_runs(index, path, 5)
+    assert [file.name for file in kept] == [
+        "index-000000000041.sqlite",
+        "index-000000000051.sqlite",
+    ]
+    index.close()
+
+
+def _begin_runs(index, path, runs):
+    """The copies after so many runs of 10 groups."""
+    for _ in range(runs):
+        last = index.begun[0] + 10
+        index.write([StepFact("trainer", "t", 1, 1.0, {}, batch_no=1)])
+        index.begin_run((last, 0))
+    return sorted(path.parent.glob("index-*.sqlite"))
+
+
+def test_all_files_of_the_index_are_for_their_user_alone(tmp_path):
+    path = tmp_path / "archive" / "index.sqlite"
+    index = Index(path)
+    index.write([StepFact("trainer", "t", 1, 1.0, {}, batch_no=1)])
+    files = list(path.parent.iterdir())
+    assert len(files) == 3
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    index.close()
+
+
+@pytest.mark.parametrize(
+    ("is_file", "is_folder"),
+    [("archive", None), (None, "archive/index.sqlite"), (".", None)],
+    ids=["the folder is a file", "the index is a folder", "the data directory is a file"],
+)
+def test_a_path_that_cannot_be_an_index_is_named(tmp_path, is_file, is_folder):
+    data = tmp_path / "data"
+    if is_folder is not None:
+        (data / is_folder).mkdir(parents=True)
+    else:
+        data.parent.mkdir(exist_ok=True)
+        if is_file != ".":
+            data.mkdir()
+        (data / is_file).write_text("")
+    with pytest.raises(ConfigError, match=f"{data}.*move that away, or choose another"):
+        Index(data / "archive" / "index.sqlite")

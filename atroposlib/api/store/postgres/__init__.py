@@ -59,13 +59,14 @@ class PostgresStore(Store):
     ) -> None:
         try:
             from atroposlib.api.store.postgres import connection, database
+            from atroposlib.api.store.postgres.tables import make_tables
         except ImportError as cause:
             raise ConfigError(
                 "a store on PostgreSQL needs psycopg: pip install 'atropos-rl[postgres]'"
             ) from cause
         address, schema = split_schema(url)
         self._server = connection.PostgresServer(address, schema, reconnect_timeout_s)
-        self._server.await_start(lambda: connection.make_tables(self._server), start_timeout_s)
+        self._server.await_start(lambda: make_tables(self._server), start_timeout_s)
         self._readers = database.PostgresReaders(self._server)
         writer = Writer(database.PostgresDatabase(self._server))
         super().__init__(writer, self._readers.run, max_bytes)

@@ -17,7 +17,7 @@ from psycopg.abc import PQGen
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.types.numeric import Int8BinaryDumper, Int8Dumper
 
-from atroposlib.api.store.sql.schema import LAYOUT, POSTGRES, Row, tables
+from atroposlib.api.store.sql.schema import Row
 from atroposlib.errors import ConfigError, StoreError, StoreFull
 
 T = TypeVar("T")
@@ -28,6 +28,7 @@ RETRY_S = 0.2  # between two attempts to reach the server
 WAIT_LOG_S = 10.0  # between two log lines about a server that is awaited at the start
 READ_SILENCE_S = 15.0  # of a server that a reader waits for; then it counts as unreachable
 WRITE_SILENCE_S = 100.0  # longer than the timeouts by which a live server ends a statement
+PROBE_AFTER_S = 10.0  # of silence: a frozen server answers no other connection either
 CLOSING_SILENCE_S = 5.0  # while the store closes
 PROBE_INTERVAL_S = 1.0  # between attempts after the timeout: each may take a connect timeout
 # The server disconnects a frozen replica that holds the lock of the run after 10 s; a live one
@@ -50,6 +51,7 @@ CONNECT_OPTIONS: dict[str, Any] = {
     "tcp_user_timeout": 30_000,
     "application_name": "atropos",
 }
+PROBE_OPTIONS: dict[str, Any] = {"connect_timeout": 5, "application_name": "atropos-probe"}
 # Parts of libpq's messages about a connection that no wait makes possible.
 PERMANENT = ("authentication failed", "does not exist", "no pg_hba.conf", "no password")
 # Exceptions of psycopg, and of text that no database can hold.
@@ -67,34 +69,51 @@ def fault(cause: Exception) -> StoreError:
 
 
 class Raw(psycopg.Connection[Row]):
-    """Connection that is closed when the server sends nothing for ``silence_s``.
+    """Connection that is closed when the server sends nothing for ``silence_s``, or for
+    ``PROBE_AFTER_S`` while it answers no other connection either.
 
     A frozen server acknowledges TCP packets, so no timeout of the kernel ends the wait, and
     ``statement_timeout`` is the frozen server's own.
     """
 
     silence_s = WRITE_SILENCE_S
-    closing: threading.Event | None = None  # set while the store closes
+    server: PostgresServer | None = None
 
     def wait(self, gen: PQGen[T], *args: Any, **settings: Any) -> T:
         return super().wait(self._bounded(gen), *args, **settings)
 
     def _bounded(self, gen: PQGen[T]) -> PQGen[T]:
-        heard = time.monotonic()
+        heard = probed = time.monotonic()
         try:
             wanted = next(gen)
             while True:
-                if ready := (yield wanted):
-                    heard = time.monotonic()
-                closing = self.closing is not None and self.closing.is_set()
-                bound = min(self.silence_s, CLOSING_SILENCE_S) if closing else self.silence_s
-                if not ready and time.monotonic() > heard + bound:
-                    self.close()
-                    raise psycopg.OperationalError(f"the server sent nothing for {bound:g} s")
+                ready = yield wanted
+                now = time.monotonic()
+                if ready:
+                    heard = probed = now
+                elif now > heard + self._bound_s():
+                    raise self._lost(heard)
+                elif self.server is not None and now > probed + PROBE_AFTER_S:
+                    if not self.server.answers():
+                        raise self._lost(heard)
+                    probed = time.monotonic()
                 wanted = gen.send(ready)
         except StopIteration as done:
             result: T = done.value
             return result
+
+    def _bound_s(self) -> float:
+        closing = self.server is not None and self.server.stopped.is_set()
+        return min(self.silence_s, CLOSING_SILENCE_S) if closing else self.silence_s
+
+    def _lost(self, heard: float) -> psycopg.OperationalError:
+        """Close; the error of a server that is silent since ``heard`` (s, monotonic)."""
+        self.close()
+        silent_s = time.monotonic() - heard
+        error = psycopg.OperationalError(f"the server sent nothing for {silent_s:.0f} s")
+        if self.server is not None:
+            self.server.record_outage(heard, error)
+        return error
 
 
 class PostgresConnection:
@@ -150,13 +169,13 @@ class PostgresServer:
             blake2b(f"atropos:{schema}".encode(), digest_size=8).digest(), "big", signed=True
         )
         self._reconnect_timeout_s = reconnect_timeout_s
-        self._stopped = threading.Event()
+        self.stopped = threading.Event()  # set while the store closes
         self._outage: _Outage | None = None
         self._ahead_s: float | None = None  # clock of the server minus the monotonic one
 
     def stop_retrying(self) -> None:
         """End all retries, since the store closes."""
-        self._stopped.set()
+        self.stopped.set()
 
     def now(self) -> float:
         """The clock of the server (s since the epoch), as of its last reply to this process.
@@ -178,7 +197,7 @@ class PostgresServer:
             raise ConfigError("the URL of the PostgreSQL store cannot be read") from cause
         with ExitStack() as undo:
             undo.callback(raw.close)
-            raw.silence_s, raw.closing = silence_s, self._stopped
+            raw.silence_s, raw.server = silence_s, self
             # Numbers are sent as bigint, so one prepared statement fits all values.
             raw.adapters.register_dumper(int, Int8Dumper)
             raw.adapters.register_dumper(int, Int8BinaryDumper)
@@ -186,6 +205,17 @@ class PostgresServer:
             raw.execute(SETTINGS.format(schema=self.schema).encode())
             undo.pop_all()
         return raw
+
+    def answers(self) -> bool:
+        """Whether the server answers a new connection, be it with a refusal."""
+        options = {**CONNECT_OPTIONS, **conninfo_to_dict(self._address), **PROBE_OPTIONS}
+        try:
+            psycopg.connect(**options).close()
+        except psycopg.errors.ConnectionTimeout:
+            return False
+        except psycopg.OperationalError:
+            return True
+        return True
 
     def await_start(self, attempt: Callable[[], T], timeout_s: float) -> T:
         """Repeat ``attempt`` while the server cannot be reached, and log what is awaited.
@@ -206,7 +236,7 @@ class PostgresServer:
                 if now >= logged + WAIT_LOG_S:
                     logged = now
                     logger.warning(f"waiting at most {timeout_s:g} s: {fault(cause)}")
-            self._stopped.wait(min(1.0, timeout_s))
+            self.stopped.wait(min(1.0, timeout_s))
 
     def retry_while_away(self, attempt: Callable[[], T]) -> T:
         """Repeat ``attempt`` while the server is unreachable, for ``reconnect_timeout_s``.
@@ -221,18 +251,23 @@ class PostgresServer:
             except (psycopg.OperationalError, psycopg.InterfaceError) as cause:
                 if not is_away(cause):
                     raise
-                if self._timed_out(cause) or self._stopped.wait(RETRY_S):
+                if self._timed_out(cause) or self.stopped.wait(RETRY_S):
                     raise
             else:
                 self._outage = None
                 return result
 
     def _timed_out(self, cause: Exception) -> bool:
+        now = time.monotonic()
+        return now >= self.record_outage(now, cause) + self._reconnect_timeout_s
+
+    def record_outage(self, since: float, cause: Exception) -> float:
+        """Record a failure of an outage that lasts at least since then; returns its beginning."""
         now, known = time.monotonic(), self._outage
         same = known is not None and now < known.latest + self._reconnect_timeout_s
-        first = known.first if known and same else now  # no call since: a new outage
+        first = known.first if known and same else since  # no call since: a new outage
         self._outage = _Outage(first, now, cause)
-        return now >= first + self._reconnect_timeout_s
+        return first
 
     def _raise_if_away(self) -> None:
         outage = self._outage
@@ -279,118 +314,3 @@ def _require_durable(raw: Raw) -> float:
             "power cut: turn it on"
         )
     return float(epoch_s)
-
-
-# Emptied by the recovery from a crash, and empty on a standby: see PostgresDatabase.
-_UNCRASHED = "CREATE UNLOGGED TABLE uncrashed (id TEXT NOT NULL)"
-# A retired payload stays where it is, by a row of ``archived``; a statement counts what it retired.
-# A change of ``archive`` beyond its bound frees the oldest that are not pinned.
-_ARCHIVE = """
-CREATE TABLE archive (bound BIGINT NOT NULL, n_bytes BIGINT NOT NULL);
-INSERT INTO archive VALUES (0, 0);
-CREATE TABLE archived (
-    gid BIGINT PRIMARY KEY, n_bytes BIGINT NOT NULL, digest BYTEA NOT NULL, media TEXT NOT NULL);
-CREATE TABLE pinned (gid BIGINT PRIMARY KEY);
-CREATE FUNCTION retired() RETURNS BIGINT LANGUAGE sql AS $$  -- bytes, by this statement
-    SELECT COALESCE(NULLIF(current_setting('atropos.retired', true), ''), '0')::BIGINT $$;
-CREATE FUNCTION retire() RETURNS trigger LANGUAGE plpgsql AS $$ DECLARE size BIGINT; BEGIN
-    IF pg_trigger_depth() > 1 THEN RETURN old; END IF;  -- of free()
-    IF EXISTS (SELECT 1 FROM archived WHERE gid = old.gid) THEN RETURN NULL; END IF;  -- a reset
-    INSERT INTO archived SELECT gid, groups.n_bytes, digest, media FROM groups, archive
-        WHERE gid = old.gid AND bound > 0 RETURNING n_bytes INTO size;
-    IF size IS NULL THEN RETURN old; END IF;
-    PERFORM set_config('atropos.retired', (retired() + size)::TEXT, true);
-    RETURN NULL;
-END $$;
-CREATE FUNCTION count_retired() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-    IF pg_trigger_depth() = 1 AND retired() > 0 THEN
-        UPDATE archive SET n_bytes = n_bytes + retired();
-        PERFORM set_config('atropos.retired', '0', true);
-    END IF;
-    RETURN NULL;
-END $$;
-CREATE FUNCTION free() RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE one RECORD; held BIGINT := new.n_bytes; BEGIN
-    FOR one IN SELECT gid, n_bytes FROM archived
-        WHERE gid NOT IN (SELECT gid FROM pinned) ORDER BY gid LOOP
-        EXIT WHEN held <= new.bound;
-        DELETE FROM payload WHERE gid = one.gid;
-        DELETE FROM archived WHERE gid = one.gid;
-        held := held - one.n_bytes;
-    END LOOP;
-    UPDATE archive SET n_bytes = held WHERE n_bytes <> held;
-    RETURN NULL;
-END $$;
-CREATE TRIGGER payload_retired BEFORE DELETE ON payload FOR EACH ROW EXECUTE FUNCTION retire();
-CREATE TRIGGER payload_counted AFTER DELETE ON payload EXECUTE FUNCTION count_retired();
-CREATE TRIGGER archive_full AFTER UPDATE ON archive FOR EACH ROW
-    WHEN (new.n_bytes > new.bound) EXECUTE FUNCTION free()
-"""
-
-
-def make_tables(server: PostgresServer) -> None:
-    """Create schema and tables if missing.
-
-    Raises:
-        ConfigError: they have another layout, or a pooler shares sessions.
-        psycopg.Error: the server cannot be reached, or refuses.
-    """
-    with server.connect() as raw:
-        _require_session(server, raw)
-        with raw.transaction():
-            raw.execute(f"SELECT pg_advisory_xact_lock({server.lock})".encode())
-            connection = PostgresConnection(raw)
-            if not connection.execute(
-                "SELECT 1 FROM pg_namespace WHERE nspname = ?", (server.schema,)
-            ):
-                connection.execute(f'CREATE SCHEMA "{server.schema}"')
-            table = _layout_table(connection, server.schema)
-            if table is not None:
-                [(layout,)] = connection.execute(f"SELECT layout FROM {table}")
-                if layout != LAYOUT:
-                    raise ConfigError(
-                        f"schema {server.schema} has layout {layout}, this release knows "
-                        f"{LAYOUT}: choose another with ?schema="
-                    )
-            else:
-                for statement in tables(POSTGRES):
-                    connection.execute(statement)
-            # Only if missing: a role may use tables that it may not create.
-            for name, made in (("archive", _ARCHIVE), ("uncrashed", _UNCRASHED)):
-                sql, table = "SELECT to_regclass(?)", f"{server.schema}.{name}"
-                if connection.execute(sql, (table,)) == [(None,)]:
-                    raw.execute(made.encode())
-
-
-def _require_session(server: PostgresServer, raw: Raw) -> None:
-    """Refuse a pooler that gives each transaction another session.
-
-    Settings and prepared statements belong to a session. A pooler shows in the process id
-    that it gave to the client; the session of an idle client then serves another one.
-    """
-    backend = _backend(raw)
-    if backend == raw.info.backend_pid:
-        return
-    with server.connect() as other:
-        with other.transaction():
-            _backend(other)
-            during = _backend(raw)
-        if during == backend == _backend(raw):
-            return
-    raise ConfigError(
-        "a pooler in transaction mode (PgBouncer or its like) is in front of this PostgreSQL "
-        "server: name the server itself in --store, or a pooler in session mode"
-    )
-
-
-def _backend(raw: Raw) -> int:
-    [(pid,)] = raw.execute("SELECT pg_backend_pid()").fetchall()
-    return int(pid)
-
-
-def _layout_table(connection: PostgresConnection, schema: str) -> str | None:
-    """The table of ``schema`` that holds its layout; None before the tables are made."""
-    for name in ("meta", "head"):  # up to layout 2 the table was called head
-        if connection.execute("SELECT to_regclass(?)", (f"{schema}.{name}",))[0][0]:
-            return name
-    return None

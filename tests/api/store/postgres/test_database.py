@@ -104,6 +104,32 @@ def test_calls_to_a_frozen_server_end_and_succeed_when_it_goes_on(
     assert n_held == 1
 
 
+def test_a_server_that_answers_no_connection_ends_a_call_before_a_slow_statement_would(
+    line, url, replicas, monkeypatch
+):
+    monkeypatch.setattr(connection, "PROBE_AFTER_S", 0.3)
+    monkeypatch.setattr(connection, "PROBE_OPTIONS", {"connect_timeout": 2})
+    address = line.url(split_schema(url)[1]) + "&connect_timeout=2"
+    store = replicas(address, reconnect_timeout_s=2.0)
+    put(store, group("a"))
+    store._write(lambda c: c.execute("SELECT pg_sleep(1.5)"))  # slow, and waited for
+    revision = store.stats().revision
+    line.flowing.clear()
+    with ThreadPoolExecutor(12) as pool:
+        calls = [
+            pool.submit(put, store, group(f"b{i}", key=f"{i}"), revision=revision)
+            for i in range(12)
+        ]
+        for call in calls:  # by WRITE_SILENCE_S the first would take longer than this
+            with pytest.raises(StoreError):
+                call.result(timeout=connection.WRITE_SILENCE_S / 2)
+    line.flowing.set()
+    deadline = time.monotonic() + 60
+    while (n_held := held_or_none(store)) is None:
+        assert time.monotonic() < deadline
+    assert n_held == 1
+
+
 def held_or_none(store):
     try:
         return held(store)
