@@ -15,8 +15,8 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from atroposlib.errors import ConfigError
@@ -24,6 +24,7 @@ from atroposlib.utils.command.signals import on_signals, reset_and_raise
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")  # as the Host header writes them
 ANY_HOST = "*"
@@ -126,6 +127,10 @@ def head_deadline(seconds: float = HEAD_S) -> type[asyncio.Protocol]:
     class HeadDeadline(HttpToolsProtocol):
         _deadline: asyncio.TimerHandle | None = None
 
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **settings)
+            self.parser = PlainParser(self)  # type: ignore[assignment]
+
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self._arm()
@@ -152,6 +157,76 @@ def head_deadline(seconds: float = HEAD_S) -> type[asyncio.Protocol]:
                 self._deadline = None
 
     return HeadDeadline
+
+
+class PlainParser:
+    """Parser of a protocol of uvicorn that reads a request with an unknown ``Upgrade`` as a plain one.
+
+    RFC 9110, 7.8 lets a server ignore the field, and Java's client sends ``Upgrade: h2c`` by default.
+    httptools ends such a request at its head, without the body, and takes the rest for another.
+    """
+
+    def __init__(self, protocol: HttpToolsProtocol) -> None:
+        self._protocol = protocol
+        self._is_upgrade = False  # of the request whose head has just ended
+        self.on_message_begin, self.on_url = protocol.on_message_begin, protocol.on_url
+        self.on_header, self.on_body = protocol.on_header, protocol.on_body
+        self._parser = self._new_parser()
+
+    def _new_parser(self) -> Any:
+        import httptools
+
+        parser = httptools.HttpRequestParser(self)
+        with suppress(AttributeError):  # as uvicorn does, for older releases
+            parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
+
+    def get_method(self) -> bytes:
+        return bytes(self._parser.get_method())
+
+    def get_http_version(self) -> str:
+        return str(self._parser.get_http_version())
+
+    def should_keep_alive(self) -> bool:
+        return bool(self._parser.should_keep_alive())
+
+    def should_upgrade(self) -> bool:
+        return bool(self._parser.should_upgrade())
+
+    def on_headers_complete(self) -> None:
+        connects = self._parser.get_method() == b"CONNECT"
+        upgrades = self._parser.should_upgrade() and not self._protocol._should_upgrade()
+        self._is_upgrade = upgrades and not connects
+        if not self._is_upgrade:
+            self._protocol.on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self._is_upgrade:
+            self._protocol.on_message_complete()
+
+    def feed_data(self, data: bytes) -> None:
+        import httptools
+
+        while True:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._is_upgrade:
+                    raise
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self._is_upgrade, self._parser = False, self._new_parser()
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self._parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), self._protocol.url, version)]
+        for name, value in self._protocol.headers:
+            if name == b"connection":
+                kept = [one for one in value.split(b",") if one.strip().lower() != b"upgrade"]
+                value = b",".join(kept)
+            if name != b"upgrade":
+                lines.append(b"%b: %b" % (name, value))
+        return b"\r\n".join([*lines, b"", b""])
 
 
 def is_loopback(host: str) -> bool:

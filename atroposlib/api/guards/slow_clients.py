@@ -32,6 +32,7 @@ from uvicorn.server import ServerState
 
 from atroposlib.api.guards.auth import RETRY_AFTER_S
 from atroposlib.api.guards.body_limits import POSTS, REFUSALS, retry_after
+from atroposlib.utils.http_server import PlainParser
 
 _FLUSH_S = 60.0  # time to send the last reply; then the connection is aborted
 _TURNED_AWAY = 64  # connections beyond the limit that are answered, of the spare files
@@ -77,6 +78,7 @@ class SlowClientProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.parser = PlainParser(self)  # type: ignore[assignment]
         self._phase = ReceivePhase.HEAD
         self._entered = 0.0  # time of the loop at which the phase began
         self._deadline: asyncio.TimerHandle | None = None

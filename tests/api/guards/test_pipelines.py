@@ -13,6 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from atroposlib.api.guards.body_limits import RequestBody
 from atroposlib.api.guards.slow_clients import SlowClientProtocol
+from atroposlib.utils.http_server import head_deadline
 
 SIZES = (0, 1, 100, 20_000, 66_000, 240_000)
 
@@ -61,8 +62,12 @@ def a_request(random, number, last):
     body = random.randbytes(size // 2).hex().encode()
     kind = random.choice(["get", "length", "chunked"])
     head = f"{'GET' if kind == 'get' else 'POST'} /{number} HTTP/1.1\r\nhost: x\r\n"
-    if last:
-        head += "connection: close\r\n"
+    upgrade = random.choice(["", "", "", "h2c", "other/1"])  # as Java's client asks for
+    options = ["close"] * last + ["Upgrade, HTTP2-Settings"] * bool(upgrade)
+    if options:
+        head += f"connection: {', '.join(options)}\r\n"
+    if upgrade:
+        head += f"upgrade: {upgrade}\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\n"
     if kind != "get" and size and random.random() < 0.2:
         head += "expect: 100-continue\r\n"
     if kind == "get":
@@ -110,10 +115,11 @@ def statuses_and_bodies(received):
     return replies
 
 
-async def compare(seeds):
+async def compare(seeds, protocol=SlowClientProtocol):
     ours, theirs = Echo(), Echo()
+    app = RequestBody(ours) if protocol is SlowClientProtocol else ours
     async with (
-        serving(RequestBody(ours), SlowClientProtocol) as port,
+        serving(app, protocol) as port,
         serving(theirs, H11Protocol) as other_port,
     ):
         for seed in seeds:
@@ -128,6 +134,10 @@ async def compare(seeds):
 
 async def test_pipelines_are_served_as_over_h11():
     await compare(range(40))
+
+
+async def test_pipelines_to_the_other_servers_are_served_as_over_h11():
+    await compare(range(80, 110), head_deadline())
 
 
 def test_pipelines_are_served_as_over_h11_under_the_other_event_loop():
