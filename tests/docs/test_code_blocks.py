@@ -38,7 +38,7 @@ RUN_BY = {
 }
 # Commands of other programs, and words of the shell.
 FOREIGN = set(
-    "cd curl echo eval grep export for done git kubectl mapfile mkdir printf ray source srun tail uv vllm"
+    "cd curl docker echo eval grep export for done git kubectl mapfile mkdir printf ray source srun tail uv vllm"
     " vf-eval vf-validate wait torchrun pip env gpus= port= }".split()
 )
 # Whole blocks that nothing here can check, with the reason.
@@ -46,6 +46,7 @@ UNCHECKED = {
     ("docs/security.md", "nginx"): "the configuration of another program",
     ("docs/wire.md", "http"): "written by make wire from a running API",
     ("docs/wire.md", "text"): "bytes of a frame, written by make wire",
+    ("docs/kubernetes.md", "dockerfile"): "an image on that of an engine, for CUDA",
     ("docs/metrics.md", "bash heredoc"): "test_the_program_of_the_page_about_metrics_runs",
     ("SLURM.md", "bash script"): "tests/envs would need a SLURM cluster; bash -n reads it",
 }
@@ -79,7 +80,9 @@ def blocks(*languages, page=None):
 def test_every_language_is_run_checked_or_named():
     checked = {"python", "bash", "sh", "yaml", "json", "toml"}
     left = {(page, language) for page, language, _ in BLOCKS if language not in checked}
-    assert left == {one for one in UNCHECKED if one[1] in ("nginx", "http", "text")}
+    assert left == {
+        one for one in UNCHECKED if one[1] in ("dockerfile", "nginx", "http", "text")
+    }
 
 
 def test_every_page_with_python_is_run_by_a_test():
