@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.utils.command import logs
-from atroposlib.utils.command.parser import GPUS, HUB, CommandParser, require
+from atroposlib.utils.command.parser import GPUS, HUB, WEIGHTS, CommandParser, require
 from atroposlib.utils.http_server import bind, is_loopback, run_app
 from atroposlib.utils.tokenizers.loading import local_model, require_model
 
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    parser = CommandParser(prog=PROG, description=__doc__, variables=(HUB, GPUS))
+    parser = CommandParser(prog=PROG, description=__doc__, variables=(HUB, WEIGHTS, GPUS))
     add = parser.add_argument_group("model").add_argument
     about = "model directory, hub name or smollm2 (of the quickstart)"
     add("--model", required=True, type=local_model, help=about)

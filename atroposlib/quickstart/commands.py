@@ -8,6 +8,7 @@ from pathlib import Path
 
 from atroposlib.processes import ProcessSpec
 from atroposlib.quickstart.recipes import QuickstartPlan, ServingEngine
+from atroposlib.utils.models import weight_folders
 
 MAX_THREADS = 8  # more threads only slow a model of 135 M parameters down
 # In a model of 30 narrow layers bfloat16 moves a token by 0.06 nats on average, and one in a
@@ -65,7 +66,7 @@ def local_server(plan: QuickstartPlan) -> ProcessSpec:
         + ("--model", str(plan.serve_dir), "--host", "127.0.0.1")
         + ("--port", str(plan.server_port), "--seed", str(plan.options.seed))
         + ("--dtype", plan.dtype),
-        env=thread_env(plan.cores),
+        env={**thread_env(plan.cores), weight_folders.VARIABLE: str(plan.checkpoints)},
         cwd=plan.repo,
         health_url=f"{plan.server_url}/health",
         ready_within_s=180.0,

@@ -7,28 +7,29 @@ request from the browser; ``Sec-Fetch-Site``, ``Origin`` or ``Referer`` then nam
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import ipaddress
+import os
 import re
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command.signals import on_signals, reset_and_raise
+from atroposlib.utils.http_protocol import head_deadline
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")  # as the Host header writes them
 ANY_HOST = "*"
-HEAD_S = 10.0  # for the head of a request, from the connection or its first byte
+STOP_S = 8.0  # from a signal to the end of the process
 NO_REPLY = 499  # the client left, or the process stops, before a reply began
 # A connection whose peer vanished ends within SILENCE_S. Without that a request waits for its own
 # timeout, of minutes, and what was not acknowledged is sent again in pauses of up to two minutes, also
@@ -89,7 +90,11 @@ def kept_alive() -> list[tuple[int, int, int]]:
 
 
 def run_app(app: ASGIApp, listener: socket.socket) -> None:
-    """Serve ``app`` on ``listener`` until interrupted. Open requests end 5 s after that."""
+    """Serve ``app`` on ``listener`` until interrupted. Open requests end 5 s after that.
+
+    Threads cannot be cancelled: the process exits with status 128 + signal while one still works
+    ``STOP_S`` after the signal, for instance on a copy of weights.
+    """
     import uvicorn
 
     class Server(uvicorn.Server):
@@ -98,6 +103,10 @@ def run_app(app: ASGIApp, listener: socket.socket) -> None:
             received: list[int] = []
 
             def on_signal(number: int) -> None:
+                if not received:
+                    last = threading.Timer(STOP_S, os._exit, (128 + number,))
+                    last.daemon = True
+                    last.start()
                 received.append(number)
                 self.handle_exit(number, None)
 
@@ -114,119 +123,6 @@ def run_app(app: ASGIApp, listener: socket.socket) -> None:
         timeout_graceful_shutdown=5,
     )
     Server(config).run(sockets=[listener])
-
-
-def head_deadline(seconds: float = HEAD_S) -> type[asyncio.Protocol]:
-    """The HTTP protocol of uvicorn that closes connections without a whole head in time.
-
-    uvicorn waits for the rest of a head without a bound. Between two requests its own
-    ``timeout_keep_alive`` counts.
-    """
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
-    class HeadDeadline(HttpToolsProtocol):
-        _deadline: asyncio.TimerHandle | None = None
-
-        def __init__(self, *args: Any, **settings: Any) -> None:
-            super().__init__(*args, **settings)
-            self.parser = PlainParser(self)  # type: ignore[assignment]
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._arm()
-
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._arm()
-
-        def on_headers_complete(self) -> None:
-            self._disarm()
-            super().on_headers_complete()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._disarm()
-            super().connection_lost(exc)
-
-        def _arm(self) -> None:
-            if self._deadline is None:
-                self._deadline = self.loop.call_later(seconds, self.transport.abort)
-
-        def _disarm(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-
-    return HeadDeadline
-
-
-class PlainParser:
-    """Parser of a protocol of uvicorn that reads a request with an unknown ``Upgrade`` as a plain one.
-
-    RFC 9110, 7.8 lets a server ignore the field, and Java's client sends ``Upgrade: h2c`` by default.
-    httptools ends such a request at its head, without the body, and takes the rest for another.
-    """
-
-    def __init__(self, protocol: HttpToolsProtocol) -> None:
-        self._protocol = protocol
-        self._is_upgrade = False  # of the request whose head has just ended
-        self.on_message_begin, self.on_url = protocol.on_message_begin, protocol.on_url
-        self.on_header, self.on_body = protocol.on_header, protocol.on_body
-        self._parser = self._new_parser()
-
-    def _new_parser(self) -> Any:
-        import httptools
-
-        parser = httptools.HttpRequestParser(self)
-        with suppress(AttributeError):  # as uvicorn does, for older releases
-            parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        return parser
-
-    def get_method(self) -> bytes:
-        return bytes(self._parser.get_method())
-
-    def get_http_version(self) -> str:
-        return str(self._parser.get_http_version())
-
-    def should_keep_alive(self) -> bool:
-        return bool(self._parser.should_keep_alive())
-
-    def should_upgrade(self) -> bool:
-        return bool(self._parser.should_upgrade())
-
-    def on_headers_complete(self) -> None:
-        connects = self._parser.get_method() == b"CONNECT"
-        upgrades = self._parser.should_upgrade() and not self._protocol._should_upgrade()
-        self._is_upgrade = upgrades and not connects
-        if not self._is_upgrade:
-            self._protocol.on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        if not self._is_upgrade:
-            self._protocol.on_message_complete()
-
-    def feed_data(self, data: bytes) -> None:
-        import httptools
-
-        while True:
-            try:
-                self._parser.feed_data(data)
-                return
-            except httptools.HttpParserUpgrade as upgrade:
-                if not self._is_upgrade:
-                    raise
-                data = self._head_without_upgrade() + data[upgrade.args[0] :]
-                self._is_upgrade, self._parser = False, self._new_parser()
-
-    def _head_without_upgrade(self) -> bytes:
-        version = self._parser.get_http_version().encode()
-        lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), self._protocol.url, version)]
-        for name, value in self._protocol.headers:
-            if name == b"connection":
-                kept = [one for one in value.split(b",") if one.strip().lower() != b"upgrade"]
-                value = b",".join(kept)
-            if name != b"upgrade":
-                lines.append(b"%b: %b" % (name, value))
-        return b"\r\n".join([*lines, b"", b""])
 
 
 def is_loopback(host: str) -> bool:

@@ -20,8 +20,8 @@ from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.served_model import load_model
 from atroposlib.inference.http.app import create_app
-from atroposlib.utils import process_group
-from atroposlib.utils.process_group import GroupSpec
+from atroposlib.utils.models import process_group
+from atroposlib.utils.models.process_group import GroupSpec
 from example_trainer.model import loading
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy

@@ -17,6 +17,7 @@ from typing import Any
 
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command.references import installed
+from atroposlib.utils.models import weight_folders
 from example_trainer.launch.plan import (
     EnvironmentSection,
     Plan,
@@ -88,6 +89,7 @@ def inference(
         start = wanted.first_gpu + index * wanted.tensor_parallel
         gpus = ",".join(str(gpu) for gpu in range(start, start + wanted.tensor_parallel))
     engine = choose_engine(wanted.engine)
+    published = trainer_settings(plan)[1].published
     known = engine != "local" or announced is None or "." not in announced
     server = ServerCommand(
         engine=engine,
@@ -102,7 +104,7 @@ def inference(
         lora_rank=served.published_lora_rank,
         seed=served.seed + index,
         args=(*wanted.args, *(() if known else ("--allow-host", str(announced)))),
-        env=wanted.env,
+        env={weight_folders.VARIABLE: str(published.resolve()), **wanted.env},
     )
     url = f"http://{announced or host}:{port}"
     telling = ("--api", at.api_address, "--name", f"inference-{index}", "--url", url, "--")

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError, InferenceError
-from atroposlib.utils import process_group
-from atroposlib.utils.process_group import GroupSpec
+from atroposlib.utils.models import process_group
+from atroposlib.utils.models.process_group import GroupSpec
 from example_trainer.weights.engines import InferenceServer
 
 # The HTTP error of a server that broke the group arrives at about the same time.

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from atroposlib.errors import ConfigError, PublishFailed
-from atroposlib.utils import process_group
-from atroposlib.utils.process_group import GroupSpec
+from atroposlib.utils.models import process_group
+from atroposlib.utils.models.process_group import GroupSpec
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import CheckpointError
-from atroposlib.utils.process_group import gpu_uuid
+from atroposlib.utils.models.process_group import gpu_uuid
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy

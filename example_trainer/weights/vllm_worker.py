@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atroposlib.utils import process_group
-from atroposlib.utils.models import node_copy
-from atroposlib.utils.process_group import GroupSpec
+from atroposlib.utils.models import node_copy, process_group
+from atroposlib.utils.models.process_group import GroupSpec
+from atroposlib.utils.models.weight_folders import require_weight_folder
 
 NAME = "atropos-weight-worker"
 
@@ -56,6 +56,7 @@ class WeightWorker:
 
     def load_checkpoint(self, path: str) -> str:
         """Load the safetensors files of a model directory."""
+        require_weight_folder(path)
         files = sorted(Path(path).glob("*.safetensors"))
         if not files:
             raise FileNotFoundError(f"{path} has no .safetensors file")

@@ -38,8 +38,8 @@ RUN_BY = {
 }
 # Commands of other programs, and words of the shell.
 FOREIGN = set(
-    "cd curl docker echo eval grep export for done git kubectl mapfile mkdir printf ray source srun tail uv vllm"
-    " vf-eval vf-validate wait torchrun pip env gpus= port= }".split()
+    "cd curl docker echo eval grep export for done git kubectl mapfile mkdir printf ray source srun tail uv"
+    " vllm vf-eval vf-validate wait torchrun pip env gpus= port= }".split()
 )
 # Whole blocks that nothing here can check, with the reason.
 UNCHECKED = {

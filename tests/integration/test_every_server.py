@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import nullcontext
-
 import httpx
 import pytest
-import uvicorn
 from starlette.responses import PlainTextResponse
 
 from atroposlib.api.archive.explorer import Explorer
@@ -22,7 +18,7 @@ from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.served_model import load_model
 from atroposlib.inference.http.app import create_app as inference_app
 from atroposlib.testing.tiny import write_tiny_model
-from atroposlib.utils.http_server import LOOPBACK_HOSTS, PageGuard, head_deadline
+from atroposlib.utils.http_server import LOOPBACK_HOSTS, PageGuard
 from tests.generation.proxy.proxy_kit import AppProxy
 
 
@@ -114,25 +110,3 @@ async def test_a_websocket_of_a_web_page_is_closed(server, attack, tmp_path):
 
     await server(tmp_path)(scope, None, send)
     assert sent == ["websocket.close"]
-
-
-@pytest.mark.parametrize("beginning", [b"", b"G", b"POST / HTTP/1.1\r\nhost: x\r\nx: y"])
-async def test_a_connection_without_a_whole_head_is_closed(beginning):
-    protocol = head_deadline(0.05)
-    config = uvicorn.Config(PlainTextResponse("in"), port=0, http=protocol, log_config=None)
-    config.lifespan = "off"
-    server = uvicorn.Server(config)
-    server.capture_signals = nullcontext  # the signals belong to the test runner
-    running = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(beginning)
-    try:
-        assert await asyncio.wait_for(reader.read(), 600) == b""
-    except ConnectionResetError:
-        pass
-    writer.close()
-    server.should_exit = True
-    await running

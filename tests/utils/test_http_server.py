@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
 import sys
 
 import httpx
@@ -214,3 +216,37 @@ async def test_a_proxy_of_the_environment_is_still_asked(monkeypatch):
         monkeypatch.setenv("http_proxy", proxy)
         async with HttpClient(60.0, 4, None).client as http:
             assert (await http.get("http://engine.invalid/health")).text == "the proxy"
+
+
+# --- the end --------------------------------------------------------------------------------
+
+BUSY_SERVER = """
+import threading
+from fastapi import FastAPI
+from atroposlib.utils import http_server
+
+app = FastAPI()
+
+@app.get("/")
+def copy():  # in a thread, which nothing can cancel
+    print("busy", flush=True)
+    threading.Event().wait()
+
+http_server.STOP_S = 0.2
+listener = http_server.bind("127.0.0.1", 0, backlog=8)
+print(listener.getsockname()[1], flush=True)
+http_server.run_app(app, listener)
+"""
+
+
+def test_a_signal_ends_a_server_whose_thread_is_still_at_work():
+    server = subprocess.Popen(
+        [sys.executable, "-c", BUSY_SERVER], stdout=subprocess.PIPE, text=True
+    )
+    with server:
+        port = int(server.stdout.readline())
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert server.stdout.readline() == "busy\n"
+            server.terminate()
+            assert server.wait(600) == 128 + signal.SIGTERM

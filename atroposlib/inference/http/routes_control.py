@@ -25,7 +25,8 @@ from atroposlib.inference.http.responses import Json, JsonResponse
 from atroposlib.inference.http.service import InferenceService
 from atroposlib.inference.http.weight_group import WeightGroup
 from atroposlib.utils.models import node_copy
-from atroposlib.utils.process_group import gpu_uuid
+from atroposlib.utils.models.process_group import gpu_uuid
+from atroposlib.utils.models.weight_folders import require_weight_folder
 from atroposlib.wire.numbers import Int64
 
 # Fields of a JSON object.
@@ -90,6 +91,7 @@ def weights_router(service: InferenceService) -> APIRouter:
     def update_weights_from_disk(
         model_path: Text, weight_version: NumberOrNone = None
     ) -> JsonResponse:
+        _require_of_run(model_path)
         return _changed(engine, lambda: engine.update_weights(model_path, weight_version))
 
     @routes.post("/copy_to_node")
@@ -109,6 +111,7 @@ def weights_router(service: InferenceService) -> APIRouter:
     def load_lora_adapter(
         lora_name: Text, lora_path: Text, weight_version: NumberOrNone = None
     ) -> JsonResponse:
+        _require_of_run(lora_path)
         return _changed(
             engine, lambda: engine.load_adapter(lora_path, lora_name, weight_version)
         )
@@ -127,6 +130,8 @@ def weights_router(service: InferenceService) -> APIRouter:
         directory = kwargs.get("weights_path", service.served.path)
         if not isinstance(directory, str) or not Path(directory).is_dir():
             raise InferenceRefused(400, f"weights_path {directory!r} is not a directory")
+        if directory != service.served.path:
+            _require_of_run(directory)
         engine.update_weights(directory)
         return {"results": [None]}
 
@@ -176,6 +181,13 @@ def group_router(service: InferenceService, group: WeightGroup) -> APIRouter:
         return {"success": True, "message": f"not in group {group_name}"}
 
     return routes
+
+
+def _require_of_run(directory: str) -> None:
+    try:
+        require_weight_folder(directory)
+    except PermissionError as error:
+        raise InferenceRefused(403, str(error)) from error
 
 
 def _changed(engine: Engine, change: Callable[[], int]) -> JsonResponse:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atroposlib.errors import InferenceRefused, WeightsError
 from atroposlib.inference.http.protocol import InitWeightsGroup, UpdateFromGroup
-from atroposlib.utils.process_group import GroupSpec, broadcast, guest_store, join, wait
+from atroposlib.utils.models.process_group import GroupSpec, broadcast, guest_store, join, wait
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -21,6 +21,7 @@ USAGE_ERROR = 2
 API_TOKEN = "ATROPOS_API_TOKEN: token of the rollout API"
 HUB = "HF_HOME, HF_HUB_OFFLINE=1: folder of the model hub; use only what is in it"
 TRACKERS = "WANDB_API_KEY, WANDB_MODE ...: of the trackers in use"
+WEIGHTS = "ATROPOS_WEIGHTS_FROM: folders that weights are loaded and copied from (any)"
 GPUS = "CUDA_VISIBLE_DEVICES: GPUs of this process"
 _LOGS = "ATROPOS_LOG_LEVEL, ATROPOS_LOG_FORMAT: defaults of --log-level and --log-format"
 

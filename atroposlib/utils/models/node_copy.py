@@ -10,11 +10,11 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import tempfile
 from hashlib import blake2b
 from pathlib import Path
 
-VARIABLE = "ATROPOS_NODE_DIR"
+from atroposlib.utils.models.weight_folders import node_folder, require_weight_folder
+
 MODEL_FILES = ("config.json", "adapter_config.json")
 KEPT = 1  # older copies: servers use the last one until they load the newest
 
@@ -23,8 +23,9 @@ def copy_once(directory: str) -> tuple[str, int]:
     """Path of the copy, and the bytes copied: 0 if another process of the node did it.
 
     Raises:
-        OSError: no directory of a model, no room, or a folder of another user.
+        OSError: no directory of a model, outside of the run, no room, or a folder of another user.
     """
+    require_weight_folder(directory)
     source = Path(directory).resolve()
     if not any((source / name).is_file() for name in MODEL_FILES):
         raise FileNotFoundError(f"{directory} is no directory of a model or an adapter")
@@ -52,8 +53,7 @@ def copy_once(directory: str) -> tuple[str, int]:
 
 def _folder(published: Path) -> Path:
     """The folder for copies from a directory, which no other user can write."""
-    place = Path(os.environ.get(VARIABLE) or tempfile.gettempdir())
-    own = place / f"atropos-weights-{os.getuid()}"
+    own = node_folder()
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = own.lstat()
     if own.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o022:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from atroposlib.errors import ConfigError
-from atroposlib.utils.process_group import GroupSpec
+from atroposlib.utils.models.process_group import GroupSpec
 from example_trainer.weights.engines.http import InferenceServer, by_token
 
 LONGEST_PAUSE_S = 3600.0  # the server accepts no longer timeout

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from atroposlib.errors import ConfigError, InferenceError
-from atroposlib.utils.process_group import GroupSpec
+from atroposlib.utils.models.process_group import GroupSpec
 from example_trainer.weights.engines.http import Bucket, InferenceServer, by_token
 
 EXTENSION = "--worker-extension-cls example_trainer.weights.vllm_worker.WeightWorker"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -42,6 +43,28 @@ async def test_the_reload_routes_of_vllm_are_accepted(http, other_dir):
     assert (await http.get("/weight_info")).json()["weight_version"] == 8
     other = await http.post("/collective_rpc", json={"method": "exec", "kwargs": {}})
     assert other.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/update_weights_from_disk", {"model_path": "{other}", "weight_version": 4}),
+        (
+            "/collective_rpc",
+            {"method": "reload_weights", "kwargs": {"weights_path": "{other}"}},
+        ),
+        ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "{other}"}),
+        ("/copy_to_node", {"path": "{other}"}),
+    ],
+)
+async def test_a_server_of_a_run_takes_weights_of_that_run_only(
+    http, other_dir, tmp_path, monkeypatch, path, body
+):
+    monkeypatch.setenv("ATROPOS_WEIGHTS_FROM", str(tmp_path))
+    asked = json.loads(json.dumps(body).replace("{other}", str(other_dir)))
+    reply = await http.post(path, json=asked)
+    assert reply.status_code in (400, 403) and "ATROPOS_WEIGHTS_FROM" in reply.text
+    assert (await http.get("/weight_info")).json()["weight_version"] == 0
 
 
 async def test_generation_is_paused_and_resumed_over_http(http):

@@ -15,7 +15,7 @@ from atroposlib.errors import WeightsError
 from atroposlib.inference.http.app import create_app
 from atroposlib.inference.http.protocol import InitWeightsGroup, UpdateFromGroup
 from atroposlib.inference.http.weight_group import WeightGroup
-from atroposlib.utils.process_group import GroupSpec, broadcast, join
+from atroposlib.utils.models.process_group import GroupSpec, broadcast, join
 from tests.inference.helpers import WAIT_S, fresh_logprobs, generate, request
 
 EXACT = 1e-4

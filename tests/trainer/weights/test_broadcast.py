@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from atroposlib.errors import ConfigError
-from atroposlib.utils.process_group import GroupSpec
+from atroposlib.utils.models.process_group import GroupSpec
 from example_trainer.weights.broadcast import NativeGroup
 
 

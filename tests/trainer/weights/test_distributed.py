@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from atroposlib.errors import ConfigError, PublishFailed
-from atroposlib.utils import process_group
+from atroposlib.utils.models import process_group
 from example_trainer.model.state_dict import layout
 from example_trainer.weights.distributed import buckets
 from tests.trainer.weights.support.fleets import state

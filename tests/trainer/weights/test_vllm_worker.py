@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from atroposlib.utils import process_group
-from atroposlib.utils.process_group import GroupSpec
+from atroposlib.utils.models import process_group
+from atroposlib.utils.models.process_group import GroupSpec
 from example_trainer.model.state_dict import TensorSpec
 from example_trainer.weights.shared_memory import SharedWeightsFile
 from example_trainer.weights.vllm_worker import WeightWorker

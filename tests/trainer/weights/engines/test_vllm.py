@@ -5,7 +5,7 @@ import json
 import pytest
 
 from atroposlib.errors import ConfigError
-from atroposlib.utils.process_group import GroupSpec
+from atroposlib.utils.models.process_group import GroupSpec
 from tests.trainer.weights.support.engine_fakes import BUCKETS, GROUP, vllm_app
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from atroposlib.utils.process_group import GroupSpec
+from atroposlib.utils.models.process_group import GroupSpec
 from example_trainer.weights.engines import Bucket
 from example_trainer.weights.vllm_worker import NAME
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from atroposlib.utils import process_group
+from atroposlib.utils.models import process_group
 
 
 def test_process_group_is_compatible_with_one_made_by_torch():
