@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -124,7 +125,9 @@ def train(cfg: TrainingConfig, stop: StopSignal | None = None) -> None:
         if ended is not None:
             end.forget(ended)
         connections = _connect(cfg, world, stop or StopSignal(), stack)
-        _train(cfg, world, connections, stack)
+        state = _train(cfg, world, connections, stack)
+        if connections.client is not None:
+            connections.client.announce_version(state.version, ended=True)
         connections.waits.phase("done")
     if ended is not None:  # after the last report and checkpoint
         end.record(ended, step=cfg.training_steps, life=connections.waits.life)
@@ -266,8 +269,25 @@ def _publish(
         return _check_servers(policy, publisher, prepared, state)
 
 
-def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitStack) -> None:
-    client, waits, log, reporter = peers.client, peers.waits, peers.log, peers.reporter
+def _log_step(
+    log: MetricsLog,
+    reporter: Reporter | None,
+    state: TrainerState,
+    record: Mapping[str, Any],
+    clock: Clock,
+) -> None:
+    """Write the metrics of a step to the log, and report them to the API."""
+    step = {"step": state.step, "version": state.version, **record, **clock.take()}
+    if reporter is not None:
+        step["reports_lost"] = reporter.lost
+        reporter.step(state.step, step)
+    log.write(step)
+
+
+def _train(
+    cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitStack
+) -> TrainerState:
+    client, waits, reporter = peers.client, peers.waits, peers.reporter
     clock, phase = Clock(), waits.phase
     phase("loading the model")
     models = _load(cfg, world)
@@ -332,13 +352,8 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
         with clock.measure("evaluate"):
             record |= evaluation | evaluator.maybe(state, epoch_ended, publisher.fleet.urls)
         evaluation = {}
-        if log is not None:
-            record |= publisher.fleet.counts()
-            record = {"step": state.step, "version": state.version, **record, **clock.take()}
-            if reporter is not None:
-                record["reports_lost"] = reporter.lost
-                reporter.step(state.step, record)
-            log.write(record)
+        if peers.log is not None:
+            _log_step(peers.log, reporter, state, record | publisher.fleet.counts(), clock)
         phase("saving for recovery")
         with clock.measure("recovery"):  # these seconds are part of the next record
             if recovery.due(state, epoch_ended):
@@ -346,6 +361,7 @@ def _train(cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitSta
 
     phase("saving checkpoint")
     exporter.final(policy, state)
+    return state
 
 
 if __name__ == "__main__":

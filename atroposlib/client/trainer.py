@@ -121,9 +121,10 @@ class RolloutClient:
             raise NotRegistered("this client has not registered: call register() first")
         return self._generation
 
-    def announce_version(self, version: int) -> None:
-        """Every inference server now holds ``version`` of this trainer."""
-        held = wire.PolicyVersion(version=version, incarnation=self._incarnation)
+    def announce_version(self, version: int, ended: bool = False) -> None:
+        """Every inference server now holds ``version``, the last one if the trainer ``ended``."""
+        life = self._incarnation
+        held = wire.PolicyVersion(version=version, incarnation=life, ended=ended)
         self._send(post("/policy_version", held, nothing))
 
     def reset(self) -> None:

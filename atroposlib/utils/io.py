@@ -1,11 +1,34 @@
-"""JSON bodies of aiohttp-style HTTP responses."""
+"""Files that appear whole, and JSON bodies of aiohttp-style HTTP responses."""
 
 from __future__ import annotations
 
 import logging
+import os
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import AtroposError, boundary
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write the file aside, sync it, and rename it: a reader gets the old text or all of the new.
+
+    Only this user can read it (0600). Several processes may write it at once.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
+    )
+    with ExitStack() as undo:
+        undo.callback(Path(draft.name).unlink)
+        with draft:
+            draft.write(text)
+            draft.flush()
+            os.fsync(draft.fileno())
+        Path(draft.name).replace(path)
+        undo.pop_all()
 
 
 async def parse_http_response(resp: Any, logger: logging.Logger | None = None) -> Any:

@@ -376,8 +376,10 @@ class GroupsReceived(BaseModel):
 class PolicyVersion(BaseModel):
     """POST /policy_version: all servers hold this version. It never decreases.
 
-    It is ignored if the ``incarnation`` is not that of the current trainer.
+    It is ignored if the ``incarnation`` is not that of the current trainer. ``ended``: it is the
+    last one, and the final model is written; ``/status`` has ``ended_step`` until the next trainer.
     """
 
     version: Natural
     incarnation: Natural | None = None
+    ended: bool = False

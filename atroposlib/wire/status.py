@@ -138,6 +138,7 @@ class RunStatus(BaseModel):
     shares: list[EnvShare] = []
     warnings: list[str] = []  # groups that no batch can hold
     num_steps: int | None = None  # of the trainer
+    ended_step: int | None = None  # its last step, once it reported the end of the run
     ages_s: dict[str, float] = {}  # since the last event of each kind at this process
 
 

@@ -21,8 +21,9 @@ from pathlib import Path
 
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
+from atroposlib.utils.command.folder_lock import FolderLock
 from atroposlib.utils.command.parser import API_TOKEN, GPUS, HUB, CommandParser
-from example_trainer.launch.local import exit_status, run_local
+from example_trainer.launch.local import ANOTHER_FOLDER, exit_status, run_local
 from example_trainer.launch.plan import Plan, read_plan, trainer_settings
 from example_trainer.launch.servers import choose_engine
 from example_trainer.settings.config import TrainingConfig
@@ -46,11 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     if args.what == "node":
-        from example_trainer.launch.node import exec_role, load_plan, run_servers
+        from example_trainer.launch.node import load_plan, recorded, run_role, run_servers
 
         if args.count > 1:
             return run_servers(load_plan(args.plan), args.index, args.count)
-        exec_role(load_plan(args.plan), args.role, args.index, args.meet)
+        plan = load_plan(args.plan)
+        status = run_role(plan, args.role, args.index, args.meet)
+        return recorded(plan, status) if args.until_recorded else status
     plan = plan_of(args)
     try:
         if args.what == "k8s":
@@ -96,6 +99,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     node.add_argument("--role", required=True, choices=ROLES)
     node.add_argument("--index", type=int, default=0)
     node.add_argument("--count", type=int, default=1, help="servers, from index on")
+    about = "of the trainer: fail unless it records its end"
+    node.add_argument("--until-recorded", action="store_true", help=about)
     node.add_argument("--meet", help="host:port where the trainer's nodes meet")
     words = list(sys.argv[1:] if argv is None else argv)
     here = words[:1] and words[0].partition("=")[0] in ("--config", "--env")
@@ -132,12 +137,14 @@ def _slurm(plan: Plan, dry: bool) -> int:
     from example_trainer.launch import slurm, submission
 
     cfg = _for_cluster(plan)
-    found = slurm.write(plan, cfg.trainer_retries)
-    if dry:
-        for job in found:
-            print(shlex.join(submission.command(plan, job, {})))
-    else:
-        submission.submit(plan, found)
+    with FolderLock(plan.directory, ANOTHER_FOLDER):
+        submission.require_ended(plan)
+        found = slurm.write(plan, cfg.trainer_retries)
+        if dry:
+            for job in found:
+                print(shlex.join(submission.command(plan, job, {})))
+        else:
+            submission.submit(plan, found)
     return 0
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.io import write_whole
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.slurm import TOKEN, dumped, plan_path, token_files
@@ -43,12 +44,11 @@ def write(plan: Plan, path: Path) -> None:
     Raises:
         ConfigError: ``k8s.image`` or ``k8s.volume_claim`` is missing, or a name is too long.
     """
-    path.touch(mode=0o600)
-    path.chmod(0o600)  # of an older file too
-    held = [one for one in yaml.safe_load_all(path.read_text(encoding="utf-8")) if one]
+    before = path.read_text(encoding="utf-8") if path.exists() else ""
+    held = [one for one in yaml.safe_load_all(before) if one]
     known = [one["stringData"][TOKEN].strip() for one in held if one.get("kind") == "Secret"]
     found = manifests(plan, known[0] if known else secrets.token_urlsafe(32))
-    path.write_text(yaml.safe_dump_all(found, sort_keys=False), encoding="utf-8")
+    write_whole(path, yaml.safe_dump_all(found, sort_keys=False))
 
 
 def manifests(plan: Plan, token: str) -> list[dict[str, Any]]:
@@ -62,7 +62,7 @@ def manifests(plan: Plan, token: str) -> list[dict[str, Any]]:
     files = {plan_path(plan).name: json.dumps(of_pods), **token_files(token)}
     gpus = roles.gpus_of(plan)
     index = ("--index", "$(JOB_COMPLETION_INDEX)")
-    meet = ("--meet", f"{name}-trainer-0-0.{name}:{MEETING_PORT}")
+    meet = ("--until-recorded", "--meet", f"{name}-trainer-0-0.{name}:{MEETING_PORT}")
     servers = ("inference", "inference", plan.inference.count, plan.restarts, index)
     jobs = [_job(plan, "api", "api", 1, plan.restarts)]
     jobs.append(_job(plan, *servers, gpus["inference"]))

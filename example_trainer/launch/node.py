@@ -1,7 +1,7 @@
-"""Entry point of a cluster job: wait for the address of the API, then exec its role.
+"""Entry point of a cluster job: wait for the address of the API, then run its role as a child.
 
-The job becomes the process of its role, so that SLURM's signals reach it; only of several
-inference servers it starts each as a child.
+    SLURM        signals reach the child too; it ends if SLURM has started the job again elsewhere
+    Kubernetes   signals are passed on; a trainer's status 0 counts with its record of the end only
 
 The address of the API travels as the file ``<out>/launch/endpoints/api``, which all nodes must
 see: one line ``http://host:port``, replaced whole when its job starts anew. Servers announce
@@ -11,8 +11,12 @@ themselves to the API, which lists them.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
+import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -29,14 +33,20 @@ from atroposlib.processes import (
     Supervisor,
     free_port,
 )
+from atroposlib.utils.command.signals import on_signals
+from atroposlib.utils.io import write_whole
 from example_trainer.launch import roles
+from example_trainer.launch.k8s import AGAIN
 from example_trainer.launch.local import GRACE_S, RestartPolicy
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Command, Endpoints, gpus_of
 from example_trainer.launch.slurm import ENDPOINTS, TOKEN, TOKENS
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 POLL_S = 2.0
+HELD_S = 10.0  # between two questions to SLURM
+RECORD_S = 60.0  # after the ranks of this node, those of another one may still write it
 PYTHON = "ATROPOS_PYTHON"  # interpreter of this node, before that of the plan
 
 
@@ -54,8 +64,8 @@ def load_plan(path: str | Path) -> Plan:
     return plan
 
 
-def exec_role(plan: Plan, role: str, index: int, meet: str | None) -> None:
-    """Replace this process with that of the role; does not return.
+def run_role(plan: Plan, role: str, index: int, meet: str | None) -> int:
+    """Run the role on this node; its status, 75 if SLURM has given its job to another node.
 
     Raises:
         ConfigError: the plan cannot be used.
@@ -63,8 +73,65 @@ def exec_role(plan: Plan, role: str, index: int, meet: str | None) -> None:
     """
     command = command_of(plan, role, index, meet, os.environ)
     print(f"{role}: {' '.join(command.argv)}", flush=True)
-    env = {**os.environ, **_given(plan, command)}
-    os.execvpe(command.argv[0], list(command.argv), env)
+    child = subprocess.Popen(command.argv, env={**os.environ, **_given(plan, command)})
+    # SLURM signals every process of a step: passed on, a signal would count twice.
+    passed_on = bool if "SLURM_JOB_ID" in os.environ else child.send_signal
+    on_signals(passed_on, signal.SIGTERM, signal.SIGINT)
+    is_lost = lost_job(os.environ)
+    while not is_lost():
+        try:
+            status = child.wait(HELD_S)
+            return status if status >= 0 else 128 - status
+        except subprocess.TimeoutExpired:
+            continue
+    logger.error(f"SLURM has started this job again: the {role} of this node ends")
+    child.terminate()
+    try:
+        child.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+    return AGAIN
+
+
+def holds_job(env: Mapping[str, str]) -> bool:
+    """Whether SLURM still runs this job here, as far as its controller answers.
+
+    A node that SLURM has lost (a hung slurmd) keeps its processes, and with them the lock of the
+    queue and the GPUs, while the job starts again elsewhere.
+    """
+    words = ("scontrol", "--oneliner", "show", "job", env["SLURM_JOB_ID"])
+    try:
+        shown = subprocess.run(words, capture_output=True, text=True, timeout=HELD_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return True
+    found = re.search(r" Restarts=(\d+) ", shown.stdout)
+    return found is None or int(found[1]) <= int(env.get("SLURM_RESTART_COUNT") or 0)
+
+
+def lost_job(env: Mapping[str, str]) -> Callable[[], bool]:
+    """A function that asks SLURM at most every ``HELD_S`` whether the job runs elsewhere."""
+    asked_at = time.monotonic()
+
+    def is_lost() -> bool:
+        nonlocal asked_at
+        if "SLURM_JOB_ID" not in env or time.monotonic() < asked_at + HELD_S:
+            return False
+        asked_at = time.monotonic()
+        return not holds_job(env)
+
+    return is_lost
+
+
+def recorded(plan: Plan, status: int) -> int:
+    """The status of a pod's trainer: 1 for a 0 without its record of the end."""
+    until = time.monotonic() + RECORD_S
+    while status == 0 and not plan.end_record.exists():
+        if time.monotonic() > until:
+            logger.error(f"the trainer ended without a record of its end, {plan.end_record}")
+            return 1
+        time.sleep(POLL_S)
+    return status
 
 
 def _given(plan: Plan, command: Command) -> dict[str, str]:
@@ -94,7 +161,9 @@ def run_servers(plan: Plan, first: int, count: int) -> int:
         run = Supervisor(specs, children, stop, policy)
         run.start_workers()
         try:
-            run.watch(lambda: False, what="the servers")
+            run.watch(lost_job(os.environ), what="the servers")
+            logger.error("SLURM has started this job again: the servers of this node end")
+            return AGAIN
         except Interrupted as interrupted:
             print(f"inference: {interrupted}, the servers end", flush=True)
             children.end(list(run.specs), GRACE_S)
@@ -147,11 +216,7 @@ def command_of(
 
 
 def announce(plan: Plan, host: str, port: int) -> None:
-    folder = plan.launched / ENDPOINTS
-    folder.mkdir(parents=True, exist_ok=True)
-    scratch = folder / f".api.{host}.{os.getpid()}"
-    scratch.write_text(f"http://{host}:{port}\n", encoding="utf-8")
-    scratch.replace(folder / "api")
+    write_whole(plan.launched / ENDPOINTS / "api", f"http://{host}:{port}\n")
 
 
 def endpoints(

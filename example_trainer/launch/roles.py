@@ -8,7 +8,6 @@ The same functions serve ``local`` (all on 127.0.0.1) and ``node`` (a job of a c
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,6 +16,7 @@ from typing import Any
 
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command.references import installed
+from atroposlib.utils.io import write_whole
 from atroposlib.utils.models import weight_folders
 from example_trainer.launch.plan import (
     EnvironmentSection,
@@ -236,10 +236,5 @@ def gpus_of(plan: Plan) -> dict[str, int]:
 
 
 def write_yaml(path: Path, tree: Mapping[str, Any]) -> None:
-    """Write JSON, which is YAML, atomically, because several nodes may write it at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
-    ) as scratch:
-        scratch.write(json.dumps(tree, indent=2) + "\n")
-    Path(scratch.name).replace(path)
+    """Write JSON, which is YAML; several nodes may do so at once."""
+    write_whole(path, json.dumps(tree, indent=2) + "\n")

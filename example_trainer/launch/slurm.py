@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.io import write_whole
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, SbatchOptions
 from example_trainer.state import end
@@ -146,6 +147,7 @@ for attempt in $(seq 0 {restarts}); do
   if [ -n "$signalled" ] || [ "$status" = 0 ]; then exit "$status"; fi
   if [ "$status" = 2 ]; then over "$SLURM_JOB_NAME: refused" 2; fi
   echo "attempt $attempt of {restarts} failed ($status)" >&2
+  pause $((attempt * 15 + 1)) # a process that SLURM has lost holds its lock for half a minute
 done
 exit "$status\""""
 
@@ -165,6 +167,9 @@ step() {
   until wait "$pid" || ! kill -0 "$pid" 2> /dev/null; do :; done # a signal ends wait early
   status=0
   wait "$pid" || status=$?
+}
+pause() {
+  sleep "$1" & wait "$!" || true # a signal ends wait
 }
 again() {
   if [ -n "${ATROPOS_CHAIN_LINK:-}" ]; then
@@ -269,7 +274,7 @@ def write(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
     found = jobs(plan, trainer_retries)
     write_files(plan)
     for job in found:
-        script_path(plan, job).write_text(job.script, encoding="utf-8")
+        write_whole(script_path(plan, job), job.script)
     return found
 
 
@@ -284,10 +289,7 @@ def write_files(plan: Plan) -> None:
     roles.write_yaml(plan_path(plan), dumped(plan))
     token = _held_token(folder / TOKEN) or secrets.token_urlsafe(32)
     for name, text in token_files(token).items():
-        path = folder / name
-        path.unlink(missing_ok=True)
-        path.touch(mode=0o600)
-        path.write_text(text, encoding="utf-8")
+        write_whole(folder / name, text)
 
 
 def dumped(plan: Plan) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
-from atroposlib.errors import AtroposError
+from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.utils.io import write_whole
 from example_trainer.launch.plan import Plan
 from example_trainer.launch.slurm import JOBS_FILE, LINK, SlurmJob, script_path
 
@@ -31,6 +32,31 @@ def command(plan: Plan, job: SlurmJob, ids: Mapping[str, str], link: int = 0) ->
         known = ":".join(ids.get(name, f"<{name}>") for name in job.after)
         words += [f"--dependency=after:{known}"]
     return [*words, str(script_path(plan, job))]
+
+
+def require_ended(plan: Plan) -> None:
+    """Refuse a folder whose jobs SLURM still has: new files would take theirs away.
+
+    Raises:
+        ConfigError: names the jobs.
+    """
+    file = plan.launched / JOBS_FILE
+    ids = file.read_text(encoding="utf-8").split() if file.exists() else []
+    if not ids:
+        return
+    words = ["squeue", "--noheader", "--format=%A", f"--jobs={','.join(ids)}"]
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=False, timeout=SUBMIT_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return  # no SLURM here, as with --dry-run on another machine
+    alive = sorted(set(done.stdout.split()), key=int)
+    if alive:
+        raise ConfigError(
+            f"{plan.directory} is the folder of jobs that SLURM still has: "
+            f"scancel {' '.join(alive)}, or name another folder by out=FOLDER"
+        )
 
 
 def submit(
@@ -64,9 +90,7 @@ def submit(
 
 def _note_jobs(plan: Plan, ids: Sequence[str]) -> None:
     """Write the ids of the jobs that end with the run."""
-    scratch = plan.launched / f".{JOBS_FILE}"
-    scratch.write_text("".join(f"{one}\n" for one in ids), encoding="utf-8")
-    scratch.replace(plan.launched / JOBS_FILE)
+    write_whole(plan.launched / JOBS_FILE, "".join(f"{one}\n" for one in ids))
 
 
 def _sbatch(words: Sequence[str], job: SlurmJob) -> str:

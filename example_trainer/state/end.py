@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
+
+from atroposlib.utils.io import write_whole
 
 VARIABLE = "ATROPOS_RUN_END"  # names the file
 FILE = "ended.json"  # below <out>/launch
@@ -25,12 +26,7 @@ def forget(path: Path) -> None:
 
 def record(path: Path, **facts: int | str) -> None:
     """Write the record, atomically and durably, with facts for people who read it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as draft:
-        draft.write(json.dumps(facts) + "\n")
-        draft.flush()
-        os.fsync(draft.fileno())
-    Path(draft.name).replace(path)
+    write_whole(path, json.dumps(facts) + "\n")
 
 
 def named() -> Path | None:

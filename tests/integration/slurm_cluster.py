@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -155,6 +156,16 @@ class Cluster:
             subprocess.run(
                 ("ip", "link", "delete", f"{self.bridge}{name}"), capture_output=True
             )
+
+    @contextmanager
+    def hung(self, name: str) -> Iterator[None]:
+        """Stop the daemon of a node; the processes of its jobs go on."""
+        [daemon] = ask("pgrep", "-f", f"^slurmd -D -N {name}$").split()
+        os.kill(int(daemon), signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(int(daemon), signal.SIGCONT)
 
     def close(self) -> None:
         for name in list(self.running):

@@ -166,7 +166,9 @@ class Composed:
     def start(self, name):
         service = COMPOSE["services"][name]
         target = service["build"].get("target", "environments")
-        environment = {**service.get("environment", {}), "HOME": str(self._folder)}
+        given = service.get("environment", {})
+        environment = {name: self._local(value) for name, value in given.items()}
+        environment["HOME"] = str(self._folder)
         environment["PATH"] = f"{self._programs[target]}/bin:{os.environ['PATH']}"
         words = [self._local(word).replace("$$", "$") for word in service["command"]]
         with (self._folder / f"{name}.log").open("w") as log:

@@ -169,6 +169,31 @@ def node_lost_and_back(cluster: Cluster) -> tuple[Run, str]:
     return run, f"{said} (with {', '.join(sorted(there))})"
 
 
+def node_hangs(cluster: Cluster) -> tuple[Run, str]:
+    """SLURM gives the trainer's node up while its processes live: srun then ends with status 0."""
+    run = Run(cluster)
+    run.reach(3)
+    node = ask("squeue", "-h", "-j", run.ids["trainer"], "-o", "%N").strip()
+    downs: list[bool] = []
+
+    def moved() -> bool:
+        downs.append("DOWN" in state_of(node))
+        return any(downs) and all_run()
+
+    def starts() -> int:
+        return run.logs_of("trainer").count("-m example_trainer.grpo")
+
+    with cluster.hung(node):
+        before = len(run.steps())
+        until("the same jobs on the other node", moved)
+        until("its trainer", lambda: starts() > 1)
+        last = run.reach(len(run.steps()) + 10)
+        logs = run.logs_of("trainer")
+        assert "the run is over" not in logs
+        assert "but SLURM has queued this job again" in logs or "failed" in logs, logs
+    return run, f"step {before}, {starts()} starts, step {last}"
+
+
 def trainer_requeued(cluster: Cluster) -> tuple[Run, str]:
     return requeued(Run(cluster), "trainer")
 
@@ -233,7 +258,14 @@ def resubmission(cluster: Cluster) -> tuple[Run, str]:
 
 
 SCENARIOS = (
-    *(train, array_of_environments, two_trainer_nodes, scancel, node_lost_and_back),
+    *(
+        train,
+        array_of_environments,
+        two_trainer_nodes,
+        scancel,
+        node_lost_and_back,
+        node_hangs,
+    ),
     *(trainer_requeued, api_requeued, time_limit, pending_environment, resubmission),
     *(api_killed, refused_settings),
 )

@@ -1,10 +1,10 @@
-"""JSON bodies of HTTP responses, and the log of failures."""
+"""Files that appear whole; JSON bodies of HTTP responses, and the log of failures."""
 
 from __future__ import annotations
 
 import pytest
 
-from atroposlib.utils.io import parse_http_response
+from atroposlib.utils.io import parse_http_response, write_whole
 
 
 class Refused:
@@ -45,3 +45,22 @@ async def test_a_successful_http_response_is_returned_as_json():
             return {"a": 1}
 
     assert await parse_http_response(Response()) == {"a": 1}
+
+
+def test_a_file_is_written_whole_for_its_user_alone(tmp_path):
+    file = tmp_path / "launch" / "token"
+    write_whole(file, "old")
+    held = file.open()  # a reader of the old file
+    write_whole(file, "new")
+    with held:
+        assert (held.read(), file.read_text()) == ("old", "new")
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path):
+    file = tmp_path / "plan"
+    write_whole(file, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(file, "\udc80")
+    assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]

@@ -79,6 +79,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     starts: tuple[int, ...] = ()
     announced_by: int | None = None
     registered: tuple[str, ...] = ()
+    ended_step: int | None = None  # by the word of the trainer in force
     edits: int = 0  # saves that changed or forgot environments, beside adding some
 
     @property

@@ -136,6 +136,7 @@ def register(
         state=RunState.REGISTERED if run.state is RunState.EMPTY else run.state,
         run_id=run.run_id or fresh_id,
         policy_version=body.starting_step,
+        ended_step=None,
         trainer=TrainerRegistration(**fields, since=now),
         incarnation=run.incarnation + (bool(starts) and not repeated),
         starts=starts,
@@ -263,9 +264,13 @@ def leave(run: RunRecord, env_id: int) -> RunRecord:
     )
 
 
-def announce(run: RunRecord, version: int, incarnation: int | None = None) -> RunRecord:
-    """Set the policy version. An older version never overwrites a newer one, and a trainer
-    that was replaced changes nothing."""
+def announce(
+    run: RunRecord, version: int, incarnation: int | None = None, ended: bool = False
+) -> RunRecord:
+    """Set the policy version, and the last step if it ``ended`` the run.
+
+    An older version never overwrites a newer one, and a trainer that was replaced changes nothing.
+    """
     run.registration
     if incarnation not in (None, run.incarnation):
         return run
@@ -273,6 +278,7 @@ def announce(run: RunRecord, version: int, incarnation: int | None = None) -> Ru
         run,
         policy_version=max(run.policy_version, version),
         announced_by=run.incarnation or None,
+        ended_step=version if ended else run.ended_step,
     )
 
 

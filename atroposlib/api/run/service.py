@@ -128,7 +128,7 @@ class RolloutService:
         """Record that all servers hold a version; returns the latest version."""
         await self.context.run_cache.refresh_if_old()
         view = await self.context.run_cache.update(
-            lambda run: run_state.announce(run, held.version, held.incarnation)
+            lambda run: run_state.announce(run, held.version, held.incarnation, held.ended)
         )
         self.events.publish("policy_version", version=view.run.policy_version)
         return view.run.policy_version
@@ -315,6 +315,7 @@ class RolloutService:
                 )
                 for no, n_seq, n, until in stats.leases
             ],
+            ended_step=run.ended_step,
             num_steps=None if run.trainer is None else run.trainer.num_steps,
             ages_s=self.events.ages_s(),
             index_skipped=self.context.indexer.skipped,

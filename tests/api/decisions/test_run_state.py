@@ -240,3 +240,11 @@ def test_a_registration_is_repeated_by_its_id_until_another_one_is_in_force():
     for _ in range(2 * MAX_REGISTERED):
         run = register(run, BODY, "", trained=0)
     assert len(run.registered) == MAX_REGISTERED
+
+
+def test_the_end_of_a_run_is_its_trainers_word_until_the_next_one_registers():
+    ended = announce(STARTED, 30, ended=True)
+    assert (ended.policy_version, ended.ended_step) == (30, 30)
+    assert announce(ended, 30).ended_step == 30  # a late copy of an earlier call
+    again = register(ended, BODY, "", trained=0)
+    assert again.ended_step is None

@@ -74,7 +74,8 @@ def test_resources_and_fields_of_pods_are_merged_with_those_of_the_launcher():
 
 def test_ranks_of_two_nodes_meet_in_the_first_pod_of_the_trainer():
     _, _, _, containers = jobs(*PLANS[2])
-    assert containers["trainer"]["command"][-2:] == ["--meet", "gsm8k-trainer-0-0.gsm8k:29500"]
+    words = containers["trainer"]["command"]
+    assert words[-3:] == ["--until-recorded", "--meet", "gsm8k-trainer-0-0.gsm8k:29500"]
     assert containers["inference"]["command"][-2:] == ["--index", "$(JOB_COMPLETION_INDEX)"]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -90,3 +91,72 @@ def test_servers_of_one_job_are_started_again_one_by_one_and_end_with_it(tmp_pat
         assert [lines.readline() for _ in range(2)] == ["ended\n"] * 2
     said, _ = job.communicate(timeout=300)
     assert job.returncode == 0 and "stopped by SIGTERM, the servers end" in said
+
+
+TRAINER = """
+import os, signal, sys, time
+{body}
+if {records}:
+    open(os.environ["ATROPOS_RUN_END"], "w").close()
+sys.exit({status})
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "records", "status", "expected"),
+    [
+        ("", True, 0, 0),
+        ("", False, 0, 1),  # a status that came from somebody else
+        ("", False, 75, 75),
+        ("os.kill(os.getpid(), 9)", False, 0, 137),
+        ("signal.signal(15, lambda *_: sys.exit(75)); os.kill(os.getppid(), 15); time.sleep(600)",
+         False, 0, 75),
+    ],
+    ids=["recorded", "unrecorded", "failed", "killed", "stopped"],
+)  # fmt: skip
+def test_the_trainer_of_a_pod_is_done_by_its_own_record_only(
+    written, monkeypatch, body, records, status, expected
+):
+    code = TRAINER.format(body=body, records=records, status=status)
+    env = {"ATROPOS_RUN_END": str(written.end_record)}
+    command = node.Command((sys.executable, "-c", code), env)
+    monkeypatch.setattr(node, "command_of", lambda *given: command)
+    monkeypatch.setattr(node, "RECORD_S", 0.0)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        status = node.run_role(written, "trainer", 0, None)
+        assert node.recorded(written, status) == expected
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(
+    ("shown", "restarts", "held"),
+    [
+        ("JobId=7 JobState=RUNNING Restarts=0 BatchFlag=1", None, True),
+        ("JobId=7 JobState=PENDING Restarts=1 BatchFlag=1", None, False),
+        ("JobId=7 JobState=RUNNING Restarts=2 BatchFlag=1", "2", True),
+        ("JobId=7 JobState=RUNNING Restarts=3 BatchFlag=1", "2", False),
+        ("", None, True),  # the controller does not answer
+    ],
+)
+def test_a_job_is_lost_once_slurm_has_started_it_again(
+    tmp_path, monkeypatch, shown, restarts, held
+):
+    program = tmp_path / "scontrol"
+    program.write_text(f"#!/bin/sh\necho '{shown}'\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    env = {"SLURM_JOB_ID": "7"} | ({"SLURM_RESTART_COUNT": restarts} if restarts else {})
+    assert node.holds_job(env) is held
+
+
+def test_a_role_whose_job_runs_elsewhere_ends(written, monkeypatch):
+    command = node.Command((sys.executable, "-c", "import time; time.sleep(600)"), {})
+    monkeypatch.setattr(node, "command_of", lambda *given: command)
+    monkeypatch.setattr(node, "HELD_S", 0.05)
+    monkeypatch.setattr(node, "holds_job", lambda env: False)
+    monkeypatch.setattr(node, "on_signals", lambda *given: None)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert node.run_role(written, "api", 0, None) == 75

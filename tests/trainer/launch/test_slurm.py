@@ -76,6 +76,7 @@ for attempt in $(seq 0 3); do
   if [ -n "$signalled" ] || [ "$status" = 0 ]; then exit "$status"; fi
   if [ "$status" = 2 ]; then over "$SLURM_JOB_NAME: refused" 2; fi
   echo "attempt $attempt of 3 failed ($status)" >&2
+  pause $((attempt * 15 + 1)) # a process that SLURM has lost holds its lock for half a minute
 done
 exit "$status"
 """

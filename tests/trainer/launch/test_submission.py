@@ -107,3 +107,25 @@ def test_a_dry_run_submits_nothing(tmp_path, monkeypatch, capsys):
     assert "'--dependency=after:<api>:<env-0-gsm8k_server>:<inference>'" in shown[-1]
     written = node.load_plan(f"{out}/launch/plan.json")
     assert written.trainer.settings["lr"] == 1e-6
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["submitted", "only shown"])
+def test_a_folder_whose_jobs_slurm_still_has_is_refused_before_anything_is_written(
+    tmp_path, monkeypatch, capsys, more
+):
+    calls = fake_sbatch(tmp_path, monkeypatch)
+    command = ["slurm", "--config", GSM8K, "--out", str(tmp_path / "run"), *more]
+    assert main(command[:5]) == 0
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\necho 103\necho 102\n")
+    squeue.chmod(0o755)
+    before = {file: file.stat().st_ino for file in (tmp_path / "run/launch").rglob("*")}
+    submitted = calls.read_text()
+    assert main(command) == 2
+    assert "scancel 102 103, or name another folder" in capsys.readouterr().err
+    assert {
+        file: file.stat().st_ino for file in (tmp_path / "run/launch").rglob("*")
+    } == before
+    assert calls.read_text() == submitted
+    squeue.write_text("#!/bin/sh\nexit 1\n")  # of jobs that it has forgotten
+    assert main(command) == 0
