@@ -147,7 +147,8 @@ for attempt in $(seq 0 {restarts}); do
   if [ -n "$signalled" ] || [ "$status" = 0 ]; then exit "$status"; fi
   if [ "$status" = 2 ]; then over "$SLURM_JOB_NAME: refused" 2; fi
   echo "attempt $attempt of {restarts} failed ($status)" >&2
-  pause $((attempt * 15 + 1)) # a process that SLURM has lost holds its lock for half a minute
+  # A process that SLURM has lost holds its lock for half a minute.
+  if [ "$attempt" -lt {restarts} ]; then pause $((attempt * 15 + 1)); fi
 done
 exit "$status\""""
 

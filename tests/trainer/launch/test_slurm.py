@@ -76,7 +76,8 @@ for attempt in $(seq 0 3); do
   if [ -n "$signalled" ] || [ "$status" = 0 ]; then exit "$status"; fi
   if [ "$status" = 2 ]; then over "$SLURM_JOB_NAME: refused" 2; fi
   echo "attempt $attempt of 3 failed ($status)" >&2
-  pause $((attempt * 15 + 1)) # a process that SLURM has lost holds its lock for half a minute
+  # A process that SLURM has lost holds its lock for half a minute.
+  if [ "$attempt" -lt 3 ]; then pause $((attempt * 15 + 1)); fi
 done
 exit "$status"
 """
@@ -157,6 +158,9 @@ case $1 in
   requeue) echo requeue $2 >> calls ;;
   *) echo "node0 Restarts=$(cat restarts) x" ;;
 esac""",
+    # Between two attempts of a process; the minute between two lines about waiting jobs is real.
+    "sleep": """if [ "$1" = 60 ]; then exec /bin/sleep 60; fi
+echo pause $1 >> pauses""",
 }
 
 
@@ -214,6 +218,11 @@ def test_a_process_that_died_is_started_again_in_its_job(tmp_path, ends, status,
     assert done.returncode == status, done.stderr
     said = "|".join(line.strip() for line in (tmp_path / "calls").read_text().splitlines())
     assert said == calls
+    pauses = tmp_path / "pauses"  # none after the last attempt
+    if said == "run|run|run|run":
+        assert pauses.read_text().split() == ["pause", "1", "pause", "16", "pause", "31"]
+    if said == "run":
+        assert not pauses.exists()
 
 
 def run_script(found, script, ends, restarts=0, env=None):
