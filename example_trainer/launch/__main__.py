@@ -47,13 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     if args.what == "node":
-        from example_trainer.launch.node import load_plan, recorded, run_role, run_servers
+        from example_trainer.launch import node
 
         if args.count > 1:
-            return run_servers(load_plan(args.plan), args.index, args.count)
-        plan = load_plan(args.plan)
-        status = run_role(plan, args.role, args.index, args.meet)
-        return recorded(plan, status) if args.until_recorded else status
+            return node.run_servers(node.load_plan(args.plan), args.index, args.count)
+        plan, role = node.load_plan(args.plan), (args.role, args.index, args.meet)
+        if args.until_recorded:
+            return node.recorded(plan, node.run_role(plan, *role))
+        if "SLURM_JOB_ID" in os.environ:
+            return node.run_role(plan, *role)
+        node.exec_role(plan, *role)
     plan = plan_of(args)
     try:
         if args.what == "k8s":

@@ -1,7 +1,9 @@
-"""Entry point of a cluster job: wait for the address of the API, then run its role as a child.
+"""Entry point of a cluster job: wait for the address of the API, then become the process of its role.
 
-    SLURM        signals reach the child too; it ends if SLURM has started the job again elsewhere
-    Kubernetes   signals are passed on; a trainer's status 0 counts with its record of the end only
+Two jobs start it as a child, which ends with them:
+
+    SLURM               it also ends if SLURM has started the job again elsewhere
+    Kubernetes' trainer its status 0 counts with its record of the end only
 
 The address of the API travels as the file ``<out>/launch/endpoints/api``, which all nodes must
 see: one line ``http://host:port``, replaced whole when its job starts anew. Servers announce
@@ -10,6 +12,7 @@ themselves to the API, which lists them.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -17,6 +20,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -42,6 +46,8 @@ from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Command, Endpoints, gpus_of
 from example_trainer.launch.slurm import ENDPOINTS, TOKEN, TOKENS
 
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 POLL_S = 2.0
@@ -64,8 +70,8 @@ def load_plan(path: str | Path) -> Plan:
     return plan
 
 
-def run_role(plan: Plan, role: str, index: int, meet: str | None) -> int:
-    """Run the role on this node; its status, 75 if SLURM has given its job to another node.
+def exec_role(plan: Plan, role: str, index: int, meet: str | None) -> None:
+    """Replace this process with that of the role; does not return.
 
     Raises:
         ConfigError: the plan cannot be used.
@@ -73,7 +79,19 @@ def run_role(plan: Plan, role: str, index: int, meet: str | None) -> int:
     """
     command = command_of(plan, role, index, meet, os.environ)
     print(f"{role}: {' '.join(command.argv)}", flush=True)
-    child = subprocess.Popen(command.argv, env={**os.environ, **_given(plan, command)})
+    env = {**os.environ, **_given(plan, command)}
+    os.execvpe(command.argv[0], list(command.argv), env)
+
+
+def run_role(plan: Plan, role: str, index: int, meet: str | None) -> int:
+    """Run the role as a child; its status, 75 if SLURM has given its job to another node.
+
+    Raises: as :func:`exec_role`.
+    """
+    command = command_of(plan, role, index, meet, os.environ)
+    print(f"{role}: {' '.join(command.argv)}", flush=True)
+    env = {**os.environ, **_given(plan, command)}
+    child = subprocess.Popen(command.argv, env=env, preexec_fn=_end_with_parent)
     # SLURM signals every process of a step: passed on, a signal would count twice.
     passed_on = bool if "SLURM_JOB_ID" in os.environ else child.send_signal
     on_signals(passed_on, signal.SIGTERM, signal.SIGINT)
@@ -92,6 +110,12 @@ def run_role(plan: Plan, role: str, index: int, meet: str | None) -> int:
         child.kill()
         child.wait()
     return AGAIN
+
+
+def _end_with_parent() -> None:
+    """Let the kernel kill this process when its parent dies, by SIGKILL too (Linux)."""
+    if _LIBC is not None:
+        _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def holds_job(env: Mapping[str, str]) -> bool:

@@ -160,3 +160,24 @@ def test_a_role_whose_job_runs_elsewhere_ends(written, monkeypatch):
     monkeypatch.setattr(node, "on_signals", lambda *given: None)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert node.run_role(written, "api", 0, None) == 75
+
+
+PARENT = """
+import sys
+from example_trainer.launch import node
+node.command_of = lambda *given: node.Command((sys.executable, "-c", {child!r}), {{}})
+node._given = lambda plan, command: {{}}
+node.run_role(None, "api", 0, None)
+"""
+CHILD = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux ends the child")
+def test_the_role_ends_with_its_parent_however_that_dies():
+    words = [sys.executable, "-c", PARENT.format(child=CHILD)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=REPO) as parent:
+        assert parent.stdout.readline().startswith("api: ")
+        assert int(parent.stdout.readline()) > 1
+        parent.kill()
+        parent.wait()
+        assert parent.stdout.read() == ""  # its end: the child, which holds the pipe, is gone
