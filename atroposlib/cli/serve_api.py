@@ -30,6 +30,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.http_server import LOOPBACK_HOSTS, bind, is_loopback
 
+INDEX_SHARE = 8  # of the archive: samples of drops, indexes of earlier runs
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GRACE_S = 5  # for replies being sent; waiting calls return at once
 _LEAST_CONNECTIONS = 4
@@ -106,9 +107,6 @@ def allowed_hosts(options: argparse.Namespace) -> list[str] | None:
     if not is_loopback(options.host) and options.tokens is not None and not options.allow_host:
         return None
     return [*LOOPBACK_HOSTS, socket.gethostname(), options.host, *options.allow_host]
-
-
-INDEX_SHARE = 8  # of the archive: samples of drops, indexes of earlier runs
 
 
 # --- the app and its server -------------------------------------------------------------

@@ -118,8 +118,8 @@ class PlainParser:
         lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), self._protocol.url, version)]
         for name, value in self._protocol.headers:
             if name == b"connection":
-                kept = [one for one in value.split(b",") if one.strip().lower() != b"upgrade"]
-                value = b",".join(kept)
+                options = value.split(b",")
+                value = b",".join(o for o in options if o.strip().lower() != b"upgrade")
             if name != b"upgrade":
                 lines.append(b"%b: %b" % (name, value))
         return b"\r\n".join([*lines, b"", b""])

@@ -2,8 +2,8 @@
 
 Two jobs start it as a child, which ends with them:
 
-    SLURM               it also ends if SLURM has started the job again elsewhere
-    Kubernetes' trainer its status 0 counts with its record of the end only
+    any role, on SLURM           it also ends if SLURM has started the job again elsewhere
+    the trainer, on Kubernetes   its status 0 counts with its record of the end only
 
 The address of the API travels as the file ``<out>/launch/endpoints/api``, which all nodes must
 see: one line ``http://host:port``, replaced whole when its job starts anew. Servers announce

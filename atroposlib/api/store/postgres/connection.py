@@ -211,10 +211,8 @@ class PostgresServer:
         options = {**CONNECT_OPTIONS, **conninfo_to_dict(self._address), **PROBE_OPTIONS}
         try:
             psycopg.connect(**options).close()
-        except psycopg.errors.ConnectionTimeout:
-            return False
-        except psycopg.OperationalError:
-            return True
+        except psycopg.OperationalError as cause:
+            return not isinstance(cause, psycopg.errors.ConnectionTimeout)
         return True
 
     def await_start(self, attempt: Callable[[], T], timeout_s: float) -> T:
