@@ -48,10 +48,9 @@ install: $(STAMP)  ## Make .venv with all that the other targets need
 quickstart: $(STAMP)  ## Train a small model and write a report (MODEL, ENGINE, SEED)
 	@exec $(PY) -m atroposlib.quickstart --model $(MODEL) --engine $(ENGINE) --seed $(SEED)
 
-lint: $(STAMP)  ## black, isort, flake8, mypy; changes nothing
-	$(PY) -m black --check $(LINTED)
-	$(PY) -m isort --check-only $(LINTED)
-	$(PY) -m flake8 $(LINTED)
+lint: $(STAMP)  ## ruff (format, check) and mypy; changes nothing
+	$(PY) -m ruff format --check --quiet $(LINTED)
+	$(PY) -m ruff check --quiet $(LINTED)
 	$(PY) -m mypy
 
 check: $(STAMP)  ## lint and the fast tests: before every commit
@@ -66,9 +65,9 @@ test: $(STAMP)  ## lint and the tests that run on CPU, real processes included
 	$(TIMED) $(SHARED) $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "not alone and not campaign"
 	$(TIMED) $(ALONE) $(PY) -m pytest -m alone
 
-format: $(STAMP)  ## Let black and isort rewrite the sources
-	$(PY) -m isort --quiet $(LINTED)
-	$(PY) -m black --quiet $(LINTED)
+format: $(STAMP)  ## Let ruff rewrite the sources
+	$(PY) -m ruff check --quiet --fix $(LINTED)
+	$(PY) -m ruff format --quiet $(LINTED)
 
 config: $(STAMP)  ## Regenerate CONFIG.md from the models
 	$(PY) scripts/generate_config.py

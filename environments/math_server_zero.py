@@ -221,8 +221,9 @@ class MathZeroEnv(SequentialEnv):
         rows = await draw_full(
             lambda n: self.sample(item, n, temperature, length, "train"),
             self.config.group_size,
-            lambda row: row[0]["verdict"] is not None
-            and trained_tokens(row[1]) >= MIN_TRAINED_TOKENS,
+            lambda row: (
+                row[0]["verdict"] is not None and trained_tokens(row[1]) >= MIN_TRAINED_TOKENS
+            ),
         )
         if rows is None:
             return None, []

@@ -172,11 +172,14 @@ def sparkline(values: list[float], least: float, most: float) -> str:
 
 async def sample(env_cls: Any) -> list[str]:
     """Messages of the gold rollout of the first task, and its score."""
-    fields, small = env_cls.env_config_cls.model_fields, {
-        "sandbox": "none",
-        "tasks": 2,
-        "domain": "mock",
-    }
+    fields, small = (
+        env_cls.env_config_cls.model_fields,
+        {
+            "sandbox": "none",
+            "tasks": 2,
+            "domain": "mock",
+        },
+    )
     settings = {name: value for name, value in small.items() if name in fields}
     config = env_cls.env_config_cls(**settings)
     given = env_cls.definition

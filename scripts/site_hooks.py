@@ -143,7 +143,7 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
         svg = drawing.read_text(encoding="utf-8")
         if 'class="drawing"' not in svg:  # a plot, with colours of its own
             return found.group()
-        return f'<figure aria-label="{text}">{svg[svg.index("<svg"):]}</figure>'
+        return f'<figure aria-label="{text}">{svg[svg.index("<svg") :]}</figure>'
 
     return DRAWING.sub(inline, ROLE.sub(r"<code>\1</code>", html))
 

@@ -1,7 +1,7 @@
 """Run the torture campaigns, one line of figures each: `make torture`.
 
     python scripts/torture.py                        all of them, long
-    python scripts/torture.py --ci                   all of them, as CI does
+    python scripts/torture.py --quick                all of them, as `make test` does
     python scripts/torture.py kills=50 mutants       these, and this many kills
     python scripts/torture.py --table power          rows for docs/reliability.md
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME[=SIZE]", help=", ".join(CAMPAIGNS))
-    parser.add_argument("--ci", action="store_true", help="the sizes that CI runs")
+    parser.add_argument("--quick", action="store_true", help="the sizes of `make test`")
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn at random")
     parser.add_argument("--table", action="store_true", help="rows of a Markdown table")
     options = parser.parse_args(argv)
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     broken = 0
     for name, size in wanted.items():
         campaign = CAMPAIGNS[name]
-        n = int(size) if size else campaign.in_ci if options.ci else campaign.long
+        n = int(size) if size else campaign.quick if options.quick else campaign.long
         begun = time.monotonic()
         try:
             line = campaign.run(n, options.seed).line(name)

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, settings
 
 from atroposlib.utils.command import logs
+from tests.examples import register_profiles
 
 # Before any test imports a library that reads these once: no test reaches a hub, and
 # calls to servers of our own on the loopback interface never go through a proxy.
@@ -30,13 +30,8 @@ for _name in ("NO_PROXY", "no_proxy"):
     _kept = [os.environ[_name]] if os.environ.get(_name) else []
     os.environ[_name] = ",".join([*_kept, "127.0.0.1", "localhost"])
 
-# A test fails by a result, never by its time or by the luck of a draw: each run draws the same
-# examples (`pytest --hypothesis-profile random`: new ones), and no example, no generation of
-# it and no HTTP request has a short time limit, since a loaded machine may need long.
-_UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("random", **_UNTIMED)
-settings.register_profile("same", **_UNTIMED, derandomize=True, database=None)
-settings.load_profile("same")
+register_profiles()
+# No HTTP request has a short time limit either.
 for _field in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _field, 600.0)
 
@@ -66,6 +61,18 @@ def no_log_handler_outlives_its_test() -> Iterator[None]:
     for handler in logging.root.handlers[:]:
         if isinstance(handler, logs.ProcessHandler) and handler not in before:
             logging.root.removeHandler(handler)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_a_module_leaves_slows_no_later_collection() -> Iterator[None]:
+    """Free its garbage, and leave the rest out of later collections of garbage.
+
+    Without it the heap of a whole session grows to 1.2 GB and 240 threads, and each
+    ``gc.collect()`` of a test takes over a second.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -153,7 +153,8 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
     equal = found["items"] - found["better"] - found["worse"]
     lines = [
         "{metric} over {items} items: {mean_a:.4f} -> {mean_b:.4f}, difference "
-        "{difference:+.4f}, ".format(**found) + interval,
+        "{difference:+.4f}, ".format(**found)
+        + interval,
         "better on {better} items, worse on {worse}, equal on ".format(**found) + str(equal),
         "characters of an answer: {length_a:.1f} -> {length_b:.1f}".format(**found),
     ]

@@ -192,7 +192,7 @@ class RetryPolicy:
         waited, url = self._timing.clock() - self._started, self._settings.url
         if waited >= self._limit_s:
             raise errors.RolloutApiUnavailable(
-                f"rollout API at {url}: {later.problem}; " f"gave up after {waited:.0f} s"
+                f"rollout API at {url}: {later.problem}; gave up after {waited:.0f} s"
             )
         self._on_wait(
             f"waiting for rollout API at {url}: {later.problem}, "

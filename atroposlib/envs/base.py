@@ -75,7 +75,9 @@ class BaseEnv(EnvRuntime, ABC):
             f"{type(self).__name__} must override collect_trajectory or collect_trajectories"
         )
 
-    async def collect_trajectories(self, item: Item) -> tuple[
+    async def collect_trajectories(
+        self, item: Item
+    ) -> tuple[
         ScoredDataGroup | list[ScoredDataGroup | None] | list[ScoredDataGroup] | None,
         list[Item],
     ]:

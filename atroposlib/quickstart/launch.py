@@ -255,9 +255,11 @@ class QuickstartRun:
         self.trained_s = time.monotonic() - self.started
         bound = time.monotonic() + LAST_CHECK_TIMEOUT_S
         self._watch_until(
-            lambda: self._last_check_is_in()
-            or self.children["environment"].exit() is not None
-            or time.monotonic() > bound
+            lambda: (
+                self._last_check_is_in()
+                or self.children["environment"].exit() is not None
+                or time.monotonic() > bound
+            )
         )
         self.server_version = version_of(self.sources.server_info())
 

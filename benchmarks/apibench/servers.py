@@ -17,7 +17,6 @@ from typing import Any
 
 from apibench.calls import Client, Refused
 from apibench.processes import Usage, usage
-
 from atroposlib.processes import free_port
 
 HERE = Path(__file__).resolve().parents[1]

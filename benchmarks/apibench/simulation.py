@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 import msgspec
+
 from apibench.calls import AsyncClient
 from apibench.figures import percentile
 from apibench.payloads import Shape, group

@@ -9,13 +9,13 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from gpuchecks.figures import Figure, Place, below, holds, workload
 from torch import Tensor
 from trainerbench.contestants import Ours
 from trainerbench.workload import Workload, rows_of
 
 from example_trainer.data.rows import Row
 from example_trainer.model import attention
+from gpuchecks.figures import Figure, Place, below, holds, workload
 
 # Float32 differs by the order of sums; bfloat16 has 8 bits. Nats, and relative L2 norms.
 EXACT = {"logprob, largest": 3e-4, "gradient": 2e-3}

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 import uvicorn
-from gpuchecks.figures import Figure, Place, below, holds, weights
 
 from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
@@ -31,6 +30,7 @@ from example_trainer.weights import make_publisher
 from example_trainer.weights.engines import connect
 from example_trainer.weights.shared_memory import CudaBuffer
 from example_trainer.weights.verify import check_servers
+from gpuchecks.figures import Figure, Place, below, holds, weights
 
 PUBLISHERS = ("disk", "shared_memory", "distributed")
 SEQUENCES = [[6, 7, 8, 9, 10, 11, 6, 7], [6, 12, 13, 20, 31]]

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import wholerun
-from gpuchecks.figures import Figure, Place, above, below, holds, weights
 from wholerun import Setup
 
 from atroposlib.processes import StopRequest, Supervisor
 from atroposlib.processes.children import Child, Exit
 from atroposlib.quickstart.recipes import COPY
 from atroposlib.trackers.jsonl import RESUMED, read_steps
+from gpuchecks.figures import Figure, Place, above, below, holds, weights
 
 LEARNED = 0.5  # mean reward of the last steps; a random model starts near 0.02
 MISMATCH = 0.1  # nats between a server and the trainer after a publish

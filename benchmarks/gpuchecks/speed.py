@@ -9,13 +9,13 @@ from typing import Any
 import bench_inference
 import bench_trainer
 import torch
-from gpuchecks.figures import Figure, Place, below, holds, ratio, weights, workload
 from trainerbench.workload import rows_of
 
 from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.request import GenerationRequest, SamplingParams
 from atroposlib.inference.engine.served_model import load_model
+from gpuchecks.figures import Figure, Place, below, holds, ratio, weights, workload
 
 SAME_NORM = 0.03  # relative, of the gradient; bfloat16 products in another order
 SAME_LOSS = 1e-3

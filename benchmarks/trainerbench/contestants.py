@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trainerbench.workload import Workload, write_model
 
 from example_trainer import losses
 from example_trainer.data.packing import padding_share
@@ -30,6 +29,7 @@ from example_trainer.data.rows import Row
 from example_trainer.model import loading
 from example_trainer.model.scoring import pad_to_tensor
 from example_trainer.settings.config import TrainingConfig
+from trainerbench.workload import Workload, write_model
 
 
 class Contestant:

@@ -126,8 +126,8 @@ IFEVAL: dict[str, Callable[[str, Arguments], bool | None]] = {
     "keywords:frequency": lambda t, a: related(
         occurrences(t, a["keyword"]), a["relation"], a["frequency"]
     ),
-    "keywords:forbidden_words": lambda t, a: not any(
-        occurrences(t, k) for k in a["forbidden_words"]
+    "keywords:forbidden_words": lambda t, a: (
+        not any(occurrences(t, k) for k in a["forbidden_words"])
     ),
     "keywords:letter_frequency": lambda t, a: related(
         letters(t, a["letter"]), a["let_relation"], a["let_frequency"]
@@ -141,17 +141,19 @@ IFEVAL: dict[str, Callable[[str, Arguments], bool | None]] = {
         len(words(t)), a["relation"], a["num_words"]
     ),
     "length_constraints:nth_paragraph_first_word": nth_paragraph,
-    "detectable_content:number_placeholders": lambda t, a: len(placeholders(t))
-    >= a["num_placeholders"],
+    "detectable_content:number_placeholders": lambda t, a: (
+        len(placeholders(t)) >= a["num_placeholders"]
+    ),
     "detectable_content:postscript": lambda t, a: postscript(t, a["postscript_marker"]),
     "detectable_format:number_bullet_lists": lambda t, a: len(bullets(t)) == a["num_bullets"],
     "detectable_format:constrained_response": lambda t, a: any(one in t for one in OPTIONS),
-    "detectable_format:number_highlighted_sections": lambda t, a: len(highlights(t))
-    >= a["num_highlights"],
-    "detectable_format:multiple_sections": lambda t, a: len(
-        re.findall(rf"(?m){re.escape(a['section_spliter'])}\s?\d+", t)
-    )
-    >= a["num_sections"],
+    "detectable_format:number_highlighted_sections": lambda t, a: (
+        len(highlights(t)) >= a["num_highlights"]
+    ),
+    "detectable_format:multiple_sections": lambda t, a: (
+        len(re.findall(rf"(?m){re.escape(a['section_spliter'])}\s?\d+", t))
+        >= a["num_sections"]
+    ),
     "detectable_format:json_format": lambda t, a: parsed_json(t) is not None,
     "detectable_format:title": lambda t, a: has_title(t),
     "combination:two_responses": lambda t, a: two_responses(t),

@@ -105,8 +105,9 @@ LAYOUT = (
     ),
     Condition(
         "Write exactly {n} sections, each headed by a line 'PART' with its number.",
-        lambda t, n, **_: re.findall(r"(?m)^PART (\d+)$", t)
-        == [f"{i}" for i in range(1, n + 1)],
+        lambda t, n, **_: (
+            re.findall(r"(?m)^PART (\d+)$", t) == [f"{i}" for i in range(1, n + 1)]
+        ),
         lambda t, n, **_: "\n".join(f"PART {i}\n{one}" for i, one in enumerate(filler(n), 1)),
     ),
 )
@@ -123,14 +124,17 @@ KEYWORD = (
     ),
     Condition(
         "Use the word {w} before the word {v}, and each of them once.",
-        lambda t, w, v, **_: form.occurrences(t, w) == form.occurrences(t, v) == 1
-        and t.lower().index(w) < t.lower().index(v),
+        lambda t, w, v, **_: (
+            form.occurrences(t, w) == form.occurrences(t, v) == 1
+            and t.lower().index(w) < t.lower().index(v)
+        ),
         lambda t, w, v, **_: put(t, w, v),
     ),
     Condition(
         "Use the word {w} in every line.",
-        lambda t, w, **_: bool(form.lines(t))
-        and all(form.occurrences(line, w) for line in form.lines(t)),
+        lambda t, w, **_: (
+            bool(form.lines(t)) and all(form.occurrences(line, w) for line in form.lines(t))
+        ),
         lambda t, w, **_: "\n".join(put(line, w) for line in t.split("\n")),
     ),
 )

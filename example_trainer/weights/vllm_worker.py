@@ -158,8 +158,11 @@ def _of_cuda(described: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
         if storage is None:
             storage = open_storage(fields, index)
         empty = torch.empty(0, dtype=getattr(torch, fields["dtype"]), device=f"cuda:{index}")
-        yield name, empty.set_(
-            storage, fields["tensor_storage_offset"], fields["shape"], fields["stride"]
+        yield (
+            name,
+            empty.set_(
+                storage, fields["tensor_storage_offset"], fields["shape"], fields["stride"]
+            ),
         )
 
 

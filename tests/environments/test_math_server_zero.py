@@ -99,7 +99,7 @@ async def test_gsm8k_answers_score_one_or_minus_one(
     make_env, write_rows, groups_made, trained_text
 ):
     fake = FakeInference(
-        reply=lambda prompt, i: f"<think>{'so '*3}</think> \\boxed{{{3 if i else 2}}}"
+        reply=lambda prompt, i: f"<think>{'so ' * 3}</think> \\boxed{{{3 if i else 2}}}"
     )
     path = write_rows("rows.jsonl", GSM8K[1:2])  # 1 + 1
     with fake.running() as url:

@@ -188,8 +188,9 @@ def _back_elsewhere(
     nodes.until("its health", lambda: log("inference-0").count(serving) > count)
     joined_s = nodes.until(
         "the server at another address",
-        lambda: nodes.servers().get("inference-0", before["inference-0"])
-        != before["inference-0"],
+        lambda: (
+            nodes.servers().get("inference-0", before["inference-0"]) != before["inference-0"]
+        ),
     )
     step_s = joined_s + nodes.more_steps()
     report(f"a server is back: {joined_s:.1f} s after its health it takes part")

@@ -1,4 +1,4 @@
-"""All campaigns by name, with the size that CI runs and the size of `make torture`."""
+"""All campaigns by name, with their sizes in `make test`, `make campaign` and `make torture`."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ class Campaign:
 
     run: Callable[[int, int], Figures]
     unit: str
-    in_ci: int
-    long: int
+    quick: int  # of `make test`; 0: not part of it
+    whole: int  # of `make campaign`; 0: another test does the same
+    long: int  # of `make torture`
 
 
 def model_on_memory(examples: int, _: int) -> Figures:
@@ -104,32 +105,38 @@ def healthy_runs(runs: int, seed: int) -> Figures:
 
 
 CAMPAIGNS: dict[str, Campaign] = {
-    "model-memory": Campaign(model_on_memory, "examples", 300, 5_000),
-    "model-sqlite": Campaign(model_on_sqlite, "examples", 600, 20_000),
-    "model-postgres": Campaign(model_on_postgres, "examples", 60, 1_000),
+    "model-memory": Campaign(model_on_memory, "examples", 40, 300, 5_000),
+    "model-sqlite": Campaign(model_on_sqlite, "examples", 100, 600, 20_000),
+    "model-postgres": Campaign(model_on_postgres, "examples", 10, 60, 1_000),
     "mutants": Campaign(
-        lambda n, _: mutation_campaign(MUTANTS, n), "examples each", 700, 2_000
+        lambda n, _: mutation_campaign(MUTANTS, n), "examples each", 0, 700, 2_000
     ),
-    "power": Campaign(lambda n, seed: power_cut_campaign(n, seed=seed), "cuts", 700, 50_000),
-    "power-without-fsync": Campaign(power_without_fsync, "cuts", 200, 2_000),
-    "bit-rot": Campaign(bit_rot_campaign, "flips", 1_000, 20_000),
-    "full-disk": Campaign(full_disk_campaign, "rounds", 4, 100),
-    "simulator": Campaign(seed_campaign, "seeds", 10, 1_000),
-    "simulator-mutants": Campaign(lambda n, _: mutant_campaign(n), "seeds", SEEDS, SEEDS),
-    "kills": Campaign(kill_campaign, "kills", 30, 1_000),
-    "replica-kills": Campaign(replica_campaign, "kills", 9, 200),
-    "environment": Campaign(environment_outages, "rounds", 1, 5),
-    "trainer": Campaign(trainer_kills, "kills", 5, 300),
-    "mixed": Campaign(mixed_kills, "kills", 3, 200),
-    "cuts": Campaign(network_cuts, "s", 3, 600),
-    "healthy": Campaign(healthy_runs, "runs", 1, 20),
+    "power": Campaign(
+        lambda n, seed: power_cut_campaign(n, seed=seed), "cuts", 100, 700, 50_000
+    ),
+    "power-without-fsync": Campaign(power_without_fsync, "cuts", 50, 200, 2_000),
+    "bit-rot": Campaign(bit_rot_campaign, "flips", 250, 1_000, 20_000),
+    "full-disk": Campaign(full_disk_campaign, "rounds", 1, 4, 100),
+    "simulator": Campaign(seed_campaign, "seeds", 2, 10, 1_000),
+    "simulator-mutants": Campaign(lambda n, _: mutant_campaign(n), "seeds", 0, SEEDS, SEEDS),
+    "kills": Campaign(kill_campaign, "kills", 3, 30, 1_000),
+    "replica-kills": Campaign(replica_campaign, "kills", 3, 9, 200),
+    "environment": Campaign(environment_outages, "rounds", 0, 0, 5),
+    "trainer": Campaign(trainer_kills, "kills", 0, 0, 300),
+    "mixed": Campaign(mixed_kills, "kills", 1, 3, 200),
+    "cuts": Campaign(network_cuts, "s", 0, 3, 600),
+    "healthy": Campaign(healthy_runs, "runs", 1, 1, 20),
     "fuzz": Campaign(
-        lambda n, seed: in_own_process(fuzz_campaign, n, seed), "requests", 10_000, 10**6
+        lambda n, seed: in_own_process(fuzz_campaign, n, seed),
+        "requests",
+        2_000,
+        10_000,
+        10**6,
     ),
-    "schemathesis": Campaign(schema_campaign, "s", 25, 900),
-    "bombs": Campaign(lambda n, seed: bomb_campaign(), "times", 1, 1),
-    "slow-readers": Campaign(lambda n, seed: slow_reader_campaign(n), "s", 5, 90),
+    "schemathesis": Campaign(schema_campaign, "s", 5, 25, 900),
+    "bombs": Campaign(lambda n, seed: bomb_campaign(), "times", 1, 1, 1),
+    "slow-readers": Campaign(lambda n, seed: slow_reader_campaign(n), "s", 1, 5, 90),
     "soak": Campaign(
-        lambda n, seed: in_own_process(soak_campaign, n, seed), "batches", 120, 1_440
+        lambda n, seed: in_own_process(soak_campaign, n, seed), "batches", 30, 120, 1_440
     ),
 }

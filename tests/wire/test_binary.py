@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atroposlib.errors import InvalidGroup
@@ -23,6 +23,7 @@ from atroposlib.wire.binary import (
 )
 from atroposlib.wire.safetensors import MalformedBody
 from tests.api.codec.group_strategies import broken, groups
+from tests.examples import examples
 from tests.wire.records import GROUP, as_record
 
 
@@ -47,7 +48,7 @@ def expected(group):
     return record
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(groups(), st.booleans())
 def test_a_group_round_trips_with_floats_rounded_to_float32_and_exact_scores(group, compress):
     assert unpack_group(pack_group(group, compress=compress)) == expected(group)
@@ -175,7 +176,7 @@ def test_a_frame_of_zeros_is_rejected_before_memory_is_allocated():
         tracemalloc.stop()
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.data(), st.sampled_from([RAW, ZSTD]))
 def test_damaged_files_raise_only_the_validation_error(data, whole):
     damaged = data.draw(broken(whole))

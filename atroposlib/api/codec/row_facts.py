@@ -122,8 +122,9 @@ class NumbersInChunks:
         """As of :func:`facts_of`; ``names`` are the members that fit the tokens."""
 
         def mean(name: str, row: int) -> float | None:
-            known, total = name in names and self.trained(row), self._sums.get(
-                (name, row), 0.0
+            known, total = (
+                name in names and self.trained(row),
+                self._sums.get((name, row), 0.0),
             )
             return total / known if known and isfinite(total) else None
 

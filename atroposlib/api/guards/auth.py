@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive
+from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
-from starlette.types import Send
 
 from atroposlib.api.guards.tokens import Caller, Scope, TokenFile
 from atroposlib.errors import AccessError, Forbidden, TokensUnreadable, Unauthorized

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Message, Receive
+from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
-from starlette.types import Send
 
 from atroposlib.api.guards.tokens import Scope, TokenFile
 from atroposlib.errors import AccessError, Forbidden

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uvloop
+
 from apibench import servers
 from apibench.figures import Figure, Section, Target, at_most
 from apibench.servers import Server

@@ -268,8 +268,9 @@ def dataset(given: Given, run: RunContext) -> Places:
     Raises ConfigError: the path is not local, and the environment reads another set of the
     hub.
     """
-    path, known = given.get("train_dataset.path"), known_dataset(
-        given.get("train_dataset.path")
+    path, known = (
+        given.get("train_dataset.path"),
+        known_dataset(given.get("train_dataset.path")),
     )
     if given.get("valid_dataset.path") not in (None, path):
         run.note("valid_dataset.path", "the environment evaluates its own held-out tasks")

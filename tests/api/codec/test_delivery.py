@@ -7,7 +7,7 @@ import json
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from atroposlib.api.codec import delivery, json_pieces
@@ -20,6 +20,7 @@ from atroposlib.wire.binary import pack_group, split_frames, unpack_columns, unp
 from atroposlib.wire.columns import from_group
 from atroposlib.wire.routing import encoded
 from tests.api.codec.group_strategies import groups
+from tests.examples import examples
 
 GROUP = {
     "tokens": [[1, 5, 9], [2, 7]],
@@ -65,7 +66,7 @@ def both(payload, form, *versions):
         return whole, delivered(payload, form, *versions)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(groups(), st.sampled_from(Media), st.sampled_from(Encoding))
 def test_a_large_group_is_delivered_as_a_small_one(group, media, form):
     assume(not any(abs(s) >= 2**64 for s in group["scores"]))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 
 from atroposlib.api.codec import read_group, read_groups
 from atroposlib.api.codec.formats import QUICK_BINARY_BYTES, is_quick
@@ -17,6 +17,7 @@ from atroposlib.errors import InvalidGroup
 from atroposlib.wire.binary import frames, pack_group, unpack_group
 from atroposlib.wire.safetensors import MalformedBody
 from tests.api.codec.group_strategies import groups
+from tests.examples import examples
 
 ONE, MANY = "application/x-safetensors", "application/x-atropos-groups"
 GROUP = {
@@ -51,7 +52,7 @@ def test_a_group_is_kept_as_received(compress):
     assert read_group(pack_group(GROUP), ONE + "; v=1", "header").key == "header"
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(groups())
 def test_the_binary_and_the_json_form_decode_to_the_same_group(group):
     binary = read_group(pack_group(group), ONE)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from atroposlib.api.codec.delivery import read_columns
@@ -19,6 +19,7 @@ from atroposlib.wire import ScoredData
 from atroposlib.wire.columns import from_group, to_group
 from atroposlib.wire.safetensors import MalformedBody
 from tests.api.codec.group_strategies import bodies, broken, groups, misshapen
+from tests.examples import examples
 
 REFUSALS = (InvalidGroup, MalformedBody)
 KEY = st.none() | st.sampled_from(["k", '"[', "é"])
@@ -45,7 +46,7 @@ def check_agreement(body, key):
     return True
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(groups(), KEY)
 def test_a_valid_group_is_accepted_without_the_full_decoder(group, key):
     body = json.dumps(group)
@@ -65,20 +66,20 @@ def anything_like(data, group):
     return data.draw(broken(body)) if kind == "broken" else body
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.data(), groups(), KEY)
 def test_both_paths_agree_on_damaged_groups(data, group, key):
     check_agreement(anything_like(data, group), key)
 
 
 @pytest.mark.slow
-@settings(max_examples=1500)
+@examples(1500)
 @given(st.data(), groups(), KEY)
 def test_both_paths_agree_on_many_random_groups(data, group, key):
     check_agreement(anything_like(data, group), key)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(groups())
 def test_a_stored_group_is_the_same_through_either_parser(group):
     """Groups converted for a consumer are parsed by the fast path where possible."""
@@ -88,7 +89,7 @@ def test_a_stored_group_is_the_same_through_either_parser(group):
     assert to_group(from_group(record)) == record
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.data(), st.lists(groups(), min_size=1, max_size=3))
 def test_a_list_is_parsed_like_its_groups_one_by_one(data, some):
     """Broken or not; the reference decodes the whole list at once."""

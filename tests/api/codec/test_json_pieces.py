@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from atroposlib.api.codec import json_pieces
 from atroposlib.api.codec.json import _decoded_group, _large_group
 from tests.api.codec.group_strategies import groups
 from tests.api.codec.test_json_agreement import KEY, REFUSALS, anything_like, decoded
+from tests.examples import examples
 
 
 @pytest.fixture(autouse=True, params=[4, 64])
@@ -43,7 +44,7 @@ def agrees(body, key):
     return True
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.data(), groups(), KEY)
 def test_valid_groups_are_accepted(data, group, key):
     assume(not any(abs(s) >= 2**64 for s in group["scores"]))
@@ -57,7 +58,7 @@ def test_nothing_but_blanks_stands_before_the_first_member(body):
     assert large(body + rest) is None and large(b'{ "tokens":' + rest) is not None
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.data(), groups(), KEY)
 def test_what_is_accepted_is_what_the_full_decoder_accepts(data, group, key):
     agrees(anything_like(data, group), key)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from atroposlib.api.common.records import GroupSummary
 from atroposlib.api.decisions.batching import choose
+from tests.examples import examples
 
-SOME = settings(max_examples=300)
+SOME = examples(300)
 
 
 def queue_of(*rows):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atroposlib.api.decisions import exact_fill
 from atroposlib.api.decisions.exact_fill import first_exact, is_feasible, min_sum
+from tests.examples import examples
 
-MANY = settings(max_examples=3000)
+MANY = examples(3000)
 keys = st.lists(
     st.tuples(st.sampled_from([None, 0, 1, 2]), st.sampled_from([1, 2, 3, 4, 6, 8, 12])),
     max_size=9,
@@ -49,7 +50,7 @@ def test_with_minima_the_selection_equals_that_of_brute_force(keys, target, need
 
 
 @given(sizes=st.sets(st.integers(1, 9), max_size=3), need=st.integers(0, 30))
-@settings(max_examples=300)
+@examples(300)
 def test_the_least_sum_equals_that_of_exhaustive_counting(sizes, need):
     reached = {0}
     for total in range(1, 41):

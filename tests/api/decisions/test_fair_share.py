@@ -6,7 +6,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atroposlib.api.common.records import GroupSummary
@@ -14,6 +14,7 @@ from atroposlib.api.decisions import fair_share
 from atroposlib.api.decisions.batching import choose
 from atroposlib.api.decisions.fair_share import EnvBalance, FairShareState
 from atroposlib.errors import StoreError
+from tests.examples import examples
 
 
 def queue_of(*rows):
@@ -178,7 +179,7 @@ kinds = st.tuples(
     raw=st.lists(st.sampled_from([0.3, 0.5, 1.0, 2.0, 4.0]), min_size=6, max_size=6),
     seed=st.integers(0, 2**32),
 )
-@settings(max_examples=25)
+@examples(25)
 def test_realised_shares_come_within_two_points_of_the_weights(envs, raw, seed):
     weights = dict(enumerate(raw[: len(envs)]))
     backlog = Backlog(dict(enumerate(envs)), Random(seed), depth=40)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.api.harness import ENV, Api, group, marks
+from tests.examples import examples
 from tests.torture.figures import fast_folder
 
 
@@ -98,7 +99,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=15)
+@examples(15)
 @given(steps=STEPS)
 async def test_a_trainer_that_rewinds_trains_on_each_group_exactly_once(steps):
     with fast_folder() as folder:

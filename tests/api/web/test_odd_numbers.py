@@ -6,10 +6,11 @@ import asyncio
 from urllib.parse import quote
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from tests.api.harness import ENV, TRAINER, Api, group
+from tests.examples import examples
 from tests.odd_numbers import ODD, numbers, places, with_number
 
 SERVER = {"url": "http://s:1", "silent_s": 1.0, "running": 1, "waiting": 1, "version": 1}
@@ -169,7 +170,7 @@ async def test_a_query_with_an_odd_number_is_bounded_or_refused(run, text):
         assert reply.status_code < 500, (number[:30], reply.text)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(FIELDS), numbers)
 async def test_drawn_numbers_in_drawn_fields_are_bounded_or_refused(run, field, number):
     path, where = field

@@ -259,8 +259,8 @@ async def test_direct_calls_and_agent_calls_are_rows_of_one_rollout(fake, env_of
         await client.close()
         return float(plan == "plan done" and said.choices[0].message.content == "act done")
 
-    fake.reply = (
-        lambda prompt, index: prompt.split("<|user|>")[1].split("<|end|>")[0] + " done"
+    fake.reply = lambda prompt, index: (
+        prompt.split("<|user|>")[1].split("<|end|>")[0] + " done"
     )
     env = env_of(both)
     await env.process_manager()

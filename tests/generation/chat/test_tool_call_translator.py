@@ -206,7 +206,8 @@ json_values = st.recursive(
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
     # closing tags and half surrogates included
-    | st.text(st.characters()) | st.sampled_from(["</tool_call>", "<tool_call>", "\ud800"]),
+    | st.text(st.characters())
+    | st.sampled_from(["</tool_call>", "<tool_call>", "\ud800"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )

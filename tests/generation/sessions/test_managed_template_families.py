@@ -6,11 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atroposlib.generation.chat.template import render
 from atroposlib.generation.sessions.managed import ManagedServer, SequenceNode
+from tests.examples import examples
 from tests.generation.template_families import (
     FAMILIES,
     FAMILY_NAMED,
@@ -252,7 +253,7 @@ async def play(
     return managed, sampler, returned
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(family_names, kinds, st.booleans(), turns)
 def test_every_sample_is_in_a_row_verbatim_and_branches_share_only_their_common_prefix(
     name: str, kind: str, preserve: bool, script: list[Turn]
@@ -276,7 +277,7 @@ def test_every_sample_is_in_a_row_verbatim_and_branches_share_only_their_common_
         assert tokenizer.decode(ids) == text
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(family_names, kinds, turns)
 def test_a_tree_trains_every_sample_exactly_once(
     name: str, kind: str, script: list[Turn]

@@ -105,9 +105,9 @@ def test_every_pin_lies_in_its_range(root, project):
         assert matching, f"{wanted.name} has no pin: make lock"
         for pin in matching:
             (version,) = [clause.version for clause in pin.specifier]
-            assert wanted.specifier.contains(
-                version
-            ), f"{pin} is outside of {wanted}: make lock"
+            assert wanted.specifier.contains(version), (
+                f"{pin} is outside of {wanted}: make lock"
+            )
 
 
 def test_every_console_command_exists(project):

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from atroposlib.errors import ConfigError, InvalidGroup
 from example_trainer.advantage import estimators
 from example_trainer.advantage.estimators import ESTIMATORS
 from example_trainer.settings.loss import AdvantageSettings
+from tests.examples import examples
 
 EVERY = sorted(ESTIMATORS)
 
@@ -144,7 +144,7 @@ ROWS = st.lists(
 
 
 @pytest.mark.parametrize("name", EVERY)
-@hypothesis_settings(max_examples=30)
+@examples(30)
 @given(rows=ROWS, rng=st.randoms(use_true_random=False))
 def test_the_order_of_rows_does_not_matter(name, rows, rng: random.Random):
     straight = compute(name, [r for _, r in rows], [g for g, _ in rows])
@@ -155,7 +155,7 @@ def test_the_order_of_rows_does_not_matter(name, rows, rng: random.Random):
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
-@hypothesis_settings(max_examples=30)
+@examples(30)
 @given(rows=ROWS, lost=st.integers(0, 19))
 def test_a_lost_member_changes_its_own_group_only(name, rows, lost):
     """The groups of the others stay as they were, wherever the gap is."""
@@ -178,7 +178,7 @@ def test_groups_are_formed_by_id_not_by_a_fixed_number_of_rows():
 
 
 @pytest.mark.parametrize("name", EVERY)
-@hypothesis_settings(max_examples=30)
+@examples(30)
 @given(rewards=st.lists(st.floats(-1e100, 1e100), min_size=1, max_size=6))
 def test_any_finite_rewards_give_finite_advantages(name, rewards):
     found = compute(name, rewards, [i % 2 for i in range(len(rewards))])

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from example_trainer.advantage import estimators
 from example_trainer.settings.config import TrainingConfig
+from tests.examples import examples
 
 GAE = SimpleNamespace(advantage="gae", gamma=0.5, gae_lambda=0.8)
 
@@ -51,7 +51,7 @@ def test_token_rewards_are_summed_from_their_position_to_the_end():
     assert rewards == [[-0.1, -0.1, -0.1]]  # not written to
 
 
-@hypothesis_settings(max_examples=50)
+@examples(50)
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=8), st.floats(-5, 5), st.floats(0, 1))
 def test_gae_at_lambda_one_is_the_discounted_return_minus_the_value(values, reward, gamma):
     cfg = SimpleNamespace(advantage="gae", gamma=gamma, gae_lambda=1.0)

@@ -159,8 +159,9 @@ def test_every_trained_token_is_scored_once_after_exactly_its_own_prefix(
             start, pack = max(
                 (start, number) for number, start in enumerate(plan.starts) if start <= place
             )
-            assert prefix(plan.packs[pack], place - start) == (
-                (one := rows[plan.row_ids[b]]).tokens[: one.trained[column] + 1]
+            assert (
+                prefix(plan.packs[pack], place - start)
+                == ((one := rows[plan.row_ids[b]]).tokens[: one.trained[column] + 1])
             )
             assert target == one.tokens[one.trained[column] + 1]
             seen.append((plan.row_ids[b], column))

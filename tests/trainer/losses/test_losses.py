@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from atroposlib.errors import ConfigError
 from example_trainer import losses
+from tests.examples import examples
 from tests.trainer.loss_batches import gradient, random_batch, run, settings
 
 EVERY = sorted(losses.LOSSES)
@@ -86,7 +86,7 @@ def test_a_nan_in_any_input_makes_the_loss_nan(name, key):
 
 @pytest.mark.parametrize("name", EVERY)
 @given(data=st.data())
-@hypothesis_settings(max_examples=10)
+@examples(10)
 def test_parts_of_a_batch_add_up_to_the_whole_in_any_order(name, data):
     batch = random_batch(rows=6, seed=data.draw(st.integers(0, 99)))
     order = data.draw(st.permutations(range(6)))

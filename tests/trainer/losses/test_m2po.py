@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from example_trainer import losses
 from example_trainer.losses.m2po import batch_mask, kept
+from tests.examples import examples
 from tests.trainer.loss_batches import batch_of_ratios, gradient, random_batch, run, settings
 
 # --- m2po -----------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ def test_the_batch_mask_of_m2po_does_not_depend_on_microbatches():
     assert float(with_verdict) == pytest.approx(-1.0 - math.exp(0.4))
 
 
-@hypothesis_settings(max_examples=50)
+@examples(50)
 @given(
     st.lists(st.lists(st.floats(-2, 2), max_size=5), max_size=5),
     st.sampled_from([1e-3, 0.04, 1.0]),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from example_trainer.data.packing import padding_share
 from example_trainer.model import loading
+from tests.examples import examples
 from tests.trainer.layouts import assert_equal, our_step, reference_step
 from tests.trainer.rows import BRANCHING, MULTI_TURN, masked_row
 
@@ -60,7 +61,7 @@ rows_of_any_shape = st.lists(
 )
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     rows=rows_of_any_shape,
     how=st.sampled_from(["packed", "shared", "padded"]),

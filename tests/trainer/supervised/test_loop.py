@@ -12,9 +12,8 @@ import torch
 
 from atroposlib.cli.collect.collecting import dpo_gen, sft_gen
 from example_trainer.model import critic, loading
-from example_trainer.supervised import commands, corpus, dpo
+from example_trainer.supervised import commands, corpus, dpo, reward_model, sft
 from example_trainer.supervised import loop as supervised
-from example_trainer.supervised import reward_model, sft
 from example_trainer.supervised.settings import parse
 from tests.trainer.answers import PROMPTS, good
 from tests.trainer.supervised.pairs import PAIRS, metrics

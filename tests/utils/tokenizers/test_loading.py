@@ -30,8 +30,9 @@ def directory(tmp_path):
 
 
 def test_a_plain_directory_loads_the_same_tokenizer_as_auto_tokenizer(directory):
-    quick, auto = load_tokenizer_named(str(directory)), AutoTokenizer.from_pretrained(
-        directory
+    quick, auto = (
+        load_tokenizer_named(str(directory)),
+        AutoTokenizer.from_pretrained(directory),
     )
     assert type(quick) is type(auto)
     assert quick.get_vocab() == auto.get_vocab()

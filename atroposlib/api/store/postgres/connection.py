@@ -226,8 +226,9 @@ class PostgresServer:
             try:
                 return attempt()
             except psycopg.Error as cause:
-                now, permanent = time.monotonic(), any(
-                    part in str(cause) for part in PERMANENT
+                now, permanent = (
+                    time.monotonic(),
+                    any(part in str(cause) for part in PERMANENT),
                 )
                 if not is_away(cause) or permanent or now >= began + timeout_s:
                     raise fault(cause) from cause

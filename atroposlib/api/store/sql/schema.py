@@ -360,7 +360,6 @@ def stats(connection: Connection) -> StoreStats:
 
 _UNCOMMITTED = "SELECT COUNT(*) FROM batch WHERE state = 'acked'"
 _LEASES = (
-    "SELECT no, n_seq, tries, lease_until FROM batch "
-    "WHERE state = 'open' ORDER BY no LIMIT 16"
+    "SELECT no, n_seq, tries, lease_until FROM batch WHERE state = 'open' ORDER BY no LIMIT 16"
 )
 _DEAD_BYTES = "SELECT COALESCE(SUM(n_bytes), 0) FROM groups WHERE state = 'dead'"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from atroposlib.api.common.records import Selection
@@ -13,6 +13,7 @@ from atroposlib.api.store.postgres import PostgresStore
 from atroposlib.api.store.sqlite import SqliteStore
 from atroposlib.errors import ConfigError, CorruptPayload
 from tests.api.store.store_talk import ack, claim, first_of, group, put, register
+from tests.examples import examples
 
 KEPT = 10**6
 
@@ -115,7 +116,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations=OPERATIONS, bound=st.sampled_from([0, 150, 400, KEPT]))
 def test_queue_and_archive_hold_each_group_once_and_lose_the_oldest_first(
     places, operations, bound

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from atroposlib.api.common.records import HELD, AdmissionGrant, GroupState, Selection
@@ -13,6 +13,7 @@ from atroposlib.api.store.sql import claim as claim_queries
 from atroposlib.api.store.sql.schema import env_of
 from atroposlib.errors import KeyConflict, StaleGeneration
 from tests.api.store.store_talk import ack, claim, group, put, register
+from tests.examples import examples
 
 SMALL = st.integers(0, 3)
 VERBS = ("put",) * 4 + ("claim",) * 4 + ("ack",) * 3 + ("commit", "rewind", "discard")
@@ -115,8 +116,8 @@ def _chooser(size, drops):
 
 
 @pytest.mark.slow
-@settings(
-    max_examples=30,
+@examples(
+    30,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(steps=st.lists(STEPS, min_size=15, max_size=30))
