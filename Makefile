@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 EXTRAS ?= quickstart,dev
 
-# Processes that share all tests but those marked `alone`.
-WORKERS ?= 2
+# Processes that share all tests but those marked `alone`: half of the time tests wait.
+WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(8, 2 * (os.cpu_count() or 1)))")
 
 # The quickstart's knobs: MODEL=smollm2|tiny, ENGINE=local|vllm.
 MODEL ?= smollm2
@@ -27,13 +27,16 @@ TIMED = $(PY) scripts/timed.py $(VENV)/.times.json
 FAST := "fast tests" "about 4 min on 2 cores"
 SHARED := "tests in $(WORKERS) processes" "about 10 min on 2 cores"
 ALONE := "tests that run alone" "about 8 min on 2 cores"
+CAMPAIGN := "campaigns" "about 6 min on 2 cores"
+FILES ?=
+comma := ,
 
 # Compiled modules are kept even where the shell forbids it: 2 x 7 s less for the tests to be
 # collected, and a faster start of every process that they make.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart lint check test format config wire map docs browser adapters matrix ratchets bench gpu torture lock clean
+.PHONY: help install quickstart lint check test format config wire map docs browser adapters matrix campaign wheel ratchets bench gpu torture lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -131,6 +134,12 @@ adapters: $(STAMP)  ## Tests of atroposlib/adapters with the packages that they 
 	$(VENV)-nemo/bin/python -m pytest -q tests/adapters/served/test_nemo_gym_package.py
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-torch --extras quickstart,ray-test,trl-test
 	$(VENV)-torch/bin/python -m pytest -q tests/adapters/test_ray_cluster.py tests/trainer/exchange/test_trl.py
+
+campaign: $(STAMP)  ## Seeded bugs, kills and all examples of each property (FILES=a.py,b.py: of these)
+	$(TIMED) $(CAMPAIGN) $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "campaign or hypothesis" --hypothesis-profile whole $(subst $(comma), ,$(FILES))
+
+wheel: $(STAMP)  ## The wheel alone, in an environment of its own: every command, one process
+	$(PY) scripts/check_wheel.py
 
 ratchets: $(STAMP)  ## Print the structural figures and their bounds
 	$(PY) -m tests.repo.ratchets

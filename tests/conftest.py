@@ -2,7 +2,7 @@
 
 slow       starts real processes or takes many seconds; `make check` leaves it out
 alone      slow, and wants every core: several ranks, whole runs, timeouts of slow clients
-campaign   slow, takes minutes and cores; `make test` leaves it to .ci/run
+campaign   slow, takes minutes and cores; `make campaign` runs it, `make test` does not
 gpu        needs a CUDA device; skipped without --run-gpu
 browser    drives the page with an installed Chromium; skipped without one
 providers  calls a real inference provider; skipped without --runproviders
@@ -14,6 +14,7 @@ import gc
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -26,6 +27,7 @@ from tests.examples import register_profiles
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("WANDB_MODE", "disabled")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models; more processes than cores run
 for _name in ("NO_PROXY", "no_proxy"):
     _kept = [os.environ[_name]] if os.environ.get(_name) else []
     os.environ[_name] = ",".join([*_kept, "127.0.0.1", "localhost"])
@@ -38,11 +40,12 @@ for _field in ("connect", "read", "write", "pool"):
 MARKERS = {
     "slow": "starts real processes or takes many seconds",
     "alone": "slow, and runs while no other test does",
-    "campaign": "slow, takes minutes; .ci/run runs it and `make test` does not",
+    "campaign": "slow, takes minutes; `make campaign` runs it and `make test` does not",
     "gpu": "needs a CUDA device; skipped without --run-gpu",
     "browser": "drives the page with an installed Chromium; skipped without one",
     "providers": "calls a real inference provider; skipped without --runproviders",
 }
+BY_TEXT = {"alone", "campaign", "hypothesis"}  # a test with the mark is in a file with the word
 NEEDED_OPTION = {"gpu": "--run-gpu", "providers": "--runproviders"}
 
 
@@ -85,6 +88,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files that an expression such as `-m alone` excludes: their import takes 20 s."""
+    words = set(config.option.markexpr.split(" or "))
+    if not words <= BY_TEXT or not collection_path.match("test_*.py"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return None if any(word in text for word in words) else True
 
 
 def pytest_collection_finish() -> None:

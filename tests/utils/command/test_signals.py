@@ -53,6 +53,7 @@ import asyncio, concurrent.futures, multiprocessing, os, signal, warnings
 from atroposlib.utils.command.signals import on_signals
 
 warnings.simplefilter("ignore")  # of forks beside threads, which is what users do
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background ignores it
 received = []
 
 def interrupted():

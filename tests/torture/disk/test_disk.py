@@ -1,0 +1,32 @@
+"""Power cuts, flipped bits and full disks lose nothing that was acknowledged."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.torture.conftest import larger
+from tests.torture.disk.campaigns import CAMPAIGNS
+
+pytestmark = pytest.mark.slow
+
+
+def test_power_cuts_break_no_guarantee(torture):
+    torture(CAMPAIGNS, "power")
+
+
+def test_power_cuts_without_fsync_break_guarantees(torture):
+    torture(CAMPAIGNS, "power-without-fsync")
+
+
+def test_no_flipped_bit_is_delivered(torture):
+    torture(CAMPAIGNS, "bit-rot")
+
+
+def test_a_store_on_a_full_disk_keeps_its_groups_drains_and_recovers(torture):
+    torture(CAMPAIGNS, "full-disk")
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", larger(CAMPAIGNS))
+def test_no_promise_is_broken_at_the_whole_size(name, torture):
+    torture(CAMPAIGNS, name, whole=True)
