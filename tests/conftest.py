@@ -45,7 +45,11 @@ MARKERS = {
     "browser": "drives the page with an installed Chromium; skipped without one",
     "providers": "calls a real inference provider; skipped without --runproviders",
 }
-BY_TEXT = {"alone", "campaign", "hypothesis"}  # a test with the mark is in a file with the word
+BY_TEXT = {
+    "alone",
+    "campaign",
+    "hypothesis",
+}  # a test with the mark is in a file with the word
 NEEDED_OPTION = {"gpu": "--run-gpu", "providers": "--runproviders"}
 
 

@@ -27,7 +27,7 @@ from atroposlib.trackers.jsonl import last_run
 from tests.integration.test_lost_nodes import REPO, cluster_plan
 
 PACKAGE = "ray"
-pytestmark = [pytest.mark.alone, pytest.mark.slow]
+pytestmark = pytest.mark.campaign
 MARK = "ATROPOS_TEST_NODE"  # a variable of every process of a node, those of the run included
 ROLES = ("cli.run_api", "client.announce", "copy_server", "example_trainer.grpo")
 STEPS, WITHIN_S = 30, 300.0

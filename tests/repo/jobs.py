@@ -55,7 +55,7 @@ class Job:
 JOBS = {
     "browser": Job(("tests.ui", "atroposlib.ui"), ("atroposlib/ui/static/**/*",)),
     "adapters": Job(
-        ("atroposlib.adapters", "example_trainer.exchange", "tests.environments.test_library"),
+        ("atroposlib.adapters", "tests.environments.test_library"),
         ("tests/adapters/**/*.py",),
     ),
     "wheel": Job(("scripts.check_wheel", *("atroposlib", "example_trainer"))),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from atroposlib.cli.env_validate import validate
+from atroposlib.validation import validate as validation
 from atroposlib.validation.report import Verdict
 from tests.validation import zoo_broken, zoo_classes, zoo_sound
 
@@ -25,8 +26,20 @@ def as_before(monkeypatch):
             loaded.release()
 
 
+@pytest.fixture
+def one_process(monkeypatch):
+    """Called for a defect that shows without the second process, whose start takes as long."""
+
+    async def no_differences(command, subject):
+        return ()
+
+    return lambda: monkeypatch.setattr(validation, "compared", no_differences)
+
+
 @pytest.mark.parametrize("name", zoo_broken.FINDS)
-async def test_the_defect_of_a_broken_environment_is_found(name):
+async def test_the_defect_of_a_broken_environment_is_found(name, one_process):
+    if zoo_broken.FINDS[name] != "score.repeat":
+        one_process()
     report = await validate(f"{HERE}/zoo_broken.py:{name}")
     assert zoo_broken.FINDS[name] in report.flagged(), report.table()
 
@@ -38,7 +51,9 @@ async def test_a_sound_environment_passes_without_a_warning(name):
 
 
 @pytest.mark.parametrize("name", zoo_classes.FINDS)
-async def test_the_defect_of_a_broken_class_is_found(name):
+async def test_the_defect_of_a_broken_class_is_found(name, one_process):
+    if zoo_classes.FINDS[name] != "score.repeat":
+        one_process()
     report = await validate(f"{HERE}/zoo_classes.py:{name}")
     assert zoo_classes.FINDS[name] in report.flagged(), report.table()
 

@@ -246,7 +246,7 @@ async def checker_with_a_die(task, model):
     return right(task, await ask(task, model)) * random.choice([1, 0.99])
 
 
-SALTED = {f"t{i}": 0.9 + 0.1 * (hash(f"salt{i}") % 7 == 0) for i in range(50)}
+SALTED = {f"t{i}": 0.9 + hash(f"salt{i}") % 1000 / 10_000 for i in range(50)}
 
 
 @broken("score.repeat")

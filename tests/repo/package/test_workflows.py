@@ -72,8 +72,11 @@ def test_the_tests_run_on_every_python_of_the_classifiers():
     assert {one for one in named if "matrix" not in one} <= set(versions)
 
 
-def test_one_job_runs_the_test_command_of_the_readme():
-    assert re.search(r"^make test\b", commands_of(WORKFLOWS[0]), flags=re.MULTILINE)
+def test_a_change_a_night_and_a_tag_run_the_checks_of_a_submission():
+    ci = load(WORKFLOWS[0])
+    assert {"push", "pull_request", "schedule"} == ci[True].keys()
+    (step,) = (one for one in steps_of(ci) if one.get("run") == ".ci/run")
+    assert re.search(r"schedule.*tag.*'1'", step["env"]["ALL"])
 
 
 def test_the_version_is_the_same_everywhere():

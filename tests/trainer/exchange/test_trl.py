@@ -25,13 +25,13 @@ from atroposlib.inference.http.app import create_app as inference_app
 from tests.trainer.environment import running_environment
 
 if find_spec("trl") is None and os.environ.get("ATROPOS_ADAPTER_TESTS") != "1":
-    pytest.skip("the package trl is missing: make adapters", allow_module_level=True)
+    pytest.skip("the package trl is missing: extra trl-test", allow_module_level=True)
 
 from example_trainer.exchange.trl import QueueTrainer, sizes_of
 from tests.trainer.exchange import trl_run
 
 # TRL and transformers warn of what they will change themselves.
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.campaign, pytest.mark.filterwarnings("default")]
 PACKAGE = "trl"
 ROOT = Path(__file__).parents[3]
 BOUND_S = 300

@@ -26,6 +26,7 @@ RUNS = {
     "lora": (WORDS, ENVIRONMENT, 2),
     "async": (WORDS, ENVIRONMENT, 3),
 }
+OTHERS = sorted(RUNS.keys() - {"grpo", "sft"})
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +34,12 @@ def model(tmp_path_factory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("areal") / "tiny", max_positions=1024)
 
 
+# Two in `make test`: the others differ from grpo in options that faster tests read.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name",
+    ["grpo", "sft", *(pytest.param(name, marks=pytest.mark.campaign) for name in OTHERS)],
+)
 def test_a_whole_file_of_areal_trains(name, model, tmp_path):
     rows, words, steps = RUNS[name]
     data = tmp_path / "gsm8k"
