@@ -1,6 +1,6 @@
 """Options and markers for the whole suite.
 
-slow       starts real processes or takes many seconds; `make check` leaves it out
+slow       starts real processes or takes seconds; `make check` leaves it out, and slow_files.txt
 alone      slow, and wants every core: several ranks, whole runs, timeouts of slow clients
 campaign   slow, takes minutes and cores; `make campaign` runs it, `make test` does not
 gpu        needs a CUDA device; skipped without --run-gpu
@@ -21,6 +21,7 @@ import pytest
 
 from atroposlib.utils.command import logs
 from tests.examples import register_profiles
+from tests.slow_files import is_marked, slow_files
 
 # Before any test imports a library that reads these once: no test reaches a hub, and
 # calls to servers of our own on the loopback interface never go through a proxy.
@@ -45,6 +46,7 @@ MARKERS = {
     "browser": "drives the page with an installed Chromium; skipped without one",
     "providers": "calls a real inference provider; skipped without --runproviders",
 }
+SLOW_FILES = slow_files()
 BY_TEXT = {
     "alone",
     "campaign",
@@ -95,9 +97,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out files that an expression such as `-m alone` excludes: their import takes 20 s."""
+    """Leave out files that `-m alone` or `-m "not slow"` exclude: their import takes 20 s."""
+    if not collection_path.match("test_*.py"):
+        return None
+    if config.option.markexpr == "not slow":
+        return collection_path in SLOW_FILES or is_marked(collection_path) or None
     words = set(config.option.markexpr.split(" or "))
-    if not words <= BY_TEXT or not collection_path.match("test_*.py"):
+    if not words <= BY_TEXT:
         return None
     text = collection_path.read_text(encoding="utf-8")
     return None if any(word in text for word in words) else True
@@ -113,7 +119,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         # Not item.keywords: those hold the names of folders too, such as a clone in gpu/.
         marked = {marker.name for marker in item.iter_markers()}
-        if marked & {"alone", "campaign"}:
+        if marked & {"alone", "campaign"} or item.path in SLOW_FILES:
             item.add_marker(pytest.mark.slow)
         for marker, option in NEEDED_OPTION.items():
             if marker in marked and not config.getoption(option):

@@ -20,6 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,7 +42,8 @@ def listed() -> list[Listed]:
     return [*shipped(), *references.installed()]
 
 
-def shipped() -> list[Listed]:
+@cache
+def shipped() -> tuple[Listed, ...]:
     """Environments of this package, by the text of their files."""
     folders = map(Path, atroposlib.environments.__path__)
     places = [place for folder in folders for place in (folder, folder / "library")]
@@ -60,7 +62,7 @@ def shipped() -> list[Listed]:
             adapts = (ADAPTERS / f"{name}.py").is_file()
             kind = references.ADAPTER if adapts else kind_in(tree)
             found[name] = Listed(name, module, about, "atroposlib", __version__, kind)
-    return list(found.values())
+    return tuple(found.values())
 
 
 def kind_in(tree: ast.Module) -> str:

@@ -93,7 +93,7 @@ def test_kill_9_loses_no_acknowledged_group_and_delivers_no_group_twice(tmp_path
     assert len(set(acknowledged) - set(delivered)) == left < BATCH // 4
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 def test_a_trainer_and_an_environment_survive_a_restart(tmp_path):
     waits = []
     with serving(tmp_path) as (_, url):
@@ -111,7 +111,7 @@ def test_a_trainer_and_an_environment_survive_a_restart(tmp_path):
     assert all(f"waiting for rollout API at {url}" in line for line in waits)
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 def test_fresh_wipes_the_store_and_otherwise_the_start_reports_the_resumed_run(tmp_path):
     with serving(tmp_path) as (_, url):
         client = RolloutClient(url)
@@ -123,7 +123,7 @@ def test_fresh_wipes_the_store_and_otherwise_the_start_reports_the_resumed_run(t
         assert httpx.get(url + "/status", trust_env=False).json()["state"] == "EMPTY"
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_shuts_the_api_down_cleanly(tmp_path, number):
     with open(tmp_path / "log", "w") as log:
@@ -143,7 +143,7 @@ async def in_flight(http, url, calls):
             return
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 async def test_a_sigterm_answers_waiting_claims_and_ends_streams(tmp_path):
     with serving(tmp_path) as (process, url):
         async with httpx.AsyncClient(trust_env=False, timeout=600) as http:
@@ -163,7 +163,7 @@ async def test_a_sigterm_answers_waiting_claims_and_ends_streams(tmp_path):
     assert [path for path in tmp_path.iterdir() if path.name.endswith("-wal")] == []
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 async def test_a_second_signal_ends_a_shutdown_that_waits_for_a_reply(tmp_path):
     with serving(tmp_path) as (process, url):
         host, port = url.removeprefix("http://").split(":")
@@ -199,7 +199,7 @@ def test_a_port_in_use_prints_one_line_and_exits_with_1(without_variables, capsy
     )
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 def test_a_data_directory_in_use_prints_one_line_and_exits_with_1(
     without_variables, capsys, tmp_path
 ):

@@ -29,7 +29,7 @@ def issued(tmp_path):
     return path, {name: add_token(path, name) for name in names}
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 async def test_a_run_with_tokens_works_from_registration_to_ack(tmp_path, issued, monkeypatch):
     path, tokens = issued
     with serving(tmp_path / "data", "--tokens", str(path)) as (_, url):
@@ -58,7 +58,7 @@ async def test_a_run_with_tokens_works_from_registration_to_ack(tmp_path, issued
         await other.close()
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 def test_requests_with_a_foreign_host_or_origin_are_rejected(tmp_path):
     with serving(tmp_path, "--allow-host", "api.internal") as (_, url):
         with httpx.Client(base_url=url, trust_env=False) as http:
@@ -72,7 +72,7 @@ def test_requests_with_a_foreign_host_or_origin_are_rejected(tmp_path):
             assert not [name for name in reply.headers if name.startswith("access-control")]
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["json", "text"])
 def test_the_log_contains_no_token_and_no_body_content(tmp_path, issued, style):
     path, tokens = issued
@@ -99,7 +99,7 @@ def test_the_log_contains_no_token_and_no_body_content(tmp_path, issued, style):
         assert {event["level"] for event in events} == {"debug", "info"}
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 def test_the_api_serves_https(tmp_path):
     if shutil.which("openssl") is None:
         pytest.skip("openssl, which makes the certificate, is not on the path")

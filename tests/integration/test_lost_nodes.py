@@ -31,7 +31,7 @@ from example_trainer.settings.files import parse_override
 
 REPO = Path(__file__).resolve().parents[2]
 WITHIN_S = 600.0
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.campaign
 
 
 def cluster_plan(folder: Path, *overrides: str, servers: int = 2, copies: int = 1) -> Plan:

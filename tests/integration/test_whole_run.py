@@ -1,7 +1,4 @@
-"""The whole system as its users start it: real processes, a real model, real HTTP.
-
-Marked slow: about two minutes on two cores.
-"""
+"""The whole system as its users start it: real processes, a real model, real HTTP."""
 
 from __future__ import annotations
 
@@ -26,8 +23,6 @@ LAST_LINE = re.compile(
 )
 WITHIN_S = 600.0
 SENDS_AT_ONCE = 32  # rollouts at once of the tiny recipe, and so sends at most
-
-pytestmark = pytest.mark.alone
 
 
 class Quickstart:
@@ -163,6 +158,7 @@ def gaps(keys: set[str]) -> list[str]:
     ]
 
 
+@pytest.mark.alone
 def test_a_random_model_learns_and_the_last_line_reports_the_result(start) -> None:
     run = start()
     status, printed = run.finish()
@@ -179,6 +175,7 @@ def test_a_random_model_learns_and_the_last_line_reports_the_result(start) -> No
         assert (run.out / name).stat().st_size > 0
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("victim", ["api", "environment"])
 def test_a_run_survives_kill_9_without_lost_or_repeated_groups(start, victim: str) -> None:
     run = start("--steps", "12")
@@ -198,6 +195,7 @@ def test_a_run_survives_kill_9_without_lost_or_repeated_groups(start, victim: st
     assert gaps(set(acknowledged)) == []
 
 
+@pytest.mark.campaign
 def test_status_names_the_frozen_process_of_a_run_and_no_other(start) -> None:
     run = start("--steps", "1000")
     until("the second step", lambda: len(run.rows()) >= 2)
@@ -225,6 +223,7 @@ def test_status_names_the_frozen_process_of_a_run_and_no_other(start) -> None:
     run.finish()
 
 
+@pytest.mark.alone
 def test_ctrl_c_ends_every_started_process_and_reports_it_in_one_line(start) -> None:
     run = start()
     until("the first step", run.rows)

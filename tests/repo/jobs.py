@@ -62,6 +62,10 @@ JOBS = {
 }
 # Tests that read or start what no import names.
 MORE = {
+    "tests/integration/test_lost_nodes.py": Job(("atroposlib.cli", "example_trainer")),
+    "tests/integration/test_whole_run.py": Job(
+        ("atroposlib.quickstart", "example_trainer.grpo")
+    ),
     "tests/integration/test_image.py": Job(
         ("atroposlib.cli", "example_trainer"), ("Dockerfile", "compose.yaml", ".dockerignore")
     ),
@@ -83,7 +87,9 @@ class Checkout:
         for source in sources:
             # Not of the product: the table of `atropos` names every command.
             if source.path.parts[0] not in PRODUCT:
-                self.graph[source.name] |= self.modules.keys() & strings(source)
+                named = strings(source)
+                named |= {f"{name}.__main__" for name in named}
+                self.graph[source.name] |= self.modules.keys() & named
 
     def digest(self, job: Job) -> str:
         """Content of the files of a job, as a few hexadecimal digits."""
