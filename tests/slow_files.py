@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 HERE = Path(__file__).parent
 LIST = HERE / "slow_files.txt"
-MEAN_S, SUM_S = 0.1, 2.0
+MEAN_S, SUM_S = 0.05, 1.5
 MARKED = re.compile(r"^pytestmark = .*mark\.(slow|alone|campaign)", re.MULTILINE)
 
 
