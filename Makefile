@@ -60,7 +60,7 @@ check: $(STAMP)  ## lint and the fast tests: before every commit
 	@$(TIMED) $(FAST) $(MAKE) --no-print-directory -j2 lint fast
 
 fast: $(STAMP)
-	$(PY) -m pytest -q -n 3 -m "not slow"
+	$(PY) -m pytest -q -n 2 -m "not slow"
 
 # Collected once beside lint: on a fresh clone each of the processes would compile all tests itself.
 test: $(STAMP)  ## lint and the tests that run on CPU, real processes included

@@ -11,6 +11,7 @@ providers  calls a real inference provider; skipped without --runproviders
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 from collections.abc import Iterator
@@ -47,6 +48,7 @@ MARKERS = {
     "providers": "calls a real inference provider; skipped without --runproviders",
 }
 SLOW_FILES = slow_files()
+MODULES = itertools.count(1)
 BY_TEXT = {
     "alone",
     "campaign",
@@ -73,15 +75,16 @@ def no_log_handler_outlives_its_test() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def what_a_module_leaves_slows_no_later_collection() -> Iterator[None]:
-    """Free its garbage, and leave the rest out of later collections of garbage.
+def what_modules_leave_slows_no_later_collection() -> Iterator[None]:
+    """Free garbage after every eighth module, and leave the rest out of later collections.
 
     Without it the heap of a whole session grows to 1.2 GB and 240 threads, and each
     ``gc.collect()`` of a test takes over a second.
     """
     yield
-    gc.collect()
-    gc.freeze()
+    if next(MODULES) % 8 == 0:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -81,6 +81,7 @@ class Checkout:
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
+        self._contents: dict[Path, str] = {}  # digests of files
         sources = load(root).under(*SOURCE, "tests")
         self.modules: Mapping[str, Source] = {one.name: one for one in sources}
         self.graph: Graph = import_graph(sources)
@@ -99,8 +100,10 @@ class Checkout:
             paths |= {path.relative_to(self.root) for path in self.root.glob(pattern)}
         sha = hashlib.sha256()
         for path in sorted(path for path in paths if (self.root / path).is_file()):
-            content = hashlib.sha256((self.root / path).read_bytes()).hexdigest()
-            sha.update(f"{path} {content}\n".encode())
+            if path not in self._contents:
+                content = (self.root / path).read_bytes()
+                self._contents[path] = hashlib.sha256(content).hexdigest()
+            sha.update(f"{path} {self._contents[path]}\n".encode())
         return sha.hexdigest()[:16]
 
     def reached(self, roots: Iterable[str]) -> set[str]:

@@ -73,6 +73,7 @@ def test_some_campaigns_are_named_and_all_are_one_word():
     assert targets(files, 2) == ["campaign"]
 
 
+@pytest.mark.slow
 def test_every_root_and_pattern_exists():
     checkout = jobs.current()
     named = {**JOBS, **jobs.MORE}
@@ -85,6 +86,7 @@ def test_every_root_and_pattern_exists():
     assert all((checkout.root / path).is_file() for path in jobs.COMMON)
 
 
+@pytest.mark.slow
 def test_a_record_of_everything_leaves_nothing_to_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(jobs, "ROOT", tmp_path)
     monkeypatch.setattr(jobs, "RECORD", jobs.Path("passed.json"))
