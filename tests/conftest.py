@@ -10,10 +10,12 @@ providers  calls a real inference provider; skipped without --runproviders
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import logging
 import os
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +38,8 @@ for _name in ("NO_PROXY", "no_proxy"):
 
 register_profiles()
 # No HTTP request has a short time limit either.
+# A context of TLS takes 20 ms for each client, of plain HTTP too.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 for _field in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _field, 600.0)
 
@@ -66,9 +70,10 @@ def no_log_handler_outlives_its_test() -> Iterator[None]:
     root_level = logging.root.level
     yield
     logging.captureWarnings(False)
-    logging.root.setLevel(root_level)
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
+    # Each setLevel empties the cache of every logger.
+    for name, level in [("root", root_level), *levels.items()]:
+        if (logger := logging.getLogger(name)).level != level:
+            logger.setLevel(level)
     for handler in logging.root.handlers[:]:
         if isinstance(handler, logs.ProcessHandler) and handler not in before:
             logging.root.removeHandler(handler)

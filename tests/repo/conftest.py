@@ -13,6 +13,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.repo.sources import parsed
+
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("atroposlib", "environments", "example_trainer", "helpers")
 
@@ -70,7 +72,7 @@ def modules(files: list[Path]) -> dict[str, Module]:
     names = {module_name(path): path for path in paths}
     loaded = {}
     for name, path in names.items():
-        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"), filename=str(path))
+        tree = parsed((ROOT / path).read_text(encoding="utf-8"), path)
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         imports = tuple(imports_of(tree.body, package, set(names)))
         targets = frozenset(targets_of(tree, package, set(names)))

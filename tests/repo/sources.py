@@ -6,7 +6,7 @@ import ast
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ class Source:
 
     @cached_property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text, filename=str(self.path))
+        return parsed(self.text, self.path)
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
@@ -44,6 +44,12 @@ class Source:
     @property
     def folder(self) -> str:
         return str(self.path.parent)
+
+
+@cache
+def parsed(text: str, path: Path) -> ast.Module:
+    """Syntax tree of a file of Python 3.10, made once for all tests of a process."""
+    return ast.parse(text, filename=str(path), feature_version=(3, 10))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
+from tests.repo.sources import parsed
+
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 80
 # Exceptions with their reason; a short list is the point of the test.
@@ -32,7 +34,7 @@ def test_no_function_is_too_long_to_read(root, files):
     for path in files:
         if path.suffix != ".py":
             continue
-        for node in ast.walk(ast.parse((root / path).read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed((root / path).read_text(encoding="utf-8"), path)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 name = f"{path}:{node.name}"

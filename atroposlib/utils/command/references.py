@@ -9,6 +9,7 @@ Packages name environments by entry points of the group ``atropos.environments``
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import Distribution, EntryPoint, distributions
@@ -62,7 +63,7 @@ def installed(found: Iterable[Distribution] | None = None) -> list[Listed]:
     seen: set[str] = set()
     for package in distributions() if found is None else found:
         try:
-            name = package.metadata["Name"] or ""
+            name = _name(package)
             own = [] if name.lower() in seen else list(_points(package))
             seen.add(name.lower())  # the first on the path hides others of its name
             for point in own:
@@ -73,6 +74,13 @@ def installed(found: Iterable[Distribution] | None = None) -> list[Listed]:
             problem = f"broken metadata: {type(error).__name__}: {error}"
             listed[name, "?"] = Listed("?", "", "", name, problem=problem)
     return sorted(listed.values(), key=lambda one: (one.name, one.package))
+
+
+def _name(package: Distribution) -> str:
+    """Name in the metadata, whose whole parse would take 0.1 s for all installed packages."""
+    text = package.read_text("METADATA") or package.read_text("PKG-INFO") or ""
+    line = re.search(r"^Name: *(\S+) *$", text, re.MULTILINE)
+    return line[1] if line else package.metadata["Name"] or ""
 
 
 def _points(package: Distribution) -> Iterator[EntryPoint]:

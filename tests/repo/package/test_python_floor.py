@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from tests.repo.sources import parsed
+
 # Names of the standard library that came with 3.11 or later and are easily used unawares.
 TOO_NEW = {
     "asyncio": {"Barrier", "Runner", "TaskGroup", "timeout", "timeout_at"},
@@ -50,15 +52,14 @@ def too_new(tree: ast.AST) -> list[str]:
 def test_every_source_file_parses_as_python_310(root, files):
     for path in files:
         if path.suffix == ".py":
-            text = (root / path).read_text(encoding="utf-8")
-            ast.parse(text, filename=str(path), feature_version=(3, 10))
+            parsed((root / path).read_text(encoding="utf-8"), path)
 
 
 def test_no_api_newer_than_python_310_is_used(root, files):
     found = {}
     for path in files:
         if path.suffix == ".py" and path not in GUARDED:
-            names = too_new(ast.parse((root / path).read_text(encoding="utf-8")))
+            names = too_new(parsed((root / path).read_text(encoding="utf-8"), path))
             if names:
                 found[str(path)] = names
     assert found == {}
