@@ -119,7 +119,7 @@ async def test_an_idle_server_that_recovers_is_used_again(manage) -> None:
     while not manager.servers[0].server_healthy:
         await manager.chat_completion(messages=HELLO)
     await manager.chat_completion(messages=HELLO)
-    assert len(fakes[0].requests) == 1
+    assert fakes[0].requests  # several where it recovered during a call of the loop
 
 
 async def test_as_many_dedicated_sessions_as_slots_do_not_deadlock(manage) -> None:
@@ -309,8 +309,10 @@ async def test_a_call_that_waits_for_a_lost_server_goes_to_the_one_that_replaces
 async def test_a_request_that_runs_on_a_server_that_left_goes_to_another(
     fake_url: str, no_backoff: None
 ) -> None:
-    manager, gate = following(), asyncio.Event()
-    hangs = await asyncio.start_server(lambda reader, writer: gate.wait(), "127.0.0.1", 0)
+    manager, accepted = following(), []
+    hangs = await asyncio.start_server(
+        lambda _, writer: accepted.append(writer), "127.0.0.1", 0
+    )
     lost = f"http://127.0.0.1:{hangs.sockets[0].getsockname()[1]}"
     await manager.follow(directory(lost))
     manager.servers[0].health.report(True)
@@ -320,8 +322,10 @@ async def test_a_request_that_runs_on_a_server_that_left_goes_to_another(
     hangs.close()
     await manager.follow(directory(fake_url))
     assert len((await asyncio.wait_for(asked, 600)).choices) == 1
-    gate.set()
     await manager.close()
+    for writer in accepted:
+        writer.close()
+        await writer.wait_closed()
 
 
 async def test_a_call_without_any_server_is_refused_at_once() -> None:
