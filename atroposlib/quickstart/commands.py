@@ -85,7 +85,8 @@ def vllm_server(plan: QuickstartPlan) -> ProcessSpec:
         + ("--max-num-seqs", str(min(256, recipe.sequences_per_step)))
         # Logprobs of the sampling distribution, after temperature, as the trainer computes
         # them.
-        + ("--logprobs-mode", "processed_logprobs", "--seed", str(plan.options.seed)),
+        + ("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
+        + ("--seed", str(plan.options.seed)),
         env={
             **thread_env(plan.cores),
             "VLLM_SERVER_DEV_MODE": "1",  # opens pause, reload and version routes

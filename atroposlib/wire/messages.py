@@ -177,12 +177,17 @@ class SampledSpan(_Span, total=False):
     """Sampling of the tokens [start, end) of a row: one call to the model.
 
     Example: {"start": 2, "end": 4, "temperature": 0.7, "top_p": 0.95, "logprobs": "scaled",
-    "finish_reason": "stop"}. Absent: top_p 1, top_k -1, min_p 0, the others unknown.
+    "finish_reason": "stop"}. Absent: top_p 1, top_k -1, min_p 0, repetition_penalty 1, the other
+    penalties 0, no constraints; logprobs and finish_reason unknown.
     """
 
     top_p: float
     top_k: int
     min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    constraints: list[str]  # names of parameters that forbid or prefer tokens: "logit_bias"
     logprobs: LogprobKind
     finish_reason: str
 

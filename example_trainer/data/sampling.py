@@ -2,8 +2,9 @@
 
 span of the row, else overrides, generation_params, group_overrides  -> temperature of a token
 logprobs of the sampler   scaled by it: compared with the trainer's
-                          truncated (top-p, top-k, min-p): trained, not compared
-                          raw, before a temperature other than 1: refused
+                          truncated (top-p, top-k, min-p), penalised or constrained: trained,
+                          not compared
+                          raw, before a temperature other than 1 or a penalty: refused
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from atroposlib.wire import MASKED, MASKED_VERSION, SampledSpan, ScoredData
 # Rows that name no temperature: an error, 1 and a warning, or 1.
 UnknownTemperature = Literal["refuse", "warn", "assume_1"]
 CUTS = ("top_p", "top_k", "min_p")
+PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 NO_TEMPERATURE = (
     "rows come without the temperature they were sampled at: the gradient is wrong if it was not 1."
     " Sample through managed_server of this version, which sends it, or send"
@@ -28,6 +30,11 @@ TRUNCATED = (
     "the sampler's logprobs are of the tokens that top-p, top-k or min-p left, the trainer's of the"
     " whole vocabulary: importance weights are below 1 by the mass left out, and these tokens are"
     " not compared. Sample with top_p 1 and top_k -1, or with the local server"
+)
+
+SHIFTED = (
+    "tokens were sampled with {}: the sampler's logprobs are of another distribution than the"
+    " trainer's, which importance weights correct, and these tokens are not compared"
 )
 
 
@@ -65,9 +72,11 @@ def _divisor(temperature: float) -> float:
 
 
 def comparable_versions(versions: Sequence[int], spans: Sequence[SampledSpan]) -> list[int]:
-    """(T - 1,) versions, unknown where the sampler's logprobs are of a part of the vocabulary."""
+    """(T - 1,) versions, unknown where the sampler's logprobs are of another distribution."""
     found = list(versions)
-    for span in filter(_is_truncated, spans):
+    for span in spans:
+        if not _is_truncated(span) and not shifts(span):
+            continue
         places = range(max(0, span["start"] - 1), span["end"] - 1)  # predict the span's tokens
         for j in places:
             found[j] = MASKED_VERSION
@@ -78,6 +87,16 @@ def is_cut(span: Mapping[str, Any]) -> bool:
     """Whether its tokens were sampled from a part of the vocabulary."""
     top_p, top_k = span.get("top_p", 1.0), span.get("top_k", -1)
     return bool(top_p < 1 or top_k > 0 or span.get("min_p", 0.0) > 0)
+
+
+def shifts(span: Mapping[str, Any]) -> list[str]:
+    """Penalties and constraints of a span, as text: ``["repetition_penalty 1.1", "bad_words"]``."""
+    penalties = [
+        f"{name} {span[name]:g}"
+        for name, neutral in PENALTIES.items()
+        if span.get(name, neutral) != neutral
+    ]
+    return penalties + list(span.get("constraints", ()))
 
 
 def _is_truncated(span: SampledSpan) -> bool:
@@ -101,13 +120,19 @@ def sampling_notes(
     where = f" of group {group_key}"
     if not is_known and unknown == "refuse":
         raise InvalidGroup("sampling", where, NO_TEMPERATURE)
+    shifted: set[str] = set()
     for span in spans:
-        if span.get("logprobs") == "raw" and _divisor(span["temperature"]) != 1.0:
+        causes = shifts(span)
+        shifted.update(causes)
+        if _divisor(span["temperature"]) != 1.0:
+            causes = [f"temperature {span['temperature']:g}", *causes]
+        if causes and span.get("logprobs") == "raw":
             raise InvalidGroup(
                 "sampling",
                 where,
-                f"sampled at temperature {span['temperature']:g} with the logprobs before it: start"
-                " vLLM with --logprobs-mode processed_logprobs",
+                f"sampled with {', '.join(causes)} and the logprobs before it: start vLLM with"
+                " --logprobs-mode processed_logprobs",
             )
     notes = [NO_TEMPERATURE] if not is_known and unknown == "warn" else []
-    return notes + [TRUNCATED] * any(map(_is_truncated, spans))
+    notes += [TRUNCATED] * any(map(_is_truncated, spans))
+    return notes + ([SHIFTED.format(", ".join(sorted(shifted)))] if shifted else [])

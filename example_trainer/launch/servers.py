@@ -94,6 +94,8 @@ def _vllm(s: ServerCommand) -> tuple[str, ...]:
     words: tuple[str, ...] = ("--tensor-parallel-size", str(s.tensor_parallel))
     # Logprobs of the sampling distribution, after temperature, as the trainer computes them.
     words += ("--logprobs-mode", "processed_logprobs")
+    # Nor the model's own generation_config.json, for requests that name no penalty of their own.
+    words += ("--generation-config", "vllm")
     words += ("--worker-extension-cls", WORKER_EXTENSION)
     words += option("--gpu-memory-utilization", s.memory_share)
     if s.lora_rank is not None:
@@ -103,7 +105,12 @@ def _vllm(s: ServerCommand) -> tuple[str, ...]:
 
 
 def _sglang(s: ServerCommand) -> tuple[str, ...]:
-    words = ("--tp", str(s.tensor_parallel), *option("--mem-fraction-static", s.memory_share))
+    words: tuple[str, ...] = ("--tp", str(s.tensor_parallel))
+    words += (
+        "--sampling-defaults",
+        "openai",
+    )  # not those of the model's generation_config.json
+    words += option("--mem-fraction-static", s.memory_share)
     if s.lora_rank is not None:
         words += ("--enable-lora", "--max-lora-rank", str(s.lora_rank))
     return words

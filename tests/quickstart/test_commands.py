@@ -84,6 +84,7 @@ def test_vllm_runs_in_a_separate_python_and_serves_a_separate_model_copy(plan):
     assert value_of(server, "--model") == "served"
     assert value_of(server, "--served-model-name") == "models/start"
     assert value_of(server, "--logprobs-mode") == "processed_logprobs"
+    assert value_of(server, "--generation-config") == "vllm"
     assert server.env["VLLM_SERVER_DEV_MODE"] == "1"
 
 

@@ -20,6 +20,7 @@ from atroposlib.generation.engines.openai import (
     require,
 )
 from atroposlib.generation.sampling.generation import (
+    NEUTRAL,
     UNKNOWN_VERSION,
     Generation,
     request_options,
@@ -114,9 +115,11 @@ class TrlVllmServer(TokenServer):
 
 
 def generate_body(prompt: str | list[int], params: Mapping[str, Any]) -> dict[str, Any]:
-    """Body for one prompt. Parameters without a field go into ``generation_kwargs``."""
+    """Body for one prompt. Parameters without a field go into ``generation_kwargs``, if in force."""
     body = {"prompts": [prompt], **FIELDS, **{k: params[k] for k in FIELDS if k in params}}
-    rest = {k: v for k, v in params.items() if k not in FIELDS}
+    rest = {
+        k: v for k, v in params.items() if k not in FIELDS and (k, v) not in NEUTRAL.items()
+    }
     return {**body, "generation_kwargs": rest} if rest else body
 
 

@@ -39,7 +39,7 @@ class Generation:
     versions: list[int]  # (T,) policy version, or UNKNOWN_VERSION
     finish_reason: str  # stop, length, abort
     logprob_kind: LogprobKind | None = None  # None: the server does not report it
-    sampling: Mapping[str, float] | None = None  # see ``span_sampling``; None: unknown
+    sampling: Mapping[str, Any] | None = None  # see ``span_sampling``; None: unknown
     routed_experts: RoutedExperts | None = None  # of the first of these P + T tokens
     images: Sequence[str] = ()  # data URLs in the prompt, whose placeholders are in prompt_ids
 
@@ -151,25 +151,53 @@ _NOT_SAMPLING = frozenset(
     | {"logprobs", "top_logprobs", "skip_reasoning"}
 )
 
-# Sent unless the caller sets them: the generation_config.json of a model would truncate the
-# distribution, and its logprobs would not be those of the trained policy.
-UNTRUNCATED = {"temperature": 1.0, "top_p": 1.0, "top_k": -1}
+# Sent unless the caller sets them: an engine takes what is absent from the generation_config.json
+# of its model, and a truncated or penalised distribution is not that of the trained policy.
+NEUTRAL = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+# Parameters of vLLM and SGLang that forbid or prefer tokens in other ways.
+CONSTRAINTS = frozenset(
+    {"allowed_token_ids", "bad_words", "custom_logit_processor", "ebnf", "json_schema"}
+    | {"guided_choice", "guided_grammar", "guided_json", "guided_regex", "guided_decoding"}
+    | {"logit_bias", "logits_processors", "min_new_tokens", "min_tokens", "regex"}
+    | {"no_repeat_ngram_size", "response_format", "structural_tag", "structured_outputs"}
+    | {"typical_p", "xtc_probability", "dry_multiplier", "thinking_token_budget"}
+)
+FREE_FORMAT = {"type": "text"}  # of response_format
 
 
-def span_sampling(kwargs: Mapping[str, Any]) -> dict[str, float]:
+def span_sampling(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Sampling parameters of a request as a ``wire.SampledSpan`` names them.
 
-    Example: {"temperature": 0.7, "top_p": 0.95}; those that truncate nothing are left out.
+    Example: {"temperature": 0.7, "top_p": 0.95}; those that change nothing are left out.
     """
     params = sampling_params(kwargs)
-    found = {"temperature": float(params["temperature"])}
+    span: dict[str, Any] = {"temperature": float(params["temperature"])}
     if (top_p := float(params["top_p"])) < 1.0:
-        found["top_p"] = top_p
+        span["top_p"] = top_p
     if (top_k := int(params["top_k"])) > 0:
-        found["top_k"] = top_k
-    if (min_p := float(params.get("min_p") or 0.0)) > 0.0:
-        found["min_p"] = min_p
-    return found
+        span["top_k"] = top_k
+    if (min_p := float(params["min_p"])) > 0.0:
+        span["min_p"] = min_p
+    for name in PENALTIES:
+        if (penalty := float(params[name])) != NEUTRAL[name]:
+            span[name] = penalty
+    if names := sorted(name for name in CONSTRAINTS if _constrains(params.get(name))):
+        span["constraints"] = names
+    return span
+
+
+def _constrains(value: Any) -> bool:
+    """Whether a parameter of CONSTRAINTS is in force: not with 0, nothing or free text."""
+    return bool(value) and value != FREE_FORMAT
 
 
 SEED_BITS = 31  # the range that every engine accepts
@@ -182,8 +210,9 @@ def sampling_params(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     is merged in.
     """
     params = {k: v for k, v in kwargs.items() if k not in _NOT_SAMPLING and v is not None}
-    params.update(kwargs.get("extra_body") or {})
-    defaults = {"n": 1, "max_tokens": DEFAULT_MAX_TOKENS, **UNTRUNCATED}
+    more = kwargs.get("extra_body") or {}
+    params.update({k: v for k, v in more.items() if v is not None or k not in NEUTRAL})
+    defaults = {"n": 1, "max_tokens": DEFAULT_MAX_TOKENS, **NEUTRAL}
     return {**defaults, **params, **_given_limit(kwargs)}
 
 

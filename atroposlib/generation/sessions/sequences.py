@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from atroposlib.errors import TokensMissing
 from atroposlib.generation.sampling.generation import (
+    NEUTRAL,
     UNKNOWN_VERSION,
     FourTuple,
     Generation,
@@ -63,7 +64,7 @@ class SequenceNode(BaseModel):
         return bool(self.masked_tokens) and self.masked_tokens[-1] != MASKED
 
 
-SAMPLING = ("temperature", "top_p", "top_k", "min_p")
+SAMPLING = (*NEUTRAL, "constraints")
 
 
 def extended_by_text(nodes: Iterable[SequenceNode], prompt_text: str) -> SequenceNode | None:

@@ -6,6 +6,7 @@ import pytest
 
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.sampling.generation import (
+    NEUTRAL,
     UNKNOWN_VERSION,
     Generation,
     sampling_params,
@@ -15,6 +16,7 @@ from atroposlib.generation.sampling.generation import (
     with_configured,
     with_version,
 )
+from atroposlib.generation.sessions.sequences import extend_node, sampled_part
 
 
 def test_version_spans_assign_every_token_its_sampling_version() -> None:
@@ -26,13 +28,12 @@ def test_version_spans_assign_every_token_its_sampling_version() -> None:
 
 def test_the_sampling_defaults_of_a_model_are_overridden() -> None:
     params = sampling_params({"input_ids": [1], "model": "m", "stop": None, "seed": 3})
-    assert params == {
+    assert params == {"n": 1, "max_tokens": 1024, "seed": 3, **NEUTRAL}
+    unset = {name: None for name in NEUTRAL}
+    assert sampling_params({**unset, "extra_body": unset}) == {
         "n": 1,
         "max_tokens": 1024,
-        "temperature": 1.0,
-        "top_p": 1.0,
-        "top_k": -1,
-        "seed": 3,
+        **NEUTRAL,
     }
 
 
@@ -44,6 +45,44 @@ def test_the_sampling_of_a_span_names_what_changes_the_distribution() -> None:
     asked = {"temperature": 0.7, "top_p": 0.95, "extra_body": {"top_k": 20, "min_p": 0.1}}
     expected = {"temperature": 0.7, "top_p": 0.95, "top_k": 20, "min_p": 0.1}
     assert span_sampling(asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "recorded"),
+    [
+        ({"repetition_penalty": 1.2}, {"repetition_penalty": 1.2}),
+        ({"presence_penalty": -0.5}, {"presence_penalty": -0.5}),
+        ({"extra_body": {"frequency_penalty": 0.1}}, {"frequency_penalty": 0.1}),
+        ({"repetition_penalty": 1, "presence_penalty": 0, "min_p": None}, {}),
+        ({"logit_bias": {"5": -100}}, {"constraints": ["logit_bias"]}),
+        ({"logit_bias": {}, "min_tokens": 0, "bad_words": []}, {}),
+        ({"min_tokens": 4, "bad_words": ["no"]}, {"constraints": ["bad_words", "min_tokens"]}),
+        ({"extra_body": {"guided_regex": "[0-9]+"}}, {"constraints": ["guided_regex"]}),
+        ({"response_format": {"type": "text"}}, {}),
+        (
+            {"response_format": {"type": "json_object"}},
+            {"constraints": ["response_format"]},
+        ),
+        ({"seed": 3, "stop": ["a"], "return_token_ids": True, "n": 4}, {}),
+    ],
+)
+def test_a_span_names_penalties_and_constraints(asked, recorded) -> None:
+    assert span_sampling(asked) == {"temperature": 1.0, **recorded}
+
+
+def test_a_row_keeps_the_sampling_of_its_calls() -> None:
+    asked = {"temperature": 0.5, "repetition_penalty": 1.1, "bad_words": ["no"]}
+    output = Generation(
+        prompt_ids=[1],
+        tokens=[2],
+        logprobs=[-1.0],
+        versions=[3],
+        finish_reason="stop",
+        sampling=span_sampling(asked),
+    )
+    node = extend_node(None, output, "ab")
+    assert node.spans[0]["repetition_penalty"] == 1.1
+    assert sampled_part(node, 1).sampling == span_sampling(asked)
 
 
 def test_an_announced_version_fills_unknown_versions() -> None:

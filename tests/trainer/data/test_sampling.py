@@ -63,7 +63,7 @@ def test_text_without_a_sampler_needs_no_temperature():
 def test_logprobs_before_the_temperature_are_refused_unless_it_is_1():
     assert rows_of(span(2, 5, 1.0, logprobs="raw")).notes == set()
     with pytest.raises(
-        InvalidGroup, match="0.7 with the logprobs before it.*processed_logprobs"
+        InvalidGroup, match="temperature 0.7 and the logprobs before it.*processed_logprobs"
     ):
         rows_of(span(2, 5, 0.7, logprobs="raw"))
 
@@ -80,6 +80,33 @@ def test_logprobs_after_a_truncation_are_trained_and_not_compared():
     assert found.comparable_versions == [-1, 7, 6]
     assert newest_version([found]) == 7
     assert newest_version([row([1], [2, 3], versions=[-1, -1])]) is None
+
+
+@pytest.mark.parametrize(
+    "more, named",
+    [
+        ({"repetition_penalty": 1.1}, "repetition_penalty 1.1"),
+        ({"presence_penalty": -1.0}, "presence_penalty -1"),
+        ({"frequency_penalty": 0.2, "constraints": ["bad_words"]}, "bad_words, frequency"),
+        ({"constraints": ["logit_bias"]}, "logit_bias"),
+    ],
+)
+def test_tokens_under_a_penalty_or_constraint_are_trained_and_not_compared(more, named):
+    batch = rows_of(
+        span(2, 3, **more, logprobs="scaled"), span(3, 5), versions=[[-1, -1, 8, 7, 6]]
+    )
+    (found,) = batch.rows
+    (note,) = batch.notes
+    assert note.startswith(f"tokens were sampled with {named}")
+    assert found.trained == [1, 2, 3] and found.comparable_versions == [-1, 7, 6]
+    with pytest.raises(InvalidGroup, match="the logprobs before it.*processed_logprobs"):
+        rows_of(span(2, 5, **more, logprobs="raw"))
+
+
+def test_neutral_penalties_change_nothing():
+    neutral = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "constraints": []}
+    batch = rows_of(span(2, 5, **neutral, logprobs="raw"), versions=[[-1, -1, 8, 7, 6]])
+    assert batch.notes == set() and batch.rows[0].comparable_versions == [8, 7, 6]
 
 
 def test_groups_with_images_are_left_out_counted_and_named():

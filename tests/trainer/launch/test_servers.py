@@ -13,6 +13,7 @@ def test_server_commands_have_the_options_of_the_publisher():
     )
     words = " ".join(vllm.argv)
     assert "--logprobs-mode processed_logprobs" in words and WORKER_EXTENSION in words
+    assert "--generation-config vllm" in words
     assert "--enable-lora --max-lora-rank 32" in words
     assert "--gpu-memory-utilization 0.5" in words and "--tensor-parallel-size 2" in words
     assert vllm.environment["VLLM_SERVER_DEV_MODE"] == "1"
@@ -20,9 +21,8 @@ def test_server_commands_have_the_options_of_the_publisher():
     local = ServerCommand("local", **{**common, "host": "0.0.0.0"})
     assert local.argv[:3] == ("py", "-m", "atroposlib.inference")
     assert local.argv[-1] == "--allow-remote"
-    assert "--mem-fraction-static 0.5" in " ".join(
-        ServerCommand("sglang", memory_share=0.5, **common).argv
-    )
+    sglang = " ".join(ServerCommand("sglang", memory_share=0.5, **common).argv)
+    assert "--mem-fraction-static 0.5" in sglang and "--sampling-defaults openai" in sglang
 
 
 def test_an_engine_that_is_not_installed_is_an_error_that_says_what_to_write(monkeypatch):
