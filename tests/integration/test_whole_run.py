@@ -223,7 +223,7 @@ def test_status_names_the_frozen_process_of_a_run_and_no_other(start) -> None:
     run.finish()
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 def test_ctrl_c_ends_every_started_process_and_reports_it_in_one_line(start) -> None:
     run = start()
     until("the first step", run.rows)

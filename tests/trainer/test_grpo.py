@@ -101,7 +101,7 @@ def test_two_steps_reach_the_server_and_leave_a_final_model(run, settings, model
 @pytest.mark.parametrize(
     # None: one rank; 2: two ranks that share matrices (others: tests/trainer/run/test_reports.py).
     "tensor_parallel",
-    [None, pytest.param(2, marks=pytest.mark.alone)],
+    [None, pytest.param(2, marks=pytest.mark.slow)],
 )
 def test_the_explorer_shows_what_the_step_computed(serve, model_dir, config, tensor_parallel):
     app, engine = api_app(), Engine(load_model(str(model_dir)), EngineLimits(), num_threads=1)

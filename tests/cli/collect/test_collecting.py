@@ -235,7 +235,7 @@ def test_the_flags_have_the_defaults_of_the_original(capsys):
             assert flag in shown and f"({default})" in shown
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 def test_a_killed_collection_resumes(api, tmp_path, tokenizer_dir):
     post(api, group(0), group(1))
     out = tmp_path / "sft.jsonl"

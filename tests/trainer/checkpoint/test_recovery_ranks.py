@@ -19,7 +19,7 @@ from tests.serving import served
 from tests.trainer.checkpoint import recovering_ranks
 from tests.trainer.checkpoint.lives import recovery_of
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 BOUND_S = 600
 

@@ -209,7 +209,7 @@ def test_only_modes_that_recover_start_a_trainer_again(mode, retries, tmp_path):
     assert cfg.trainer_retries == retries
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 def test_one_yaml_file_starts_a_complete_run(tmp_path, model_dir):
     one_core = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment = {"group_size": 4, "max_token_length": 64, "use_wandb": False}

@@ -133,7 +133,7 @@ def test_flags_take_precedence_over_files(tmp_path, capsys):
     assert "cannot be loaded" in capsys.readouterr().err
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.parametrize(  # dpo shares the sums of the reward model
     ("command", "tensor_parallel"), [("sft", 1), ("reward_model", 1), ("reward_model", 2)]
 )

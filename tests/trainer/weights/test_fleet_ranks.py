@@ -16,7 +16,7 @@ from tests.trainer.weights.support.fleets import fleet
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.alone
+@pytest.mark.slow
 def test_sharded_weights_are_gathered_and_a_failure_raises_on_every_rank(
     model_dir, tmp_path, monkeypatch
 ):
