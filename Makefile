@@ -24,10 +24,10 @@ LINTED := atroposlib environments example_trainer helpers scripts tests benchmar
 
 # Prints how long a part took the last time before it runs it.
 TIMED = $(PY) scripts/timed.py $(VENV)/.times.json
-FAST := "lint and fast tests" "about 80 s on 2 cores"
-SHARED := "tests in $(WORKERS) processes" "about 10 min on 2 cores"
-ALONE := "tests that run alone" "about 8 min on 2 cores"
-CAMPAIGN := "campaigns" "about 6 min on 2 cores"
+FAST := "lint and fast tests" "about 90 s on 2 cores"
+SHARED := "tests in $(WORKERS) processes" "about 9 min on 2 cores"
+ALONE := "tests that run alone" "about 2 min on 2 cores"
+CAMPAIGN := "campaigns" "about 9 min on 2 cores"
 FILES ?=
 comma := ,
 
