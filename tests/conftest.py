@@ -37,9 +37,9 @@ for _name in ("NO_PROXY", "no_proxy"):
     os.environ[_name] = ",".join([*_kept, "127.0.0.1", "localhost"])
 
 register_profiles()
-# No HTTP request has a short time limit either.
 # A context of TLS takes 20 ms for each client, of plain HTTP too.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
+# Like an example of a property, no HTTP request has a short time limit.
 for _field in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _field, 600.0)
 

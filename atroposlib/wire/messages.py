@@ -167,6 +167,14 @@ class EnvStatus(BaseModel):
 LogprobKind = Literal["raw", "scaled", "truncated"]
 
 
+# Values of the penalties of a span that change nothing.
+NEUTRAL_PENALTIES = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
+
 class _Span(TypedDict):
     start: int
     end: int

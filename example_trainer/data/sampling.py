@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import MASKED, MASKED_VERSION, SampledSpan, ScoredData
+from atroposlib.wire.messages import NEUTRAL_PENALTIES
 
 # Rows that name no temperature: an error, 1 and a warning, or 1.
 UnknownTemperature = Literal["refuse", "warn", "assume_1"]
 CUTS = ("top_p", "top_k", "min_p")
-PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 NO_TEMPERATURE = (
     "rows come without the temperature they were sampled at: the gradient is wrong if it was not 1."
     " Sample through managed_server of this version, which sends it, or send"
@@ -34,7 +34,8 @@ TRUNCATED = (
 
 SHIFTED = (
     "tokens were sampled with {}: the sampler's logprobs are of another distribution than the"
-    " trainer's, which importance weights correct, and these tokens are not compared"
+    " trainer's, which importance weights correct, and these tokens are not compared."
+    " Sample without it to have every token compared"
 )
 
 
@@ -74,9 +75,7 @@ def _divisor(temperature: float) -> float:
 def comparable_versions(versions: Sequence[int], spans: Sequence[SampledSpan]) -> list[int]:
     """(T - 1,) versions, unknown where the sampler's logprobs are of another distribution."""
     found = list(versions)
-    for span in spans:
-        if not _is_truncated(span) and not shifts(span):
-            continue
+    for span in (span for span in spans if _is_truncated(span) or shifts(span)):
         places = range(max(0, span["start"] - 1), span["end"] - 1)  # predict the span's tokens
         for j in places:
             found[j] = MASKED_VERSION
@@ -93,7 +92,7 @@ def shifts(span: Mapping[str, Any]) -> list[str]:
     """Penalties and constraints of a span, as text: ``["repetition_penalty 1.1", "bad_words"]``."""
     penalties = [
         f"{name} {span[name]:g}"
-        for name, neutral in PENALTIES.items()
+        for name, neutral in NEUTRAL_PENALTIES.items()
         if span.get(name, neutral) != neutral
     ]
     return penalties + list(span.get("constraints", ()))

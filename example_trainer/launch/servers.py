@@ -106,10 +106,8 @@ def _vllm(s: ServerCommand) -> tuple[str, ...]:
 
 def _sglang(s: ServerCommand) -> tuple[str, ...]:
     words: tuple[str, ...] = ("--tp", str(s.tensor_parallel))
-    words += (
-        "--sampling-defaults",
-        "openai",
-    )  # not those of the model's generation_config.json
+    # Not those of the model's generation_config.json.
+    words += ("--sampling-defaults", "openai")
     words += option("--mem-fraction-static", s.memory_share)
     if s.lora_rank is not None:
         words += ("--enable-lora", "--max-lora-rank", str(s.lora_rank))

@@ -40,7 +40,7 @@ COMMON = (
     "tests/repo/sources.py",
 )
 CAMPAIGN = re.compile(
-    r"mark\.campaign|^from (hypothesis|tests\.examples) import", re.MULTILINE
+    r"mark\.campaign|whole_sizes\(|^from (hypothesis|tests\.examples) import", re.MULTILINE
 )
 
 

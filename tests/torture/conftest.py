@@ -22,8 +22,3 @@ def torture(capsys) -> Callable[..., Figures]:
         return figures
 
     return run
-
-
-def larger(campaigns: dict[str, Campaign]) -> list[str]:
-    """Names of the campaigns whose whole size is larger than the quick one."""
-    return [name for name, one in campaigns.items() if 0 < one.quick < one.whole]

@@ -326,9 +326,8 @@ class APIServer(LegacyHealth, ABC):
         kwargs = with_stop_ids(kwargs)
         with stats.track():
             with spending("queue"):
-                await (
-                    self.health.wait_until_healthy()
-                )  # the first one may set the model's name
+                # The first wait may set the model's name.
+                await self.health.wait_until_healthy()
                 attempt = partial(hook, **{**kwargs, "model": self.config.model_name})
                 await stats.slots.acquire()
             try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import ConfigError, TokensMissing
+from atroposlib.wire.messages import NEUTRAL_PENALTIES
 
 if TYPE_CHECKING:
     from atroposlib.wire import LogprobKind
@@ -158,11 +159,8 @@ NEUTRAL = {
     "top_p": 1.0,
     "top_k": -1,
     "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
+    **NEUTRAL_PENALTIES,
 }
-PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 # Parameters of vLLM and SGLang that forbid or prefer tokens in other ways.
 CONSTRAINTS = frozenset(
     {"allowed_token_ids", "bad_words", "custom_logit_processor", "ebnf", "json_schema"}
@@ -187,8 +185,8 @@ def span_sampling(kwargs: Mapping[str, Any]) -> dict[str, Any]:
         span["top_k"] = top_k
     if (min_p := float(params["min_p"])) > 0.0:
         span["min_p"] = min_p
-    for name in PENALTIES:
-        if (penalty := float(params[name])) != NEUTRAL[name]:
+    for name, neutral in NEUTRAL_PENALTIES.items():
+        if (penalty := float(params[name])) != neutral:
             span[name] = penalty
     if names := sorted(name for name in CONSTRAINTS if _constrains(params.get(name))):
         span["constraints"] = names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.torture.conftest import larger
+from tests.torture.campaign import whole_sizes
 from tests.torture.disk.campaigns import CAMPAIGNS
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,4 @@ def test_a_store_on_a_full_disk_keeps_its_groups_drains_and_recovers(torture):
     torture(CAMPAIGNS, "full-disk")
 
 
-@pytest.mark.campaign
-@pytest.mark.parametrize("name", larger(CAMPAIGNS))
-def test_no_promise_is_broken_at_the_whole_size(name, torture):
-    torture(CAMPAIGNS, name, whole=True)
+test_no_promise_is_broken_at_the_whole_size = whole_sizes(CAMPAIGNS)

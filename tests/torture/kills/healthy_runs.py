@@ -142,8 +142,9 @@ def watched(folder: Path, shape: Shape, seed: int) -> Watch:
         run.start()
         watch.start()
         until("the final model", lambda: run.trained() and final.exists(), ENDS_WITHIN_S)
-        asked = watch.while_it_ran = watch.asked
-        until("the looks at its end", lambda: watch.asked > asked + 6, ENDS_WITHIN_S)
+        watch.while_it_ran = watch.asked
+        enough = watch.while_it_ran + 6
+        until("the looks at its end", lambda: watch.asked > enough, ENDS_WITHIN_S)
         return watch
     finally:
         watch.stop()

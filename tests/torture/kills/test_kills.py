@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.torture.conftest import larger
+from tests.torture.campaign import whole_sizes
 from tests.torture.kills.campaigns import CAMPAIGNS
 
 pytestmark = pytest.mark.slow
@@ -27,7 +27,4 @@ def test_no_kill_of_any_process_trains_a_group_twice_or_needs_another_restart(to
     torture(CAMPAIGNS, "mixed")
 
 
-@pytest.mark.campaign
-@pytest.mark.parametrize("name", larger(CAMPAIGNS))
-def test_no_promise_is_broken_at_the_whole_size(name, torture):
-    torture(CAMPAIGNS, name, whole=True)
+test_no_promise_is_broken_at_the_whole_size = whole_sizes(CAMPAIGNS)

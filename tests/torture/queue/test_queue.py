@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.torture.conftest import larger
+from tests.torture.campaign import whole_sizes
 from tests.torture.queue.campaigns import CAMPAIGNS
 from tests.torture.queue.mutants import MUTANTS
 
@@ -30,7 +30,4 @@ def test_every_seeded_bug_is_detected(torture):
     assert torture(CAMPAIGNS, "mutants", whole=True)["noticed"] == len(MUTANTS)
 
 
-@pytest.mark.campaign
-@pytest.mark.parametrize("name", larger(CAMPAIGNS))
-def test_no_promise_is_broken_at_the_whole_size(name, torture):
-    torture(CAMPAIGNS, name, whole=True)
+test_no_promise_is_broken_at_the_whole_size = whole_sizes(CAMPAIGNS)

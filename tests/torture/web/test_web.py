@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.torture.conftest import larger
+from tests.torture.campaign import whole_sizes
 from tests.torture.web.campaigns import CAMPAIGNS
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,4 @@ def test_memory_and_disk_usage_stay_constant_in_a_long_run(torture):
     torture(CAMPAIGNS, "soak")
 
 
-@pytest.mark.campaign
-@pytest.mark.parametrize("name", larger(CAMPAIGNS))
-def test_no_promise_is_broken_at_the_whole_size(name, torture):
-    torture(CAMPAIGNS, name, whole=True)
+test_no_promise_is_broken_at_the_whole_size = whole_sizes(CAMPAIGNS)
