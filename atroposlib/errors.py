@@ -27,6 +27,7 @@
     |-- InferenceError         seen by clients of an inference server
     |   |-- InferenceUnavailable   no usable answer within the bound
     |   |-- InferenceRefused       a 4xx; sending the same again cannot help
+    |   |   `-- ContextFull        the prompt leaves no space in the model's context
     |   `-- TokensMissing          the backend returned no token ids or logprobs
     |-- RolloutError           user code failed; names env, item and stage
     |-- DatasetUnavailable     real data could not be loaded; never replaced by toy data
@@ -182,6 +183,13 @@ class InferenceRefused(InferenceError):
         super().__init__(f"inference server refused ({status_code}): {detail}")
         self.status_code = status_code
         self.detail = detail
+
+
+class ContextFull(InferenceRefused):
+    """The prompt, with the tokens asked for, does not fit into the context of the model.
+
+    What the policy wrote before decides that, so it is an outcome of a rollout and no outage.
+    """
 
 
 class TokensMissing(InferenceError):

@@ -25,7 +25,7 @@ from pydantic import Field
 from atroposlib.environments.common import answers, instructions
 from atroposlib.environments.common.judge import JUDGE, graded, judging
 from atroposlib.envs import Reward, environment
-from atroposlib.envs.reward_fns.math_verify.checker import Correctness, MathVerifier, boxed
+from atroposlib.envs.reward_fns.math_verify.checker import Correctness, MathVerifier
 from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.utils.command.parser import did_you_mean
 from atroposlib.utils.datasets import load_rows
@@ -74,12 +74,12 @@ async def check_formula(reply: str, gold: str) -> Numbers | None:
     verdict = await verifier().check(reply, gold)
     if verdict is None:  # the check failed: unknown, which is not wrong
         return None
-    answered = answers.after_thinking(reply).count("\\boxed{") > 0
+    answered = answers.boxed_answer(answers.answer_of(reply)) is not None
     return {"exact": float(verdict is Correctness.CORRECT), "answered": float(answered)}
 
 
 def check_instructions(reply: str, wanted: list[Any]) -> Numbers | None:
-    text = answers.after_thinking(reply).strip()
+    text = answers.answer_of(reply).strip()
     numbers = {"answered": float(bool(text))}
     for end, loose in (("", False), ("_loose", True)):
         verdicts = instructions.followed(text, wanted, loose=loose)
@@ -101,7 +101,7 @@ WORDS = Kind(
     check_words,
     lambda golds: f"Answer: {golds[0]}",
 )
-FORMULA = Kind("Put the final answer in \\boxed{}.", check_formula, boxed)
+FORMULA = Kind("Put the final answer in \\boxed{}.", check_formula, "\\boxed{{{}}}".format)
 
 
 # --- rows ---------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from atroposlib.envs import environment
 from atroposlib.errors import ConfigError, DatasetUnavailable
+from atroposlib.text.lines import json_lines
 from atroposlib.utils.command.parser import did_you_mean
 from atroposlib.utils.datasets import PATH_OPTION
 
@@ -39,7 +40,7 @@ def rows_of(path: str | None, name: str) -> list[dict[str, Any]]:
                 text = wheel.read(f"bfcl_eval/data/{name}").decode("utf-8")
         else:
             text = (Path(path) / name).read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        return json_lines(text)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise DatasetUnavailable(f"bfcl: {path} has no {name}: {error}; {HOW}") from error
 

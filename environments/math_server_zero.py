@@ -28,6 +28,7 @@ from atroposlib.envs.function_env.card import Card
 from atroposlib.envs.reward_fns.math_verify.checker import Correctness, MathVerifier
 from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.errors import ConfigError, DatasetUnavailable
+from atroposlib.text.parts import is_well_formed, split
 from atroposlib.utils.datasets import load_rows
 from atroposlib.utils.gathering import gather_bounded
 
@@ -97,13 +98,13 @@ def answer_part(text: str) -> str | None:
     "so it is 4 </think> <answer> \\boxed{4} </answer>" gives " \\boxed{4} ". The prompt opened
     the reasoning; the closing answer tag may have been taken by the stop string.
     """
-    reasoning, closed, rest = text.partition("</think>")
-    before, opened, answer = rest.partition("<answer>")
-    stray = ("<think>", "</think>", "<answer>")
-    if not closed or not opened or before.strip() or "<answer>" in reasoning:
+    text = "<think>" + text
+    parts = split(text)
+    before, opened, answer = parts.final.partition("<answer>")
+    if not is_well_formed(text) or not opened or before.strip():
         return None
     answer, _, after = answer.partition("</answer>")
-    if after.strip() or any(tag in answer for tag in stray) or "<think>" in reasoning:
+    if after.strip() or "<answer>" in answer or "<answer>" in (parts.reasoning or ""):
         return None
     return answer
 

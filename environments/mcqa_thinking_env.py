@@ -15,6 +15,7 @@ from pydantic import Field
 from atroposlib.environments.common.single_turn import SingleTurnConfig, SingleTurnEnv
 from atroposlib.envs.function_env.card import Card
 from atroposlib.errors import DatasetUnavailable
+from atroposlib.text.parts import answer_of, is_well_formed
 from atroposlib.utils.datasets import load_rows
 
 SYSTEM_PROMPT = (
@@ -71,15 +72,8 @@ def answer_letter(answer, options: list) -> str | None:
 
 def score(text: str, letter: str) -> float:
     """+1 for one reasoning block, then one answer phrase, with the right letter; else -1."""
-    thinking, closed, rest = text.partition("</think>")
-    one_block = (
-        bool(closed)
-        and thinking.lstrip().startswith("<think>")
-        and thinking.count("<think>") == 1
-        and "think>" not in rest
-    )
-    found = _ANSWER.findall(rest)
-    return 1.0 if one_block and found == [letter] else -1.0
+    found = _ANSWER.findall(answer_of(text))
+    return 1.0 if is_well_formed(text) and found == [letter] else -1.0
 
 
 class MCQAThinkingEnv(SingleTurnEnv):

@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from atroposlib.environments.common.answers import after_thinking
 from atroposlib.environments.common.generated import tool_call
 from atroposlib.environments.common.judge import judging, settings_of
 from atroposlib.environments.common.tau2_domains import (
@@ -39,6 +38,7 @@ from atroposlib.envs.function_env.card import Card
 from atroposlib.envs.function_env.rollout_model import Reply
 from atroposlib.envs.function_env.tools import answer, schema_of
 from atroposlib.errors import InferenceError
+from atroposlib.text.parts import answer_of
 
 SYSTEM = """\
 You serve customers. Follow this policy:
@@ -148,7 +148,7 @@ class Customer:
             if not reply.tool_calls:
                 break
             self.messages += [await answer(self.tools, call) for call in reply.tool_calls]
-        said, ends = after_thinking(reply).strip(), package("user.base")
+        said, ends = answer_of(reply).strip(), package("user.base")
         if not said or reply.tool_calls:
             raise InferenceError("the model at --env.user_base_url wrote nothing to the agent")
         over = any(mark in said for mark in (ends.STOP, ends.TRANSFER, ends.OUT_OF_SCOPE))
@@ -211,7 +211,7 @@ async def tau2(row, model, config, resources=None):
         if reply.tool_calls:
             break
         messages = reply.messages
-        text = await customer.answer(after_thinking(reply)) if customer else None
+        text = await customer.answer(answer_of(reply)) if customer else None
         over = text is None
     after = await asyncio.to_thread(finished, domain, row["split"], task.id)
     said = [str(reply) for reply in model.replies]

@@ -21,11 +21,13 @@ from typing import Any
 from atroposlib.envs.runtime.evaluation import TRANSCRIPTS, transcripts
 from atroposlib.errors import ConfigError
 from atroposlib.frontend.jsonl2html import group_view, read_groups
+from atroposlib.text.lines import json_lines
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser
 
 RESAMPLES = 10_000
 SEED = 0
+SCORES = ("reward", "score")  # names of the score itself
 ITEMS_SHOWN = 20  # of each list, on the terminal
 
 
@@ -73,7 +75,7 @@ def read_items(path: Path, metric: str) -> dict[str, ItemResult]:
     if file is None:
         raise ConfigError(f"{path}: no {TRANSCRIPTS} of an evaluation and no file of groups")
     if file.name == "samples.jsonl":  # of an evaluation without texts
-        samples = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        samples = json_lines(file.read_text(encoding="utf-8"))
         groups = transcripts(samples, "")
     else:
         groups = [group for _, group in read_groups(file)]
@@ -82,7 +84,8 @@ def read_items(path: Path, metric: str) -> dict[str, ItemResult]:
         item = str((group.get("metadata") or {}).get("item", len(found)))
         result = found.setdefault(item, ItemResult(len(found)))
         for sample in group_view(group, len(found)).samples:
-            value = sample.score if metric == "reward" else sample.named.get(metric)
+            value = sample.named.get(metric)
+            value = sample.score if value is None and metric in SCORES else value
             if value is not None:
                 result.scores.append(value)
                 result.finish += [sample.finish] if sample.finish else []

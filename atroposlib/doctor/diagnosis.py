@@ -21,6 +21,7 @@ RULES: tuple[Rule, ...] = (
     *(p.complete, p.no_trainer, p.trainer_starting, p.long_generations, p.trainer_bound),
     *(q.stale_drops, q.dead_batches, q.mismatch, q.foreign_posts, q.repeated_posts),
     *(q.slow_store, q.index_behind, q.index_unfit, q.thread_failed, p.clocks_differ),
+    p.context_full,
 )
 # A consequence of the first one is not shown with it.
 _IMPLIED = {

@@ -12,6 +12,7 @@ LONG_S = 60.0  # of one rollout, or of one phase of the trainer
 SLOW = 5.0  # times the median of a phase
 SAME = 0.9  # share of dropped groups
 CLOCK_S = 5.0
+MANY_CUT = 8  # rollouts; and at least one of each group
 _OF_LAST = re.compile(r"(\d+) of the last (\d+) groups dropped, (\w+)")
 _ROWS = "correct the rows: the environment's log names the field"
 _OPTION = {
@@ -148,6 +149,20 @@ def rollouts_fail(e: Evidence) -> Lines:
         f"{one['name']}: {number(one, 'failed_in_a_row'):.0f} failures in a row, last: "
         f"{one['details'].get('last_error', 'unknown')}"
         for one in failing
+    ]
+
+
+@rule(38, "warning", "rollouts fill the context of the model and are cut off")
+@fix("a larger --max-model-len of the servers, a lower --env.max_tokens, or fewer turns")
+def context_full(e: Evidence) -> Lines:
+    full = [
+        (one["name"], number(one, "samples_context_full"), number(one, "groups_sent"))
+        for one in e.fresh("env")
+    ]
+    return [
+        f"{name}: {cut:.0f} rollouts, with {sent:.0f} groups sent"
+        for name, cut, sent in full
+        if cut >= max(MANY_CUT, sent)
     ]
 
 

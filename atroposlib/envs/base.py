@@ -14,7 +14,7 @@ from typing import Any
 from atroposlib.envs.cli import EnvCommand, command_class
 from atroposlib.envs.cli import main as run_command_line
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem, groups_in
-from atroposlib.envs.rollout.samples import collect_group
+from atroposlib.envs.rollout.samples import collect_group, scored_when_full
 from atroposlib.envs.runtime import checkpoint, evaluation
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.runtime.metrics_logger import rollout_table
@@ -85,11 +85,13 @@ class BaseEnv(EnvRuntime, ABC):
 
         None means that this item has no training data.
         """
+        score, stats = self.config.context_full_score or 0.0, self.group_stats
         return await collect_group(
-            self.collect_trajectory,
+            scored_when_full(self.collect_trajectory, score, stats.sample_failed),
             item,
             self.config.group_size,
-            self.group_stats.sample_failed,
+            stats.sample_failed,
+            self.collect_trajectory,
         )
 
     async def postprocess_histories(self, trajectories: Any) -> Any:

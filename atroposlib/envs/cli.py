@@ -281,14 +281,15 @@ def read_yaml(path: str | None, command: type[EnvCommand]) -> dict[str, Any]:
     """The settings of a YAML file; empty for an empty file."""
     if path is None:
         return {}
-    import yaml
+    from atroposlib.text.yaml_words import parse_yaml
 
     try:
-        loaded = at_home(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
+        text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--config {path}: {str(error.strerror).lower()}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except UnicodeDecodeError as error:
         raise ConfigError(f"--config {path}: {error}") from error
+    loaded = at_home(parse_yaml(text, f"--config {path}"))
     known = [ENV_NAMESPACE, *command.servers, *ServerManagerConfig.model_fields]
     top = _section(path, "", loaded, known)
     if isinstance(top.get(ENV_NAMESPACE), dict):

@@ -30,6 +30,7 @@ from atroposlib.frontend.parts import (
     render_part,
     token_spans,
 )
+from atroposlib.text.lines import encodable
 from atroposlib.utils.tokenizers.texts import token_texts
 from atroposlib.wire import MASKED
 from atroposlib.wire.images import picture_url, pictures_of
@@ -307,7 +308,7 @@ def generate_html(
         finishes=sorted({sample.finish for sample in samples if sample.finish}),
         legend=LEGEND if any(sample.tokens for sample in samples) else [],
     )
-    target.write_text(page, encoding="utf-8")
+    target.write_text(encodable(page), encoding="utf-8")
     return str(target)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from atroposlib.text.lines import json_line, json_lines
 from atroposlib.trackers import finite_number
 
 SAMPLES_KEPT = 200  # of each check, in samples.jsonl of the run
@@ -88,7 +89,7 @@ class Heldout:
             for check in self.read():
                 for line in lines_of(check)[:SAMPLES_KEPT]:
                     labelled = {"step": check.step, "version": check.version, **line}
-                    out.write(json.dumps(labelled, ensure_ascii=False) + "\n")
+                    out.write(json_line(labelled))
 
 
 def read_check(directory: Path) -> Check | None:
@@ -115,7 +116,7 @@ def lines_of(check: Check) -> list[dict[str, Any]]:
     path = check.directory / "samples.jsonl"
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return json_lines(path.read_text(encoding="utf-8"))
 
 
 def answers_of(check: Check) -> dict[str, HeldoutSample]:

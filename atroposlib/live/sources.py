@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 
 from atroposlib.live.heldout import Heldout, HeldoutSample
+from atroposlib.text.lines import json_lines
 from atroposlib.trackers import finite_number
 from atroposlib.trackers.jsonl import last_run
 from atroposlib.wire import MOSTLY_DROPPED
@@ -85,7 +86,7 @@ class JsonLines:
             return self.rows
         whole = new[: new.rfind(b"\n") + 1]
         self._offset += len(whole)
-        self.rows += [json.loads(line) for line in whole.splitlines() if line.strip()]
+        self.rows += json_lines(whole.decode())
         return self.rows
 
 

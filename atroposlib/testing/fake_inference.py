@@ -72,6 +72,7 @@ class FakeInference:
         self.abort_next: deque[int] = deque()
         self.health_next: deque[bool] = deque()  # results of the next /health calls
         self.on_request: Callable[[str, Json], None] = lambda path, body: None
+        self.context: int | None = None  # tokens of prompt and reply; more are a 400 of vLLM
         self.hold: threading.Event | None = None  # generations wait until it is set
         self.requests: list[tuple[str, Json]] = []  # (path, body) of every generation
         self.headers: list[Mapping[str, str]] = []  # of every generation
@@ -146,6 +147,9 @@ class FakeInference:
         self.on_request(path, body)
         if self.fail_next:
             return self._json({"detail": "as scripted"}, status=self.fail_next.popleft())
+        if self.context is not None and self._is_too_long(body):
+            text = f"This model's maximum context length is {self.context} tokens."
+            return self._json({"error": {"message": text, "code": 400}}, status=400)
         self.running_now += 1
         self.most_at_once = max(self.most_at_once, self.running_now)
         try:
@@ -154,6 +158,12 @@ class FakeInference:
             return self._json(answer(body))
         finally:
             self.running_now -= 1
+
+    def _is_too_long(self, body: Json) -> bool:
+        prompt: Any = body.get("prompt") or body.get("input_ids") or []
+        ids: Any = prompt["prompt_token_ids"] if isinstance(prompt, dict) else prompt
+        params = body.get("sampling_params") or body
+        return len(ids) + _limit(params, 0) > (self.context or 0)
 
     def _answers(self) -> Mapping[str, Callable[[Json], Any]]:
         by_shape: dict[str, tuple[str, Callable[[Json], Any]]] = {

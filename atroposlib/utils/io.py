@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import AtroposError, boundary
+from atroposlib.text.lines import encodable
 
 
 def write_whole(path: Path, text: str) -> None:
     """Write the file aside, sync it, and rename it: a reader gets the old text or all of the new.
 
+    Text that UTF-8 cannot encode is replaced, so that no file is lost to one character.
     Only this user can read it (0600). Several processes may write it at once.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -24,7 +26,7 @@ def write_whole(path: Path, text: str) -> None:
     with ExitStack() as undo:
         undo.callback(Path(draft.name).unlink)
         with draft:
-            draft.write(text)
+            draft.write(encodable(text))
             draft.flush()
             os.fsync(draft.fileno())
         Path(draft.name).replace(path)

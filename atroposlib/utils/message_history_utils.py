@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atroposlib.errors import AtroposError, boundary
+from atroposlib.text.parts import Block, reasoning_blocks
 from atroposlib.utils.tokenize_for_trainer import (
     UNMASKED_ROLES,
     shared_length,
@@ -15,7 +16,6 @@ from atroposlib.utils.tokenize_for_trainer import (
 
 logger = logging.getLogger(__name__)
 
-OPEN, CLOSE = "<think>", "</think>"
 STEP_FIELDS = ("messages", "tokens", "masks", "seed", "parsed_actions")
 KEPT_AT_THE_END = 2  # the last observation and the answer to it
 # One value per token, of the sequence as it was sampled.
@@ -31,10 +31,11 @@ OF_THE_WHOLE_HISTORY = (
 
 
 def strip_thinking(response_text: str) -> str:
-    """``response_text`` without its first reasoning block; unchanged if there is no whole one."""
-    before, _, rest = response_text.partition(OPEN)
-    _, closed, after = rest.partition(CLOSE)
-    return before + after if closed else response_text
+    """``response_text`` without its first reasoning; unchanged if that has not ended."""
+    block = _first_thought(response_text)
+    if block is None:
+        return response_text
+    return response_text[: block.start] + response_text[block.end :]
 
 
 def truncate_thinking(response_text: str, tokenizer: Any, max_think_tokens: int) -> str:
@@ -43,18 +44,23 @@ def truncate_thinking(response_text: str, tokenizer: Any, max_think_tokens: int)
     A longer block becomes "... " and its last paragraph, or if that is too long itself, its
     last tokens. Text without a whole block, or that the tokenizer fails on, is unchanged.
     """
-    before, _, rest = response_text.partition(OPEN)
-    thinking, closed, after = rest.partition(CLOSE)
-    if not closed:
+    block = _first_thought(response_text)
+    if block is None:
         return response_text
+    before, after = response_text[: block.start], response_text[block.end :]
     try:
         with boundary("truncate_thinking", response_text, "tokenization"):
-            kept = _last_part(thinking.strip(), tokenizer, max_think_tokens)
+            kept = _last_part(block.inner.strip(), tokenizer, max_think_tokens)
     except AtroposError as error:
         logger.warning("reasoning stays as long as it is: %s", error)
         return response_text
     inside = f"\n{kept}\n" if kept else ""
-    return f"{before}{OPEN}{inside}{CLOSE}{after}"
+    return f"{before}{block.opening}{inside}{block.closing}{after}"
+
+
+def _first_thought(text: str) -> Block | None:
+    whole = (block for block in reasoning_blocks(text) if block.opening and block.closing)
+    return next(whole, None)
 
 
 def _last_part(thinking: str, tokenizer: Any, max_tokens: int) -> str:

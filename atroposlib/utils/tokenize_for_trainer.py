@@ -3,20 +3,25 @@
 For text without recorded tokens. Where the sampler returns tokens, use a managed server: a
 template may render the model's text differently.
 
-A turn is located by rendering the messages before it. Two deviations of templates are handled:
-a generation prompt that opens a reasoning block which the finished turn lacks, and reasoning
-that only the last turn keeps. Any other rewriting of earlier turns is rejected.
+A turn is located by rendering the messages before it. Three deviations of templates are
+handled: a generation prompt that opens a reasoning block which the finished turn lacks; a last
+turn without its reasoning, which is rendered as it is sampled; and reasoning that only the last
+turn keeps, so that earlier turns are not trained. Any other rewriting is rejected.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atroposlib.errors import AtroposError
+from atroposlib.text.parts import opening_of
 from atroposlib.wire import MASKED
 
+logger = logging.getLogger(__name__)
 UNMASKED_ROLES = ["assistant", "agent"]
+OPENING_TOKENS = 16  # of a prompt's end, which may open the reasoning
 
 
 class TemplateNotPrefixStable(AtroposError, ValueError):
@@ -34,22 +39,24 @@ def tokenize_for_trainer(
 
     Trained is the last message, or with ``train_on_all_assistant_turns`` every message whose
     role is in ``UNMASKED_ROLES``. ``finish_reason`` "length": the model did not write the end
-    token of the template, so it is cut, with the white space after it. Raises
-    TemplateNotPrefixStable: the template does not render earlier turns as a prefix.
+    tokens of the template, so they are cut, with the white space after them. A turn whose
+    content the template dropped is not trained. Raises TemplateNotPrefixStable: the template
+    does not render earlier turns as a prefix.
     """
     messages = [dict(message) for message in chat]
-    tokens = render_chat(tokenizer, messages)
+    tokens, begin = render_turn(tokenizer, messages[:-1], messages[-1])
     masks = [MASKED] * len(tokens)
-    for i, message in enumerate(messages):
-        last = i == len(messages) - 1
-        trained = message["role"] in UNMASKED_ROLES if train_on_all_assistant_turns else last
-        if not trained:
+    if not train_on_all_assistant_turns or messages[-1]["role"] in UNMASKED_ROLES:
+        masks[begin:] = tokens[begin:]
+    for i, message in enumerate(messages[:-1]):
+        if not train_on_all_assistant_turns or message["role"] not in UNMASKED_ROLES:
             continue
         start = start_of_turn(tokenizer, messages[:i], tokens)
-        end = (
-            len(tokens) if last else _end_of_turn(tokenizer, messages[: i + 1], tokens, start)
-        )
-        masks[start:end] = tokens[start:end]
+        end = _end_of_turn(tokenizer, messages[: i + 1], tokens, start)
+        if _keeps_content(tokenizer, message, tokens[start:end], tokens[:start]):
+            masks[start:end] = tokens[start:end]
+        else:
+            logger.warning("turn %d is not trained: the chat template drops its reasoning", i)
     if finish_reason == "length":
         kept = _length_without_end(tokenizer, tokens)
         tokens, masks = tokens[:kept], masks[:kept]
@@ -73,6 +80,50 @@ def render_chat(
         rendered = tokenizer.apply_chat_template(messages, **options)
     ids = rendered["input_ids"] if isinstance(rendered, Mapping) else rendered
     return [int(token) for token in ids]
+
+
+def render_turn(
+    tokenizer: Any, before: list[dict[str, Any]], message: dict[str, Any]
+) -> tuple[list[int], int]:
+    """Tokens up to the end of a turn, and how many of them are before the turn.
+
+    Where the template drops a part of the turn's content, such as its reasoning, the tokens are
+    those of sampling: generation prompt, content, end of the turn. Raises as
+    :func:`start_of_turn`.
+    """
+    tokens = render_chat(tokenizer, [*before, message])
+    start = start_of_turn(tokenizer, before, tokens)
+    if _keeps_content(tokenizer, message, tokens[start:], tokens[:start]):
+        return tokens, start
+    prompt = _render_prompt(tokenizer, before)
+    content = _unopened(_content(message), _text(tokenizer, prompt[-OPENING_TOKENS:]))
+    sampled = [int(token) for token in tokenizer.encode(content, add_special_tokens=False)]
+    end = tokens[_length_without_end(tokenizer, tokens) :]
+    return [*prompt, *sampled, *end], len(prompt)
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else ""  # parts and calls are the template's
+
+
+def _unopened(content: str, prompt_end: str) -> str:
+    """``content`` without the opening mark of its reasoning, if the prompt ends with that."""
+    opening = opening_of(prompt_end)
+    if not opening or not content.lstrip().startswith(opening.strip()):
+        return content
+    rest = content.lstrip()[len(opening.strip()) :]
+    return rest[min(len(opening) - len(opening.rstrip()), len(rest) - len(rest.lstrip())) :]
+
+
+def _keeps_content(
+    tokenizer: Any, message: Mapping[str, Any], turn: list[int], before: list[int]
+) -> bool:
+    """Whether the content is in the tokens of its turn, apart from white space."""
+    if not hasattr(tokenizer, "decode"):
+        return True
+    content = _unopened(_content(message), _text(tokenizer, before[-OPENING_TOKENS:]))
+    return "".join(content.split()) in "".join(_text(tokenizer, turn).split())
 
 
 def start_of_turn(tokenizer: Any, before: list[dict[str, Any]], tokens: list[int]) -> int:
@@ -135,13 +186,23 @@ def _rewritten(count: int, at: int) -> TemplateNotPrefixStable:
 
 
 def _length_without_end(tokenizer: Any, tokens: list[int]) -> int:
-    """Length up to the last end token, if only white space follows it."""
-    for i in range(len(tokens) - 1, max(-1, len(tokens) - 4), -1):
-        if tokens[i] == tokenizer.eos_token_id:
-            return i
-        if _text(tokenizer, [tokens[i]]).strip():
+    """Length without the special tokens at the end, and the white space after the first."""
+    ends = _special_ids(tokenizer)
+    length = len(tokens)
+    for i in range(len(tokens) - 1, -1, -1):
+        if tokens[i] in ends:
+            length = i
+        elif _text(tokenizer, [tokens[i]]).strip():
             break
-    return len(tokens)
+    return length
+
+
+def _special_ids(tokenizer: Any) -> set[int]:
+    """Ids of all special tokens: not every turn ends with the end token of a text."""
+    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    special = {i for i, token in added.items() if getattr(token, "special", False)}
+    named = getattr(tokenizer, "all_special_ids", None) or ()
+    return {tokenizer.eos_token_id, *named, *special}
 
 
 def _text(tokenizer: Any, ids: list[int]) -> str:

@@ -6,22 +6,23 @@ is also accepted by a strict parser.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from atroposlib.text.parts import answer_of
+from atroposlib.text.tool_calls import json_object, tagged_calls
 
 ERROR_NAME = "-ERROR-"
 DEFAULT_TAGS = ("tool_call",)
 
 
 def extract_tool_call(text: str, preferred_tags: Sequence[str] | None = None) -> str | None:
-    """Stripped content of the first of ``preferred_tags`` that occurs; else None."""
+    """Content of the first of ``preferred_tags`` that has JSON, after the reasoning; else None."""
+    answer = answer_of(text)
     for tag in preferred_tags or DEFAULT_TAGS:
-        name = re.escape(tag)
-        match = re.search(f"<{name}>(.*?)</{name}>", text, re.DOTALL)
-        if match is not None:
-            return match.group(1).strip()
+        call = next((call for call in tagged_calls(answer, tag) if call.closed), None)
+        if call is not None:
+            return call.inner.strip()
     return None
 
 
@@ -37,25 +38,17 @@ def parse_tool_call(
     ``("-ERROR-", arguments, True)``.
     """
     text = extract_tool_call(response, preferred_tags)
-    call = None if text is None else _json_object(text)
+    call = None if text is None else json_object(text)
     if call is None or not isinstance(call.get("name"), str):
         return ERROR_NAME, {}, True
     arguments = call.get("arguments", {})
     if isinstance(arguments, str):  # some templates write the arguments as JSON in JSON
-        arguments = _json_object(arguments)
+        arguments = json_object(arguments)
     if not isinstance(arguments, dict):
         return ERROR_NAME, {}, True
     if available_tools is not None and call["name"] not in map(_tool_name, available_tools):
         return ERROR_NAME, arguments, True
     return call["name"], arguments, False
-
-
-def _json_object(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):  # a model may nest brackets very deep
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _tool_name(tool: Mapping[str, Any]) -> Any:

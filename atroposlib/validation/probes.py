@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from atroposlib.text.parts import answer_of
+
 WORDS = "the sea green answer is of 12 yes no A select".split()
 GARBAGE = {
     "one character": "a" * 4096,
@@ -42,7 +44,6 @@ CONSTANTS = (
 )
 FILLER = "Let me think about this step by step before I give the answer. "
 TAGGED = re.compile(r"(<answer>)(.*?)(</answer>)|(\\boxed\{)([^{}]*)(\})", re.DOTALL)
-THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 CALL = re.compile(r"<tool_call>")
 LEAST_LEAK = 3  # characters of an answer that is looked for
 OTHERS = 20  # wrong answers around the gold one
@@ -51,7 +52,7 @@ LETTERS = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": 
 
 def core(reply: str) -> str:
     """The answer in a reply: what stands in tags or a box, else the whole text."""
-    text = THOUGHT.sub("", reply)
+    text = answer_of(reply)
     if CALL.search(text):
         return ""
     found = TAGGED.findall(text)

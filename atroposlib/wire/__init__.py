@@ -5,6 +5,7 @@ from atroposlib.wire.messages import (
     MASKED,
     MASKED_LOGPROB,
     MASKED_VERSION,
+    MAX_LOGPROB,
     PER_SEQUENCE,
     PER_TOKEN,
     TRAINABLE_OUTCOMES,

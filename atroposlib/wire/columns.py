@@ -22,7 +22,9 @@ from atroposlib.errors import InvalidGroup
 from atroposlib.wire.images import IMAGES, LARGE_REST, check_images
 from atroposlib.wire.messages import (
     MASKED,
+    MASKED_LOGPROB,
     MASKED_VERSION,
+    MAX_LOGPROB,
     PER_SEQUENCE,
     ScoredData,
     validate_messages,
@@ -101,11 +103,7 @@ class Columns:
         return size if type(size) is int else None
 
     def rest_value(self, name: str) -> Any:
-        """A non-numeric field, decoded; None if absent.
-
-        Raises:
-            InvalidGroup: the value is not of the type of the record.
-        """
+        """A non-numeric field, decoded; None if absent. Raises InvalidGroup: another type."""
         try:
             return _DECODERS[name].decode(self.rest[name]) if name in self.rest else None
         except RecursionError as error:
@@ -145,11 +143,7 @@ def joined_choices(
 
 
 def check(columns: Columns) -> None:
-    """Reject a group that cannot be trained on.
-
-    Raises:
-        InvalidGroup: names the field and the index, never the value.
-    """
+    """Raise InvalidGroup, with field and index but no value, if it cannot be trained on."""
     check_lengths(columns.seq_lens)
     rows, total = len(columns.seq_lens), len(columns.tokens)
     place = _Place(columns.seq_lens)
@@ -164,6 +158,8 @@ def check(columns: Columns) -> None:
     for name, values in columns.floats.items():
         _require_length(name, values, total)
         _finite(name, values, place)
+        if name == "inference_logprobs" and labels is not None:
+            _check_probabilities(values, labels, place)
     if (versions := columns.versions) is not None:
         problem = "versions lie in 0 .. 2^31 - 1, or are -1"
         _in_range("versions", versions, MASKED_VERSION, place, problem)
@@ -212,6 +208,13 @@ def _finite(name: str, values: Array, place: _Place) -> None:
     finite = np.isfinite(values)
     if not finite.all():
         raise InvalidGroup(name, place(int(finite.argmin())), "not a finite number")
+
+
+def _check_probabilities(logprobs: Array, labels: Array, place: _Place) -> None:
+    """Reject a logprob above 0 at a trained token; MASKED_LOGPROB pads rows of old clients."""
+    above = (logprobs > MAX_LOGPROB) & (logprobs != MASKED_LOGPROB) & (labels != MASKED)
+    if above.any():
+        raise InvalidGroup("inference_logprobs", place(int(above.argmax())), "above 0")
 
 
 def _check_distilled(distilled: Distilled | None, total: int, place: _Place) -> None:

@@ -28,6 +28,7 @@ from atroposlib.wire.routing import RoutedExperts
 
 MASKED = -100  # label of a position that is not trained
 MASKED_LOGPROB = 1.0  # above 0, so it cannot be a logprob
+MAX_LOGPROB = 1e-3  # rounding of bfloat16 puts the logprob of a sure token a little above 0
 MASKED_VERSION = -1
 
 _INT32_MAX = 2**31 - 1

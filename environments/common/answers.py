@@ -5,20 +5,39 @@ import string
 from collections import Counter
 from collections.abc import Iterable
 
-from atroposlib.envs.reward_fns.math_verify.checker import after_thinking
+from atroposlib.text.answers import as_number, boxed_answer, plain_text
+from atroposlib.text.parts import answer_of
 
-_LETTER = re.compile(r"(?i:\banswer)\b[\s*:]*(?:(?i:is)\b[\s*:]*)?[(\[]*([A-Z])\b(?!['’])")
-_ONLY_LETTER = re.compile(r"[\s*(\[]*([A-Z])[\s*)\].:]*")
+_QUOTES = "\"'“”‘’`"
+_OPTION = r"(?:(?i:the\s+)?(?i:option|choice|letter)\b[\s*:]*)?"
+_LETTER = re.compile(
+    rf"(?i:\banswer|\b(?:correct|right|best)\s+(?:option|choice)|\bI\s+(?:choose|pick|select))"
+    rf"\b[\s*:]*(?:(?i:is)\b[\s*:]*)?{_OPTION}[(\[{_QUOTES}]*([A-Z])\b(?!['’]\w)"
+)
+_ONLY_LETTER = re.compile(
+    rf"[\s*{_QUOTES}]*{_OPTION}[\s*(\[{_QUOTES}]*([A-Z])[\s*)\].:{_QUOTES}]*"
+)
 _ANSWER = re.compile(
     r"(?im)^[\s*]*(?:the )?(?:final )?answer(?: is)?[\s*]*:[\s*]*(.+?)[\s*]*$"
 )
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_MARKS = str.maketrans("", "", string.punctuation.replace("-", ""))
+ARTICLES = frozenset({"a", "an", "the"})
+# A number with its sign, point and parts (3.14, -5, 1/2, 3:30), a word with its ending (C++,
+# C#), or any other run without white space.
+_TOKEN = re.compile(r"(?<![\w.])[-+]?(?:\d|\.\d)[\d.,:/^]*(?<![.,:/^])|[^\W\d]+[+#]+|[^\s-]+")
+_NUMBER = re.compile(r"[-+]?[\d.,]+")
+_DASHES = str.maketrans("\u2212\u2013\u2014", "---")
+_MARKS = str.maketrans("", "", string.punctuation + "’‘“”")
 
 
 def letter(reply: str) -> str | None:
-    """Capital after the last "answer" or "answer is", or a reply of one letter; None else."""
-    text = after_thinking(reply)
+    """Capital after the last "answer" or "answer is", in the last box, or a reply of one letter.
+
+    "The answer is option C", quotes and parentheses too. None for any other reply.
+    """
+    text = answer_of(reply)
+    box = boxed_answer(text)
+    if box is not None:
+        text = plain_text(box)
     if alone := _ONLY_LETTER.fullmatch(text):
         return alone[1]
     found = _LETTER.findall(text)
@@ -27,14 +46,29 @@ def letter(reply: str) -> str | None:
 
 def short_answer(reply: str) -> str | None:
     """Text of the last line "Answer: ...", or the only line of a reply; None else."""
-    text = after_thinking(reply).strip()
+    text = answer_of(reply).strip()
     found = _ANSWER.findall(text)
     return found[-1] if found else text if text and "\n" not in text else None
 
 
 def plain_words(text: str) -> list[str]:
-    """Lower-case words without articles and punctuation, as SQuAD compares them."""
-    return _ARTICLES.sub(" ", text.lower().replace("-", " ").translate(_MARKS)).split()
+    """Lower-case words without articles and punctuation, as SQuAD compares them.
+
+    Numbers are numbers: "3.14" is not "314", "-5" not "5" and "1/2" not "12", but "1,000.0" is
+    "1000". Signs at the end of a name count: "C++" is not "C".
+    """
+    found = _TOKEN.findall(text.lower().translate(_DASHES))
+    words = (_word(token) for token in found)
+    return [word for word in words if word and word not in ARTICLES]
+
+
+def _word(token: str) -> str:
+    if any(c.isdigit() for c in token) and not any(c.isalpha() for c in token):
+        bare = token.strip("$£€%()[]{}\"'!?;*_.,:")
+        bare = token if token.startswith((".", "-.")) else bare
+        number = as_number(bare) if _NUMBER.fullmatch(bare) else None
+        return bare if number is None else f"{number.normalize():f}"
+    return token if token[-1:] in "+#" and token[0].isalpha() else token.translate(_MARKS)
 
 
 def exact(given: str, golds: Iterable[str]) -> float:

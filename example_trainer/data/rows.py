@@ -21,6 +21,7 @@ from atroposlib.wire import (
     MASKED,
     MASKED_LOGPROB,
     MASKED_VERSION,
+    MAX_LOGPROB,
     TRAINABLE_OUTCOMES,
     SampledSpan,
     ScoredData,
@@ -232,6 +233,13 @@ def _behaviour_logprobs(
                 "inference_logprobs",
                 f"[{g}][{j}] of group {key}",
                 "marked as masked, but the token is trained according to masks",
+            )
+        if label != MASKED and logprobs[j] > MAX_LOGPROB:
+            raise InvalidGroup(
+                "inference_logprobs",
+                f"[{g}][{j}] of group {key}",
+                f"{logprobs[j]:g} is the logprob of a probability above 1: the sampler's"
+                " logprobs are wrong or are not logprobs",
             )
     return logprobs
 

@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from atroposlib.errors import ConfigError
+from atroposlib.text.yaml_words import parse_yaml
 from example_trainer.settings.areal import names as areal_names
 from example_trainer.settings.areal.names import (
     Combined,
@@ -36,7 +37,7 @@ from example_trainer.settings.optim import OptimSettings
 from example_trainer.settings.run import OriginalSettings, RunSettings, WatchSettings
 from example_trainer.settings.section import RENAMED, renamed_note
 from example_trainer.settings.weights import WeightSettings
-from example_trainer.settings.yaml_reader import load_yaml, parse_yaml
+from example_trainer.settings.yaml_reader import load_yaml
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "model": ModelSettings,

@@ -1,55 +1,13 @@
-"""Reader of YAML files and values: plain words as version 1.2 reads them.
-
-PyYAML follows version 1.1, where 1e-5 is text, ``on`` true, 010 eight and 1:30 ninety. Here 1e-5
-is a number and ``no`` text; a word that begins with a needless 0 is text, so that run_name=007
-keeps its zeros. A key that stands twice in one mapping is refused, because one of its values
-would be lost.
-"""
+"""Reader of a YAML file of settings."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from atroposlib.errors import ConfigError
+from atroposlib.text.yaml_words import parse_yaml
 from atroposlib.utils.cli import at_home
-
-PLAIN = (
-    ("null", r"~|null|Null|NULL|", "~nN"),
-    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("int", r"[-+]?(?:0|[1-9][0-9]*)", "-+0123456789"),
-    (
-        "float",
-        r"[-+]?(?:\.[0-9]+|[0-9]+\.[0-9]*)(?:[eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+"
-        r"|[-+]?\.(?:inf|Inf|INF)",
-        "-+.0123456789",
-    ),
-    ("merge", r"<<", "<"),
-)
-
-
-class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        names = [key.value for key, _ in node.value if isinstance(key.value, str)]
-        twice = sorted({name for name in names if names.count(name) > 1 and name != "<<"})
-        if twice:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{twice[0]} stands twice in one mapping", node.start_mark
-            )
-        return super().construct_mapping(node, deep)
-
-
-for _tag, _pattern, _first in PLAIN:
-    _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), [*_first]
-    )
-_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile("$"), [""])
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
@@ -65,11 +23,3 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} holds no settings: a mapping such as 'lr: 1e-5' is wanted")
     return tree
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """The value of the YAML in ``text``. Raises ConfigError if it is not YAML."""
-    try:
-        return yaml.load(text, Loader=_Loader)  # a SafeLoader: builds plain values only
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}") from error

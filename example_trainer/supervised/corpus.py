@@ -21,9 +21,8 @@ from atroposlib.errors import ConfigError
 from atroposlib.utils.tokenize_for_trainer import (
     UNMASKED_ROLES,
     TemplateNotPrefixStable,
-    render_chat,
+    render_turn,
     shared_length,
-    start_of_turn,
 )
 from atroposlib.wire import MASKED
 from example_trainer.data.rows import Row, unsampled_row
@@ -178,8 +177,7 @@ def _turn(
     from jinja2 import TemplateError
 
     try:
-        tokens = render_chat(tokenizer, [*before, message])
-        return tokens, start_of_turn(tokenizer, before, tokens)
+        return render_turn(tokenizer, before, message)
     except TemplateNotPrefixStable as error:
         raise ConfigError(
             "the chat template renders earlier turns differently when one follows"

@@ -79,6 +79,11 @@ STALLS = {
         "stuck",
         "7 failures in a row, last: ZeroDivisionError",
     ),
+    "context-full": (
+        still(WAITING, env(samples_context_full=20, groups_sent=12), server()),
+        "warning",
+        "20 rollouts, with 12 groups sent",
+    ),
     "same-scores": (
         still(WAITING, env(words.DROPPING, SAME), server()),
         "stuck",

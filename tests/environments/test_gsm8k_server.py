@@ -165,7 +165,7 @@ async def test_an_answer_that_could_not_be_checked_is_not_scored(data, tmp_path)
 
 @pytest.mark.skipif(not REAL.is_file(), reason="no GSM8K file: GSM8K_TEST_JSONL names one")
 def test_every_gold_answer_is_parsed_as_a_number():
-    from atroposlib.envs.reward_fns.math_verify.checker import as_number
+    from atroposlib.text.answers import as_number
 
     problems, _ = load_problems(str(REAL))
     assert len(problems) == 1319

@@ -11,9 +11,9 @@ from atroposlib.environments.common.length_penalties import (
 )
 from atroposlib.environments.gsm8k_server import GSM8kEnv
 from atroposlib.environments.math_server_zero import MathZeroEnv
-from atroposlib.envs.reward_fns.math_verify.checker import boxed_answer
 from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.testing.fake_inference import FakeInference
+from atroposlib.text.answers import boxed_answer
 
 
 @pytest.mark.parametrize(

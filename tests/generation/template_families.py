@@ -28,6 +28,14 @@ SPECIALS = (
     "<|tool|>",
     "<|end|>",
     "<|endoftext|>",
+    "[THINK]",
+    "[/THINK]",
+    "<|start|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+    "<|call|>",
+    "<|return|>",
 )
 CORPUS = [
     "what is two and two? the answer is four. I will add them and see.",
@@ -122,8 +130,23 @@ FAMILIES = [
         _CHATML_TURNS + "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n"
         "{% endif %}",
         "<|im_end|>",
-        keeps_history=False,
         lead="I see.\n</think>\n",
+    ),
+    Family(
+        "special tokens mark the thinking",
+        _CHATML_TURNS + _CHATML_ASK,
+        "<|im_end|>",
+        lead="[THINK]I see.[/THINK]",
+    ),
+    Family(
+        "harmony",
+        "{% for m in messages %}<|start|>{{ m['role'] }}{% if m['role'] == 'assistant' %}"
+        "<|channel|>final{% endif %}<|message|>{{ m['content'] }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant{% endif %}",
+        "<|return|>",
+        keeps_history=False,
+        lead="<|channel|>analysis<|message|>I see.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>",
     ),
     Family(
         "no turn but the last is ended",

@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence, Set
 
 import pytest
 
-FOUNDATION = ("atroposlib.type_definitions", "atroposlib.wire", "atroposlib.errors")
+FOUNDATION = (
+    "atroposlib.type_definitions",
+    "atroposlib.wire",
+    "atroposlib.errors",
+    "atroposlib.text",
+)
 LIBRARY = (
     "atroposlib.utils",
     "atroposlib.client",

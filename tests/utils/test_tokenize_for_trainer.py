@@ -140,12 +140,47 @@ def test_every_template_family_renders_the_turns_unchanged(template, last, all_t
     assert trained(tokenizer, result) == all_turns
 
 
-def test_reasoning_that_only_the_last_turn_keeps_is_trained_only_there():
+def test_a_turn_that_lost_its_reasoning_is_not_trained(caplog):
     tokenizer = family(DROPS_REASONING)
     result = tokenize_for_trainer(tokenizer, REASONED, train_on_all_assistant_turns=True)
     assert "<think>\na" not in tokenizer.decode(result["tokens"])
     last = "<think>\nb\n</think>\n\n4<|end|>\n"
-    assert trained(tokenizer, result) == "yo<|end|>\n" + last
+    assert trained(tokenizer, result) == last
+    assert "turn 1 is not trained" in caplog.text
+
+
+DROPS_ALL = (  # as DeepSeek-R1: no turn keeps its reasoning, and the prompt opens one
+    "{% for m in messages %}" + TURN + "{{ m['content'].split('</think>')[-1] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+ENDS_TWICE = CHATML.replace(
+    "{% if", "{% if not add_generation_prompt %}<|pad|>{% endif %}{% if"
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "row"),
+    [
+        ("<think>\nb\n</think>\n\n4", "b\n</think>\n\n4<|end|>"),
+        ("<think>b</think>4", "b</think>4<|end|>"),
+        ("b\n</think>\n\n4", "b\n</think>\n\n4<|end|>"),
+        ("4", "4<|end|>"),
+    ],
+)
+def test_a_turn_whose_reasoning_the_template_drops_is_rendered_as_sampled(content, row):
+    tokenizer = family(DROPS_ALL)
+    chat = [CHAT[0], {"role": "assistant", "content": content}]
+    result = tokenize_for_trainer(tokenizer, chat)
+    assert trained(tokenizer, result) == row
+    opened = "</think>" in content
+    prompt = "<|user|>hi<|end|><|assistant|>" + ("<think>\n" if opened else "")
+    assert tokenizer.decode(result["tokens"]) == prompt + row
+
+
+@pytest.mark.parametrize("template", [CHATML, ENDS_TWICE, DROPS_ALL])
+def test_a_cut_off_turn_has_none_of_the_end_tokens(template):
+    result = tokenize_for_trainer(family(template), CHAT, finish_reason="length")
+    assert trained(family(template), result) == "4"
 
 
 def test_text_opened_by_the_generation_prompt_is_not_trained():

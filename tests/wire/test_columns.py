@@ -76,6 +76,10 @@ def test_a_group_that_follows_the_record_is_accepted() -> None:
             {"inference_logprobs": [[1.0, float("inf"), -0.2], [1.0, 1.0, -1.5]]},
             "inference_logprobs[0][1]",
         ),
+        (
+            {"inference_logprobs": [[1.0, 1.0, -0.2], [1.0, 1.0, 0.5]]},
+            "inference_logprobs[1][2]",
+        ),
         ({"versions": [[-1, -1, 3]]}, "versions"),
         ({"ref_logprobs": [[0.0] * 3, [0.0] * 4]}, "ref_logprobs[1]"),
         (

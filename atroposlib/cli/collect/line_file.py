@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
+from atroposlib.text.lines import json_line
 from atroposlib.wire import ClaimedBatch
 
 
@@ -78,7 +79,7 @@ class LineFile:
 
     def append(self, lines: Sequence[dict[str, Any]], batch_no: int) -> None:
         """Write the lines of one batch; lines and progress are on disk on return."""
-        data = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+        data = "".join(map(json_line, lines)).encode()
         _write_synced(self.path, "ab", data)
         self._save(
             replace(

@@ -26,6 +26,7 @@ from atroposlib.errors import ConfigError, boundary
 logger = logging.getLogger(__name__)
 HUB = "hub:"
 DATA_OPTION = "the data set of @environment"
+SHOWN_CHARS = 200  # of a task in an error
 MAX_EVAL_ITEMS = 100_000  # an endless eval data set is an error, not a wait
 
 
@@ -41,21 +42,60 @@ class TaskItem(TypedDict):
     epoch: int
 
 
-def item_of(task: Any, place: int, epoch: int = 0) -> TaskItem:
-    return {"id": task_id(task), "task": task, "place": place, "epoch": epoch}
+def item_of(task: Any, place: int, epoch: int = 0, *, is_unique: bool = False) -> TaskItem:
+    """The item of a task. Its id names the group, which shares a baseline.
+
+    Where it is not known that ids are unique, an id of the task's own gets a digest of the
+    task: two tasks of one id are two groups.
+    """
+    name = task_id(task)
+    if not is_unique and _has_id(task) and len(task) > 1:
+        name = f"{name}~{_digest(task)[:DIGEST_CHARS]}"
+    return {"id": name, "task": task, "place": place, "epoch": epoch}
 
 
 MAX_NAME_CHARS = 40  # a longer text is identified by its hash in logs and files
+DIGEST_CHARS = 8
 
 
 def task_id(task: Any) -> str:
     """The task's ``id``, the task itself if it is a short text, else a hash. Stable across runs."""
-    if isinstance(task, Mapping) and task.get("id") is not None:
+    if _has_id(task):
         return str(task["id"])
     if isinstance(task, str) and 0 < len(task) <= MAX_NAME_CHARS:
         return task
+    return _digest(task)[:16]
+
+
+def _has_id(task: Any) -> bool:
+    return isinstance(task, Mapping) and task.get("id") is not None
+
+
+def _digest(task: Any) -> str:
     text = json.dumps(plain(task), sort_keys=True, default=repr)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def require_unique_ids(rows: Sequence[Any], *, env: str) -> None:
+    """Raise ConfigError if two different tasks have one id; equal tasks may."""
+    first: dict[str, int] = {}
+    for i in range(len(rows)):
+        task = rows[i]
+        if not _has_id(task):
+            continue
+        j = first.setdefault(str(task["id"]), i)
+        if j != i and _digest(rows[j]) != _digest(task):
+            raise ConfigError(
+                f"{env}: rows {j} and {i} are different tasks with the id {task['id']!r}, so "
+                f"their rewards would share a baseline: {_shown(rows[j])} and {_shown(task)}. "
+                "Make the ids unique, for example with the name of the part in front, or leave "
+                "them out"
+            )
+
+
+def _shown(task: Any) -> str:
+    text = repr(plain(task))
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 
 async def prepare(
@@ -74,6 +114,7 @@ async def prepare(
         trained, apart = await call_user(split_held_out, rows, fraction)
         if not trained:
             raise ConfigError(f"{env}: the data set is empty")
+        await call_user(require_unique_ids, rows, env=env)
         held_out = [rows[i] for i in apart]
         logger.info("%d of %d tasks are held out", len(apart), len(rows))
         source = Indexed(
@@ -81,8 +122,10 @@ async def prepare(
         )
     if tested is not None:
         held_out = eval_rows(tested, config.eval_items)
+        require_unique_ids(held_out, env=f"{env}, tasks of the evaluation")
     most = len(held_out) if config.eval_items < 0 else config.eval_items
-    return source, [item_of(task, i) for i, task in enumerate(held_out[:most])]
+    tasks = enumerate(held_out[:most])
+    return source, [item_of(task, i, is_unique=True) for i, task in tasks]
 
 
 # --- loading ------------------------------------------------------------------------
@@ -210,7 +253,7 @@ class Indexed:
         if self._order[0] != epoch:
             self._order = (epoch, self._ordered(epoch))
         task = self.rows[self._order[1][position]]
-        return item_of(task, place, epoch)
+        return item_of(task, place, epoch, is_unique=True)
 
     def trained(self) -> list[Any]:
         return [self.rows[i] for i in self.indices]

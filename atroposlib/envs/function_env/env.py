@@ -33,7 +33,7 @@ from atroposlib.envs.function_env.rollouts import (
     summary,
 )
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem
-from atroposlib.envs.rollout.samples import collect_group
+from atroposlib.envs.rollout.samples import CONTEXT_FULL, collect_group
 from atroposlib.errors import ConfigError, definition_of
 from atroposlib.generation.configs import APIServerConfig, ServerConfigs
 from atroposlib.utils.datasets import require_path
@@ -246,6 +246,9 @@ class FunctionEnv(BaseEnv):
         for rollout in drawn:
             for name, value in metrics_of(rollout.reward).items():
                 self.log(f"rollouts/{name}", value)
+            self.log(f"rollouts/{CONTEXT_FULL}", float(rollout.is_cut_off))
+            if rollout.is_cut_off:
+                self.group_stats.sample_failed(CONTEXT_FULL)
         group_id = f"{item['id']}@{item['epoch']}"
         wants_messages = self.config.include_messages
         task, about = item["task"], dict[str, Any]()

@@ -49,6 +49,7 @@ class Rollout:
     rows: list[ScoredDataItem]
     reward: Reward
     facts: Mapping[str, Any] = field(default_factory=dict)
+    is_cut_off: bool = False  # it filled the context of the model
     seats: Mapping[str, Seat] = field(default_factory=dict)  # of the named endpoints
 
     def seat(self, name: str) -> Seat:
@@ -124,8 +125,8 @@ def groups_of(
             for seat, rollout in zip(seats, rollouts)
         ]
         scored = [
-            cast(ScoredDataItem, {**row, "scores": seat.score})
-            for row, seat in zip(rows, seats)
+            cast(ScoredDataItem, {**row, "scores": seat.score, **_outcome(rollout)})
+            for row, seat, rollout in zip(rows, seats, rollouts)
         ]
         # Messages are sent with every row of a group, or with none.
         if not (with_messages and all(row.get("messages") for row in scored)):
@@ -143,6 +144,10 @@ def groups_of(
         group["metadata"] = {**found, "named_rewards": named_R, "rows": facts_R}
         groups.append(group)
     return groups
+
+
+def _outcome(rollout: Rollout) -> dict[str, str]:
+    return {"outcomes": "truncated"} if rollout.is_cut_off else {}
 
 
 def scored_row(rollout: Rollout) -> ScoredDataItem:

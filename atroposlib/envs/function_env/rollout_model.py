@@ -13,7 +13,8 @@ from __future__ import annotations
 import inspect
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, Union
@@ -21,7 +22,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union
 from atroposlib.envs.function_env.recorder import Recorder
 from atroposlib.envs.function_env.rewards import number
 from atroposlib.envs.function_env.tools import Tool, answer, schema_of
-from atroposlib.errors import ConfigError, InferenceError, RolloutError, SourceLine
+from atroposlib.errors import (
+    ConfigError,
+    ContextFull,
+    InferenceError,
+    RolloutError,
+    SourceLine,
+)
 from atroposlib.generation.chat.pictures import pictures_in
 from atroposlib.generation.chat.tool_call_translator import with_visible_tools
 from atroposlib.generation.engines.slots import spending
@@ -101,6 +108,7 @@ class Model:
     endpoints: dict[str, AgentSession] = field(default_factory=dict)  # opened, by name
     row_tokens: int = 0  # of the sequence that the last reply is part of
     rewards: dict[int, float] = field(default_factory=dict)  # by index of the reply
+    _is_context_full: bool = False
 
     @_remembered
     async def chat(
@@ -116,6 +124,8 @@ class Model:
             sampling: temperature, max_tokens, stop, top_p ...
 
         Raises:
+            ContextFull: the messages do not fit into the context of the model. What was sampled
+                before is trained, and scored by the function if that returns.
             InferenceError: no server gave a usable answer.
 
         Example: await model.chat("What is 3 + 4?", max_tokens=6)
@@ -135,7 +145,8 @@ class Model:
                     shown, schemas, tokenizer, parser, describe=self.describe_tools
                 )
         params = self._params(sampling)
-        completion = await self.session.chat_completion(messages=shown, **params)
+        with self._noting_full_context():
+            completion = await self.session.chat_completion(messages=shown, **params)
         return self._replied(completion, history, shown)
 
     @_remembered
@@ -174,7 +185,8 @@ class Model:
         Example: await model.complete("3 + 4 =", max_tokens=2, stop=["\\n"])
         """
         params = self._params(sampling)
-        completion = await self.session.completion(prompt=prompt, **params)
+        with self._noting_full_context():
+            completion = await self.session.completion(prompt=prompt, **params)
         return self._replied(completion)
 
     @_remembered
@@ -222,6 +234,20 @@ class Model:
         for _, coroutine, _ in self.calls:
             if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
                 coroutine.close()
+
+    @contextmanager
+    def _noting_full_context(self) -> Iterator[None]:
+        try:
+            yield
+        except ContextFull:
+            self._is_context_full = True
+            raise
+
+    @property
+    def is_context_full(self) -> bool:
+        """Whether a call, also of an agent, did not fit into the context of the model."""
+        agents = self.endpoints.values()
+        return self._is_context_full or any(agent.is_context_full for agent in agents)
 
     def _params(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         if sampling.get("n", 1) != 1:

@@ -19,7 +19,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from atroposlib.envs.eval import pass_at_k
-from atroposlib.envs.function_env.card import Example
+from atroposlib.envs.function_env.card import Example, card_of
 from atroposlib.envs.function_env.config import FunctionEnvConfig
 from atroposlib.envs.function_env.data import TaskItem, manager_of
 from atroposlib.envs.function_env.recorder import Rollout, Seat, metrics_of
@@ -27,9 +27,10 @@ from atroposlib.envs.function_env.rewards import Reward, RewardPlan, call_user
 from atroposlib.envs.function_env.rollout_model import Model
 from atroposlib.envs.rollout.causes import Repeats, gather_probed, returned_none
 from atroposlib.envs.rollout.groups import from_node, mean_metrics, standard_errors
+from atroposlib.envs.rollout.samples import CONTEXT_FULL, cut_off
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.runtime.evaluation import ROW, ROW_FIELDS
-from atroposlib.errors import AtroposError, ConfigError, boundary
+from atroposlib.errors import AtroposError, ConfigError, ContextFull, boundary
 from atroposlib.generation.engines.slots import spending, timings
 from atroposlib.utils.gathering import in_one_task
 
@@ -107,6 +108,8 @@ class RolloutRunner:
             }
             unnamed = seats.pop("", None)
             rows = [*model.recorder.rows(), *(unnamed.rows if unnamed else ())]
+            if model.is_context_full and rows:
+                rows[-1] = cut_off(rows[-1])
         if (
             not (rows or any(seat.rows for seat in seats.values()))
             and reward.score is not None
@@ -117,7 +120,8 @@ class RolloutRunner:
             )
         calls = sum(len(reply.tool_calls) for reply in model.replies)
         counts = {"turns": len(model.replies), "tool_calls": calls} if model.replies else {}
-        return Rollout(rows, reward, {"timings": dict(spent), **counts}, seats)
+        facts = {"timings": dict(spent), **counts}
+        return Rollout(rows, reward, facts, model.is_context_full, seats)
 
     async def given(self, item: TaskItem, session: Any) -> tuple[Reward, Model]:
         """One rollout on a session of the caller, such as one of given replies.
@@ -158,27 +162,47 @@ class RolloutRunner:
             shown = {"prompt": reply.messages[:-1], "completion": str(reply)}
             shown |= {"tool_calls": reply.tool_calls} if reply.tool_calls else {}
             shown["finish_reason"] = reply.finish_reason
+        numbers = metrics_of(reward)
+        if model.is_context_full:
+            shown["finish_reason"] = "length"
+            shown[CONTEXT_FULL] = True
         if rows:
             shown[ROW] = {name: rows[-1].get(name) for name in ROW_FIELDS}
             shown.setdefault("finish_reason", rows[-1].get("finish_reasons"))
-        return EvalSample(item, result, metrics_of(reward), shown)
+        return EvalSample(item, result, numbers, shown)
 
     async def _play(self, item: TaskItem, model: Model) -> Reward:
         env, name, task = self.env.label(), item["id"], item["task"]
         offered = {"config": self.config, "resources": self.resources}
-        with boundary(env, name, "rollout", self.function):
-            try:
-                returned = await call_user(self.function, task, model, **offered)
-                model.refuse_forgotten_calls(env, name)
-            except (AttributeError, TypeError) as error:
-                if "coroutine" in str(error):
-                    model.refuse_forgotten_calls(env, name)
+        try:
+            with boundary(env, name, "rollout", self.function):
+                returned = await self._called(item, model, offered)
+        except AtroposError as error:
+            if not _ended_by_context(error, model):
                 raise
-            finally:
-                model.close_forgotten_calls()
+            return with_posted(Reward(self._score_when_full(), {}), model)
         with spending("score"):
             reward = await self.plan.score(env, name, task, returned, offered, self.function)
         return with_posted(reward, model)
+
+    async def _called(self, item: TaskItem, model: Model, offered: dict[str, Any]) -> Any:
+        """What the function returns."""
+        env, name = self.env.label(), item["id"]
+        try:
+            returned = await call_user(self.function, item["task"], model, **offered)
+            model.refuse_forgotten_calls(env, name)
+        except (AttributeError, TypeError) as error:
+            if "coroutine" in str(error):
+                model.refuse_forgotten_calls(env, name)
+            raise
+        finally:
+            model.close_forgotten_calls()
+        return returned
+
+    def _score_when_full(self) -> float:
+        """Score of a rollout that filled the context before the function returned."""
+        score, card = self.config.context_full_score, card_of(type(self.env))
+        return score if score is not None else card.floor if card is not None else 0.0
 
     def _model(
         self,
@@ -248,6 +272,21 @@ class RolloutRunner:
             logger.error("%s", error)
 
 
+def _ended_by_context(error: BaseException, model: Model) -> bool:
+    """Whether ``error`` ended a rollout because something of it no longer fit.
+
+    The error of an agent's client has the type of its library. A rollout that sampled nothing
+    before has nothing to be trained: its first prompt is too long.
+    """
+    agents = [agent for agent in model.endpoints.values() if agent.is_context_full]
+    if any(agent.rows() for agent in agents):
+        return True
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ContextFull):
+        cause = cause.__cause__
+    return cause is not None and bool(model.replies)
+
+
 def score_at(agent: AgentSession, reward: Reward) -> float | None:
     """Score of the rows of an endpoint: its own reward, else that of the rollout."""
     return None if reward.score is None else agent.score(reward.score)
@@ -310,6 +349,7 @@ def summary(samples: Sequence[EvalSample], times: int) -> dict[str, float]:
     Raises AtroposError: every sample failed; the error of the last one.
     """
     counts = Counter(sample.result for sample in samples)
+    full = sum(CONTEXT_FULL in sample.shown for sample in samples)
     failures = [sample.error for sample in samples if sample.error is not None]
     if failures and len(failures) == len(samples):
         raise failures[-1]
@@ -320,6 +360,7 @@ def summary(samples: Sequence[EvalSample], times: int) -> dict[str, float]:
         "samples": len(samples),
         "failed": counts[Result.FAILED],
         "unscored": counts[Result.UNSCORED],
+        **({CONTEXT_FULL: full} if full else {}),
     }
 
 

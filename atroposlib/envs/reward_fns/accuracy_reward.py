@@ -1,31 +1,27 @@
-r"""Accuracy reward: compares the answer as a number, then by math-verify.
+r"""Accuracy reward: compares the answer as text and number, then by math-verify.
 
-text -> after the last </think> -> at most 6 boxes -> math-verify against the gold answer
-                                                  -> else the first number in a box or
-                                                     after "####", within a tolerance
+text -> after the reasoning -> at most 6 boxes -> last box, "#### ..." or "the answer is ..."
+     -> equal text? number within a tolerance? -> math-verify against the gold answer
 """
 
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any
 
 from atroposlib.envs.reward_fns.math_verify.checker import (
+    MAX_ANSWER_CHARS,
     CheckFailed,
-    after_thinking,
-    as_number,
-    boxed,
+    in_box,
     shared_process,
 )
 from atroposlib.envs.reward_fns.registry import registry
 from atroposlib.envs.reward_fns.reward_function import RewardFunction, reference_answers
+from atroposlib.text.answers import ANNOUNCED, boxed_answers, same_answer, stated_answer
+from atroposlib.text.parts import answer_of
 
 logger = logging.getLogger(__name__)
-
-_NUMBER_PLACE = re.compile(r"\\boxed\{([^{}]*)\}|####\s*([^\n]*)")
 
 
 @registry.register("accuracy")
@@ -36,8 +32,9 @@ class AccuracyReward(RewardFunction):
     Comparisons block: call the reward through ``asyncio.to_thread`` in an environment.
 
     Args:
-        tolerance: largest absolute difference of equal numbers.
-        split_on_think_tag: read only the text after the last ``</think>``.
+        tolerance: largest relative difference of equal numbers; whole numbers are equal only
+            exactly.
+        split_on_think_tag: read only the text after the reasoning.
         max_boxed_threshold: a text with more boxes than this, a list of guesses, gets 0.0.
     """
 
@@ -67,30 +64,28 @@ class AccuracyReward(RewardFunction):
 
     def _score(self, text: str, gold: str) -> float | None:
         if self.split_on_think_tag:
-            text = after_thinking(text)
-        boxes = text.count("\\boxed")
-        gold = gold.rpartition("####")[2].strip()
-        if boxes > self.max_boxed_threshold or not gold:
+            text = answer_of(text)
+        gold = stated_answer(gold) or gold.strip()
+        if len(boxed_answers(text)) > self.max_boxed_threshold or not gold:
             return 0.0
-        given, expected = _first_number(text), as_number(gold)
-        if expected is None:
-            expected = _first_number(gold)
-        numbers = given is not None and expected is not None
-        if numbers and abs(float(given - expected)) <= self.tolerance:  # type: ignore[operator]
-            return 1.0
-        if not text.strip() or (numbers and boxes == 1):
-            return 0.0
+        given = stated_answer(text)
+        if given is None:
+            announced = list(ANNOUNCED.finditer(text))
+            if not announced:
+                return 0.0
+            text = text[announced[-1].start() :]
+        else:
+            same = same_answer(given, gold, self.tolerance)
+            if same is not None:
+                return float(same)
+            if len(given) > MAX_ANSWER_CHARS:
+                return 0.0
+            text = in_box(given)
         try:
-            equal = shared_process().equal(text, gold if "\\boxed" in gold else boxed(gold))
+            return float(shared_process().equal(text, in_box(gold)))
         except CheckFailed as failure:
             logger.warning("no score: %s", failure)
             return None
-        return float(equal)
 
 
 accuracy_reward = AccuracyReward.scores
-
-
-def _first_number(text: str) -> Decimal | None:
-    place = _NUMBER_PLACE.search(text)
-    return None if place is None else as_number(place.group(1) or place.group(2) or "")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from atroposlib.envs.reward_fns.math_verify.checker import after_thinking
 from atroposlib.envs.reward_fns.registry import registry
 from atroposlib.envs.reward_fns.reward_function import RewardFunction, reference_answers
+from atroposlib.text.parts import answer_of
 
 
 @registry.register("accuracy_x")
@@ -48,7 +48,7 @@ class AccuracyXReward(RewardFunction):
         ]
 
     def _is_right(self, text: str, gold: str) -> bool:
-        response, gold = after_thinking(text).strip(), gold.strip()
+        response, gold = answer_of(text).strip(), gold.strip()
         if not self.case_sensitive:
             response, gold = response.lower(), gold.lower()
         if not gold:

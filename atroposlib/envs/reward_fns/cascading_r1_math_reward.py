@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from atroposlib.envs.reward_fns.accuracy_reward import AccuracyReward
 from atroposlib.envs.reward_fns.registry import registry
 from atroposlib.envs.reward_fns.reward_function import RewardFunction
+from atroposlib.text.parts import is_well_formed
 
 FORMAT_BONUS = 0.5
-# One block of reasoning at the beginning and no other think tag. Both parts may contain other
-# "<" characters, which occur in comparisons and code.
-_NO_TAG = r"(?:(?!</?think>).)*"
-_FORMAT = re.compile(f"<think>{_NO_TAG}</think>{_NO_TAG}", re.DOTALL)
 
 
 @registry.register("cascading_r1_math")
@@ -27,6 +23,6 @@ def cascading_r1_math_reward(
     )
     texts = map(RewardFunction.get_content, completions)
     return [
-        accuracy + FORMAT_BONUS if accuracy and _FORMAT.fullmatch(text) else accuracy
+        accuracy + FORMAT_BONUS if accuracy and is_well_formed(text) else accuracy
         for accuracy, text in zip(accuracies, texts)
     ]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from atroposlib.envs.reward_fns.registry import registry
 from atroposlib.envs.reward_fns.reward_function import RewardFunction
-
-_BLOCK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+from atroposlib.text.parts import split
 
 
 @registry.register("format_reasoning")
 class FormatReasoningReward(RewardFunction):
-    """``reward_value`` for exactly one ``<think>`` block with content and a response.
+    """``reward_value`` for exactly one stretch of reasoning with content, and a response.
+
+    The reasoning may have been opened by the prompt.
 
     Args:
         require_thinking: False also accepts a text without a block.
@@ -41,16 +41,15 @@ class FormatReasoningReward(RewardFunction):
         return [self.reward_value if self._is_right(text) else 0.0 for text in texts]
 
     def _is_right(self, text: str) -> bool:
-        blocks, rest = _BLOCK.findall(text), _BLOCK.sub("", text)
-        if "<think>" in rest or "</think>" in rest:
-            return False  # a block that never began or never ended
-        if not blocks:
-            return not self.require_thinking and bool(rest.strip())
-        if len(blocks) > 1 and not self.allow_multiple_thinking:
+        parts = split(text)
+        if parts.answer is None:
+            return False  # the reasoning never ended
+        answered = bool(parts.answer.strip())
+        if not parts.thoughts:
+            return answered and not self.require_thinking
+        if len(parts.thoughts) > 1 and not self.allow_multiple_thinking:
             return False
-        if not all(block.strip() for block in blocks):
-            return False
-        return bool(rest.strip()) or not self.require_response
+        return all(parts.thoughts) and (answered or not self.require_response)
 
 
 format_reasoning_reward = FormatReasoningReward.scores

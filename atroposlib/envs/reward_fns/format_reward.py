@@ -8,6 +8,9 @@ from typing import Any
 
 from atroposlib.envs.reward_fns.registry import registry
 from atroposlib.envs.reward_fns.reward_function import RewardFunction
+from atroposlib.text.parts import REASONING_MARKS, answer_of, reasoning_blocks
+
+_OPENING_OF = {closing: opening for opening, closing in REASONING_MARKS}
 
 
 @registry.register("format")
@@ -34,7 +37,21 @@ class FormatReward(RewardFunction):
             for tag in self.preferred_tags
         ]
         texts = map(self.get_content, completions)
-        return [float(wanted(block.search(text) for block in blocks)) for text in texts]
+        return [float(wanted(_is_in(text, block) for block in blocks)) for text in texts]
+
+
+def _is_in(text: str, block: re.Pattern[str]) -> bool:
+    """Whether the reasoning with its marks, or what follows it, has the block."""
+    thoughts = reasoning_blocks(text)
+    if not thoughts:
+        return block.search(text) is not None
+    opened = [
+        (thought.opening or _OPENING_OF.get(thought.closing, ""))
+        + thought.inner
+        + thought.closing
+        for thought in thoughts
+    ]
+    return any(map(block.search, [*opened, answer_of(text)]))
 
 
 format_reward = FormatReward.scores

@@ -1,5 +1,6 @@
 """Repetition penalty: repeated words, phrases, stutters and sentences.
 
+a loop               -> -1: most of the text repeats what is before it
 too short            -> short_text_penalty
 sentences repeated   -> paragraph_repetition_base_penalty - 0.4 * share of them
 otherwise            -> weighted rates of repeated words, phrases, stutters and sentence
@@ -9,6 +10,7 @@ otherwise            -> weighted rates of repeated words, phrases, stutters and 
 from __future__ import annotations
 
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -30,6 +32,9 @@ STOPWORDS = frozenset(
 PHRASE_LENGTHS = (3, 4, 5)
 MIN_PENALTY = -0.1  # of any repetition above the threshold
 SENTENCE_SHARE_PENALTY = 0.4
+# A loop, in any language: so much of a text of so many characters is a copy of its beginning.
+LOOP_SHARE = 0.9
+LOOP_CHARS = 200
 
 
 @registry.register("repetition_penalty")
@@ -74,6 +79,8 @@ class RepetitionPenaltyReward(RewardFunction):
         return [self._score(self.get_content(completion)) for completion in completions]
 
     def _score(self, text: str) -> float:
+        if _repeated_share(text) > LOOP_SHARE:
+            return -1.0
         words = _words(text)
         sentences = [found for part in re.split(r"[.!?\n]+", text) if (found := _words(part))]
         if len(words) < self.min_words or len(sentences) < max(1, self.min_sentences):
@@ -111,6 +118,17 @@ def repetition_rates(
         "consecutive": stutters / len(words),
         "beginning": beginnings / len(sentences),
     }
+
+
+def _repeated_share(text: str) -> float:
+    """Share of the text that compresses away; 0 for a short one, which has too few repetitions.
+
+    Words without spaces between them, such as Chinese, have no other measure.
+    """
+    data = "".join(text.split()).encode(errors="replace")
+    if len(data) < LOOP_CHARS:
+        return 0.0
+    return 1.0 - len(zlib.compress(data, 9)) / len(data)
 
 
 def _words(text: str) -> list[str]:

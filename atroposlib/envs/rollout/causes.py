@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 from atroposlib.errors import (
     AtroposError,
     ConfigError,
+    ContextFull,
     InferenceRefused,
     InferenceUnavailable,
     RolloutApiUnavailable,
@@ -131,6 +132,11 @@ def described(error: AtroposError) -> str:
 def remedy_of(error: AtroposError) -> str:
     """What to change."""
     inner = _inner(error)
+    if isinstance(inner, ContextFull):
+        return (
+            "the first prompt of a rollout, with the tokens asked for, has to fit: shorten the "
+            "task, lower --env.max_tokens, or start the server with a larger --max-model-len"
+        )
     if isinstance(inner, InferenceRefused):
         reply = "the server's reply names what it does not accept"
         return _OF_STATUS.get(inner.status_code, reply)

@@ -43,6 +43,7 @@ class ScoredDataItem(_SequenceFields, total=False):
     routed_experts: RoutedExperts | None
     messages: list[dict[str, Any]] | None
     finish_reasons: str | None
+    outcomes: str | None
     generation_params: dict[str, Any] | None
     group_overrides: dict[str, Any] | None
     overrides: dict[str, Any] | None
@@ -101,6 +102,7 @@ PER_ROW = (
     "routed_experts",
     *ALL_OR_NONE,
 )
+_UNNAMED: dict[str, Any] = {"outcomes": "ok", "sampling": []}  # of rows without it
 MAX_ROW_NUMBERS, MAX_JUDGE_CHARACTERS = 32, 2000  # of one row's facts
 
 
@@ -217,11 +219,9 @@ def collate(items: Sequence[ScoredDataItem]) -> ScoredDataGroup:
     for name in ALL_OR_NONE:
         if (values := _all_or_none(name, rows)) is not None:
             group[name] = values
-    for name in ("finish_reasons", "routed_experts"):
+    for name in ("finish_reasons", "routed_experts", "outcomes", "sampling"):
         if any(row.get(name) for row in rows):
-            group[name] = [row.get(name) for row in rows]
-    if any(row.get("sampling") for row in rows):
-        group["sampling"] = [row.get("sampling") or [] for row in rows]
+            group[name] = [row.get(name) or _UNNAMED.get(name) for row in rows]
     group_overrides: dict[str, Any] = {}
     for row in rows:
         group_overrides |= row.get("group_overrides") or {}

@@ -1,6 +1,6 @@
 """Samples of one group: drawn concurrently; failed ones are drawn again, not scored 0.
 
-    sample --score--> row of the group
+    sample --score--> row of the group                counted as context_full if that ended it
        |--None, or no score--> drawn again         counted as no_score
        '--exception, NaN-----> drawn again         counted by its outcome, such as judge_error
 
@@ -11,37 +11,71 @@ given up earlier if as many draws as samples have ended, all of them by the same
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from atroposlib.envs.rollout.causes import Cause, IncompleteGroup, mistake_of, returned_none
 from atroposlib.envs.rollout.groups import (
+    ALL_OR_NONE,
     ScoredDataGroup,
     ScoredDataItem,
     collate,
+    from_node,
     score_problem,
 )
 from atroposlib.errors import (
     AtroposError,
+    ContextFull,
     InferenceError,
     RolloutApiError,
     RolloutError,
     boundary,
 )
 from atroposlib.generation.engines.slots import timings
+from atroposlib.generation.sessions.sequences import recorded_nodes
 from atroposlib.utils.gathering import gather_or_cancel
 from atroposlib.wire import Outcome
 
 NO_SCORE = "no_score"  # the sample, or its score, is None
 # First words of the stages (of ``boundary(env, item, stage)``) that score an answer.
 JUDGING_STAGES = frozenset({"judge", "reward", "score", "postprocess_histories"})
+CONTEXT_FULL = (
+    "context_full"  # the sample filled the context of the model: trained, and counted
+)
 Draw = Callable[[Any], Awaitable[tuple[ScoredDataItem | None, list[Any]]]]
+
+
+def scored_when_full(sample: Draw, score: float, note: Callable[[str], None]) -> Draw:
+    """``sample``, with a row for a conversation that filled the context of the model.
+
+    It would otherwise be drawn again until it is short, so that the policy sees no long one.
+    The row is the last that was sampled; one that sampled nothing raises ContextFull.
+    """
+
+    async def draw(item: Any) -> tuple[ScoredDataItem | None, list[Any]]:
+        with recorded_nodes() as nodes:
+            try:
+                return await sample(item)
+            except ContextFull:
+                if not nodes:
+                    raise
+                note(CONTEXT_FULL)
+                return cut_off(from_node(nodes[-1], score)), []
+
+    return draw
+
+
+def cut_off(row: ScoredDataItem) -> ScoredDataItem:
+    """``row`` as the last of a rollout that a limit ended."""
+    return cast(ScoredDataItem, {**row, "finish_reasons": "length", "outcomes": "truncated"})
 
 
 def outcome_of(error: AtroposError) -> Outcome:
     """The outcome, as the wire record names it, of samples that ended with ``error``."""
     cause = error.__cause__ if isinstance(error, RolloutError) else error
+    if isinstance(cause, ContextFull):
+        return "truncated"
     if isinstance(cause, (InferenceError, RolloutApiError, ConnectionError)):
         return "infra_error"
     if isinstance(cause, (TimeoutError, asyncio.TimeoutError)):
@@ -72,7 +106,31 @@ async def collect_group(
         raise returned_none(drawing.code, group_size)
     if len(items) < group_size:
         raise IncompleteGroup(f"{len(items)} of {group_size} samples have a score")
-    return collate(items), drawing.backlog
+    return collate(_alike(items)), drawing.backlog
+
+
+def _alike(items: Sequence[ScoredDataItem]) -> list[ScoredDataItem]:
+    """``items``, of which those of :func:`cut_off` have the optional fields of the others.
+
+    An environment may leave out what the framework adds to its rows later.
+    """
+    whole = [one for one in items if one.get("outcomes") != "truncated"]
+    if not whole:
+        return list(items)
+    absent = {name for name in ALL_OR_NONE if any(one.get(name) is None for one in whole)}
+    messages: dict[str, Any] = {} if "messages" in absent else {"messages": []}
+    return [
+        one
+        if one.get("outcomes") != "truncated"
+        else cast(
+            ScoredDataItem,
+            {
+                **messages,
+                **{k: v for k, v in one.items() if k not in absent and v is not None},
+            },
+        )
+        for one in items
+    ]
 
 
 @dataclass

@@ -22,6 +22,7 @@ from atroposlib.envs.runtime.checkpoint import write_whole
 from atroposlib.envs.runtime.metrics_logger import MetricsLogger, scalars
 from atroposlib.envs.runtime.registration import JoinedRun
 from atroposlib.errors import AtroposError, boundary
+from atroposlib.text.lines import json_line, strict
 from atroposlib.trackers import finite_numbers
 from atroposlib.utils.display import display_metrics_table
 from atroposlib.wire import EnvStatus
@@ -145,16 +146,17 @@ def report_results(
         "results": {f"atropos|{task}|0": results, "all": results},
         **({"standard_errors": scalars(stderr)} if stderr else {}),
     }
-    write_whole(directory / "metrics.json", json.dumps(document, indent=2))
+    write_whole(
+        directory / "metrics.json", json.dumps(strict(document), indent=2, default=repr)
+    )
     if samples is not None:
         _write_lines(directory / "samples.jsonl", map(_without_row, samples))
-        if groups := transcripts(samples, task):
-            _write_lines(directory / TRANSCRIPTS, groups)
+        if any("messages" in sample or "prompt" in sample for sample in samples):
+            _write_lines(directory / TRANSCRIPTS, transcripts(samples, task))
 
 
 def _write_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
-    lines = [json.dumps(plain(value), ensure_ascii=False) + "\n" for value in values]
-    write_whole(path, "".join(lines))
+    write_whole(path, "".join(json_line(plain(value)) for value in values))
 
 
 def _without_row(sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,8 +168,7 @@ def append_samples(path: Path, samples: Sequence[Mapping[str, Any]], step: int) 
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         for sample in samples:
-            line = {"step": step, **plain(_without_row(sample))}
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            file.write(json_line({"step": step, **plain(_without_row(sample))}))
 
 
 # --- samples by item: pure ---------------------------------------------------------------
@@ -200,13 +201,11 @@ def default_errors(
 
 
 def transcripts(samples: Sequence[Mapping[str, Any]], env: str) -> list[dict[str, Any]]:
-    """One group per item in the form of the file of ``process``; empty without any text.
+    """One group per item in the form of the file of ``process``.
 
     Rows have ``messages``, or ``prompt`` and ``completion`` as messages; the score is
     ``reward``, ``score`` or ``exact``, None for a failed sample. Other numbers are the named rewards.
     """
-    if not any("messages" in sample or "prompt" in sample for sample in samples):
-        return []
     groups = []
     for item, rows in by_item(samples).items():
         numbers_G = list(map(_numbers, rows))

@@ -89,7 +89,7 @@ class GroupStats:
     def sample_failed(
         self, outcome: str, error: AtroposError | None = None, count: int = 1
     ) -> None:
-        """Count samples without a score by their outcome, such as env_error; log the first."""
+        """Count samples by their outcome, such as env_error or context_full; log the first."""
         self.samples[outcome] += count
         if error is not None:
             self.failures.failed(error)

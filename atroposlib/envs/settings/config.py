@@ -154,6 +154,11 @@ class BaseEnvConfig(BaseModel):
     worker_timeout: float = Field(
         default=600.0, description="seconds after which a rollout is given up; <=0: never"
     )
+    context_full_score: float | None = Field(
+        default=None,
+        description="score of a rollout that filled the model's context before it ended; None: "
+        "the floor of the card, else 0",
+    )
     thinking_mode: bool = Field(
         default=False, description="request reasoning before the answer"
     )

@@ -13,12 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from atroposlib.errors import ConfigError, TokensMissing
+from atroposlib.generation.chat.special_tokens import GUARD, guarded
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 
 # Replacements of the think tags that no chat template matches, so it strips no thinking.
 _SHIELDS = {"<think>": "\u2060[thinking\u2060", "</think>": "\u2060thinking]\u2060"}
-_OPENED_THINKING = re.compile(r"<think>\s*\Z")
+# End of a generation prompt that opens the reasoning, or that has an empty one.
+_OPENED_THINKING = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
+# Options of vLLM's chat route about the end of the prompt.
+PROMPT_END = ("add_generation_prompt", "continue_final_message")
 
 # Prefixes for text that is not at the beginning; one of them does not merge with the text.
 _ANCHORS = (".", "a", "0")
@@ -43,36 +47,81 @@ def render(
     preserve_think_blocks: bool = False,
     tools: Sequence[Any] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    guard: bool = False,
 ) -> str:
-    """The prompt text; with a generation prompt unless the last turn is the assistant's.
+    """The prompt text, after which the model writes: a generation prompt at its end, or the
+    beginning of the assistant's last message, which is continued.
 
     Without a template: one ``role: content`` line per message. Raises ConfigError for content
-    other than text.
+    other than text, and for a last message that the template does not keep.
 
     Args:
         preserve_think_blocks: keep earlier ``<think>`` blocks that the template would drop.
         tools: passed to the template, which describes them in the prompt.
+        template_kwargs: for the template; PROMPT_END as for vLLM.
+        guard: mark texts of special tokens in what others than the model wrote, for
+            :func:`encode_prompt` (``special_tokens.py``).
     """
     shown = template_messages(messages)
-    ask = not shown or shown[-1].get("role") != "assistant"
-    if not has_template(tokenizer):
-        lines = [f"{m['role']}: {m['content']}" for m in shown]
-        return "\n".join([*lines, "assistant:"] if ask else lines)
+    if guard:
+        shown = [_guarded(tokenizer, message) for message in shown]
     options: dict[str, Any] = {
         **(template_kwargs or {}),
         **({"tools": tools} if tools else {}),
     }
+    ask, begun = _prompt_end(shown, *(options.pop(name, None) for name in PROMPT_END))
+    if not has_template(tokenizer):
+        lines = [f"{m['role']}: {m['content']}" for m in shown]
+        return "\n".join([*lines, "assistant:"] if ask else lines)
 
     def rendered(turns: list[Message], add_generation_prompt: bool) -> str:
         asked = {"tokenize": False, "add_generation_prompt": add_generation_prompt, **options}
         return str(_call(tokenizer.apply_chat_template, turns, **asked))
 
     if not preserve_think_blocks:
-        return rendered(shown, ask)
-    text = rendered(_shielded(shown, _opened_thinking(shown, rendered)), ask)
-    for marker, shield in _SHIELDS.items():
-        text = text.replace(shield, marker)
-    return text
+        text = rendered(shown, ask)
+    else:
+        text = rendered(_shielded(shown, _opened_thinking(shown, rendered)), ask)
+        for marker, shield in _SHIELDS.items():
+            text = text.replace(shield, marker)
+    return text if begun is None else _up_to_end_of(begun, text)
+
+
+def _prompt_end(
+    messages: list[Message], ask: bool | None, proceed: bool | None
+) -> tuple[bool, str | None]:
+    """Whether a generation prompt ends the prompt, and the message that is continued instead.
+
+    Raises ConfigError if both are asked for, or there is no message to continue.
+    """
+    last = messages[-1] if messages else {}
+    begun = str(last["content"]) if last.get("role") == "assistant" else None
+    if proceed and (ask or not begun):
+        raise ConfigError(
+            "continue_final_message: the last message has to be the assistant's and have "
+            "content, without add_generation_prompt"
+        )
+    if ask is None:
+        ask = begun is None
+    return ask, None if ask or proceed is False else begun
+
+
+def _up_to_end_of(begun: str, text: str) -> str:
+    """``text`` up to the end of its last message, which the model continues."""
+    for content in (begun, begun.strip()):
+        at = text.rfind(content)
+        if at >= 0:
+            return text[: at + len(content)] if content else text
+    raise ConfigError(
+        "the chat template does not keep the last message of the assistant as it is, so it "
+        "cannot be continued: leave the message out, or set add_generation_prompt"
+    )
+
+
+def _guarded(tokenizer: Any, message: Message) -> Message:
+    if message.get("role") == "assistant":
+        return message
+    return {**message, "content": guarded(tokenizer, message["content"])}
 
 
 def shows_tools(tokenizer: Any, tools: Sequence[Any]) -> bool:
@@ -83,7 +132,11 @@ def shows_tools(tokenizer: Any, tools: Sequence[Any]) -> bool:
 
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     """Ids of a whole prompt; a chat template has added the special tokens already."""
-    return _encoded(tokenizer, text, special=not has_template(tokenizer))
+    first, *pieces = text.split(GUARD)
+    ids = _encoded(tokenizer, first, special=not has_template(tokenizer))
+    for piece in pieces:
+        ids += _encoded_after(tokenizer, ids, piece)
+    return ids
 
 
 def encode_after(tokenizer: Any, before: Sequence[int], text: str) -> list[int]:
@@ -92,6 +145,13 @@ def encode_after(tokenizer: Any, before: Sequence[int], text: str) -> list[int]:
     It is encoded with a prefix, if possible the last of those tokens: some tokenizers insert
     a space at the beginning of a text.
     """
+    ids: list[int] = []
+    for piece in text.split(GUARD):
+        ids += _encoded_after(tokenizer, [*before[-1:], *ids], piece)
+    return ids
+
+
+def _encoded_after(tokenizer: Any, before: Sequence[int], text: str) -> list[int]:
     if not text:
         return []
     for anchor in (decoded(tokenizer, before[-1:], skip_special=False), *_ANCHORS):
@@ -171,7 +231,8 @@ def _shielded(messages: list[Message], opened: str) -> list[Message]:
     for message in messages:
         if message.get("role") == "assistant":
             content = message["content"]
-            if opened and "</think>" in content and "<think>" not in content:
+            unopened = "<think>" not in content
+            if unopened and ("</think>" in content) != ("</think>" in opened):
                 content = opened + content
             for marker, shield in _SHIELDS.items():
                 content = content.replace(marker, shield)

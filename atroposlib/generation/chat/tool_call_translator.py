@@ -67,11 +67,13 @@ class ToolCallTranslator:
         raw_text: str,
         tool_choice: str | Mapping[str, Any] | None = "auto",
         tools: Sequence[Mapping[str, Any]] | None = None,
+        whole: str | None = None,
     ) -> tuple[str | None, list[ToolCall] | None, str]:
         """``(content, tool_calls or None, finish reason)``.
 
         Without tools, with ``tool_choice`` "none", or where no well-formed call is found, it
         is ``(raw_text, None, "stop")``. Content is the text before the calls, or None.
+        ``whole``: the sampled text, where ``raw_text`` is cut at a stop string.
         """
         if not tools or tool_choice == "none":
             return raw_text, None, "stop"
@@ -79,7 +81,8 @@ class ToolCallTranslator:
         if parsed is None:
             return raw_text, None, "stop"
         calls = [_tool_call(call) for call in parsed.calls]
-        self.raw_text_of.update((call["id"], raw_text) for call in calls)
+        sampled = raw_text if whole is None else whole
+        self.raw_text_of.update((call["id"], sampled) for call in calls)
         return parsed.content or None, calls, "tool_calls"
 
     def reconstruct_raw_text_from_tool_calls(self, tool_calls: Sequence[Any]) -> str:
@@ -93,8 +96,12 @@ class ToolCallTranslator:
         return self.parser.write([_found_call(call) for call in calls])
 
     def convert_messages_for_template(self, messages: Sequence[Any]) -> list[Message]:
-        """Assistant messages with calls become text messages; others are unchanged."""
-        return [self._converted(plain_message(message)) for message in messages]
+        """Assistant messages with calls become text messages; others are unchanged.
+
+        A template that renders calls (``ToolParser.native``) gets them unchanged.
+        """
+        plain = [plain_message(message) for message in messages]
+        return plain if self.parser.native else [self._converted(one) for one in plain]
 
     def decode_with_tool_awareness(
         self, token_ids: Sequence[int], has_tools: bool = False, before: Sequence[int] = ()

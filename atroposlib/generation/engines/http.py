@@ -7,6 +7,7 @@ a response that is not JSON              -> InferenceUnavailable   (a proxy's er
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,7 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.request import getproxies
 
-from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
+from atroposlib.errors import (
+    ConfigError,
+    ContextFull,
+    InferenceRefused,
+    InferenceUnavailable,
+)
+from atroposlib.text.lines import encodable_values
 from atroposlib.utils.http_server import CONNECT_TIMEOUT_S, kept_alive
 
 if TYPE_CHECKING:
@@ -147,12 +154,31 @@ def read_json(response: httpx.Response) -> JsonReply:
         detail = response.text[:DETAIL_CHARS]
         raise InferenceUnavailable(f"{where}: status {status}: {detail}")
     if status >= 300:
-        raise InferenceRefused(status, f"{where}: {response.text[:DETAIL_CHARS]}")
+        raise refusal_of(status, response.text, where)
     try:
         payload = response.json()
     except ValueError as cause:
         raise InferenceUnavailable(f"{where}: the response is not JSON") from cause
+    if b"\\ud" in response.content.lower():  # perhaps half of a surrogate pair
+        payload = encodable_values(payload)
     return JsonReply(payload=payload, headers=response.headers)
+
+
+# What vLLM, SGLang, TRL, llama.cpp, OpenAI, Anthropic and our server write where the prompt, or
+# the prompt with the tokens asked for, does not fit.
+_CONTEXT_FULL = re.compile(
+    r"context[ _](?:length|size|window)|maximum model length|max_model_len|max_seq_len"
+    r"|(?:prompt|input|inputs) (?:is|are) too long|tokens of context|too many (?:input )?tokens",
+    re.IGNORECASE,
+)
+
+
+def refusal_of(status: int, text: str, where: str) -> InferenceRefused:
+    """The error of a 4xx: ContextFull where the body has such words, else InferenceRefused."""
+    is_full = status in (400, 413, 422) and _CONTEXT_FULL.search(text) is not None
+    return (ContextFull if is_full else InferenceRefused)(
+        status, f"{where}: {text[:DETAIL_CHARS]}"
+    )
 
 
 @dataclass(frozen=True)

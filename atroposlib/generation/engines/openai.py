@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from atroposlib.errors import (
     ConfigError,
+    ContextFull,
     InferenceRefused,
     InferenceUnavailable,
     TokensMissing,
@@ -119,6 +120,8 @@ class OpenAICompatibleServer(APIServer):
         """As the base class; a refusal of the model's name, or of its tokens, names both sides."""
         try:
             return await super()._call(hook, kwargs)
+        except ContextFull:
+            raise
         except InferenceRefused as refused:
             status, detail, reason = refused.status_code, refused.detail, None
             model = self.config.model_name

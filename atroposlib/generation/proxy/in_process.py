@@ -73,6 +73,11 @@ class AgentSession:
         """As :meth:`ProxySession.score`."""
         return self._session.score(otherwise)
 
+    @property
+    def is_context_full(self) -> bool:
+        """Whether a call did not fit into the context of the model."""
+        return self._session.is_context_full
+
     def sample_from(self, session: Any) -> None:
         """Take the replies of ``session``, which has OpenAI's two calls, in place of a server's."""
         self._session.managed = DummyManagedServer(session)

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from atroposlib.errors import AtroposError, InferenceRefused, UnknownSession
+from atroposlib.errors import AtroposError, ContextFull, InferenceRefused, UnknownSession
 from atroposlib.generation.proxy.apis import APIS, AgentApi
 from atroposlib.generation.proxy.apis.agent_api import (
     anthropic_body,
@@ -150,8 +150,12 @@ async def on_error(request: Request, error: Exception) -> Response:
         status, message = error.status_code, str(error.detail)
     else:
         status, message = status_of(error), message_of(error)
-    body = anthropic_body if "/v1/messages" in request.url.path else openai_body
-    reply = json_reply(body(status, message), status)
+    if "/v1/messages" in request.url.path:
+        body = anthropic_body(status, message)
+    else:
+        code = "context_length_exceeded" if isinstance(error, ContextFull) else None
+        body = openai_body(status, message, code)
+    reply = json_reply(body, status)
     if status == 401:
         reply.headers["WWW-Authenticate"] = "Bearer"
     return reply

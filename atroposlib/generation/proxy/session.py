@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from atroposlib.errors import AtroposError, InferenceRefused, boundary
+from atroposlib.errors import AtroposError, ContextFull, InferenceRefused, boundary
 from atroposlib.generation.chat.tool_call_translator import with_visible_tools
 from atroposlib.generation.proxy.apis.exchange import (
     Json,
@@ -74,9 +74,9 @@ class ProxySession:
         self._last: str | None = None  # id of the response that was complete last
         self._response_ids: set[str] = set()
         self._has_placeholders = False
+        self.is_context_full = False  # a call did not fit into the context of the model
         self._rewards: dict[str, float] = {}
         self._session_reward: float | None = None
-        self._whole_text: dict[str, str] = {}  # by the text that was cut at a stop string
 
     # --- calls ----------------------------------------------------------------------
 
@@ -90,15 +90,14 @@ class ProxySession:
         return self.calls.start(identity, response_id, work)
 
     def _completed(self, request: SamplingRequest) -> SamplingRequest:
-        """The request with the session's settings, and with uncut earlier responses."""
-        messages = [self._uncut(message) for message in request.messages]
+        """The request with the session's settings."""
         settings = self.settings
         sampling = {**request.sampling, **settings.sampling}
         asked = sampling.get("max_tokens") or settings.max_tokens or DEFAULT_MAX_TOKENS
         sampling["max_tokens"] = min(asked, settings.max_tokens or asked)
         stop = [*request.stop, *settings.stop]
         split = request.split or settings.split
-        return replace(request, messages=messages, sampling=sampling, stop=stop, split=split)
+        return replace(request, sampling=sampling, stop=stop, split=split)
 
     def _keywords(self, request: SamplingRequest) -> Json:
         """Arguments of the managed session. Raises ConfigError for tools that stay unseen."""
@@ -134,11 +133,13 @@ class ProxySession:
         created = int(time.time())
         with boundary("proxy", self.uuid, "generation"):
             keywords = {**self._keywords(request), "split": request.split}
-            completion: Any
-            if request.prompt is not None:
-                completion = await self.managed.completion(**keywords)
-            else:
-                completion = await self.managed.chat_completion(**keywords)
+            is_chat = request.prompt is None
+            call = self.managed.chat_completion if is_chat else self.managed.completion
+            try:
+                completion: Any = await call(**keywords)
+            except ContextFull:
+                self.is_context_full = True
+                raise
             nodes = self.managed.nodes_for(completion)
         response = response_of(
             completion, nodes, request, response_id, created, self.model_name
@@ -150,20 +151,8 @@ class ProxySession:
         self._has_placeholders |= any(map(is_placeholder, nodes))
         for i, choice in enumerate(response.choices):
             self._samples.add(response.id, i, choice.generation)
-        for choice, whole in zip(response.choices, response.completion.choices):
-            message = getattr(whole, "message", None)
-            if message is not None and choice.content and message.content != choice.content:
-                self._whole_text[choice.content] = message.content
         self._response_ids.add(response.id)
         self._last = response.id
-
-    def _uncut(self, message: Json) -> Json:
-        """An earlier response with its stop string and the text after it, as it was sampled."""
-        content = message["content"]
-        whole = self._whole_text.get(content) if isinstance(content, str) else None
-        if whole is None or message["role"] != "assistant" or message.get("tool_calls"):
-            return message
-        return {**message, "content": whole}
 
     # --- samples ----------------------------------------------------------------------
 

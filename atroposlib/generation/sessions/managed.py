@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import ConfigError
 from atroposlib.generation.chat.pictures import pictures_in
+from atroposlib.generation.chat.reply import WholeTexts, message_of, text_of
+from atroposlib.generation.chat.special_tokens import unguarded
 from atroposlib.generation.chat.template import (
     Messages,
     continuation,
@@ -23,12 +25,17 @@ from atroposlib.generation.chat.template import (
     encode_after,
     encode_prompt,
     load_tokenizer,
+    plain_message,
     render,
     require_known,
 )
 from atroposlib.generation.chat.tool_call_translator import ToolCallTranslator
 from atroposlib.generation.engines.api_server import APIServer
-from atroposlib.generation.sampling.generation import Generation, without_doubled_bos
+from atroposlib.generation.sampling.generation import (
+    Generation,
+    with_configured,
+    without_doubled_bos,
+)
 from atroposlib.generation.sessions.dummy import DummyManagedServer
 from atroposlib.generation.sessions.sample import (
     ManagedServerAdapter,
@@ -46,6 +53,7 @@ from atroposlib.generation.sessions.sequences import (
     extended_by_tokens,
     record,
 )
+from atroposlib.text.parts import cut_at_stop, opening_of
 
 if TYPE_CHECKING:
     from openai.types import Completion
@@ -137,6 +145,7 @@ class ManagedServer:
         images = pictures_in(messages)
         tools = None if images else self._active_tools(kwargs.pop("tools", None))
         tool_choice = "auto" if images else kwargs.pop("tool_choice", None) or "auto"
+        opening = ""
         if images:
             outputs, nodes = await self._sample_pictures(messages, images, kwargs)
         else:
@@ -144,8 +153,12 @@ class ManagedServer:
             outputs, nodes = await self._sample(
                 prompt_text, lambda: encode_prompt(self.tokenizer, prompt_text), kwargs
             )
+            opening = _opening(messages, prompt_text)
+        stop = with_configured(kwargs, self.server.config).get("stop")
+        if tool_choice == "none":
+            tools = None
         choices = [
-            {"index": i, **self._chat_choice(output, tools, tool_choice)}
+            {"index": i, **self._chat_choice(output, opening, stop, tools, tool_choice)}
             for i, output in enumerate(outputs)
         ]
         completion = replies.chat_reply(self.server.config.model_name, choices, outputs)
@@ -165,11 +178,12 @@ class ManagedServer:
         else:
             text = decoded(self.tokenizer, prompt, skip_special=False)
             outputs, nodes = await self._sample(text, None, kwargs, prompt)
+        stop = with_configured(kwargs, self.server.config).get("stop")
         choices = [
             {
                 "index": i,
                 "finish_reason": output.finish_reason,
-                "text": self._text_of(output, skip_special=True),
+                "text": cut_at_stop(self._text_of(output, skip_special=True), stop),
                 "logprobs": None,
             }
             for i, output in enumerate(outputs)
@@ -191,8 +205,10 @@ class ManagedServer:
         """
         await self._load_tokenizer()
         if input_ids is None and messages is not None:
-            prompt = self._render(messages, None, pop_template_kwargs(kwargs))
+            ended = {"continue_final_message": False, **pop_template_kwargs(kwargs)}
+            prompt = self._render(messages, None, ended)
             input_ids = encode_prompt(self.tokenizer, prompt)
+            prompt = unguarded(prompt)
         elif input_ids is None and prompt is not None:
             input_ids = self.tokenizer.encode(prompt)
         if input_ids is None:
@@ -208,7 +224,8 @@ class ManagedServer:
         await self._load_tokenizer()
         tools = self._active_tools(kwargs.get("tools"))
         text = self._render(kwargs["messages"], tools, pop_template_kwargs(kwargs))
-        return text, self._extended(text, lambda: encode_prompt(self.tokenizer, text), ())[1]
+        ids = self._extended(text, lambda: encode_prompt(self.tokenizer, text), ())[1]
+        return unguarded(text), ids
 
     # --- what was sampled -------------------------------------------------------------
 
@@ -228,6 +245,7 @@ class ManagedServer:
         """Drop every sequence. Nodes of calls that are still running are not added later."""
         self._sequences = SequenceTree() if self.track_tree else SequenceList()
         self._nodes_of = {}
+        self._whole_texts = WholeTexts()
 
     # --- parts ------------------------------------------------------------------------
 
@@ -256,10 +274,11 @@ class ManagedServer:
             messages = self._translator.convert_messages_for_template(messages)
         return render(
             self.tokenizer,
-            messages,
+            [self._whole_texts.restored(plain_message(message)) for message in messages],
             preserve_think_blocks=self.preserve_think_blocks,
             tools=tools,
             template_kwargs=template_kwargs,
+            guard=True,
         )
 
     def _extended(
@@ -330,19 +349,33 @@ class ManagedServer:
         return continuation(self.tokenizer, *ids, skip_special=skip_special)
 
     def _chat_choice(
-        self, output: Generation, tools: list[Any] | None, tool_choice: Any
+        self,
+        output: Generation,
+        opening: str,
+        stop: str | Sequence[str] | None,
+        tools: list[Any] | None,
+        tool_choice: Any,
     ) -> dict[str, Any]:
         """Finish reason and message of a choice. The node keeps the raw tokens."""
-        calls = None
-        text: str | None
-        if self._translator is None or not tools or tool_choice == "none":
-            text = self._text_of(output, skip_special=True)
+        translator = self._translator if tools else None
+        if translator is None:
+            sampled = text_of(self.tokenizer, output.prompt_ids, output.tokens)
         else:
-            raw = self._translator.decode_with_tool_awareness(
+            sampled = translator.decode_with_tool_awareness(
                 output.tokens, has_tools=True, before=output.prompt_ids
             )
-            text, calls, found = self._translator.parse_model_output(raw, tool_choice, tools)
-        message = {"role": "assistant", "content": text}
-        if calls is None:
-            return {"finish_reason": output.finish_reason, "message": message}
-        return {"finish_reason": found, "message": {**message, "tool_calls": calls}}
+        whole, cut = opening + sampled, opening + cut_at_stop(sampled, stop)
+        if translator is None:
+            self._whole_texts.keep(cut, whole)
+        message = message_of(whole, cut, translator, tools, tool_choice)
+        called = "tool_calls" in message and output.finish_reason != "length"
+        return {
+            "finish_reason": "tool_calls" if called else output.finish_reason,
+            "message": message,
+        }
+
+
+def _opening(messages: Messages, prompt_text: str) -> str:
+    """The mark by which the generation prompt opened the reasoning of the reply."""
+    last = plain_message(messages[-1]) if messages else {}
+    return "" if last.get("role") == "assistant" else opening_of(prompt_text)

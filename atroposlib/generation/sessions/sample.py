@@ -14,7 +14,8 @@ from typing import Any, NoReturn, Protocol
 
 from atroposlib.errors import ConfigError, TokensMissing
 from atroposlib.generation.chat.pictures import chat_content
-from atroposlib.generation.chat.template import Messages, plain_message
+from atroposlib.generation.chat.special_tokens import unguarded
+from atroposlib.generation.chat.template import PROMPT_END, Messages, plain_message
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.sampling.generation import (
     UNKNOWN_VERSION,
@@ -51,6 +52,7 @@ async def sample_tokens(
     a result without token ids, or without one logprob per token.
     """
     kwargs = with_configured(kwargs, server.config)
+    prompt_text = unguarded(prompt_text)
     if has_generate(server):
         request = {k: kwargs[k] for k in _REQUEST_OPTIONS if kwargs.get(k) is not None}
         outputs: list[Generation] = await server.generate(  # type: ignore[union-attr]
@@ -136,12 +138,18 @@ def _generations(answer: Any) -> list[Generation]:
 
 
 def pop_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Remove the options of the chat template from ``kwargs`` and its ``extra_body``."""
+    """Remove the options of the chat template from ``kwargs`` and its ``extra_body``.
+
+    Those of PROMPT_END are fields of the request, as for vLLM.
+    """
+    options: dict[str, Any] = {}
     extra = dict(kwargs.get("extra_body") or {})
-    inner = extra.pop("chat_template_kwargs", None)
-    if inner is not None:
+    for fields in (extra, kwargs):
+        options.update(fields.pop("chat_template_kwargs", None) or {})
+        options.update({name: fields.pop(name) for name in PROMPT_END if name in fields})
+    if kwargs.get("extra_body") is not None:
         kwargs["extra_body"] = extra
-    return {**(inner or {}), **(kwargs.pop("chat_template_kwargs", None) or {})}
+    return options
 
 
 class ManagedServerAdapter:

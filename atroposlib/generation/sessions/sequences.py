@@ -278,13 +278,18 @@ _NODES: ContextVar[list[Node] | None] = ContextVar("recorded_nodes", default=Non
 
 @contextmanager
 def recorded_nodes() -> Iterator[list[Node]]:
-    """A list that receives each node sampled in this block, oldest first."""
+    """A list that receives each node sampled in this block, oldest first.
+
+    The list of an enclosing block receives them at the end.
+    """
     nodes: list[Node] = []
     token = _NODES.set(nodes)
     try:
         yield nodes
     finally:
         _NODES.reset(token)
+        if (enclosing := _NODES.get()) is not None:
+            enclosing.extend(nodes)
 
 
 def recorded_here() -> Sequence[Node]:

@@ -18,6 +18,16 @@ from atroposlib.inference.engine.request import MAX_TOP_LOGPROBS, SamplingParams
 from atroposlib.wire.numbers import Int64
 
 MAX_N = 4096
+# Fields of vLLM and OpenAI that forbid tokens, which this server does not do.
+CONSTRAINTS = (
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "bad_words",
+    "allowed_token_ids",
+)
 _TEXTS = ("messages", "tools", "chat_template_kwargs", "stop", "model", "suffix")
 WEIGHTS_GROUP = "weight_update_group"  # default name, as SGLang's
 
@@ -53,6 +63,15 @@ class SamplingFields(BaseModel):
     echo: bool = False
     best_of: Int64 | None = None
     suffix: str | None = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    bad_words: Any = None
+    allowed_token_ids: Any = None
+    tool_choice: Any = None
 
     @model_validator(mode="after")
     def _is_text(self) -> Self:
@@ -82,6 +101,9 @@ class SamplingFields(BaseModel):
             "echo": (False,),
             "best_of": (None, self.n),
             "suffix": (None, ""),
+            "response_format": (None, {}, {"type": "text"}),
+            "tool_choice": (None, "auto", "none"),
+            **dict.fromkeys(CONSTRAINTS, (None, {}, [], "")),
         }
         for name, accepted in neutral.items():
             if (value := getattr(self, name)) not in accepted:

@@ -85,7 +85,7 @@ def groups(draw, floats=FLOAT):
             else rows(floats)
         ),
         "ref_logprobs": lambda: rows(floats),
-        "inference_logprobs": lambda: rows(floats),
+        "inference_logprobs": lambda: rows(floats.map(lambda x: min(x, 0.0))),
         "versions": lambda: rows(st.integers(-1, 2**31 - 1)),
         "distill_token_ids": lambda: choices(TOKEN),
         "distill_logprobs": lambda: choices(floats),

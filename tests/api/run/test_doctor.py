@@ -288,6 +288,11 @@ async def another_clock(api):
     await beat(api, "env", "rollout", clock=api.now - 600)
 
 
+async def full_contexts(api):
+    await works(api)
+    await beat(api, "env", "rollout", samples_context_full=40, groups_sent=10)
+
+
 async def late_index(api):
     env = await works(api)
     api.patch.setattr(indexer, "MAX_WAITING", 0)
@@ -348,6 +353,7 @@ STALLS = {
     "index-behind": (late_index, " records in "),
     "index-unfit": (unfit_record, "1 records since the API started"),
     "thread-failed": (failed_thread, "indexer: "),
+    "context-full": (full_contexts, "40 rollouts, with 10 groups sent"),
 }
 
 

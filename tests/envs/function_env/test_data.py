@@ -15,6 +15,7 @@ from atroposlib.envs.function_env.data import (
     Indexed,
     Stream,
     eval_rows,
+    item_of,
     prepare,
     split_held_out,
     task_id,
@@ -213,3 +214,31 @@ def test_a_restart_repeats_tasks_in_flight_and_then_continues(data):
     assert again == [item for item in handed_out if item["place"] not in finished]
     assert resumed.next() == cursor.next()
     assert resumed.state()["open"] == cursor.state()["open"]
+
+
+TWINS = [
+    ({"id": 0, "q": "easy"}, {"id": 0, "q": "hard"}),
+    ({"id": 1, "q": "easy"}, {"id": "1", "q": "hard"}),
+    ({"id": "train/7", "q": "easy"}, {"id": "train/7", "q": "easy", "hint": "x"}),
+    ({"id": 2.0, "q": [1]}, {"id": "2.0", "q": [2]}),
+    ({"id": "", "q": "easy"}, {"id": "", "q": "hard"}),
+]
+
+
+@pytest.mark.parametrize(("a", "b"), TWINS)
+async def test_two_tasks_of_one_id_are_refused_with_both_rows(a, b):
+    rows = [*ROWS, a, b]
+    with pytest.raises(ConfigError, match="rows 20 and 21 are different tasks") as raised:
+        await prepare(rows, None, settings(), env="toy")
+    assert repr(a["q"]) in str(raised.value) and repr(b["q"]) in str(raised.value)
+    with pytest.raises(ConfigError, match="tasks of the evaluation"):
+        await prepare(ROWS, [a, b], settings(), env="toy")
+    await prepare([a, a, *ROWS], [b, b], settings(), env="toy")  # equal tasks may
+
+
+@pytest.mark.parametrize(("a", "b"), TWINS)
+async def test_two_tasks_of_one_id_in_a_stream_are_two_groups(a, b):
+    first, second = ids(await cursor_over(iter([a, b])), 2)
+    assert first != second
+    assert item_of(a, 0)["id"] == first == item_of(a, 5)["id"]  # stable across runs
+    assert item_of(a, 0, is_unique=True)["id"] == str(a["id"])

@@ -7,6 +7,7 @@ import pytest
 from atroposlib.envs.reward_fns import accuracy_reward
 from atroposlib.envs.reward_fns.accuracy_reward import AccuracyReward
 from atroposlib.envs.reward_fns.math_verify.checker import CheckFailed, MathProcess
+from tests.text.answer_pairs import RIGHT, WRONG
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +34,14 @@ def process(monkeypatch):
         (r"\boxed{2}" * 7, "2", 0.0),
         (r"\boxed{2}", r"\boxed{2}", 1.0),
         (r"\boxed{2}", None, 0.0),
+        (r"First \boxed{5}. That was wrong: \boxed{7}", "5", 0.0),
+        (r"First \boxed{5}. That was wrong: \boxed{7}", "7", 1.0),
+        (r"I get \boxed{5}, but hold on, it should be \boxed{7}", "7", 1.0),
+        (r"#### 5 or #### 7", "5", 0.0),
+        (r"<think>It may be \boxed{5}", "5", 0.0),
+        (r"It may be \boxed{6}</think>\boxed{5}", "5", 1.0),
+        (r"\boxed{0.0000001}", "0.0000005", 0.0),
+        (r"\boxed{12:00}", "12:00", 1.0),
         ([{"role": "user"}, {"role": "assistant", "content": r"\boxed{5}"}], "5", 1.0),
     ],
 )
@@ -63,6 +72,22 @@ def test_expressions_are_checked_by_math_verify(process):
     assert AccuracyReward()(texts, solution="72") == [1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
     assert AccuracyReward()([r"\boxed{\frac{2}{4}}"], solution=r"\frac12") == [1.0]
     assert process.started
+
+
+def test_the_table_of_textbook_answers_is_scored_like_the_verifier_does(process):
+    wanted = {**dict.fromkeys(RIGHT, 1.0), **dict.fromkeys(WRONG, 0.0)}
+    reward = AccuracyReward()
+    scores = {
+        (answer, gold): reward([f"It is \\boxed{{{answer}}}."], solution=gold)[0]
+        for answer, gold in wanted
+    }
+    assert scores == wanted
+
+
+def test_of_two_announced_answers_the_last_counts(process):
+    text = "The final answer is $5$. No: the final answer is $7$."
+    assert AccuracyReward()([text], solution="5") == [0.0]
+    assert AccuracyReward()([text], solution="7") == [1.0]
 
 
 def test_an_answer_whose_check_hangs_has_no_score_and_does_not_affect_others(process, caplog):

@@ -49,3 +49,10 @@ def test_a_repetition_costs_from_a_tenth_up_to_one():
     worst = "no no. " + "word " * 50
     assert RepetitionPenaltyReward()([worst]) == [-1.0]
     assert RepetitionPenaltyReward(short_text_penalty=0.0)(["42"]) == [0.0]
+
+
+@pytest.mark.parametrize(
+    "loop", ["word ", "我们", "haha ", "the same again and again, ", "好的。"]
+)
+def test_an_endless_loop_of_any_language_costs_all(loop):
+    assert RepetitionPenaltyReward()([loop * 600]) == [-1.0]

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from atroposlib.cli import eval_diff
 from atroposlib.envs.runtime.evaluation import (
     append_samples,
     default_errors,
@@ -14,6 +15,7 @@ from atroposlib.envs.runtime.evaluation import (
     report_results,
     transcripts,
 )
+from atroposlib.text.lines import json_lines
 
 
 def test_results_survive_values_that_are_no_numbers(tmp_path, capsys):
@@ -110,7 +112,6 @@ def test_transcripts_are_groups_by_item_in_the_form_of_process():
     assert (first["tokens"], first["masks"]) == ([[1, 2], None], [[-100, 2], None])
     assert "versions" not in first
     assert (second["messages"], second["metadata"]["errors"]) == ([said, []], [None, "away"])
-    assert transcripts([{"loss": 1.0}], "toy") == []
 
 
 def test_tokens_of_samples_stand_in_the_transcripts_only(tmp_path, capsys):
@@ -130,3 +131,32 @@ def test_tokens_of_samples_stand_in_the_transcripts_only(tmp_path, capsys):
         assert "tokens" not in (tmp_path / name).read_text()
     assert '"tokens": [[1]]' in (tmp_path / "transcripts.jsonl").read_text()
     assert "|reward||1.0000|±|0.0000|" in capsys.readouterr().out
+
+
+HOSTILE = [
+    {"id": "q\u2028x", "score": 1.0, "answer": "y"},
+    {"id": "q", "score": 1.0, "prompt": "x", "completion": "cut \ud83d"},
+    {"id": "q", "score": float("nan"), "prompt": "x", "completion": "y"},
+    {"id": "q", "score": 1.0, "seen": {"b", "a"}, "loss": float("inf")},
+    {"id": "q", "score": 1.0, "prompt": [{"role": "user", "content": "\x85\ud83d"}]},
+    {"id": 10**30, "score": 1, "made_by": object()},
+]
+
+
+@pytest.mark.parametrize("sample", HOSTILE)
+def test_no_sample_of_an_evaluation_is_lost_to_one_value(tmp_path, sample):
+    report_results(
+        tmp_path,
+        {"score": float("nan")},
+        task="toy",
+        model_name="m",
+        start_time=1.0,
+        end_time=2.0,
+        generation_parameters={"stop": {"a"}},
+        samples=[sample, {"id": "other", "score": 0.5}],
+        verbose=False,
+    )
+    for name in ("metrics.json", "samples.jsonl"):
+        (json_lines if name.endswith("l") else json.loads)((tmp_path / name).read_text())
+    assert "NaN" not in (tmp_path / "samples.jsonl").read_text()
+    assert eval_diff.main([str(tmp_path), str(tmp_path), "--metric", "score"]) == 0

@@ -42,7 +42,12 @@ def test_the_generation_prompt_is_added_only_after_a_user_turn(
 ) -> None:
     assert render(tokenizer, TURNS) == "<|user|>hi<|end|><|assistant|>"
     answered = [*TURNS, {"role": "assistant", "content": "yes"}]
-    assert render(tokenizer, answered) == "<|user|>hi<|end|><|assistant|>yes<|end|>"
+    assert render(tokenizer, answered) == "<|user|>hi<|end|><|assistant|>yes"  # continued
+    asked = {"add_generation_prompt": True}
+    ended = "<|user|>hi<|end|><|assistant|>yes<|end|>"
+    assert render(tokenizer, answered, template_kwargs=asked) == ended + "<|assistant|>"
+    closed = {"continue_final_message": False}
+    assert render(tokenizer, answered, template_kwargs=closed) == ended
 
 
 def test_text_in_the_middle_of_a_sequence_is_encoded_without_its_context(

@@ -182,11 +182,23 @@ def test_an_unknown_parser_is_rejected_with_the_known_names() -> None:
             "Hm.\n",
             [("add", {"a": 1, "note": "12"})],
         ),
+        ("qwen3_coder", "<function=add>\n<parameter=a>\nx\n", "", None),
         (
             "qwen3_coder",
-            "<function=add>\n<parameter=a>\nx\n",
+            "<function=add>\n<parameter=a>\n1\n</parameter>",
             None,
-            [("add", {"a": "x"})],
+            [("add", {"a": 1})],
+        ),
+        ("qwen3_coder", "I would write <function=add> here", "", None),
+        ("llama3_json", '{"name": "Alice", "age": 3}', "", None),
+        ("llama3_json", '{"name": "add", "age": 3}', "", None),
+        ("llama3_json", '{"name": "Alice", "parameters": {"age": 3}}', "", None),
+        (
+            "harmony",
+            "<|channel|>analysis<|message|>I add.<|end|><|start|>assistant<|channel|>commentary "
+            'to=functions.add <|constrain|>json<|message|>{"a": 1}<|call|>',
+            None,
+            [("add", {"a": 1})],
         ),
     ],
 )
@@ -207,7 +219,7 @@ json_values = st.recursive(
     | st.floats(allow_nan=False, allow_infinity=False)
     # closing tags and half surrogates included
     | st.text(st.characters())
-    | st.sampled_from(["</tool_call>", "<tool_call>", "\ud800"]),
+    | st.sampled_from(["</tool_call>", "<tool_call>", " <think>", " </think>", "\ud800"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
@@ -219,7 +231,7 @@ called = st.lists(
 )
 
 
-@pytest.mark.parametrize("parser", ["hermes", "llama3_json", "mistral"])
+@pytest.mark.parametrize("parser", ["harmony", "hermes", "llama3_json", "mistral"])
 @given(called=called)
 def test_rendered_tool_calls_parse_to_the_same_calls(parser: str, called: Any) -> None:
     translator = ToolCallTranslator(None, parser)
@@ -229,7 +241,8 @@ def test_rendered_tool_calls_parse_to_the_same_calls(parser: str, called: Any) -
     ]
     raw = translator.reconstruct_raw_text_from_tool_calls(calls)
     raw.encode()  # fit for the wire
-    content, parsed, _ = translator.parse_model_output(raw, "auto", [ADD])
+    tools = [ADD, *({"function": {"name": name}} for name, _ in called)]
+    content, parsed, _ = translator.parse_model_output(raw, "auto", tools)
     assert content is None and named(parsed) == called
     assert translator.reconstruct_raw_text_from_tool_calls(parsed) == raw
 
@@ -245,6 +258,34 @@ def test_coder_tool_calls_are_parsed_with_the_types_of_their_schema(note: str, a
         [{"id": "0", "function": {"name": "add", "arguments": json.dumps(arguments)}}]
     )
     assert named(translator.parse_model_output(raw, "auto", [ADD])[1]) == [("add", arguments)]
+
+
+THOUGHTS = [
+    "I could <tool_call> here.",
+    ONE_CALL.replace("1", "7"),
+    "<function=add>\n<parameter=a>\n7\n</parameter>\n</function>",
+    '[TOOL_CALLS]add{"a": 7}',
+    '{"name": "add", "parameters": {"a": 7}}',
+    "A tag <function=add> and </function>.",
+]
+CALLS = {
+    "hermes": ONE_CALL,
+    "llama3_json": '{"name": "add", "parameters": {"a": 1}}',
+    "mistral": '[TOOL_CALLS]add{"a": 1}',
+    "qwen3_coder": "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>",
+}
+
+
+@pytest.mark.parametrize("parser", sorted(CALLS))
+@pytest.mark.parametrize("thought", THOUGHTS)
+@pytest.mark.parametrize("opening", ["<think>\n", ""])
+def test_calls_are_read_after_the_reasoning_only(parser, thought, opening) -> None:
+    translator = ToolCallTranslator(None, parser)
+    head = f"{opening}{thought}\n</think>\n\n"
+    content, calls, _ = translator.parse_model_output(head + CALLS[parser], "auto", [ADD])
+    assert (content.rstrip(), named(calls)) == (head.rstrip(), [("add", {"a": 1})])
+    for raw in (f"{head}It is 4.", f"<think>{thought}", f"<think>{thought}{CALLS[parser]}"):
+        assert translator.parse_model_output(raw, "auto", [ADD]) == (raw, None, "stop")
 
 
 @given(parser=st.sampled_from(sorted(TOOL_PARSERS)), raw=st.text())

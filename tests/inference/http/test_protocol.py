@@ -35,7 +35,22 @@ def test_token_ids_among_the_stop_strings_stop_too():
 
 
 @pytest.mark.parametrize(
-    "fields", [{"min_p": 0.1}, {"logit_bias": {"5": 1.0}}, {"best_of": 2}, {"suffix": "x"}]
+    "fields",
+    [
+        {"min_p": 0.1},
+        {"logit_bias": {"5": 1.0}},
+        {"best_of": 2},
+        {"suffix": "x"},
+        {"response_format": {"type": "json_object"}},
+        {"guided_json": {"type": "object"}},
+        {"guided_regex": "a+"},
+        {"guided_choice": ["a"]},
+        {"structured_outputs": {"json": {}}},
+        {"bad_words": ["a"]},
+        {"allowed_token_ids": [1]},
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+    ],
 )
 def test_a_setting_that_would_change_the_policy_is_rejected(fields):
     with pytest.raises(InferenceRefused, match=f"{next(iter(fields))}=.* is not supported"):
@@ -44,6 +59,7 @@ def test_a_setting_that_would_change_the_policy_is_rejected(fields):
 
 def test_neutral_values_of_such_settings_pass():
     assert params(min_p=0.0, logit_bias={}, n=2, best_of=2, repetition_penalty=1.0)
+    assert params(response_format={"type": "text"}, tool_choice="auto", guided_json=None)
 
 
 def test_more_than_twenty_top_logprobs_are_rejected():

@@ -62,6 +62,18 @@ def test_a_trained_token_without_a_logprob_is_refused():
         to_rows([group], 64)
 
 
+@pytest.mark.parametrize("logprob", [0.5, 0.01, 2.0, 100.0, 0.0011])
+def test_a_probability_above_one_is_refused(logprob):
+    group = scored([[1, 2, 3]], 1, [1.0], inference_logprobs=[[1.0, -0.5, logprob]])
+    with pytest.raises(InvalidGroup, match=r"\[0\]\[2\].*probability above 1"):
+        to_rows([group], 64)
+
+
+def test_rounding_of_a_sure_token_and_logprobs_of_masked_tokens_are_accepted():
+    group = scored([[1, 2, 3]], 1, [1.0], inference_logprobs=[[0.5, 0.0009, 0.0]])
+    assert only_row(group).trained == [0, 1]
+
+
 def test_groups_are_identified_by_id_or_else_by_position():
     groups = [
         scored([[1, 2]], 1, [1.0], group_id=name) for name in ("a", "b", "a", None, None)

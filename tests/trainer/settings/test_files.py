@@ -15,7 +15,6 @@ from example_trainer.settings.files import (
     parse_override,
     translate,
 )
-from example_trainer.settings.yaml_reader import parse_yaml
 from tests.trainer.settings.conftest import given
 
 CONFIGS = Path(__file__).resolve().parents[3] / "example_trainer" / "configs"
@@ -56,24 +55,6 @@ def refusal(*words: str) -> str:
 )
 def test_override_and_flag_are_equivalent(word, settings):
     assert given(word) == settings
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("1e-5", 1e-5),
-        ("5", 5),
-        ("010", "010"),
-        ("0", 0),
-        ("-3", -3),
-        ("1:30", "1:30"),
-        ("on", "on"),
-        ("~", None),
-    ]
-    + [("True", True), (".5", 0.5), ("2024-01-01", "2024-01-01"), ("[1, a]", [1, "a"])],
-)
-def test_plain_words_are_read_by_yaml_1_2(text, value):
-    assert parse_yaml(text, "here") == value
 
 
 def test_references_resolve_to_the_final_value(file):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 
 import pytest
 
@@ -174,3 +175,24 @@ def test_a_tokenizer_without_a_template_is_named(tmp_path):
     tokenizer.chat_template = None
     with pytest.raises(ConfigError, match="chat template"):
         corpus.sft_rows(tokenizer, {"messages": [turn("assistant", "a")]}, "g")
+
+
+def test_reasoning_that_the_template_drops_is_trained_behind_the_prompt_of_sampling():
+    drops = char_tokenizer(alphabet=string.printable)
+    drops.chat_template = (
+        "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'].split('</think>')[-1] }}<|end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|assistant|><think>{% endif %}"
+    )
+    asked = [turn("user", "1+1?")]
+    told_as = "<think>one more</think>2"
+    (row,) = sft({"messages": [*asked, turn("assistant", told_as)]}, drops)
+    assert row == (
+        f"{USER}1+1?{END}{AI}<think>one more</think>2{END}",
+        f"one more</think>2{END}",
+    )
+    sides = {
+        "pos": [*asked, turn("assistant", told_as)],
+        "neg": [*asked, turn("assistant", "<think>no idea</think>2")],
+    }
+    better, worse = corpus.pair_rows(drops, sides, "g")
+    assert better.tokens != worse.tokens  # equal answers, other reasoning

@@ -1,6 +1,6 @@
 r"""Checks of mathematical answers: equal numbers, else math-verify in a child process.
 
-text -> after the last </think> -> last \boxed{...} -> equal number? -> math-verify
+text -> after the reasoning -> last \boxed{...} -> equal text or number? -> math-verify
 
 math-verify computes what it reads, ``9^{9^{9}}`` included, and neither a thread nor a signal can
 interrupt it. It therefore runs in a process that is killed after a time limit.
@@ -11,25 +11,23 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import subprocess
 import sys
 import threading
 import weakref
 from contextlib import suppress
-from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import IO, Any
 
 from atroposlib.errors import AtroposError, ConfigError, boundary
+from atroposlib.text.answers import boxed, boxed_answer, in_latex, same_answer
+from atroposlib.text.parts import answer_of
 
 logger = logging.getLogger(__name__)
 WORKER = "atroposlib.envs.reward_fns.math_verify.checker"
 MAX_ANSWER_CHARS = 512  # a longer box holds a derivation, not an answer
-_NUMBER = re.compile(r"[-+]?(\d{1,3}(,\d{3})+|\d+)?(\.\d+)?")
-_AROUND_NUMBER = re.compile(r"\\[$%!,; ]|[$%\s]|\\(?:text|mathrm|,)\{?\s*\}?|\.$")
 
 
 class Correctness(str, Enum):
@@ -41,41 +39,6 @@ class Correctness(str, Enum):
 
 class CheckFailed(AtroposError):
     """The check failed or took too long; whether the answer is right is unknown."""
-
-
-# --- texts ---
-
-
-def after_thinking(text: str) -> str:
-    """Text after the last ``</think>``; the whole text without one."""
-    return text.rpartition("</think>")[2]
-
-
-def boxed_answer(text: str) -> str | None:
-    r"""The content of the last complete ``\boxed{...}``, braces balanced; None without one."""
-    start = text.rfind("\\boxed{")
-    while start != -1:
-        depth = 0
-        for i in range(start + len("\\boxed"), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[i], 0)
-            if depth == 0:
-                return text[start + len("\\boxed{") : i].strip()
-        start = text.rfind("\\boxed{", 0, start)
-    return None
-
-
-def boxed(answer: str) -> str:
-    """``answer`` in a box, the form that math-verify extracts."""
-    return f"\\boxed{{{answer}}}"
-
-
-def as_number(text: str) -> Decimal | None:
-    """``text`` as a number, ignoring thousands commas, $ and %; None for any other text."""
-    bare = _AROUND_NUMBER.sub("", text.strip())
-    match = _NUMBER.fullmatch(bare)
-    if match is None or not any(c.isdigit() for c in bare):
-        return None
-    return Decimal(bare.replace(",", ""))
 
 
 # --- checks ---
@@ -99,15 +62,15 @@ class MathVerifier:
 
         None: the check failed or took too long, so the result is unknown.
         """
-        answer = boxed_answer(after_thinking(text))
+        answer = boxed_answer(answer_of(text))
         if answer is None or len(answer) > MAX_ANSWER_CHARS:
             return Correctness.WRONG
-        expected, number = as_number(gold), as_number(answer)
-        if expected is not None and number is not None:
-            return Correctness.CORRECT if expected == number else Correctness.WRONG
+        equal = same_answer(answer, gold)
+        if equal is not None:
+            return Correctness.CORRECT if equal else Correctness.WRONG
         process = await self._idle.get()  # a waiting check takes no thread
         try:
-            equal = await asyncio.to_thread(process.equal, boxed(answer), boxed(gold))
+            equal = await asyncio.to_thread(process.equal, in_box(answer), in_box(gold))
         except asyncio.CancelledError:
             process.kill()  # also ends the thread that waits for it
             raise
@@ -229,29 +192,40 @@ def shared_process() -> MathProcess:
     return MathProcess()
 
 
+def in_box(answer: str) -> str:
+    """``answer`` in a box, as math-verify reads it."""
+    return boxed(in_latex(answer))
+
+
 # --- the child process ---
 
 
 def equal(text: str, gold: str) -> bool:
     """Whether math-verify finds both equal. Its timeouts are off; the parent kills the process.
 
-    A box is preferred; without one only an announced answer counts.
+    A box is preferred; without one only an announced answer counts. A gold answer that is no
+    mathematics, such as a time of day, equals only the same text, which was compared before.
     """
     from math_verify import LatexExtractionConfig, parse, verify
 
+    from atroposlib.envs.reward_fns.math_verify.exact_values import differ, is_undefined
+
     latex = [LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)]
 
-    def read(source: str, strict: bool) -> Any:
-        return parse(
-            source,
-            latex,
-            extraction_mode="first_match",
-            parsing_timeout=None,
-            raise_on_error=strict,
+    def read(source: str) -> list[Any]:
+        found: list[Any] = parse(
+            source, latex, extraction_mode="first_match", parsing_timeout=None
         )
+        return [value for value in found if not is_undefined(value)]
 
-    expected, given = read(gold, True), read(text, False)
-    return bool(verify(expected, given, timeout_seconds=None, raise_on_error=True))
+    expected, given = read(gold), read(text)
+    if not expected or not given:
+        return False
+    if not verify(expected, given, timeout_seconds=None, raise_on_error=True):
+        return False
+    golds = [value for value in expected if not isinstance(value, str)]
+    values = [value for value in given if not isinstance(value, str)]
+    return not golds or not values or not all(differ(value, golds[0]) for value in values)
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from atroposlib.errors import ConfigError
+from atroposlib.generation.chat.tool_parsers.harmony import HarmonyParser
 from atroposlib.generation.chat.tool_parsers.json_formats import (
     HermesParser,
     Llama3JsonParser,
@@ -22,6 +23,7 @@ from atroposlib.generation.chat.tool_parsers.vllm_parsers import VLLM_AVAILABLE,
 __all__ = ["TOOL_PARSERS", "VLLM_AVAILABLE", "tool_parser_named"]
 
 TOOL_PARSERS: dict[str, type[ToolParser]] = {
+    "harmony": HarmonyParser,
     "hermes": HermesParser,
     "llama3_json": Llama3JsonParser,
     "mistral": MistralParser,

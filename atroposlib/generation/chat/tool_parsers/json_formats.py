@@ -7,34 +7,23 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from atroposlib.generation.chat.tool_parsers.parsing import (
+    AnswerParser,
     FoundCall,
-    MalformedCall,
-    Parsed,
     Tools,
     arguments_value,
     call_of,
+    schema_of,
+)
+from atroposlib.text.tool_calls import (
+    MalformedCall,
     json_text,
     read_json,
     skip_space,
+    tagged_calls,
 )
 
 
-class JsonParser:
-    """Base of the formats: text with a malformed call has none."""
-
-    def parse(self, raw: str, tools: Tools) -> Parsed | None:
-        try:
-            content, calls = self.read(raw)
-        except MalformedCall:
-            return None
-        return Parsed(content, calls) if calls else None
-
-    def read(self, raw: str) -> tuple[str, list[FoundCall]]:
-        """Content and calls of a model's raw text. Raises MalformedCall."""
-        raise NotImplementedError
-
-
-class HermesParser(JsonParser):
+class HermesParser(AnswerParser):
     """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, repeated.
 
     Text before the first tag is content. The last closing tag may be missing.
@@ -43,17 +32,12 @@ class HermesParser(JsonParser):
     OPEN, CLOSE = "<tool_call>", "</tool_call>"
     markers: ClassVar[tuple[str, ...]] = (OPEN, CLOSE)
 
-    def read(self, raw: str) -> tuple[str, list[FoundCall]]:
-        start = at = raw.find(self.OPEN)
-        calls = []
-        while at >= 0:
-            value, end = read_json(raw, at + len(self.OPEN))
-            calls.append(call_of(value))
-            end = skip_space(raw, end)
-            if not raw.startswith(self.CLOSE, end) and end < len(raw):
-                raise MalformedCall("text after a call")
-            at = raw.find(self.OPEN, end)
-        return raw[: max(start, 0)], calls
+    def read(self, text: str, tools: Tools) -> tuple[str, list[FoundCall]]:
+        found = list(tagged_calls(text))
+        if any(not call.closed and text[call.end :].strip() for call in found):
+            raise MalformedCall("text after a call")
+        calls = [call_of(call.value) for call in found]
+        return text[: found[0].start if found else 0], calls
 
     def write(self, calls: Sequence[FoundCall]) -> str:
         return "\n".join(
@@ -61,23 +45,31 @@ class HermesParser(JsonParser):
         )
 
 
-class Llama3JsonParser(JsonParser):
+class Llama3JsonParser(AnswerParser):
     """Only ``{"name": ..., "parameters": {...}}``, repeated after ``;``.
 
-    Text before the calls is allowed only if ``<|python_tag|>`` follows it.
+    Text before the calls is allowed only if ``<|python_tag|>`` follows it. Without that tag,
+    JSON without parameters, or with a name that is no tool, is an answer and not a call.
     """
+
+    KEYS = ("parameters", "arguments")
 
     TAG = "<|python_tag|>"
     markers: ClassVar[tuple[str, ...]] = (TAG,)
 
-    def read(self, raw: str) -> tuple[str, list[FoundCall]]:
-        content, tag, rest = raw.partition(self.TAG)
+    def read(self, text: str, tools: Tools) -> tuple[str, list[FoundCall]]:
+        content, tag, rest = text.partition(self.TAG)
         if not tag:
-            content, rest = "", raw
+            content, rest = "", text
         calls, at = [], skip_space(rest, 0)
         while at < len(rest):
             value, end = read_json(rest, at)
-            calls.append(call_of(value, ("parameters", "arguments")))
+            call = call_of(value, self.KEYS)
+            if not tag and tools and schema_of(call.name, tools) is None:
+                raise MalformedCall(f"{call.name} is no tool")
+            if not tag and not any(key in value for key in self.KEYS):
+                raise MalformedCall("a call has parameters")
+            calls.append(call)
             at = skip_space(rest, end)
             if at < len(rest):
                 if rest[at] not in ";,":
@@ -89,7 +81,7 @@ class Llama3JsonParser(JsonParser):
         return "; ".join(json_text(_named(call, "parameters")) for call in calls)
 
 
-class MistralParser(JsonParser):
+class MistralParser(AnswerParser):
     """``[TOOL_CALLS] [{"name": ..., "arguments": {...}}]``, or ``[TOOL_CALLS]name{...}``.
 
     The list is the format of older models, the name that of newer ones.
@@ -99,8 +91,8 @@ class MistralParser(JsonParser):
     NAME = re.compile(r"\s*([^\s\[{]+)\s*(?:\[CALL_ID\]\s*[^\s\[{]+\s*)?(?:\[ARGS\])?")
     markers: ClassVar[tuple[str, ...]] = (TAG, "[ARGS]", "[CALL_ID]")
 
-    def read(self, raw: str) -> tuple[str, list[FoundCall]]:
-        content, _, rest = raw.partition(self.TAG)
+    def read(self, text: str, tools: Tools) -> tuple[str, list[FoundCall]]:
+        content, _, rest = text.partition(self.TAG)
         if rest.lstrip().startswith("["):
             values, _ = read_json(rest, 0)
             return content, [call_of(value) for value in values]

@@ -1,16 +1,16 @@
-"""Protocol of tool-call parsers, and reading of the JSON in most formats."""
+"""Protocol of tool-call parsers, and what the formats share."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import Any, ClassVar, Protocol
+
+from atroposlib.text.parts import split
+from atroposlib.text.tool_calls import MalformedCall, json_text, read_json
 
 Tools = Sequence[Mapping[str, Any]]
-
-_SPACE = re.compile(r"\s*")
 
 
 @dataclass(frozen=True)
@@ -29,57 +29,45 @@ class Parsed:
     calls: list[FoundCall]
 
 
-class MalformedCall(ValueError):
-    """The text is not a well-formed call, so that all of it stays text."""
-
-
 class ToolParser(Protocol):
     """One format of tool calls. Pure: its input is the text and the tools."""
 
     #: Parts of the special tokens that belong to a call, not to the end of a turn.
     markers: ClassVar[tuple[str, ...]]
+    #: Whether calls of earlier turns stay calls for the chat template, instead of text.
+    native: ClassVar[bool]
 
     def parse(self, raw: str, tools: Tools) -> Parsed | None:
-        """The calls in ``raw``; None without a call, or with a malformed one."""
+        """The calls in ``raw``; None without a call, or with a malformed one.
+
+        Calls inside the reasoning do not count; the reasoning is a part of the content.
+        """
 
     def write(self, calls: Sequence[FoundCall]) -> str:
         """Text of the calls in this format, from which ``parse`` returns the same calls."""
 
 
-def _reject_constant(name: str) -> NoReturn:
-    raise MalformedCall(f"{name} is not JSON")
+class AnswerParser:
+    """Base of the formats: reads calls from the text after the reasoning.
 
-
-_DECODER = json.JSONDecoder(parse_constant=_reject_constant)
-
-
-def skip_space(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match else at
-
-
-def read_json(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value that starts at ``at``, and its end. Raises MalformedCall.
-
-    It is decoded up to its own end and not up to a closing tag, which an argument may contain.
+    Text with a malformed call has none.
     """
-    try:
-        return _DECODER.raw_decode(text, skip_space(text, at))
-    except (
-        ValueError,
-        RecursionError,
-    ) as cause:  # RecursionError: thousands of nested brackets
-        raise MalformedCall("malformed JSON") from cause
 
+    native: ClassVar[bool] = False
 
-def json_text(value: Any) -> str:
-    """JSON without escapes, except of characters that UTF-8 cannot encode."""
-    text = json.dumps(value, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, from an incomplete escape
-        return json.dumps(value)
-    return text
+    def parse(self, raw: str, tools: Tools) -> Parsed | None:
+        answer = split(raw).answer
+        if answer is None:
+            return None
+        try:
+            content, calls = self.read(answer, tools)
+        except MalformedCall:
+            return None
+        return Parsed(raw.removesuffix(answer) + content, calls) if calls else None
+
+    def read(self, text: str, tools: Tools) -> tuple[str, list[FoundCall]]:
+        """Content and calls of the text after the reasoning. Raises MalformedCall."""
+        raise NotImplementedError
 
 
 def call_of(
@@ -96,7 +84,7 @@ def call_of(
         raise MalformedCall("a call needs a name")
     arguments = next((value[key] for key in arguments_keys if key in value), None)
     if isinstance(arguments, str):
-        arguments, end = read_json(arguments, 0)
+        arguments, _ = read_json(arguments, 0)
     if not isinstance(arguments, Mapping) and arguments is not None:
         raise MalformedCall("arguments are an object")
     return FoundCall(name, json_text(arguments or {}))
@@ -108,3 +96,13 @@ def arguments_value(call: FoundCall) -> Any:
         return json.loads(call.arguments)
     except ValueError:
         return call.arguments
+
+
+def schema_of(name: str, tools: Tools) -> Mapping[str, Any] | None:
+    """The JSON schema of the parameters of the tool ``name``; None without such a tool."""
+    for tool in tools:
+        function = tool.get("function") or tool
+        if function.get("name") == name:
+            schema = function.get("parameters")
+            return schema if isinstance(schema, Mapping) else {}
+    return None

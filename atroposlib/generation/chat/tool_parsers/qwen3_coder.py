@@ -2,73 +2,71 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from atroposlib.generation.chat.tool_parsers.parsing import (
+    AnswerParser,
     FoundCall,
-    Parsed,
     Tools,
     arguments_value,
-    json_text,
+    schema_of,
 )
+from atroposlib.generation.chat.tool_parsers.written_values import value_of
+from atroposlib.text.tool_calls import MalformedCall, json_text
 
-_CALL = re.compile(r"<function=([^>\s]+)>\s*(.*?)(?:</function>|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([^>\s]+)>\s*")
 _PARAMETER = re.compile(
-    r"<parameter=([^>\s]+)>\n?(.*?)\n?"
-    r"(?:</parameter>|(?=<parameter=)|(?=</function>)|\Z)\s*",
+    r"<parameter=([^>\s]+)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|(?=</function>))\s*",
     re.DOTALL,
 )
+_END = re.compile(r"\s*(?:</function>|\Z)")
 
 
-class Qwen3CoderParser:
-    """Values are text if the tool's schema has type string or no type, else JSON."""
+class Qwen3CoderParser(AnswerParser):
+    """Values have the type that the tool's schema allows; without a schema they are text.
+
+    Raises MalformedCall for text inside of a call, or for a call that is cut off. A function
+    without parameters and without its end is mentioned, not called.
+    """
 
     markers: ClassVar[tuple[str, ...]] = ("tool_call>", "<function=", "</function>")
 
-    def parse(self, raw: str, tools: Tools) -> Parsed | None:
-        found = list(_CALL.finditer(raw))
-        if not found:
-            return None
-        start = raw.rfind("<tool_call>", 0, found[0].start() + 1)
-        calls = [_call(match[1], match[2], tools) for match in found]
-        return Parsed(raw[: start if start >= 0 else found[0].start()], calls)
+    def read(self, text: str, tools: Tools) -> tuple[str, list[FoundCall]]:
+        calls: list[FoundCall] = []
+        start, at = 0, 0
+        while function := _FUNCTION.search(text, at):
+            at = function.end()
+            written: dict[str, str] = {}
+            while parameter := _PARAMETER.match(text, at):
+                written[parameter[1]] = parameter[2]
+                at = parameter.end()
+            end = _END.match(text, at)
+            closed = end is not None and bool(end.group().strip())
+            if not closed and not written and not text.startswith("<parameter=", at):
+                continue
+            if end is None:
+                raise MalformedCall(f"a call of {function[1]} is cut off or has other text")
+            if not calls:
+                tag = text.rfind("<tool_call>", 0, function.start())
+                between = text[tag + len("<tool_call>") : function.start()]
+                start = tag if tag >= 0 and not between.strip() else function.start()
+            calls.append(FoundCall(function[1], _arguments(function[1], written, tools)))
+            at = end.end()
+        return text[:start], calls
 
     def write(self, calls: Sequence[FoundCall]) -> str:
         return "\n".join(_written(call) for call in calls)
 
 
-def _call(name: str, body: str, tools: Tools) -> FoundCall:
-    types = _parameter_types(name, tools)
-    arguments = {
-        match[1]: _value(match[2], types.get(match[1], "string"))
-        for match in _PARAMETER.finditer(body)
-    }
-    return FoundCall(name, json_text(arguments))
-
-
-def _value(text: str, kind: Any) -> Any:
-    if kind == "string":
-        return text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _parameter_types(name: str, tools: Tools) -> dict[str, Any]:
-    for tool in tools:
-        function = tool.get("function") or tool
-        if function.get("name") == name:
-            properties = (function.get("parameters") or {}).get("properties") or {}
-            return {
-                key: schema.get("type")
-                for key, schema in properties.items()
-                if isinstance(schema, Mapping)
-            }
-    return {}
+def _arguments(name: str, written: Mapping[str, str], tools: Tools) -> str:
+    schema = schema_of(name, tools) or {}
+    properties = schema.get("properties")
+    known = properties if isinstance(properties, Mapping) else {}
+    return json_text(
+        {key: value_of(text, known.get(key), schema) for key, text in written.items()}
+    )
 
 
 def _written(call: FoundCall) -> str:

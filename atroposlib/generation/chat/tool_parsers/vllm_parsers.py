@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from atroposlib.errors import ConfigError
 from atroposlib.generation.chat.tool_parsers.json_formats import HermesParser
-from atroposlib.generation.chat.tool_parsers.parsing import FoundCall, Parsed, Tools
+from atroposlib.generation.chat.tool_parsers.parsing import AnswerParser, FoundCall, Tools
 
 #: Whether vLLM can be imported; the check does not import it.
 VLLM_AVAILABLE = find_spec("vllm") is not None
@@ -22,7 +22,7 @@ _REQUEST_MODULES = (
 )
 
 
-class VllmParser:
+class VllmParser(AnswerParser):
     """``ToolParserManager.get_tool_parser(name)`` of vLLM.
 
     It only reads, so that calls which were not sampled are written in the Hermes format.
@@ -38,17 +38,17 @@ class VllmParser:
         except KeyError as cause:
             raise ConfigError(f"tool_parser: vLLM knows no parser {name!r}") from cause
 
-    def parse(self, raw: str, tools: Tools) -> Parsed | None:
+    def read(self, text: str, tools: Tools) -> tuple[str, list[FoundCall]]:
         request = self._request(
             messages=[], model="any", tools=[dict(tool) for tool in tools], tool_choice="auto"
         )
-        found = self._parser.extract_tool_calls(raw, request=request)
+        found = self._parser.extract_tool_calls(text, request=request)
         if not found.tools_called:
-            return None
+            return text, []
         calls = [
             FoundCall(call.function.name, call.function.arguments) for call in found.tool_calls
         ]
-        return Parsed(found.content or "", calls)
+        return found.content or "", calls
 
     def write(self, calls: Sequence[FoundCall]) -> str:
         return HermesParser().write(calls)

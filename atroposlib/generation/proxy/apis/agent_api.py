@@ -118,14 +118,14 @@ def message_of(error: Exception) -> str:
     return error.detail if isinstance(error, InferenceRefused) else str(error)
 
 
-def openai_body(status: int, message: str) -> Json:
+def openai_body(status: int, message: str, code: str | None = None) -> Json:
     kind = "server_error" if status >= 500 else "invalid_request_error"
     return {
         "error": {
             "message": message,
             "type": _OPENAI_TYPES.get(status, kind),
             "param": None,
-            "code": status,
+            "code": code or status,
         }
     }
 

@@ -247,12 +247,6 @@ def is_placeholder(node: SequenceNode) -> bool:
     return bool(node.metadata.get("dummy_tokens"))
 
 
-def cut_at_stop(text: str, stop: Sequence[str] | None) -> str:
-    """Text before the first stop string, which OpenAI's APIs do not return."""
-    found = [at for word in stop or [] if (at := text.find(word)) >= 0]
-    return text[: min(found)] if found else text
-
-
 def _choice(
     choice: Any, node: SequenceNode, request: SamplingRequest, prompt_tokens: int
 ) -> Choice:
@@ -268,7 +262,7 @@ def _choice(
     if is_placeholder(node):
         start = 1 if dummy_allowed() else len(node.tokens)
     return Choice(
-        content=content if content is None else cut_at_stop(content, request.stop),
+        content=content,
         tool_calls=calls,
         finish_reason=finish_reason_of(choice.finish_reason),
         generation=sampled_part(node, start),

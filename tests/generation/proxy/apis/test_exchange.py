@@ -9,7 +9,6 @@ from atroposlib.errors import InferenceRefused
 from atroposlib.generation.proxy.apis.exchange import (
     SamplingRequest,
     bare_id,
-    cut_at_stop,
     finish_reason_of,
     function_tools,
     new_id,
@@ -86,12 +85,6 @@ def test_the_response_id_is_the_same_under_the_prefix_of_every_api(prefix):
     made = new_id()
     assert len(made) == 12
     assert bare_id(prefix + made) == made
-
-
-def test_text_ends_before_the_first_stop_string():
-    assert cut_at_stop("one, two. three", [".", ","]) == "one"
-    assert cut_at_stop("one", ["."]) == "one"
-    assert cut_at_stop("one", None) == "one"
 
 
 def test_an_aborted_generation_is_reported_as_cut_off():

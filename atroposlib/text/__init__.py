@@ -1,0 +1,1 @@
+"""Meaning of sampled text: reasoning, calls, the answer, and whether the answer is right."""
