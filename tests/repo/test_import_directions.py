@@ -101,6 +101,7 @@ ALONE: Mapping[str, tuple[str, ...]] = {
     GENERATION: (*FOUNDATION, "atroposlib.utils"),
     "example_trainer": (
         "atroposlib.errors",
+        "atroposlib.text",
         "atroposlib.wire",
         "atroposlib.client",
         "atroposlib.live",

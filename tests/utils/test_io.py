@@ -58,9 +58,13 @@ def test_a_file_is_written_whole_for_its_user_alone(tmp_path):
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path):
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "no space left on device")
+
     file = tmp_path / "plan"
     write_whole(file, "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(file, "\udc80")
+    monkeypatch.setattr("atroposlib.utils.io.os.fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        write_whole(file, "new")
     assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]

@@ -143,6 +143,7 @@ async def test_the_evaluation_counts_them_in_its_denominator(played, tmp_path):
     env.config.data_dir_to_save_evals = str(tmp_path / "evals")
     await env.setup()
     await env.evaluate()
+    await env.close()
     found = json.loads((tmp_path / "evals" / "metrics.json").read_text())["results"]["all"]
     assert (found["reward"], found["items"], found["context_full"]) == (0.5, 4, 2)
 
