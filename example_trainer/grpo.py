@@ -67,6 +67,7 @@ from example_trainer.state import Frequency, Stopped, StopSignal, end
 from example_trainer.update.optimizer import build_optimizer
 from example_trainer.update.step import Critic, learn
 from example_trainer.weights import make_publisher, verify
+from example_trainer.weights.agreement import Agreement
 from example_trainer.weights.publisher import Keeper, Publisher
 
 HEARTBEAT_TIMEOUT_S = 5.0
@@ -193,17 +194,17 @@ def _resume(
     recovery: Recovery,
     publisher: Publisher,
     connections: Connections,
-    tolerance: float | None,
+    agreement: Agreement | None,
 ) -> TrainerState:
     """Return the state to train from; servers, API and log are in agreement with it.
 
     Args:
-        tolerance: nats between the logprobs of servers and trainer; None skips the checks.
+        agreement: limits of the servers' distance to the trainer; None skips the checks.
     """
     policy, client = models.policy, connections.client
     begins = recovery.begins(client)
-    if begins and tolerance is not None:  # refuse a wrong model or tokenizer first
-        verify.check_start(policy, publisher, tolerance)
+    if begins and agreement is not None:  # refuse a wrong model or tokenizer first
+        verify.check_start(policy, publisher, agreement)
     state = recovery.resume(client, policy, models.optimizer, models.critic)
     if begins and client is not None:  # the initial weights have a version as well
         publisher.begin(state.version)
@@ -212,8 +213,8 @@ def _resume(
     if not begins or publisher.publishes_start:
         connections.waits.phase("publishing weights", step=state.step, version=state.version)
         publisher.publish(policy, state)
-        if tolerance is not None:
-            verify.check_start(policy, publisher, tolerance)
+        if agreement is not None:
+            verify.check_start(policy, publisher, agreement)
     if connections.log is not None:
         connections.log.begin(state.run_id, state.step)
     return state
@@ -243,14 +244,16 @@ def _rows(
 
 
 def _check_servers(
-    policy: Policy, publisher: Publisher, prepared: Prepared, state: TrainerState
+    policy: Policy,
+    publisher: Publisher,
+    prepared: Prepared,
+    state: TrainerState,
+    agreement: Agreement,
 ) -> Mapping[str, float]:
     cfg = publisher.cfg
     due = state.step == 1 or state.step % cfg.check_every == 0
     sequences = verify.choose_rows(prepared.rows, cfg.check_rows if due else 0)
-    return verify.check_published(
-        policy, publisher, sequences, state.version, cfg.logprob_tolerance
-    )
+    return verify.check_published(policy, publisher, sequences, state.version, agreement)
 
 
 def _publish(
@@ -258,6 +261,7 @@ def _publish(
     publisher: Publisher,
     prepared: Prepared,
     state: TrainerState,
+    agreement: Agreement,
     clock: Clock,
     phase: Callable[..., None],
 ) -> Mapping[str, float]:
@@ -266,7 +270,7 @@ def _publish(
         publisher.publish(policy, state)
     phase("checking servers")
     with clock.measure("check"):
-        return _check_servers(policy, publisher, prepared, state)
+        return _check_servers(policy, publisher, prepared, state, agreement)
 
 
 def _log_step(
@@ -302,8 +306,9 @@ def _train(
     counters = {"saver": exporter.frequency, "evaluator": evaluator.frequency}
     recovery = recovery_of(cfg, world, policy.max_tokens_per_row, counters, waits.life)
     phase("joining the run")
-    tolerance = cfg.logprob_tolerance if cfg.check_rows else None
-    state = _resume(models, recovery, publisher, peers, tolerance)
+    agreement = Agreement.of(cfg.compute_dtype, cfg.max_logprob_mismatch)
+    checked = agreement if cfg.check_rows else None
+    state = _resume(models, recovery, publisher, peers, checked)
     stack.enter_context(recovery.saving_at_stop(client, policy, optimizer, critic))
     waits.checks.append(stack.enter_context(Keeper(publisher)).check)
     waits.pulse.servers = publisher.fleet.states
@@ -328,7 +333,17 @@ def _train(
             )
         with clock.measure("train"):
             noted = None if cfg.notes_rows == 0 else TokenValues()  # alike on every rank
-            learned = learn(cfg, policy, optimizer, prepared, state, waits.stop, critic, noted)
+            learned = learn(
+                cfg,
+                policy,
+                optimizer,
+                prepared,
+                state,
+                waits.stop,
+                critic,
+                noted,
+                agreement,
+            )
         record = {**batch_metrics(claimed, batch, prepared, state.version), **learned}
 
         # Publish the new version to every server. Until the ack a stop signal is held back.
@@ -338,14 +353,14 @@ def _train(
             phase("publishing weights", step=state.step, version=state.version)
             if prefetcher is not None:
                 prefetcher.confirm(claimed)  # a trainer that was replaced publishes nothing
-            record |= _publish(policy, publisher, prepared, state, clock, phase)
+            record |= _publish(policy, publisher, prepared, state, agreement, clock, phase)
         if prefetcher is not None and reporter is not None:
             prefetcher.ack(claimed)
             reporter.batch(claimed, batch, prepared, noted)
 
         # The recovery checkpoint comes last: a step in it is complete, others are repeated.
         epoch_ended = cfg.ends_epoch(state.step)
-        phase("saving checkpoint", **mismatch_details(record, cfg.logprob_tolerance))
+        phase("saving checkpoint", **mismatch_details(record, agreement))
         with clock.measure("save"):
             exporter.maybe(policy, state, epoch_ended)
         phase("evaluating")

@@ -27,6 +27,7 @@ from example_trainer.model.policy import Policy
 from example_trainer.model.state_dict import export_weights, layout
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.weights import make_publisher
+from example_trainer.weights.agreement import Agreement
 from example_trainer.weights.engines import connect
 from example_trainer.weights.shared_memory import CudaBuffer
 from example_trainer.weights.verify import check_servers
@@ -53,9 +54,8 @@ def publish(place: Place) -> list[Figure]:
                     began = time.perf_counter()
                     publisher.publish(policy, TrainerState("gpu", version, version, version))
                     seconds = time.perf_counter() - began
-                found = check_servers(
-                    policy, [engine], SEQUENCES, version, cfg.logprob_tolerance
-                )
+                agreement = Agreement.of(cfg.compute_dtype)
+                found = check_servers(policy, [engine], SEQUENCES, version, agreement)
                 moved = max(abs(a - b) for a, b in zip(before, engine.score(SEQUENCES[0])))
             size = sum(spec.bytes for spec in layout(policy, untie_head=False))
             figures += [

@@ -44,6 +44,7 @@ from example_trainer.advantage.rewards import TRUNCATED
 from example_trainer.data.rows import Row, TrainingBatch, staleness
 from example_trainer.run.display import Display
 from example_trainer.settings.run import WatchSettings
+from example_trainer.weights.agreement import Agreement
 
 logger = logging.getLogger(__name__)
 TRAINING_PHASES = ("prepare", "learn", "train")
@@ -70,10 +71,15 @@ class Clock:
         return taken
 
 
-def mismatch_details(record: Mapping[str, Any], bound: float) -> dict[str, Any]:
-    """Details of a heartbeat: the largest mismatch of a step and its tolerance, in nats."""
-    names = ("logprob_mismatch_max", "publish_mismatch_max")
+def mismatch_details(record: Mapping[str, Any], agreement: Agreement) -> dict[str, Any]:
+    """Details of a heartbeat: the mismatch of a step and its limit, in nats.
+
+    Of bfloat16 the mean, else the largest of a token.
+    """
+    kind = "max" if agreement.most is None else "mean"
+    names = (f"logprob_mismatch_{kind}", f"publish_mismatch_{kind}")
     found = [record[name] for name in names if record.get(name) is not None]
+    bound = agreement.tolerance if agreement.most is None else agreement.most
     return {"mismatch": max(found), "mismatch_bound": bound} if found else {}
 
 

@@ -40,6 +40,7 @@ from example_trainer.update.step_metrics import (
     device_memory,
     with_deviations,
 )
+from example_trainer.weights.agreement import Agreement
 from example_trainer.weights.mismatch import Mismatch, reduce_mismatch, sampled_mismatch
 from example_trainer.weights.verify import SamplerCheck
 
@@ -64,16 +65,19 @@ def learn(
     stop: StopSignal,
     critic: Critic | None = None,
     values: TokenValues | None = None,
+    agreement: Agreement | None = None,
 ) -> dict[str, float | None]:
     """Take ``minibatches x ppo_epochs`` optimizer steps; metrics over all of them.
 
-    ``values`` receives what the steps computed of each token.
+    ``values`` receives what the steps computed of each token. ``agreement`` limits the
+    distance of fresh tokens to their sampler; None: the limits of a new run.
 
     Raises:
         StaleWeights: fresh tokens have other logprobs at the sampler than here.
         Stopped: between two micro-batches; the step is not taken.
     """
     parts = minibatches(prepared.rows, cfg.minibatches)
+    limits = agreement or Agreement.of(cfg.compute_dtype, cfg.max_logprob_mismatch)
     proximal_R_T = None
     if len(parts) > 1 and losses.needs_proximal(cfg.loss):
         proximal_R_T = policy.trained_logprobs(prepared.rows)
@@ -87,7 +91,7 @@ def learn(
                 policy,
                 part := part_of(prepared, indices),
                 stop,
-                SamplerCheck.of(part.rows, state, cfg.logprob_tolerance) if first else None,
+                SamplerCheck.of(part.rows, state, limits) if first else None,
                 values=values,
                 places=indices,
             )
@@ -217,7 +221,7 @@ class _Update:
                 behaviour,
                 pad_to_tensor(microbatch, versions_R_T, device, fill=MASKED_VERSION),
                 self.check.version,
-                self.check.tolerance,
+                self.check.agreement.tolerance,
             )
         return sampled, loss_sum.detach().double() / self.divisor
 

@@ -24,9 +24,6 @@ from example_trainer.model import adapter
 from example_trainer.model.model_dir import is_tied
 from example_trainer.model.policy import Policy, Scores
 
-# A rare token may differ by more than the tolerance where low precision rounds badly, or
-# where a router of experts flips; wrong weights move nearly all tokens.
-MAX_SHARE_BEYOND = 0.01
 # Below this mean it may be precision; other weights, even one step apart, moved by more
 # than a bfloat16 rounds, or the check would not have found them.
 ROUNDING_NATS = 0.1
@@ -57,10 +54,6 @@ class Mismatch:
     @property
     def mean(self) -> float:
         return self.total / self.tokens if self.tokens else 0.0
-
-    @property
-    def is_rounding(self) -> bool:
-        return self.beyond <= MAX_SHARE_BEYOND * self.tokens
 
     def __add__(self, other: Mismatch) -> Mismatch:
         return Mismatch(
@@ -199,6 +192,12 @@ def explain_mismatch(
                 " Requests must name the adapter (--publish-adapter-name), or use a server"
                 " that merges it, or --weight-publisher disk."
             )
+    if version is None and server["version"] not in (None, "None", "0"):
+        causes.append(
+            f"It holds version {server['version']} of an earlier run, and this run starts from"
+            " the model's own weights: restart the server, or go on with that run (the same"
+            " save_path)."
+        )
     if version is not None and server["version"] not in (None, str(version)):
         causes.append(
             f"It names version {server['version']}, not {version}: it was not updated, or"

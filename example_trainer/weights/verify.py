@@ -20,6 +20,7 @@ from example_trainer.data.rows import Row, newest_version, unsampled_row
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
+from example_trainer.weights.agreement import Agreement
 from example_trainer.weights.engines import InferenceServer, ServerGone
 from example_trainer.weights.fleet import Fleet
 from example_trainer.weights.mismatch import (
@@ -36,9 +37,22 @@ from example_trainer.weights.publisher import Publisher
 logger = logging.getLogger(__name__)
 
 # Only characters that every tokenizer has, a character-level one included.
-PROBE_TEXT = "what is 12 + 7? the answer is 19. and 3 - 2 = 1, as anyone can see."
+SENTENCE = "what is {} + {}? the answer is {}. and {} - {} = {}, as anyone can see."
+NUMBERS = (
+    (12, 7, 19, 3, 2, 1),
+    (2, 1, 3, 9, 7, 2),
+    (9, 3, 12, 19, 7, 12),
+    (1, 2, 3, 12, 11, 1),
+    (7, 2, 9, 3, 1, 2),
+    (2, 7, 9, 9, 2, 7),
+    (21, 2, 23, 23, 2, 21),
+    (11, 2, 13, 13, 2, 11),
+    (12, 1, 13, 13, 1, 12),
+    (1, 1, 2, 2, 1, 1),
+)
+PROBE_TEXTS = tuple(SENTENCE.format(*numbers) for numbers in NUMBERS)  # about 300 tokens
 PROBE_TEMPERATURE = 0.5
-PROBE_SAMPLES = 6
+PROBE_SAMPLES = 32
 DRIFT_NATS = 0.03  # mean distance of older tokens below which no temperature is looked for
 SAMPLED_LIKELY = (
     "First compare the temperature at which the environment samples with the one in its rows"
@@ -66,7 +80,7 @@ def check_servers(
     engines: Sequence[InferenceServer],
     sequences: Sequence[list[int]],
     version: int | None,
-    tolerance: float,
+    agreement: Agreement,
     fleet: Fleet | None = None,
 ) -> Mismatch:
     """Compare the logprobs of the sequences on every server with the trainer's.
@@ -82,10 +96,11 @@ def check_servers(
     ours = policy.logprobs_of(sequences)
 
     def ask() -> dict[str, Any]:
-        return _ask_all(engines, sequences, ours, version, tolerance, fleet)
+        return _ask_all(engines, sequences, ours, version, agreement, fleet)
 
     asked = run_on_rank0(policy.world, ask)
     if asked["wrong"] is None:
+        agreement.usual = asked["usual"]  # the same on every rank
         return Mismatch(**asked["worst"])
     server = asked["wrong"]
     causes = explain_mismatch(policy, sequences, server, version)
@@ -93,7 +108,7 @@ def check_servers(
     here = "initial weights" if version is None else f"version {version}"
     raise StaleWeights(
         f"{server['url']} (version {server['version']!r}) and the trainer ({here})"
-        f" disagree on {len(sequences)} sequences: {found}, tolerance {tolerance:g}."
+        f" disagree on {len(sequences)} sequences: {found}; at most {agreement}."
         f" Nothing was acked. {' '.join(causes)}"
     )
 
@@ -103,7 +118,7 @@ def _ask_all(
     sequences: Sequence[list[int]],
     ours: Sequence[Sequence[float]],
     version: int | None,
-    tolerance: float,
+    agreement: Agreement,
     fleet: Fleet | None,
 ) -> dict[str, Any]:
     """Return the worst mismatch of all servers, and the details of the first wrong server."""
@@ -119,8 +134,8 @@ def _ask_all(
                 raise
             fleet.leave_out([(engine.url, gone)])
             continue
-        found = sum(map(compare, ours, theirs, repeat(tolerance)), Mismatch())
-        if not found.is_rounding:
+        found = sum(map(compare, ours, theirs, repeat(agreement.tolerance)), Mismatch())
+        if not agreement.accepts(found):
             wrong = {
                 "url": engine.url,
                 "version": engine.version(),
@@ -128,11 +143,11 @@ def _ask_all(
                 "stale_head": engine.wants_untied_head,
                 "found": asdict(found),
                 "theirs": theirs,
-                "tolerance": tolerance,
+                "tolerance": agreement.tolerance,
             }
             return {"worst": asdict(found), "wrong": wrong}
         worst = max(worst, found, key=lambda mismatch: mismatch.max)
-    return {"worst": asdict(worst), "wrong": None}
+    return {"worst": asdict(worst), "wrong": None, "usual": agreement.usual}
 
 
 def check_published(
@@ -140,7 +155,7 @@ def check_published(
     publisher: Publisher,
     sequences: Sequence[list[int]],
     version: int,
-    tolerance: float,
+    agreement: Agreement,
 ) -> dict[str, float]:
     """Check every server after a publish; metrics in nats, none without sequences. Collective.
 
@@ -149,7 +164,7 @@ def check_published(
     """
     try:
         fleet = publisher.fleet
-        found = check_servers(policy, fleet.present, sequences, version, tolerance, fleet)
+        found = check_servers(policy, fleet.present, sequences, version, agreement, fleet)
     except StaleWeights:
         publisher.fleet.pause_all()
         raise
@@ -158,7 +173,7 @@ def check_published(
     return {"publish_mismatch_mean": found.mean, "publish_mismatch_max": found.max}
 
 
-def check_start(policy: Policy, publisher: Publisher, tolerance: float) -> Mismatch:
+def check_start(policy: Policy, publisher: Publisher, agreement: Agreement) -> Mismatch:
     """Reject servers with another model, tokenizer or temperature before training.
 
     Repeated if a server restarts meanwhile.
@@ -169,25 +184,25 @@ def check_start(policy: Policy, publisher: Publisher, tolerance: float) -> Misma
     """
     while True:
         try:
-            return check_engines(policy, publisher.fleet.present, tolerance)
+            return check_engines(policy, publisher.fleet.present, agreement)
         except AtroposError:  # what it is differs between ranks
             if not run_on_rank0(policy.world, publisher.lost_servers):
                 raise
 
 
 def check_engines(
-    policy: Policy, engines: Sequence[InferenceServer], tolerance: float
+    policy: Policy, engines: Sequence[InferenceServer], agreement: Agreement
 ) -> Mismatch:
-    ids: list[int] = policy.tokenizer(PROBE_TEXT)["input_ids"]
-    run_on_rank0(policy.world, lambda: _check_tokenizers(engines, ids))
-    found = check_servers(policy, engines, [ids], None, tolerance)
-    check_temperature(policy, engines, ids, tolerance)
+    sequences: list[list[int]] = [policy.tokenizer(text)["input_ids"] for text in PROBE_TEXTS]
+    run_on_rank0(policy.world, lambda: _check_tokenizers(engines, sequences[0]))
+    found = check_servers(policy, engines, sequences, None, agreement)
+    check_temperature(policy, engines, sequences[0], agreement)
     return found
 
 
 def _check_tokenizers(engines: Sequence[InferenceServer], ids: list[int]) -> None:
     for engine in engines:
-        if (theirs := engine.token_ids(PROBE_TEXT)) != ids:
+        if (theirs := engine.token_ids(PROBE_TEXTS[0])) != ids:
             raise StaleWeights(
                 f"{engine.url} has another tokenizer than the trainer: the same sentence is"
                 f" {len(theirs)} tokens there and {len(ids)} here. Start server and trainer"
@@ -196,7 +211,10 @@ def _check_tokenizers(engines: Sequence[InferenceServer], ids: list[int]) -> Non
 
 
 def check_temperature(
-    policy: Policy, engines: Sequence[InferenceServer], prompt: list[int], tolerance: float
+    policy: Policy,
+    engines: Sequence[InferenceServer],
+    prompt: list[int],
+    agreement: Agreement,
 ) -> None:
     """Check that logprobs of tokens sampled at a temperature other than 1 include it.
 
@@ -215,16 +233,17 @@ def check_temperature(
             row = unsampled_row(prompt + tokens, "probe")
             row = replace(row, temperatures=[temperature] * len(row.labels))
             (ours,) = policy.trained_logprobs([row])
-            by_temperature[temperature] = compare(ours[-len(tokens) :], theirs, tolerance)
-        found = by_temperature[PROBE_TEMPERATURE]
-        if found.is_rounding:
+            ours_T = ours[-len(tokens) :]
+            by_temperature[temperature] = compare(ours_T, theirs, agreement.tolerance)
+        found, scale = by_temperature[PROBE_TEMPERATURE], 1 / PROBE_TEMPERATURE
+        if agreement.accepts(found, scale):
             continue
-        unscaled = by_temperature[1.0].is_rounding
+        unscaled = agreement.accepts(by_temperature[1.0], scale)
         why = UNSCALED if unscaled else "They are not those of temperature 1 either."
         raise StaleWeights(
             f"{url} agrees with the trainer on a given text, but sampled at temperature"
             f" {PROBE_TEMPERATURE} its tokens come with other logprobs than the trainer's at"
-            f" that temperature: {found}, tolerance {tolerance:g}. {why}"
+            f" that temperature: {found}; at most {agreement}. {why}"
         )
 
 
@@ -239,14 +258,16 @@ class SamplerCheck:
     rows: Sequence[Row]
     version: int | None  # of the tokens that are compared; None: there are none
     is_held: bool  # whether the policy has exactly the weights of that version
-    tolerance: float  # nats
+    agreement: Agreement
 
     @classmethod
-    def of(cls, rows: Sequence[Row], state: TrainerState, tolerance: float) -> SamplerCheck:
+    def of(
+        cls, rows: Sequence[Row], state: TrainerState, agreement: Agreement
+    ) -> SamplerCheck:
         """``state`` is that of the policy that is about to be trained."""
         version = newest_version(rows)
         is_held = version == state.version == state.step  # else it took unpublished steps
-        return cls(rows, version, is_held, tolerance)
+        return cls(rows, version, is_held, agreement)
 
     @property
     def metric(self) -> str:
@@ -259,9 +280,14 @@ class SamplerCheck:
             StaleWeights: tokens of the version held here have other logprobs; or older ones have
                 those of a temperature that their rows do not name.
         """
-        version, tolerance = self.version, self.tolerance
-        near = found.is_rounding if self.is_held else found.mean <= max(tolerance, DRIFT_NATS)
-        if version is None or near:
+        version, agreement = self.version, self.agreement
+        if version is None:
+            return
+        if self.is_held:
+            near = agreement.accepts(found)
+        else:
+            near = found.mean <= max(agreement.tolerance, DRIFT_NATS)
+        if near:
             return
         temperature, tried = sampled_temperature(policy, self.rows, version)
         cause = "" if temperature is None else about_temperature(temperature, tried)
@@ -269,7 +295,7 @@ class SamplerCheck:
             cause = cause or about_truncation(tried)
             raise StaleWeights(
                 f"tokens sampled at version {version} do not have the logprobs of the trainer's"
-                f" version {version}: {found}, tolerance {tolerance:g}. The batch was not"
+                f" version {version}: {found}; at most {agreement}. The batch was not"
                 f" trained on and not acked. {cause}{SAMPLED_LIKELY}"
             )
         if cause and not all(row.names_temperature for row in tried):

@@ -21,7 +21,9 @@ from atroposlib.utils.command.parser import did_you_mean
 class FunctionEnvConfig(BaseEnvConfig):
     """Settings of every function environment, in addition to those of all environments."""
 
-    temperature: float = Field(default=1.0, ge=0, description="of training rollouts")
+    temperature: float = Field(
+        default=1.0, ge=0, allow_inf_nan=False, description="of training rollouts"
+    )
     max_tokens: int = Field(default=512, ge=1, description="most tokens of one reply")
     stop: list[str] = Field(
         default_factory=list, description="stop strings of every reply, also to agents"
@@ -45,7 +47,9 @@ class FunctionEnvConfig(BaseEnvConfig):
     )
     eval_items: int = Field(default=-1, description="held-out items evaluated; -1: all")
     eval_samples: int = Field(default=1, ge=1, description="rollouts of each held-out item")
-    eval_temperature: float = Field(default=0.0, ge=0, description="of evaluation; 0: greedy")
+    eval_temperature: float = Field(
+        default=0.0, ge=0, allow_inf_nan=False, description="of evaluation; 0: greedy"
+    )
     reward_weights: dict[str, float] = Field(
         default_factory=dict,
         description="weights of named rewards that differ from the code's",

@@ -9,6 +9,7 @@ from typing import Any
 
 from atroposlib.envs.reward_fns.registry import registry
 from atroposlib.envs.reward_fns.reward_function import RewardFunction
+from atroposlib.text.parts import answer_of
 
 DEFAULT_PATTERNS = (r"\b\d+-(?:Across|Down):[ \t]*(\S+)",)
 
@@ -45,7 +46,7 @@ class CrosswordFormatReward(RewardFunction):
         answers = [
             match.group(match.lastindex or 0)
             for pattern in self.format_patterns
-            for match in pattern.finditer(text)
+            for match in pattern.finditer(answer_of(text))
         ]
         if self.penalize_invalid_chars:
             return bool(answers) and all(self.valid_chars.issuperset(a) for a in answers)

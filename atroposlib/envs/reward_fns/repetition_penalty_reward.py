@@ -79,9 +79,10 @@ class RepetitionPenaltyReward(RewardFunction):
         return [self._score(self.get_content(completion)) for completion in completions]
 
     def _score(self, text: str) -> float:
-        if _repeated_share(text) > LOOP_SHARE:
-            return -1.0
         words = _words(text)
+        few = len(words) >= self.min_words and len({*words}) <= (1 - LOOP_SHARE) * len(words)
+        if few or _repeated_share(text) > LOOP_SHARE:
+            return -1.0
         sentences = [found for part in re.split(r"[.!?\n]+", text) if (found := _words(part))]
         if len(words) < self.min_words or len(sentences) < max(1, self.min_sentences):
             return self.short_text_penalty

@@ -17,6 +17,7 @@ from example_trainer.model.critic import load_value_model
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.state import StopSignal
 from example_trainer.update import step as learn
+from example_trainer.weights.agreement import Agreement
 from example_trainer.weights.verify import SamplerCheck
 from tests.trainer.rows import row
 
@@ -67,8 +68,10 @@ def test_metrics_name_what_was_compared(config):
 def test_tokens_of_a_version_that_unpublished_steps_left_are_not_those_of_the_weights_held():
     rows = [row([1], [2, 3], versions=[4, 4])]
     state = replace(START, step=4, version=4)
-    assert SamplerCheck.of(rows, state, 0.1).is_held
-    assert not SamplerCheck.of(rows, replace(state, step=5), 0.1).is_held
+    assert SamplerCheck.of(rows, state, Agreement.of("float32", 0.1)).is_held
+    assert not SamplerCheck.of(
+        rows, replace(state, step=5), Agreement.of("float32", 0.1)
+    ).is_held
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])

@@ -9,6 +9,7 @@ import pytest
 from atroposlib.errors import CheckpointError, InferenceError, PublishFailed
 from atroposlib.inference.engine.engine import PauseMode
 from example_trainer.weights import PUBLISHERS, verify
+from example_trainer.weights.agreement import Agreement
 from example_trainer.weights.publisher import Keeper
 from tests.trainer.weights.support.fleets import change, distance, expected, fleet, state
 
@@ -154,7 +155,7 @@ def test_a_server_that_restarted_before_the_check_is_left_out_and_no_mismatch(
     policy = policy_for("disk")
     publisher.publish(policy, state(1))
     servers[1].engine.update_weights(str(model_dir), 0)
-    found = verify.check_published(policy, publisher, [[6, 7, 8]], 1, 1e-3)
+    found = verify.check_published(policy, publisher, [[6, 7, 8]], 1, Agreement.of("float32"))
     assert found["publish_mismatch_max"] < EXACT
     assert list(publisher.fleet.absent) == [servers[1].url]
 

@@ -9,6 +9,7 @@ from atroposlib.errors import StaleWeights
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.scoring import pad_to_tensor
 from example_trainer.weights import verify
+from example_trainer.weights.agreement import Agreement
 from example_trainer.weights.mismatch import sampled_mismatch
 from example_trainer.weights.verify import SamplerCheck
 from tests.trainer.rows import row
@@ -17,7 +18,7 @@ from tests.trainer.weights.support.in_process_engine import SEQUENCES, InProcess
 
 
 def test_equal_weights_agree(policy, server):
-    found = verify.check_servers(policy, [server], SEQUENCES, 3, tolerance=1e-4)
+    found = verify.check_servers(policy, [server], SEQUENCES, 3, Agreement.of("float32", 1e-4))
     assert found.tokens == 5 + 2 and found.max < 1e-5
 
 
@@ -27,7 +28,7 @@ def test_an_output_head_that_was_not_refreshed_is_found(policy, server):
     server.policy.model.load_state_dict(policy.model.state_dict())
     head_of(server).weight = torch.nn.Parameter(stale)
     with pytest.raises(StaleWeights) as stopped:
-        verify.check_servers(policy, [server], SEQUENCES, 3, tolerance=1e-3)
+        verify.check_servers(policy, [server], SEQUENCES, 3, Agreement.of("float32"))
     for part in ("the-server", "version '3'", "7 of 7 tokens", "tied output head"):
         assert part in str(stopped.value)
 
@@ -38,20 +39,20 @@ def test_stale_server_in_a_fleet_is_named_in_the_error(policy, server):
     with torch.no_grad():
         head_of(other).weight.mul_(1.1)
     with pytest.raises(StaleWeights, match="the-stale-one"):
-        verify.check_servers(policy, [server, other], SEQUENCES, 3, tolerance=1e-3)
+        verify.check_servers(policy, [server, other], SEQUENCES, 3, Agreement.of("float32"))
 
 
 def test_logprobs_without_temperature_are_rejected_at_the_start(policy, server):
-    assert verify.check_engines(policy, [server], tolerance=1e-3).is_rounding
+    assert verify.check_engines(policy, [server], Agreement.of("float32")).max < 1e-3
     server.scales = False
     with pytest.raises(StaleWeights, match="processed_logprobs"):
-        verify.check_engines(policy, [server], tolerance=1e-3)
+        verify.check_engines(policy, [server], Agreement.of("float32"))
 
 
 def test_another_tokenizer_is_refused_at_the_start(policy, server):
     server.token_ids = lambda text: [1, 2, 3]
     with pytest.raises(StaleWeights, match="another tokenizer"):
-        verify.check_engines(policy, [server], tolerance=1e-3)
+        verify.check_engines(policy, [server], Agreement.of("float32"))
 
 
 def test_rows_of_different_groups_are_checked_first():
@@ -75,7 +76,7 @@ def test_only_tokens_of_the_version_held_here_are_compared(policy):
     assert found.max == pytest.approx(0.5, abs=1e-5)
     for one in rows:
         one.spans.append({"start": 1, "end": 3, "temperature": 1.0, "top_p": 0.9})
-    check = SamplerCheck.of(rows, TrainerState("run", 4, 4, None), 1e-3)
+    check = SamplerCheck.of(rows, TrainerState("run", 4, 4, None), Agreement.of("float32"))
     with pytest.raises(
         StaleWeights, match="not acked. The tokens were sampled with top_p 0.9"
     ):

@@ -18,6 +18,7 @@ from example_trainer.distributed.ranks import end_process
 from example_trainer.model import loading
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.weights import make_publisher, verify
+from example_trainer.weights.agreement import Agreement
 from tests.trainer.weights.support.fleets import SEQUENCES, state
 
 ORDER = ("disk", "distributed", "shared_memory")
@@ -45,13 +46,13 @@ def main(rank: int, directory: Path, engines: Sequence[Any] = ()) -> list[str]:
             policy = loading.load(cfg, world)
             publisher = make_publisher(cfg, engines, None)
             publisher.publish(policy, state(version))
-            verify.check_servers(policy, engines, SEQUENCES, version, 1e-3)
+            verify.check_servers(policy, engines, SEQUENCES, version, Agreement.of("float32"))
             publisher.close()
         for engine in engines:
             engine.gone = True
         for action in (
             lambda: publisher.publish(policy, state(9)),
-            lambda: verify.check_engines(policy, engines, 1e-3),
+            lambda: verify.check_engines(policy, engines, Agreement.of("float32")),
         ):
             try:
                 action()
