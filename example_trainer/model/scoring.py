@@ -114,6 +114,16 @@ class Backbone(nn.Module):
         self.compute_dtype = compute_dtype
         # Parameters of which ranks of a tensor group have parts of the gradient, see fsdp.
         self.partial: set[str] = set()
+        if compute_dtype is not torch.float32:
+            inner_model(model).get_input_embeddings().register_forward_hook(self._widened)
+
+    def _widened(self, module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
+        """Embeddings of the low precision as float32, so that the residual stream is float32.
+
+        Shards have parameters of the low precision and one rank those of float32; both then
+        compute alike, and round less than a residual stream of the low precision.
+        """
+        return embedded.to(self.compute_dtype).float()
 
     def hidden(self, inputs: Inputs) -> Tensor:
         """(H, D) of the positions that need scores."""

@@ -17,6 +17,7 @@ def test_ranks_compute_in_bfloat16_and_add_up_in_float32(ranks):
     for found in ranks:
         assert found["low_precision"]["float32"]
         assert 1e-4 < found["low_precision"]["distance"] < 0.05
+        assert found["low_precision"]["of one rank"] < 5e-3
 
 
 @pytest.mark.alone
