@@ -121,8 +121,11 @@ class Backbone(nn.Module):
         """Embeddings of the low precision as float32, so that the residual stream is float32.
 
         Shards have parameters of the low precision and one rank those of float32; both then
-        compute alike, and round less than a residual stream of the low precision.
+        compute alike, and round less than a residual stream of the low precision. Outside of
+        autocast, where the model is compared with itself, nothing changes.
         """
+        if not torch.is_autocast_enabled(embedded.device.type):
+            return embedded
         return embedded.to(self.compute_dtype).float()
 
     def hidden(self, inputs: Inputs) -> Tensor:
