@@ -194,16 +194,13 @@ def _resume(
     recovery: Recovery,
     publisher: Publisher,
     connections: Connections,
-    agreement: Agreement | None,
+    agreement: Agreement,
 ) -> TrainerState:
-    """Return the state to train from; servers, API and log are in agreement with it.
-
-    Args:
-        agreement: limits of the servers' distance to the trainer; None skips the checks.
-    """
+    """Return the state to train from; servers, API and log are in agreement with it."""
     policy, client = models.policy, connections.client
     begins = recovery.begins(client)
-    if begins and agreement is not None:  # refuse a wrong model or tokenizer first
+    checks = publisher.cfg.check_rows > 0
+    if begins and checks:  # refuse a wrong model or tokenizer first
         verify.check_start(policy, publisher, agreement)
     state = recovery.resume(client, policy, models.optimizer, models.critic)
     if begins and client is not None:  # the initial weights have a version as well
@@ -213,7 +210,7 @@ def _resume(
     if not begins or publisher.publishes_start:
         connections.waits.phase("publishing weights", step=state.step, version=state.version)
         publisher.publish(policy, state)
-        if agreement is not None:
+        if checks:
             verify.check_start(policy, publisher, agreement)
     if connections.log is not None:
         connections.log.begin(state.run_id, state.step)
@@ -307,8 +304,8 @@ def _train(
     recovery = recovery_of(cfg, world, policy.max_tokens_per_row, counters, waits.life)
     phase("joining the run")
     agreement = Agreement.of(cfg.compute_dtype, cfg.max_logprob_mismatch)
-    checked = agreement if cfg.check_rows else None
-    state = _resume(models, recovery, publisher, peers, checked)
+    state = _resume(models, recovery, publisher, peers, agreement)
+    take_steps = partial(learn, cfg, policy, optimizer, stop=waits.stop, critic=critic)
     stack.enter_context(recovery.saving_at_stop(client, policy, optimizer, critic))
     waits.checks.append(stack.enter_context(Keeper(publisher)).check)
     waits.pulse.servers = publisher.fleet.states
@@ -333,17 +330,7 @@ def _train(
             )
         with clock.measure("train"):
             noted = None if cfg.notes_rows == 0 else TokenValues()  # alike on every rank
-            learned = learn(
-                cfg,
-                policy,
-                optimizer,
-                prepared,
-                state,
-                waits.stop,
-                critic,
-                noted,
-                agreement,
-            )
+            learned = take_steps(prepared, state, values=noted, agreement=agreement)
         record = {**batch_metrics(claimed, batch, prepared, state.version), **learned}
 
         # Publish the new version to every server. Until the ack a stop signal is held back.

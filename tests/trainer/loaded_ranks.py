@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,20 @@ def adapted(cfg: TrainingConfig, world: Ranks) -> Policy:
     policy = loading.load(cfg)
     adapter.wrap(policy.model, cfg)
     return policy
+
+
+REAL_SCALE = 8.0  # of the weights of a random model, for logits as large as a trained one has
+
+
+def with_real_logits(policy: Policy) -> Policy:
+    """Weights so large that bfloat16 rounds as much as that of a trained model."""
+    with torch.no_grad():
+        for parameter in policy.module.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(REAL_SCALE)
+    return policy
+
+
+def mean_distance(a_R_T: Sequence[Sequence[float]], b_R_T: Sequence[Sequence[float]]) -> float:
+    pairs = [pair for a, b in zip(a_R_T, b_R_T) for pair in zip(a, b)]
+    return sum(abs(a - b) for a, b in pairs) / len(pairs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,16 @@ from example_trainer.update.optimizer import (
 )
 from tests.trainer.architectures import write
 from tests.trainer.families import family_of
-from tests.trainer.loaded_ranks import LONE, adapted, loaded
+from tests.trainer.loaded_ranks import (
+    LONE,
+    adapted,
+    loaded,
+    mean_distance,
+    with_real_logits,
+)
 from tests.trainer.rows import row
 from tests.trainer.run.noted_ranks import noted
 
-REAL_SCALE = 8.0  # of the weights of a random model, for logits as large as a trained one has
 ROWS = [row([5, 6, 7], list(range(8, 9 + n)), group=f"{n // 4}") for n in (1, 3, 5, 8, 9)]
 OPTIMIZERS = ("adamw", "adafactor", "sgd")
 ONE_MICROBATCH = {"max_tokens_per_microbatch": 1000}
@@ -121,30 +126,14 @@ def low_precision(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     found = {"distance": worst, "float32": all(g.dtype is torch.float32 for g in got.values())}
     low = cfg.model_copy(update={"dtype": "bfloat16"})
     rounded = [
-        _with_real_logits(one).trained_logprobs(ROWS) for one in (policy, loading.load(low))
+        with_real_logits(one).trained_logprobs(ROWS) for one in (policy, loading.load(low))
     ]
-    exactly = _with_real_logits(loading.load(cfg)).trained_logprobs(ROWS)
+    exactly = with_real_logits(loading.load(cfg)).trained_logprobs(ROWS)
     return {
         **found,
-        "of one rank": _mean_distance(*rounded),
-        "of float32": _mean_distance(rounded[0], exactly),
+        "of one rank": mean_distance(*rounded),
+        "of float32": mean_distance(rounded[0], exactly),
     }
-
-
-def _with_real_logits(policy: Policy) -> Policy:
-    """Weights so large that bfloat16 rounds as much as that of a trained model."""
-    with torch.no_grad():
-        for parameter in policy.module.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(REAL_SCALE)
-    return policy
-
-
-def _mean_distance(
-    a_R_T: Sequence[Sequence[float]], b_R_T: Sequence[Sequence[float]]
-) -> float:
-    pairs = [pair for a, b in zip(a_R_T, b_R_T) for pair in zip(a, b)]
-    return sum(abs(a - b) for a, b in pairs) / len(pairs)
 
 
 def _whole_gradients(parameters: dict[str, Any]) -> dict[str, Tensor]:
