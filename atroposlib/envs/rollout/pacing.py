@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from atroposlib.envs.settings.config import BaseEnvConfig, EvalHandlingEnum
+from atroposlib.wire import EnvStatus
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,15 @@ def should_stop(
 def is_due(old_step: int, new_step: int, interval: int) -> bool:
     """Whether ``interval`` > 0 has a multiple in (old_step, new_step]."""
     return interval > 0 and new_step // interval > old_step // interval
+
+
+def groups_of_batches(status: EnvStatus, batch_size: int) -> int:
+    """Groups of this environment that may be in a batch: 0 if all that is held makes none.
+
+    What remains of the last groups stays queued after the last batch of a trainer.
+    """
+    too_few = status.queue_size * status.max_group_size < batch_size
+    return 0 if too_few else status.self_queue_size
 
 
 def weights_have_settled(

@@ -311,7 +311,10 @@ class Serve:
         wait_s = self.env.config.final_weights_timeout_s
         started = time.monotonic()
         while self.status is not None and not pacing.weights_have_settled(
-            step, step, self.status.policy_version, self.status.self_queue_size
+            step,
+            self.status.current_step,
+            self.status.policy_version,
+            pacing.groups_of_batches(self.status, self.env.config.batch_size),
         ):
             self.waiting.start(f"the weights of step {step}")
             if time.monotonic() - started > wait_s:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from atroposlib.envs.rollout.pacing import (
     Queue,
     ceil,
+    groups_of_batches,
     groups_short_of_minimum,
     is_due,
     rollouts_wanted,
@@ -20,6 +21,7 @@ from atroposlib.envs.rollout.pacing import (
     worker_cap,
 )
 from atroposlib.envs.settings.config import BaseEnvConfig, EvalHandlingEnum
+from atroposlib.wire import EnvStatus
 
 
 def settings(group, batch, ahead=3, **more):
@@ -226,3 +228,24 @@ def test_an_evaluation_waits_for_the_weights_of_its_step(
     step, current, version, queued, settled
 ):
     assert weights_have_settled(step, current, version, queued) is settled
+
+
+@pytest.mark.parametrize(
+    ("held", "own", "batch_size", "groups"),
+    [
+        (1, 1, 4, 0),  # a group of two: the rest after the last batch
+        (2, 2, 4, 2),  # they may be a batch that is still trained on
+        (2, 0, 4, 0),
+        (1, 1, -1, 1),  # the size of a batch is not known
+    ],
+)
+def test_groups_that_make_no_batch_are_not_waited_for(held, own, batch_size, groups):
+    status = EnvStatus(
+        current_step=2,
+        queue_size=held,
+        unallocated_fraction=1.0,
+        self_queue_size=own,
+        max_group_size=2,
+        env_weight=1.0,
+    )
+    assert groups_of_batches(status, batch_size) == groups
