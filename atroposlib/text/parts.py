@@ -27,12 +27,8 @@ REASONING_MARKS = (
 CALL_MARKS = (r"<tool_call>", r"<function=[^>\s]+>", r"\[TOOL_CALLS\]", r"<\|python_tag\|>")
 
 _CLOSE_OF = dict(REASONING_MARKS)
-# A mark in quotation marks or backticks is mentioned, not used.
-_MARK = re.compile(
-    "(?<![`'\"])(?:"
-    + "|".join(re.escape(mark) for pair in REASONING_MARKS for mark in pair)
-    + ")"
-)
+_MARK = re.compile("|".join(re.escape(mark) for pair in REASONING_MARKS for mark in pair))
+_QUOTES = "`'\""
 _OPENED = re.compile("(?:" + "|".join(re.escape(mark) for mark in _CLOSE_OF) + r")\s*\Z")
 _CALL = re.compile("|".join(CALL_MARKS))
 # Between the mark of a call and its JSON: a name, in the formats of Mistral.
@@ -203,8 +199,21 @@ def _harmony_parts(messages: list[HarmonyMessage]) -> Parts:
 
 
 def _marks_and_calls(text: str) -> list[re.Match[str]]:
-    marks = [*_MARK.finditer(text), *_CALL.finditer(text)]
-    return sorted(marks, key=lambda mark: mark.start())
+    used = (mark for mark in _MARK.finditer(text) if not _is_quoted(text, mark))
+    return sorted([*used, *_CALL.finditer(text)], key=lambda mark: mark.start())
+
+
+def _is_quoted(text: str, mark: re.Match[str]) -> bool:
+    """Whether a mark stands between two equal quotation marks: mentioned, not used.
+
+    One that closes an earlier quotation of its line does not open another, except an
+    apostrophe, which may have had no opening.
+    """
+    before = text[mark.start() - 1 : mark.start()]
+    if not before or before not in _QUOTES or not text.startswith(before, mark.end()):
+        return False
+    line = text[text.rfind("\n", 0, mark.start()) + 1 : mark.start()]
+    return before == "'" or line.count(before) % 2 == 1
 
 
 def _end_of_call(text: str, mark: re.Match[str]) -> int:

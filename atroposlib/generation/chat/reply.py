@@ -3,8 +3,8 @@
     tokens --text_of--> text with reasoning marks --message_of--> {"content", "tool_calls", ...}
 
 The content of a reply whose prompt opened the reasoning starts with the opening mark, so that
-its text alone has all parts. A stop string is cut off. The tokens of the
-sample stay as they are, and :class:`WholeTexts` maps cut content back to them.
+its text alone has all parts. A stop string is cut off. The tokens of the sample stay as they
+are, and :class:`WholeTexts` maps cut content back to them.
 """
 
 from __future__ import annotations
