@@ -176,7 +176,7 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         env_cls, held_out = self.environment, data.held_out
         config = settings_of(env_cls, data.settings)
 
-        async def opened(name: str, trainable: bool) -> Any:
+        async def opened() -> Any:
             return Endpoint(endpoint, secret)
 
         model = Model(

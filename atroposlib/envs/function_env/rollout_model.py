@@ -98,7 +98,7 @@ class Model:
     split: str  # "train" or "eval": the slots of a server that the calls take
     temperature: float  # default of every call
     max_tokens: int  # default of every call
-    open_endpoint: Callable[[str, bool], Awaitable[AgentSession]]  # by name, and trainable
+    open_endpoint: Callable[[], Awaitable[AgentSession]]
     stop: Sequence[str] = ()  # default of every call
     describe_tools: bool = False  # in a system message, if the chat template ignores them
     examples: Sequence[Message] = ()  # sent before the messages of every chat, in no history
@@ -106,6 +106,7 @@ class Model:
     replies: list[Reply] = field(default_factory=list)  # of every call to chat and complete
     calls: list[tuple[str, Coroutine[Any, Any, Any], SourceLine]] = field(default_factory=list)
     endpoints: dict[str, AgentSession] = field(default_factory=dict)  # opened, by name
+    frozen: set[str] = field(default_factory=set)  # names of those that are not trained
     row_tokens: int = 0  # of the sequence that the last reply is part of
     rewards: dict[int, float] = field(default_factory=dict)  # by index of the reply
     _is_context_full: bool = False
@@ -200,7 +201,9 @@ class Model:
         Example: OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
         """
         if name not in self.endpoints:
-            self.endpoints[name] = await self.open_endpoint(name, trainable)
+            self.endpoints[name] = await self.open_endpoint()
+            if not trainable:
+                self.frozen.add(name)
         return self.endpoints[name]
 
     def reward(self, reward: float) -> None:
@@ -245,9 +248,14 @@ class Model:
 
     @property
     def is_context_full(self) -> bool:
-        """Whether a call, also of an agent, did not fit into the context of the model."""
-        agents = self.endpoints.values()
+        """Whether a call, also of a trained agent, did not fit into the model's context."""
+        agents = self.trained_endpoints
         return self._is_context_full or any(agent.is_context_full for agent in agents)
+
+    @property
+    def trained_endpoints(self) -> list[AgentSession]:
+        """The endpoints whose samples are trained."""
+        return [one for name, one in self.endpoints.items() if name not in self.frozen]
 
     def _params(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         if sampling.get("n", 1) != 1:

@@ -96,15 +96,14 @@ class RolloutRunner:
             spent = stack.enter_context(timings())
             opening = env.server.managed_server(tokenizer=env.tokenizer)
             session = await stack.enter_async_context(opening)
-            frozen: set[str] = set()
-            model = self._model(item, session, "train", stack, frozen)
+            model = self._model(item, session, "train", stack)
             reward = await self._play(item, model)
             seats = {
                 name: Seat(
                     [from_node(row, 0.0) for row in agent.rows()], score_at(agent, reward)
                 )
                 for name, agent in model.endpoints.items()
-                if name not in frozen
+                if name not in model.frozen
             }
             unnamed = seats.pop("", None)
             rows = [*model.recorder.rows(), *(unnamed.rows if unnamed else ())]
@@ -129,7 +128,7 @@ class RolloutRunner:
         Raises RolloutError: the function or a reward failed.
         """
         async with AsyncExitStack() as stack:
-            model = self._model(item, session, "eval", stack, set(), given=True)
+            model = self._model(item, session, "eval", stack, given=True)
             return await self._play(item, model), model
 
     async def evaluate(self, item: TaskItem) -> EvalSample:
@@ -149,7 +148,7 @@ class RolloutRunner:
                 # As in training: exactly the same prompt tokens and tool calls.
                 opening = server.managed_server(tokenizer=self.env.tokenizer)
                 session = await stack.enter_async_context(opening)
-            model = self._model(item, session, "eval", stack, set())
+            model = self._model(item, session, "eval", stack)
             reward = await self._play(item, model)
             rows = model.recorder.rows()
             if not model.replies and session is not server:  # the conversations of agents
@@ -210,14 +209,13 @@ class RolloutRunner:
         session: Any,
         split: str,
         stack: AsyncExitStack,
-        frozen: set[str],
         given: bool = False,  # agents, too, get the replies of ``session``
     ) -> Model:
         config = self.config
         others = [one.messages for one in self.examples if one.id != item["id"]]
         temperature = config.temperature if split == "train" else config.eval_temperature
 
-        async def open_endpoint(name: str, trainable: bool) -> AgentSession:
+        async def open_endpoint() -> AgentSession:
             proxy = await self._running_proxy()
             opened = await proxy.open_session(
                 self.env.server.tool_parser or TOOL_PARSER,
@@ -230,8 +228,6 @@ class RolloutRunner:
             )
             if given:
                 opened.sample_from(session)
-            if not trainable:
-                frozen.add(name)
             return await stack.enter_async_context(opened)
 
         return Model(
@@ -278,8 +274,7 @@ def _ended_by_context(error: BaseException, model: Model) -> bool:
     The error of an agent's client has the type of its library. A rollout that sampled nothing
     before has nothing to be trained: its first prompt is too long.
     """
-    agents = [agent for agent in model.endpoints.values() if agent.is_context_full]
-    if any(agent.rows() for agent in agents):
+    if any(agent.is_context_full and agent.rows() for agent in model.trained_endpoints):
         return True
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ContextFull):

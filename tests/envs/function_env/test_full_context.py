@@ -112,6 +112,23 @@ async def test_an_agent_with_its_own_client_is_cut_off_alike(played):
     assert set(codes) == {"context_length_exceeded"}
 
 
+async def test_the_context_of_an_agent_that_is_not_trained_is_no_outcome(played):
+    from openai import AsyncOpenAI, BadRequestError
+
+    @environment(["task"])
+    async def judged(task, model):
+        await talk(model, 1)
+        judge = await model.endpoint("judge", trainable=False)
+        async with AsyncOpenAI(base_url=judge.base_url, api_key=judge.api_key) as client:
+            asked = [{"role": "user", "content": "x" * 100}]
+            with pytest.raises(BadRequestError):
+                await client.chat.completions.create(model="m", messages=asked)
+        return 1.0
+
+    _, (group,) = await played(judged)
+    assert group["scores"] == [1.0] * 4 and not group.get("outcomes")
+
+
 async def test_a_first_prompt_that_does_not_fit_is_a_mistake_with_its_remedy(played):
     @environment(["a", "b", "c"])
     async def long(task, model):
