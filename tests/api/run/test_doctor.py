@@ -12,6 +12,7 @@ from atroposlib.api.web.routes_groups import KEY_HEADER, RUN_ID_HEADER
 from atroposlib.envs.rollout.filters import RejectReason
 from atroposlib.envs.runtime.sender import GroupStats
 from example_trainer.run.metrics_log import mismatch_details
+from example_trainer.weights.agreement import Agreement
 from tests.api.harness import ENV, Api, sampled
 
 FAILING = {"role": "env", "name": "e-0a1b2c", "phase": "rollout", "waiting_on": None}
@@ -247,7 +248,8 @@ async def old_weights(api):
 
 async def other_logprobs(api):
     await joined(api)
-    found = mismatch_details({"logprob_mismatch_max": 0.4}, 0.2)
+    agreement = Agreement.of("float32", 0.2)
+    found = mismatch_details({"logprob_mismatch_max": 0.4}, agreement)
     await beat(api, "trainer", "training", **found)
     await beat(api, "env", "rollout")
 

@@ -222,7 +222,8 @@ async def test_a_group_sampled_for_a_run_that_was_reset_is_dropped_and_counted(
     second = await asyncio.to_thread(api.trainer, 4, 5)
     kept = filter_group({**group, "idempotency_key": "k"}, FilterRules(group_size=2))
     assert await env.sender.send([kept], {"id": "old"}, stale.run_id) == []
-    assert env.group_stats.dropped["run_ended"] == 1
+    # Rollouts that were under way at the reset are dropped like this one.
+    assert env.group_stats.dropped["run_ended"] >= 1
     await train(second, 1, serving)  # which leaves room for one more, if others were faster
     await eventually(lambda: "old" in env.rolled_out)  # its item is not lost
     env.serving.shutdown.request("test")

@@ -37,9 +37,9 @@ def record_to(path: str) -> None:
         held[:] = [next_batch(*args)]
         return held[0]
 
-    def train(cfg: Any, policy: Any, optimizer: Any, prepared: Any, state: Any, *more: Any):
+    def train(cfg: Any, policy: Any, optimizer: Any, prepared: Any, state: Any, **more: Any):
         before = weights(policy)
-        learned = learn(cfg, policy, optimizer, prepared, state, *more)
+        learned = learn(cfg, policy, optimizer, prepared, state, **more)
         groups = held[0].batch
         line = {
             **{
