@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 
 import pytest
@@ -69,11 +69,12 @@ async def serving(app, limits=LONG, **settings):
 
 
 async def until_closed(reader):
-    """All that comes before the server closes the connection."""
-    try:
-        return await asyncio.wait_for(reader.read(), 600)
-    except ConnectionResetError:
-        return b""
+    """All that comes before the server closes the connection, also by a reset."""
+    received = b""
+    with suppress(ConnectionResetError):
+        while piece := await asyncio.wait_for(reader.read(2**16), 600):
+            received += piece
+    return received
 
 
 async def trickle(port, start, drop):
