@@ -8,10 +8,11 @@ the opening mark (:func:`opening_of`), so that its text alone has all parts.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from atroposlib.text.tool_calls import MalformedCall, read_json
 
 # Opening and closing mark of reasoning, by family of models. A new one is one line.
 REASONING_MARKS = (
@@ -35,7 +36,6 @@ _CALL = re.compile("|".join(CALL_MARKS))
 _NAME = re.compile(r"\s*(?:[\w.\-]+\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?)?\s*")
 _BETWEEN_JSON = re.compile(r"\s*[;,]\s*")
 _FUNCTION, _FUNCTION_END = re.compile(r"\s*<function="), "</function>"
-_DECODER = json.JSONDecoder()
 
 CHANNEL = "<|channel|>"
 _HARMONY = re.compile(
@@ -55,7 +55,6 @@ class HarmonyMessage:
     recipient: str | None
     body: str
     ended: bool  # False: cut off
-    start: int  # position in the text
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,6 @@ def harmony_messages(text: str) -> Iterator[HarmonyMessage]:
             recipient=recipient[1] if recipient else None,
             body=found["body"],
             ended=bool(found["end"]) or found.end() < len(text),
-            start=found.start(),
         )
 
 
@@ -241,6 +239,6 @@ def _end_of_json(text: str, at: int) -> int:
     if text[at : at + 1] not in ("{", "["):
         return at
     try:
-        return _DECODER.raw_decode(text, at)[1]
-    except (ValueError, RecursionError):  # thousands of nested brackets
+        return read_json(text, at)[1]
+    except MalformedCall:
         return at

@@ -255,7 +255,9 @@ class Model:
     @property
     def trained_endpoints(self) -> list[AgentSession]:
         """The endpoints whose samples are trained."""
-        return [one for name, one in self.endpoints.items() if name not in self.frozen]
+        return [
+            endpoint for name, endpoint in self.endpoints.items() if name not in self.frozen
+        ]
 
     def _params(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         if sampling.get("n", 1) != 1:

@@ -114,23 +114,19 @@ def _alike(items: Sequence[ScoredDataItem]) -> list[ScoredDataItem]:
 
     An environment may leave out what the framework adds to its rows later.
     """
-    whole = [one for one in items if one.get("outcomes") != "truncated"]
+    whole = [item for item in items if item.get("outcomes") != "truncated"]
     if not whole:
         return list(items)
-    absent = {name for name in ALL_OR_NONE if any(one.get(name) is None for one in whole)}
-    messages: dict[str, Any] = {} if "messages" in absent else {"messages": []}
-    return [
-        one
-        if one.get("outcomes") != "truncated"
-        else cast(
-            ScoredDataItem,
-            {
-                **messages,
-                **{k: v for k, v in one.items() if k not in absent and v is not None},
-            },
-        )
-        for one in items
-    ]
+    absent = {name for name in ALL_OR_NONE if any(item.get(name) is None for item in whole)}
+    defaults: dict[str, Any] = {} if "messages" in absent else {"messages": []}
+
+    def fitted(item: ScoredDataItem) -> ScoredDataItem:
+        if item.get("outcomes") != "truncated":
+            return item
+        known = {k: v for k, v in item.items() if k not in absent and v is not None}
+        return cast(ScoredDataItem, {**defaults, **known})
+
+    return list(map(fitted, items))
 
 
 @dataclass

@@ -157,7 +157,7 @@ class BaseEnvConfig(BaseModel):
     context_full_score: float | None = Field(
         default=None,
         description="score of a rollout that filled the model's context before it ended; None: "
-        "the floor of the card, else 0",
+        "of a function the floor of its card, else 0",
     )
     thinking_mode: bool = Field(
         default=False, description="request reasoning before the answer"
