@@ -108,7 +108,7 @@ class WeightSettings(Section):
         gt=0,
         description="nats a server's logprob of a token may differ from the trainer's, except"
         " 1 % of them (default: 0.001 for float32; for bfloat16 the mean may be three times"
-        " the one of the run so far, and 10 % of the tokens 0.2 apart)",
+        " the one of the run so far, and 25 % of the tokens 0.2 apart)",
     )
 
     @field_validator("inference_urls", mode="before")

@@ -5,8 +5,9 @@
 
 In float32 rounding is far below what one step changes, and a fixed tolerance decides. In
 bfloat16 a trained model rounds by 0.01 to 0.06 nats per token on average and by over 0.2 for one
-token in a hundred, while weights one step old lie 0.2 apart on average, so that the mean and the
-share of such tokens decide, and never the largest difference.
+token in a hundred, up to one in ten for short replies of a policy in training, while weights one
+step old lie 0.2 apart on average, so that the mean and the share of such tokens decide, and never
+the largest difference.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from example_trainer.settings.weights import LOGPROB_TOLERANCE
 from example_trainer.weights.mismatch import Mismatch
 
 # A rare token may be beyond where a router of experts flips; wrong weights move nearly all.
-MAX_SHARE = {"float32": 0.01, "bfloat16": 0.1}
+MAX_SHARE = {"float32": 0.01, "bfloat16": 0.25}
 START_NATS = 0.1  # most mean of bfloat16 before anything was compared
 LEAST_NATS = 0.02  # a lower mean is rounding, however little there was before
 TIMES_USUAL = 3.0
