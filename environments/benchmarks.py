@@ -17,21 +17,18 @@ import random
 import string
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from atroposlib.environments.common import answers, instructions
 from atroposlib.environments.common.judge import JUDGE, graded, judging
+from atroposlib.environments.common.question_kinds import CHOICE, FORM, FORMULA, WORDS, Kind
 from atroposlib.envs import Reward, environment
-from atroposlib.envs.reward_fns.math_verify.checker import Correctness, MathVerifier
 from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.utils.command.parser import did_you_mean
 from atroposlib.utils.datasets import load_rows
 
 Row = Mapping[str, Any]
-Numbers = dict[str, float]
 
 
 class Question(NamedTuple):
@@ -40,68 +37,6 @@ class Question(NamedTuple):
     text: str
     answer: Any
     topic: str = ""
-
-
-# --- checkers -----------------------------------------------------------------------------
-
-
-class Kind(NamedTuple):
-    """How the answer is asked for ("": not at all), how it is checked, how a right reply ends."""
-
-    ask: str
-    check: Callable[[str, Any], Any]  # reply, answer -> numbers or None, sync or async
-    says: Callable[[Any], str]
-
-
-def check_letter(reply: str, right: str) -> Numbers:
-    given = answers.letter(reply)
-    return {"exact": float(given == right), "answered": float(given is not None)}
-
-
-def check_words(reply: str, golds: list[str]) -> Numbers:
-    given = answers.short_answer(reply)
-    compared = (answers.exact, answers.f1, answers.contains)
-    numbers = {one.__name__: 0.0 if given is None else one(given, golds) for one in compared}
-    return {**numbers, "answered": float(given is not None)}
-
-
-@lru_cache(maxsize=1)
-def verifier() -> MathVerifier:
-    return MathVerifier(size=2)
-
-
-async def check_formula(reply: str, gold: str) -> Numbers | None:
-    verdict = await verifier().check(reply, gold)
-    if verdict is None:  # the check failed: unknown, which is not wrong
-        return None
-    answered = answers.boxed_answer(answers.answer_of(reply)) is not None
-    return {"exact": float(verdict is Correctness.CORRECT), "answered": float(answered)}
-
-
-def check_instructions(reply: str, wanted: list[Any]) -> Numbers | None:
-    text = answers.answer_of(reply).strip()
-    numbers = {"answered": float(bool(text))}
-    for end, loose in (("", False), ("_loose", True)):
-        verdicts = instructions.followed(text, wanted, loose=loose)
-        if None in verdicts:  # the language is not checked
-            return None
-        numbers[f"exact{end}"] = float(all(verdicts))
-        numbers[f"instructions{end}"] = sum(map(bool, verdicts)) / len(verdicts)
-    return numbers
-
-
-FORM = Kind("", check_instructions, str)
-CHOICE = Kind(
-    "End with a line 'Answer: X', where X is the letter of the right option.",
-    check_letter,
-    "Answer: {}".format,
-)
-WORDS = Kind(
-    "End with a line 'Answer: ...' that has the answer and nothing else.",
-    check_words,
-    lambda golds: f"Answer: {golds[0]}",
-)
-FORMULA = Kind("Put the final answer in \\boxed{}.", check_formula, "\\boxed{{{}}}".format)
 
 
 # --- rows ---------------------------------------------------------------------------------

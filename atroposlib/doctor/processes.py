@@ -156,8 +156,8 @@ def rollouts_fail(e: Evidence) -> Lines:
 @fix("a larger --max-model-len of the servers, a lower --env.max_tokens, or fewer turns")
 def context_full(e: Evidence) -> Lines:
     full = [
-        (one["name"], number(one, "samples_context_full"), number(one, "groups_sent"))
-        for one in e.fresh("env")
+        (env["name"], number(env, "samples_context_full"), number(env, "groups_sent"))
+        for env in e.fresh("env")
     ]
     return [
         f"{name}: {cut:.0f} rollouts, with {sent:.0f} groups sent"

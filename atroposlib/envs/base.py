@@ -85,12 +85,13 @@ class BaseEnv(EnvRuntime, ABC):
 
         None means that this item has no training data.
         """
-        score, stats = self.config.context_full_score or 0.0, self.group_stats
+        count_failure = self.group_stats.sample_failed
+        score = self.config.context_full_score or 0.0
         return await collect_group(
-            scored_when_full(self.collect_trajectory, score, stats.sample_failed),
+            scored_when_full(self.collect_trajectory, score, count_failure),
             item,
             self.config.group_size,
-            stats.sample_failed,
+            count_failure,
             self.collect_trajectory,
         )
 

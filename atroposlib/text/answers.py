@@ -100,10 +100,10 @@ def as_number(text: str) -> Decimal | None:
     """
     bare = _without_edges(_PERCENT.sub("", _without_edges(_CURRENCY.sub("", text))))
     bare = _without_edges(bare.removesuffix(".")).replace("\u2212", "-")
-    found = _NUMBER.fullmatch(bare)
-    if found is None or not any(c.isdigit() for c in bare):
+    number = _NUMBER.fullmatch(bare)
+    if number is None or not any(c.isdigit() for c in bare):
         return None
-    return Decimal(found[1] + _SEPARATOR.sub("", found[2]))
+    return Decimal(number[1] + _SEPARATOR.sub("", number[2]))
 
 
 def is_percent(text: str) -> bool:
@@ -136,14 +136,14 @@ def same_answer(answer: str, gold: str, tolerance: float = 0.0) -> bool | None:
     """
     if plain_text(answer) == plain_text(gold):
         return True
-    given, expected = as_number(answer), as_number(gold)
-    if given is None or expected is None:
+    number, expected = as_number(answer), as_number(gold)
+    if number is None or expected is None:
         several = _SPACED_NUMBERS.fullmatch(_without_edges(answer))
         return False if several and expected is not None else None
-    readings = [(given, expected)]
-    if is_percent(answer) != is_percent(gold):
-        percent = is_percent(answer)
-        readings.append((given / 100, expected) if percent else (given, expected / 100))
+    readings = [(number, expected)]
+    in_percent = is_percent(answer)
+    if in_percent != is_percent(gold):
+        readings.append((number / 100, expected) if in_percent else (number, expected / 100))
     return any(_close(a, b, tolerance) for a, b in readings)
 
 

@@ -161,26 +161,26 @@ def opening_of(prompt_end: str) -> str:
 
     Example: "<|im_start|>assistant\\n<think>\\n" gives "<think>\\n".
     """
-    found = _OPENED.search(prompt_end)
-    return found.group() if found else ""
+    mark = _OPENED.search(prompt_end)
+    return mark.group() if mark else ""
 
 
 def cut_at_stop(text: str, stop: str | Sequence[str] | None) -> str:
     """Text before the first stop string, which OpenAI's APIs do not return."""
     words = [stop] if isinstance(stop, str) else stop or []
-    found = [at for word in words if word and (at := text.find(word)) >= 0]
-    return text[: min(found)] if found else text
+    places = [at for word in words if word and (at := text.find(word)) >= 0]
+    return text[: min(places, default=len(text))]
 
 
 def harmony_messages(text: str) -> Iterator[HarmonyMessage]:
     """Messages of a gpt-oss sample, whose special tokens are in ``text``."""
-    for found in _HARMONY.finditer(text):
-        recipient = _RECIPIENT.search(found["to"]) or _RECIPIENT.search(found["header"])
+    for match in _HARMONY.finditer(text):
+        recipient = _RECIPIENT.search(match["to"]) or _RECIPIENT.search(match["header"])
         yield HarmonyMessage(
-            channel=found["channel"],
+            channel=match["channel"],
             recipient=recipient[1] if recipient else None,
-            body=found["body"],
-            ended=bool(found["end"]) or found.end() < len(text),
+            body=match["body"],
+            ended=bool(match["end"]) or match.end() < len(text),
         )
 
 

@@ -79,10 +79,7 @@ def read_json(text: str, at: int) -> tuple[Any, int]:
     """
     try:
         return _DECODER.raw_decode(text, skip_space(text, at))
-    except (
-        ValueError,
-        RecursionError,
-    ) as cause:  # RecursionError: thousands of nested brackets
+    except (ValueError, RecursionError) as cause:  # thousands of nested brackets
         raise MalformedCall("malformed JSON") from cause
 
 

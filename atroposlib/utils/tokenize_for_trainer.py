@@ -17,6 +17,7 @@ from typing import Any
 
 from atroposlib.errors import AtroposError
 from atroposlib.text.parts import opening_of
+from atroposlib.utils.tokenizers.texts import added_special_tokens
 from atroposlib.wire import MASKED
 
 logger = logging.getLogger(__name__)
@@ -110,10 +111,12 @@ def _content(message: Mapping[str, Any]) -> str:
 def _unopened(content: str, prompt_end: str) -> str:
     """``content`` without the opening mark of its reasoning, if the prompt ends with that."""
     opening = opening_of(prompt_end)
-    if not opening or not content.lstrip().startswith(opening.strip()):
+    mark = opening.rstrip()
+    if not mark or not content.lstrip().startswith(mark):
         return content
-    rest = content.lstrip()[len(opening.strip()) :]
-    return rest[min(len(opening) - len(opening.rstrip()), len(rest) - len(rest.lstrip())) :]
+    rest = content.lstrip().removeprefix(mark)
+    spaces = len(rest) - len(rest.lstrip())
+    return rest[min(len(opening) - len(mark), spaces) :]
 
 
 def _keeps_content(
@@ -199,10 +202,8 @@ def _length_without_end(tokenizer: Any, tokens: list[int]) -> int:
 
 def _special_ids(tokenizer: Any) -> set[int]:
     """Ids of all special tokens: not every turn ends with the end token of a text."""
-    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
-    special = {i for i, token in added.items() if getattr(token, "special", False)}
     named = getattr(tokenizer, "all_special_ids", None) or ()
-    return {tokenizer.eos_token_id, *named, *special}
+    return {tokenizer.eos_token_id, *named, *added_special_tokens(tokenizer)}
 
 
 def _text(tokenizer: Any, ids: list[int]) -> str:

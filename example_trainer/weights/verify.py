@@ -235,7 +235,8 @@ def check_temperature(
             (ours,) = policy.trained_logprobs([row])
             ours_T = ours[-len(tokens) :]
             by_temperature[temperature] = compare(ours_T, theirs, agreement.tolerance)
-        found, scale = by_temperature[PROBE_TEMPERATURE], 1 / PROBE_TEMPERATURE
+        found = by_temperature[PROBE_TEMPERATURE]
+        scale = 1 / PROBE_TEMPERATURE
         if agreement.accepts(found, scale):
             continue
         unscaled = agreement.accepts(by_temperature[1.0], scale)

@@ -200,8 +200,10 @@ class RolloutRunner:
 
     def _score_when_full(self) -> float:
         """Score of a rollout that filled the context before the function returned."""
-        score, card = self.config.context_full_score, card_of(type(self.env))
-        return score if score is not None else card.floor if card is not None else 0.0
+        if self.config.context_full_score is not None:
+            return self.config.context_full_score
+        card = card_of(type(self.env))
+        return 0.0 if card is None else card.floor
 
     def _model(
         self,

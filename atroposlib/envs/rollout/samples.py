@@ -40,9 +40,7 @@ from atroposlib.wire import Outcome
 NO_SCORE = "no_score"  # the sample, or its score, is None
 # First words of the stages (of ``boundary(env, item, stage)``) that score an answer.
 JUDGING_STAGES = frozenset({"judge", "reward", "score", "postprocess_histories"})
-CONTEXT_FULL = (
-    "context_full"  # the sample filled the context of the model: trained, and counted
-)
+CONTEXT_FULL = "context_full"  # the sample filled the model's context: trained, and counted
 Draw = Callable[[Any], Awaitable[tuple[ScoredDataItem | None, list[Any]]]]
 
 

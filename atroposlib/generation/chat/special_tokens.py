@@ -9,10 +9,11 @@ encoded in the pieces between the guards, so that the prompt has exactly the giv
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
+
+from atroposlib.utils.tokenizers.texts import added_special_tokens
 
 GUARD = "\u2060\u2063"  # a pair of invisible characters that no text has
 
@@ -24,7 +25,7 @@ def guarded(tokenizer: Any, content: str) -> str:
     pattern = _special_pattern(tokenizer)
     if pattern is None:
         return content
-    return pattern.sub(lambda found: found[0][0] + GUARD + found[0][1:], content)
+    return pattern.sub(lambda match: match[0][0] + GUARD + match[0][1:], content)
 
 
 def unguarded(text: str) -> str:
@@ -49,12 +50,8 @@ def _pattern_of(texts: tuple[str, ...]) -> re.Pattern[str] | None:
 
 
 def _special_texts(tokenizer: Any) -> list[str]:
-    added = getattr(tokenizer, "added_tokens_decoder", None)
-    texts = {str(text) for text in getattr(tokenizer, "all_special_tokens", None) or ()}
-    if isinstance(added, Mapping):
-        texts.update(
-            str(token) for token in added.values() if getattr(token, "special", False)
-        )
+    named = map(str, getattr(tokenizer, "all_special_tokens", None) or ())
+    texts = {*named, *added_special_tokens(tokenizer).values()}
     # The longest first: one may begin like another.
     return sorted(
         (text for text in texts if len(text) > 1), key=lambda text: (-len(text), text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what a decoder writes for an incomplete character
@@ -13,6 +13,17 @@ MAX_TOKENS_PER_CHARACTER = 8
 def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
     """The text of tokens, special ones included."""
     return str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
+
+
+def added_special_tokens(tokenizer: Any) -> dict[int, str]:
+    """Texts of added special tokens by their id; empty for a tokenizer that lists none.
+
+    ``all_special_tokens`` lacks those without a role, such as the marks of turns.
+    """
+    added = getattr(tokenizer, "added_tokens_decoder", None)
+    if not isinstance(added, Mapping):
+        return {}
+    return {i: str(token) for i, token in added.items() if getattr(token, "special", False)}
 
 
 def token_texts(

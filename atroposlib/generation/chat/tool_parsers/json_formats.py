@@ -33,11 +33,11 @@ class HermesParser(AnswerParser):
     markers: ClassVar[tuple[str, ...]] = (OPEN, CLOSE)
 
     def read(self, text: str, tools: Tools) -> tuple[str, list[FoundCall]]:
-        found = list(tagged_calls(text))
-        if any(not call.closed and text[call.end :].strip() for call in found):
+        tagged = list(tagged_calls(text))
+        if any(not call.closed and text[call.end :].strip() for call in tagged):
             raise MalformedCall("text after a call")
-        calls = [call_of(call.value) for call in found]
-        return text[: found[0].start if found else 0], calls
+        calls = [call_of(call.value) for call in tagged]
+        return text[: tagged[0].start if tagged else 0], calls
 
     def write(self, calls: Sequence[FoundCall]) -> str:
         return "\n".join(

@@ -29,7 +29,10 @@ def value_of(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
         root: the schema that references such as ``#/$defs/Colour`` point into.
     """
     alternatives = list(_alternatives(schema, root))
-    if any("null" in _types(one) for one in alternatives) and text.strip() in _NULLS:
+    if (
+        any("null" in _types(alternative) for alternative in alternatives)
+        and text.strip() in _NULLS
+    ):
         return None
     for alternative in alternatives:
         value = _as_alternative(text, alternative)
@@ -53,17 +56,18 @@ def _alternatives(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Itera
 
 
 def _resolved(reference: str, root: Mapping[str, Any]) -> Any:
-    found: Any = root
+    target: Any = root
     for part in reference.removeprefix("#/").split("/"):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+        target = target.get(part) if isinstance(target, Mapping) else None
+    return target
 
 
 def _types(schema: Mapping[str, Any]) -> list[str]:
     kind = schema.get("type")
     types = kind if isinstance(kind, list) else [kind]
-    nullable = [*types, "null"] if schema.get("nullable") else types
-    return [one for one in nullable if isinstance(one, str)]
+    if schema.get("nullable"):
+        types = [*types, "null"]
+    return [name for name in types if isinstance(name, str)]
 
 
 def _as_alternative(text: str, schema: Mapping[str, Any]) -> Any:
