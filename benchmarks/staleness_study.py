@@ -97,6 +97,7 @@ def setup_of(case: Case, options: argparse.Namespace) -> Setup:
         cores=max(1, (os.cpu_count() or 1) // options.parallel),
         trainer={
             "--loss": case.loss,
+            "--ratio-to": "sampler" if case.loss == "grpo" else "trainer",
             "--max-staleness": case.staleness,
             "--minibatches": options.minibatches,
             "--recover-mode": "disabled",  # a checkpoint per step would be most of its time

@@ -305,6 +305,10 @@ def _train(
     phase("joining the run")
     agreement = Agreement.of(cfg.compute_dtype, cfg.max_logprob_mismatch)
     state = _resume(models, recovery, publisher, peers, agreement)
+    value_model = critic.model if critic else None
+    prepare_rows = partial(
+        prepare, policy=policy, reference=models.reference, critic=value_model
+    )
     take_steps = partial(learn, cfg, policy, optimizer, stop=waits.stop, critic=critic)
     stack.enter_context(recovery.saving_at_stop(client, policy, optimizer, critic))
     waits.checks.append(stack.enter_context(Keeper(publisher)).check)
@@ -324,10 +328,7 @@ def _train(
         phase("training")
         with clock.measure("prepare"):
             batch = _rows(claimed, cfg, policy, state, world)
-            value_model = critic.model if critic else None
-            prepared = prepare(
-                batch.rows, cfg, state.version, reference=models.reference, critic=value_model
-            )
+            prepared = prepare_rows(batch.rows, cfg, state.version)
         with clock.measure("train"):
             noted = None if cfg.notes_rows == 0 else TokenValues()  # alike on every rank
             learned = take_steps(prepared, state, values=noted, agreement=agreement)

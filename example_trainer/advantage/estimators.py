@@ -6,6 +6,7 @@ With r the shaped rewards (see ``rewards``), over the rows of a group or of the 
     dr_grpo                r - group mean                             arXiv 2503.20783
     rloo                   r - mean of the others of the group        arXiv 2402.14740
     lite_ppo               (r - group mean) / batch std of r          arXiv 2508.08221
+    maxrl                  (r - group mean) / group mean of r >= 0    arXiv 2602.02710
     reinforce_pp           r, then normalised over the batch          arXiv 2501.03262
     reinforce_pp_baseline  r - group mean, then normalised over the batch
     gae                    r, over tokens by gamma and lambda         arXiv 1506.02438
@@ -91,6 +92,11 @@ def compute(
     if reasons_R is not None:
         reasons_R = of_length("finish_reasons", to_list(reasons_R), count)
     rewards_R = shape_rewards(rewards_R, settings, lengths_R, reasons_R)
+    if settings.advantage == "maxrl" and any(reward < 0 for reward in rewards_R):
+        raise ConfigError(
+            "advantage maxrl takes rewards as chances of success: from 0 up, also after"
+            " reward_bias and an overlong penalty"
+        )
     advantages_R = _estimated(settings, rewards_R, groups)
     if normalise and normalises(settings):
         weights_R = lengths_R or [1.0] * count
@@ -171,6 +177,7 @@ ESTIMATORS: dict[str, Callable[[float, _Moments], float]] = {
     "dr_grpo": _centred,
     "rloo": _rloo,
     "lite_ppo": lambda reward, of: (reward - of.mean) / _divisor(of.batch_std + of.eps),
+    "maxrl": lambda reward, of: (reward - of.mean) / _divisor(of.mean),
     "reinforce_pp": _raw,
     "reinforce_pp_baseline": _centred,
     "gae": _raw,

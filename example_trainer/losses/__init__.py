@@ -40,10 +40,10 @@ from example_trainer.losses import (
     cross_entropy,
     decoupled,
     distillation,
-    grpo,
+    dppo,
     gspo,
+    jsd,
     m2po,
-    ppo,
     reinforce,
     sapo,
 )
@@ -59,15 +59,17 @@ if TYPE_CHECKING:
 
 FORMULAS: dict[str, Formula] = {
     "decoupled": decoupled.loss,
-    "ppo": ppo.loss,
-    "grpo": grpo.loss,
+    "ppo": decoupled.loss,
+    "grpo": decoupled.loss,
     "gspo": gspo.loss,
     "sapo": sapo.loss,
     "cispo": cispo.loss,
     "m2po": m2po.loss,
+    "dppo": dppo.loss,
     "reinforce": reinforce.loss,
     "cross_entropy": cross_entropy.loss,
     "distillation": distillation.loss,
+    "jsd": jsd.loss,
 }
 
 
@@ -89,8 +91,12 @@ def _with_arguments(formula: Formula) -> Loss:
 
 
 LOSSES = {name: _with_arguments(formula) for name, formula in FORMULAS.items()}
-WITHOUT_SAMPLER = frozenset({"cross_entropy", "distillation"})
-WITHOUT_PROXIMAL = frozenset({"grpo", "gspo", "sapo", "cispo", *WITHOUT_SAMPLER})
+OF_A_TEACHER = frozenset({"distillation", "jsd"})
+WITHOUT_SAMPLER = frozenset({"cross_entropy", *OF_A_TEACHER})
+WITHOUT_PROXIMAL = frozenset({"dppo", *WITHOUT_SAMPLER})
+ALWAYS_PROXIMAL = frozenset(
+    {"reinforce", "m2po"}
+)  # by their weight or mask, whatever ratio_to
 BATCH_MASKS: dict[str, BatchMask] = {"m2po": m2po.batch_mask}
 
 
@@ -113,9 +119,16 @@ def needs_sampler(name: str) -> bool:
     return name not in WITHOUT_SAMPLER
 
 
-def needs_proximal(name: str) -> bool:
+def needs_proximal(settings: LossSettings) -> bool:
     """Whether the loss uses the proximal logprobs; if not, any tensor will do."""
-    return name not in WITHOUT_PROXIMAL
+    if settings.ratio_to == "trainer":
+        return settings.loss not in WITHOUT_PROXIMAL
+    return settings.loss in ALWAYS_PROXIMAL
+
+
+def needs_teacher(name: str) -> bool:
+    """Whether groups must come with tokens and logprobs of a teacher."""
+    return name in OF_A_TEACHER
 
 
 def batch_mask(name: str) -> BatchMask | None:

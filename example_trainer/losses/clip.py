@@ -1,4 +1,4 @@
-"""The clip shared by ppo, grpo, decoupled and gspo, for a ratio r and an advantage A.
+"""The clip shared by decoupled and gspo, for a ratio r and an advantage A.
 
     clip        L = -min(r A, clip(r, 1 - eps, 1 + eps_high) A)     arXiv 1707.06347, eq. 7
     clip-higher eps_high > eps lets rare tokens rise farther        arXiv 2503.14476, eq. 10
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from example_trainer.losses.tokens import LossInputs, bounded, ratio_metrics
 from example_trainer.settings.loss import LossSettings
 
 
@@ -31,13 +30,35 @@ class Clipped:
     by_dual: Tensor  # (B, T) bool: the dual clip did
 
 
+@dataclass(frozen=True)
+class Eps:
+    """How far a ratio may fall below 1 and rise above it."""
+
+    low: float
+    high: float
+
+    def of(self, settings: LossSettings) -> Eps:
+        """These defaults of a loss, with what the settings name in their place.
+
+        ``clip_eps`` without ``clip_eps_high`` is both.
+        """
+        eps = self
+        if "clip_eps" in settings.model_fields_set:  # its default is that of tokens
+            eps = Eps(settings.clip_eps, settings.clip_eps)
+        if settings.clip_eps_high is None:
+            return eps
+        return Eps(eps.low, settings.clip_eps_high)
+
+
+TOKEN_EPS = Eps(0.2, 0.2)
+
+
 def clip(
-    ratio: Tensor, advantages: Tensor, settings: LossSettings, dual_clip: float | None = None
+    ratio: Tensor, advantages: Tensor, eps: Eps, dual_clip: float | None = None
 ) -> Clipped:
     """The clipped loss of every token, from (B, T) ratios and advantages."""
-    high = settings.clip_eps if settings.clip_eps_high is None else settings.clip_eps_high
     unclipped = ratio * advantages
-    clipped = ratio.clamp(1 - settings.clip_eps, 1 + high) * advantages
+    clipped = ratio.clamp(1 - eps.low, 1 + eps.high) * advantages
     objective = torch.minimum(unclipped, clipped)
     by_dual = torch.zeros_like(objective, dtype=torch.bool)
     if dual_clip is not None:
@@ -45,19 +66,3 @@ def clip(
         by_dual = (advantages < 0) & (objective < lowest)
         objective = torch.where(by_dual, lowest, objective)
     return Clipped(-objective, clipped < unclipped, by_dual)
-
-
-def clipped_loss(
-    batch: LossInputs, centre_logprobs: Tensor, settings: LossSettings
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """(B, T) clipped loss of the ratio to ``centre_logprobs``, and token sums of its metrics."""
-    tokens = batch.tokens
-    log_ratio = bounded(batch.log_ratio(centre_logprobs))
-    advantages = tokens.only(batch.advantages)
-    clipped = clip(log_ratio.exp(), advantages, settings, settings.dual_clip)
-    batch.clipped.append(clipped.by_clip | clipped.by_dual)
-    return clipped.loss, {
-        "clip_ratio": tokens.total(clipped.by_clip),
-        "dual_clip_ratio": tokens.total(clipped.by_dual),
-        **ratio_metrics(tokens, log_ratio),
-    }

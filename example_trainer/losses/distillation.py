@@ -27,15 +27,9 @@ def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, T
     student agrees; ``distill_share``, trained tokens that have an entry of the teacher.
 
     Raises:
-        ConfigError: the batch has no teacher; names the environment that sends one.
+        ConfigError: the batch has no teacher.
     """
-    student, teacher = batch.student_logprobs, batch.teacher_logprobs
-    if student is None or teacher is None:
-        raise ConfigError(
-            "loss distillation needs the teacher's tokens and logprobs with every group:"
-            " distill_token_ids and distill_logprobs. Run an environment that sends them"
-            " (TeacherDistillationEnv with a teacher server), or choose another loss"
-        )
+    student, teacher = require_teacher(batch)
     tau, tokens = settings.distill_temperature, batch.tokens
     mask, candidates = batch.loss_mask, batch.teacher_mask
     share, log_share = teacher_shares(teacher, mask, candidates, tau)
@@ -44,6 +38,22 @@ def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, T
         "distill_kl": tokens.total(tau**2 * gap.sum(-1)),
         "distill_share": tokens.total((share != 0).any(-1)),
     }
+
+
+def require_teacher(batch: LossInputs) -> tuple[Tensor, Tensor]:
+    """Logprobs of student and teacher at the teacher's tokens, (B, T, K) each.
+
+    Raises:
+        ConfigError: the batch has no teacher; names the environment that sends one.
+    """
+    student, teacher = batch.student_logprobs, batch.teacher_logprobs
+    if student is None or teacher is None:
+        raise ConfigError(
+            "the losses distillation and jsd need the teacher's tokens and logprobs with every"
+            " group: distill_token_ids and distill_logprobs. Run an environment that sends them"
+            " (TeacherDistillationEnv with a teacher server), or choose another loss"
+        )
+    return student, teacher
 
 
 def distill_sum(

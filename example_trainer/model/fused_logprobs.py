@@ -24,17 +24,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.torch_version import TorchVersion
 
 from atroposlib.utils.models.causal_lm import LogitTransform
+from atroposlib.utils.models.low_precision import add_product, wide_product
 
 # Logits that exist at a time: 64 MB on a CPU, whose caches like less; 512 MB on CUDA, whose
 # products want many rows.
 CPU_LOGITS = 2**24
 CUDA_LOGITS = 2**27
 SMALLEST_CHUNK = 16
-# Products of half precision that come out in float32.
-WIDE_PRODUCTS = TorchVersion(torch.__version__) >= TorchVersion("2.8")
 
 
 @dataclass(frozen=True)
@@ -166,10 +164,10 @@ class _TokenScores(torch.autograd.Function):
                 d_bias += (d_z / head.divisors[chunk.positions]).sum(0)
             d_z = d_z.to(ctx.dtype)
             if d_hidden is not None:
-                inner = head.product(d_z, head.weight) / head.divisors[chunk.positions]
+                inner = wide_product(d_z, head.weight) / head.divisors[chunk.positions]
                 d_hidden[chunk.positions] = inner.to(hidden.dtype)
             if d_weight is not None:
-                head.add_product(d_weight, d_z.t(), head.inputs(chunk))
+                add_product(d_weight, d_z.t(), head.inputs(chunk))
         return (
             d_hidden,
             None if d_weight is None else d_weight.to(weight.dtype),
@@ -193,6 +191,8 @@ class _Head:
         self.exact = torch.promote_types(torch.float32, dtype)
         self.hidden, self.dtype, self.wanted = hidden, dtype, wanted
         self.weight = weight.detach().to(dtype)
+        if not weight.is_cuda:  # once, not for each chunk
+            self.weight = self.weight.to(self.exact)
         self.bias = None if bias is None else bias.detach().to(self.exact)
         self.temperatures = wanted.temperatures.to(self.exact)[:, None]  # (H, 1)
         self.divisors = self.temperatures / transform.scale  # (H, 1)
@@ -217,7 +217,7 @@ class _Head:
 
     def logits(self, chunk: _Chunk) -> Tensor:
         """(C, V) logits / temperature."""
-        z = self.product(self.inputs(chunk), self.weight.t())
+        z = wide_product(self.inputs(chunk), self.weight.t())
         if self.bias is not None:
             z = z + self.bias / self.divisors[chunk.positions]
         if self.cap is not None:
@@ -248,16 +248,3 @@ class _Head:
         rows = chunk.local[:, None].expand_as(g)
         g = g * ratio[chunk.local]
         d_z.index_put_((rows, self.wanted.teacher_tokens[chunk.pairs]), g, accumulate=True)
-
-    def product(self, left: Tensor, right: Tensor) -> Tensor:
-        """left @ right, in float32 at least."""
-        if left.is_cuda and left.dtype != self.exact and WIDE_PRODUCTS:
-            # Rounding logits near 20 to bfloat16 would cost a logprob 0.06.
-            return torch.mm(left, right, out_dtype=self.exact)
-        return torch.mm(left, right).to(self.exact)
-
-    def add_product(self, total: Tensor, left: Tensor, right: Tensor) -> None:
-        if left.dtype == total.dtype:
-            total.addmm_(left, right)
-        else:
-            total += self.product(left, right)

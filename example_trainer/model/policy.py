@@ -156,6 +156,10 @@ class Policy(PackedModel):
         """Logprob of every trained token at its temperature, without a gradient. Collective."""
         return self._trained(rows, lambda microbatch: self.score(microbatch).logprobs)
 
+    def trained_entropies(self, rows: Sequence[Row]) -> list[list[float]]:
+        """Entropy at every trained token, at its temperature, without a gradient. Collective."""
+        return self._trained(rows, lambda microbatch: self.score(microbatch).entropy)
+
     def logprobs_of(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         """Logprob of every token but the first of each sequence, at temperature 1."""
         return self.trained_logprobs(

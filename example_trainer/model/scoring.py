@@ -6,7 +6,6 @@ output head, so that FSDP2 can shard that module and each of its decoder layers.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from atroposlib.errors import ConfigError
 from atroposlib.utils.models.causal_lm import LogitTransform, decoder
+from atroposlib.utils.models.low_precision import autocast, widen_residual
 from atroposlib.utils.models.routers import RouterReplay
 from example_trainer.data.packing import MicroBatch
 from example_trainer.data.rows import Row, at_trained
@@ -114,19 +114,7 @@ class Backbone(nn.Module):
         self.compute_dtype = compute_dtype
         # Parameters of which ranks of a tensor group have parts of the gradient, see fsdp.
         self.partial: set[str] = set()
-        if compute_dtype is not torch.float32:
-            inner_model(model).get_input_embeddings().register_forward_hook(self._widened)
-
-    def _widened(self, module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
-        """Embeddings of the low precision as float32, so that the residual stream is float32.
-
-        Shards have parameters of the low precision and one rank those of float32; both then
-        compute alike, and round less than a residual stream of the low precision. Outside of
-        autocast, where the model is compared with itself, nothing changes.
-        """
-        if not torch.is_autocast_enabled(embedded.device.type):
-            return embedded
-        return embedded.to(self.compute_dtype).float()
+        widen_residual(inner_model(model).get_input_embeddings(), compute_dtype)
 
     def hidden(self, inputs: Inputs) -> Tensor:
         """(H, D) of the positions that need scores."""
@@ -140,7 +128,7 @@ class Backbone(nn.Module):
             extras["position_ids"] = inputs.positions
         if self.replay is not None:
             self.replay.experts = inputs.experts
-        with self._autocast(inputs.tokens.device):
+        with autocast(inputs.tokens.device, self.compute_dtype):
             output = decoder(inner_model(self.model))(
                 input_ids=inputs.tokens, use_cache=False, **extras
             )
@@ -154,11 +142,6 @@ class Backbone(nn.Module):
         output = decoder(inner_model(self.model))(tokens, use_cache=False, **at)
         hidden: Tensor = output.last_hidden_state
         return hidden
-
-    def _autocast(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-        if self.compute_dtype is torch.float32:
-            return contextlib.nullcontext()
-        return torch.autocast(device.type, self.compute_dtype)
 
 
 class TokenModule(Backbone):

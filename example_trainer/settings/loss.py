@@ -13,6 +13,7 @@ Estimator = Literal[
     "dr_grpo",
     "rloo",
     "lite_ppo",
+    "maxrl",
     "reinforce_pp",
     "reinforce_pp_baseline",
     "gae",
@@ -24,20 +25,34 @@ class LossSettings(Section):
     """The policy loss and what is added to it. Formulae: example_trainer.losses."""
 
     loss: str = Field("decoupled", description="name in example_trainer.losses")
-    clip_eps: float = Field(0.2, ge=0, description="ratio may fall to 1 - clip_eps")
+    ratio_to: Literal["trainer", "sampler"] = Field(
+        "trainer",
+        description="centre of the ratios: the trainer's own logprobs before the step, where the"
+        " importance weight corrects for the sampler, or the sampler's logprobs, with no weight",
+    )
+    clip_eps: float = Field(
+        0.2,
+        ge=0,
+        description="ratio may fall to 1 - clip_eps; of gspo 3e-4 unless it is named",
+    )
     clip_eps_high: float | None = Field(
-        None, ge=0, description="ratio may rise to 1 + clip_eps_high (default: clip_eps)"
+        None,
+        ge=0,
+        description="ratio may rise to 1 + clip_eps_high (default: clip_eps, else that of the"
+        " loss: 0.2, gspo 4e-4, cispo 4)",
     )
     dual_clip: float | None = Field(
         None, gt=1, description="bound of the loss of a token with A < 0, in |A| (c_clip)"
     )
     importance_weight: Literal["truncate", "mask", "none"] = Field(
         "truncate",
-        description="proximal / behaviour policy of each token in the decoupled loss: cut to the"
-        " bounds, tokens beyond them left out, or not used at all",
+        description="proximal / behaviour policy of each token: cut to the bounds, tokens beyond"
+        " them left out, or not used at all",
     )
-    importance_level: Literal["token", "sequence"] = Field(
-        "token", description="a weight per token, or the geometric mean of a sequence"
+    importance_level: Literal["token", "sequence", "product"] = Field(
+        "token",
+        description="a weight per token, or for all tokens of a sequence their geometric mean or"
+        " their product",
     )
     importance_cap: float = Field(
         5.0, gt=0, description="upper bound of the importance weight (behav_imp_weight_cap)"
@@ -49,6 +64,15 @@ class LossSettings(Section):
     sapo_tau_negative: float = Field(1.05, gt=0, description="SAPO temperature where A <= 0")
     m2_threshold: float = Field(
         0.04, gt=0, description="M2PO: bound of the mean squared log importance weight"
+    )
+    dppo_delta: float = Field(
+        0.2,
+        ge=0,
+        description="DPPO: how far the probability of a token may move in the direction of its"
+        " advantage",
+    )
+    dppo_tau: float = Field(
+        1e-3, ge=0, description="DPPO: weight of the squared log ratio to the sampler"
     )
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus")
     kl_coef: float = Field(
@@ -73,6 +97,20 @@ class LossSettings(Section):
     )
     distill_temperature: float = Field(
         1.0, gt=0, description="both distributions are softened by it"
+    )
+    jsd_beta: float = Field(
+        0.5,
+        gt=0,
+        lt=1,
+        description="weight of the teacher in the mixture of loss jsd: towards 0 forward KL,"
+        " towards 1 reverse KL",
+    )
+    entropy_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="share of the batch's trained tokens with the highest entropy that enter the"
+        " loss; the others count in its divisor",
     )
     loss_aggregation: Literal["token", "sequence", "constant"] = Field(
         "token",

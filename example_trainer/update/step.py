@@ -33,6 +33,7 @@ from example_trainer.run.reports import TokenValues
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.optim import OptimSettings
 from example_trainer.state import StopSignal
+from example_trainer.update import top_entropy
 from example_trainer.update.optimizer import clipped_step
 from example_trainer.update.step_metrics import (
     StepMetrics,
@@ -78,8 +79,8 @@ def learn(
     """
     parts = minibatches(prepared.rows, cfg.minibatches)
     limits = agreement or Agreement.of(cfg.compute_dtype, cfg.max_logprob_mismatch)
-    proximal_R_T = None
-    if len(parts) > 1 and losses.needs_proximal(cfg.loss):
+    proximal_R_T = prepared.proximal_R_T
+    if proximal_R_T is None and len(parts) > 1 and losses.needs_proximal(cfg):
         proximal_R_T = policy.trained_logprobs(prepared.rows)
     sums, norms, skipped = StepMetrics(), [], 0
     progress = state.step, cfg.training_steps
@@ -149,12 +150,12 @@ class _Update:
         self.weights_R, self.divisor = loss_weights(
             rows, settings.loss_aggregation, settings.aggregation_length or settings.seq_len
         )
-        self.teacher = settings.distill_coef > 0 or settings.loss == "distillation"
+        self.teacher = settings.distill_coef > 0 or losses.needs_teacher(settings.loss)
 
     def accumulate(self, sums: StepMetrics) -> None:
         """Backward of every micro-batch of this rank; the gradients are left in the parameters."""
         policy, rows, world = self.policy, self.prepared.rows, self.policy.world
-        weights_R_T = [[w] * len(r.trained) for w, r in zip(self.weights_R, rows)]
+        weights_R_T = self._weights()
         kept_R_T = self._kept()
         if self.values is not None and kept_R_T is not None:
             self.values.kept_R.update(zip(self.places, kept_R_T))
@@ -177,6 +178,18 @@ class _Update:
             sums.add({f"{name}_mean": sampled.total}, float(sampled.tokens))
             sums.maximum({f"{name}_max": sampled.max})
             self.check.require(policy, reduce_mismatch(sampled, world))
+
+    def _weights(self) -> list[list[float]]:
+        """Weight of every trained token in the loss, (R, T); 0 where its entropy is too low."""
+        rows, share = self.prepared.rows, self.settings.entropy_share
+        weights_R_T = [[w] * len(r.trained) for w, r in zip(self.weights_R, rows)]
+        if share == 1.0:
+            return weights_R_T
+        kept_R_T = top_entropy.kept(self.policy.trained_entropies(rows), share)
+        return [
+            [w if is_kept else 0.0 for w, is_kept in zip(weights_T, kept_T)]
+            for weights_T, kept_T in zip(weights_R_T, kept_R_T)
+        ]
 
     def _kept(self) -> list[list[bool]] | None:
         """Trained tokens that the loss keeps, (R, T); None if it has no batch mask."""
@@ -205,7 +218,7 @@ class _Update:
             rows = [self.places[i] for i in microbatch.row_ids]
             self.values.add(rows, scores.logprobs, batch.clipped)
         loss_sum = loss_sum + self._regularisers(microbatch, scores, batch)
-        if self.settings.distill_coef > 0 and self.settings.loss != "distillation":
+        if self.settings.distill_coef > 0 and not losses.needs_teacher(self.settings.loss):
             distilled, once = self._distilled(batch, scores.mask)
             loss_sum = loss_sum + self.settings.distill_coef * distilled
             metrics = {**metrics, "distill_loss": once}

@@ -42,10 +42,10 @@ def random_batch(rows: int = 3, tokens: int = 5, seed: int = 0, spread: float = 
 def batch_of_ratios(
     ratios: list[list[float]], advantages: list[list[float]], mask: list[list[float]]
 ) -> Batch:
-    """float64 rows whose policy / behaviour ratios are these; proximal = policy."""
+    """float64 rows whose policy / proximal ratios are these; behaviour = proximal."""
     batch = random_batch(rows=len(ratios), tokens=len(ratios[0]))
-    batch["logprobs"] = batch["behaviour"] + torch.tensor(ratios, dtype=torch.double).log()
-    batch["proximal"] = batch["logprobs"].clone()
+    batch["proximal"] = batch["behaviour"].clone()
+    batch["logprobs"] = batch["proximal"] + torch.tensor(ratios, dtype=torch.double).log()
     batch["advantages"] = torch.tensor(advantages, dtype=torch.double)
     batch["mask"] = torch.tensor(mask, dtype=torch.double)
     return batch
@@ -72,8 +72,8 @@ def one_token(
 def run(
     name: str, batch: Batch, cfg: object = None, **more: Any
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a batch. Distillation gets a student that moves with ``logprobs``."""
-    if name == "distillation":
+    """The loss of a batch. Losses of a teacher get a student that moves with ``logprobs``."""
+    if losses.needs_teacher(name):
         offsets = torch.tensor([0.1, 1.0, 2.0], dtype=batch["logprobs"].dtype)
         more["student_logprobs"] = batch["logprobs"].unsqueeze(-1) - offsets
         more["teacher_logprobs"] = batch["teacher"]

@@ -82,7 +82,7 @@ class EngineCore:
         self.batch = RunningBatch(served.device)
         self.to_score: list[GenerationRequest] = []
         self._in_flight: set[GenerationRequest] = set()
-        self._cache = SlotCache(served.num_layers)
+        self._cache = SlotCache(served.num_layers, served.dtype)
         self._random = random.Random(seed)
         self._is_eos = torch.zeros(served.vocab_size, dtype=torch.bool, device=served.device)
         self._is_eos[list(served.eos_ids)] = True
@@ -132,7 +132,7 @@ class EngineCore:
         self.scheduler.drain()
         self.to_score = []
         self.batch = RunningBatch(self.served.device)
-        self._cache = SlotCache(self.served.num_layers)
+        self._cache = SlotCache(self.served.num_layers, self.served.dtype)
         for request in list(self._in_flight):
             self._fail(request, error)
 
@@ -307,6 +307,7 @@ class EngineCore:
     def update_weights(self, load: Callable[[Any], int], version: int | None) -> int:
         """Run ``load`` on the model and recompute the KV of kept rows; return its count."""
         count = load(self.served.model)
+        self.served.weights_changed()
         self.counters.weight_updates += 1
         self.begin_version(self.weight_version + 1 if version is None else version)
         self._recompute_kv()

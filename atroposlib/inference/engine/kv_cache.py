@@ -53,10 +53,10 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.values: Tensor = torch.zeros(0)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.dtype, self.device = key_states.dtype, key_states.device
+        self.dtype, self.device = self.shared.dtype, key_states.device
         capacity = (self.shared.num_rows, self.shared.num_columns)
         self.keys, self.values = (
-            states.new_zeros(*capacity, states.shape[1], states.shape[3])
+            states.new_zeros(*capacity, states.shape[1], states.shape[3], dtype=self.dtype)
             for states in (key_states, value_states)
         )
         self.is_initialized = True
@@ -67,6 +67,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Store new (P or B, H, T, D) states; return the keys and values for attention."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
+        # Rotated keys of a float32 residual stream are float32; attention rounds them anyway.
+        key_states, value_states = key_states.to(self.dtype), value_states.to(self.dtype)
         write = self.shared.write
         if isinstance(write, PrefillWrite):
             length = key_states.shape[2]
@@ -98,7 +100,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 class SlotCache(Cache):
     """All layers, and the one write plan that the next forward pass follows."""
 
-    def __init__(self, num_layers: int) -> None:
+    def __init__(self, num_layers: int, dtype: torch.dtype) -> None:
+        self.dtype = dtype
         self.num_rows = 0
         self.num_columns = 0
         self.write: PrefillWrite | DecodeWrite | None = None

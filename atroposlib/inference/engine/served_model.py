@@ -18,6 +18,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.inference.engine.kv_cache import DecodeWrite, PrefillWrite, SlotCache
 from atroposlib.inference.engine.sampling import scale
 from atroposlib.utils.models.causal_lm import LogitTransform, decoder, measured_transform
+from atroposlib.utils.models.low_precision import autocast, wide_product, widen_residual
 from atroposlib.utils.models.routers import Router, routers_of
 
 WIDTH_STEP = 16  # decode views grow in steps, which keeps the mask aligned for kernels
@@ -40,6 +41,7 @@ class ServedModel:
     dtype: torch.dtype
     transform: LogitTransform  # of the output head's products to logits
     routers: tuple[Router, ...] = ()  # of a mixture of experts
+    _head: Tensor | None = None  # (V, D) of the weights as they are; None: not copied yet
 
     @property
     def vocab_size(self) -> int:
@@ -120,19 +122,33 @@ class ServedModel:
     def _hidden(
         self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: SlotCache | None
     ) -> Tensor:
-        output = decoder(self.model)(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=cache is not None,
-        )
+        with autocast(self.device, self.dtype):
+            output = decoder(self.model)(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=cache is not None,
+            )
         hidden: Tensor = output.last_hidden_state
         return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.transform(self.model.get_output_embeddings()(hidden))
+        products = wide_product(hidden.to(self.dtype), self._head_weight().t())
+        bias = self.model.get_output_embeddings().bias
+        logits: Tensor = self.transform(products if bias is None else products + bias)
         return logits
+
+    def _head_weight(self) -> Tensor:
+        """(V, D) of the output head; on a CPU in float32, which every product would make anew."""
+        if self._head is None:
+            weight = self.model.get_output_embeddings().weight
+            self._head = weight if weight.is_cuda else weight.float()
+        return self._head
+
+    def weights_changed(self) -> None:
+        """Drop what was computed from the weights."""
+        self._head = None
 
     def padded(self, prompts: Iterable[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Token ids (P, T), zeros on the right, and lengths (P,)."""
@@ -185,6 +201,7 @@ def load_model(
     # decodes, raises "Already borrowed"
     tokenizer.encode("")
     model.to(where).eval().requires_grad_(False)
+    widen_residual(model.get_input_embeddings(), precision)
     return ServedModel(
         model=model,
         tokenizer=tokenizer,

@@ -149,11 +149,9 @@ _ACTOR: Meanings = {
     ),
     "sapo_tau_pos": Renamed("sapo_tau_positive"),
     "sapo_tau_neg": Renamed("sapo_tau_negative"),
-    **members(groups.importance, "behav_imp_weight_cap behave_imp_weight_mode"),
-    "behave_imp_weight_cap": Combined(groups.importance, "behav_imp_weight_cap"),
-    **whole_group(
-        "rejection_sampling", groups.importance, "level action metric agg upper lower"
-    ),
+    **members(groups.loss, "behav_imp_weight_cap behave_imp_weight_mode"),
+    "behave_imp_weight_cap": Combined(groups.loss, "behav_imp_weight_cap"),
+    **whole_group("rejection_sampling", groups.loss, "level action metric agg upper lower"),
     **members(groups.kl, "kl_ctl kl_estimator"),
     "ppo_n_minibatches": Renamed("minibatches"),
     "temperature": OWN_TEMPERATURE,

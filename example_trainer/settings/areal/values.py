@@ -24,6 +24,16 @@ ESTIMATORS = {
     (None, None, False): "raw",
 }
 
+# They choose the formula of the loss; the others of its options bound the importance weight.
+SWITCHES = {
+    "type",
+    "use_decoupled_loss",
+    "recompute_logprob",
+    "importance_sampling_level",
+    "use_sapo_loss",
+    "m2_threshold",
+}
+
 
 def level(given: Given, name: str) -> str | None:
     """A level of a norm: batch where left out; AReaL's files write none as null and "none"."""
@@ -87,24 +97,37 @@ def advantage_norm(given: Given) -> dict[str, Any]:
 
 
 def loss(given: Given) -> dict[str, Any]:
-    """The loss that AReaL's switches and the type of the data choose together."""
+    """Loss and importance weight, which AReaL's switches and the data's type choose together."""
+    bounds = _importance(given) if given.keys() - SWITCHES else {}
+    return {**bounds, **_formula(given)}
+
+
+def _formula(given: Given) -> dict[str, Any]:
     if is_supervised({TYPE: given.get("type")}):
         return {"loss": "cross_entropy"}
-    if given.get("use_sapo_loss"):
-        return {"loss": "sapo"}
     if given.get("m2_threshold") is not None:
         return {"loss": "m2po", "m2_threshold": given["m2_threshold"]}
+    if given.get("use_sapo_loss"):
+        return {"loss": "sapo", **_centre(given)}
     if given.get("importance_sampling_level") == "sequence":
-        return {"loss": "gspo"}
-    if given.get("use_decoupled_loss"):
-        return {"loss": "decoupled"}
+        return {"loss": "gspo", **_centre(given)}
     if "use_decoupled_loss" not in given and "recompute_logprob" not in given:
         return {}
-    # Not decoupled: the clip is centred on recomputed logprobs, or on the sampler's.
-    return {"loss": "ppo" if given.get("recompute_logprob") else "grpo"}
+    if given.get("use_decoupled_loss"):
+        return {"loss": "decoupled"}
+    return {"loss": "ppo" if given.get("recompute_logprob") else "grpo", **_centre(given)}
 
 
-def importance(given: Given) -> dict[str, Any]:
+def _centre(given: Given) -> dict[str, Any]:
+    """Not decoupled: ratios to recomputed logprobs, without a weight, or to the sampler's."""
+    if given.get("use_decoupled_loss"):
+        return {}
+    if given.get("recompute_logprob"):
+        return {"importance_weight": "none"}
+    return {"ratio_to": "sampler"}
+
+
+def _importance(given: Given) -> dict[str, Any]:
     """How the weight proximal / behaviour is bounded."""
     # Beyond the cap AReaL leaves tokens out; only later versions can cut their weight.
     level, _, action = str(given.get("behave_imp_weight_mode", "token_mask")).partition("_")

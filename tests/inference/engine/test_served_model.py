@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from statistics import fmean
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.served_model import load_model
 from atroposlib.testing.tiny import char_tokenizer
+from example_trainer.model import loading
+from example_trainer.settings.batch import LoadSettings
 from tests.inference.helpers import generate, request, worst_difference
 
 SHAPE = {
@@ -95,3 +98,34 @@ def test_another_model_family_is_exact_within_its_context(
 def test_an_unsupported_model_family_is_rejected(write_family, config_name, settings, says):
     with pytest.raises(ConfigError, match=says):
         load_model(write_family(config_name, **settings))
+
+
+def test_in_bfloat16_the_server_is_nearer_to_the_trainer_than_a_plain_forward(write_family):
+    """Logits of real size, whose rounding alone is 0.06 nats: float32 residual and logits."""
+    path = write_family("LlamaConfig", **SHAPE)
+    served = load_model(path, device="cpu", dtype="bfloat16")
+    engine = Engine(served, EngineLimits(), seed=0)
+    engine.start()
+    try:
+        prompts = [[5 + i, 9, 12] for i in range(8)]
+        requests = [request(ids, max_tokens=40, ignore_eos=True) for ids in prompts]
+        outputs = [result.outputs[0] for result in generate(engine, *requests)]
+    finally:
+        engine.close()
+    sequences = [ids + output.tokens for ids, output in zip(prompts, outputs)]
+    settings = LoadSettings(
+        model_name=path, device="cpu", dtype="bfloat16", batch_size=8, seq_len=64
+    )
+    trainer = [ours[2:] for ours in loading.load(settings).logprobs_of(sequences)]
+    plain = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+    rounded = []
+    for sequence in sequences:
+        ids = torch.tensor([sequence])
+        logprobs = plain(ids).logits.float().log_softmax(-1)[0, 2:-1]
+        rounded.append(logprobs.gather(-1, ids[0, 3:, None])[:, 0].tolist())
+
+    def apart(one, other):
+        return fmean(abs(a - b) for x, y in zip(one, other) for a, b in zip(x, y))
+
+    sampled = [output.logprobs for output in outputs]
+    assert apart(sampled, trainer) < 0.5 * apart(rounded, trainer)

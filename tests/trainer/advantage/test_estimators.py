@@ -65,6 +65,7 @@ BY_HAND = {
     "dr_grpo": [0.5, 1, -0.5, -0.5, 0.5, -1],
     "rloo": [2 / 3, 2, -2 / 3, -2 / 3, 2 / 3, -2],  # 1 - (0 + 0 + 1) / 3; 5 - 3
     "lite_ppo": [x / STD for x in (0.5, 1, -0.5, -0.5, 0.5, -1)],
+    "maxrl": [1, 0.25, -1, -1, 1, -0.25],
     "reinforce_pp": [(r - 10 / 6) / STD for r in REWARDS],
     "reinforce_pp_baseline": [x / math.sqrt(0.5) for x in (0.5, 1, -0.5, -0.5, 0.5, -1)],
     "gae": REWARDS,
@@ -181,8 +182,18 @@ def test_groups_are_formed_by_id_not_by_a_fixed_number_of_rows():
 @examples(30)
 @given(rewards=st.lists(st.floats(-1e100, 1e100), min_size=1, max_size=6))
 def test_any_finite_rewards_give_finite_advantages(name, rewards):
+    if name == "maxrl":  # of chances
+        rewards = [abs(reward) for reward in rewards]
     found = compute(name, rewards, [i % 2 for i in range(len(rewards))])
     assert all(math.isfinite(x) for x in found)
+
+
+def test_maxrl_weighs_a_success_by_how_rare_it_is_and_refuses_rewards_below_0():
+    assert compute("maxrl", [1, 0, 0, 0], ["a"] * 4) == [3.0, -1.0, -1.0, -1.0]
+    assert compute("maxrl", [1, 1, 1, 0], ["a"] * 4) == pytest.approx([1 / 3] * 3 + [-1.0])
+    assert compute("maxrl", [0, 0], ["a"] * 2) == [0.0, 0.0]
+    with pytest.raises(ConfigError, match="from 0 up"):
+        compute("maxrl", [1, -1], ["a"] * 2)
 
 
 # --- what may be passed -------------------------------------------------------------------

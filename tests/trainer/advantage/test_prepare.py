@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,13 @@ from example_trainer.launch.plan import read_plan, trainer_settings
 from tests.trainer.rows import row
 
 CONFIGS = Path(__file__).resolve().parents[3] / "example_trainer/configs"
+
+
+class Fixed:
+    """A policy that gives every token the logprob -1."""
+
+    def trained_logprobs(self, rows):
+        return [[-1.0] * len(row.trained) for row in rows]
 
 
 def group(*rewards, **fields):
@@ -68,13 +76,16 @@ def test_stale_tokens_are_excluded_from_the_loss(config):
 
 
 def test_kl_to_the_environment_reference_is_subtracted_from_the_reward(config):
-    """k1 = log p - log ref = -1 - (-1.5) = 0.5 per token; the rest of the row counts."""
+    """k1 = log p - log ref = -1 - (-1.5) = 0.5 per token; the rest of the row counts.
+
+    p is the trainer's: the sampler's own logprobs, far off, change nothing.
+    """
     rows = [
-        row([1], [2, 3], reward=1.0, ref_logprobs=[-1.5, -1.5]),
+        row([1], [2, 3], reward=1.0, ref_logprobs=[-1.5, -1.5], behaviour_logprobs=[-9.0] * 2),
         row([1], [3, 4], reward=0.0, ref_logprobs=[-1.0, -1.0]),
     ]
     cfg = config(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
-    prepared = prepare(rows, cfg, 0)
+    prepared = prepare(rows, cfg, 0, policy=Fixed())
     assert prepared.advantages_R_T[0] == pytest.approx([1.0 - 0.1, 1.0 - 0.05])
     assert prepared.advantages_R_T[1] == pytest.approx([-1.0, -1.0])
 
@@ -94,21 +105,38 @@ def test_minibatches_partition_the_rows(lengths, count):
 
 def test_batch_slice_keeps_rows_and_values_aligned(config):
     rows = group(1.0, 0.0, ref_logprobs=[-1.0, -1.0])
-    prepared = prepare(rows, config(kl_coef=0.1), 0)
+    cfg = config(kl_coef=0.1, kl_in="reward")
+    prepared = prepare(rows, cfg, 0, policy=Fixed())
     part = part_of(prepared, [1])
     assert part.rows == rows[1:] and part.advantages_R_T == prepared.advantages_R_T[1:]
-    assert part.reference_R_T == [[-1.0]] and math.isfinite(part.sums["kl_reference"])
+    assert part.reference_R_T == part.proximal_R_T == [[-1.0]]
+    assert math.isfinite(part.sums["kl_reference"])
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_rounding_of_an_engine_is_no_kl_of_a_policy_that_is_its_reference(
+    config, estimator
+):
+    noise = [0.06, -0.05, 0.3]
+    sampled = row([1], [2, 3, 4], reward=1.0, behaviour_logprobs=[-1.0 + x for x in noise])
+    rows = [sampled, *group(0.0)]
+    same = [replace(one, ref_logprobs=[-1.0] * len(one.labels)) for one in rows]
+    cfg = config(kl_coef=0.1, kl_in="reward", kl_estimator=estimator)
+    prepared = prepare(same, cfg, 0, policy=Fixed())
+    assert prepared.sums["kl_reference"] == 0.0
+    assert prepared.advantages_R_T == [[1.0] * 3, [-1.0]]
 
 
 def test_on_policy_distillation_rewards_each_token_by_the_teachers_opinion_alone():
-    """A_t = log p_teacher - log p_sampler, with the settings of the recipe's file."""
+    """A_t = log p_teacher - log p, p of the trainer, with the settings of the recipe's file."""
     _, cfg = trainer_settings(read_plan([str(CONFIGS / "on_policy_distillation.yaml")], []))
     written = row(
         [1],
         [2, 3],
         reward=1.0,
-        behaviour_logprobs=[-1.0, -2.0],
-        ref_logprobs=[-0.5, -3.0],
+        behaviour_logprobs=[-1.1, -0.9],
+        ref_logprobs=[-0.5, -2.0],
     )
-    prepared = prepare([written, *group(0.0, ref_logprobs=[1.0, -1.0])], cfg, 0)
+    rows = [written, *group(0.0, ref_logprobs=[1.0, -1.0])]
+    prepared = prepare(rows, cfg, 0, policy=Fixed())
     assert prepared.advantages_R_T[0] == pytest.approx([0.5, -1.0])

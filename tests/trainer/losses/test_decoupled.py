@@ -25,3 +25,13 @@ def test_the_default_loss_is_decoupled_with_truncated_weights():
     cfg = settings()
     assert (cfg.loss, cfg.importance_weight) == ("decoupled", "truncate")
     assert losses.get(cfg.loss) is losses.LOSSES["decoupled"]
+
+
+def test_the_proximal_logprobs_may_be_the_policy_s_own_not_detached():
+    batch = random_batch()
+    logprobs = batch["logprobs"].clone().requires_grad_()
+    for name in ("ppo", "decoupled"):
+        total, _ = run(name, {**batch, "logprobs": logprobs, "proximal": logprobs})
+        (attached,) = torch.autograd.grad(total, logprobs)
+        detached = gradient(name, {**batch, "proximal": batch["logprobs"]})
+        assert torch.equal(attached, detached) and attached.any()

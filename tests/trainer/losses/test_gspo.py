@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from example_trainer.losses.clip import Eps
+from example_trainer.losses.gspo import SEQUENCE_EPS
 from tests.trainer.loss_batches import batch_of_ratios, gradient, run, settings
 
 # --- gspo -----------------------------------------------------------------------------------
@@ -43,3 +45,16 @@ def test_gspo_takes_the_mean_advantage_of_a_row():
     loss, metrics = run("gspo", batch, settings(clip_eps=0.2))
     assert float(loss) == pytest.approx(-2.4)
     assert int(metrics["clip_ratio"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "eps"),
+    [
+        ({}, Eps(3e-4, 4e-4)),
+        ({"clip_eps": 0.1}, Eps(0.1, 0.1)),
+        ({"clip_eps_high": 0.1}, Eps(3e-4, 0.1)),
+        ({"clip_eps": 0.1, "clip_eps_high": 0.2}, Eps(0.1, 0.2)),
+    ],
+)
+def test_the_bounds_of_the_paper_are_those_of_gspo_unless_others_are_named(fields, eps):
+    assert SEQUENCE_EPS.of(settings(**fields)) == eps

@@ -65,6 +65,23 @@ def test_a_sequence_weight_is_the_geometric_mean_of_its_trained_tokens():
     assert float(metrics["importance_weight"]) == pytest.approx(2 * 4 + 3 * 2 ** (-1 / 3))
 
 
+@pytest.mark.parametrize(
+    ("kind", "cap", "applied"),
+    [
+        ("truncate", 100.0, (16.0, 0.5)),
+        ("truncate", 3.0, (3.0, 0.5)),
+        ("mask", 3.0, (0.0, 0.5)),
+    ],
+)
+def test_a_product_weight_is_that_of_all_its_trained_tokens_together(kind, cap, applied):
+    """16 x 1 and 1/2 x 1/2 x 2; with ``mask`` and 3 the default of TRL."""
+    batch = sequence_batch()
+    cfg = settings(importance_level="product", importance_weight=kind, importance_cap=cap)
+    weights = torch.tensor(applied, dtype=torch.double)[:, None]
+    expected = -weights * batch["advantages"] * batch["mask"]
+    assert torch.allclose(gradient("decoupled", batch, cfg), expected)
+
+
 def test_a_sequence_is_masked_as_a_whole():
     batch = sequence_batch()
     for kind, first in (("mask", 0.0), ("truncate", 3.0)):

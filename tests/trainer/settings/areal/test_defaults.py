@@ -48,6 +48,7 @@ def test_a_file_that_leaves_everything_out_has_the_defaults_of_the_reference(tmp
     ("sections", "expected"),
     [
         ({"actor": ACTOR}, {"advantage": "raw", "loss": "grpo", "max_staleness": 0}),
+        ({"actor": ACTOR}, {"loss": "grpo", "ratio_to": "sampler"}),
         ({"actor": ACTOR, "critic": {"path": "c"}}, {"advantage": "gae", "critic": True}),
         ({"actor": ACTOR, "ref": {"path": "r"}}, {"kl_coef": 0.1, "kl_in": "reward"}),
         ({"actor": ACTOR | {"kl_ctl": 0.0}, "ref": {"path": "r"}}, {"kl_coef": 0.0}),

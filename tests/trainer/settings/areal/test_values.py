@@ -41,15 +41,25 @@ AREAL = {
     },
     "actor.kl_ctl=0": {"kl_coef": 0.0},
     "actor.recompute_logprob=true actor.use_decoupled_loss=true": {"loss": "decoupled"},
-    "actor.recompute_logprob=true actor.use_decoupled_loss=false": {"loss": "ppo"},
-    "actor.recompute_logprob=false": {"loss": "grpo"},
+    "actor.recompute_logprob=true actor.use_decoupled_loss=false": {
+        "loss": "ppo",
+        "importance_weight": "none",
+    },
+    "actor.behav_imp_weight_cap=5 actor.recompute_logprob=true actor.use_decoupled_loss=false": {
+        "loss": "ppo",
+        "importance_weight": "none",
+        "importance_cap": 5,
+    },
+    "actor.recompute_logprob=false": {"loss": "grpo", "ratio_to": "sampler"},
     "actor.use_decoupled_loss=true actor.m2_threshold=0.05": {
         "loss": "m2po",
         "m2_threshold": 0.05,
     },
-    "actor.importance_sampling_level=sequence": {"loss": "gspo"},
+    "actor.importance_sampling_level=sequence": {"loss": "gspo", "ratio_to": "sampler"},
+    "actor.importance_sampling_level=sequence actor.use_decoupled_loss=true": {"loss": "gspo"},
     "actor.use_sapo_loss=true actor.sapo_tau_neg=1.1": {
         "loss": "sapo",
+        "ratio_to": "sampler",
         "sapo_tau_negative": 1.1,
     },
     "actor.reward_norm.mean_level=group actor.reward_norm.std_level=group": {

@@ -1,0 +1,52 @@
+"""Generalised Jensen-Shannon divergence to a teacher's K likeliest tokens, arXiv 2306.13649.
+
+    p_T = softmax over the K entries of (q / tau)            q: the teacher's logprobs
+    p_S = softmax over the vocabulary of (student logits / tau)
+    M = beta p_T + (1 - beta) p_S
+    L = tau^2 sum m (beta KL(p_T || M) + (1 - beta) KL(p_S || M))       m: weight of a token
+
+beta is jsd_beta, between 0 and 1. Small ones cover all that the teacher would say, as forward
+KL (``distillation``) does; large ones keep to its likeliest words, as reverse KL does. The
+divergence is at most log 2 for beta 1/2, so that no token takes over a step. Where p_T is 0,
+outside of the K entries, M is (1 - beta) p_S, and these tokens together give
+-p_S(rest) log(1 - beta): nothing of the vocabulary is left out.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from example_trainer.losses.distillation import require_teacher, teacher_shares
+from example_trainer.losses.tokens import LossInputs, at_least_float32
+from example_trainer.settings.loss import LossSettings
+
+
+def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
+    """Sum over tokens of the divergence, and token sums of its metrics.
+
+    Raises:
+        ConfigError: the batch has no teacher.
+    """
+    student, teacher = require_teacher(batch)
+    tau, beta, tokens = settings.distill_temperature, settings.jsd_beta, batch.tokens
+    share, log_share = teacher_shares(teacher, batch.loss_mask, batch.teacher_mask, tau)
+    is_entry = share != 0
+    # 0 where there is no entry, before anything is computed: 0 x inf would be NaN.
+    log_student = torch.where(is_entry, at_least_float32(student), 0.0)
+    log_mixture = torch.logaddexp(log_share + math.log(beta), log_student + math.log1p(-beta))
+    student_share = torch.where(is_entry, log_student.exp(), 0.0)
+    of_teacher = share * (log_share - log_mixture)
+    of_student = student_share * (log_student - log_mixture)
+    rest = 1 - student_share.sum(-1)
+    divergence = beta * of_teacher.sum(-1) + (1 - beta) * (
+        of_student.sum(-1) - rest * math.log1p(-beta)
+    )
+    has_teacher = is_entry.any(-1)
+    divergence = torch.where(has_teacher, tau**2 * divergence, 0.0)
+    return tokens.loss_sum(divergence), {
+        "distill_jsd": tokens.total(divergence),
+        "distill_share": tokens.total(has_teacher),
+    }

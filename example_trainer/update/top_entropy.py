@@ -1,0 +1,29 @@
+"""Mask of the tokens with the highest entropy, arXiv 2506.01939 eq. 5.
+
+    keep = entropy >= the (1 - entropy_share) quantile of all trained tokens of the minibatch
+
+The paper trains on the fifth of the tokens where the policy decides between ways to go on, which
+carries nearly all that is learned. Left-out tokens count in the divisor, as in TRL
+(``top_entropy_quantile``), and entropies are those before the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def kept(entropies_R_T: Sequence[Sequence[float]], share: float) -> list[list[bool]]:
+    """For every trained token whether it is kept: ``share`` of all, at least one, ties too.
+
+    A NaN is kept and makes the loss NaN.
+
+    >>> kept([[0.1, 2.0], [0.3, 1.0, 0.0]], 0.4)
+    [[False, True], [False, True, False]]
+    """
+    numbers = [x for row in entropies_R_T for x in row if not math.isnan(x)]
+    if not numbers:
+        return [[True] * len(row) for row in entropies_R_T]
+    count = max(1, math.ceil(share * len(numbers)))
+    least = sorted(numbers, reverse=True)[count - 1]
+    return [[not x < least for x in row] for row in entropies_R_T]
