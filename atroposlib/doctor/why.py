@@ -87,7 +87,7 @@ def _ended(folder: Path, *, as_json: bool, as_status: bool) -> int:
     path = folder / "metrics.jsonl"
     steps = read_steps(path) if path.is_file() else []
     evidence = [f"{path}: {len(steps)} steps"]
-    names = ("step", "version", "reward_mean", "logprob_mismatch_max", "staleness_mean")
+    names = ("step", "version", "reward_mean", "logprob_mismatch_mean", "staleness_mean")
     for last in steps[-1:]:
         known = (name for name in names if last.get(name) is not None)
         evidence.append(", ".join(f"{name} {last[name]:.6g}" for name in known))

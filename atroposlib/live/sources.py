@@ -56,7 +56,7 @@ class RunSnapshot:
     train_tokens_per_s: float | None = None
     staleness_mean: float | None = None  # versions behind the trainer
     staleness_max: float | None = None
-    mismatch: float | None = None  # nats, largest of the last step
+    mismatch: float | None = None  # nats per token, on average of the last step
     server_version: int | None = None
     trainer_version: int | None = None
     dropped: str = ""  # groups that environments did not send, with the reasons
@@ -175,7 +175,7 @@ class Sources:
             train_tokens_per_s=number(latest, "tokens_per_s"),
             staleness_mean=number(latest, "staleness_mean"),
             staleness_max=number(latest, "staleness_max"),
-            mismatch=largest(latest, "logprob_mismatch_max", "publish_mismatch_max"),
+            mismatch=largest(latest, "logprob_mismatch_mean", "publish_mismatch_mean"),
             server_version=version_of(info),
             trainer_version=version_of({"weight_version": latest.get("version", 0)}),
             dropped=dropped_groups(status),

@@ -167,7 +167,7 @@ def _processes(s: RunSnapshot, inner: int) -> list[Row]:
         f"{formatted(s.train_tokens_per_s, '.0f')} trained",
         "staleness": f"{formatted(s.staleness_mean, '.1f')} versions, "
         f"at most {formatted(s.staleness_max, '.0f')}",
-        "mismatch": f"{formatted(s.mismatch, '.1e')} nats between server and trainer",
+        "mismatch": f"{formatted(s.mismatch, '.1e')} nats per token between server and trainer",
         "weights": f"version {formatted(s.server_version, 'd')} at the server, "
         f"{formatted(s.trainer_version, 'd')} at the trainer",
     }

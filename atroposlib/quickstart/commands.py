@@ -11,9 +11,6 @@ from atroposlib.quickstart.recipes import QuickstartPlan, ServingEngine
 from atroposlib.utils.models import weight_folders
 
 MAX_THREADS = 8  # more threads only slow a model of 135 M parameters down
-# Between policies that are sure of their few tokens, one in ten lay 0.2 nats apart by rounding
-# alone. 2 nats mean other weights, not those of the step before, which the version shows.
-MISMATCH = {"bfloat16": ("--max-logprob-mismatch", "2.0")}
 
 
 def thread_env(threads: int) -> dict[str, str]:
@@ -116,7 +113,6 @@ def trainer(plan: QuickstartPlan) -> ProcessSpec:
         + ("--gradient-accumulation-steps", str(recipe.groups_per_step))
         + ("--max-tokens-per-microbatch", str(max(recipe.microbatch_tokens, recipe.seq_len)))
         + ("--dtype", plan.dtype, "--weight-publisher", publisher(plan))
-        + MISMATCH.get(plan.dtype, ())
         + ("--optimizer", "adamw", "--lr", str(recipe.learning_rate))
         + ("--lr-decay-ratio", str(recipe.lr_decay_ratio))
         + ("--adam-beta2", str(recipe.adam_beta2), "--weight-decay", "0.0")

@@ -117,7 +117,7 @@ def _learning(f: Findings) -> list[Figure]:
 
 def _soundness(f: Findings) -> list[Figure]:
     mismatch = _figure(
-        "Largest logprob difference, server against trainer",
+        "Logprobs of server and trainer, mean distance in nats per token",
         Series("of the batch", curve(f.rows, MISMATCH_COLUMNS[0])),
         Series("after publishing", curve(f.rows, MISMATCH_COLUMNS[1]), "b", dots=True),
         log=True,

@@ -10,7 +10,7 @@ from atroposlib.live.sources import column
 from atroposlib.quickstart.recipes import Recipe
 
 LAST_STEPS = 5
-MISMATCH_COLUMNS = ("logprob_mismatch_max", "publish_mismatch_max")
+MISMATCH_COLUMNS = ("logprob_mismatch_mean", "publish_mismatch_mean")
 
 Row = Mapping[str, Any]
 
@@ -27,7 +27,6 @@ class RunVerdict:
     steps: int
     server_version: int | None
     cores: int
-    mismatch_max: float | None  # nats
     shortcomings: tuple[str, ...]
 
     @property
@@ -75,7 +74,6 @@ def judge(
         steps=len(rows),
         server_version=server_version,
         cores=cores,
-        mismatch_max=max(mismatches, default=None),
         shortcomings=tuple(_shortcomings(recipe, rows, server_version, bool(mismatches))),
     )
 

@@ -44,7 +44,7 @@ from example_trainer.advantage.rewards import TRUNCATED
 from example_trainer.data.rows import Row, TrainingBatch, staleness
 from example_trainer.run.display import Display
 from example_trainer.settings.run import WatchSettings
-from example_trainer.weights.agreement import Agreement
+from example_trainer.weights.agreement import Agreement, Tokens
 
 logger = logging.getLogger(__name__)
 TRAINING_PHASES = ("prepare", "learn", "train")
@@ -72,15 +72,20 @@ class Clock:
 
 
 def mismatch_details(record: Mapping[str, Any], agreement: Agreement) -> dict[str, Any]:
-    """Details of a heartbeat: the mismatch of a step and its limit, in nats.
+    """Details of a heartbeat: the mismatch of a step that is nearest to its limit, in nats.
 
     Of bfloat16 the mean, else the largest of a token.
     """
-    kind = "max" if agreement.most is None else "mean"
-    names = (f"logprob_mismatch_{kind}", f"publish_mismatch_{kind}")
-    found = [record[name] for name in names if record.get(name) is not None]
-    bound = agreement.tolerance if agreement.most is None else agreement.most
-    return {"mismatch": max(found), "mismatch_bound": bound} if found else {}
+    pairs = []
+    for name, tokens in (("logprob", Tokens.SAMPLED), ("publish", Tokens.GIVEN)):
+        most = agreement.most(tokens)
+        value = record.get(f"{name}_mismatch_{'max' if most is None else 'mean'}")
+        if value is not None:
+            pairs.append((value, agreement.tolerance if most is None else most))
+    if not pairs:
+        return {}
+    value, bound = max(pairs, key=lambda pair: pair[0] / pair[1])
+    return {"mismatch": value, "mismatch_bound": bound}
 
 
 class MetricsLog:

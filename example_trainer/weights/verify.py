@@ -20,7 +20,7 @@ from example_trainer.data.rows import Row, newest_version, unsampled_row
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
-from example_trainer.weights.agreement import Agreement
+from example_trainer.weights.agreement import Agreement, Tokens
 from example_trainer.weights.engines import InferenceServer, ServerGone
 from example_trainer.weights.fleet import Fleet
 from example_trainer.weights.mismatch import (
@@ -108,7 +108,8 @@ def check_servers(
     here = "initial weights" if version is None else f"version {version}"
     raise StaleWeights(
         f"{server['url']} (version {server['version']!r}) and the trainer ({here})"
-        f" disagree on {len(sequences)} sequences: {found}; at most {agreement}."
+        f" disagree on {len(sequences)} sequences: {found}; at most"
+        f" {agreement.text(Tokens.GIVEN)}."
         f" Nothing was acked. {' '.join(causes)}"
     )
 
@@ -135,7 +136,7 @@ def _ask_all(
             fleet.leave_out([(engine.url, gone)])
             continue
         found = sum(map(compare, ours, theirs, repeat(agreement.tolerance)), Mismatch())
-        if not agreement.accepts(found):
+        if not agreement.accepts(found, Tokens.GIVEN):
             wrong = {
                 "url": engine.url,
                 "version": engine.version(),
@@ -237,14 +238,14 @@ def check_temperature(
             by_temperature[temperature] = compare(ours_T, theirs, agreement.tolerance)
         found = by_temperature[PROBE_TEMPERATURE]
         scale = 1 / PROBE_TEMPERATURE
-        if agreement.accepts(found, scale):
+        if agreement.accepts(found, Tokens.SAMPLED, scale):
             continue
-        unscaled = agreement.accepts(by_temperature[1.0], scale)
+        unscaled = agreement.accepts(by_temperature[1.0], Tokens.SAMPLED, scale)
         why = UNSCALED if unscaled else "They are not those of temperature 1 either."
         raise StaleWeights(
             f"{url} agrees with the trainer on a given text, but sampled at temperature"
             f" {PROBE_TEMPERATURE} its tokens come with other logprobs than the trainer's at"
-            f" that temperature: {found}; at most {agreement}. {why}"
+            f" that temperature: {found}; at most {agreement.text(Tokens.SAMPLED)}. {why}"
         )
 
 
@@ -285,7 +286,7 @@ class SamplerCheck:
         if version is None:
             return
         if self.is_held:
-            near = agreement.accepts(found)
+            near = agreement.accepts(found, Tokens.SAMPLED)
         else:
             near = found.mean <= max(agreement.tolerance, DRIFT_NATS)
         if near:
@@ -296,7 +297,7 @@ class SamplerCheck:
             cause = cause or about_truncation(tried)
             raise StaleWeights(
                 f"tokens sampled at version {version} do not have the logprobs of the trainer's"
-                f" version {version}: {found}; at most {agreement}. The batch was not"
+                f" version {version}: {found}; at most {agreement.text(Tokens.SAMPLED)}. The batch was not"
                 f" trained on and not acked. {cause}{SAMPLED_LIKELY}"
             )
         if cause and not all(row.names_temperature for row in tried):

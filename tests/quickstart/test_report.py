@@ -31,7 +31,7 @@ ROWS = [
         "version": step,
         "env/exact": step / 10,
         "reward_mean": step / 10,
-        "logprob_mismatch_max": 1e-5,
+        "logprob_mismatch_mean": 1e-5,
         "staleness_mean": 0.0,
         "staleness_max": 0.0,
     }
@@ -103,7 +103,7 @@ def test_the_page_has_every_part(findings):
         "Learning",
         "Rate of exact answers",
         "exact, held-out problems",
-        "Largest logprob difference",
+        "mean distance in nats per token",
         "<th>step 0</th><th>step 10</th>",
         "atropos chat &#39;runs/first one/model&#39;",
         "atropos env new NAME",

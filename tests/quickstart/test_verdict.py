@@ -16,7 +16,7 @@ def rows(exacts, **more):
             "version": step,
             "env/exact": exact,
             "reward_mean": exact,
-            "logprob_mismatch_max": 1e-5,
+            "logprob_mismatch_mean": 1e-5,
             **more,
         }
         for step, exact in enumerate(exacts, 1)
@@ -56,7 +56,7 @@ def test_the_end_is_the_mean_of_the_last_five_steps():
             "the server holds version 9, the trainer's last is 10",
         ),
         (rows(LEARNED), {"server_version": None}, "the server holds version None"),
-        (rows(LEARNED, logprob_mismatch_max=None), {}, "were never compared"),
+        (rows(LEARNED, logprob_mismatch_mean=None), {}, "were never compared"),
         (rows(LEARNED), {"steps": 40}, "10 of 40 steps were done"),
         ([], {}, "the trainer finished no step"),
         ([{"step": 1, "version": 1}], {"steps": 1}, "metrics.jsonl has no env/exact"),
@@ -77,7 +77,7 @@ def test_an_own_environment_is_judged_by_a_reward_that_rises(tmp_path):
     recipe = recipe_for("tiny", 2, tmp_path / "mine.py")
     given = {"server_version": 2, "seconds": 9, "cores": 2}
     figures = [
-        {"reward_mean": r, "version": i, "logprob_mismatch_max": 0}
+        {"reward_mean": r, "version": i, "logprob_mismatch_mean": 0}
         for i, r in enumerate((0.5, 0.9), 1)
     ]
     found = judge(recipe, figures, **given)
