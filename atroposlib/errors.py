@@ -283,6 +283,10 @@ class CheckpointError(AtroposError):
     """A checkpoint could not be written, or not read back whole; the message names it."""
 
 
+class OutOfDeviceMemory(AtroposError):
+    """A GPU has too little memory for these settings; the message names smaller ones."""
+
+
 class RankLost(AtroposError):
     """Another rank of the trainer ended, or did not reach a common step in time."""
 

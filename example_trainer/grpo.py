@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 from atroposlib.client import RolloutClient
-from atroposlib.errors import AtroposError
+from atroposlib.errors import AtroposError, OutOfDeviceMemory
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.signals import on_signals
 from atroposlib.wire import ClaimedBatch
@@ -64,6 +64,7 @@ from example_trainer.run.reports import Reporter, TokenValues
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.loss import LossSettings
 from example_trainer.state import Frequency, Stopped, StopSignal, end
+from example_trainer.state.device_memory import named_out_of_memory
 from example_trainer.update.optimizer import build_optimizer
 from example_trainer.update.step import Critic, learn
 from example_trainer.weights import make_publisher, verify
@@ -81,7 +82,10 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``atropos-grpo``; return 0 when done, 1 on an error, STOPPED after a signal."""
+    """Run ``atropos-grpo``; return its exit status.
+
+    0 when done, 1 on an error, 2 where another start would fail alike, STOPPED after a signal.
+    """
     return run(partial(train, config_to_run(argv)))
 
 
@@ -90,13 +94,15 @@ def run(training: Callable[[StopSignal], None]) -> int:
     stop = StopSignal()
     on_signals(stop.request, signal.SIGTERM, signal.SIGINT)
     try:
-        training(stop)
+        with named_out_of_memory():
+            training(stop)
     except Stopped as stopped:
         logger.info(f"stopped by {stopped}; a batch in hand was not acked")
         return STOPPED
     except AtroposError as error:
         logs.report(PROG, f"{type(error).__name__}: {error}")
-        return 1
+        # A restarted trainer gets the same batch again.
+        return 2 if isinstance(error, OutOfDeviceMemory) else 1
     return 0
 
 

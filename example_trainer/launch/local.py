@@ -44,10 +44,10 @@ from atroposlib.processes import (
 )
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.folder_lock import FolderLock
-from example_trainer.launch import roles
+from example_trainer.launch import gpus, roles
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Command, Endpoints
-from example_trainer.launch.servers import choose_engine, require_engine
+from example_trainer.launch.servers import choose_engine, dtype_of_logits, require_engine
 from example_trainer.settings.weights import ServingSettings
 from example_trainer.state import end
 
@@ -142,7 +142,8 @@ def run_local(plan: Plan, live: bool = True) -> int:
 
 def _run(plan: Plan, live: bool) -> int:
     settings, cfg = trainer_settings(plan)
-    specs, started = processes(plan, cfg), time.monotonic()
+    shares = gpus.shared_out(plan, gpus.visible_gpus(), cfg.device == "cpu")
+    specs, started = processes(plan, cfg, shares), time.monotonic()
     stop = StopRequest()
     stop.listen()
     log_dir = plan.directory / "logs"
@@ -161,7 +162,11 @@ def _run(plan: Plan, live: bool) -> int:
     sources = Sources(watched, started)
     view = open_view(Console(), live, as_logs=True)
     try:
-        for line in (*(f"note: {note}" for note in settings.notes), f"logs in {log_dir}"):
+        notes = (f"note: {note}" for note in settings.notes)
+        engine = choose_engine(plan.inference.engine)
+        logits = dtype_of_logits(engine, plan.inference.float32_head)
+        served = f"inference by {engine}, logits in {logits}"
+        for line in (*notes, served, *shares.lines, f"logs in {log_dir}"):
             view.print_line(f"{plan.name}: {line}")
         with Children(log_dir, stop) as children:
             over = plan.end_record.exists
@@ -216,7 +221,9 @@ def supervise(
     children.end(list(run.specs), GRACE_S)
 
 
-def processes(plan: Plan, served: ServingSettings) -> list[ProcessSpec]:
+def processes(
+    plan: Plan, served: ServingSettings, shares: gpus.GpuShares
+) -> list[ProcessSpec]:
     """Return every process in the order of its start; all but the trainer are restartable."""
     first = plan.inference.port
     wanted_ports = (plan.api.port, *(first and first + i for i in range(plan.inference.count)))
@@ -232,7 +239,17 @@ def processes(plan: Plan, served: ServingSettings) -> list[ProcessSpec]:
     api = roles.api(plan, python, here, ports[0])
     found = [spec("api", api, f"{at.api}/health", API_READY_TIMEOUT_S)]
     for i, url in enumerate(at.inference):
-        command = roles.inference(plan, served, python, here, ports[1 + i], i, at)
+        command = roles.inference(
+            plan,
+            served,
+            python,
+            here,
+            ports[1 + i],
+            i,
+            at,
+            gpus=shares.servers[i],
+            memory_share=shares.memory_share,
+        )
         bound_s = plan.inference.ready_within_s
         found.append(spec(f"inference-{i}", command, f"{url}/health", bound_s))
     for number, wanted in enumerate(plan.environments):
@@ -241,5 +258,6 @@ def processes(plan: Plan, served: ServingSettings) -> list[ProcessSpec]:
             name = f"env-{number}-{name}" + (f"-{copy}" if wanted.count > 1 else "")
             command = roles.environment(plan, served, python, number, at)
             found.append(spec(name, command, None, 0.0))
-    trainer = spec(TRAINER, roles.trainer(plan, python, at), None, 0.0)
+    trains = roles.trainer(plan, python, at, gpus=shares.trainer)
+    trainer = spec(TRAINER, trains, None, 0.0)
     return [*found, replace(trainer, env={**trainer.env, RUN_ID: "0"})]

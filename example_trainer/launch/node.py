@@ -229,14 +229,15 @@ def command_of(
         return roles.inference(
             *(plan, served, python, "0.0.0.0", port, index, Endpoints("", api_file=file)),
             announced=host,
-            own_gpus=True,
+            memory_share=plan.inference.memory_share,
         )
     at = endpoints(plan, file)
     if role == "environment":
         if roles.needs_servers(plan.environments[index]):
             at = replace(at, inference=listed_servers(plan, at))
         return roles.environment(plan, served, python, index, at)
-    return roles.trainer(plan, python, at, meet, env.get("SLURM_JOB_ID", plan.name))
+    run_id = env.get("SLURM_JOB_ID", plan.name)
+    return roles.trainer(plan, python, at, meet, run_id, plan.trainer.gpus)
 
 
 def announce(plan: Plan, host: str, port: int) -> None:

@@ -71,10 +71,20 @@ class InferenceSection(PlanSection):
     )
     tensor_parallel: int = Field(1, ge=1, description="GPUs of each server")
     first_gpu: int | None = Field(
-        None, ge=0, description="servers take the GPUs from this one on (default: all see all)"
+        None,
+        ge=0,
+        description="servers of a local run take the GPUs from this one on (default: the first)",
     )
     memory_share: float | None = Field(
-        None, gt=0, le=1, description="of each GPU (default: the engine's)"
+        None,
+        gt=0,
+        le=1,
+        description="of each GPU (default: the engine's, or 0.4 of one that the trainer uses too)",
+    )
+    float32_head: bool | None = Field(
+        None,
+        description="logits in float32, whose rounding to bfloat16 is most of the distance to the"
+        " trainer (default: vllm; sglang converts its whole head in each step for it)",
     )
     max_model_len: int | None = Field(None, ge=2, description="tokens of prompt and answer")
     ready_within_s: float = Field(900.0, gt=0, description="bound of the start")
@@ -110,7 +120,10 @@ class TrainerSection(PlanSection):
     settings: dict[str, Any] = Field({}, description="settings, after the files")
     nproc: int = Field(1, ge=1, description="ranks on each node, through torchrun if not 1")
     nodes: int = Field(1, ge=1, description="nodes of a cluster")
-    gpus: str | None = Field(None, description="CUDA_VISIBLE_DEVICES of a local trainer")
+    gpus: str | None = Field(
+        None,
+        description="CUDA_VISIBLE_DEVICES of a local trainer (default: those behind the servers')",
+    )
     env: dict[str, str] = Field({}, description="environment variables")
 
 

@@ -75,19 +75,17 @@ def inference(
     at: Endpoints,
     *,
     announced: str | None = None,
-    own_gpus: bool = False,
+    gpus: str | None = None,
+    memory_share: float | None = None,
 ) -> Command:
     """Return the command of server ``index``, which announces itself to the API.
 
     Args:
         announced: host name for the others, if it is not ``host``.
-        own_gpus: its job sees only its GPUs.
+        gpus: CUDA_VISIBLE_DEVICES; None: all that its job sees.
+        memory_share: of each of them; None: the engine's default.
     """
     wanted = plan.inference
-    gpus = None
-    if wanted.first_gpu is not None and not own_gpus:
-        start = wanted.first_gpu + index * wanted.tensor_parallel
-        gpus = ",".join(str(gpu) for gpu in range(start, start + wanted.tensor_parallel))
     engine = choose_engine(wanted.engine)
     published = trainer_settings(plan)[1].published
     known = engine != "local" or announced is None or "." not in announced
@@ -99,7 +97,8 @@ def inference(
         python=python,
         tensor_parallel=wanted.tensor_parallel,
         gpus=gpus,
-        memory_share=wanted.memory_share,
+        memory_share=memory_share,
+        float32_head=wanted.float32_head,
         max_model_len=wanted.max_model_len,
         lora_rank=served.published_lora_rank,
         seed=served.seed + index,
@@ -196,11 +195,17 @@ def served_name(plan: Plan, served: ServingSettings) -> str:
 
 
 def trainer(
-    plan: Plan, python: str, at: Endpoints, meet: str | None = None, run_id: str = ""
+    plan: Plan,
+    python: str,
+    at: Endpoints,
+    meet: str | None = None,
+    run_id: str = "",
+    gpus: str | None = None,
 ) -> Command:
     """Return the command: ``atropos-grpo`` itself, or as many ranks of it through torchrun.
 
     Args:
+        gpus: CUDA_VISIBLE_DEVICES; None: all that its job sees.
         meet: host:port on the first of the plan's nodes; None: all ranks are on this one.
         run_id: the same on all nodes, and in no other run that meets there.
     """
@@ -220,8 +225,12 @@ def trainer(
     for path in (first, *plan.trainer.config, last):
         argv += ("--config", str(path))
     env = {**plan.trainer.env, end.VARIABLE: str(plan.end_record)}
-    if plan.trainer.gpus is not None:
-        env.setdefault("CUDA_VISIBLE_DEVICES", plan.trainer.gpus)
+    if trainer_settings(plan)[1].publisher != "shared_memory":
+        # Passes differ in length, and fixed blocks of memory would leave gaps; a buffer that
+        # another process opens cannot lie in such memory.
+        env.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    if gpus is not None:
+        env.setdefault("CUDA_VISIBLE_DEVICES", gpus)
     return Command(argv, env)
 
 

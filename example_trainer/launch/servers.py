@@ -12,6 +12,7 @@ from atroposlib.utils.http_server import is_loopback
 
 Engine = Literal["local", "vllm", "sglang"]
 WORKER_EXTENSION = "example_trainer.weights.vllm_worker.WeightWorker"
+FLOAT32_HEAD = '{"head_dtype": "float32"}'
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # minimum for vLLM's kernels
 CHAT_TYPES = {"local": "vllm", "vllm": "vllm", "sglang": "sglang"}  # for environments
 # Module to run, and the names of its options for model, tokens of a sequence, and seed.
@@ -34,6 +35,7 @@ class ServerCommand:
     tensor_parallel: int = 1
     gpus: str | None = None  # CUDA_VISIBLE_DEVICES
     memory_share: float | None = None
+    float32_head: bool | None = None  # None: where it costs nothing
     max_model_len: int | None = None
     dtype: str | None = None
     lora_rank: int | None = None  # an adapter will be published
@@ -63,6 +65,13 @@ class ServerCommand:
             if self.lora_rank is not None:
                 env.setdefault("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "True")
         return env
+
+
+def dtype_of_logits(engine: Engine, float32_head: bool | None) -> str:
+    """Precision of a server's logits: ``float32``, or that of its model."""
+    by_default = engine != "sglang"
+    is_wide = engine == "local" or (by_default if float32_head is None else float32_head)
+    return "float32" if is_wide else "the model's dtype"
 
 
 def choose_engine(wanted: Engine | Literal["auto"]) -> Engine:
@@ -97,6 +106,9 @@ def _vllm(s: ServerCommand) -> tuple[str, ...]:
     # Nor the model's own generation_config.json, for requests that name no penalty of their own.
     words += ("--generation-config", "vllm")
     words += ("--worker-extension-cls", WORKER_EXTENSION)
+    # One product with float32 sums that are not rounded. Versions before 0.26 ignore it.
+    if dtype_of_logits("vllm", s.float32_head) == "float32" and "--hf-overrides" not in s.args:
+        words += ("--hf-overrides", FLOAT32_HEAD)
     words += option("--gpu-memory-utilization", s.memory_share)
     if s.lora_rank is not None:
         fitting = next((rank for rank in LORA_RANKS if rank >= s.lora_rank), s.lora_rank)
@@ -108,6 +120,7 @@ def _sglang(s: ServerCommand) -> tuple[str, ...]:
     words: tuple[str, ...] = ("--tp", str(s.tensor_parallel))
     # Not those of the model's generation_config.json.
     words += ("--sampling-defaults", "openai")
+    words += ("--enable-fp32-lm-head",) if s.float32_head else ()
     words += option("--mem-fraction-static", s.memory_share)
     if s.lora_rank is not None:
         words += ("--enable-lora", "--max-lora-rank", str(s.lora_rank))

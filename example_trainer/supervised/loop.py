@@ -26,6 +26,7 @@ from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import PackedModel
 from example_trainer.run.display import LineDisplay
 from example_trainer.run.metrics_log import Clock, MetricsLog
+from example_trainer.state.device_memory import named_out_of_memory
 from example_trainer.supervised.corpus import Corpus, Example
 from example_trainer.supervised.settings import FileTraining
 from example_trainer.update.optimizer import build_optimizer, clipped_step
@@ -48,7 +49,8 @@ class Objective(Protocol):
 def run(train: Callable[[C], None], cfg: C) -> int:
     """Run a command; return 0 when done, 1 with a one-line message on an error."""
     try:
-        train(cfg)
+        with named_out_of_memory():
+            train(cfg)
     except AtroposError as error:
         logs.report(cfg.prog, f"{type(error).__name__}: {error}")
         return 1

@@ -136,7 +136,7 @@ def _ask_all(
             fleet.leave_out([(engine.url, gone)])
             continue
         found = sum(map(compare, ours, theirs, repeat(agreement.tolerance)), Mismatch())
-        if not agreement.accepts(found, Tokens.GIVEN):
+        if not agreement.accepts(found, Tokens.GIVEN, source=engine.url):
             wrong = {
                 "url": engine.url,
                 "version": engine.version(),

@@ -20,6 +20,7 @@ from atroposlib.processes import Children, ProcessSpec, RunFailed, StopRequest
 from atroposlib.utils.command.folder_lock import FolderLock
 from example_trainer.launch.__main__ import _run as start
 from example_trainer.launch.__main__ import parse
+from example_trainer.launch.gpus import GpuShares
 from example_trainer.launch.local import (
     RestartPolicy,
     newest_weights,
@@ -39,7 +40,7 @@ def test_every_process_of_this_machine_has_its_command(tmp_path):
         "inference.count=2", "inference.engine=local", "inference.port=9100", out=tmp_path
     )
     _, cfg = trainer_settings(found)
-    specs = {spec.name: spec for spec in processes(found, cfg)}
+    specs = {spec.name: spec for spec in processes(found, cfg, GpuShares(("0", "1"), "2"))}
     assert list(specs) == [
         "api",
         "inference-0",
@@ -48,6 +49,9 @@ def test_every_process_of_this_machine_has_its_command(tmp_path):
         "trainer",
     ]
     assert specs["inference-1"].health_url == "http://127.0.0.1:9101/health"
+    names = ("inference-0", "inference-1", "trainer")
+    assert [specs[name].env["CUDA_VISIBLE_DEVICES"] for name in names] == ["0", "1", "2"]
+    assert "CUDA_VISIBLE_DEVICES" not in specs["api"].env
     restartable = [name for name, spec in specs.items() if spec.restartable]
     assert restartable == ["api", "inference-0", "inference-1", "env-0-gsm8k_server"]
 

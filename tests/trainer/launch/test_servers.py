@@ -25,6 +25,27 @@ def test_server_commands_have_the_options_of_the_publisher():
     assert "--mem-fraction-static 0.5" in sglang and "--sampling-defaults openai" in sglang
 
 
+@pytest.mark.parametrize(
+    ("engine", "float32_head", "args", "words"),
+    [
+        ("vllm", None, (), ("--hf-overrides", '{"head_dtype": "float32"}')),
+        ("vllm", False, (), ()),
+        ("vllm", None, ("--hf-overrides", '{"rope": 1}'), ("--hf-overrides", '{"rope": 1}')),
+        ("sglang", None, (), ()),
+        ("sglang", True, (), ("--enable-fp32-lm-head",)),
+        ("local", None, (), ()),
+    ],
+)
+def test_logits_are_float32_where_it_costs_nothing(engine, float32_head, args, words):
+    server = ServerCommand(engine, "m", "127.0.0.1", 9, float32_head=float32_head, args=args)
+    options = ("--hf-overrides", "--enable-fp32-lm-head")
+    first = next(
+        (i for i, word in enumerate(server.argv) if word in options), len(server.argv)
+    )
+    assert server.argv[first : first + len(words)] == words
+    assert sum(word in options for word in server.argv) == bool(words)
+
+
 def test_an_engine_that_is_not_installed_is_an_error_that_says_what_to_write(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "atroposlib" or None)
     require_engine("local")

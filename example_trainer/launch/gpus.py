@@ -1,0 +1,128 @@
+"""The GPUs of one machine, shared out between the processes of a local run.
+
+    servers the first GPUs, the trainer the next; with too few both use the same, by shares
+
+What a plan names itself is kept: ``inference.first_gpu``, ``inference.memory_share``,
+``trainer.gpus``, and CUDA_VISIBLE_DEVICES in ``inference.env`` or ``trainer.env``. A job of a
+cluster sees only its own GPUs, and shares nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from atroposlib.errors import ConfigError
+from example_trainer.launch.plan import Plan
+from example_trainer.launch.servers import choose_engine
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+# Of the memory of a GPU that a server shares with the trainer; an engine alone takes 0.9.
+SHARED = 0.4
+
+
+@dataclass(frozen=True)
+class GpuShares:
+    """GPUs of each process as CUDA_VISIBLE_DEVICES; None: as the launcher sees them."""
+
+    servers: tuple[str | None, ...]
+    trainer: str | None = None
+    memory_share: float | None = None  # of each GPU of a server; None: the engine's default
+    lines: tuple[str, ...] = ()  # for the beginning of the run
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """Names of the GPUs that processes of this one see; none without CUDA.
+
+    Does not initialise CUDA, which would take memory of the first GPU.
+    """
+    if find_spec("torch") is None:
+        return ()
+    import torch
+
+    count = torch.cuda.device_count()
+    named = os.environ.get(VARIABLE)
+    names = named.split(",") if named else [str(gpu) for gpu in range(count)]
+    return tuple(name.strip() for name in names[:count])
+
+
+def shared_out(plan: Plan, visible: Sequence[str], trainer_on_cpu: bool = False) -> GpuShares:
+    """Decide which process uses which of the ``visible`` GPUs. Pure.
+
+    Raises:
+        ConfigError: there are fewer GPUs than the servers or the ranks need.
+    """
+    wanted = plan.inference
+    as_named = GpuShares((None,) * wanted.count, plan.trainer.gpus, wanted.memory_share)
+    if not visible:
+        return as_named
+    of_servers = _gpus_of_servers(plan, visible)
+    of_trainer = [] if trainer_on_cpu else _gpus_of_trainer(plan, visible, of_servers)
+    size = wanted.tensor_parallel
+    servers: tuple[str | None, ...] = as_named.servers
+    if VARIABLE not in wanted.env:
+        parts = (of_servers[i * size : (i + 1) * size] for i in range(wanted.count))
+        servers = tuple(",".join(part) for part in parts)
+    trainer = ",".join(of_trainer) or None
+    both = sorted(set(of_servers) & set(of_trainer))
+    share = wanted.memory_share
+    lines = [f"GPUs: inference {', '.join(of_servers)}; trainer {trainer or 'none'}"]
+    if both and share is None:
+        share = SHARED
+        lines.append(_about_shares(plan, both))
+    return GpuShares(servers, trainer, share, tuple(lines))
+
+
+def _gpus_of_servers(plan: Plan, visible: Sequence[str]) -> list[str]:
+    """GPUs of all servers in turn: as named, else the first that the trainer leaves."""
+    wanted = plan.inference
+    needed = wanted.count * wanted.tensor_parallel
+    if VARIABLE in wanted.env:
+        return _named(wanted.env[VARIABLE])
+    if wanted.first_gpu is not None:
+        part = list(visible[wanted.first_gpu : wanted.first_gpu + needed])
+    else:
+        named = _named_for_trainer(plan)
+        free = [gpu for gpu in visible if gpu not in named]
+        part = (free if len(free) >= needed else list(visible))[:needed]
+    if len(part) < needed:
+        raise ConfigError(
+            f"inference.count={wanted.count} servers with inference.tensor_parallel="
+            f"{wanted.tensor_parallel} need {needed} GPUs from inference.first_gpu="
+            f"{wanted.first_gpu or 0} on, and {len(visible)} are visible"
+        )
+    return part
+
+
+def _gpus_of_trainer(plan: Plan, visible: Sequence[str], taken: Sequence[str]) -> list[str]:
+    """GPUs of the ranks: as named, else those behind the servers', else the last ones."""
+    if named := _named_for_trainer(plan):
+        return named
+    needed = plan.trainer.nproc
+    if len(visible) < needed:
+        raise ConfigError(
+            f"trainer.nproc={needed} ranks need as many GPUs, and {len(visible)} are visible:"
+            " lower it, or set trainer.settings.device=cpu"
+        )
+    free = [gpu for gpu in visible if gpu not in taken]
+    return free[:needed] if len(free) >= needed else list(visible[-needed:])
+
+
+def _named_for_trainer(plan: Plan) -> list[str]:
+    return _named(plan.trainer.env.get(VARIABLE) or plan.trainer.gpus or "")
+
+
+def _named(gpus: str) -> list[str]:
+    return [gpu.strip() for gpu in gpus.split(",") if gpu.strip()]
+
+
+def _about_shares(plan: Plan, both: Sequence[str]) -> str:
+    where = f"server and trainer share GPU {', '.join(both)}"
+    if choose_engine(plan.inference.engine) == "local":
+        return f"{where}: another one for the trainer is faster (trainer.gpus)"
+    return (
+        f"{where}: the server takes {SHARED:.0%} of its memory (inference.memory_share), the"
+        " trainer what is left (trainer.settings.max_tokens_per_microbatch)"
+    )

@@ -1,0 +1,102 @@
+"""Which process of a local run uses which GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from atroposlib.errors import ConfigError
+from example_trainer.launch import gpus
+from example_trainer.launch.gpus import SHARED, GpuShares, shared_out
+from tests.trainer.launch.launch_plans import plan
+
+VLLM = "inference.engine=vllm"
+EIGHT = tuple("01234567")
+
+
+def shares(visible, *words, cpu=False):
+    return shared_out(plan(VLLM, *words), tuple(visible), cpu)
+
+
+@pytest.mark.parametrize(
+    ("visible", "words", "servers", "trainer"),
+    [
+        ("01", (), ("0",), "1"),
+        (EIGHT, (), ("0",), "1"),
+        (EIGHT, ("trainer.nproc=4",), ("0",), "1,2,3,4"),
+        (EIGHT, ("inference.count=2", "trainer.nproc=6"), ("0", "1"), "2,3,4,5,6,7"),
+        (
+            EIGHT,
+            ("inference.count=2", "inference.tensor_parallel=2", "trainer.nproc=4"),
+            ("0,1", "2,3"),
+            "4,5,6,7",
+        ),
+        ("4567", (), ("4",), "5"),  # CUDA_VISIBLE_DEVICES of the launcher
+        ("4567", ("inference.first_gpu=2",), ("6",), "4"),
+        ("0123", ('trainer.gpus="0"',), ("1",), "0"),
+        ("0123", ('trainer.gpus="2,3"', "inference.count=2"), ("0", "1"), "2,3"),
+        ("0123", ("inference.first_gpu=3", 'trainer.gpus="1"'), ("3",), "1"),
+        ("0123", ("trainer.env.CUDA_VISIBLE_DEVICES=0,1",), ("2",), "0,1"),
+    ],
+)
+def test_servers_take_the_first_gpus_and_the_trainer_those_behind_them(
+    visible, words, servers, trainer
+):
+    found = shares(visible, *words)
+    assert (found.servers, found.trainer, found.memory_share) == (servers, trainer, None)
+    assert len(found.lines) == 1 and trainer in found.lines[0]
+
+
+@pytest.mark.parametrize(
+    ("visible", "words", "servers", "trainer"),
+    [
+        ("0", (), ("0",), "0"),
+        ("3", (), ("3",), "3"),
+        ("01", ("inference.count=2",), ("0", "1"), "1"),
+        ("01", ("trainer.nproc=2",), ("0",), "0,1"),
+        ("01", ("inference.first_gpu=0", 'trainer.gpus="0"'), ("0",), "0"),
+    ],
+)
+def test_too_few_gpus_are_shared_and_the_run_says_so(visible, words, servers, trainer):
+    found = shares(visible, *words)
+    assert (found.servers, found.trainer, found.memory_share) == (servers, trainer, SHARED)
+    assert "server and trainer share GPU" in found.lines[1] and "40%" in found.lines[1]
+    named = shares(visible, *words, "inference.memory_share=0.7")
+    assert named.memory_share == 0.7 and len(named.lines) == 1
+
+
+def test_a_server_with_gpus_of_its_own_env_keeps_them():
+    found = shares("0123", "inference.env.CUDA_VISIBLE_DEVICES=2,3")
+    assert (found.servers, found.trainer) == ((None,), "0")
+
+
+def test_a_trainer_on_the_processor_leaves_all_gpus_to_the_servers():
+    found = shares("0", cpu=True)
+    assert (found.servers, found.trainer, found.memory_share) == (("0",), None, None)
+
+
+def test_a_machine_without_gpus_shares_out_nothing():
+    assert shares("", 'trainer.gpus="0"') == GpuShares((None,), "0")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("inference.tensor_parallel=4",), "need 4 GPUs from inference.first_gpu=0 on, and 2"),
+        (("inference.first_gpu=2",), "from inference.first_gpu=2 on"),
+        (("trainer.nproc=3",), "trainer.nproc=3 ranks need as many GPUs, and 2"),
+    ],
+)
+def test_what_no_share_can_fit_is_refused_with_the_setting(words, message):
+    with pytest.raises(ConfigError, match=message):
+        shares("01", *words)
+
+
+def test_the_variable_of_the_launcher_names_what_it_sees(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv(gpus.VARIABLE, "5, 7")
+    assert gpus.visible_gpus() == ("5", "7")
+    monkeypatch.delenv(gpus.VARIABLE)
+    assert gpus.visible_gpus() == ("0", "1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert gpus.visible_gpus() == ()
