@@ -24,63 +24,87 @@ tokens. See docs/decisions/0004-prefix-sharing.md for when this pays.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atroposlib.errors import ConfigError
 from example_trainer.data.rows import Row
 
 
+Ints = NDArray[np.int64]
+
+
 @dataclass
 class Pack:
-    """A tree of rows; ``paths[i][j]`` is the node of token j of row ``rows[i]``."""
+    """A tree of rows; ``paths[i][j]`` is the node of token j of row ``rows[i]``.
 
-    tokens: list[int] = field(default_factory=list)  # (L,)
-    parents: list[int] = field(default_factory=list)  # (L,) -1 at a root
-    positions: list[int] = field(default_factory=list)  # (L,)
+    Rows are added in the order of their tokens, so that what a row shares with the others it
+    shares with the last one.
+    """
+
+    tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # (L,)
+    parents: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # (L,) -1 at a root
+    positions: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # (L,)
     rows: list[int] = field(default_factory=list)
-    paths: list[list[int]] = field(default_factory=list)
+    paths: list[Ints] = field(default_factory=list)
     experts: list[bytes] = field(default_factory=list)  # (L,), see pack_rows; else empty
-    # (parent, token) -> node
-    children: dict[tuple[int, int], int] = field(default_factory=dict)
+    last: RowTokens | None = None  # added
 
     @property
     def depth(self) -> int:
         """Positions of its longest row."""
-        return max(self.positions) + 1
+        return int(self.positions.max()) + 1
 
     @property
     def branches(self) -> bool:
         """Whether it is more than one plain row, so that causal attention is not enough."""
-        return self.parents != list(range(-1, len(self.parents) - 1))
+        return bool((self.parents != np.arange(-1, len(self.parents) - 1)).any())
 
-    def new_tokens(self, tokens: Sequence[int]) -> int:
+    def new_tokens(self, row: RowTokens) -> int:
         """How many nodes adding this row would add."""
-        node = -1
-        for shared, token in enumerate(tokens):
-            if (node_below := self.children.get((node, token))) is None:
-                return len(tokens) - shared
-            node = node_below
-        return 0
+        return len(row.tokens) - self._shared(row)
 
-    def add(self, row: int, tokens: Sequence[int]) -> None:
-        node, path = -1, []
-        for position, token in enumerate(tokens):
-            below = self.children.get((node, token))
-            if below is None:
-                below = len(self.tokens)
-                self.children[node, token] = below
-                self.tokens.append(token)
-                self.parents.append(node)
-                self.positions.append(position)
-            path.append(below)
-            node = below
-        self.rows.append(row)
+    def add(self, number: int, row: RowTokens) -> None:
+        shared, before = self._shared(row), len(self.tokens)
+        new = np.arange(before, before + len(row.tokens) - shared)
+        path = np.concatenate([self.paths[-1][:shared], new]) if shared else new
+        parents = np.concatenate([[-1], path[:-1]])[shared:]
+        self.tokens = np.concatenate([self.tokens, row.tokens[shared:]])
+        self.parents = np.concatenate([self.parents, parents])
+        self.positions = np.concatenate([self.positions, np.arange(shared, len(row.tokens))])
+        self.experts += row.experts[shared:]
+        self.rows.append(number)
         self.paths.append(path)
+        self.last = row
+
+    def _shared(self, row: RowTokens) -> int:
+        return 0 if self.last is None else self.last.shared_with(row)
+
+
+@dataclass(frozen=True)
+class RowTokens:
+    """Tokens of a row that predict something, and the experts of each in a router replay."""
+
+    tokens: Ints
+    experts: list[bytes]  # empty without a replay
+
+    @classmethod
+    def of(cls, row: Row, experts: Sequence[bytes] = ()) -> RowTokens:
+        length = row.trained[-1] + 1  # the last token predicts nothing that is trained
+        tokens = np.array(row.tokens[:length], dtype=np.int64)
+        return cls(tokens, list(experts[:length]))
+
+    def shared_with(self, row: RowTokens) -> int:
+        """Tokens with which both begin, routed alike."""
+        length = min(len(self.tokens), len(row.tokens))
+        different = np.flatnonzero(self.tokens[:length] != row.tokens[:length])
+        shared = int(different[0]) if len(different) else length
+        pairs = enumerate(zip(self.experts[:shared], row.experts[:shared]))
+        return next((j for j, (ours, theirs) in pairs if ours != theirs), shared)
 
 
 def pack_rows(
@@ -108,34 +132,32 @@ def pack_rows(
     """
     packs: list[Pack] = []
     open_pack: Pack | None = None
-    # The last token predicts nothing that is trained.
-    tokens_R: list[Any] = [row.tokens[: row.trained[-1] + 1] for row in rows]
-    if experts_R is not None:
-        tokens_R = [list(zip(*row)) for row in zip(tokens_R, experts_R)]
-    keys = [(not across_groups and r.group, len(t) >= switch) for r, t in zip(rows, tokens_R)]
+    experts: Sequence[Sequence[bytes]] = experts_R or [()] * len(rows)
+    tokens_R = [RowTokens.of(row, of_row) for row, of_row in zip(rows, experts)]
+    keys = [
+        (not across_groups and row.group, len(of_row.tokens) >= switch)
+        for row, of_row in zip(rows, tokens_R)
+    ]
     open_key = None
     # Sorted, rows that share much are neighbours, so one open pack is enough.
     for i in sorted(range(len(rows)), key=lambda i: (*keys[i], rows[i].tokens)):
-        key, tokens = keys[i], tokens_R[i]
         fits = (
             share
             and open_pack is not None
-            and key == open_key
-            and _joins(open_pack, tokens, max_tokens, crossover)
+            and keys[i] == open_key
+            and _joins(open_pack, tokens_R[i], max_tokens, crossover)
         )
         if open_pack is None or not fits:
-            open_pack, open_key = Pack(), key
+            open_pack, open_key = Pack(), keys[i]
             packs.append(open_pack)
-        open_pack.add(i, tokens)
-    for pack in packs if experts_R is not None else ():
-        pack.tokens, pack.experts = map(list, zip(*pack.tokens))
+        open_pack.add(i, tokens_R[i])
     return packs
 
 
-def _joins(pack: Pack, tokens: Sequence[int], max_tokens: int, crossover: float) -> bool:
-    joined = len(pack.tokens) + pack.new_tokens(tokens)
+def _joins(pack: Pack, row: RowTokens, max_tokens: int, crossover: float) -> bool:
+    joined = len(pack.tokens) + pack.new_tokens(row)
     added_cost = _cost(joined, crossover) - _cost(len(pack.tokens), crossover)
-    return joined <= max_tokens and added_cost <= _cost(len(tokens), 2 * crossover)
+    return joined <= max_tokens and added_cost <= _cost(len(row.tokens), 2 * crossover)
 
 
 def _cost(length: int, crossover: float) -> float:
@@ -199,7 +221,7 @@ def _decreasing(lengths: Sequence[int], capacity: int, min_groups: int) -> list[
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Index lists of one forward pass; plain integers, no tensors.
+    """Indices of one forward pass; no tensors.
 
     A micro-batch without packs computes one unused token, so that a rank without rows takes
     part in the collectives of all ranks.
@@ -209,19 +231,19 @@ class MicroBatch:
     starts: list[int]  # (P,) place of each pack's first node among lines * width
     lines: int  # 1, or P where each pack has its own line
     width: int  # tokens of a line
-    nodes: list[int]  # (H,) place of each position that needs logits, once per temperature
-    temperatures: list[float]  # (H,)
-    head_index: list[int]  # (N,) into nodes, ascending
-    targets: list[int]  # (N,) token to be scored
-    rows: list[int]  # (N,) 0 .. B - 1
-    columns: list[int]  # (N,) 0 .. T - 1
+    nodes: Ints  # (H,) place of each position that needs logits, once per temperature
+    temperatures: NDArray[np.float64]  # (H,)
+    head_index: Ints  # (N,) into nodes, ascending
+    targets: Ints  # (N,) token to be scored
+    rows: Ints  # (N,) 0 .. B - 1
+    columns: Ints  # (N,) 0 .. T - 1
     row_ids: list[int]  # (B,) index into the rows of the batch
-    teacher_ids: list[list[int]]  # (N, up to K)
+    teacher_ids: list[list[int]]  # (N, up to K); empty if no row has candidates
 
     @property
     def shape(self) -> tuple[int, int]:
         """(B, T) of the scored tokens; (1, 1), with nothing in it, of an empty micro-batch."""
-        return max(1, len(self.row_ids)), max(self.columns, default=0) + 1
+        return max(1, len(self.row_ids)), int(self.columns.max(initial=0)) + 1
 
     @property
     def length(self) -> int:
@@ -312,42 +334,45 @@ def plan_microbatch(
         lines, width = 1, max(1, sum(lengths))
         starts = list(accumulate(lengths, initial=0))[:-1]
     row_ids = [i for pack in packs for i in pack.rows]
-    paths = [
-        np.asarray(path, dtype=np.int64) + start
-        for pack, start in zip(packs, starts)
-        for path in pack.paths
-    ]
+    paths = [path + start for pack, start in zip(packs, starts) for path in pack.paths]
     # Every (node, row, trained token), by node and temperature: a chunk of positions has a slice
     # of the pairs. Rows that share a node may have sampled its next token differently.
-    counts = [len(rows[i].trained) for i in row_ids]
-    none = np.zeros(0, dtype=np.int64)
-    nodes_N = np.concatenate(
-        [none, *(path[rows[i].trained] for path, i in zip(paths, row_ids))]
-    )
-    temperatures_N = np.array([t for i in row_ids for t in rows[i].trained_temperatures])
+    some = [rows[i] for i in row_ids]
+    counts = [len(row.trained) for row in some]
+    nodes_N = _joined(path[row.trained_at] for path, row in zip(paths, some))
+    temperatures_N = np.array([t for row in some for t in row.trained_temperatures])
     order = np.lexsort((temperatures_N, nodes_N))
     nodes_N, temperatures_N = nodes_N[order], temperatures_N[order]
     is_first = np.ones(len(nodes_N), dtype=bool)  # of the pairs of its position
     is_first[1:] = (nodes_N[1:] != nodes_N[:-1]) | (temperatures_N[1:] != temperatures_N[:-1])
-    rows_N = np.repeat(np.arange(len(row_ids)), counts)[order]
-    columns_N = np.concatenate([none, *(np.arange(n) for n in counts)])[order]
-    targets = [rows[i].labels[j] for i in row_ids for j in rows[i].trained]
-    teacher_ids = [
-        candidates[j] if (candidates := rows[i].teacher_ids) else []
-        for i in row_ids
-        for j in rows[i].trained
-    ]
+    targets_N = _joined(np.array(row.labels, np.int64)[row.trained_at] for row in some)
     return MicroBatch(
         packs=packs,
         starts=starts,
         lines=lines,
         width=width,
-        nodes=nodes_N[is_first].tolist(),
-        temperatures=temperatures_N[is_first].tolist(),
-        head_index=(np.cumsum(is_first) - 1).tolist(),
-        targets=[targets[n] for n in order],
-        rows=rows_N.tolist(),
-        columns=columns_N.tolist(),
+        nodes=nodes_N[is_first],
+        temperatures=temperatures_N[is_first],
+        head_index=np.cumsum(is_first) - 1,
+        targets=targets_N[order],
+        rows=np.repeat(np.arange(len(row_ids)), counts)[order],
+        columns=_joined(map(np.arange, counts))[order],
         row_ids=row_ids,
-        teacher_ids=[teacher_ids[n] for n in order],
+        teacher_ids=_teacher_ids(some, order),
     )
+
+
+def _joined(parts: Iterable[Ints]) -> Ints:
+    return np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+def _teacher_ids(rows: Sequence[Row], order: Ints) -> list[list[int]]:
+    """Candidates of every trained token in this order; none at all if no row has some."""
+    if not any(row.teacher_ids for row in rows):
+        return []
+    ids = [
+        candidates[j] if (candidates := row.teacher_ids) else []
+        for row in rows
+        for j in row.trained
+    ]
+    return [ids[n] for n in order]

@@ -16,6 +16,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from atroposlib.errors import ConfigError, InvalidGroup
 from atroposlib.wire import (
     MASKED,
@@ -69,7 +72,13 @@ class Row:
     @cached_property
     def trained(self) -> list[int]:
         """Positions that have a label."""
-        return [j for j, label in enumerate(self.labels) if label != MASKED]
+        positions: list[int] = self.trained_at.tolist()
+        return positions
+
+    @cached_property
+    def trained_at(self) -> NDArray[np.int64]:
+        """``trained`` as an index of arrays."""
+        return np.flatnonzero(np.array(self.labels, np.int64) != MASKED)
 
     @property
     def trained_temperatures(self) -> list[float]:
@@ -176,7 +185,8 @@ def _row(
         unknown = rules.unknown_temperature
         batch.notes.update(sampling.sampling_notes(key, spans, known, unknown, batch.counts))
     versions = group.versions[g] if group.versions else [MASKED_VERSION] * len(tokens)
-    versions = list(map(version_of, versions))
+    on_line = {version: version_of(version) for version in set(versions)}
+    versions = [on_line[version] for version in versions]
     override = (group.overrides[g] if group.overrides else None) or {}
     fits = len(tokens) <= rules.max_tokens
     batch.counts["rows_too_long"] += not fits

@@ -55,14 +55,13 @@ def inputs_of(
     tokens = torch.zeros(microbatch.computed, dtype=torch.long)
     positions = torch.zeros_like(tokens)
     for pack, start in zip(microbatch.packs, microbatch.starts):
-        tokens[start : start + len(pack.tokens)] = torch.tensor(pack.tokens)
-        positions[start : start + len(pack.tokens)] = torch.tensor(pack.positions)
+        tokens[start : start + len(pack.tokens)] = torch.from_numpy(pack.tokens)
+        positions[start : start + len(pack.tokens)] = torch.from_numpy(pack.positions)
     shape = microbatch.lines, microbatch.width
-    head_index = torch.tensor(microbatch.head_index, dtype=torch.long)
-    counts = head_index.bincount(minlength=len(microbatch.nodes)).tolist()
+    counts = np.bincount(microbatch.head_index, minlength=len(microbatch.nodes)).tolist()
     wanted = Wanted(
         torch.tensor(microbatch.temperatures, dtype=torch.float32).to(device),
-        head_index.to(device),
+        ids(microbatch.head_index, device),
         ids(microbatch.targets, device),
         counts,
         None if teacher_temperature is None else _rectangle(microbatch, device),
@@ -100,7 +99,7 @@ def _rectangle(microbatch: MicroBatch, device: torch.device) -> Tensor:
 
 
 def ids(values: Any, device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.long).to(device)
+    return torch.as_tensor(values, dtype=torch.long).to(device)
 
 
 class Backbone(nn.Module):
@@ -217,7 +216,7 @@ def scattered(microbatch: MicroBatch, values_N: Tensor, device: torch.device) ->
 def scored_mask(microbatch: MicroBatch, device: torch.device) -> Tensor:
     """(B, T) bool, True where a row has a trained token."""
     mask = torch.zeros(microbatch.shape, dtype=torch.bool)
-    mask[microbatch.rows, microbatch.columns] = True
+    mask[torch.from_numpy(microbatch.rows), torch.from_numpy(microbatch.columns)] = True
     return mask.to(device)
 
 
@@ -228,10 +227,10 @@ def pad_to_tensor(
     fill: float = 0.0,
 ) -> Tensor:
     """(B, T): entry (b, t) belongs to trained token t of the b-th row of the micro-batch."""
-    result = torch.full(microbatch.shape, fill)
+    table = np.full(microbatch.shape, fill, dtype=np.float32)
     for b, i in enumerate(microbatch.row_ids):
-        result[b, : len(values_R_T[i])] = torch.tensor(values_R_T[i], dtype=result.dtype)
-    return result.to(device)
+        table[b, : len(values_R_T[i])] = values_R_T[i]
+    return torch.from_numpy(table).to(device)
 
 
 def pad_teacher(

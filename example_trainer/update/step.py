@@ -147,6 +147,7 @@ class _Update:
         self.own_R_T: list[list[float]] = [[] for _ in rows]
         self.loss_of = losses.formula(settings.loss)
         self.behaviour_R_T = [at_trained(row, row.behaviour_logprobs) for row in rows]
+        self.versions_R_T = [row.comparable_versions for row in rows] if self.check else []
         self.weights_R, self.divisor = loss_weights(
             rows, settings.loss_aggregation, settings.aggregation_length or settings.seq_len
         )
@@ -228,11 +229,10 @@ class _Update:
         add_logprobs(sums, scores.logprobs, behaviour, batch.advantages, scores.mask)
         sampled = Mismatch()
         if self.check is not None:
-            versions_R_T = [row.comparable_versions for row in self.prepared.rows]
             sampled = sampled_mismatch(
                 scores,
                 behaviour,
-                pad_to_tensor(microbatch, versions_R_T, device, fill=MASKED_VERSION),
+                pad_to_tensor(microbatch, self.versions_R_T, device, fill=MASKED_VERSION),
                 self.check.version,
                 self.check.agreement.tolerance,
             )

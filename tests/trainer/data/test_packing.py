@@ -148,10 +148,15 @@ def test_every_trained_token_is_scored_once_after_exactly_its_own_prefix(
     packs = pack_rows(
         rows, max_tokens=max_tokens, crossover=20.0, share=share, across_groups=across
     )
+    for pack in packs:  # a node per distinct prefix
+        whole = [tuple(rows[i].tokens[: rows[i].trained[-1] + 1]) for i in pack.rows]
+        prefixes = {tokens[: n + 1] for tokens in whole for n in range(len(tokens))}
+        assert {tuple(prefix(pack, n)) for n in range(len(pack.tokens))} == prefixes
+        assert len(pack.tokens) == len(prefixes)
     seen, longest = [], max(len(pack.tokens) for pack in packs)
     for plan in plan_microbatches(packs, rows, max_tokens, padded=padded):
         assert plan.computed <= max(max_tokens, longest)
-        assert plan.head_index == sorted(plan.head_index)
+        assert plan.head_index.tolist() == sorted(plan.head_index)
         for head, target, b, column in zip(
             plan.head_index, plan.targets, plan.rows, plan.columns
         ):

@@ -21,7 +21,7 @@ def test_every_trained_token_is_scored_at_its_own_temperature(policy):
 def test_rows_that_share_a_prefix_may_sample_its_next_token_differently(policy):
     rows = [at(t, row([5, 6], [7, 8])) for t in (0.5, 1.0, 0.5)]
     (plan,) = policy.plan(rows)
-    assert plan.length == 3 and plan.temperatures == [0.5, 1.0, 0.5, 1.0]
+    assert plan.length == 3 and plan.temperatures.tolist() == [0.5, 1.0, 0.5, 1.0]
     apart = [policy.trained_logprobs([one])[0] for one in rows]
     assert flat(policy.trained_logprobs(rows)) == pytest.approx(flat(apart), abs=1e-5)
 
