@@ -138,7 +138,7 @@ class _TokenScores(torch.autograd.Function):
         wanted, (to_hidden, to_weight, to_bias) = ctx.wanted, ctx.needs_input_grad[:3]
         head = _Head(hidden, weight, bias, wanted, ctx.dtype, ctx.transform)
         d_hidden = torch.empty_like(hidden) if to_hidden else None
-        d_weight = torch.zeros_like(weight, dtype=head.exact) if to_weight else None
+        d_weight: Tensor | None = None
         d_bias = torch.zeros_like(bias, dtype=head.exact) if to_bias else None
         for chunk in head.chunks():
             z = head.logits(chunk)
@@ -166,8 +166,12 @@ class _TokenScores(torch.autograd.Function):
             if d_hidden is not None:
                 inner = wide_product(d_z, head.weight) / head.divisors[chunk.positions]
                 d_hidden[chunk.positions] = inner.to(hidden.dtype)
-            if d_weight is not None:
+            if to_weight and d_weight is None:
+                d_weight = wide_product(d_z.t(), head.inputs(chunk))
+            elif d_weight is not None:
                 add_product(d_weight, d_z.t(), head.inputs(chunk))
+        if to_weight and d_weight is None:  # there was no position
+            d_weight = torch.zeros_like(weight, dtype=head.exact)
         return (
             d_hidden,
             None if d_weight is None else d_weight.to(weight.dtype),
