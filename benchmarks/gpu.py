@@ -53,6 +53,7 @@ class Check:
 SAME_CODE = "tiny shapes: the code of the smaller size"
 CHECKS = (
     Check("arithmetic", "arithmetic.arithmetic", 90),
+    Check("rounding", "rounding.rounding", 60),
     Check("publish", "publishing.publish", 75),
     Check("cuda ipc", "publishing.cuda_ipc", 60, "CUDA IPC needs CUDA"),
     Check("nccl", "publishing.nccl", 45, "NCCL needs CUDA"),

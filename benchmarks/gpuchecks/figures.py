@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+ENTROPY = 1.5  # nats at a token, as of a trained model that writes freely
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,24 @@ def weights(place: Place) -> Path:
     torch.manual_seed(0)
     with torch.device(place.device):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    of_real_size(model)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
+
+
+def of_real_size(model: Any) -> None:
+    """Scale random weights until logits, and what a residual stream adds up, are a trained model's.
+
+    Logits of standard deviation s over V tokens have an entropy of about log V - s^2 / 2 nats.
+    """
+    import torch
+
+    embedding = model.get_input_embeddings().weight
+    vocabulary, hidden = embedding.shape
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1 and parameter is not embedding:
+                torch.nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+        spread = (2 * (math.log(vocabulary) - ENTROPY)) ** 0.5
+        model.model.norm.weight.fill_(spread / (float(embedding.float().std()) * hidden**0.5))

@@ -61,7 +61,11 @@ def publish(place: Place) -> list[Figure]:
             figures += [
                 below(f"{name}: server against trainer", found.max, cfg.logprob_tolerance),
                 holds(f"{name}: logprobs moved by", f"{moved:.3g}", "> 0.01", moved > 0.01),
-                Figure(f"{name}: second publish", f"{seconds:.2f} s, {size / 1e6:.0f} MB"),
+                Figure(
+                    f"{name}: second publish",
+                    f"{seconds:.2f} s, {size / 1e6:,.1f} MB",
+                    f"{seconds / size * 1e9:.2f} s per GB",
+                ),
             ]
     return figures
 

@@ -35,7 +35,24 @@ def learns(place: Place) -> list[Figure]:
         figures.append(above("mean reward of the last four steps", last, LEARNED))
     figures.append(Figure("reward, first and last", f"{rewards[0]:.3f}, {last:.3f}"))
     figures.append(Figure("seconds, all processes", f"{outcome.seconds:.1f}"))
-    return figures
+    return [*figures, idle_share(outcome.steps)]
+
+
+def idle_share(steps: list[dict[str, object]]) -> Figure:
+    """Part of a loop's time in which the trainer waits for samples."""
+    spent: dict[str, float] = {}
+    for step in steps:
+        for name, value in step.items():
+            if name.startswith("seconds_") and isinstance(value, (int, float)):
+                spent[name] = spent.get(name, 0.0) + value
+    total = sum(spent.values())
+    return Figure(
+        "trainer waits for samples",
+        f"{spent.get('seconds_wait', 0.0) / total:.0%}",
+        ", ".join(
+            f"{n.removeprefix('seconds_')} {v:.1f} s" for n, v in spent.items() if v >= 0.1
+        ),
+    )
 
 
 def killed(place: Place) -> list[Figure]:
@@ -60,7 +77,22 @@ def killed(place: Place) -> list[Figure]:
         *whole(outcome.steps, steps),
         holds("files of the final model", len(final), ">= 1", bool(final)),
         Figure("seconds, both lives of the trainer", f"{outcome.seconds:.1f}"),
+        checkpoint_speed(outcome.steps, rule.checkpoints / "recover"),
     ]
+
+
+def checkpoint_speed(steps: list[dict[str, object]], folder: Path) -> Figure:
+    """Standstill of the loop for a recovery checkpoint, and its size on the disk."""
+    seconds = [float(str(step.get("seconds_recovery") or 0.0)) for step in steps]
+    newest = max(
+        folder.iterdir(), key=lambda path: path.stat().st_mtime if path.is_dir() else 0
+    )
+    size = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
+    return Figure(
+        "standstill for a checkpoint, longest",
+        f"{max(seconds):.2f} s, {size / 1e6:,.1f} MB",
+        f"{max(seconds) / max(size, 1) * 1e9:.2f} s per GB",
+    )
 
 
 @dataclass

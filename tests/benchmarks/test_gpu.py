@@ -10,7 +10,12 @@ from dataclasses import replace
 
 import gpu
 import pytest
-from gpuchecks.figures import below, ratio
+import torch
+from gpuchecks import arithmetic
+from gpuchecks.figures import Place, below, ratio
+
+from atroposlib.utils.models.low_precision import wide_product
+from example_trainer.model import fused_logprobs, scoring
 
 
 def options(tmp_path, device="cpu"):
@@ -40,6 +45,33 @@ def test_page_marks_a_figure_beyond_its_limit_and_gives_ratios():
     page = gpu.page({"device": "X"}, [gpu.Outcome("c", "failed", 1.0, "gradient", figures)])
     assert "| gradient | nan | <= 0.1 | **no** |" in page
     assert "| a | 4 t/s | 2.00 x b |  |" in page
+
+
+def rounded_logits(patch):
+    def rounded(left, right):
+        product = wide_product(left, right)
+        return (
+            product.bfloat16().to(product.dtype) if left.dtype == torch.bfloat16 else product
+        )
+
+    patch.setattr(fused_logprobs, "wide_product", rounded)
+
+
+def rounded_residual(patch):
+    def narrow(embedding, dtype):
+        if dtype is not torch.float32:
+            embedding.register_forward_hook(lambda module, inputs, output: output.to(dtype))
+
+    patch.setattr(scoring, "widen_residual", narrow)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [rounded_logits, rounded_residual])
+def test_arithmetic_that_rounds_more_than_ours_is_noticed(fault, monkeypatch, tmp_path):
+    fault(monkeypatch)
+    figures = arithmetic.arithmetic(Place("cpu", tmp_path))
+    wrong = [figure.what for figure in figures if not figure.ok]
+    assert wrong and all("over that of plain transformers" in what for what in wrong)
 
 
 @pytest.mark.campaign
