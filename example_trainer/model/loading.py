@@ -14,7 +14,7 @@ import torch.distributed as dist
 from atroposlib.errors import ConfigError
 from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.distributed.ranks import Ranks
-from example_trainer.model import adapter, fsdp, probing, sharded
+from example_trainer.model import adapter, frozen, fsdp, probing, sharded
 from example_trainer.model.miniature import UNFIT, miniature
 from example_trainer.model.policy import PackedModel, Policy
 from example_trainer.model.scoring import (
@@ -48,13 +48,15 @@ def load(settings: LoadSettings, world: Ranks | None = None) -> Policy:
         if world is not None and settings.trains_adapter:
             adapter.wrap(model, settings)
 
-    return _policy(settings, settings.model_name, world, prepare)
+    adapts = world is not None and settings.trains_adapter
+    freezes = adapts or settings.train_layer_indices is not None
+    return _policy(settings, settings.model_name, world, prepare, freezes=freezes)
 
 
 def load_reference(
     settings: LoadSettings, name: str | None = None, world: Ranks | None = None
 ) -> Policy:
-    """Load the frozen model that the KL is measured to.
+    """Load the frozen model that the KL is measured to; its weights are of the compute dtype.
 
     Args:
         name: of the model; None: ``model_name``, as it is before training.
@@ -62,16 +64,23 @@ def load_reference(
     """
     name = name or settings.model_name
     settings = settings.model_copy(update={"router_replay": False})
-    return _policy(settings, name, world, lambda model: model.requires_grad_(False))
+    return _policy(
+        settings, name, world, lambda model: model.requires_grad_(False), freezes=True
+    )
 
 
 def _policy(
-    settings: LoadSettings, name: str, world: Ranks | None, prepare: Callable[[Any], object]
+    settings: LoadSettings,
+    name: str,
+    world: Ranks | None,
+    prepare: Callable[[Any], object],
+    *,
+    freezes: bool,
 ) -> Policy:
     from transformers import AutoModelForCausalLM as Auto
 
     blueprint = Blueprint(Policy, TokenModule, Auto, settings, name)
-    return packed_model(blueprint, world, prepare)[0]
+    return packed_model(blueprint, world, prepare, freezes=freezes)[0]
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,11 @@ class Blueprint(Generic[P]):
     settings: LoadSettings
     name: str
     options: dict[str, Any] = field(default_factory=dict)  # of the configuration
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.settings.compute_dtype)
+        return dtype
 
     def config(self) -> Any:
         from transformers import AutoConfig
@@ -117,7 +131,7 @@ class Blueprint(Generic[P]):
     def assembled(self, model: Any, device: str, world: Ranks | None = None) -> P:
         settings = self.settings
         return self.kind(
-            self.module(model, getattr(torch, settings.compute_dtype)),
+            self.module(model, self.compute_dtype),
             tokenizer(self.name),
             torch.device(device),
             settings.microbatch_tokens,
@@ -128,28 +142,65 @@ class Blueprint(Generic[P]):
 
 
 def packed_model(
-    blueprint: Blueprint[P], world: Ranks | None, prepare: Callable[[Any], object]
+    blueprint: Blueprint[P],
+    world: Ranks | None,
+    prepare: Callable[[Any], object],
+    *,
+    freezes: bool = False,
 ) -> tuple[P, set[str]]:
     """A model with its tokenizer and the packing that it allows, sharded over ``world``.
 
     Args:
         prepare: called with the model before it is sharded.
+        freezes: ``prepare`` freezes weights, which are then stored in the compute dtype.
 
     Returns:
         The model, and which of its direct modules lack a saved weight.
     """
+    freezes = freezes and blueprint.compute_dtype is not torch.float32
+    if world is not None and dist.is_initialized():
+        return _sharded(blueprint, world, prepare, freezes)
+    if freezes:
+        return _partly_low(blueprint, prepare)
+    device = blueprint.settings.device
+    whole, unsaved = blueprint.whole(device)
+    model = blueprint.assembled(whole, device)
+    probing.probe(model, blueprint.settings)
+    prepare(whole)
+    return model, unsaved
+
+
+def _partly_low(
+    blueprint: Blueprint[P], prepare: Callable[[Any], object]
+) -> tuple[P, set[str]]:
+    """A model on one device that has its frozen weights in the compute dtype only.
+
+    It is measured by a small copy: the comparisons of a probe are those of float32, which the
+    device may not have the memory for.
+    """
+    config = blueprint.config()
+    bare = sharded.without_weights(lambda: blueprint.drawn(config))
+    found = _measured(blueprint, config, bare)
+    whole, unsaved = blueprint.whole("cpu")
+    prepare(whole)
+    frozen.hold_in(blueprint.compute_dtype, whole, sharded=False)
+    device = blueprint.settings.device
+    model = blueprint.assembled(whole.to(torch.device(device)), device)
+    probing.apply(model, **found)
+    return model, unsaved
+
+
+def _sharded(
+    blueprint: Blueprint[P], world: Ranks, prepare: Callable[[Any], object], freezes: bool
+) -> tuple[P, set[str]]:
     settings = blueprint.settings
-    if world is None or not dist.is_initialized():
-        whole, unsaved = blueprint.whole(settings.device)
-        model = blueprint.assembled(whole, settings.device)
-        probing.probe(model, settings)
-        prepare(whole)
-        return model, unsaved
     config = blueprint.config()
     bare = sharded.without_weights(lambda: blueprint.drawn(config))
     found = run_on_rank0(world, lambda: _measured(blueprint, config, bare))
     with torch.device("meta"):  # of the adapter
         prepare(bare)
+    if freezes:
+        frozen.hold_in(blueprint.compute_dtype, bare, sharded=True)
     model = blueprint.assembled(bare, settings.device, world)
     fsdp.shard(model.module, settings, world)
     place = torch.device("cpu") if settings.cpu_offload else world.device

@@ -52,7 +52,7 @@ class PackedModel:
 
     @property
     def model(self) -> Any:
-        """The transformers model, or a peft wrapper of it; its parameters are float32."""
+        """The transformers model, or a peft wrapper of it; trained parameters are float32."""
         return self.module.model
 
     @property

@@ -1,20 +1,22 @@
-"""Models that two ranks loaded in shards, against the whole ones; a part of two_ranks.py."""
+"""Models that two ranks loaded in shards, against others; two parts of two_ranks.py."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from example_trainer.distributed import collectives
 from example_trainer.distributed.ranks import Ranks
-from example_trainer.model import adapter, loading, state_dict
+from example_trainer.model import adapter, frozen, loading, state_dict
 from example_trainer.model.critic import load_value_model
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
 from tests.trainer.architectures import write
 from tests.trainer.families import family_of
+from tests.trainer.rows import BRANCHING
 
 LONE = Ranks.single()
 # Of bamba there is no small copy.
@@ -70,6 +72,63 @@ def loaded(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
 def _measured(model: Any) -> tuple[Any, ...]:
     transform = getattr(model.module, "transform", None)
     return model.padded, model.share_prefixes, model.rope_switch, transform
+
+
+def held_low(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
+    """Frozen weights in bfloat16 against the same ones in float32."""
+    low = cfg.model_copy(update={"dtype": "bfloat16"})
+    mixtral = str(Path(cfg.model_name).parent / "mixtral")
+    lora = low.model_copy(update={"lora": True, "lora_target_modules": ["q_proj"]})
+    found: dict[str, Any] = {}
+    for name, load in (
+        ("reference", lambda: loading.load_reference(low, low.model_name, world)),
+        ("mixtral", lambda: loading.load_reference(low, mixtral, world)),
+        ("lora", lambda: _with_adapter(lora, world)),
+    ):
+        pair = [load(), _in_float32(load)]
+        logprobs = [policy.trained_logprobs(BRANCHING) for policy in pair]
+        parameters = [list(policy.module.parameters()) for policy in pair]
+        found[name] = {
+            "dtypes": [
+                sorted({str(p.dtype) for p in every if not p.requires_grad})
+                for every in parameters
+            ],
+            "same logprobs": logprobs[0] == logprobs[1],
+        }
+        if name == "lora":
+            ours, theirs = (_local_gradients(policy) for policy in pair)
+            found[name]["trained"] = sorted({str(p.dtype) for p in pair[0].parameters()})
+            found[name]["same gradients"] = all(map(torch.equal, ours, theirs))
+    policy = loading.load(low, world)
+    reference = loading.load_reference(low, low.model_name, world)
+    pair = [one.trained_logprobs(BRANCHING) for one in (policy, reference)]
+    found["kl to itself"] = mean_distance(*pair)
+    return found
+
+
+def _in_float32(load: Callable[[], Policy]) -> Policy:
+    """What is loaded when frozen weights stay in the precision of trained ones."""
+    hold_in = frozen.hold_in
+    frozen.hold_in = lambda *args, **options: None
+    try:
+        return load()
+    finally:
+        frozen.hold_in = hold_in
+
+
+def _with_adapter(cfg: TrainingConfig, world: Ranks) -> Policy:
+    """A policy whose adapter changes its scores."""
+    policy = loading.load(cfg, world)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.05)
+    return policy
+
+
+def _local_gradients(policy: Policy) -> list[torch.Tensor]:
+    for plan in policy.plan_share(BRANCHING):
+        policy.score(plan).logprobs.sum().backward()
+    return [collectives.local_shard(p.grad) for p in policy.parameters() if p.grad is not None]
 
 
 def adapted(cfg: TrainingConfig, world: Ranks) -> Policy:

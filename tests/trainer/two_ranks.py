@@ -36,6 +36,7 @@ from tests.trainer.families import family_of
 from tests.trainer.loaded_ranks import (
     LONE,
     adapted,
+    held_low,
     loaded,
     mean_distance,
     with_real_logits,
@@ -378,6 +379,7 @@ def _refused(action: Callable[[], None]) -> str:
 PARTS = (
     values,
     loaded,
+    held_low,
     replayed,
     gradients,
     low_precision,

@@ -1,0 +1,55 @@
+"""Frozen weights in the compute dtype, where that changes no bit of a forward pass.
+
+A trained weight is float32, because an update of 1e-6 of a bfloat16 weight rounds to nothing.
+A frozen one is never updated. What a forward pass rounds before it uses it is stored rounded,
+which takes half of the memory, and a pass makes no copy of it:
+
+    several ranks, cpu_offload   every frozen weight: FSDP gathers all of them in the low precision
+    one device                   matrices of linear layers, and the embedding: autocast and
+                                 ``scoring.Backbone`` round these. Norms, biases and experts of
+                                 one stack are used in float32, and stay so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from example_trainer.model.scoring import inner_model
+
+
+@torch.no_grad()
+def hold_in(dtype: torch.dtype, model: nn.Module, *, sharded: bool) -> None:
+    """Store the frozen weights of ``model`` in ``dtype``, in place.
+
+    Call it after the adapter is in the model: peft makes the matrices of an adapter in the
+    precision of the weight that they adapt, and they are trained.
+
+    Args:
+        sharded: FSDP is going to gather the weights in ``dtype``.
+    """
+    rounded = _rounded_by_autocast(model)
+    for parameter in model.parameters():
+        frozen = parameter.is_floating_point() and not parameter.requires_grad
+        if frozen and (sharded or id(parameter) in rounded):
+            parameter.data = parameter.data.to(dtype)
+
+
+def _rounded_by_autocast(model: nn.Module) -> set[int]:
+    """The ids of the weights that are read by nothing but rounding operations."""
+    from transformers.pytorch_utils import Conv1D
+
+    inner: Any = inner_model(model)
+    embedding = inner.get_input_embeddings()
+    rounded: set[int] = set()
+    exact: set[int] = set()
+    for module in model.modules():
+        # A subclass may do more with its weight: Gemma 3 scales the embedding in its precision.
+        kind = type(module)
+        rounds = kind in (nn.Linear, Conv1D) or (module is embedding and kind is nn.Embedding)
+        for name, parameter in module.named_parameters(recurse=False):
+            group = rounded if rounds and name == "weight" else exact
+            group.add(id(parameter))
+    return rounded - exact
