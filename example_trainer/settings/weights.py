@@ -107,7 +107,7 @@ class WeightSettings(Section):
         None,
         gt=0,
         description="nats a server's logprob of a token may differ from the trainer's, except"
-        " 1 % of them (default: 0.001 for float32; for bfloat16 the mean may be three times"
+        " 1 % of them (default: 0.001 for float32; for bfloat16 the mean may be 2.5 times"
         " the one of the run so far, and 25 % of the tokens 0.2 apart)",
     )
 

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 # A rare token may be beyond where a router of experts flips; wrong weights move nearly all.
 MAX_SHARE = {"float32": 0.01, "bfloat16": 0.25}
 START_NATS = 0.1  # most mean of bfloat16 before anything was compared
-TIMES_USUAL = 3.0
+TIMES_USUAL = 2.5
 AT_ONCE_NATS = 0.2  # such a mean, and twice the limit, is refused the first time
 MEMORY = 0.8  # share of the moving mean that a comparison leaves as it was
 
