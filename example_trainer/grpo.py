@@ -185,14 +185,15 @@ def recovery_of(
     world: Ranks,
     max_token_len: int,
     counters: Mapping[str, Frequency] | None = None,
-    life: str = "",
+    waits: WaitReporter | None = None,
 ) -> Recovery:
     """The recovery of these settings; rows have at most ``max_token_len`` tokens.
 
-    ``life`` is that of the heartbeats of this process; empty: there are none.
+    ``waits`` is that of the heartbeats of this process; None: there are none.
     """
-    registration = cfg.registration(max_token_len, life=life)
-    return Recovery(cfg, world, registration, cfg.checkpoint_identity, counters)
+    registration = cfg.registration(max_token_len, life=waits.life if waits else "")
+    note = waits.note if waits else logger.info
+    return Recovery(cfg, world, registration, cfg.checkpoint_identity, counters, note)
 
 
 def _resume(
@@ -291,6 +292,20 @@ def _log_step(
     log.write(step)
 
 
+def _save_last(
+    exporter: ModelExporter,
+    recovery: Recovery,
+    policy: Policy,
+    state: TrainerState,
+    phase: Callable[..., None],
+) -> None:
+    """The final model, and the recovery checkpoint that is still being written."""
+    phase("saving checkpoint")
+    exporter.final(policy, state)
+    phase("saving for recovery")
+    recovery.finish()
+
+
 def _train(
     cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitStack
 ) -> TrainerState:
@@ -307,7 +322,7 @@ def _train(
     exporter = ModelExporter(cfg, world, adapter=cfg.trains_adapter)
     evaluator = Evaluator(cfg, world, waits)
     counters = {"saver": exporter.frequency, "evaluator": evaluator.frequency}
-    recovery = recovery_of(cfg, world, policy.max_tokens_per_row, counters, waits.life)
+    recovery = recovery_of(cfg, world, policy.max_tokens_per_row, counters, waits)
     phase("joining the run")
     agreement = Agreement.of(cfg.compute_dtype, cfg.max_logprob_mismatch)
     state = _resume(models, recovery, publisher, peers, agreement)
@@ -362,14 +377,14 @@ def _train(
             record |= evaluation | evaluator.maybe(state, epoch_ended, publisher.fleet.urls)
         evaluation = {}
         if peers.log is not None:
-            _log_step(peers.log, reporter, state, record | publisher.fleet.counts(), clock)
+            record |= publisher.fleet.counts() | recovery.take_figures()
+            _log_step(peers.log, reporter, state, record, clock)
         phase("saving for recovery")
-        with clock.measure("recovery"):  # these seconds are part of the next record
+        with clock.measure("recovery"):  # the standstill; part of the next record
             if recovery.due(state, epoch_ended):
                 recovery.save(client, policy, optimizer, state, critic)
 
-    phase("saving checkpoint")
-    exporter.final(policy, state)
+    _save_last(exporter, recovery, policy, state, phase)
     return state
 
 

@@ -1,11 +1,13 @@
 """Recovery of an interrupted trainer, so that no batch is trained twice or skipped.
 
-    step -> publish -> check -> ack -> saver -> evaluator -> log -> recovery checkpoint -> commit
+    step -> publish -> check -> ack -> saver -> evaluator -> log -> copy to main memory -> next step
+                                                                           '-> write -> commit
 
 A recovery checkpoint holds weights, optimizer, random state and, in the same atomic directory,
-the number of the last batch the weights were trained on. It is written last: a step in it is
+the number of the last batch the weights were trained on. It comes last: a step in it is
 complete, and a step that is not in it is repeated with its saved model, its evaluation and its
-line in the metrics. At the start:
+line in the metrics. Every rank copies its shards and writes them while training goes on
+(``writer``); the next checkpoint waits for the one before. At the start:
 
     checkpoint of this run      load it; rewind the API to its batch, so that what came later
                                 is delivered again, in its order
@@ -16,9 +18,9 @@ line in the metrics. At the start:
     none                        begin with ``model_name``. If the trainer published that in
                                 this run, at its batch, else at the very first batch
 
-A checkpoint is committed, so that the API may free its batches, when it is the oldest of the
-``keep_recover`` kept. If the newest is damaged, every batch after the previous one is thus
-still available.
+A checkpoint is committed, so that the API may free its batches, when it is on disk as a whole
+and the oldest of the ``keep_recover`` kept. If the newest is damaged, every batch after the
+previous one is thus still available.
 
 The learning rate is a function of the step and needs no saved state. With ``publish_every``
 above 1 the version after a restart is the step of the checkpoint, because version k always
@@ -30,29 +32,34 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from atroposlib.client import RolloutClient
-from atroposlib.errors import (
-    CannotRewind,
-    CheckpointError,
-    ConfigError,
-    RunChanged,
-)
+from atroposlib.errors import CannotRewind, ConfigError, RankLost, RunChanged
 from atroposlib.wire import Registration
-from example_trainer.checkpoint import snapshots
+from example_trainer.checkpoint import random_state
 from example_trainer.checkpoint.rewinding import BEGIN, rewind
+from example_trainer.checkpoint.shards import HostCopies
 from example_trainer.checkpoint.snapshots import STATE, Snapshot, Snapshots
+from example_trainer.checkpoint.start import (
+    StartingPoint,
+    choose_start,
+    state_document,
+    state_in,
+)
+from example_trainer.checkpoint.writer import SnapshotWriter
+from example_trainer.distributed import collectives
 from example_trainer.distributed.collectives import gather_objects, run_on_rank0
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import state_dict
-from example_trainer.model.model_dir import TrainerState, read_state, tidy
+from example_trainer.model.model_dir import TrainerState, tidy
 from example_trainer.model.policy import Policy
 from example_trainer.settings.run import RunSettings
 from example_trainer.state import Frequency, StoppedBetweenSteps
@@ -61,17 +68,7 @@ from example_trainer.update.step import Critic
 
 logger = logging.getLogger(__name__)
 RETRY_VARIABLE = "ATROPOS_RUN_ID"  # set by the launcher: number of restarts of this trainer
-FORMAT = 1
 EVERY_S = 600.0  # default if the settings give no frequency
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """The starting point of training."""
-
-    run_id: str  # of the API before this trainer registers; empty if there is no run
-    state: TrainerState
-    snapshot: Snapshot | None  # checkpoint that holds the state, None if there is none
 
 
 class Recovery:
@@ -82,6 +79,7 @@ class Recovery:
         identity: settings that determine which tensors a checkpoint holds and their meaning.
             It loads only under equal ones.
         counters: of the saver and the evaluator, by name; they go on as well.
+        note: called with the name of a wait in which a stop is not safe.
     """
 
     def __init__(
@@ -91,6 +89,7 @@ class Recovery:
         registration: Registration,
         identity: Mapping[str, Any],
         counters: Mapping[str, Frequency] | None = None,
+        note: Callable[[str], None] = lambda what: None,
     ) -> None:
         self._cfg, self._world = cfg, world
         self._registration, self._identity = registration, dict(identity)
@@ -100,21 +99,27 @@ class Recovery:
             every = (None, None, EVERY_S)
         self._frequency = Frequency(*every, since_s=time.time())
         self._counters = {"recovery": self._frequency, **(counters or {})}
-        self._plan: _Plan | None = None
-        self._unsaved: TrainerState | None = (
-            None  # of the last step, until a checkpoint has it
-        )
+        self._plan: StartingPoint | None = None
+        # Of the last step, until its copy is taken for a checkpoint.
+        self._unsaved: TrainerState | None = None
         self._snapshots = Snapshots(Path(cfg.save_path) / "recover", cfg.keep_recover)
+        self._copies = HostCopies()
+        self._writer = SnapshotWriter(world, self._snapshots, note)
 
     # --- writing ----------------------------------------------------------------------
 
     def due(self, state: TrainerState, epoch_ended: bool) -> bool:
-        """Whether a checkpoint is due after this step; call once per step."""
+        """Whether a checkpoint is due after this step; call once per step.
+
+        Raises CheckpointError if the one before could not be written, and StaleGeneration if
+        another trainer took the run over meanwhile.
+        """
         if not self.enabled:
             return False
         self._unsaved = state
 
         def decide() -> bool:
+            self._writer.check()
             fires = self._frequency.due(epoch_ended, time.time())
             return fires or state.step >= self._registration.num_steps
 
@@ -128,34 +133,38 @@ class Recovery:
         state: TrainerState,
         critic: Critic | None = None,
     ) -> None:
-        """Write a checkpoint, then let the API free the batches of the oldest one kept.
+        """Copy the state to main memory and begin to write it, once the last one is written.
+
+        When it is whole on disk, the API may free the batches of the oldest one kept. Until
+        then it counts as not written: a crash goes back to the one before.
 
         Raises:
-            CheckpointError: the disk refused the write; earlier ones are unchanged.
+            CheckpointError: the disk refused this or the last one; earlier ones are unchanged.
             StaleGeneration: another trainer took the run over.
         """
-        tensors: dict[str, dict[str, torch.Tensor]] = {}
+        self._writer.finish()
+        tensors: dict[str, Mapping[str, torch.Tensor]] = {}
         documents: dict[str, Any] = {}
         for prefix, model, its_optimizer in _models(policy, optimizer, critic):
-            tensors[f"{prefix}weights"] = _distinct(state_dict.trained_weights(model))
+            tensors[f"{prefix}weights"] = state_dict.trained_shards(model)
             held, scalars = optimizer_state(its_optimizer, model)
             tensors[f"{prefix}optimizer"] = held
             documents[f"{prefix}optimizer"] = scalars
-        documents["rng"] = gather_objects(self._world, snapshots.capture_rng())
-        documents[STATE] = {
-            "format": FORMAT,
-            **asdict(state),
-            "settings": self._identity,
-            "counters": {name: f.state() for name, f in self._counters.items()},
-        }
-
-        def write() -> None:
-            self._snapshots.write(state.step, tensors, documents)
-            assert client is not None
-            self._commit(client, state)
-
-        run_on_rank0(self._world, write)
+        documents["rng"] = gather_objects(self._world, random_state.capture_rng())
+        counters = {name: f.state() for name, f in self._counters.items()}
+        documents[STATE] = state_document(state, self._identity, counters)
+        shards = self._copies.take(tensors, self._world)
+        on_whole = partial(self._commit, client, state)
+        self._writer.start(state.step, shards, documents, on_whole)
         self._unsaved = None
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is whole on disk; raises as :meth:`save`."""
+        self._writer.finish()
+
+    def take_figures(self) -> dict[str, float]:
+        """Return seconds and bytes of a checkpoint that was written since the last call."""
+        return self._writer.take_figures()
 
     @contextmanager
     def saving_at_stop(
@@ -167,16 +176,24 @@ class Recovery:
     ) -> Iterator[None]:
         """Write a checkpoint of the last step if a signal ends the wait for the next batch.
 
-        A trainer that is started again then repeats no step. Raises as :meth:`save`.
+        A trainer that is started again then repeats no step. At any other end a checkpoint
+        that is being written is finished within a bound. Raises as :meth:`save`.
         """
         try:
             yield
         except StoppedBetweenSteps:
             if self._unsaved is not None:
                 self.save(client, policy, optimizer, self._unsaved, critic)
+            self.finish()
             raise
+        except RankLost:
+            self._writer.close(0.0)  # its report will not come
+            raise
+        finally:
+            self._writer.close()
 
-    def _commit(self, client: RolloutClient, state: TrainerState) -> None:
+    def _commit(self, client: RolloutClient | None, state: TrainerState) -> None:
+        assert client is not None
         if batch_no := self._committed(state):
             client.commit(batch_no)
 
@@ -187,7 +204,7 @@ class Recovery:
             return 0  # the initial weights are one of the fallbacks
         numbers = []
         for path in kept:
-            held = _state_in(Snapshot(path))
+            held = state_in(Snapshot(path))
             numbers.append((held.batch_no or 0) if held.run_id == state.run_id else 0)
         return min(numbers)
 
@@ -278,7 +295,7 @@ class Recovery:
             logger.info(f"continuing at step {state.step}{_named(plan.state, state)}")
         return state
 
-    def _look(self, client: RolloutClient) -> _Plan:
+    def _look(self, client: RolloutClient) -> StartingPoint:
         """Choose the starting point; removes only the leftovers of a killed writer."""
         tidy(Path(self._cfg.save_path))
         snapshot = self._snapshots.newest() if self._reads() else None
@@ -288,38 +305,14 @@ class Recovery:
                 " check save_path, or begin with recover_mode auto"
             )
         run_id = client.status().run_id
-        return _Plan(run_id, *self._start(run_id, snapshot))
+        steps = self._registration.num_steps
+        return choose_start(self._cfg, self._identity, steps, run_id, snapshot)
 
     def _reads(self) -> bool:
         if self._cfg.recover_mode == "fault":
             started_anew = os.environ.get(RETRY_VARIABLE, "")
             return started_anew.isdigit() and int(started_anew) > 0
         return self.enabled
-
-    def _start(
-        self, run_id: str, snapshot: Snapshot | None
-    ) -> tuple[TrainerState, Snapshot | None]:
-        """Return the state to start from, and the checkpoint that holds it, if any."""
-        if snapshot is not None:
-            held = _state_in(snapshot)
-            # Version k labels the weights after step k, regardless of the published versions.
-            held = replace(held, version=held.step)
-            others = _differences(snapshot, self._identity)
-            if others and (held.run_id == run_id or self._cfg.recover_mode == "resume"):
-                raise ConfigError(
-                    f"{snapshot.directory} was made with other settings: {others}. Use those,"
-                    " or begin anew with another save_path or recover_mode disabled"
-                )
-            if held.run_id == run_id:
-                return held, snapshot
-            over = held.step >= self._registration.num_steps
-            if not others and (not over or self._cfg.recover_mode == "resume"):
-                return replace(held, batch_no=None), snapshot
-        published = read_state(self._identity["model_name"])
-        # Training on a file has no run, and an API has none before its first trainer.
-        if published is not None and published.run_id == run_id != "":
-            return published, None
-        return TrainerState(run_id, 0, 0, None), None
 
     def _load(
         self,
@@ -328,22 +321,26 @@ class Recovery:
         optimizer: torch.optim.Optimizer,
         critic: Critic | None,
     ) -> None:
-        first = self._world.is_rank0  # rank 0 reads and broadcasts
+        models = _models(policy, optimizer, critic)
 
         def documents() -> dict[str, Any]:
             names = [f"{prefix}optimizer" for prefix, _, _ in models]
             return {name: snapshot.document(name) for name in (*names, "rng", STATE)}
 
-        models = _models(policy, optimizer, critic)
         held = run_on_rank0(self._world, documents)
+        # Each rank reads its slices; without a common disk rank 0 reads and broadcasts.
+        here = snapshot.directory.is_dir()
+        everywhere = all(collectives.gather_flags(self._world, here))
+        reads = everywhere or self._world.is_rank0
         for prefix, model, its_optimizer in models:
-            weights = snapshot.tensors(f"{prefix}weights") if first else {}
-            state_dict.load_full_weights(model, weights)
-            moments = snapshot.tensors(f"{prefix}optimizer") if first else {}
-            load_optimizer_state(its_optimizer, model, moments, held[f"{prefix}optimizer"])
+            weights = snapshot.tensors(f"{prefix}weights") if reads else {}
+            state_dict.load_full_weights(model, weights, everywhere=everywhere)
+            moments = snapshot.tensors(f"{prefix}optimizer") if reads else {}
+            scalars = held[f"{prefix}optimizer"]
+            load_optimizer_state(its_optimizer, model, moments, scalars, everywhere=everywhere)
         # More ranks than at the save: the new ones have no saved state.
         if self._world.rank < len(held["rng"]):
-            snapshots.restore_rng(held["rng"][self._world.rank])
+            random_state.restore_rng(held["rng"][self._world.rank])
         for name, frequency in self._counters.items():
             if name in held[STATE]["counters"]:
                 frequency.restore(held[STATE]["counters"][name])
@@ -357,37 +354,6 @@ def _models(
     if critic is not None:
         models.append(("critic_", critic.model, critic.optimizer))
     return models
-
-
-def _distinct(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the weights without duplicates: tied ones are stored once and loaded into both."""
-    names = {id(tensor): name for name, tensor in reversed(list(tensors.items()))}
-    return {name: tensors[name] for name in tensors if name in names.values()}
-
-
-def _differences(snapshot: Snapshot, now: Mapping[str, Any]) -> str:
-    """Return the settings that differ from those of the checkpoint; empty if none."""
-    then = snapshot.document(STATE).get("settings", {})
-    return ", ".join(
-        f"{name} {then.get(name)!r} (now {now[name]!r})"
-        for name in now
-        if then.get(name) != now[name]
-    )
-
-
-def _state_in(snapshot: Snapshot) -> TrainerState:
-    document = snapshot.document(STATE)
-    try:
-        if document["format"] != FORMAT:
-            raise CheckpointError(
-                f"{snapshot.directory} is of format {document['format']}, not {FORMAT}: it was"
-                " written by another version of this program"
-            )
-        return TrainerState(
-            document["run_id"], document["step"], document["version"], document["batch_no"]
-        )
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{snapshot.directory}/{STATE}.json: {error!r}") from error
 
 
 def _named(found: TrainerState, state: TrainerState) -> str:

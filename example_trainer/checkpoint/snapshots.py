@@ -3,40 +3,47 @@
 save_path/recover/
     step_7/                 written aside, synced, renamed
         state.json          step, version, batch, counters, settings
-        weights-0.safetensors ... optimizer-0.safetensors ... optimizer.json, rng.json
+        weights-<rank>-<n>.safetensors ... optimizer-<rank>-<n>.safetensors ...
+        index.json          the parts of every tensor in these files
+        optimizer.json, rng.json
         manifest.json       size and SHA-256 of every other file
     step_8/
     LATEST                  "step_8", replaced after the rename
+
+Checkpoints of format 1 have whole tensors in ``weights-<n>.safetensors`` and no index.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import logging
 import os
-import random
-import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from atroposlib.errors import CheckpointError
-from example_trainer.model.model_dir import numbered, sync, tidy, whole_directory
+from example_trainer.checkpoint.shards import (
+    StoredTensor,
+    Written,
+    headers_index,
+    write_json,
+)
+from example_trainer.model.model_dir import (
+    discard,
+    numbered,
+    sync,
+    tidy,
+    whole_directory,
+)
 
 logger = logging.getLogger(__name__)
-POINTER, MANIFEST, STATE = "LATEST", "manifest.json", "state"
-SHARD_BYTES = 4 * 2**30
+POINTER, MANIFEST, INDEX, STATE = "LATEST", "manifest.json", "index", "state"
 HASH_THREADS = 4  # hashlib releases the GIL
-
-Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -55,51 +62,49 @@ class Snapshot:
         except ValueError as error:
             raise CheckpointError(f"{path} is no JSON: {error}") from error
 
-    def tensors(self, group: str) -> dict[str, Tensor]:
-        """Return the tensors of one group on the CPU; empty if there is no such group.
+    def tensors(self, group: str) -> dict[str, StoredTensor]:
+        """Return the tensors of one group; empty if there is no such group.
 
         Raises CheckpointError if a file of it cannot be read.
         """
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        loaded: dict[str, Tensor] = {}
-        for path in sorted(self.directory.glob(f"{group}-*.safetensors")):
-            try:
-                loaded.update(load_file(path))
-            except (OSError, SafetensorError) as error:
-                raise CheckpointError(f"{path} cannot be read: {error}") from error
-        return loaded
+        index = self.document(INDEX)
+        if index is None:
+            entries = headers_index(self.directory, group)
+        else:
+            entries = index.get(group, {})
+        try:
+            return {
+                name: StoredTensor(self.directory, name, entry)
+                for name, entry in entries.items()
+            }
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{self.directory}: no index of tensors: {error!r}"
+            ) from error
 
 
 class Snapshots:
-    """The checkpoints in one directory. Only one process may use it at a time."""
+    """The checkpoints in one directory. Only one trainer may use it at a time."""
 
     def __init__(self, directory: Path, keep: int) -> None:
         self.directory = directory
         self._keep = keep
 
-    def write(
-        self, step: int, tensors: Mapping[str, Tensors], documents: Mapping[str, Any]
-    ) -> Snapshot:
-        """Write a checkpoint, make it the latest, and delete the oldest.
+    @contextmanager
+    def draft(self, step: int) -> Iterator[Path]:
+        """A directory that becomes the latest checkpoint at the end; then delete the oldest.
 
         Raises CheckpointError if the disk refuses the write; the others are unchanged.
         """
         final = self.directory / f"step_{step}"
         with whole_directory(final, durable=True) as draft:
-            for group, named in tensors.items():
-                _write_tensors(draft, group, named)
-            for name, document in documents.items():
-                _write_json(draft / f"{name}.json", document)
-            _write_json(draft / MANIFEST, _manifest(draft))
+            yield draft
         try:
             self._point_at(final.name)
         except OSError as error:
             raise CheckpointError(f"{self.directory / POINTER}: {error}") from error
         for path in self.kept(step, beyond=True):
-            shutil.rmtree(path, ignore_errors=True)
-        return Snapshot(final)
+            discard(path)
 
     def kept(self, step: int, *, beyond: bool = False) -> list[Path]:
         """Of the checkpoints up to ``step``, those that stay, or those ``beyond`` that.
@@ -157,6 +162,14 @@ class Snapshots:
         sync(self.directory)
 
 
+def seal(draft: Path, written: Written, documents: Mapping[str, Any]) -> None:
+    """Write the documents, the index and the manifest next to the tensors of all ranks."""
+    manifest = dict(written.files)
+    for name, document in {**documents, INDEX: written.index}.items():
+        manifest[f"{name}.json"] = write_json(draft / f"{name}.json", document)
+    write_json(draft / MANIFEST, manifest)
+
+
 def free_name(path: Path) -> Path:
     """Return this path, or the first of path_2, path_3, ... that does not exist."""
     candidate, n = path, 1
@@ -188,14 +201,6 @@ def problem_of(directory: Path) -> str | None:
     return None
 
 
-def _manifest(directory: Path) -> dict[str, dict[str, int | str]]:
-    paths = sorted(directory.iterdir())
-    return {
-        path.name: {"bytes": path.stat().st_size, "sha256": digest}
-        for path, digest in zip(paths, _digests(paths))
-    }
-
-
 def _digests(paths: list[Path]) -> list[str]:
     with ThreadPoolExecutor(HASH_THREADS) as pool:
         return list(pool.map(_digest, paths))
@@ -207,70 +212,3 @@ def _digest(path: Path) -> str:
         while block := file.read(2**22):
             digest.update(block)
     return digest.hexdigest()
-
-
-def _write_json(path: Path, document: Any) -> None:
-    path.write_text(json.dumps(document, indent=1, allow_nan=False), encoding="utf-8")
-
-
-def _write_tensors(directory: Path, group: str, named: Tensors) -> None:
-    """Write files of at most ``SHARD_BYTES`` each, unless one tensor is larger."""
-    from safetensors.torch import save_file
-
-    shards: list[dict[str, Tensor]] = [{}]
-    held, addresses = 0, set()
-    for name, tensor in named.items():
-        tensor = tensor.detach().contiguous()
-        if tensor.numel() and tensor.data_ptr() in addresses:
-            tensor = tensor.clone()  # safetensors refuses two names for one memory
-        addresses.add(tensor.data_ptr())
-        size = tensor.numel() * tensor.element_size()
-        if shards[-1] and held + size > SHARD_BYTES:
-            shards.append({})
-            held = 0
-        shards[-1][name] = tensor
-        held += size
-    for number, shard in enumerate(shards):
-        if shard:
-            save_file(shard, directory / f"{group}-{number:05d}.safetensors")
-
-
-def capture_rng() -> dict[str, Any]:
-    """Capture the generators of Python, torch on CPU and CUDA, and numpy if it is loaded."""
-    version, words, gauss = random.getstate()
-    state: dict[str, Any] = {
-        "python": [version, list(words), gauss],
-        "torch": _text(torch.get_rng_state()),
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = _text(torch.cuda.get_rng_state())
-    if "numpy" in sys.modules:
-        import numpy
-
-        kind, keys, place, has_gauss, cached = numpy.random.get_state(legacy=True)
-        state["numpy"] = [kind, [int(key) for key in keys], place, has_gauss, cached]
-    return state
-
-
-def restore_rng(state: dict[str, Any]) -> None:
-    """Restore the result of :func:`capture_rng`; CheckpointError for anything else."""
-    try:
-        version, words, gauss = state["python"]
-        random.setstate((version, tuple(words), gauss))
-        torch.set_rng_state(_tensor(state["torch"]))
-        if "cuda" in state and torch.cuda.is_available():
-            torch.cuda.set_rng_state(_tensor(state["cuda"]))
-        if "numpy" in state:
-            import numpy
-
-            numpy.random.set_state(tuple(state["numpy"]))
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"this is no state of random numbers: {error}") from error
-
-
-def _text(tensor: Tensor) -> str:
-    return base64.b64encode(bytes(tensor.tolist())).decode()
-
-
-def _tensor(text: str) -> Tensor:
-    return torch.tensor(list(base64.b64decode(text)), dtype=torch.uint8)

@@ -10,7 +10,7 @@ rank every tensor is a plain one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import torch
@@ -22,6 +22,18 @@ from example_trainer.distributed.ranks import Ranks
 from example_trainer.state import Stopped
 
 T = TypeVar("T")
+
+
+class Sliceable(Protocol):
+    """A whole tensor in memory or in files; ``[()]`` is all of it."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def __getitem__(self, slices: Any, /) -> Tensor: ...
 
 
 def run_on_rank0(world: Ranks, action: Callable[[], T]) -> T:
@@ -67,6 +79,13 @@ def gather_objects(world: Ranks, value: Any) -> list[Any]:
     ]
 
 
+def gather_flags(world: Ranks, flag: bool) -> list[bool]:
+    """The flags of all processes, in the order of their numbers, on every rank."""
+    flags = torch.zeros(world.count, dtype=torch.int32)
+    flags[world.number] = int(flag)
+    return [bool(value) for value in world.sum_(world.sum_of_parts_(flags)).tolist()]
+
+
 # --- sharded tensors --------------------------------------------------------------------
 
 
@@ -82,7 +101,7 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 def set_full_tensor(target: Tensor, value: Any) -> None:
     """Copy this rank's part of the whole ``value``, a tensor or a slice of a file, into ``target``."""
-    local_shard(target).copy_(value[_local_slices(target)] if target.ndim else value)
+    local_shard(target).copy_(value[local_slices(target)])
 
 
 def split_over(tensor: Tensor, dim: str) -> bool:
@@ -93,7 +112,20 @@ def split_over(tensor: Tensor, dim: str) -> bool:
     return dim in names and hasattr(tensor.placements[names.index(dim)], "dim")
 
 
-def _local_slices(tensor: Tensor) -> tuple[slice, ...]:
+def holds_first_copy(tensor: Tensor, world: Ranks) -> bool:
+    """Whether this rank's part is to be written here: of equal ones the first rank's is."""
+    if not isinstance(tensor, DTensor):
+        return world.is_rank0
+    if world.tensor_rank and not split_over(tensor, "tensor"):
+        return False
+    mesh = tensor.device_mesh
+    return all(
+        hasattr(placement, "dim") or mesh.get_local_rank(i) == 0
+        for i, placement in enumerate(tensor.placements)
+    )
+
+
+def local_slices(tensor: Tensor) -> tuple[slice, ...]:
     """What this rank holds; nothing on the last ranks where there are fewer rows than ranks."""
     bounds = [(0, size) for size in tensor.shape]
     if isinstance(tensor, DTensor):

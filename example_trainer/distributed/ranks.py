@@ -19,7 +19,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -32,7 +32,7 @@ from torch.distributed.rendezvous import rendezvous
 from atroposlib.errors import ConfigError, RankLost
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.model import ModelSettings
-from example_trainer.settings.run import OriginalSettings
+from example_trainer.settings.run import RECOVERY_WRITE_S, OriginalSettings
 
 # Bound of loading Python and torch on every rank.
 START_TIMEOUT_S = 600.0
@@ -54,6 +54,7 @@ class Ranks:
     tensor_rank: int = 0
     data_group: Any = None  # of those that share the rows; None: of all
     tensor_group: Any = None
+    store: Any = None  # of the process group; threads may use it, unlike collectives
 
     @staticmethod
     def single(device: torch.device | str = "cpu") -> Ranks:
@@ -67,6 +68,16 @@ class Ranks:
     @property
     def alone(self) -> bool:
         return self.size == self.tensor == 1
+
+    @property
+    def count(self) -> int:
+        """Processes of the trainer."""
+        return self.size * self.tensor
+
+    @property
+    def number(self) -> int:
+        """Of this process among all."""
+        return self.rank * self.tensor + self.tensor_rank
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replace ``tensor`` by its sum over ranks; the same bits on each of them."""
@@ -156,9 +167,10 @@ def start(cfg: TrainingConfig, timeout_s: float | None = None) -> Iterator[Ranks
     if size == 1 and not cfg.cpu_offload:
         yield world
         return
-    longest = max(cfg.batch_timeout_s, cfg.eval_timeout_s, cfg.publish_timeout_s)
+    waits = (cfg.batch_timeout_s, cfg.eval_timeout_s, cfg.publish_timeout_s)
+    longest = max(*waits, RECOVERY_WRITE_S)
     bound_s = timeout_s or longest + SLACK_S
-    _meet(cfg.init_method, world, bound_s)
+    world = replace(world, store=_meet(cfg.init_method, world, bound_s))
     world = grouped(world, cfg.tensor_parallel, bound_s)
     try:
         with world.waiting("the gradients and weights of a step"):
@@ -220,7 +232,8 @@ def _device(settings: ModelSettings, size: int, local_rank: int) -> torch.device
     return device
 
 
-def _meet(init_method: str, world: Ranks, timeout_s: float) -> None:
+def _meet(init_method: str, world: Ranks, timeout_s: float) -> Any:
+    """Initialise the process group; return its store."""
     if world.size == 1:
         store: Any = dist.HashStore()  # type: ignore[attr-defined]
     else:
@@ -242,6 +255,7 @@ def _meet(init_method: str, world: Ranks, timeout_s: float) -> None:
             world_size=world.size,
             timeout=timedelta(seconds=timeout_s),
         )
+    return store
 
 
 def grouped(world: Ranks, tensor: int, timeout_s: float) -> Ranks:
@@ -257,7 +271,7 @@ def grouped(world: Ranks, tensor: int, timeout_s: float) -> Ranks:
     )
     row, column = divmod(world.rank, tensor)
     place = len(grid), world.device, tensor, column
-    return Ranks(row, *place, data_group, tensor_group)
+    return Ranks(row, *place, data_group, tensor_group, world.store)
 
 
 def _arrived(method: str, world: Ranks) -> Any:

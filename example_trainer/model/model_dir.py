@@ -13,7 +13,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -212,6 +212,14 @@ def whole_directory(final: Path, *, durable: bool) -> Iterator[Path]:
             f"{final} could not be written: {error}. What was there before is untouched;"
             " free some space or choose another place, and start again"
         ) from error
+
+
+def discard(directory: Path) -> None:
+    """Delete a directory that no reader meets half deleted; what fails is left to :func:`tidy`."""
+    draft = _beside(directory, DRAFT)
+    with suppress(OSError):
+        directory.rename(draft)
+        shutil.rmtree(draft)
 
 
 def tidy(directory: Path) -> None:

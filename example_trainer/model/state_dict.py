@@ -17,6 +17,7 @@ from torch import Tensor
 
 from atroposlib.errors import ConfigError
 from example_trainer.distributed import collectives
+from example_trainer.distributed.collectives import Sliceable
 from example_trainer.model import adapter
 from example_trainer.model.policy import PackedModel
 from example_trainer.model.scoring import inner_model
@@ -73,6 +74,17 @@ def trained_weights(model: PackedModel) -> dict[str, Tensor]:
     return _collected(model, trained, torch.float32)
 
 
+def trained_shards(model: PackedModel) -> dict[str, Tensor]:
+    """What is trained, as this rank holds it; tied weights under their first name."""
+    entries = model.model.state_dict(keep_vars=True)
+    sources = _sources(entries)
+    return {
+        name: tensor.detach()
+        for name, tensor in entries.items()
+        if tensor.requires_grad and sources[name] == name
+    }
+
+
 def adapter_weights(model: PackedModel) -> dict[str, Tensor]:
     """The :func:`trained_weights` of an adapter under peft's names; ConfigError without one."""
     if not adapter.adapted_layers(model.model):
@@ -100,8 +112,14 @@ def _collected(
 
 
 @torch.no_grad()
-def load_full_weights(model: PackedModel, tensors: Mapping[str, Tensor]) -> None:
-    """Copy :func:`trained_weights` or all weights into the model; those of rank 0 count.
+def load_full_weights(
+    model: PackedModel, tensors: Mapping[str, Sliceable], *, everywhere: bool = False
+) -> None:
+    """Copy :func:`trained_weights` or all weights into the model. Collective.
+
+    Args:
+        everywhere: every rank passes all tensors and reads its part. Otherwise those of rank 0
+            are broadcast, one after another.
 
     Raises:
         ConfigError: a name or shape is not the model's, or a trained weight is missing;
@@ -117,8 +135,11 @@ def load_full_weights(model: PackedModel, tensors: Mapping[str, Tensor]) -> None
         if id(target) in done:  # tied to one that was copied
             continue
         done.add(id(target))
+        if everywhere:
+            collectives.set_full_tensor(target, tensors[name])
+            continue
         if world.is_rank0:
-            value = tensors[name].to(world.device, target.dtype).contiguous()
+            value = tensors[name][()].to(world.device, target.dtype).contiguous()
         else:
             value = torch.empty(shape, dtype=target.dtype, device=world.device)
         collectives.set_full_tensor(target, world.broadcast_(value))

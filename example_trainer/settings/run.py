@@ -10,6 +10,8 @@ from pydantic import BeforeValidator, Field
 from atroposlib.trackers import TrackerName, tracker_names
 from example_trainer.settings.section import Section
 
+RECOVERY_WRITE_S = 1800.0  # bound of writing one recovery checkpoint
+
 
 class RunSettings(Section):
     """The rollout API, saving, recovery, evaluation."""
@@ -64,7 +66,9 @@ class RunSettings(Section):
     )
     recover_every_epochs: int | None = Field(None, ge=1, description="epochs between them")
     recover_every_steps: int | None = Field(
-        None, ge=1, description="steps between recovery checkpoints"
+        None,
+        ge=1,
+        description="steps between recovery checkpoints, which are written while training goes on",
     )
     recover_every_s: float | None = Field(
         None,

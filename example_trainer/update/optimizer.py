@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from atroposlib.errors import ConfigError
 from example_trainer.distributed import collectives
+from example_trainer.distributed.collectives import Sliceable
 from example_trainer.model.policy import PackedModel
 from example_trainer.settings.optim import OptimSettings
 
@@ -161,11 +162,11 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
 def optimizer_state(
     optimizer: torch.optim.Optimizer, model: PackedModel
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The whole state, independent of the number of ranks. Collective.
+    """The state as this rank holds it: its shards, and whole what is not sharded.
 
     Returns:
-        Tensors by ``parameter/entry`` (such as ``model.norm.weight/exp_avg``), whole and in
-        main memory on rank 0, none on the others; and the rest as JSON on every rank.
+        Tensors by ``parameter/entry`` (such as ``model.norm.weight/exp_avg``), not copied; and
+        the rest as JSON, independent of the number of ranks.
     """
     names = _names(optimizer, model)
     tensors: dict[str, Tensor] = {}
@@ -175,9 +176,7 @@ def optimizer_state(
             if not isinstance(value, Tensor):
                 numbers.setdefault(name, {})[entry] = value
                 continue
-            whole = collectives.full_tensor(value)
-            if model.world.is_rank0:
-                tensors[f"{name}/{entry}"] = whole.to("cpu", copy=True)
+            tensors[f"{name}/{entry}"] = value.detach()
     return tensors, {
         "optimizer": type(optimizer).__name__,
         "parameters": list(names.values()),
@@ -190,12 +189,18 @@ def optimizer_state(
 def load_optimizer_state(
     optimizer: torch.optim.Optimizer,
     model: PackedModel,
-    tensors: Mapping[str, Tensor],
+    tensors: Mapping[str, Sliceable],
     numbers: Mapping[str, Any],
+    *,
+    everywhere: bool = False,
 ) -> None:
-    """Load the result of :func:`optimizer_state`, on any number of ranks. Collective.
+    """Load whole tensors of :func:`optimizer_state`, on any number of ranks. Collective.
 
-    Only the arguments of rank 0 are used. Betas, decay and the like are those of the settings.
+    Betas, decay and the like are those of the settings.
+
+    Args:
+        everywhere: every rank passes all tensors and reads its part. Otherwise only the
+            arguments of rank 0 are used.
 
     Raises:
         ConfigError: the state is of another optimizer or of other parameters; on every
@@ -224,29 +229,28 @@ def load_optimizer_state(
         optimizer.state[by_name[name]].update(entries)
     for key, (shape, dtype) in shapes.items():
         name, _, entry = key.rpartition("/")
-        if world.is_rank0:
-            value = tensors[key].to(world.device).contiguous()
-        else:
-            value = torch.empty(
-                shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=world.device
-            )
         parameter = by_name[name]
-        optimizer.state[parameter][entry] = _placed(
-            optimizer, parameter, world.broadcast_(value)
-        )
+        if everywhere:
+            value: Sliceable = tensors[key]
+        elif world.is_rank0:
+            value = world.broadcast_(tensors[key][()].to(world.device).contiguous())
+        else:
+            kind = getattr(torch, dtype.removeprefix("torch."))
+            value = world.broadcast_(torch.empty(shape, dtype=kind, device=world.device))
+        optimizer.state[parameter][entry] = _placed(optimizer, parameter, value)
 
 
 def _placed(
-    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, value: Tensor
+    optimizer: torch.optim.Optimizer, parameter: nn.Parameter, value: Sliceable
 ) -> Tensor:
     """A whole state tensor where this optimizer keeps the state of this parameter."""
     if not value.shape:
         # AdamW counts its steps on the device only if it is fused.
         fused = optimizer.defaults.get("fused")
-        return value.to(parameter.device if fused else "cpu", copy=True)
+        return value[()].to(parameter.device if fused else "cpu", copy=True)
     sharded = isinstance(parameter, DTensor) and value.shape == parameter.shape
     if not sharded or getattr(optimizer, "state_is_full", False):
-        return value.to(parameter.device, copy=True)
+        return value[()].to(parameter.device, copy=True)
     part = torch.empty_like(parameter, dtype=value.dtype)
     collectives.set_full_tensor(part, value)
     return part

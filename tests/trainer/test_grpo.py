@@ -228,6 +228,7 @@ def test_finished_trainer_continues_with_a_higher_step_limit(
         grpo.train(settings(training_steps=3, recover_every_steps=1, minibatches=2))
     lines = [line for line in read_metrics(settings()) if "loss" in line]
     assert [line["step"] for line in lines] == [1, 2, 3]
+    assert lines[2]["seconds_recovery"] > 0  # the standstill for the checkpoint of step 2
     assert run.status()["policy_version"] == 3
 
 

@@ -288,7 +288,9 @@ def _step(
 
 
 def _taken(policy: Policy, optimizer: torch.optim.Optimizer) -> Any:
-    tensors, numbers = optimizer_state(optimizer, policy)
+    held, numbers = optimizer_state(optimizer, policy)
+    whole = {name: collectives.full_tensor(value).clone() for name, value in held.items()}
+    tensors = whole if policy.world.is_rank0 else {}
     return state_dict.full_weights(policy), tensors, json.loads(json.dumps(numbers))
 
 

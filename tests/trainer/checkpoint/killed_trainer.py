@@ -273,7 +273,8 @@ def after(step: int, moment: Callable[[Ranks], bool]) -> Callable[[Ranks], bool]
 # argument. A moment that another process looks for may pass unseen.
 SEAMS = {
     "a step": ("example_trainer.update.step.clipped_step", ""),
-    "a save": ("example_trainer.checkpoint.snapshots._manifest", "recover"),
+    "a write": ("example_trainer.checkpoint.shards._write_file", "recover"),
+    "a save": ("example_trainer.checkpoint.writer.seal", "recover"),
     "saving a model": ("example_trainer.model.model_dir.write_state", "checkpoints/."),
     "staging": ("example_trainer.model.model_dir.write_state", "published"),
     "a publish": ("example_trainer.weights.fleet.Fleet.load", ""),
@@ -309,7 +310,8 @@ def every_checkpoint_loads(w: Ranks) -> int:
     for directory in model_dir.numbered(recover, "step_*"):
         assert snapshots.problem_of(directory) is None, snapshots.problem_of(directory)
         snapshot = snapshots.Snapshot(directory)
-        assert snapshot.tensors("weights") and snapshot.tensors("optimizer")
+        for group in ("weights", "optimizer"):
+            assert [tensor[()] for tensor in snapshot.tensors(group).values()]
         found += 1
     if (recover / snapshots.POINTER).exists():
         assert (recover / (recover / snapshots.POINTER).read_text()).is_dir()

@@ -12,7 +12,10 @@ import torch
 
 from atroposlib.client import RolloutClient
 from example_trainer import grpo
+from example_trainer.checkpoint import snapshots
 from example_trainer.checkpoint.recovery import Recovery
+from example_trainer.checkpoint.shards import HostCopies, write_shards
+from example_trainer.checkpoint.snapshots import Snapshot, Snapshots
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
@@ -52,10 +55,25 @@ class Life:
         self.client.ack(claimed)
         if save:
             self.save()
+            self.recovery.finish()
         return [group.idempotency_key or "" for group in claimed.batch]
 
     def save(self) -> None:
         self.recovery.save(self.client, self.policy, self.optimizer, self.state)
+
+
+def write_snapshot(
+    kept: Snapshots,
+    step: int,
+    tensors: Mapping[str, Mapping[str, torch.Tensor]] | None = None,
+    documents: Mapping[str, Any] | None = None,
+) -> Snapshot:
+    """Write a checkpoint as one rank does, without a thread."""
+    shards = HostCopies().take(tensors or {}, Ranks.single())
+    with kept.draft(step) as draft:
+        written = write_shards(draft, 0, shards, lambda: None)
+        snapshots.seal(draft, written, documents or {})
+    return Snapshot(kept.directory / f"step_{step}")
 
 
 def learn(policy: Policy, optimizer: torch.optim.Optimizer, step: int) -> None:

@@ -3,7 +3,7 @@
 ``python -m tests.trainer.checkpoint.recovering_ranks RANK DIR API``
 
 The test is rank 0 and starts rank 1; each writes what it found to ``DIR/RANK.json``. Rank 1
-has another ``save_path``, as on a host that sees no common disk.
+has another ``save_path``: that of rank 0 counts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,22 @@ import torch
 
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError
+from example_trainer.checkpoint import writer
 from example_trainer.checkpoint.exports import ModelExporter
-from example_trainer.distributed import ranks
+from example_trainer.distributed import collectives, ranks
 from example_trainer.distributed.collectives import gather_objects, run_on_rank0
 from example_trainer.distributed.ranks import Ranks, end_process
-from example_trainer.model import loading
+from example_trainer.model import loading, state_dict
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.run.evaluator import Evaluator
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.state import Stopped
-from example_trainer.update.optimizer import build_optimizer, clipped_step
+from example_trainer.state import Stopped, StoppedBetweenSteps
+from example_trainer.update.optimizer import (
+    build_optimizer,
+    clipped_step,
+    optimizer_state,
+)
 from tests.trainer.checkpoint.lives import recovery_of
 from tests.trainer.rows import row
 
@@ -79,6 +84,7 @@ def lives(cfg: TrainingConfig, world: Ranks, client: RolloutClient | None) -> di
     state = TrainerState(state.run_id, 2, 2, None)
     found["due"] = recovery.due(state, epoch_ended=False)
     recovery.save(client, policy, optimizer, state)
+    recovery.finish()
     found["logprobs"] = policy.trained_logprobs(ROWS)
     found["drawn"] = [torch.rand(3).tolist(), random.random()]
 
@@ -95,8 +101,114 @@ def lives(cfg: TrainingConfig, world: Ranks, client: RolloutClient | None) -> di
     return found
 
 
+def apart(cfg: TrainingConfig, world: Ranks, client: RolloutClient | None) -> dict[str, Any]:
+    """Save and resume with a rank 1 that does not see the disk of rank 0."""
+    gather_flags = collectives.gather_flags
+    collectives.gather_flags = lambda world, flag: [True, False]
+    try:
+        own = cfg.model_copy(update={"save_path": f"{cfg.save_path}_apart"})
+        return _saved_and_resumed(own, world, client, world)
+    finally:
+        collectives.gather_flags = gather_flags
+
+
+def grown(cfg: TrainingConfig, world: Ranks, client: RolloutClient | None) -> dict[str, Any]:
+    """Two ranks resume the checkpoint of one."""
+    own = cfg.model_copy(update={"save_path": f"{cfg.save_path}_of_one"})
+    return _saved_and_resumed(own, Ranks.single(), client, world)
+
+
+def matrices(
+    cfg: TrainingConfig, world: Ranks, client: RolloutClient | None
+) -> dict[str, Any]:
+    """Two ranks that share matrices: norms and embeddings are equal, and written once."""
+    pair = ranks.grouped(world, 2, 600)
+    own = cfg.model_copy(update={"save_path": f"{cfg.save_path}_of_pair"})
+    return _saved_and_resumed(own, pair, client, pair)
+
+
+def stopped(cfg: TrainingConfig, world: Ranks, client: RolloutClient | None) -> int:
+    """Two ranks that a signal stops between two steps: the step they go on from."""
+    own = cfg.model_copy(update={"save_path": f"{cfg.save_path}_stopped"})
+    policy, optimizer = begun(own, world)
+    recovery = recovery_of(own, world)
+    state = recovery.resume(client, policy, optimizer)
+    with suppress(Stopped), recovery.saving_at_stop(client, policy, optimizer):
+        recovery.due(TrainerState(state.run_id, 1, 1, None), epoch_ended=False)
+        raise StoppedBetweenSteps("SIGTERM")
+    return recovery_of(own, world).resume(client, *begun(own, world)).step
+
+
+def _saved_and_resumed(
+    cfg: TrainingConfig, saving: Ranks, client: RolloutClient | None, world: Ranks
+) -> dict[str, Any]:
+    """Take a step and save on the ``saving`` ranks; whether all ranks resume the same bits."""
+    before: dict[str, torch.Tensor] = {}
+    if saving is world or world.is_rank0:
+        policy, optimizer = begun(cfg, saving)
+        recovery = recovery_of(cfg, saving)
+        state = recovery.resume(client, policy, optimizer)
+        for parameter in policy.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        clipped_step(optimizer, policy, cfg, 0, cfg.training_steps)
+        state = TrainerState(state.run_id, 1, 1, None)
+        recovery.save(client, policy, optimizer, state)
+        recovery.finish()
+        before = whole_state(policy, optimizer)
+    world.sum_(torch.ones(1))  # written
+    policy, optimizer = begun(cfg, world)
+    state = recovery_of(cfg, world).resume(client, policy, optimizer)
+    after = whole_state(policy, optimizer)
+    recover = Path(cfg.save_path) / "recover" / "step_1"
+    return {
+        "step": state.step,
+        "names": sorted(after) if world.is_rank0 else [],
+        "same": not world.is_rank0
+        or before.keys() == after.keys()
+        and all(torch.equal(before[name], after[name]) for name in after),
+        "files": sorted(path.name for path in recover.glob("*.safetensors")),
+    }
+
+
+def whole_state(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Copies of all weights and moments; collective."""
+    held = {**state_dict.trained_shards(policy), **optimizer_state(optimizer, policy)[0]}
+    return {name: collectives.full_tensor(value).clone() for name, value in held.items()}
+
+
+def full_disk(
+    cfg: TrainingConfig, world: Ranks, client: RolloutClient | None
+) -> dict[str, Any]:
+    """The disk refuses what rank 1 writes of the second of two checkpoints."""
+    own = cfg.model_copy(update={"save_path": f"{cfg.save_path}_full"})
+    policy, optimizer = begun(own, world)
+    recovery = recovery_of(own, world)
+    run_id = recovery.resume(client, policy, optimizer).run_id
+    recovery.save(client, policy, optimizer, TrainerState(run_id, 1, 1, None))
+    recovery.finish()
+    write_shards = writer.write_shards
+
+    def refused(*args: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    if world.rank == 1:
+        writer.write_shards = refused
+    error = ""
+    try:
+        recovery.save(client, policy, optimizer, TrainerState(run_id, 2, 2, None))
+        recovery.finish()
+    except AtroposError as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    finally:
+        writer.write_shards = write_shards
+    state = recovery_of(own, world).resume(client, *begun(own, world))
+    return {"error": error, "step": state.step}
+
+
 def begun(cfg: TrainingConfig, world: Ranks) -> tuple[Policy, torch.optim.Optimizer]:
-    policy = loading.load(cfg, world)
+    # One rank alone loads as in a process without others: a mesh of it would be a group that
+    # the other rank does not make.
+    policy = loading.load(cfg) if world.alone else loading.load(cfg, world)
     return policy, build_optimizer(policy, cfg)
 
 
@@ -123,7 +235,7 @@ def values(cfg: TrainingConfig, world: Ranks, client: RolloutClient | None) -> l
     return gather_objects(world, {"rank": world.rank, "text": "x" * (1 + 9 * world.rank)})
 
 
-PARTS = (lives, failures, values)
+PARTS = (lives, apart, grown, matrices, stopped, full_disk, failures, values)
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

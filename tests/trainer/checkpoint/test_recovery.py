@@ -17,7 +17,7 @@ from atroposlib.errors import (
     NotRegistered,
     RunStateError,
 )
-from example_trainer.checkpoint import snapshots
+from example_trainer.checkpoint import shards
 from example_trainer.checkpoint.recovery import RETRY_VARIABLE, Recovery
 from example_trainer.model import loading, model_dir
 from example_trainer.model.model_dir import TrainerState
@@ -212,16 +212,17 @@ def test_api_with_older_data_than_the_checkpoint_raises(start, queued, tmp_path)
 
 def rewrite(path: Path, **values: Any) -> None:
     """Change a file and its entry in the manifest."""
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
     manifest = path.with_name("manifest.json")
-    manifest.unlink()
-    manifest.write_text(json.dumps(snapshots._manifest(path.parent)))
+    entries = json.loads(manifest.read_text())
+    document = {**json.loads(path.read_text()), **values}
+    entries[path.name] = shards.write_json(path, document)
+    shards.write_json(manifest, entries)
 
 
 def test_a_checkpoint_of_another_format_is_named(start, queued, tmp_path):
     start().step()
     rewrite(recover_directory(tmp_path) / "step_1" / "state.json", format=9)
-    with pytest.raises(CheckpointError, match="of format 9, not 1"):
+    with pytest.raises(CheckpointError, match="of format 9, not 2"):
         start()
 
 
@@ -290,6 +291,7 @@ def test_a_critic_is_part_of_the_checkpoint(start, queued, config):
     learn(critics[0].model, critics[0].optimizer, 0)  # type: ignore[arg-type]
     life.step(save=False)
     life.recovery.save(life.client, life.policy, life.optimizer, life.state, critics[0])
+    life.recovery.finish()
     life.recovery.resume(life.client, life.policy, life.optimizer, critics[1])
     pairs = zip(critics[0].model.parameters(), critics[1].model.parameters())
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)

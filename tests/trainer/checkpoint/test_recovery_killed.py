@@ -17,13 +17,15 @@ STEPS = 6
 
 
 def test_trainer_killed_at_any_point_ends_with_the_uninterrupted_result(tmp_path, model_dir):
-    with killed.world(tmp_path / "straight", model_dir, STEPS) as straight:
+    often = {"recover_every_steps": 1}
+    with killed.world(tmp_path / "straight", model_dir, STEPS, **often) as straight:
         straight.start()
         straight.finish()
         expected = killed.outcome(straight)
 
     # take_over: no start waits for the end of the killed trainer's heartbeats.
-    with killed.world(tmp_path / "broken", model_dir, STEPS, take_over=True) as broken:
+    often["take_over"] = True
+    with killed.world(tmp_path / "broken", model_dir, STEPS, **often) as broken:
         for n, name in enumerate(killed.SEAMS):
             broken.start(dies=(name, n))
             assert broken.died(), f"{name}: {broken.output[-4000:]}"

@@ -1,4 +1,4 @@
-"""Tests of recovery with two ranks; only rank 0 accesses the disk and the API."""
+"""Tests of recovery with two ranks; each writes its shards, and rank 0 calls the API."""
 
 from __future__ import annotations
 
@@ -71,6 +71,37 @@ def test_one_rank_resumes_the_checkpoint_of_two(ranks, directory, api):
     assert state.step == 2
     pairs = zip(policy.trained_logprobs(recovering_ranks.ROWS), ranks[0]["lives"]["logprobs"])
     assert all(ours == pytest.approx(theirs, abs=1e-5) for ours, theirs in pairs)
+
+
+@pytest.mark.parametrize(("part", "written_by"), [("apart", 1), ("grown", 1), ("matrices", 2)])
+def test_bits_survive_a_rank_without_the_disk_and_another_number_of_ranks(
+    ranks, part, written_by
+):
+    for found in (rank[part] for rank in ranks):
+        assert found["step"] == 1 and found["same"]
+    names, files = ranks[0][part]["names"], ranks[0][part]["files"]
+    assert any(name.endswith("/exp_avg") for name in names)
+    assert len({name.split("-")[1] for name in files}) == written_by
+
+
+def test_each_rank_writes_half_of_the_bytes(ranks, directory):
+    paths = list((directory / "disk_of_0" / "recover" / "step_2").glob("*.safetensors"))
+    sizes = [
+        sum(path.stat().st_size for path in paths if f"-{rank:05d}-" in path.name)
+        for rank in (0, 1)
+    ]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.1)
+
+
+def test_two_ranks_that_are_stopped_between_steps_go_on_from_the_last_one(ranks):
+    assert [rank["stopped"] for rank in ranks] == [1, 1]
+
+
+def test_a_disk_that_is_full_for_rank_1_ends_both_ranks_and_keeps_the_checkpoint_before(ranks):
+    ours, theirs = (rank["full_disk"] for rank in ranks)
+    assert ours["error"].startswith("CheckpointError: rank 1: [Errno 28] No space left")
+    assert "rank 0 gave up: CheckpointError: rank 1" in theirs["error"]
+    assert ours["step"] == theirs["step"] == 1
 
 
 def test_rank_0_writes_and_evaluates_and_broadcasts_the_result(ranks, directory):

@@ -9,10 +9,15 @@ import pytest
 import torch
 
 from atroposlib.errors import CheckpointError
-from example_trainer.checkpoint import snapshots
+from example_trainer.checkpoint import shards, snapshots
 from example_trainer.model import model_dir
 from example_trainer.model.model_dir import TrainerState
-from tests.trainer.checkpoint.lives import checkpoints, recover_directory, recovery_of
+from tests.trainer.checkpoint.lives import (
+    checkpoints,
+    recover_directory,
+    recovery_of,
+    write_snapshot,
+)
 
 
 def test_damaged_checkpoint_is_set_aside_and_the_previous_one_loses_no_batch(
@@ -24,7 +29,7 @@ def test_damaged_checkpoint_is_set_aside_and_the_previous_one_loses_no_batch(
     saved = life.state
     keys.append(life.step())
     assert checkpoints(tmp_path) == ["step_2", "step_3"]
-    path = recover_directory(tmp_path) / "step_3" / "optimizer-00000.safetensors"
+    path = recover_directory(tmp_path) / "step_3" / "optimizer-00000-00000.safetensors"
     flipped = bytearray(path.read_bytes())
     flipped[-1] ^= 1
     path.write_bytes(flipped)
@@ -49,7 +54,7 @@ def test_damaged_checkpoint_is_set_aside_and_the_previous_one_loses_no_batch(
 def test_every_kind_of_damage_is_detected(tmp_path, harm, problem):
     kept = snapshots.Snapshots(tmp_path, keep=2)
     documents = {"state": {"step": 1}, "rng": [1, 2, 3]}
-    whole = kept.write(1, {"weights": {"a": torch.ones(3)}}, documents)
+    whole = write_snapshot(kept, 1, {"weights": {"a": torch.ones(3)}}, documents)
     assert snapshots.problem_of(whole.directory) is None
     harm(whole.directory)
     assert problem in (snapshots.problem_of(whole.directory) or "")
@@ -57,29 +62,49 @@ def test_every_kind_of_damage_is_detected(tmp_path, harm, problem):
 
 
 def test_tensors_round_trip_over_several_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(snapshots, "SHARD_BYTES", 100)
+    monkeypatch.setattr(shards, "FILE_BYTES", 100)
     tensors = {f"t{i}": torch.full((i + 1, 7), float(i)) for i in range(9)}
     tensors["tied"] = tensors["t3"]
     tensors["empty"] = torch.zeros(0, 4)
     tensors["steps"] = torch.tensor(7, dtype=torch.int64)
-    written = snapshots.Snapshots(tmp_path, 1).write(3, {"weights": tensors}, {"state": {}})
+    kept = snapshots.Snapshots(tmp_path, 1)
+    written = write_snapshot(kept, 3, {"weights": tensors}, {"state": {}})
     assert len(list(written.directory.glob("weights-*.safetensors"))) > 3
     loaded = written.tensors("weights")
     assert loaded.keys() == tensors.keys()
-    assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+    assert all(torch.equal(loaded[name][()], tensors[name]) for name in tensors)
     assert written.tensors("critic_weights") == {} and written.document("absent") is None
 
 
 def test_trainer_killed_before_the_latest_pointer_moved_loads_the_old_checkpoint(tmp_path):
     kept = snapshots.Snapshots(tmp_path, keep=2)
     for step in (1, 2):
-        kept.write(step, {}, {"state": {"step": step}})
+        write_snapshot(kept, step, documents={"state": {"step": step}})
     (tmp_path / "LATEST").write_text("step_1")
     assert kept.newest().directory.name == "step_1"
     (tmp_path / "LATEST").unlink()
     assert kept.newest().directory.name == "step_2"
     (tmp_path / "LATEST").write_text("step_9")
     assert kept.newest().directory.name == "step_2"
+
+
+def test_a_checkpoint_that_is_half_deleted_has_no_name_of_one(tmp_path, monkeypatch):
+    rmtree = model_dir.shutil.rmtree
+
+    def killed(path, **options):
+        if path.name == ".step_1.draft" and path.exists():
+            (path / "state.json").unlink()
+            raise KeyboardInterrupt
+        rmtree(path, **options)
+
+    kept = snapshots.Snapshots(tmp_path, keep=1)
+    write_snapshot(kept, 1, documents={"state": {}})
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(model_dir.shutil, "rmtree", killed)
+        write_snapshot(kept, 2, documents={"state": {}})
+    assert [path.name for path in tmp_path.glob("step_*")] == ["step_2"]
+    assert kept.newest().directory.name == "step_2"
+    assert not list(tmp_path.glob(".step_*"))
 
 
 def test_drafts_of_a_killed_writer_are_cleared_away(start, queued, tmp_path):
