@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 from atroposlib.errors import ConfigError
 from example_trainer.data.rows import Row
 
-
 Ints = NDArray[np.int64]
 
 
