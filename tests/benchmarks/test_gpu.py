@@ -7,15 +7,18 @@ import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
 
 import gpu
 import pytest
 import torch
-from gpuchecks import arithmetic
+from gpuchecks import arithmetic, footprint
 from gpuchecks.figures import Place, below, ratio
 
 from atroposlib.utils.models.low_precision import wide_product
 from example_trainer.model import fused_logprobs, scoring
+
+PAGE = Path(gpu.__file__).parents[1] / "docs" / "gpu.md"
 
 
 def options(tmp_path, device="cpu"):
@@ -45,6 +48,16 @@ def test_page_marks_a_figure_beyond_its_limit_and_gives_ratios():
     page = gpu.page({"device": "X"}, [gpu.Outcome("c", "failed", 1.0, "gradient", figures)])
     assert "| gradient | nan | <= 0.1 | **no** |" in page
     assert "| a | 4 t/s | 2.00 x b |  |" in page
+
+
+def test_memory_is_that_of_weights_moments_and_the_residual_stream_by_hand():
+    """7B on eight, AdamW: 16 B x 7.62e9 / 8 = 15.2 GB; two layers of 0.25e9 and the head of
+    0.545e9 in bfloat16, its float32 gradient; 16,384 x 3584 x (28 x 4 + 40) bytes; 5.5 GB more."""
+    seven = next(model for model in footprint.MODELS if model.name == "7B")
+    layer = (7.62e9 - 0.545e9) / 28
+    by_hand = 15.24 + 2 * (2 * layer + 0.545e9) / 1e9 + 4 * 0.545 + 8.93 + 5.5
+    assert footprint.bytes_on_each(seven, "adamw", 8) / 1e9 == pytest.approx(by_hand, abs=0.05)
+    assert footprint.table() in PAGE.read_text(encoding="utf-8")
 
 
 def rounded_logits(patch):
