@@ -28,6 +28,7 @@ from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.type_definitions import Item
 from atroposlib.utils.gathering import gather_or_cancel
 from atroposlib.utils.tokenizers.loading import load_tokenizer_named
+from atroposlib.wire import MASKED
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,11 @@ class TeacherDistillationEnv(BaseEnv, ABC):
         top_k = self.top_k_of(group)
         if self.teacher_server is None or top_k is None:
             return taught
-        asked = [self._ask(self.teacher_server, row, top_k, item) for row in group["tokens"]]
+        prompt = self.teacher_prompt(item)
+        asked = [
+            self._ask(self.teacher_server, row, answer_start(mask), prompt, top_k, item)
+            for row, mask in zip(group["tokens"], group["masks"])
+        ]
         try:
             rows = await gather_or_cancel(asked)
         except AtroposError as error:
@@ -152,15 +157,34 @@ class TeacherDistillationEnv(BaseEnv, ABC):
         top_k = self.config.teacher_top_k if own is None else int(own)
         return top_k if top_k >= 0 else None
 
+    def teacher_prompt(self, item: Item) -> Sequence[int] | None:
+        """Tokens that the teacher reads in front of an answer; None: the prompt of the row.
+
+        With the solution in it a model teaches itself: the teacher is then the same model.
+        """
+        return None
+
     async def _ask(
-        self, teacher: ServerManager, tokens: Sequence[int], top_k: int, item: Item
+        self,
+        teacher: ServerManager,
+        tokens: Sequence[int],
+        start: int,
+        prompt: Sequence[int] | None,
+        top_k: int,
+        item: Item,
     ) -> TeacherRows:
+        """The teacher's rows of ``tokens``; behind another prompt only those of the answer."""
+        read = list(tokens) if prompt is None else [*prompt, *tokens[start:]]
         with boundary(self.label(), item, "teacher"):
             answer = await teacher.get_logprobs(
-                input_ids=list(tokens), top_k=top_k, max_tokens=1, split="train"
+                input_ids=read, top_k=top_k, max_tokens=1, split="train"
             )
             ids, logprobs = answer["prompt_topk_token_ids"], answer["prompt_topk_logprobs"]
-        return checked_rows(ids, logprobs, len(tokens))
+        ids, logprobs = checked_rows(ids, logprobs, len(read))
+        if prompt is None:
+            return ids, logprobs
+        empty: list[list[Any]] = [[] for _ in range(start)]
+        return [*empty, *ids[len(prompt) :]], [*empty, *logprobs[len(prompt) :]]
 
     # --- metrics and the end ------------------------------------------------------------
 
@@ -184,6 +208,11 @@ def tokenizer_of(teacher: ServerBaseline) -> str:
     """The name of a teacher's tokenizer, by default that of its model."""
     named = teacher.tokenizer_name
     return teacher.model_name if named in ("", "none") else named
+
+
+def answer_start(mask: Sequence[int]) -> int:
+    """The place of the first trained token; the length of the row if there is none."""
+    return next((j for j, label in enumerate(mask) if label != MASKED), len(mask))
 
 
 def checked_rows(

@@ -12,6 +12,7 @@ import shlex
 import sys
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -174,9 +175,14 @@ def test_the_lines_about_losses_run():
         "advantages": torch.tensor([[1.0] * 3, [-1.0] * 3]),
         "loss_mask": torch.ones(2, 3),
     }
-    [(_, code)] = blocks("python", page="docs/losses.md")
+    [(_, code), (_, taught)] = blocks("python", page="docs/losses.md")
     exec(code, names)
     assert names["loss_sum"].ndim == 0  # type: ignore[attr-defined]
+    exec(taught, own := {})  # type: ignore[var-annotated]
+    written = SimpleNamespace(tokenizer=SimpleNamespace(apply_chat_template=lambda m, **_: m))
+    item = {"question": "2 + 2?", "answer": "4"}
+    (message,) = own["SelfTaught"].teacher_prompt(written, item)
+    assert "2 + 2?" in message["content"] and "The answer is 4." in message["content"]
 
 
 def test_the_program_of_the_page_about_metrics_runs(tmp_path, monkeypatch, capsys):

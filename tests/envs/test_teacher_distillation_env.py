@@ -12,6 +12,7 @@ from atroposlib.envs.runtime.creation import make_env
 from atroposlib.envs.teacher_distillation_env import (
     TeacherDistillationConfig,
     TeacherDistillationEnv,
+    answer_start,
     checked_rows,
     tokenizer_of,
 )
@@ -87,6 +88,29 @@ def test_process_saves_the_teachers_rows_one_entry_per_position(words, tmp_path,
     asked = [body for _, body in teacher.requests]
     assert len(asked) == 4  # one per sequence
     assert {body["prompt_logprobs"] for body in asked} == {3}
+
+
+class SelfTaughtEnv(TaughtEnv):
+    """The teacher reads a hint instead of the prompt."""
+
+    def teacher_prompt(self, item):
+        return HINT
+
+
+HINT = [7, 8, 9, 10, 11, 12]
+
+
+def test_a_teacher_with_a_prompt_of_its_own_judges_the_same_answer(words, tmp_path, teacher):
+    main(SelfTaughtEnv, ["process", *words, "--env.total_steps", "1"])
+    (group,) = saved_groups(tmp_path)
+    read = [body["prompt"]["prompt_token_ids"] for _, body in teacher.requests]
+    for tokens, mask, ids in zip(group["tokens"], group["masks"], group["distill_token_ids"]):
+        start = answer_start(mask)
+        assert 0 < start < len(tokens) == len(ids)
+        assert [*HINT, *tokens[start:]] in read
+        assert all(row == [] for row in ids[:start]) and all(ids[start:])
+        assert [row[0] for row in ids[start:]] == tokens[start:]
+    assert answer_start([-100, -100]) == 2
 
 
 def test_a_teacher_without_names_takes_those_of_its_server(
