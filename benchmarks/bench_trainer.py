@@ -26,7 +26,7 @@ import sys
 import time
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainerbench.workload import SIZES, Workload, rows_of, useful_flops
 
@@ -92,19 +92,8 @@ def measure(name: str, load: Workload, peak: float | None, steps: int = 1) -> di
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     rows = rows_of(load)
-    on_cuda = contestant.device.type == "cuda"
-    memory = CudaMemory() if on_cuda else HostMemory()
-    taken: list[tuple[float, float, float, float]] = []
-    for _ in range(steps):
-        wall, cpu = time.perf_counter(), time.process_time()
-        loss = contestant.backward(rows)
-        gradients = [p.grad for p in contestant.model.parameters() if p.grad is not None]
-        norm = float(torch.nn.utils.get_total_norm(gradients))
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if on_cuda:
-            torch.cuda.synchronize()
-        taken.append((time.perf_counter() - wall, time.process_time() - cpu, loss, norm))
+    memory = CudaMemory() if contestant.device.type == "cuda" else HostMemory()
+    taken = take_steps(contestant, optimizer, rows, steps)
     seconds, cpu_seconds, *_ = min(taken)
     peak = peak * 1e12 if peak else matrix_peak(contestant.device)
     return {
@@ -112,12 +101,40 @@ def measure(name: str, load: Workload, peak: float | None, steps: int = 1) -> di
         "cpu_s": cpu_seconds,
         "peak_gb": memory.peak(),
         "start_gb": memory.start,
-        "loss": taken[0][2],
-        "norm": taken[0][3],
+        "loss": taken[0].loss,
+        "norm": taken[0].norm,
         "padding": contestant.padding,
         "peak_tflops": peak / 1e12,
         "mfu": useful_flops(rows, load) / seconds / peak,
     }
+
+
+class Step(NamedTuple):
+    """One optimizer step: times, and what it computed."""
+
+    seconds: float
+    cpu_seconds: float
+    loss: float
+    norm: float  # of the gradient
+
+
+def take_steps(contestant: Any, optimizer: Any, rows: list[Any], steps: int) -> list[Step]:
+    """Optimizer steps on the same rows, timed."""
+    import torch
+
+    timed = []
+    for _ in range(steps):
+        wall, cpu = time.perf_counter(), time.process_time()
+        loss = contestant.backward(rows)
+        gradients = [p.grad for p in contestant.model.parameters() if p.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(gradients))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if contestant.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
+        timed.append(Step(seconds, cpu_seconds, loss, norm))
+    return timed
 
 
 class HostMemory:

@@ -3,6 +3,7 @@
     make gpu                                        all checks, 9 minutes at most
     python benchmarks/gpu.py --device cpu           a dry run with tiny shapes
     python benchmarks/gpu.py --only arithmetic,nccl --out figures
+    python benchmarks/gpu.py --only "long rows 0.6b,long rows 4b lora"
 
 Every check is a process with a bound in time; after a failed one the others go on. Nothing is
 downloaded: weights are random and tokenizers generated. ``gpu.md``, ``gpu.json`` and ``gpu.log``
@@ -48,6 +49,7 @@ class Check:
     bound_s: float
     not_dry: str = ""
     size: str = "135m"  # of the model; see trainerbench/workload.py
+    is_apart: bool = False  # on a GPU only by --only: the others fill the time of one command
 
 
 SAME_CODE = "tiny shapes: the code of the smaller size"
@@ -63,6 +65,8 @@ CHECKS = (
     Check("generate 135m", "speed.generate", 60),
     Check("step 1.5b", "speed.step", 150, SAME_CODE, "1.5b"),
     Check("generate 0.5b", "speed.generate", 75, SAME_CODE, "0.5b"),
+    Check("long rows 0.6b", "longrows.full", 120, size="0.6b", is_apart=True),
+    Check("long rows 4b lora", "longrows.adapter", 300, size="4b", is_apart=True),
 )
 
 
@@ -89,7 +93,8 @@ def main() -> int:
     options.device = device_of(options.device)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "gpu.log").unlink(missing_ok=True)
-    names = options.only.split(",") if options.only else [check.name for check in CHECKS]
+    by_default = [c.name for c in CHECKS if options.device == "cpu" or not c.is_apart]
+    names = options.only.split(",") if options.only else by_default
     began, outcomes = time.monotonic(), []
     patience = Place(options.device, options.out).patience
     with tempfile.TemporaryDirectory(prefix="atropos-gpu-") as scratch:

@@ -83,20 +83,20 @@ def weights(place: Place) -> Path:
     The first ids are characters; the rest are words that no text contains.
     """
     import torch
-    from trainerbench.workload import llama_shape
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    from trainerbench.workload import SIZES, model_config
+    from transformers import AutoModelForCausalLM
 
     from atroposlib.testing.tiny import ALPHABET, ROLE_TOKENS, char_tokenizer
 
     directory = place.scratch / f"model-{place.size}"
     if (directory / "model.safetensors").exists():
         return directory
-    shape = llama_shape(place.size)
-    words = [f"<{i}>" for i in range(shape["vocab_size"] - len(ALPHABET) - len(ROLE_TOKENS))]
+    vocabulary = SIZES[place.size].vocabulary
+    words = [f"<{i}>" for i in range(vocabulary - len(ALPHABET) - len(ROLE_TOKENS))]
     alphabet: Any = [*ALPHABET, *words]
     tokenizer = char_tokenizer(alphabet)
-    config = LlamaConfig(
-        **shape,
+    config = model_config(
+        place.size,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

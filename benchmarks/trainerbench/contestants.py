@@ -26,7 +26,9 @@ from torch import Tensor
 from example_trainer import losses
 from example_trainer.data.packing import padding_share
 from example_trainer.data.rows import Row
+from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
+from example_trainer.model.adapter import ALL_LINEAR
 from example_trainer.model.scoring import pad_to_tensor
 from example_trainer.settings.config import TrainingConfig
 from trainerbench.workload import Workload, write_model
@@ -44,7 +46,8 @@ class Contestant:
 
     def optimizer(self) -> torch.optim.Optimizer:
         fused = self.device.type == "cuda"
-        return torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=fused)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        return torch.optim.AdamW(trained, lr=1e-6, fused=fused)
 
     def backward(self, rows: list[Row]) -> float:
         """Leave the gradients of the mean loss in the parameters."""
@@ -67,9 +70,14 @@ class Ours(Contestant):
                 gradient_checkpointing=load.checkpointing,
                 packing=packing,
                 share_prefixes=share,
+                lora=load.lora > 0,
+                lora_r=load.lora or 16,
+                lora_target_modules=[ALL_LINEAR] if load.lora else None,
                 inference_urls=[],
             )
-            self.policy = loading.load(self.cfg)
+            # Ranks that are given ask for the adapter as well; one rank shards nothing.
+            world = Ranks.single(load.device) if load.lora else None
+            self.policy = loading.load(self.cfg, world)
         assert self.policy.padded == (packing == "padded")
         self.model = self.policy.model
         self.loss_of = losses.get("grpo")

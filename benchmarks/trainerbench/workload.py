@@ -5,18 +5,66 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from atroposlib.testing.tiny import char_tokenizer
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
 from example_trainer.data.rows import Row
 
-# Sizes of public models, weights random. (vocabulary, hidden, MLP, layers, heads, key heads)
+LLAMA, QWEN3 = "llama", "qwen3"
+
+
+class Shape(NamedTuple):
+    """Sizes of a decoder, as its configuration names them."""
+
+    vocabulary: int
+    hidden: int
+    mlp: int
+    layers: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    family: str = LLAMA
+    positions: int = 8192
+    tied: bool = True
+
+    @property
+    def attention(self) -> int:
+        """Width of all query heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def layer_matrices(self) -> int:
+        """Parameters of the matrices of one layer."""
+        attention = 2 * self.hidden * (self.heads + self.key_heads) * self.head_dim
+        return attention + 3 * self.hidden * self.mlp
+
+    @property
+    def head(self) -> int:
+        """Parameters of the output head."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.layer_matrices + self.head * (1 if self.tied else 2)
+
+    def adapter(self, rank: int) -> int:
+        """Parameters of a LoRA adapter on every linear layer but the head."""
+        query, keys = self.attention, self.key_heads * self.head_dim
+        ends = (self.hidden + query) * 2 + (self.hidden + keys) * 2
+        ends += (self.hidden + self.mlp) * 3
+        return self.layers * rank * ends
+
+
+# Sizes of public models, weights random.
 SIZES = {
-    "tiny": (512, 64, 128, 2, 4, 2),
-    "135m": (49152, 576, 1536, 30, 9, 3),  # as SmolLM2-135M
-    "0.5b": (151936, 896, 4864, 24, 14, 2),  # as Qwen2.5-0.5B
-    "1.5b": (151936, 1536, 8960, 28, 12, 2),  # as Qwen2.5-1.5B
+    "tiny": Shape(512, 64, 128, 2, 4, 2, 16),
+    "tiny-qwen3": Shape(512, 64, 128, 2, 4, 2, 32, QWEN3),
+    "135m": Shape(49152, 576, 1536, 30, 9, 3, 64),  # as SmolLM2-135M
+    "0.5b": Shape(151936, 896, 4864, 24, 14, 2, 64),  # as Qwen2.5-0.5B
+    "1.5b": Shape(151936, 1536, 8960, 28, 12, 2, 128),  # as Qwen2.5-1.5B
+    "0.6b": Shape(151936, 1024, 3072, 28, 16, 8, 128, QWEN3, 131072),  # as Qwen3-0.6B
+    "4b": Shape(151936, 2560, 9728, 36, 32, 8, 128, QWEN3, 131072),  # as Qwen3-4B
 }
 
 
@@ -37,6 +85,7 @@ class Workload:
     checkpointing: bool
     seed: int = 0
     model: str = ""  # a directory with weights; without one they are made anew
+    lora: int = 0  # rank of an adapter on all linear layers; 0: every weight is trained
 
     @property
     def seq_len(self) -> int:
@@ -51,7 +100,7 @@ class Workload:
 def rows_of(load: Workload) -> list[Row]:
     """Groups of ragged rows in random order, as a batch arrives."""
     rng = random.Random(load.seed)
-    vocabulary = SIZES[load.size][0]
+    vocabulary = SIZES[load.size].vocabulary
     rows = []
     for group in range(load.groups):
         prompt = [rng.randrange(8, vocabulary) for _ in range(load.prompt)]
@@ -74,31 +123,32 @@ def rows_of(load: Workload) -> list[Row]:
     return rows
 
 
-def llama_shape(size: str) -> dict[str, Any]:
-    """Arguments of ``LlamaConfig`` for a model of this size."""
-    vocabulary, hidden, mlp, layers, heads, key_heads = SIZES[size]
-    return {
-        "vocab_size": vocabulary,
-        "hidden_size": hidden,
-        "intermediate_size": mlp,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": key_heads,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-    }
+def model_config(size: str, **special_tokens: Any) -> Any:
+    """The configuration of a transformers model of this size."""
+    from transformers import LlamaConfig, Qwen3Config
+
+    shape = SIZES[size]
+    kind = Qwen3Config if shape.family == QWEN3 else LlamaConfig
+    return kind(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.mlp,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.positions,
+        tie_word_embeddings=shape.tied,
+        **special_tokens,
+    )
 
 
 def write_model(directory: Path, load: Workload) -> Path:
     """A configuration without weights, and a tokenizer that no contestant uses."""
-    from transformers import LlamaConfig
-
-    LlamaConfig(
-        **llama_shape(load.size),
-        pad_token_id=0,
-        eos_token_id=1,
-        architectures=["LlamaForCausalLM"],
-    ).save_pretrained(directory)
+    name = "Qwen3ForCausalLM" if SIZES[load.size].family == QWEN3 else "LlamaForCausalLM"
+    special_tokens = {"pad_token_id": 0, "eos_token_id": 1}
+    config = model_config(load.size, **special_tokens, architectures=[name])
+    config.save_pretrained(directory)
     char_tokenizer().save_pretrained(directory)
     return directory
 
@@ -106,15 +156,19 @@ def write_model(directory: Path, load: Workload) -> Path:
 def useful_flops(rows: list[Row], load: Workload) -> float:
     """Forward and backward of the rows as they are: no padding, nothing computed twice.
 
-    6 per weight and token, 6 per layer, hidden value, query and key of causal attention (of
-    which half is skipped), the head where a token is trained. What sharing a prefix spares
-    is not subtracted, nor is recomputation added.
+    6 per trained weight and token, 4 per frozen one (its gradient is not computed), 6 per
+    layer, query value, query and key of causal attention (of which half is skipped), the head
+    where a token is trained. What sharing a prefix spares is not subtracted, nor is
+    recomputation added.
     """
-    vocabulary, hidden, mlp, layers, heads, key_heads = SIZES[load.size]
-    layer = hidden * hidden * (2 + 2 * key_heads / heads) + 3 * hidden * mlp
+    shape = SIZES[load.size]
+    per_weight = 4 if load.lora else 6
+    weights = per_weight * shape.layers * shape.layer_matrices
+    if load.lora:
+        weights += 6 * shape.adapter(load.lora)
     total = 0.0
     for row in rows:
         length = len(row.tokens)
-        total += 6 * layers * layer * length + 6 * layers * hidden * length**2
-        total += 6 * vocabulary * hidden * len(row.trained)
+        total += weights * length + 6 * shape.layers * shape.attention * length**2
+        total += per_weight * shape.head * len(row.trained)
     return total

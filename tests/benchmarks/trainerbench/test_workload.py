@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from trainerbench import workload
-from trainerbench.workload import Workload, rows_of, useful_flops
+from trainerbench.workload import SIZES, Shape, Workload, rows_of, useful_flops
 
 LOAD = Workload(
     size="tiny",
@@ -50,10 +50,29 @@ def test_rows_are_the_same_in_every_process_and_share_the_prompt_of_their_group(
 
 
 def test_the_work_of_a_row_counts_weights_attention_and_head(monkeypatch):
-    # vocabulary 10, hidden 4, MLP 8, 1 layer, 2 query heads to 1 key head
-    monkeypatch.setitem(workload.SIZES, "tiny", (10, 4, 8, 1, 2, 1))
+    shape = Shape(10, hidden=4, mlp=8, layers=1, heads=2, key_heads=1, head_dim=2)
+    monkeypatch.setitem(workload.SIZES, "tiny", shape)
     row, *_ = rows_of(LOAD)
     length, trained = len(row.tokens), len(row.trained)
     weights = 4 * 4 + 2 * (4 * 2) + 4 * 4 + 3 * 4 * 8  # q, k and v, o, MLP
     expected = 6 * (weights * length + 4 * length**2 + 10 * 4 * trained)
     assert useful_flops([row], LOAD) == expected
+
+
+def test_frozen_weights_cost_two_thirds_and_an_adapter_its_own_work():
+    rows, shape = rows_of(LOAD), SIZES["tiny"]
+    tokens = sum(len(row.tokens) for row in rows)
+    trained = sum(len(row.trained) for row in rows)
+    less = 2 * (shape.layers * shape.layer_matrices * tokens + shape.head * trained)
+    more = 6 * shape.adapter(8) * tokens
+    with_adapter = useful_flops(rows, replace(LOAD, lora=8))
+    assert with_adapter == pytest.approx(useful_flops(rows, LOAD) - less + more)
+
+
+def test_the_parameters_of_a_shape_are_those_of_its_model():
+    from transformers import AutoModelForCausalLM
+
+    for size in ("tiny", "tiny-qwen3"):
+        model = AutoModelForCausalLM.from_config(workload.model_config(size))
+        matrices = sum(p.numel() for p in model.parameters() if p.ndim > 1)
+        assert SIZES[size].parameters == matrices
