@@ -14,9 +14,10 @@ SEED ?= 0
 # Of make adapters: nemo-gym installs on no older Python. Without one its tests are left out, and a line says so.
 PYTHON312 ?= python3.12
 
-# Of make gpu: auto, cuda or cpu (a dry run); the folder of page, figures and log.
+# Of make gpu: auto, cuda or cpu (a dry run); the folder of page, figures and log; some checks.
 DEVICE ?= auto
 OUT ?= runs/gpu
+ONLY ?=
 
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -161,8 +162,8 @@ bench: $(STAMP)  ## Run benchmarks/bench_*.py one after another, with their defa
 	@set -e; for file in $(wildcard benchmarks/bench_*.py); do $(PY) $$file; done
 
 # Without the environment: a machine with a GPU may have no network, and torch in its own Python.
-gpu:  ## Checks and figures on one CUDA device (DEVICE=cpu: a dry run; OUT=runs/gpu)
-	@exec $(if $(wildcard $(PY)),$(PY),$(PYTHON)) benchmarks/gpu.py --device $(DEVICE) --out $(OUT)
+gpu:  ## Checks and figures on one CUDA device (DEVICE=cpu: a dry run; OUT=runs/gpu; ONLY=truth)
+	@exec $(if $(wildcard $(PY)),$(PY),$(PYTHON)) benchmarks/gpu.py --device $(DEVICE) --out $(OUT) $(if $(ONLY),--only "$(ONLY)")
 
 torture: $(STAMP)  ## Kills, power cuts, fuzzing, soak: the long campaigns (hours; TORTURE="kills=50")
 	$(PY) scripts/torture.py $(TORTURE)

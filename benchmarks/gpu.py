@@ -3,7 +3,7 @@
     make gpu                                        all checks, 9 minutes at most
     python benchmarks/gpu.py --device cpu           a dry run with tiny shapes
     python benchmarks/gpu.py --only arithmetic,nccl --out figures
-    python benchmarks/gpu.py --only "long rows 0.6b,long rows 4b lora"
+    make gpu ONLY="long rows"                       the shapes that prime-rl publishes
 
 Every check is a process with a bound in time; after a failed one the others go on. Nothing is
 downloaded: weights are random and tokenizers generated. ``gpu.md``, ``gpu.json`` and ``gpu.log``
@@ -49,9 +49,10 @@ class Check:
     bound_s: float
     not_dry: str = ""
     size: str = "135m"  # of the model; see trainerbench/workload.py
-    is_apart: bool = False  # on a GPU only by --only: the others fill the time of one command
+    group: str = "truth"  # what --only also takes; on a GPU APART is left out without it
 
 
+SPEED, APART = "speed", "long rows"  # the others fill the time of one command
 SAME_CODE = "tiny shapes: the code of the smaller size"
 CHECKS = (
     Check("arithmetic", "arithmetic.arithmetic", 90),
@@ -61,12 +62,12 @@ CHECKS = (
     Check("nccl", "publishing.nccl", 45, "NCCL needs CUDA"),
     Check("run that learns", "runs.learns", 150),
     Check("kill and resume", "runs.killed", 150),
-    Check("step 0.5b", "speed.step", 110, size="0.5b"),
-    Check("generate 135m", "speed.generate", 60),
-    Check("step 1.5b", "speed.step", 150, SAME_CODE, "1.5b"),
-    Check("generate 0.5b", "speed.generate", 75, SAME_CODE, "0.5b"),
-    Check("long rows 0.6b", "longrows.full", 120, size="0.6b", is_apart=True),
-    Check("long rows 4b lora", "longrows.adapter", 300, size="4b", is_apart=True),
+    Check("step 0.5b", "speed.step", 110, size="0.5b", group=SPEED),
+    Check("generate 135m", "speed.generate", 60, group=SPEED),
+    Check("step 1.5b", "speed.step", 150, SAME_CODE, "1.5b", SPEED),
+    Check("generate 0.5b", "speed.generate", 75, SAME_CODE, "0.5b", SPEED),
+    Check("long rows 0.6b", "longrows.full", 120, size="0.6b", group=APART),
+    Check("long rows 4b lora", "longrows.adapter", 300, size="4b", group=APART),
 )
 
 
@@ -93,15 +94,12 @@ def main() -> int:
     options.device = device_of(options.device)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "gpu.log").unlink(missing_ok=True)
-    by_default = [c.name for c in CHECKS if options.device == "cpu" or not c.is_apart]
-    names = options.only.split(",") if options.only else by_default
+    chosen = chosen_checks(options.only, options.device)
     began, outcomes = time.monotonic(), []
     patience = Place(options.device, options.out).patience
     with tempfile.TemporaryDirectory(prefix="atropos-gpu-") as scratch:
         install(options.wheels, Path(scratch) / "site")
-        for check in CHECKS:
-            if check.name not in names:
-                continue
+        for check in chosen:
             left_s = options.within * patience - (time.monotonic() - began)
             outcome = in_own_process(check, options, Path(scratch), left_s)
             outcomes.append(outcome)
@@ -110,6 +108,22 @@ def main() -> int:
             )
             write(options, outcomes, time.monotonic() - began)
     return int(any(outcome.verdict == "failed" for outcome in outcomes) or not outcomes)
+
+
+def chosen_checks(only: str | None, device: str) -> list[Check]:
+    """Those that ``only`` lists by name or group; without it what fits one command.
+
+    Raises:
+        SystemExit: a name is neither.
+    """
+    if not only:
+        return [check for check in CHECKS if device == "cpu" or check.group != APART]
+    names = {name.strip() for name in only.split(",")}
+    unknown = names - {check.name for check in CHECKS} - {check.group for check in CHECKS}
+    if unknown:
+        known = ", ".join(dict.fromkeys([c.group for c in CHECKS] + [c.name for c in CHECKS]))
+        raise SystemExit(f"gpu.py: no check is called {sorted(unknown)}; there are {known}")
+    return [check for check in CHECKS if names & {check.name, check.group}]
 
 
 def in_own_process(
@@ -237,7 +251,7 @@ def parse_args() -> argparse.Namespace:
     add = parser.add_argument
     add("--device", default="auto", choices=("auto", "cuda", "cpu"))
     add("--out", type=Path, default=ROOT / "runs" / "gpu", help="folder of page, JSON and log")
-    add("--only", help=f"some of: {', '.join(check.name for check in CHECKS)}")
+    add("--only", help=f"truth, speed, long rows, or: {', '.join(c.name for c in CHECKS)}")
     add("--within", type=float, default=530.0, help="seconds for all checks; dry: 4 times it")
     add("--docs", action="store_true", help="put the page into docs/gpu.md too")
     add("--wheels", type=Path, default=ROOT / ".wheels", help="of scripts/gpu_wheels.py")

@@ -19,8 +19,17 @@ LIMIT_BYTES = 60 * 10**6
 GLIBC = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux1")
 # Native packages that torch or transformers bring in versions of their own.
 PRESENT = {"hf_xet", "huggingface_hub", "numpy", "regex", "safetensors", "tokenizers"}
-# For the comparison with TRL; pyarrow, pandas and accelerate have to be there.
-COMPARED = ("trl", "datasets", "dill", "multiprocess", "xxhash")
+# For adapters, and for the comparison with TRL; pyarrow and pandas have to be there.
+WITHOUT_DEPENDENCIES = (
+    "peft",
+    "accelerate",
+    "psutil",
+    "trl",
+    "datasets",
+    "dill",
+    "multiprocess",
+    "xxhash",
+)
 
 
 def main() -> int:
@@ -32,7 +41,7 @@ def main() -> int:
     for old in options.out.glob("*.whl"):
         old.unlink()
     download(options, core_requirements())
-    download(options, ["--no-deps", *COMPARED])
+    download(options, ["--no-deps", *WITHOUT_DEPENDENCIES])
     for wheel in options.out.glob("*.whl"):
         if wheel.name.split("-")[0].lower() in PRESENT:
             wheel.unlink()

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainerbench.workload import Shape
+
 GB = 1e9
 LOGITS = 1.5 * GB  # chunks, and the gradient of hidden states
 SPARE = 4 * GB  # CUDA itself, kernels, fragments
@@ -54,8 +56,8 @@ PLACES = (  # name, GPUs of the trainer, share of their memory
 )
 
 
-def bytes_on_each(model: Model, way: str, gpus: int) -> float:
-    """Peak of one GPU in a step of ``TOKENS`` tokens a pass."""
+def bytes_on_each(model: Model, way: str, gpus: int, tokens: int = TOKENS) -> float:
+    """Peak of one GPU in a step of passes of ``tokens``."""
     resident, copied = WAYS[way]
     head = model.hidden * model.vocabulary
     layer = (model.parameters - head) / model.layers
@@ -63,7 +65,7 @@ def bytes_on_each(model: Model, way: str, gpus: int) -> float:
     gathered = 2 * (2 * layer + head) if gpus > 1 or way == "cpu_offload" else 0.0
     copies = copied * model.parameters if gpus == 1 else 0.0
     gradient_of_head = 4.0 * head if way != "lora" else 0.0
-    activations = 4.0 * TOKENS * model.hidden * model.layers + 40.0 * TOKENS * model.hidden
+    activations = 4.0 * tokens * model.hidden * model.layers + 40.0 * tokens * model.hidden
     return (
         resident * model.parameters / gpus
         + copies
@@ -73,6 +75,12 @@ def bytes_on_each(model: Model, way: str, gpus: int) -> float:
         + LOGITS
         + SPARE
     )
+
+
+def computed_gb(shape: Shape, way: str, tokens: int) -> float:
+    """Peak in GB of a step on one GPU, as the table has it, for a shape of the benchmarks."""
+    model = Model("", shape.parameters, shape.hidden, shape.layers, shape.vocabulary)
+    return bytes_on_each(model, way, 1, tokens) / GB
 
 
 def largest(way: str, gpus: int, share: float) -> Model | None:

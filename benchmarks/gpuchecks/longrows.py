@@ -21,7 +21,9 @@ from trainerbench.workload import SIZES, Shape, Workload, rows_of, useful_flops
 
 from atroposlib.errors import ConfigError
 from example_trainer.data.rows import Row
-from gpuchecks.figures import Figure, Place, weights
+from gpuchecks.figures import Figure, Place
+from gpuchecks.footprint import computed_gb
+from gpuchecks.models import weights
 
 H100_PEAK = 989e12  # FLOP/s of bfloat16 that prime-rl divides by
 ADAPTER_RANK = 16
@@ -131,6 +133,7 @@ def step_figures(
     """Speed and memory of a step, each with what it compares with."""
     shape, lengths = SIZES[load.size], [len(row.tokens) for row in rows]
     what, rate = f"{max(lengths):,} tokens", sum(lengths) / step.seconds
+    way = "lora" if load.lora else "adamw"
     their_mfu = prime_rl_flops(shape, lengths, load.lora) / step.seconds / H100_PEAK
     return [
         Figure(
@@ -153,7 +156,11 @@ def step_figures(
             f"{useful_flops(rows, load) / step.seconds / peak:.1%}",
             f"of {peak / 1e12:.3g} TFLOP/s, measured",
         ),
-        Figure(f"{what}: peak memory", f"{step.peak_gb:.1f} GB"),
+        Figure(
+            f"{what}: peak memory",
+            f"{step.peak_gb:.1f} GB",
+            f"computed {computed_gb(shape, way, max(lengths)):.1f} GB",
+        ),
     ]
 
 

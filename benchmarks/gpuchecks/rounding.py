@@ -1,16 +1,21 @@
-"""Rounding in bfloat16 between a server, the trainer and its shards, with logits of real size.
+"""Rounding in bfloat16 of a server, the trainer and its shards, against a reference in float32.
 
-A trained model rounds a logprob by 0.01 to 0.06 nats, one of weights drawn as usual by a
-fiftieth of that, with which no limit can be missed: see ``figures.of_real_size``.
+    float32 reference <- distance of: reference in bfloat16, server, trainer, one rank of FSDP
+
+The rounding of each is divided by that of the reference in bfloat16 on the same tokens.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from atroposlib.inference.engine.core import EngineCore, EngineLimits
@@ -23,19 +28,22 @@ from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.weights.agreement import Agreement, Tokens
 from example_trainer.weights.mismatch import Mismatch, compare
-from gpuchecks.figures import Figure, Place, below, holds, weights
+from gpuchecks.figures import Figure, Place, below, holds
+from gpuchecks.models import Reference, weights
 
 SMOLLM2 = "smollm2-135m-instruct"
 BATCHES = 4
-# Learning rates whose one step moves logprobs by about 0.2 nats, as in a run of SmolLM2.
-ONE_STEP = {"random": 5e-4, "SmolLM2": 2e-5}
-# Of a float32 residual stream and float32 logits; SmolLM2 has 0.023, bfloat16 throughout 0.049.
-SERVER_MEAN = 0.035
-SHARDS_MEAN = 5e-3
+# Learning rates of the steps that make a server stale.
+RATES = {"random": 1e-5, "SmolLM2": 2e-5}
+STALE_NATS = 0.15  # mean of a step that a server must not miss; less may pass as rounding
+MAX_STEPS = 20
+# Rounding of logprobs over that of the reference in bfloat16: 1 where only products round.
+MORE_THAN_REFERENCE = 1.4
+SHARDS_MEAN = 5e-3  # nats between one rank of FSDP and autocast
 
 
 def rounding(place: Place) -> list[Figure]:
-    """The default limits against a local server, and shards of one rank against autocast."""
+    """Server, trainer and shards against the reference; the default limits against the server."""
     figures = []
     for name, model in models(place).items():
         if model is None:
@@ -43,11 +51,9 @@ def rounding(place: Place) -> list[Figure]:
             continue
         figures += [
             Figure(f"{name}: {f.what}", f.value, f.bound, f.ok)
-            for f in served(place, model, ONE_STEP[name])
+            for f in served(place, model, RATES[name])
         ]
-    if place.on_cuda:  # a CPU has no device to offload from: two ranks are in the tests
-        figures.append(shards(place))
-    return figures
+    return [*figures, *shards(place)]
 
 
 def models(place: Place) -> dict[str, Path | None]:
@@ -58,40 +64,78 @@ def models(place: Place) -> dict[str, Path | None]:
     return {"random": weights(place), "SmolLM2": trained if has_trained else None}
 
 
-def served(place: Place, model: Path, lr: float) -> list[Figure]:
-    """A correct server is accepted; one a step behind is refused within two batches."""
+def served(place: Place, model: Path, rate: float) -> list[Figure]:
+    """A correct server is accepted; one that is behind is refused within two batches."""
     server = load_model(str(model), device=place.device, dtype="bfloat16")
     policy = loading.load(settings(place, model))
     limits = Agreement.of("bfloat16")
-    looks = [distance(policy, sampled(server, seed)) for seed in range(BATCHES)]
+    batches = [sampled(server, seed) for seed in range(BATCHES)]
+    looks = [distance(policy, rows) for rows in batches]
     accepted = sum(limits.accepts(look, Tokens.SAMPLED) for look in looks)
-    total = sum(looks, Mismatch())
-    train_once(policy, sampled(server, BATCHES), lr)
-    stale = [distance(policy, sampled(server, BATCHES + 1 + i)) for i in range(2)]
-    refused = not all([limits.accepts(look, Tokens.SAMPLED) for look in stale])
-    return [
-        below("server against trainer, mean", total.mean, SERVER_MEAN, " nats"),
-        Figure("server against trainer, largest", f"{total.max:.3g} nats", "no limit"),
+    figures = [
+        *against_reference(place, model, policy, [row for rows in batches for row in rows]),
+        Figure("server against trainer, mean", f"{sum(looks, Mismatch()).mean:.3g} nats"),
         holds(
             "batches of a correct server accepted", accepted, f"{BATCHES}", accepted == BATCHES
         ),
-        Figure("a step behind, mean", f"{stale[0].mean:.3g} nats"),
-        holds(
-            "a server a step behind", "refused" if refused else "accepted", "refused", refused
-        ),
+    ]
+    steps = train_until_stale(policy, server, rate)
+    stale = [distance(policy, sampled(server, BATCHES + 1 + i)) for i in range(2)]
+    refused = not all([limits.accepts(look, Tokens.SAMPLED) for look in stale])
+    return [
+        *figures,
+        Figure(f"a server behind by {steps} steps, mean", f"{stale[0].mean:.3g} nats"),
+        holds("such a server", "refused" if refused else "accepted", "refused", refused),
     ]
 
 
-def shards(place: Place) -> Figure:
+def against_reference(
+    place: Place, model: Path, policy: Policy, rows: list[Row]
+) -> list[Figure]:
+    """Rounding of the trainer and of the server that sampled the rows."""
+    reference = Reference(model, place.device)
+    exact = reference.of_labels(rows, torch.float32)
+    rounding = mean_distance(reference.of_labels(rows, torch.bfloat16), exact)
+    behaviour = [at_trained(row, row.behaviour_logprobs) for row in rows]
+    found = {"trainer": policy.trained_logprobs(rows), "server": behaviour}
+    figures = [Figure("reference in bfloat16 against float32, mean", f"{rounding:.3g} nats")]
+    for name, logprobs_R_T in found.items():
+        error = mean_distance(torch.tensor(flat(logprobs_R_T)), exact) / rounding
+        what = f"{name}: logprob error over that of the reference"
+        figures.append(below(what, error, MORE_THAN_REFERENCE))
+    return figures
+
+
+def mean_distance(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours - theirs).abs().mean())
+
+
+def shards(place: Place) -> list[Figure]:
     """FSDP2 of one rank, whose parameters are bfloat16 in a pass, against autocast."""
     model = weights(place)
     rows = [unsampled_row(list(range(6 + i, 70 + i)), f"{i}") for i in range(4)]
     alone = torch.tensor(flat(loading.load(settings(place, model)).trained_logprobs(rows)))
-    cfg = settings(place, model, cpu_offload=True)
-    with ranks.start(cfg) as world:
-        sharded = torch.tensor(flat(loading.load(cfg, world).trained_logprobs(rows)))
-    mean = float((sharded - alone).abs().mean())
-    return below("shards of one rank against autocast, mean", mean, SHARDS_MEAN, " nats")
+    figures = []
+    # A CPU has no device to offload from.
+    for offload in (False, True) if place.on_cuda else (False,):
+        cfg = settings(place, model, cpu_offload=offload)
+        with ranks.start(cfg) if offload else one_rank(place) as world:
+            sharded = torch.tensor(flat(loading.load(cfg, world).trained_logprobs(rows)))
+        what = "one rank of FSDP" + (" with cpu_offload" if offload else "")
+        mean = mean_distance(sharded, alone)
+        figures.append(below(f"{what} against autocast, mean", mean, SHARDS_MEAN, " nats"))
+    return figures
+
+
+@contextmanager
+def one_rank(place: Place) -> Iterator[ranks.Ranks]:
+    """A process group of this process alone, so that the model is sharded."""
+    backend = "cpu:gloo,cuda:nccl" if place.on_cuda else "gloo"
+    store: Any = dist.HashStore()
+    dist.init_process_group(backend, store=store, rank=0, world_size=1)
+    device = torch.device("cuda", 0) if place.on_cuda else torch.device("cpu")
+    yield ranks.Ranks(0, 1, device)
+    dist.destroy_process_group()
 
 
 def settings(place: Place, model: Path, **more: object) -> TrainingConfig:
@@ -134,13 +178,29 @@ def distance(policy: Policy, rows: list[Row]) -> Mismatch:
     return sum((compare(ours, theirs, 0.2) for ours, theirs in pairs), Mismatch())
 
 
-def train_once(policy: Policy, rows: list[Row], lr: float) -> None:
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=lr)
-    for plan in policy.plan(rows):
-        scores = policy.score(plan)
-        loss: Tensor = -(scores.logprobs * scores.mask).sum() / 100
-        torch.autograd.backward(loss)
-    optimizer.step()
+def train_until_stale(policy: Policy, server: ServedModel, rate: float) -> int:
+    """Train on the server's samples until their logprobs moved by STALE_NATS.
+
+    Returns:
+        The number of steps.
+
+    Raises:
+        RuntimeError: MAX_STEPS did not move the logprobs so far.
+    """
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=rate)
+    rows = sampled(server, BATCHES)
+    for step in range(1, MAX_STEPS + 1):
+        for plan in policy.plan(rows):
+            scores = policy.score(plan)
+            loss: Tensor = -(scores.logprobs * scores.mask).sum() / 100
+            torch.autograd.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if distance(policy, rows).mean >= STALE_NATS:
+            return step
+    raise RuntimeError(
+        f"{MAX_STEPS} steps of rate {rate} move logprobs less than {STALE_NATS}"
+    )
 
 
 def flat(values_R_T: list[list[float]]) -> list[float]:

@@ -12,9 +12,10 @@ from pathlib import Path
 import gpu
 import pytest
 import torch
-from gpuchecks import arithmetic, footprint
+from gpuchecks import arithmetic, footprint, rounding
 from gpuchecks.figures import Place, below, ratio
 
+from atroposlib.inference.engine import served_model
 from atroposlib.utils.models.low_precision import wide_product
 from example_trainer.model import fused_logprobs, scoring
 
@@ -41,6 +42,17 @@ def test_dry_run_names_what_needs_a_device(tmp_path):
     check = next(check for check in gpu.CHECKS if check.name == "nccl")
     outcome = gpu.in_own_process(check, options(tmp_path), tmp_path, left_s=60)
     assert (outcome.verdict, outcome.reason) == ("left out", "NCCL needs CUDA")
+
+
+def test_checks_are_chosen_by_name_and_by_group():
+    names = [check.name for check in gpu.chosen_checks("long rows, nccl", "cuda")]
+    assert names == ["nccl", "long rows 0.6b", "long rows 4b lora"]
+    all_of_a_gpu = {check.group for check in gpu.chosen_checks(None, "cuda")}
+    assert all_of_a_gpu == {"truth", "speed"}
+    with pytest.raises(
+        SystemExit, match=r"no check is called \['sped'\]; there are truth, speed"
+    ):
+        gpu.chosen_checks("sped", "cuda")
 
 
 def test_page_marks_a_figure_beyond_its_limit_and_gives_ratios():
@@ -84,7 +96,15 @@ def test_arithmetic_that_rounds_more_than_ours_is_noticed(fault, monkeypatch, tm
     fault(monkeypatch)
     figures = arithmetic.arithmetic(Place("cpu", tmp_path))
     wrong = [figure.what for figure in figures if not figure.ok]
-    assert wrong and all("over that of plain transformers" in what for what in wrong)
+    assert wrong and all("over that of the reference" in what for what in wrong)
+
+
+@pytest.mark.slow
+def test_a_server_that_rounds_more_than_ours_is_noticed(monkeypatch, tmp_path):
+    monkeypatch.setattr(served_model, "widen_residual", lambda embedding, dtype: None)
+    figures = rounding.rounding(Place("cpu", tmp_path))
+    wrong = [figure.what for figure in figures if not figure.ok]
+    assert wrong == ["random: server: logprob error over that of the reference"]
 
 
 @pytest.mark.campaign
