@@ -1,7 +1,8 @@
 """Memory that a step takes on each GPU, computed, and the largest model that fits.
 
 Bytes of a parameter: 16 trained by AdamW in float32 (weight, gradient, two moments), 10 by
-adamw_8bit (moments of one byte), 2 frozen in bfloat16. One GPU also has bfloat16 copies of what
+adamw_8bit (moments of one byte), 8 with the moments in main memory (optimizer_offload), 2 frozen
+in bfloat16. One GPU also has bfloat16 copies of what
 is trained, which autocast makes for a pass; shards gather one layer at a time instead. With
 gradient checkpointing a token leaves its float32 residual stream at the begin of each layer;
 logits exist in chunks of half a GB, of which the backward pass has two.
@@ -45,9 +46,12 @@ MODELS = (
 WAYS = {
     "adamw": (16.0, 2.0),
     "adamw_8bit": (10.0, 2.0),
+    "optimizer_offload": (8.0, 2.0),
     "lora": (2.0, 0.0),
     "cpu_offload": (0.0, 0.0),
 }
+# Bytes of a parameter in main memory, over all GPUs.
+HOST_BYTES = {"optimizer_offload": 8, "cpu_offload": 16}
 PLACES = (  # name, GPUs of the trainer, share of their memory
     ("1 x 80 GB", 1, 1.0),
     ("1 x 80 GB beside vLLM", 1, 1 - VLLM_SHARE),
@@ -97,8 +101,8 @@ def cell(way: str, gpus: int, share: float) -> str:
     if model is None:
         return "none"
     need = f"{bytes_on_each(model, way, gpus) / GB:.0f} GB"
-    if way == "cpu_offload":
-        need += f" + {16 * model.parameters / GB:.0f} of main memory"
+    if way in HOST_BYTES:
+        need += f" + {HOST_BYTES[way] * model.parameters / GB:.0f} of main memory"
     return f"{model.name} ({need})"
 
 

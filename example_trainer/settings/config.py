@@ -91,6 +91,11 @@ class TrainingConfig(
                 self.dual_clip is not None and self.loss not in ("grpo", "ppo", "decoupled"),
                 f"dual_clip has no meaning in loss {self.loss}; leave it out",
             ),
+            (
+                self.optimizer_offload and self.optimizer != "adamw",
+                f"optimizer_offload keeps the moments of adamw in main memory, and the optimizer"
+                f" is {self.optimizer}; set --optimizer adamw or leave it out",
+            ),
         ):
             if wrong:
                 raise ConfigError(why)

@@ -15,6 +15,9 @@ class OptimSettings(Section):
     optimizer: Literal["adamw", "adamw_8bit", "adafactor", "sgd"] = Field(
         "adamw_8bit", description="adamw_8bit needs bitsandbytes, else it is adamw"
     )
+    optimizer_offload: bool = Field(
+        False, description="keep the moments of adamw in main memory between steps (CUDA)"
+    )
     lr: float = Field(1e-5, gt=0, description="learning rate after the warm-up")
     lr_schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="after the warm-up: stay, or fall to lr x min_lr_ratio"

@@ -17,6 +17,7 @@ from example_trainer.distributed import collectives
 from example_trainer.distributed.collectives import Sliceable
 from example_trainer.model.policy import PackedModel
 from example_trainer.settings.optim import OptimSettings
+from example_trainer.update.offloaded import OffloadedAdamW
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,8 @@ def build_optimizer(model: PackedModel, settings: OptimSettings) -> torch.optim.
             logger.warning(
                 "optimizer adamw_8bit needs bitsandbytes and one CUDA device: using adamw"
             )
+    if settings.optimizer_offload:
+        return OffloadedAdamW(parameters, **shared)
     return torch.optim.AdamW(parameters, fused=True, **shared)
 
 
@@ -178,7 +181,7 @@ def optimizer_state(
                 continue
             tensors[f"{name}/{entry}"] = value.detach()
     return tensors, {
-        "optimizer": type(optimizer).__name__,
+        "optimizer": _saved_name(optimizer),
         "parameters": list(names.values()),
         "lr": [group["lr"] for group in optimizer.param_groups],
         "numbers": numbers,
@@ -211,10 +214,10 @@ def load_optimizer_state(
     numbers = world.share(dict(numbers))
     shapes = {key: [list(t.shape), str(t.dtype)] for key, t in tensors.items()}
     shapes = world.share(shapes)
-    if numbers["optimizer"] != type(optimizer).__name__:
+    if numbers["optimizer"] != _saved_name(optimizer):
         raise ConfigError(
             f"the saved state is of {numbers['optimizer']}, but the settings name"
-            f" {type(optimizer).__name__}; set the same optimizer as before"
+            f" {_saved_name(optimizer)}; set the same optimizer as before"
         )
     if numbers["parameters"] != list(names.values()):
         raise ConfigError(
@@ -238,6 +241,14 @@ def load_optimizer_state(
             kind = getattr(torch, dtype.removeprefix("torch."))
             value = world.broadcast_(torch.empty(shape, dtype=kind, device=world.device))
         optimizer.state[parameter][entry] = _placed(optimizer, parameter, value)
+        if isinstance(optimizer, OffloadedAdamW):
+            optimizer.offload(parameter)
+
+
+def _saved_name(optimizer: torch.optim.Optimizer) -> str:
+    """The kind of its state; where the moments lie makes no difference."""
+    plain = isinstance(optimizer, OffloadedAdamW)
+    return torch.optim.AdamW.__name__ if plain else type(optimizer).__name__
 
 
 def _placed(

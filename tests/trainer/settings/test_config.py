@@ -63,6 +63,7 @@ def test_settings_of_the_original_keep_their_defaults():
         ({"overlong_tokens": 8}, "max_new_tokens"),
         ({"importance_floor": 6.0}, "importance_floor"),
         ({"dual_clip": 3.0, "loss": "gspo"}, "dual_clip"),
+        ({"optimizer_offload": True, "optimizer": "sgd"}, "the optimizer is sgd"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, why):
