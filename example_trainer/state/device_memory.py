@@ -13,7 +13,8 @@ REMEDY = (
     "Less memory by: half of max_tokens_per_microbatch (the gradient stays the same),"
     " gradient_checkpointing=true, optimizer=adamw_8bit or adafactor, optimizer=adamw with"
     " optimizer_offload=true, lora=true, cpu_offload=true, more ranks (trainer.nproc)."
-    " Where a server uses the same GPU, give it less (inference.memory_share) or another one (inference.first_gpu, trainer.gpus)."
+    " Where a server uses the same GPU, give it less"
+    " (inference.memory_share) or another one (inference.first_gpu, trainer.gpus)."
 )
 
 

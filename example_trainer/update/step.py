@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from atroposlib.utils.models.low_precision import kept_casts
 from atroposlib.wire import MASKED_VERSION
 from example_trainer import losses
 from example_trainer.advantage.prepare import Prepared, minibatches, part_of
@@ -162,16 +163,16 @@ class _Update:
             self.values.kept_R.update(zip(self.places, kept_R_T))
         sampled = Mismatch()
         loss = torch.zeros((), dtype=torch.float64, device=policy.device)
-        for microbatch in policy.plan_share(rows):
-            if world.alone:  # several ranks stop together, between batches
-                self.stop.check()
-            found, loss_of_microbatch = self._backward(microbatch, weights_R_T, kept_R_T, sums)
-            sampled += found
-            loss += loss_of_microbatch
-            sums.add({"packed_tokens": float(microbatch.length)}, 0.0)
-            sums.add(
-                {"padding_share": microbatch.computed - microbatch.length}, microbatch.computed
-            )
+        with kept_casts(policy.device, policy.compute_dtype):
+            for microbatch in policy.plan_share(rows):
+                if world.alone:  # several ranks stop together, between batches
+                    self.stop.check()
+                mismatch, part = self._backward(microbatch, weights_R_T, kept_R_T, sums)
+                sampled += mismatch
+                loss += part
+                sums.add({"packed_tokens": float(microbatch.length)}, 0.0)
+                padding = microbatch.computed - microbatch.length
+                sums.add({"padding_share": padding}, microbatch.computed)
         # Each micro-batch is divided by the size of the whole: the parts of a step add up to one.
         sums.add({"loss": loss}, float(world.is_rank0))
         if self.check is not None and self.check.version is not None:

@@ -30,6 +30,17 @@ def autocast(
     return torch.autocast(device.type, dtype)
 
 
+@contextlib.contextmanager
+def kept_casts(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """The passes inside share what :func:`autocast` converts: the weights, until they change.
+
+    Autocast forgets its conversions when the outermost context ends; between the passes it is
+    off, so that losses and backward passes compute as without this one.
+    """
+    with autocast(device, dtype), torch.autocast(device.type, enabled=False):
+        yield
+
+
 def widen_residual(embedding: nn.Module, dtype: torch.dtype) -> None:
     """Make the residual stream of a model float32 under :func:`autocast`.
 

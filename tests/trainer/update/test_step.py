@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from atroposlib.errors import StaleWeights
 from example_trainer import losses
@@ -248,3 +250,43 @@ def test_the_critic_steps_with_its_own_learning_rate(config):
     learn.learn(cfg, policy, optimizer, prepared, START, StopSignal(), critic)
     assert critic.optimizer.param_groups[0]["lr"] == 0.5
     assert not torch.equal(weights, before)
+
+
+class Conversions(TorchDispatchMode):
+    """Counts conversions of whole float32 matrices of a shape to bfloat16."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape, self.count = shape, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default and args[0].shape == self.shape:
+            self.count += (kwargs or {}).get("dtype") is torch.bfloat16
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_passes_of_a_step_convert_each_weight_once_and_to_the_same_gradient(
+    config, monkeypatch, checkpointing
+):
+    unlike = [row([5 + n, 6, 7], list(range(8, 17))) for n in range(4)]
+    common = {"dtype": "bfloat16", "lr": 1.0, "max_grad_norm": 1e9}
+    cfg = config(**common, max_tokens_per_microbatch=12, gradient_checkpointing=checkpointing)
+
+    def counted():
+        policy = loading.load(cfg)
+        matrix = policy.model.model.layers[0].mlp.down_proj.weight
+        optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
+        prepared = sampled_by(policy, unlike)
+        passes = len(list(policy.plan_share(prepared.rows)))
+        with Conversions(matrix.shape) as found:
+            learn.learn(cfg, policy, optimizer, prepared, START, StopSignal())
+        layers = len(policy.model.model.layers)
+        return passes, found.count / layers, [p.detach().clone() for p in policy.parameters()]
+
+    passes, count, weights = counted()
+    assert passes >= 3 and count == 1
+    monkeypatch.setattr(learn, "kept_casts", lambda device, dtype: nullcontext())
+    _, each_pass, before = counted()
+    assert each_pass >= passes
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(weights, before))
