@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atroposlib.utils.models.low_precision import kept_casts
 from example_trainer.data.packing import MicroBatch, pack_rows, plan_microbatches
 from example_trainer.data.rows import Row, unsampled_row
 from example_trainer.distributed.ranks import Ranks
@@ -105,12 +106,13 @@ class PackedModel:
     ) -> list[list[float]]:
         """One number per trained token, of all ranks together; every rank calls it."""
         ends = list(accumulate((len(row.trained) for row in rows), initial=0))
-        found = torch.zeros(ends[-1])
-        for microbatch in self.plan_share(rows):
-            scored = score(microbatch).cpu()
-            for b, i in enumerate(microbatch.row_ids):
-                found[ends[i] : ends[i + 1]] = scored[b, : ends[i + 1] - ends[i]]
-        values = self.world.sum_(found).tolist()
+        scores = torch.zeros(ends[-1])
+        with kept_casts(self.device, self.compute_dtype):
+            for microbatch in self.plan_share(rows):
+                scored = score(microbatch).cpu()
+                for b, i in enumerate(microbatch.row_ids):
+                    scores[ends[i] : ends[i + 1]] = scored[b, : ends[i + 1] - ends[i]]
+        values = self.world.sum_(scores).tolist()
         return [values[start:end] for start, end in zip(ends, ends[1:])]
 
 
