@@ -28,7 +28,8 @@ from atroposlib.api.store import open_store
 from atroposlib.cli.api_options import parse, variable_of
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
-from atroposlib.utils.http_server import LOOPBACK_HOSTS, bind, is_loopback
+from atroposlib.utils.http.gate import require_gate
+from atroposlib.utils.http.sockets import LOOPBACK_HOSTS, bind, is_loopback
 
 INDEX_SHARE = 8  # of the archive: samples of drops, indexes of earlier runs
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -55,7 +56,7 @@ def serve(options: argparse.Namespace) -> None:
             _serve_reloading(options, port)
             return
         app = build_app(options)
-        config = uvicorn.Config(app, **_settings(options))
+        config = uvicorn.Config(require_gate(app), **_settings(options))
         server = ApiServer(config, app)
         gc.freeze()  # a full collection of the imports holds the event loop for 50 ms
         with server.signals():
@@ -140,7 +141,7 @@ def app_from_environment() -> ASGIApp:
     """App factory of uvicorn's reloader, whose children get the environment only."""
     options = parse([])
     logs.configure("run-api", options.log_format, options.log_level)
-    return build_app(options)
+    return require_gate(build_app(options))
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from atroposlib.api.server import create_app
 from atroposlib.api.store import Store
 from atroposlib.api.store.memory import MemoryStore
 from atroposlib.api.store.sqlite import SqliteStore
-from atroposlib.api.web.routing import GONE_EXTENSION
+from atroposlib.api.web.routes import GONE_EXTENSION
 from atroposlib.errors import StoreError
 from tests.simulator.loop import Later, LaterWriter
 from tests.torture.disk.lossy_disk import Disk, LossySegments, LossyVfs

@@ -32,7 +32,7 @@ from uvicorn.server import ServerState
 
 from atroposlib.api.guards.auth import RETRY_AFTER_S
 from atroposlib.api.guards.body_limits import POSTS, REFUSALS, retry_after
-from atroposlib.utils.http_protocol import PlainParser
+from atroposlib.utils.http.protocol import PlainParser
 
 _FLUSH_S = 60.0  # time to send the last reply; then the connection is aborted
 _TURNED_AWAY = 64  # connections beyond the limit that are answered, of the spare files

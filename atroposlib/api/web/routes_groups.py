@@ -26,7 +26,7 @@ from atroposlib.api.web.openapi import (
     delivered,
     refusals,
 )
-from atroposlib.api.web.routing import (
+from atroposlib.api.web.routes import (
     BytesRoute,
     JsonRoute,
     body_of,

@@ -18,7 +18,8 @@ from atroposlib.api.guards.body_limits import (
     TURN_KEY,
     RequestBody,
 )
-from atroposlib.utils.http_server import SameSiteGuard
+from atroposlib.utils.http.gate import Gate
+from atroposlib.utils.http.web_pages import site_check
 from atroposlib.wire.binary import ZSTD_MAGIC
 
 BIG = SMALL_BYTES + 1
@@ -163,7 +164,8 @@ PACKERS = {
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 async def test_a_cross_site_request_does_not_reach_the_app(app, site):
-    guarded = SameSiteGuard(RequestBody(app), lambda code, why: PlainTextResponse(why, code))
+    check = site_check(lambda code, why: PlainTextResponse(why, code))
+    guarded = Gate(RequestBody(app), (check,))
     got = await Exchange(guarded, method="GET", sec_fetch_site=site).run()
     assert got.status == 403 and app.bodies == []
 

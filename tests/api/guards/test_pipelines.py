@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from atroposlib.api.guards.body_limits import RequestBody
 from atroposlib.api.guards.slow_clients import SlowClientProtocol
-from atroposlib.utils.http_protocol import head_deadline
+from atroposlib.utils.http.protocol import head_deadline
 
 SIZES = (0, 1, 100, 20_000, 66_000, 240_000)
 
