@@ -18,10 +18,10 @@ from starlette.responses import Response
 from atroposlib import __version__, wire
 from atroposlib.api.archive.explorer import Explorer
 from atroposlib.api.archive.index import EXTRA_BYTES
+from atroposlib.api.common.pools import Threads
 from atroposlib.api.common.records import MAX_DELIVERIES
-from atroposlib.api.common.threads import Threads
 from atroposlib.api.guards.auth import route_of, token_check
-from atroposlib.api.guards.body_limits import DEFAULT_MAX_BODY_BYTES, RequestBody
+from atroposlib.api.guards.body import DEFAULT_LIMITS, BodyLimits, RequestBody
 from atroposlib.api.guards.tokens import TokenFile
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.store import Store, open_store
@@ -59,7 +59,7 @@ def create_app(
     store: Store | None = None,
     clock: Callable[[], float] | None = None,
     *,
-    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+    max_body_bytes: int = DEFAULT_LIMITS.post_bytes,
     tokens: TokenFile | None = None,
     allowed_hosts: Iterable[str] | None = None,
     hold_s: float = HOLD_S,
@@ -108,9 +108,10 @@ def create_app(
     app.router.routes.extend(page_routes())
     # FastAPI's own layers are left out: the gate answers errors and body.py bounds bodies.
     inside = AsyncExitStackMiddleware(app.router)
+    limits = BodyLimits(post_bytes=max_body_bytes)
     names = None if allowed_hosts is None else (*LOOPBACK_HOSTS, *allowed_hosts)
     app.middleware_stack = Gate(
-        RequestBody(inside, max_body_bytes, inflating=service.context.threads.inflating),
+        RequestBody(inside, limits, service.context.threads.inflating),
         (
             host_check(names, page_response),
             token_check(tokens),

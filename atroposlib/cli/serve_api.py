@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from atroposlib.api.archive.index import EXTRA_BYTES
+from atroposlib.api.guards.busy import BusyReplies
 from atroposlib.api.guards.slow_clients import SlowClientProtocol
 from atroposlib.api.guards.tokens import TokenFile
 from atroposlib.api.server import create_app
@@ -56,7 +57,9 @@ def serve(options: argparse.Namespace) -> None:
             _serve_reloading(options, port)
             return
         app = build_app(options)
-        config = uvicorn.Config(require_gate(app), **_settings(options))
+        config = uvicorn.Config(
+            require_gate(app), **_settings(options, app.state.service.busy)
+        )
         server = ApiServer(config, app)
         gc.freeze()  # a full collection of the imports holds the event loop for 50 ms
         with server.signals():
@@ -144,12 +147,12 @@ def app_from_environment() -> ASGIApp:
     return require_gate(build_app(options))
 
 
-def _settings(options: argparse.Namespace) -> dict[str, Any]:
+def _settings(options: argparse.Namespace, busy: BusyReplies) -> dict[str, Any]:
     requests, sockets = _connections(options.max_connections)
     limits = replace(SlowClientProtocol.limits, sockets=sockets)
     return {
         "loop": options.loop,
-        "http": type("ApiProtocol", (SlowClientProtocol,), {"limits": limits}),
+        "http": type("ApiProtocol", (SlowClientProtocol,), {"limits": limits, "busy": busy}),
         "ws": "none",
         "lifespan": "on",
         "log_config": None,
@@ -200,7 +203,7 @@ def _serve_reloading(options: argparse.Namespace, port: int) -> None:
         host=options.host,
         port=port,
         reload=True,
-        **_settings(options),
+        **_settings(options, BusyReplies()),
     )
 
 

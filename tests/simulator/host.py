@@ -20,7 +20,7 @@ import apsw
 import httpx
 from fastapi.dependencies import models as dependencies
 
-from atroposlib.api.common.threads import Threads
+from atroposlib.api.common.pools import Threads
 from atroposlib.api.decisions.batching import is_full
 from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
 from atroposlib.api.server import create_app

@@ -15,13 +15,13 @@ import msgspec
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
+from atroposlib.api.guards.busy import RETRY_AFTER_S
 from atroposlib.api.guards.tokens import Caller, Scope, TokenFile
 from atroposlib.errors import AccessError, Forbidden, TokensUnreadable, Unauthorized
-from atroposlib.utils.http.gate import Check, RequestFacts, facts_of
+from atroposlib.utils.http.gate import FACTS_KEY, Check, RequestFacts
 
 log = logging.getLogger(__name__)
 
-RETRY_AFTER_S = 5
 _REALM = 'Bearer realm="atropos"'
 
 ANYONE: frozenset[Scope] = frozenset()
@@ -149,8 +149,7 @@ def token_check(tokens: TokenFile | None) -> Check:
 
 def caller_of(request: HTTPConnection) -> Caller | None:
     """The caller; None without tokens, and on open routes."""
-    facts = facts_of(request)
-    caller: Caller | None = None if facts is None else facts.caller
+    caller: Caller | None = request.scope[FACTS_KEY].caller
     return caller
 
 

@@ -8,7 +8,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from atroposlib import errors
-from atroposlib.api.guards.auth import RETRY_AFTER_S, route_of
+from atroposlib.api.guards.auth import route_of
+from atroposlib.api.guards.busy import RETRY_AFTER_S
 from atroposlib.api.run.metrics import Metrics
 from atroposlib.api.web.routes import of_json
 from atroposlib.utils.http.gate import RequestFacts

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from atroposlib.api.codec.formats import Body
-from atroposlib.api.common.threads import IsDisconnected
+from atroposlib.api.common.waiting import IsDisconnected
 
 # Below, it costs more than it saves; above, it takes too long.
 _GZIP_SIZES = range(1000, 2**20)

@@ -30,8 +30,8 @@ from atroposlib.api.codec.delivery import (
     encode_group,
     is_stored_as,
 )
+from atroposlib.api.common.pools import Pool
 from atroposlib.api.common.records import BatchMember, Delivery
-from atroposlib.api.common.threads import Pool
 from atroposlib.api.store import Store
 from atroposlib.api.web.errors_http import error_response
 from atroposlib.api.web.routes import client_gone

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import httpx
 import pytest
 from starlette.applications import Starlette
-from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 
-from atroposlib.utils.http.gate import NO_REPLY, Gate, facts_of, require_gate
+from atroposlib.utils.http.gate import FACTS_KEY, NO_REPLY, Gate, require_gate
 
 
 class Record:
     def __init__(self):
         self.open, self.ended = 0, []
 
-    def on_start(self):
+    @contextmanager
+    def __call__(self, facts, exchange):
         self.open += 1
-
-    def on_end(self, facts, exchange):
-        self.open -= 1
-        self.ended.append(
-            (facts.route, exchange.status, exchange.bytes_in, exchange.bytes_out)
-        )
+        try:
+            yield
+        finally:
+            self.open -= 1
+            counts = exchange.bytes_in, exchange.bytes_out
+            self.ended.append((facts.route, exchange.status, *counts))
 
 
 async def call(app, method="GET", path="/", **more):
@@ -58,7 +60,7 @@ async def test_the_route_is_computed_once_and_checks_and_app_see_it():
         facts.caller = f"caller of {facts.route}"
 
     async def app(scope, receive, send):
-        await PlainTextResponse(facts_of(Request(scope)).caller)(scope, receive, send)
+        await PlainTextResponse(scope[FACTS_KEY].caller)(scope, receive, send)
 
     record = Record()
     gate = Gate(app, (set_caller,), route_of=route_of, record=record)
