@@ -322,9 +322,10 @@ def boundary(
 
 @contextmanager
 def surviving(report: Callable[[Exception], object]) -> Iterator[None]:
-    """Pass an exception of a background thread to ``report``, and go on after it.
+    """Pass an exception to ``report``, and go on after it.
 
-    A thread that ends by a bug would leave its work undone for good, and nothing would show it.
+    A background thread that ends by a bug would leave its work undone for good, and nothing would
+    show it. A request that ends by one is answered 500 and recorded.
     """
     try:
         yield

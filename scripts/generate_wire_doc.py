@@ -27,7 +27,7 @@ from generated import refresh  # noqa: E402
 from wire_session import Exchange  # noqa: E402
 
 from atroposlib.api.guards.auth import SCOPES_OF  # noqa: E402
-from atroposlib.api.web.routing import STATUS_OF  # noqa: E402
+from atroposlib.api.web.errors_http import STATUS_OF  # noqa: E402
 from atroposlib.wire import SampledSpan, ScoredData  # noqa: E402
 from atroposlib.wire.binary import pack_group  # noqa: E402
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,6 +25,9 @@ from atroposlib.envs.function_env.card import ScriptedSession
 from atroposlib.envs.function_env.data import TaskItem
 from atroposlib.envs.function_env.env import FunctionEnv
 from atroposlib.errors import AtroposError, RunStateError
+from atroposlib.utils.http.gate import Gate
+from atroposlib.utils.http.sockets import LOOPBACK_HOSTS
+from atroposlib.utils.http.web_pages import page_checks
 
 MOST_TASKS = 2000  # that seeds choose from
 
@@ -215,8 +218,17 @@ class EpisodeServer:
         return {"type": "observation", "data": await episode.observed()}, episode
 
 
-def app_of(env: FunctionEnv, places: int = 64, idle_s: float = 3600.0) -> Starlette:
-    """The server of an environment that is not set up yet."""
+def app_of(
+    env: FunctionEnv,
+    places: int = 64,
+    idle_s: float = 3600.0,
+    names: Iterable[str] = LOOPBACK_HOSTS,
+) -> Starlette:
+    """The server of an environment that is not set up yet.
+
+    Args:
+        names: of this server for others, besides those without a dot.
+    """
     sessions = EpisodeServer(env, places, idle_s)
     schemas: dict[str, type[BaseModel]] = {"action": Act, "observation": Seen, "state": State}
     pages = {
@@ -236,4 +248,11 @@ def app_of(env: FunctionEnv, places: int = 64, idle_s: float = 3600.0) -> Starle
         return Route(path, page)
 
     routes = [*map(route, pages), WebSocketRoute("/ws", sessions.serve)]
-    return Starlette(routes=routes, lifespan=sessions.running)
+    app = Starlette(routes=routes, lifespan=sessions.running)
+    # A browser opens WebSockets to any site, so a web page could play the environment.
+    app.middleware_stack = Gate(app.build_middleware_stack(), page_checks(_refuse, names))
+    return app
+
+
+def _refuse(status: int, detail: str) -> JSONResponse:
+    return JSONResponse({"detail": detail}, status)

@@ -10,25 +10,29 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from pydantic import create_model
-from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
 
 from atroposlib import __version__, wire
 from atroposlib.api.archive.explorer import Explorer
 from atroposlib.api.archive.index import EXTRA_BYTES
+from atroposlib.api.common.pools import Threads
 from atroposlib.api.common.records import MAX_DELIVERIES
-from atroposlib.api.common.threads import Threads
-from atroposlib.api.guards.auth import AuthMiddleware, route_of
-from atroposlib.api.guards.body_limits import DEFAULT_MAX_BODY_BYTES, RequestBody
+from atroposlib.api.guards.auth import route_of, token_check
+from atroposlib.api.guards.body import DEFAULT_LIMITS, BodyLimits, RequestBody
 from atroposlib.api.guards.tokens import TokenFile
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.store import Store, open_store
-from atroposlib.api.web import routing
+from atroposlib.api.web.errors_http import (
+    STATUS_OF,
+    ErrorResponses,
+    error_response,
+    page_response,
+)
 from atroposlib.api.web.openapi import add_docs, describe
+from atroposlib.api.web.request_log import RequestLog
 from atroposlib.api.web.routes_batches import batch_routes
 from atroposlib.api.web.routes_explore import explore_routes
 from atroposlib.api.web.routes_groups import (
@@ -39,12 +43,15 @@ from atroposlib.api.web.routes_groups import (
 from atroposlib.api.web.routes_ops import ops_routes
 from atroposlib.api.web.routes_run import poll_routes, run_routes
 from atroposlib.ui import page_routes
-from atroposlib.utils.http_server import LOOPBACK_HOSTS, HostGuard, PageGuard, SameSiteGuard
+from atroposlib.utils.http.gate import Gate
+from atroposlib.utils.http.sockets import LOOPBACK_HOSTS
+from atroposlib.utils.http.web_pages import host_check, page_checks, site_check
 
 STORE_VARIABLE = "ATROPOS_STORE"
 DATA_DIR_VARIABLE = "ATROPOS_DATA_DIR"
 TOKENS_VARIABLE = "ATROPOS_TOKENS"
 HOSTS_VARIABLE = "ATROPOS_ALLOW_HOST"
+CHANGING_GETS = ("/batch", "/reset_data")  # of the original
 HOLD_S = 30.0  # maximum wait of a post of the original's form for space in the store
 
 
@@ -52,7 +59,7 @@ def create_app(
     store: Store | None = None,
     clock: Callable[[], float] | None = None,
     *,
-    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+    max_body_bytes: int = DEFAULT_LIMITS.post_bytes,
     tokens: TokenFile | None = None,
     allowed_hosts: Iterable[str] | None = None,
     hold_s: float = HOLD_S,
@@ -82,9 +89,8 @@ def create_app(
         service.close()
 
     about: dict[str, Any] = {"title": "AtroposLib API", "version": __version__}
-    app = routing.GuardedApi(**about, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(**about, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    refuse = _add_error_handlers(app, service)
     routers = [data_routes(service, hold_s)]
     for routes in (
         poll_routes,
@@ -97,18 +103,24 @@ def create_app(
         routers.append(routes(service))
     explorer = Explorer(service.context.indexer.index, store, service.run_facts)
     routers.append(explore_routes(explorer))
-    own = [route for router in routers for route in router.routes]
     # Not by include_router, which looks for the route of each request twice.
-    app.router.routes.extend([*own, *page_routes()])
-    # The last one sees a request first: log, then host, token, site, body.
-    guarded: ASGIApp = routing.FastPath(app.guarded, routes=own, refuse=refuse)
-    inflating = service.context.threads.inflating
-    guarded = RequestBody(guarded, max_body_bytes, inflating=inflating)
-    guarded = SameSiteGuard(guarded, _refuse_page, ("/batch", "/reset_data"))
-    guarded = AuthMiddleware(guarded, tokens)
+    app.router.routes.extend([route for router in routers for route in router.routes])
+    app.router.routes.extend(page_routes())
+    # FastAPI's own layers are left out: the gate answers errors and body.py bounds bodies.
+    inside = AsyncExitStackMiddleware(app.router)
+    limits = BodyLimits(post_bytes=max_body_bytes)
     names = None if allowed_hosts is None else (*LOOPBACK_HOSTS, *allowed_hosts)
-    guarded = HostGuard(guarded, names, _refuse_page)
-    app.guarded = routing.RequestLog(ServerErrorMiddleware(guarded), service.metrics)
+    app.middleware_stack = Gate(
+        RequestBody(inside, limits, service.context.threads.inflating),
+        (
+            host_check(names, page_response),
+            token_check(tokens),
+            site_check(page_response, CHANGING_GETS),
+        ),
+        route_of=route_of,
+        respond=ErrorResponses(service.metrics),
+        record=RequestLog(service.metrics),
+    )
     describe(app)
     add_docs(app)
     return app
@@ -117,44 +129,16 @@ def create_app(
 def create_view(explorer: Explorer) -> FastAPI:
     """The page and the routes of the explorer alone, for a run that has ended."""
     app = FastAPI(title="AtroposLib view", docs_url=None, redoc_url=None, openapi_url=None)
-    for kind in routing.STATUS_OF:
-        app.add_exception_handler(kind, routing.on_error)
+
+    async def on_error(_: Request, error: Exception) -> Response:
+        return error_response(error)
+
+    for kind in STATUS_OF:
+        app.add_exception_handler(kind, on_error)
     app.include_router(explore_routes(explorer))
     app.router.routes.extend(page_routes())
-    app.add_middleware(PageGuard, refuse=_refuse_page)
+    app.middleware_stack = Gate(app.build_middleware_stack(), page_checks(page_response))
     return app
-
-
-def _refuse_page(status: int, detail: str) -> Response:
-    """The response to a web page that calls under another name or for another site."""
-    word = "cross_site" if status == 403 else "wrong_host"
-    response = routing.of_json({"detail": detail, "status": word}, status)
-    response.headers["connection"] = "close"
-    return response
-
-
-def _add_error_handlers(app: FastAPI, service: RolloutService) -> routing.ErrorHandler:
-    async def refuse(request: Request, error: Exception) -> Response:
-        kind = next(kind for kind in type(error).__mro__ if kind in routing.STATUS_OF)
-        service.metrics.refused.labels(routing.STATUS_OF[kind][1]).inc()
-        return await routing.on_error(request, error)
-
-    async def refuse_message(request: Request, error: Exception) -> Response:
-        service.metrics.refused.labels("invalid").inc()
-        return await routing.on_invalid_request(request, error)
-
-    async def other_method(request: Request, _: Exception) -> Response:
-        # A path may have one route per method; the framework names the methods of one only.
-        allowed = [m for m in ("GET", "POST") if route_of(m, request.url.path)]
-        response = routing.of_json({"detail": "Method Not Allowed", "status": "method"}, 405)
-        response.headers["allow"] = ", ".join(allowed)
-        return response
-
-    for kind in routing.STATUS_OF:
-        app.add_exception_handler(kind, refuse)
-    app.add_exception_handler(405, other_method)
-    app.add_exception_handler(RequestValidationError, refuse_message)
-    return refuse
 
 
 def create_app_from_environment() -> FastAPI:

@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from atroposlib.api.archive.index import EXTRA_BYTES
+from atroposlib.api.guards.busy import BusyReplies
 from atroposlib.api.guards.slow_clients import SlowClientProtocol
 from atroposlib.api.guards.tokens import TokenFile
 from atroposlib.api.server import create_app
@@ -28,7 +29,8 @@ from atroposlib.api.store import open_store
 from atroposlib.cli.api_options import parse, variable_of
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
-from atroposlib.utils.http_server import LOOPBACK_HOSTS, bind, is_loopback
+from atroposlib.utils.http.gate import require_gate
+from atroposlib.utils.http.sockets import LOOPBACK_HOSTS, bind, is_loopback
 
 INDEX_SHARE = 8  # of the archive: samples of drops, indexes of earlier runs
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -55,7 +57,9 @@ def serve(options: argparse.Namespace) -> None:
             _serve_reloading(options, port)
             return
         app = build_app(options)
-        config = uvicorn.Config(app, **_settings(options))
+        config = uvicorn.Config(
+            require_gate(app), **_settings(options, app.state.service.busy)
+        )
         server = ApiServer(config, app)
         gc.freeze()  # a full collection of the imports holds the event loop for 50 ms
         with server.signals():
@@ -140,15 +144,15 @@ def app_from_environment() -> ASGIApp:
     """App factory of uvicorn's reloader, whose children get the environment only."""
     options = parse([])
     logs.configure("run-api", options.log_format, options.log_level)
-    return build_app(options)
+    return require_gate(build_app(options))
 
 
-def _settings(options: argparse.Namespace) -> dict[str, Any]:
+def _settings(options: argparse.Namespace, busy: BusyReplies) -> dict[str, Any]:
     requests, sockets = _connections(options.max_connections)
     limits = replace(SlowClientProtocol.limits, sockets=sockets)
     return {
         "loop": options.loop,
-        "http": type("ApiProtocol", (SlowClientProtocol,), {"limits": limits}),
+        "http": type("ApiProtocol", (SlowClientProtocol,), {"limits": limits, "busy": busy}),
         "ws": "none",
         "lifespan": "on",
         "log_config": None,
@@ -199,7 +203,7 @@ def _serve_reloading(options: argparse.Namespace, port: int) -> None:
         host=options.host,
         port=port,
         reload=True,
-        **_settings(options),
+        **_settings(options, BusyReplies()),
     )
 
 

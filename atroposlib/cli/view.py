@@ -26,7 +26,8 @@ from atroposlib.api.store import Store
 from atroposlib.errors import ConfigError, CorruptPayload, UnknownGroup
 from atroposlib.ui.export import exported_page
 from atroposlib.utils.command.parser import PORT, CommandParser
-from atroposlib.utils.http_server import bind, run_app
+from atroposlib.utils.http.serve import run_app
+from atroposlib.utils.http.sockets import bind
 from atroposlib.wire.explore import BatchDetail, BatchPage, RolloutRow
 
 EXPORT_BYTES = 32 * 2**20  # of groups and tokens in an exported page

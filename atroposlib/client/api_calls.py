@@ -18,7 +18,12 @@ from pydantic import BaseModel
 
 from atroposlib import errors
 from atroposlib.utils.backoff import Backoff, jittered, uniform
-from atroposlib.utils.http_server import CONNECT_TIMEOUT_S, is_loopback, kept_alive, start_hint
+from atroposlib.utils.http.sockets import (
+    CONNECT_TIMEOUT_S,
+    is_loopback,
+    kept_alive,
+    start_hint,
+)
 from atroposlib.wire import Heartbeat, ServerDirectory
 
 if TYPE_CHECKING:

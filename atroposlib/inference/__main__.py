@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import GPUS, HUB, WEIGHTS, CommandParser, require
-from atroposlib.utils.http_server import bind, is_loopback, run_app
+from atroposlib.utils.http.serve import run_app
+from atroposlib.utils.http.sockets import bind, is_loopback
 from atroposlib.utils.tokenizers.loading import local_model, require_model
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from atroposlib.errors import ConfigError
-from atroposlib.utils.http_server import is_loopback
+from atroposlib.utils.http.sockets import is_loopback
 
 Engine = Literal["local", "vllm", "sglang"]
 WORKER_EXTENSION = "example_trainer.weights.vllm_worker.WeightWorker"

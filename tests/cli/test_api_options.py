@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from atroposlib.api.common.records import MAX_DELIVERIES
-from atroposlib.api.guards.body_limits import DEFAULT_MAX_BODY_BYTES
+from atroposlib.api.guards.body import DEFAULT_LIMITS
 from atroposlib.api.guards.tokens import Scope, TokenFile
 from atroposlib.api.server import HOLD_S
 from atroposlib.api.store import DEFAULT_MAX_BYTES
@@ -41,7 +41,7 @@ def test_every_option_has_a_help_text_and_an_environment_variable(capsys):
 def test_the_defaults_equal_those_of_the_configured_modules():
     options = api_options.parse([])
     assert (options.host, options.port, options.store) == ("127.0.0.1", 8000, "sqlite")
-    assert options.max_body_mb * 2**20 == DEFAULT_MAX_BODY_BYTES
+    assert options.max_body_mb * 2**20 == DEFAULT_LIMITS.post_bytes
     assert options.max_store_gb * 2**30 == DEFAULT_MAX_BYTES
     assert options.hold_s == HOLD_S
     assert options.max_deliveries == MAX_DELIVERIES

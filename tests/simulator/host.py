@@ -20,14 +20,14 @@ import apsw
 import httpx
 from fastapi.dependencies import models as dependencies
 
-from atroposlib.api.common.threads import Threads
+from atroposlib.api.common.pools import Threads
 from atroposlib.api.decisions.batching import is_full
 from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
 from atroposlib.api.server import create_app
 from atroposlib.api.store import Store
 from atroposlib.api.store.memory import MemoryStore
 from atroposlib.api.store.sqlite import SqliteStore
-from atroposlib.api.web.routing import GONE_EXTENSION
+from atroposlib.api.web.routes import GONE_EXTENSION
 from atroposlib.errors import StoreError
 from tests.simulator.loop import Later, LaterWriter
 from tests.torture.disk.lossy_disk import Disk, LossySegments, LossyVfs

@@ -1,16 +1,16 @@
-"""Bodies that are being received: their bytes, and the memory and turns that they share."""
+"""Bodies that are being received: their bytes, and the memory that they share."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from mmap import MADV_DONTNEED, MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 import anyio
 
 from atroposlib.api.codec.formats import WHOLE_BYTES
+from atroposlib.api.guards.budget import FairBudget, Reservation
 from atroposlib.api.guards.inflate import PIECE_BYTES, BodyTooLarge
 
 # A body shows that it arrives at speed before more than its first bytes is reserved for it, so
@@ -18,107 +18,6 @@ from atroposlib.api.guards.inflate import PIECE_BYTES, BodyTooLarge
 FIRST_BYTES = 256 * 2**10
 CHECK_S = 0.2  # between two looks at the bodies, while a request waits for memory
 CHECK_BYTES = 64 * 2**10  # a body that brings less between them is slow
-
-
-class BudgetExceeded(Exception):
-    """Other requests hold too many bytes and did not free them in time."""
-
-
-class FairBudget:
-    """``size`` bytes or turns of all requests, first come first served. For one event loop.
-
-    Args:
-        on_wait: called when a request begins to wait.
-    """
-
-    def __init__(
-        self,
-        size: int,
-        wait_s: float,
-        problem: str,
-        on_wait: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._left = size
-        self._wait_s = wait_s
-        self._problem = problem
-        self._on_wait = on_wait
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    @property
-    def waiting(self) -> int:
-        """Number of requests that wait."""
-        return len(self._waiting)
-
-    @property
-    def missing(self) -> int:
-        """What has to be freed for the first request that waits."""
-        return self._waiting[0][0] - self._left if self._waiting else 0
-
-    async def take(self, size: int) -> None:
-        """Take ``size`` of it.
-
-        Raises:
-            BudgetExceeded: other requests did not free theirs within ``wait_s``.
-        """
-        if not self._waiting and size <= self._left:
-            self._left -= size
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, turn))
-        self._on_wait()
-        try:
-            await asyncio.wait_for(turn, self._wait_s)
-        except (asyncio.TimeoutError, asyncio.CancelledError) as end:
-            if turn.done() and not turn.cancelled():  # it was granted in the same instant
-                self._left += size
-            else:
-                self._waiting = deque(entry for entry in self._waiting if entry[1] is not turn)
-            self._serve()
-            if isinstance(end, asyncio.CancelledError):
-                raise
-            raise BudgetExceeded(self._problem) from end
-
-    def give(self, size: int) -> None:
-        """Free ``size`` of it."""
-        self._left += size
-        self._serve()
-
-    def _serve(self) -> None:
-        while self._waiting and self._waiting[0][0] <= self._left:
-            size, turn = self._waiting.popleft()
-            if not turn.done():
-                self._left -= size
-                turn.set_result(None)
-
-
-class Reservation(AbstractContextManager["Reservation"]):
-    """What one request holds of ``budget``; a context manager that frees it."""
-
-    def __init__(self, budget: FairBudget) -> None:
-        self._budget = budget
-        self.held = 0
-
-    async def grow_to(self, size: int) -> None:
-        """Hold at least ``size``, as :meth:`FairBudget.take`."""
-        missing = size - self.held
-        if missing > 0:
-            await self._budget.take(missing)
-            self.held += missing
-
-    def shrink_to(self, size: int) -> bool:
-        """Hold at most ``size``; whether that freed something."""
-        surplus = self.held - size
-        if surplus > 0:
-            self.held = size
-            self._budget.give(surplus)
-        return surplus > 0
-
-    def give_back(self) -> None:
-        """Hold nothing."""
-        self.shrink_to(0)
-
-    def __exit__(self, *raised: object) -> None:
-        self.give_back()
 
 
 class ReceivedBody:
@@ -195,3 +94,45 @@ class BodyArrival(AbstractContextManager["BodyArrival"]):
     def __exit__(self, *raised: object) -> None:
         self._first.give_back()
         self._rest.give_back()
+
+
+class BodyMemory:
+    """Memory of all bodies: slow senders make room for requests that wait.
+
+    Args:
+        max_bytes: the largest body.
+        in_flight_bytes: the first bytes of all bodies.
+        wait_s: bound on the wait of a request.
+    """
+
+    def __init__(self, max_bytes: int, in_flight_bytes: int, wait_s: float) -> None:
+        problem = "too many bytes are on their way in; try again later"
+        first_bytes = max(in_flight_bytes, 2 * min(max_bytes, FIRST_BYTES))
+        self._first = FairBudget(first_bytes, wait_s, problem, self._check_soon)
+        self._rest = FairBudget(2 * max_bytes, wait_s, problem, self._check_soon)
+        self.receiving: set[BodyArrival] = set()  # of these a slow one may be cut off
+        self._check: asyncio.TimerHandle | None = None
+
+    def arrival(self, max_bytes: int) -> BodyArrival:
+        """A body of at most ``max_bytes``, with no memory yet."""
+        return BodyArrival(self._first, self._rest, max_bytes)
+
+    def _check_soon(self) -> None:
+        if self._check is None:
+            loop = asyncio.get_running_loop()
+            self._check = loop.call_later(CHECK_S, self._make_room)
+
+    def _make_room(self) -> None:
+        """Free what slow bodies hold for the requests that wait.
+
+        They keep what they have received. If that is what is missing, the largest is cut off.
+        """
+        self._check = None
+        slow = [arrival for arrival in self.receiving if arrival.is_slow()]
+        missing = max(self._first.missing, self._rest.missing)
+        if not missing:
+            return
+        self._check_soon()
+        freed = [arrival for arrival in slow if arrival.step_aside()]
+        if not freed and sum(arrival.held for arrival in slow) >= missing:
+            max(slow, key=lambda arrival: arrival.held).deadline.cancel()

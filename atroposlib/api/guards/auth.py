@@ -14,16 +14,14 @@ from typing import Any
 import msgspec
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Send
-from starlette.types import Scope as AsgiScope
 
+from atroposlib.api.guards.busy import RETRY_AFTER_S
 from atroposlib.api.guards.tokens import Caller, Scope, TokenFile
 from atroposlib.errors import AccessError, Forbidden, TokensUnreadable, Unauthorized
+from atroposlib.utils.http.gate import FACTS_KEY, Check, RequestFacts
 
 log = logging.getLogger(__name__)
 
-CALLER_KEY = "atropos.caller"
-RETRY_AFTER_S = 5
 _REALM = 'Bearer realm="atropos"'
 
 ANYONE: frozenset[Scope] = frozenset()
@@ -114,43 +112,44 @@ def route_of(method: str, path: str) -> str | None:
     return None
 
 
-def scopes_for(method: str, path: str) -> frozenset[Scope]:
+def scopes_for(method: str, route: str | None) -> frozenset[Scope]:
     """The scopes of which one is needed; empty if the route needs no token."""
-    route = route_of(method, path)
     method = "GET" if method == "HEAD" else method
     return ADMIN if route is None else SCOPES_OF[method, route]
 
 
-class AuthMiddleware:
-    """ASGI middleware: passes requests whose token has a needed scope, or all without tokens."""
+def token_check(tokens: TokenFile | None) -> Check:
+    """Check of the gate: refuses requests whose token has none of the needed scopes.
 
-    def __init__(self, app: ASGIApp, tokens: TokenFile | None) -> None:
-        self.app = app
-        self._tokens = tokens
+    Sets the caller of the request. WebSockets are refused: the API serves HTTP only.
 
-    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        if self._tokens is None or scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
-        if scope["type"] != "http":  # the API serves HTTP only
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        needed = scopes_for(scope["method"], scope["path"])
-        if needed:
-            try:
-                caller = self._tokens.identify(_bearer(scope))
-                if not needed & caller.scopes:
-                    raise Forbidden(f"this call needs the scope {_names(needed)}")
-            except AccessError as error:
-                await refusal(error)(scope, receive, send)
-                return
-            scope = dict(scope, **{CALLER_KEY: caller})
-        await self.app(scope, receive, send)
+    Args:
+        tokens: None: no token is needed.
+    """
+
+    def check(facts: RequestFacts) -> Response | None:
+        if tokens is None:
+            return None
+        if facts.kind != "http":
+            return refusal(Forbidden("the API serves HTTP only"))
+        needed = scopes_for(facts.method, facts.route)
+        if not needed:
+            return None
+        try:
+            caller = tokens.identify(bearer_token(facts))
+            if not needed & caller.scopes:
+                raise Forbidden(f"this call needs the scope {_names(needed)}")
+        except AccessError as error:
+            return refusal(error)
+        facts.caller = caller
+        return None
+
+    return check
 
 
 def caller_of(request: HTTPConnection) -> Caller | None:
     """The caller; None without tokens, and on open routes."""
-    caller: Caller | None = request.scope.get(CALLER_KEY)
+    caller: Caller | None = request.scope[FACTS_KEY].caller
     return caller
 
 
@@ -225,12 +224,16 @@ def refusal(error: AccessError) -> Response:
     return Response(body, status, {header: value}, media_type="application/json")
 
 
-def _bearer(scope: AsgiScope) -> str:
-    given = [value for name, value in scope["headers"] if name == b"authorization"]
-    if len(given) != 1:  # two headers: a proxy may have checked the other one
+def bearer_token(facts: RequestFacts) -> str:
+    """The token of the Authorization header.
+
+    Raises:
+        Unauthorized: there is none, or there are two: a proxy may have checked the other one.
+    """
+    values = facts.values_of(b"authorization")
+    if len(values) != 1:
         raise Unauthorized("one Authorization header is expected: Bearer and a token")
-    value: bytes = given[0]
-    kind, _, token = value.decode("latin-1").partition(" ")
+    kind, _, token = values[0].decode("latin-1").partition(" ")
     if kind.lower() != "bearer":
         raise Unauthorized("the Authorization header is expected to be: Bearer and a token")
     return token.strip(" ")

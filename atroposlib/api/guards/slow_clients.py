@@ -30,9 +30,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from atroposlib.api.guards.auth import RETRY_AFTER_S
-from atroposlib.api.guards.body_limits import POSTS, REFUSALS, retry_after
-from atroposlib.utils.http_protocol import PlainParser
+from atroposlib.api.guards.body import POSTS
+from atroposlib.api.guards.busy import RETRY_AFTER_S, BusyReplies, retry_after
+from atroposlib.utils.http.protocol import PlainParser
 
 _FLUSH_S = 60.0  # time to send the last reply; then the connection is aborted
 _TURNED_AWAY = 64  # connections beyond the limit that are answered, of the spare files
@@ -66,9 +66,10 @@ class ReceivePhase(Enum):
 
 
 class SlowClientProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with deadlines on receiving; a subclass may have other ``limits``."""
+    """HTTP/1.1 with deadlines on receiving; a subclass may have others of its attributes."""
 
     limits = ReceiveLimits()
+    busy = BusyReplies()
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class SlowClientProtocol(HttpToolsProtocol):
                 default=self,
             )
             if last is self:
-                REFUSALS.add(self._max_requests or room)
+                self.busy.add(self._max_requests or room)
                 if len(self.connections) <= room + _TURNED_AWAY:
                     self._turn_away()
                     return
@@ -215,7 +216,7 @@ class SlowClientProtocol(HttpToolsProtocol):
         if (limit := self._max_requests) is not None:
             is_post = self.url.partition(b"?")[0].decode("latin-1") in POSTS
             if len(self.tasks) >= limit + (0 if is_post else limit // 4):
-                self.app = _Busy(limit)
+                self.app = partial(_answer_busy, self.busy, limit)
         super().on_headers_complete()
         self.app = app
         if self.cycle is not newest:
@@ -334,14 +335,11 @@ class SlowClientProtocol(HttpToolsProtocol):
         self._deadline = self.loop.call_later(_FLUSH_S, self.transport.abort)
 
 
-class _Busy:
+async def _answer_busy(
+    busy: BusyReplies, limit: int, scope: Scope, receive: Receive, send: Send
+) -> None:
     """The application of a request beyond the limit."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await REFUSALS.add(self._limit)(scope, receive, send)
+    await busy.add(limit)(scope, receive, send)
 
 
 _REASONS = {408: "Request Timeout", 431: "Request Header Fields Too Large"}

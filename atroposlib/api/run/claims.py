@@ -26,7 +26,7 @@ from atroposlib.api.common.records import (
     RewindResult,
 )
 from atroposlib.api.common.run_record import RunRecord, RunState
-from atroposlib.api.common.threads import (
+from atroposlib.api.common.waiting import (
     BroadcastEvent,
     IsDisconnected,
     never_disconnects,

@@ -17,9 +17,10 @@ import msgspec
 
 from atroposlib.api.archive.index import EXTRA_BYTES, Index
 from atroposlib.api.archive.indexer import Indexer
+from atroposlib.api.common.pools import Pool, Threads
 from atroposlib.api.common.records import StoreStats
 from atroposlib.api.common.run_record import EnvEntry, RunRecord
-from atroposlib.api.common.threads import BroadcastEvent, Pool, Threads
+from atroposlib.api.common.waiting import BroadcastEvent
 from atroposlib.api.decisions.allocation import Supply, supply_of
 from atroposlib.api.decisions.batching import (
     Situation,

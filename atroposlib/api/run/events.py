@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from atroposlib.api.common.threads import BroadcastEvent, wait_at_most
+from atroposlib.api.common.waiting import BroadcastEvent, wait_at_most
 
 RING_EVENTS = 1000
 MAX_SUBSCRIBERS = 64

@@ -19,14 +19,10 @@ from time import monotonic
 
 from atroposlib.api.archive.records import RowFacts
 from atroposlib.api.codec.formats import ParsedGroup
+from atroposlib.api.common.pools import result_of
 from atroposlib.api.common.records import Accepted, GroupState, NewGroup, Payload, Stored
 from atroposlib.api.common.run_record import RunRecord
-from atroposlib.api.common.threads import (
-    IsDisconnected,
-    never_disconnects,
-    result_of,
-    wait_at_most,
-)
+from atroposlib.api.common.waiting import IsDisconnected, never_disconnects, wait_at_most
 from atroposlib.api.decisions.batching import complete_buffer
 from atroposlib.api.decisions.run_state import (
     expected_size,

@@ -16,9 +16,9 @@ from time import monotonic
 
 import msgspec
 
+from atroposlib.api.common.pools import Pool
 from atroposlib.api.common.records import RunDocument
 from atroposlib.api.common.run_record import EnvEntry, RunRecord
-from atroposlib.api.common.threads import Pool
 from atroposlib.api.decisions.run_state import run_of
 from atroposlib.api.store import Store
 from atroposlib.errors import AtroposError, ConfigError, RunChanged, StoreError

@@ -16,14 +16,14 @@ from atroposlib import wire
 from atroposlib.api.archive.index import EXTRA_BYTES
 from atroposlib.api.archive.records import DropFact, RunFacts, StepFact, WeightFact
 from atroposlib.api.codec.formats import ParsedGroup
+from atroposlib.api.common.pools import Threads
 from atroposlib.api.common.records import MAX_DELIVERIES, GroupState, StoreStats
 from atroposlib.api.common.run_record import EnvEntry, RunRecord, RunState
-from atroposlib.api.common.threads import Threads
 from atroposlib.api.decisions import fair_share, run_state
 from atroposlib.api.decisions.allocation import env_status
 from atroposlib.api.decisions.stalled import stalled, with_stalled
 from atroposlib.api.guards.auth import require_env
-from atroposlib.api.guards.body_limits import REFUSALS
+from atroposlib.api.guards.busy import BusyReplies
 from atroposlib.api.guards.tokens import Caller
 from atroposlib.api.run.admission import AdmissionControl
 from atroposlib.api.run.claims import Claims, LegacyBatchEndpoint
@@ -58,6 +58,7 @@ class RolloutService:
         self.context = ServiceContext(store, clock, threads or Threads(), index_bytes)
         self.store = store
         self.metrics, self.events = self.context.metrics, self.context.events
+        self.busy = BusyReplies()  # of the server, for requests that reach no route
         self.posts = Posts(self.context)
         self.claims = Claims(self.context, max_deliveries)
         self.admission = AdmissionControl(self.context)
@@ -306,7 +307,7 @@ class RolloutService:
             retained_bytes=stats.retained_bytes,
             disk_bytes=stats.disk_bytes,
             max_bytes=self.context.store.max_bytes,
-            connections_refused=REFUSALS.count,
+            connections_refused=self.busy.count,
             staleness=self.context.metrics.staleness(),
             shares=self._shares(stats),
             open_batches=[

@@ -13,7 +13,7 @@ from atroposlib.api.codec import formats
 from atroposlib.api.common.records import Delivery
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.web.openapi import NOTES, delivered, refusals
-from atroposlib.api.web.routing import JsonRoute, body_of, client_gone, of_json
+from atroposlib.api.web.routes import JsonRoute, body_of, client_gone, of_json
 from atroposlib.api.web.streaming import DeliveryReply
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from atroposlib.api.archive.explorer import Explorer
 from atroposlib.api.web.openapi import refusals
-from atroposlib.api.web.routing import of_bytes, of_json
+from atroposlib.api.web.routes import of_bytes, of_json
 
 
 def explore_routes(explorer: Explorer) -> APIRouter:

@@ -14,8 +14,9 @@ from atroposlib.api.codec import formats, read_group, read_groups
 from atroposlib.api.codec.delivery import latest_json
 from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.common.records import Accepted, Media
-from atroposlib.api.guards.auth import RETRY_AFTER_S, caller_of
-from atroposlib.api.guards.body_limits import TURN_KEY
+from atroposlib.api.guards.auth import caller_of
+from atroposlib.api.guards.body import TURN_KEY
+from atroposlib.api.guards.busy import RETRY_AFTER_S
 from atroposlib.api.run.posts import Post
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.web.openapi import (
@@ -26,7 +27,7 @@ from atroposlib.api.web.openapi import (
     delivered,
     refusals,
 )
-from atroposlib.api.web.routing import (
+from atroposlib.api.web.routes import (
     BytesRoute,
     JsonRoute,
     body_of,

@@ -15,7 +15,7 @@ from atroposlib.api.run.events import Subscription, frames
 from atroposlib.api.run.metrics import CONTENT_TYPE
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.web.openapi import refusals
-from atroposlib.api.web.routing import of_json
+from atroposlib.api.web.routes import of_json
 
 STORE_TIMEOUT_S = 2.0
 HEALTH_CACHE_S = 1.0  # /health needs no token, and must not load the disk

@@ -12,10 +12,10 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from atroposlib import wire
 from atroposlib.api.guards.auth import caller_of, require_name, require_role
-from atroposlib.api.guards.body_limits import retry_after
+from atroposlib.api.guards.busy import retry_after
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.web.openapi import ENV_IDENTIFIER_BODY, refusals
-from atroposlib.api.web.routing import BytesRoute, JsonRoute, of_json
+from atroposlib.api.web.routes import BytesRoute, JsonRoute, of_json
 from atroposlib.errors import ConfigError, UnknownEnv
 from atroposlib.wire import ids
 

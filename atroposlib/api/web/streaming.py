@@ -30,10 +30,11 @@ from atroposlib.api.codec.delivery import (
     encode_group,
     is_stored_as,
 )
+from atroposlib.api.common.pools import Pool
 from atroposlib.api.common.records import BatchMember, Delivery
-from atroposlib.api.common.threads import Pool
 from atroposlib.api.store import Store
-from atroposlib.api.web.routing import client_gone, on_error
+from atroposlib.api.web.errors_http import error_response
+from atroposlib.api.web.routes import client_gone
 from atroposlib.errors import CorruptPayload
 
 # An ASGI extension; its "now" cuts the connection at once (``transport.abort``).
@@ -147,7 +148,7 @@ class DeliveryReply(Response):
                 _abort(scope)
             await self._on_corrupt(error)
             if not started:
-                await (await on_error(None, error))(scope, receive, send)
+                await error_response(error)(scope, receive, send)
         except TimeoutError:
             _abort(scope)
         except OSError:  # raised by some servers when the client is gone

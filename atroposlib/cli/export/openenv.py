@@ -9,13 +9,12 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from starlette.responses import JSONResponse
-
 from atroposlib.cli import env_files
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser
-from atroposlib.utils.http_server import LOOPBACK_HOSTS, PageGuard, bind, run_app
+from atroposlib.utils.http.serve import run_app
+from atroposlib.utils.http.sockets import LOOPBACK_HOSTS, bind
 
 PROG = "atropos env openenv"
 BACKLOG = 128
@@ -40,16 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, words = parser.parse_known_args(argv)
     options = parser.with_log_settings(options, "warning")
     logs.configure(PROG, options.log_format, options.log_level)
-    app = app_of(made(options.environment, words), options.sessions, options.idle_s)
+    names = (*LOOPBACK_HOSTS, socket.gethostname(), options.host, *options.allow_host)
+    env = made(options.environment, words)
+    app = app_of(env, options.sessions, options.idle_s, names)
     listener = bind(options.host, options.port, BACKLOG)
     print(f"ws://{options.host}:{options.port}/ws", flush=True)
-    names = (*LOOPBACK_HOSTS, socket.gethostname(), options.host, *options.allow_host)
-    run_app(PageGuard(app, _refuse, names), listener)
+    run_app(app, listener)
     return 0
-
-
-def _refuse(status: int, detail: str) -> JSONResponse:
-    return JSONResponse({"detail": detail}, status)
 
 
 def made(reference: str, words: Sequence[str] = ()) -> Any:

@@ -21,7 +21,8 @@ from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import API_TOKEN, HUB, PORT, CommandParser, require, whole
-from atroposlib.utils.http_server import bind, is_loopback, run_app
+from atroposlib.utils.http.serve import run_app
+from atroposlib.utils.http.sockets import bind, is_loopback
 
 API_TIMEOUT_S = 10.0
 
@@ -122,12 +123,13 @@ def opened(options: argparse.Namespace, by_default: bool) -> Iterator[Source]:
 
 
 def build_app(name: str, options: argparse.Namespace, source: Source, images: bool) -> Any:
-    """The page behind its guards, as an ASGI application."""
+    """The page behind its gate, as an ASGI application."""
     from fastapi import FastAPI
 
     from atroposlib.cli.view_run import gradio_page
-    from atroposlib.cli.view_run.page_guards import PageGuards
+    from atroposlib.cli.view_run.page_gate import page_gate
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     gradio_page.mount(app, source, name, options.group_size, images=images)
-    return PageGuards(app, options.tokens, source.take)
+    app.middleware_stack = page_gate(app.build_middleware_stack(), options.tokens, source.take)
+    return app

@@ -20,7 +20,7 @@ from typing import TypeVar
 from atroposlib.errors import InferenceUnavailable
 from atroposlib.generation.engines.http import HttpClient, current_call
 from atroposlib.utils.backoff import Backoff, jittered
-from atroposlib.utils.http_server import start_hint
+from atroposlib.utils.http.sockets import start_hint
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from atroposlib.errors import (
     InferenceUnavailable,
 )
 from atroposlib.text.lines import encodable_values
-from atroposlib.utils.http_server import CONNECT_TIMEOUT_S, kept_alive
+from atroposlib.utils.http.sockets import CONNECT_TIMEOUT_S, kept_alive
 
 if TYPE_CHECKING:
     import httpx

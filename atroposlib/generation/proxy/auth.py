@@ -5,8 +5,8 @@
     opening, listing      the admin token                any caller
     a session             its API key, or the admin's    any caller that has its id
 
-Tokens travel in headers only. ``HostGuard`` and ``SameSiteGuard`` reject web pages in a browser
-on this machine, which could otherwise call a loopback port like any program.
+Tokens travel in headers only. The checks of the gate refuse web pages in a browser on this
+machine, which could otherwise call a loopback port like any program.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse
 from atroposlib.errors import Forbidden, InferenceRefused, Unauthorized
 from atroposlib.generation.proxy.apis.agent_api import openai_body
 from atroposlib.generation.proxy.session import ProxySession
-from atroposlib.utils.http_server import address_of, is_loopback
+from atroposlib.utils.http.sockets import address_of, is_loopback
 
 
 class ProxyAuth:

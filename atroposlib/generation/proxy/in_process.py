@@ -160,6 +160,8 @@ async def serving_proxy(
 async def _serving(app: Any, listener: socket.socket) -> AsyncIterator[None]:
     import uvicorn
 
+    from atroposlib.utils.http.gate import require_gate
+
     ready = asyncio.Event()
 
     class Server(uvicorn.Server):
@@ -174,7 +176,7 @@ async def _serving(app: Any, listener: socket.socket) -> AsyncIterator[None]:
             ready.set()
 
     config = uvicorn.Config(
-        app,
+        require_gate(app),
         log_level="warning",
         access_log=False,
         ws="none",

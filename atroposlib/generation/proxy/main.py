@@ -24,7 +24,8 @@ from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.generation.proxy import ProxyLimits
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser
-from atroposlib.utils.http_server import PageGuard, bind, is_loopback, run_app
+from atroposlib.utils.http.serve import run_app
+from atroposlib.utils.http.sockets import bind, is_loopback
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -65,6 +66,8 @@ def create_app(
     from atroposlib.generation.proxy import routes_agent, routes_owner
     from atroposlib.generation.proxy.auth import ProxyAuth, refuse_page
     from atroposlib.generation.proxy.sessions import Sessions
+    from atroposlib.utils.http.gate import Gate
+    from atroposlib.utils.http.web_pages import page_checks
 
     sessions = Sessions(server_manager, tokenizer, model_name, limits)
     auth = ProxyAuth(admin_token)
@@ -87,9 +90,10 @@ def create_app(
     app.state.sessions = sessions
     app.include_router(routes_owner.router(sessions, auth))
     app.include_router(routes_agent.router(sessions, auth))
-    app.add_middleware(PageGuard, names=tuple(allowed_hosts), refuse=refuse_page)
     app.add_exception_handler(AtroposError, routes_agent.on_error)
     app.add_exception_handler(HTTPException, routes_agent.on_error)
+    checks = page_checks(refuse_page, allowed_hosts)
+    app.middleware_stack = Gate(app.build_middleware_stack(), checks)
     return app
 
 

@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from atroposlib.errors import (
     AtroposError,
@@ -26,7 +24,9 @@ from atroposlib.inference.http.routes_control import (
 from atroposlib.inference.http.routes_generation import generate_router, openai_router
 from atroposlib.inference.http.service import InferenceService
 from atroposlib.inference.http.weight_group import WeightGroup
-from atroposlib.utils.http_server import LOOPBACK_HOSTS, PageGuard
+from atroposlib.utils.http.gate import Gate
+from atroposlib.utils.http.sockets import LOOPBACK_HOSTS
+from atroposlib.utils.http.web_pages import page_checks
 
 STATUS_OF = {WeightsError: 400, InferenceUnavailable: 503}
 
@@ -59,29 +59,17 @@ def create_app(engine: Engine, names: Sequence[str] = ()) -> FastAPI:
     async def health() -> Json:
         return {"status": "ok"}
 
-    # A web page must not pause a run.
-    app.add_middleware(PageGuard, refuse=error_reply, names=(*LOOPBACK_HOSTS, *names))
-    app.add_middleware(WeightVersionHeader, engine=engine)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(AtroposError, _on_error)
+
+    def version_header() -> dict[str, str]:
+        """The version when the response begins; in every response."""
+        return {"X-Weight-Version": str(engine.weight_version)}
+
+    # A web page must not pause a run.
+    checks = page_checks(error_reply, (*LOOPBACK_HOSTS, *names))
+    app.middleware_stack = Gate(app.build_middleware_stack(), checks, headers=version_header)
     return app
-
-
-class WeightVersionHeader:
-    """``X-Weight-Version`` on every response: the version when the response began."""
-
-    def __init__(self, app: ASGIApp, engine: Engine) -> None:
-        self.app = app
-        self.engine = engine
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_version(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["X-Weight-Version"] = str(self.engine.weight_version)
-            await send(message)
-
-        await self.app(scope, receive, with_version if scope["type"] == "http" else send)
 
 
 async def _on_invalid(_: Request, error: Exception) -> JsonResponse:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import torch.distributed
 
-from atroposlib.utils.http_server import is_loopback
+from atroposlib.utils.http.sockets import is_loopback
 
 dist: Any = torch.distributed  # its stubs leave out half of what is used here
 

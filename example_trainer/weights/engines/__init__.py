@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from atroposlib.errors import ConfigError, InferenceUnavailable
-from atroposlib.utils.http_server import start_hint
+from atroposlib.utils.http.sockets import start_hint
 from example_trainer.weights.engines.http import Bucket, Http, InferenceServer, ServerGone
 from example_trainer.weights.engines.local import LocalEngine
 from example_trainer.weights.engines.sglang import SglangEngine

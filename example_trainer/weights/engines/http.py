@@ -12,7 +12,7 @@ import httpx
 
 from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
 from atroposlib.utils.backoff import Backoff, jittered
-from atroposlib.utils.http_server import CONNECT_TIMEOUT_S, kept_alive
+from atroposlib.utils.http.sockets import CONNECT_TIMEOUT_S, kept_alive
 from atroposlib.utils.models.process_group import GroupSpec
 
 # A call without an answer is repeated for so long, at most ``publish_timeout_s``: a server

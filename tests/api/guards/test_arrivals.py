@@ -1,4 +1,4 @@
-"""Memory that bodies share: first come first served, and exact after every end."""
+"""Memory of a body that is being received, and slow bodies that make room."""
 
 from __future__ import annotations
 
@@ -6,50 +6,8 @@ import asyncio
 
 import pytest
 
-from atroposlib.api.guards.arrivals import (
-    FIRST_BYTES,
-    BodyArrival,
-    BudgetExceeded,
-    FairBudget,
-    Reservation,
-)
-
-
-async def settled():
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
-async def test_memory_is_granted_in_arrival_order_also_after_a_cancellation():
-    room = FairBudget(10, 60.0, "full")
-    order = []
-
-    async def hold(name, size, until):
-        with Reservation(room) as claim:
-            await claim.grow_to(size)
-            order.append(name)
-            await until.wait()
-
-    first, rest = asyncio.Event(), asyncio.Event()
-    holder = asyncio.create_task(hold("a", 10, first))
-    await settled()
-    waiting = [
-        asyncio.create_task(hold(n, s, rest)) for n, s in (("b", 8), ("c", 1), ("d", 10))
-    ]
-    await settled()
-    assert order == ["a"]
-    waiting[0].cancel()
-    await settled()
-    first.set()
-    await settled()
-    assert order == ["a", "c"]
-    rest.set()
-    await asyncio.gather(holder, *waiting, return_exceptions=True)
-    assert order == ["a", "c", "d"]
-    with Reservation(room) as claim:
-        await claim.grow_to(10)
-        with pytest.raises(BudgetExceeded):
-            await FairBudget(0, 0.01, "full").take(1)
+from atroposlib.api.guards.arrivals import FIRST_BYTES, BodyArrival, BodyMemory
+from atroposlib.api.guards.budget import BudgetExceeded, FairBudget, Reservation
 
 
 async def test_a_body_that_steps_aside_holds_what_it_has_received_and_frees_the_rest():
@@ -67,3 +25,19 @@ async def test_a_body_that_steps_aside_holds_what_it_has_received_and_frees_the_
         await budget.take(2 * FIRST_BYTES)  # nothing is held any more
         with pytest.raises(BudgetExceeded):
             await budget.take(1)
+
+
+async def test_the_largest_of_the_slow_bodies_is_cut_off_for_a_request_that_waits():
+    memory = BodyMemory(FIRST_BYTES, 2 * FIRST_BYTES, wait_s=60.0)
+    with memory.arrival(FIRST_BYTES) as small, memory.arrival(FIRST_BYTES) as large:
+        for body, size in ((small, FIRST_BYTES // 2), (large, FIRST_BYTES)):
+            body.received.add(b"x" * size)
+            await body.reserve(FIRST_BYTES)
+        memory.receiving |= {small, large}
+        with memory.arrival(FIRST_BYTES) as new:
+            waiting = asyncio.create_task(new.reserve(FIRST_BYTES))
+            with large.deadline:
+                await asyncio.sleep(3600)
+            assert large.deadline.cancelled_caught and small.held == FIRST_BYTES // 2
+            large.__exit__()
+            await waiting

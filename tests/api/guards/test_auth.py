@@ -14,12 +14,13 @@ from atroposlib.api.guards.auth import (
     ANYONE,
     ENV,
     SCOPES_OF,
-    AuthMiddleware,
     route_of,
     scopes_for,
+    token_check,
 )
 from atroposlib.api.guards.tokens import Scope, TokenFile, add_token
 from atroposlib.api.server import create_app
+from atroposlib.utils.http.gate import Gate
 from tests.api.harness import ENV as ENV_BODY
 from tests.api.harness import TRAINER, group
 
@@ -35,6 +36,10 @@ NO_TOKEN = {
     "endless": [("authorization", "Bearer " + "a" * 20_000)],
     "cookie": [("cookie", "authorization=Bearer x")],
 }
+
+
+def scopes_of(method, path):
+    return scopes_for(method, route_of(method, path))
 
 
 @pytest.fixture
@@ -90,7 +95,7 @@ def test_the_scope_table_and_the_application_list_the_same_routes(app):
 
 def test_only_health_and_the_page_without_data_are_open():
     assert {route for route, scopes in SCOPES_OF.items() if not scopes} == OPEN
-    assert scopes_for("GET", "/health") == ANYONE
+    assert scopes_of("GET", "/health") == ANYONE
 
 
 @pytest.mark.parametrize(
@@ -113,12 +118,12 @@ def test_only_health_and_the_page_without_data_are_open():
     ],
 )
 def test_a_route_missing_in_the_table_needs_the_scope_admin(method, path):
-    assert scopes_for(method, path) == ADMIN
+    assert scopes_of(method, path) == ADMIN
 
 
 def test_head_has_the_scopes_of_get():
-    assert scopes_for("HEAD", "/health") == ANYONE
-    assert scopes_for("HEAD", "/batch") == scopes_for("GET", "/batch")
+    assert scopes_of("HEAD", "/health") == ANYONE
+    assert scopes_of("HEAD", "/batch") == scopes_of("GET", "/batch")
 
 
 def test_a_path_with_parameters_matches_its_template():
@@ -187,7 +192,7 @@ async def test_an_unauthorized_request_is_rejected_without_reading_its_body(issu
     async def receive():
         raise AssertionError("the body must not be read")
 
-    access = AuthMiddleware(app, TokenFile(issued[0]))
+    access = Gate(app, (token_check(TokenFile(issued[0])),), route_of=route_of)
     for (method, path), name in itertools.product(SCOPES_OF, ("", "read")):
         if (method, path) in OPEN or name and scopes_for(method, path) == {Scope.READ}:
             continue
@@ -208,7 +213,8 @@ async def test_a_websocket_is_closed_before_authentication(issued):
     async def send(message):
         sent.append(message["type"])
 
-    await AuthMiddleware(None, TokenFile(issued[0]))({"type": "websocket"}, None, send)
+    gate = Gate(None, (token_check(TokenFile(issued[0])),))
+    await gate({"type": "websocket", "path": "/", "headers": []}, None, send)
     assert sent == ["websocket.close"]
 
 

@@ -11,9 +11,10 @@ import uvicorn
 from starlette.responses import PlainTextResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from atroposlib.api.guards.body_limits import RequestBody
+from atroposlib.api.guards.body import RequestBody
 from atroposlib.api.guards.slow_clients import SlowClientProtocol
-from atroposlib.utils.http_protocol import head_deadline
+from atroposlib.utils.http.gate import Gate
+from atroposlib.utils.http.protocol import head_deadline
 
 SIZES = (0, 1, 100, 20_000, 66_000, 240_000)
 
@@ -117,7 +118,7 @@ def statuses_and_bodies(received):
 
 async def compare(seeds, protocol=SlowClientProtocol):
     ours, theirs = Echo(), Echo()
-    app = RequestBody(ours) if protocol is SlowClientProtocol else ours
+    app = Gate(RequestBody(ours), ()) if protocol is SlowClientProtocol else ours
     async with (
         serving(app, protocol) as port,
         serving(theirs, H11Protocol) as other_port,

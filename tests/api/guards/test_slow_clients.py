@@ -10,8 +10,10 @@ import pytest
 import uvicorn
 from starlette.responses import PlainTextResponse
 
-from atroposlib.api.guards.body_limits import REFUSALS, RequestBody
+from atroposlib.api.guards.body import BodyLimits, RequestBody
+from atroposlib.api.guards.busy import BusyReplies
 from atroposlib.api.guards.slow_clients import ReceiveLimits, SlowClientProtocol
+from atroposlib.utils.http.gate import Gate
 
 SHORT = ReceiveLimits(
     head_s=0.4, body_s=0.4, rest_s=0.4, idle_s=1, head_bytes=2000, headers=20
@@ -46,11 +48,13 @@ class App:
 
 
 @asynccontextmanager
-async def serving(app, limits=LONG, **settings):
+async def serving(app, limits=LONG, busy=None, **settings):
     config = uvicorn.Config(
         app,
         port=0,
-        http=type("Limited", (SlowClientProtocol,), {"limits": limits}),
+        http=type(
+            "Limited", (SlowClientProtocol,), {"limits": limits, "busy": busy or BusyReplies()}
+        ),
         lifespan="off",
         log_config=None,
         timeout_keep_alive=limits.idle_s,
@@ -252,7 +256,7 @@ async def test_a_body_that_stalls_ends_the_connection_without_an_answer():
 
 
 async def test_a_body_beyond_the_stricter_deadline_of_the_application_is_not_answered_either():
-    async with serving(RequestBody(App(), grace_s=0.1)) as (_, port):
+    async with serving(Gate(RequestBody(App(), BodyLimits(grace_s=0.1)), ())) as (_, port):
         assert await ask(port, body_of(1000) + b"a") == b""
 
 
@@ -288,15 +292,15 @@ async def test_an_invalid_http_request_is_rejected(request_):
 async def test_requests_beyond_the_limit_are_answered_503_posts_before_other_calls():
     app = App()
     app.answer_at.clear()
-    before = REFUSALS.count
-    async with serving(app, limit_concurrency=4) as (server, port):
+    busy = BusyReplies()
+    async with serving(app, busy=busy, limit_concurrency=4) as (server, port):
         held = [asyncio.create_task(ask(port, GET + LAST)) for _ in range(4)]
         while len(server.server_state.tasks) < 4:
             await asyncio.sleep(0)
         post = b"POST /groups HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n[]"
         refused = await ask(port, post)
         assert refused.startswith(b"HTTP/1.1 503") and b"retry-after: " in refused
-        assert b"--max-connections" in refused and REFUSALS.count == before + 1
+        assert b"--max-connections" in refused and busy.count == 1
         held.append(asyncio.create_task(ask(port, GET + LAST)))
         while len(server.server_state.tasks) < 5:
             await asyncio.sleep(0)

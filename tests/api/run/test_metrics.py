@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from starlette.middleware.errors import ServerErrorMiddleware
 
 from atroposlib.api.common.records import (
     BatchMember,
@@ -16,8 +13,10 @@ from atroposlib.api.common.records import (
     NewGroup,
     Stored,
 )
+from atroposlib.api.guards.auth import route_of
 from atroposlib.api.run.metrics import MAX_ENVS, Metrics, lag_of
-from atroposlib.api.web.routing import RequestLog
+from atroposlib.api.web.request_log import RequestLog
+from atroposlib.utils.http.gate import Gate
 from atroposlib.wire import EnvShare, Participant, RunStatus
 
 STATUS = RunStatus(
@@ -173,8 +172,9 @@ async def through(metrics, app, path="/batches/17/ack", method="POST"):
     async def receive():
         return {"type": "http.request"}
 
-    timed = RequestLog(app, metrics)
-    await timed({"type": "http", "path": path, "method": method}, receive, send)
+    timed = Gate(app, (), route_of=route_of, record=RequestLog(metrics))
+    scope = {"type": "http", "path": path, "method": method, "headers": []}
+    await timed(scope, receive, send)
 
 
 async def test_requests_count_by_route_method_and_status():
@@ -199,18 +199,7 @@ async def test_a_client_that_hung_up_before_the_answer_counts_as_499():
 
     metrics = Metrics()
     with pytest.raises(ConnectionResetError):
-        await through(metrics, ServerErrorMiddleware(app))  # which sends a 500 to nobody
+        await through(metrics, app)  # the gate sends a 500 to nobody
     assert (
         scrape(metrics)["atropos_http_requests_total", "POST", "/batches/{no}/ack", "499"] == 1
     )
-
-
-async def test_scopes_other_than_http_are_not_measured():
-    seen = []
-
-    async def app(scope, receive, send):
-        seen.append(scope["type"])
-
-    timed = RequestLog(app, SimpleNamespace())
-    await timed({"type": "lifespan"}, None, None)
-    assert seen == ["lifespan"]

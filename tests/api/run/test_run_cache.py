@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
+from atroposlib.api.common.pools import Pool, Threads
 from atroposlib.api.common.run_record import RunRecord
-from atroposlib.api.common.threads import Pool, Threads
 from atroposlib.api.decisions.run_state import (
     announce,
     find_env,

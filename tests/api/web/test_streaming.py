@@ -14,8 +14,8 @@ import pytest
 from atroposlib.api.codec import read_group
 from atroposlib.api.codec.delivery import Encoding, accepted_encoding
 from atroposlib.api.codec.json_columns import KEYS
+from atroposlib.api.common.pools import Pool
 from atroposlib.api.common.records import BatchMember, Delivery, LeasedBatch, Media, Payload
-from atroposlib.api.common.threads import Pool
 from atroposlib.api.web.streaming import (
     ABORT_EXTENSION,
     CHUNK_BYTES,

@@ -1,24 +1,15 @@
-"""Thread pools per kind of blocking work, and how calls on the event loop wait for each other."""
+"""Thread pools, one per kind of blocking work, and the results of their calls."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-# Whether the client of a request has disconnected.
-IsDisconnected = Callable[[], Awaitable[bool]]
-
-
-async def never_disconnects() -> bool:
-    """For calls without a client."""
-    return False
 
 
 def _threads(max_calls: int) -> Executor:
@@ -68,28 +59,3 @@ async def result_of(call: Future[T], timeout_s: float = float("inf")) -> T:
         if late is not None:
             late.cancel()
     return call.result(timeout=0)
-
-
-class BroadcastEvent:
-    """Wakes all current subscribers; later subscribers wait for the next notification."""
-
-    def __init__(self) -> None:
-        self._next: asyncio.Event | None = None
-
-    def notify(self) -> None:
-        if self._next is not None:
-            self._next.set()
-            self._next = None
-
-    def subscribe(self) -> asyncio.Event:
-        """The event of the next :meth:`notify`. Subscribe before reading the state, then wait."""
-        if self._next is None:
-            self._next = asyncio.Event()
-        return self._next
-
-
-async def wait_at_most(event: asyncio.Event, timeout_s: float) -> bool:
-    """Wait for the event; False after ``timeout_s``."""
-    with suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(event.wait(), timeout_s)
-    return event.is_set()

@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 from starlette.responses import PlainTextResponse
 
-from atroposlib.utils.http_protocol import head_deadline
+from atroposlib.utils.http.protocol import head_deadline
 
 
 @pytest.mark.parametrize("beginning", [b"", b"G", b"POST / HTTP/1.1\r\nhost: x\r\nx: y"])

@@ -1,4 +1,4 @@
-"""Thread pools and the broadcast event."""
+"""Thread pools: results, errors, cancelled callers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 
 import pytest
 
-from atroposlib.api.common.threads import (
-    BroadcastEvent,
-    Pool,
-    result_of,
-    wait_at_most,
-)
+from atroposlib.api.common.pools import Pool, result_of
 
 
 async def test_a_pool_returns_the_result_and_raises_the_error():
@@ -46,13 +41,3 @@ async def test_a_cancelled_caller_waits_until_its_call_has_ended():
 async def test_a_wait_for_another_thread_is_bounded():
     with pytest.raises(FutureTimeout):
         await result_of(Future(), timeout_s=0.0)
-
-
-async def test_a_notification_wakes_current_subscribers_only():
-    changed = BroadcastEvent()
-    first, second = changed.subscribe(), changed.subscribe()
-    changed.notify()
-    later = changed.subscribe()
-    assert first.is_set() and second.is_set() and not later.is_set()
-    assert await wait_at_most(first, 60.0)
-    assert not await wait_at_most(later, 0.0)

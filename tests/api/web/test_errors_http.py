@@ -7,7 +7,8 @@ import gzip
 import pytest
 from starlette.requests import Request
 
-from atroposlib.api.web.routing import STATUS_OF, of_bytes, on_error
+from atroposlib.api.web.errors_http import STATUS_OF, error_response
+from atroposlib.api.web.routes import of_bytes
 from atroposlib.errors import StaleGeneration, StoreFull, Unauthorized, UnknownEnv
 
 
@@ -42,14 +43,14 @@ def test_json_is_compressed_where_that_is_cheap_and_accepted(size, accept, packe
         (Unauthorized("no token"), 401, "unauthorized"),
     ],
 )
-async def test_an_error_has_its_status_and_code(error, code, word):
-    response = await on_error(None, error)
+def test_an_error_has_its_status_and_code(error, code, word):
+    response = error_response(error)
     assert response.status_code == code == STATUS_OF[type(error)][0]
     assert response.body == f'{{"detail":"{error}","status":"{word}"}}'.encode()
     assert ("retry-after" in response.headers) == (code == 503)
     assert ("www-authenticate" in response.headers) == (code == 401)
 
 
-async def test_an_error_detail_is_truncated_by_its_encoded_size():
-    response = await on_error(None, UnknownEnv("\0" * 5000))  # each takes six bytes as JSON
+def test_an_error_detail_is_truncated_by_its_encoded_size():
+    response = error_response(UnknownEnv("\0" * 5000))  # each takes six bytes as JSON
     assert len(response.body) < 1000

@@ -8,16 +8,21 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse, Response
 
-from atroposlib.api.guards.auth import AuthMiddleware
+from atroposlib.api.guards.auth import route_of, token_check
 from atroposlib.api.guards.tokens import TokenFile, add_token
-from atroposlib.api.web.routing import RequestLog
+from atroposlib.api.run.metrics import Metrics
+from atroposlib.api.web.request_log import RequestLog
 from atroposlib.utils.command import logs
-from atroposlib.utils.http_server import NO_REPLY
+from atroposlib.utils.http.gate import NO_REPLY, Gate
 from tests.logged import logged
 
 __all__ = ["logged"]
 
 MARKER = "marker-7c1f"
+
+
+def recorded(app, *checks):
+    return Gate(app, checks, route_of=route_of, record=RequestLog(Metrics()))
 
 
 async def call(app, method="GET", path="/status", **more):
@@ -37,7 +42,7 @@ async def reads_all(scope, receive, send):
 async def test_a_request_is_logged_in_one_line_without_client_data(logged, style, tmp_path):
     text = logged(style)
     token = add_token(tmp_path / "tokens", "env")
-    app = RequestLog(AuthMiddleware(reads_all, TokenFile(tmp_path / "tokens")))
+    app = recorded(reads_all, token_check(TokenFile(tmp_path / "tokens")))
     reply = await call(
         app,
         "POST",
@@ -60,7 +65,7 @@ async def test_a_request_is_logged_in_one_line_without_client_data(logged, style
 
 async def test_an_unknown_path_is_not_logged(logged):
     text = logged("text")
-    await call(RequestLog(reads_all), path=f"/{MARKER}")
+    await call(recorded(reads_all), path=f"/{MARKER}")
     assert "route=unknown" in text() and MARKER not in text()
 
 
@@ -70,13 +75,13 @@ async def test_an_unknown_path_is_not_logged(logged):
 )
 async def test_the_status_sets_the_log_level(logged, status, level):
     text = logged("json")
-    await call(RequestLog(PlainTextResponse("x", status)))
+    await call(recorded(PlainTextResponse("x", status)))
     assert json.loads(text())["level"] == level
 
 
 async def test_events_below_the_log_level_are_not_written(logged):
     text = logged("json", "info")
-    await call(RequestLog(PlainTextResponse("x")))
+    await call(recorded(PlainTextResponse("x")))
     assert text() == ""
 
 
@@ -84,7 +89,7 @@ async def test_a_request_without_a_reply_is_logged_too(logged):
     text = logged("json")
 
     async def breaks(scope, receive, send):
-        raise RuntimeError("no reply")
+        raise ConnectionResetError("no reply")
 
-    await call(RequestLog(breaks))
+    await call(recorded(breaks))
     assert json.loads(text())["status"] == NO_REPLY

@@ -9,13 +9,13 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from atroposlib.api.guards.tokens import add_token
-from atroposlib.cli.view_run.page_guards import PageGuards
+from atroposlib.cli.view_run.page_gate import page_gate
 
 page = PlainTextResponse("page")
 
 
 def client(tokens=None, take=False):
-    return TestClient(PageGuards(page, tokens, take), base_url="http://127.0.0.1")
+    return TestClient(page_gate(page, tokens, take), base_url="http://127.0.0.1")
 
 
 def basic(token):

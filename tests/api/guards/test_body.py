@@ -11,17 +11,23 @@ import pytest
 import zstandard
 from starlette.responses import PlainTextResponse
 
-from atroposlib.api.guards.arrivals import BodyArrival
-from atroposlib.api.guards.body_limits import (
-    MAX_CONTROL_BYTES,
+from atroposlib.api.guards.body import (
+    DEFAULT_LIMITS,
     SMALL_BYTES,
     TURN_KEY,
+    BodyLimits,
     RequestBody,
 )
-from atroposlib.utils.http_server import SameSiteGuard
+from atroposlib.utils.http.gate import Gate
+from atroposlib.utils.http.web_pages import site_check
 from atroposlib.wire.binary import ZSTD_MAGIC
 
 BIG = SMALL_BYTES + 1
+
+
+def bounded(app, **limits):
+    """The body layer behind a gate without checks."""
+    return Gate(RequestBody(app, BodyLimits(**limits)), ())
 
 
 class Exchange:
@@ -83,12 +89,12 @@ def app():
 
 async def test_a_body_of_one_chunk_is_not_copied(app):
     piece = b"x" * 1000
-    await Exchange(RequestBody(app), [piece], content_length=1000).run()
+    await Exchange(bounded(app), [piece], content_length=1000).run()
     assert app.bodies[0] is piece
 
 
 async def test_the_chunks_of_a_body_are_joined(app):
-    await Exchange(RequestBody(app), [b"ab", b"", b"cd"]).run()
+    await Exchange(bounded(app), [b"ab", b"", b"cd"]).run()
     assert app.bodies == [b"abcd"]
 
 
@@ -97,28 +103,27 @@ async def test_a_compressed_body_is_decompressed(app, encoding):
     pack = zstandard.ZstdCompressor().compress if encoding == "zstd" else gzip.compress
     packed = pack(b"tokens" * 100)
     sent = {"content_encoding": encoding, "content_length": len(packed)}
-    await Exchange(RequestBody(app), [packed], **sent).run()
+    await Exchange(bounded(app), [packed], **sent).run()
     assert app.bodies == [b"tokens" * 100]
-    assert app.headers == [{b"content-length": b"600"}]
 
 
 async def test_a_group_in_a_zstd_frame_is_not_decompressed(app):
     frame = zstandard.ZstdCompressor().compress(b"a group")
     sent = {"content_encoding": "zstd", "content_type": "application/x-safetensors"}
-    await Exchange(RequestBody(app), [frame], **sent).run()
+    await Exchange(bounded(app), [frame], **sent).run()
     assert app.bodies == [frame] and frame.startswith(ZSTD_MAGIC)
     assert app.headers[0][b"content-encoding"] == b"zstd"
 
 
 async def test_damaged_compression_is_a_400(app):
-    got = await Exchange(RequestBody(app), [b"no gzip"], content_encoding="gzip").run()
+    got = await Exchange(bounded(app), [b"no gzip"], content_encoding="gzip").run()
     assert (got.status, got.replies[1]["body"]) == (400, b"Invalid gzip payload")
-    got = await Exchange(RequestBody(app), [b"no zstd"], content_encoding="zstd").run()
+    got = await Exchange(bounded(app), [b"no zstd"], content_encoding="zstd").run()
     assert (got.status, app.bodies) == (400, [])
 
 
 async def test_a_body_whose_declared_sent_or_inflated_size_exceeds_the_limit_is_rejected(app):
-    limited = RequestBody(app, max_bytes=100)
+    limited = bounded(app, post_bytes=100)
     declared = Exchange(limited, [b"x"], content_length=101)
     assert (await declared.run()).status == 413 and not declared.incoming.empty()
     assert (await Exchange(limited, [b"x" * 60] * 2).run()).status == 413
@@ -128,10 +133,14 @@ async def test_a_body_whose_declared_sent_or_inflated_size_exceeds_the_limit_is_
 
 
 async def test_a_control_message_is_bounded_by_its_own_limit(app):
-    limited = RequestBody(app)
-    large = Exchange(limited, path="/register", content_length=MAX_CONTROL_BYTES + 1)
+    limited = bounded(app)
+    large = Exchange(
+        limited, path="/register", content_length=DEFAULT_LIMITS.control_bytes + 1
+    )
     assert (await large.run()).status == 413 and app.bodies == []
-    await Exchange(limited, [b"x"], path="/register", content_length=MAX_CONTROL_BYTES).run()
+    await Exchange(
+        limited, [b"x"], path="/register", content_length=DEFAULT_LIMITS.control_bytes
+    ).run()
     assert app.bodies == [b"x"]
 
 
@@ -141,7 +150,7 @@ async def test_a_large_body_arrives_in_pieces_whole(app, encoding):
     packed = PACKERS[encoding](body)
     named = {"content_encoding": encoding} if encoding else {}
     half = len(packed) // 2
-    await Exchange(RequestBody(app), [packed[:half], packed[half:]], **named).run()
+    await Exchange(bounded(app), [packed[:half], packed[half:]], **named).run()
     assert app.bodies == [body]
 
 
@@ -150,7 +159,7 @@ async def test_damage_in_a_large_body_is_a_400(app, encoding):
     packed = PACKERS[encoding](bytes(5 * 2**20))[:-1]
     if encoding == "gzip":  # whose last four bytes declare the size
         packed = packed[:-7] + (5 * 2**20).to_bytes(4, "little")
-    got = await Exchange(RequestBody(app), [packed], content_encoding=encoding).run()
+    got = await Exchange(bounded(app), [packed], content_encoding=encoding).run()
     assert (got.status, app.bodies) == (400, [])
 
 
@@ -163,18 +172,19 @@ PACKERS = {
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 async def test_a_cross_site_request_does_not_reach_the_app(app, site):
-    guarded = SameSiteGuard(RequestBody(app), lambda code, why: PlainTextResponse(why, code))
+    check = site_check(lambda code, why: PlainTextResponse(why, code))
+    guarded = Gate(bounded(app).app, (check,))
     got = await Exchange(guarded, method="GET", sec_fetch_site=site).run()
     assert got.status == 403 and app.bodies == []
 
 
 async def test_a_body_that_never_arrives_times_out(app):
-    silent = Exchange(RequestBody(app, grace_s=0.01), [])
+    silent = Exchange(bounded(app, grace_s=0.01), [])
     assert (await silent.run()).status == 408
 
 
 async def test_a_disconnected_client_gets_no_response(app):
-    gone = Exchange(RequestBody(app), [])
+    gone = Exchange(bounded(app), [])
     gone.feed({"type": "http.request", "body": b"half", "more_body": True})
     gone.feed({"type": "http.disconnect"})
     assert (await gone.run()).replies == [] and app.bodies == []
@@ -189,7 +199,7 @@ async def settled():
 
 
 async def test_large_bodies_wait_for_memory_and_small_ones_do_not(app):
-    middleware = RequestBody(app, max_bytes=BIG, in_flight_bytes=2 * BIG)
+    middleware = bounded(app, post_bytes=BIG, in_flight_bytes=2 * BIG)
     app.may_end.clear()
     large = [Exchange(middleware, [b"x" * BIG], content_length=BIG) for _ in range(3)]
     running = [asyncio.create_task(one.run()) for one in large]
@@ -204,7 +214,7 @@ async def test_large_bodies_wait_for_memory_and_small_ones_do_not(app):
 
 
 async def test_a_body_without_memory_in_time_gets_a_503(app):
-    middleware = RequestBody(app, max_bytes=BIG, in_flight_bytes=BIG, budget_timeout_s=0.01)
+    middleware = bounded(app, post_bytes=BIG, in_flight_bytes=BIG, memory_s=0.01)
     app.may_end.clear()
     large = [Exchange(middleware, [b"x" * BIG], content_length=BIG) for _ in range(3)]
     running = [asyncio.create_task(one.run()) for one in large]
@@ -219,9 +229,7 @@ async def test_a_body_without_memory_in_time_gets_a_503(app):
 async def test_bodies_without_content_length_and_compressed_bodies_reserve_memory(
     app, streams
 ):
-    middleware = RequestBody(
-        app, max_bytes=3 * BIG, in_flight_bytes=6 * BIG, budget_timeout_s=0.01
-    )
+    middleware = bounded(app, post_bytes=3 * BIG, in_flight_bytes=6 * BIG, memory_s=0.01)
     app.may_end.clear()
 
     def one():
@@ -239,7 +247,7 @@ async def test_bodies_without_content_length_and_compressed_bodies_reserve_memor
 
 
 async def test_posts_that_have_arrived_wait_for_their_turn_and_other_calls_do_not(app):
-    middleware = RequestBody(app, posts_at_once=1)
+    middleware = bounded(app, posts_at_once=1)
     app.may_end.clear()
     posts = [Exchange(middleware, [b"%d" % i]) for i in range(3)]
     running = [asyncio.create_task(one.run()) for one in posts]
@@ -258,7 +266,7 @@ async def test_posts_that_have_arrived_wait_for_their_turn_and_other_calls_do_no
 
 @pytest.mark.parametrize(("path", "status"), [("/groups", 429), ("/scored_data", 503)])
 async def test_a_post_without_a_turn_in_time_is_told_when_to_come_back(app, path, status):
-    middleware = RequestBody(app, posts_at_once=1, line_s=0.01)
+    middleware = bounded(app, posts_at_once=1, line_s=0.01)
     app.may_end.clear()
     first = asyncio.create_task(Exchange(middleware, [b"x"], path=path).run())
     await settled()
@@ -269,7 +277,7 @@ async def test_a_post_without_a_turn_in_time_is_told_when_to_come_back(app, path
 
 
 async def test_a_post_whose_body_does_not_come_holds_no_turn(app):
-    middleware = RequestBody(app, posts_at_once=1)
+    middleware = bounded(app, posts_at_once=1)
     silent = [Exchange(middleware, [], content_length=100) for _ in range(3)]
     held = [asyncio.create_task(post.run()) for post in silent]
     await settled()
@@ -295,9 +303,7 @@ SLOW = {
 @pytest.mark.parametrize("size", [10, 3 * BIG, 20 * BIG])
 @pytest.mark.parametrize("slow", SLOW.values(), ids=SLOW)
 async def test_slow_senders_keep_no_other_post_waiting(app, slow, size):
-    middleware = RequestBody(
-        app, max_bytes=40 * BIG, in_flight_bytes=80 * BIG, posts_at_once=2
-    )
+    middleware = bounded(app, post_bytes=40 * BIG, in_flight_bytes=80 * BIG, posts_at_once=2)
     declared, sent = slow
     headers = {} if declared is None else {"content_length": declared}
     senders = [Exchange(middleware, [], **headers) for _ in range(30)]
@@ -315,14 +321,14 @@ async def test_slow_senders_keep_no_other_post_waiting(app, slow, size):
     for sender in senders:
         sender.feed({"type": "http.disconnect"})
     await asyncio.gather(*held)
-    whole = BodyArrival(middleware._first, middleware._rest, 40 * BIG)
+    whole = middleware.app._memory.arrival(40 * BIG)
     with whole:  # nothing is held any more
         await asyncio.wait_for(whole.reserve(40 * BIG), 60)
 
 
 @pytest.mark.parametrize("declares", [True, False])
 async def test_bodies_that_arrive_at_speed_all_get_their_turn(app, declares):
-    middleware = RequestBody(app, max_bytes=40 * BIG, in_flight_bytes=80 * BIG)
+    middleware = bounded(app, post_bytes=40 * BIG, in_flight_bytes=80 * BIG)
     headers = {"content_length": 30 * BIG} if declares else {}
     posts = [Exchange(middleware, [b"y" * BIG] * 30, **headers) for _ in range(2)]
     await asyncio.gather(*(post.run() for post in posts))

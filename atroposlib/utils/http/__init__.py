@@ -1,0 +1,1 @@
+"""HTTP servers: the gate before each of them, its checks, sockets and deadlines."""
