@@ -76,9 +76,7 @@ class PostgresStore(Store):
             name = f"postgres-{digest_of(url.encode()).hex()[:8]}"
             self.archive = data_dir / "archive" / name / "index.sqlite"
 
-    _archived = (
-        "SELECT digest, media, body FROM archived JOIN payload USING (gid) WHERE gid = ?"
-    )
+    _archived = "SELECT digest, body FROM archived JOIN payload USING (gid) WHERE gid = ?"
 
     def pin(self, gids: Sequence[int], kept: bool = True) -> None:
         [(bound,)] = self._read(lambda c: c.execute("SELECT bound FROM archive"))

@@ -14,14 +14,14 @@ _ARCHIVE = """
 CREATE TABLE archive (bound BIGINT NOT NULL, n_bytes BIGINT NOT NULL);
 INSERT INTO archive VALUES (0, 0);
 CREATE TABLE archived (
-    gid BIGINT PRIMARY KEY, n_bytes BIGINT NOT NULL, digest BYTEA NOT NULL, media TEXT NOT NULL);
+    gid BIGINT PRIMARY KEY, n_bytes BIGINT NOT NULL, digest BYTEA NOT NULL);
 CREATE TABLE pinned (gid BIGINT PRIMARY KEY);
 CREATE FUNCTION retired() RETURNS BIGINT LANGUAGE sql AS $$  -- bytes, by this statement
     SELECT COALESCE(NULLIF(current_setting('atropos.retired', true), ''), '0')::BIGINT $$;
 CREATE FUNCTION retire() RETURNS trigger LANGUAGE plpgsql AS $$ DECLARE size BIGINT; BEGIN
     IF pg_trigger_depth() > 1 THEN RETURN old; END IF;  -- of free()
     IF EXISTS (SELECT 1 FROM archived WHERE gid = old.gid) THEN RETURN NULL; END IF;  -- a reset
-    INSERT INTO archived SELECT gid, groups.n_bytes, digest, media FROM groups, archive
+    INSERT INTO archived SELECT gid, groups.n_bytes, digest FROM groups, archive
         WHERE gid = old.gid AND bound > 0 RETURNING n_bytes INTO size;
     IF size IS NULL THEN RETURN old; END IF;
     PERFORM set_config('atropos.retired', (retired() + size)::TEXT, true);

@@ -186,10 +186,10 @@ class SqliteStore(Store):
         self._log.append(connection, gid, body)
 
     _stored = ("segment, start, payload.n_bytes", int)
-    _archived = "SELECT digest, media, segment, start, n_bytes FROM archived WHERE gid = ?"
+    _archived = "SELECT digest, segment, start, n_bytes FROM archived WHERE gid = ?"
 
     def _payloads(self, rows: Iterable[Row]) -> Iterable[bytes]:
-        for no, same in groupby((row[2:] for row in rows), key=itemgetter(0)):
+        for no, same in groupby((row[1:] for row in rows), key=itemgetter(0)):
             yield from self._log.read(no, [(start, n_bytes) for _, start, n_bytes in same])
 
     def _require_capacity(self, meta: QueueMeta, new_bytes: int) -> None:

@@ -19,7 +19,7 @@ from atroposlib.api.store.sql.schema import tables
 from atroposlib.api.store.sqlite.payload_log import LOGGED
 from atroposlib.errors import ConfigError
 
-LAYOUT = 6  # of the directory: an archive of retired payloads; up to 5 they were freed
+LAYOUT = 7  # of the directory: up to 6 a group was stored as it was posted
 IN_USE = (
     0x41545250  # application_id while the log belongs to the database; 0 once it is closed
 )

@@ -37,8 +37,7 @@ LOGGED = replace(
         "CREATE TABLE segment (no INTEGER PRIMARY KEY, n_bytes INTEGER NOT NULL, "
         "live_bytes INTEGER NOT NULL, pinned INTEGER NOT NULL DEFAULT 0)",
         "INSERT INTO segment VALUES (1, 0, 0, 0)",
-        f"CREATE TABLE archived (gid INTEGER PRIMARY KEY, {_PLACE}, digest BLOB NOT NULL, "
-        "media TEXT NOT NULL)",
+        f"CREATE TABLE archived (gid INTEGER PRIMARY KEY, {_PLACE}, digest BLOB NOT NULL)",
         "CREATE INDEX archived_segment ON archived (segment)",
         "CREATE TABLE archive (bound INTEGER NOT NULL)",
         "INSERT INTO archive VALUES (0)",
@@ -47,7 +46,7 @@ LOGGED = replace(
         "CREATE TRIGGER payload_retired AFTER DELETE ON payload BEGIN "
         f"{_COUNT} - old.n_bytes WHERE no = old.segment; "
         "INSERT OR REPLACE INTO archived SELECT gid, old.segment, old.start, old.n_bytes, "
-        "digest, media FROM groups, archive WHERE gid = old.gid AND bound > 0; END",
+        "digest FROM groups, archive WHERE gid = old.gid AND bound > 0; END",
         "CREATE TRIGGER payload_moved AFTER UPDATE ON payload BEGIN "
         f"{_COUNT} - old.n_bytes WHERE no = old.segment; "
         f"{_COUNT} + new.n_bytes WHERE no = new.segment; END",

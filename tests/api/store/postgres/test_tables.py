@@ -24,7 +24,7 @@ def test_tables_of_layout_2_are_refused_under_their_old_names(url, replicas):
         connection.execute("UPDATE head SET layout = 2")
 
     replicas()._write(as_before)
-    with pytest.raises(ConfigError, match="layout 2, this release knows 4"):
+    with pytest.raises(ConfigError, match="layout 2, this release knows 5"):
         PostgresStore(url)
 
 
