@@ -57,6 +57,18 @@ def read_json_groups(body: Body) -> list[ParsedGroup]:
     return parse_each(read_json_group, parts)
 
 
+def stored_form(text: bytes) -> bytes:
+    """The payload of a group that an earlier release accepted and stored as JSON.
+
+    Raises:
+        ValueError: it is no group.
+    """
+    try:
+        return packed_group(JsonGroup(text)).payload
+    except (InvalidGroup, MalformedBody):
+        return packed_group(_columns_of(_decode(text, _ONE), None)).payload
+
+
 def _checked_group(body: bytes | bytearray, key: str | None) -> GroupArrays:
     try:
         group = JsonGroup(body, key)

@@ -14,6 +14,7 @@ from atroposlib.api.common.records import (
     NewGroup,
     Stored,
 )
+from atroposlib.api.store.sql.rewriting import UNKNOWN_DIGEST
 from atroposlib.api.store.sql.schema import (
     Connection,
     QueueCounters,
@@ -130,7 +131,8 @@ def _fresh(groups: Sequence[NewGroup], known: dict[str, _Known]) -> Iterable[int
         key, digest = group.key, group.digest
         if key is None or key not in digests:
             yield i
-        if key is not None and digests.setdefault(key, digest) != digest:
+        known_digest = digests.setdefault(key, digest) if key is not None else digest
+        if known_digest not in (digest, UNKNOWN_DIGEST):
             raise KeyConflict(f"idempotency key {key!r} came with other content")
 
 
