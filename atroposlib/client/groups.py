@@ -16,7 +16,7 @@ from atroposlib.wire import ClaimedBatch, GroupsReceived, ScoredData
 if TYPE_CHECKING:
     import httpx
 
-    from atroposlib.wire.columns import Columns
+    from atroposlib.wire.group_arrays import Columns
 
 FRAMES = "application/x-atropos-groups"  # frames: u64 little-endian length | one group
 ACCEPT_FRAMES = {"accept": FRAMES}
@@ -77,7 +77,7 @@ def as_frames(groups: Sequence[Group], keys: Sequence[str], *, compress: bool) -
 
 def _packed(group: Group, key: str, compress: bool) -> bytes:
     from atroposlib.wire.binary import pack_columns, pack_group
-    from atroposlib.wire.columns import Columns
+    from atroposlib.wire.group_arrays import Columns
 
     if isinstance(group, Columns):
         named = replace(group, idempotency_key=group.idempotency_key or key)

@@ -11,13 +11,15 @@
     distill_token_ids   I32 [T,K] optional; if positions have unequal numbers of choices,
     distill_logprobs    F32 [T,K]   both are [N] and distill_counts I32 [T] is present
     routed_experts      U8 or U16 [T,L,K] optional, see :mod:`~atroposlib.wire.routing`
-    rest                U8  [n]   UTF-8 JSON object of all non-numeric fields, and
-                                  of advantages whose rows do not fit the tokens
+    rest                U8  [n]   UTF-8 JSON object of all non-numeric fields, of
+                                  advantages whose rows do not fit the tokens, and of a
+                                  group_id that is too long for the header
 
 ``__metadata__`` holds ``format`` and, if the group has them, ``env_id``, ``group_id``,
-``idempotency_key`` and ``incarnation``. Scores are exact; other floats are rounded to float32
-(those beyond its range stay float64). A file may be wrapped in one zstd frame with a declared
-content size. Frames are concatenated ``u64 little-endian length | file``.
+``idempotency_key`` and ``incarnation``. Scores are exact. Clients round other floats to float32
+(those beyond its range stay float64); the store keeps those of JSON that are no float32 as F64. A
+file may be wrapped in one zstd frame with a declared content size. Frames are concatenated ``u64
+little-endian length | file``.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import codecs
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
@@ -34,24 +37,20 @@ import zstandard
 
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import safetensors
-from atroposlib.wire.columns import (
+from atroposlib.wire.columns import check, check_probabilities, from_group, to_group
+from atroposlib.wire.group_arrays import (
     FLOATS,
-    REST,
     Columns,
     Distilled,
-    check,
-    from_group,
     joined_choices,
-    to_group,
     without_values,
 )
 from atroposlib.wire.images import LARGE_REST
 from atroposlib.wire.messages import MASKED, ScoredData
-from atroposlib.wire.safetensors import Array, Bytes, MalformedBody
+from atroposlib.wire.packing import CHOICES, FORMAT, IN_REST, TEXTS, pack, rounded, with_floats
+from atroposlib.wire.safetensors import DTYPES, Array, Bytes, MalformedBody
 
-FORMAT = "atropos-group/1"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-ZSTD_LEVEL = 1  # of numbers higher levels save nothing, and take twice the time to pack
 MAX_GROUP_BYTES = 128 * 2**20  # of one file, inflated
 MAX_FRAMES = 65_536
 CHUNK_BYTES = 128 * 2**10  # of a large group, that are read at a time
@@ -74,9 +73,9 @@ ALLOWED = {
     "rest": ("U8",),
 }
 _REQUIRED = ("tokens", "seq_lens", "mask", "scores")
-CHOICES = ("distill_token_ids", "distill_logprobs")
 _NOT_FLAT = (*CHOICES, "routed_experts")
-_NAMED = ("env_id", "group_id", "idempotency_key", "incarnation")  # in the metadata
+_HELD = ("seq_lens", "scores", "distill_counts", "rest")  # in memory, of a large group too
+MAX_DIGITS = 4300  # as Python and msgspec read an integer
 _REST = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -118,11 +117,8 @@ def unpack_group(data: Bytes) -> ScoredData:
 
 
 def pack_columns(columns: Columns, *, compress: bool = True) -> bytes:
-    """Checked columns as bytes."""
-    data = safetensors.write(tensors_of(columns), metadata_of(columns))
-    if not compress:
-        return data
-    return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_checksum=True).compress(data)
+    """Checked columns as bytes, with floats rounded to float32."""
+    return pack(with_floats(columns, rounded), compress_above=0 if compress else None)
 
 
 def unpack_columns(data: Bytes) -> Columns:
@@ -135,67 +131,16 @@ def unpack_columns(data: Bytes) -> Columns:
         size = inflated_size(data)
         if size > _LOOK_FIRST_BYTES:  # rejects a decompression bomb early
             safetensors.read_header(beginning_of(data), size, ALLOWED)
-        data = _inflated(data, size)
+        data = inflated(data, size)
     header = safetensors.read_header(data, len(data), ALLOWED)
     columns = columns_of(safetensors.arrays(data, header), header.metadata)
     check(columns)
+    if columns.labels is not None:
+        check_probabilities(columns)
     return columns
 
 
-# --- columns to tensors and back ---------------------------------------------------------
-
-
-def tensors_of(columns: Columns) -> dict[str, Array]:
-    trained, labels = columns.trained, columns.labels
-    tensors = {
-        "tokens": columns.tokens.astype("<i4"),
-        "seq_lens": columns.seq_lens.astype("<i4"),
-        "mask": trained.astype("|u1"),
-        "scores": columns.scores.astype("<f8"),
-    }
-    if labels is not None and not np.array_equal(labels[trained], columns.tokens[trained]):
-        tensors["labels"] = labels.astype("<i4")
-    if columns.versions is not None:
-        tensors["versions"] = columns.versions.astype("<i4")
-    for name, values in columns.floats.items():
-        tensors[name] = _narrow(values)
-    if columns.distilled is not None:
-        tensors |= _distilled_tensors(columns.distilled)
-    if columns.routed_experts is not None:
-        tensors["routed_experts"] = columns.routed_experts
-    if columns.rest:
-        tensors["rest"] = np.frombuffer(b"".join(rest_pieces(columns.rest)), "|u1")
-    return tensors
-
-
-def rest_pieces(rest: dict[str, bytes]) -> list[bytes]:
-    pieces: list[bytes] = []
-    for name, value in rest.items():
-        pieces += [b'%s"%s":' % (b"," if pieces else b"{", name.encode()), value]
-    return [*pieces, b"}"]
-
-
-def _narrow(values: Array) -> Array:
-    beyond = len(values) and float(np.abs(values).max()) > float(np.finfo(np.float32).max)
-    return values.astype("<f8" if beyond else "<f4")
-
-
-def _distilled_tensors(distilled: Distilled) -> dict[str, Array]:
-    counts = distilled.counts
-    even = 0 < int(counts.min()) == int(counts.max())
-    shape = (-1, int(counts[0])) if even else (-1,)
-    tensors = {} if even else {"distill_counts": counts.astype("<i4")}
-    if distilled.token_ids is not None:
-        tensors["distill_token_ids"] = distilled.token_ids.astype("<i4").reshape(shape)
-    if distilled.logprobs is not None:
-        tensors["distill_logprobs"] = _narrow(distilled.logprobs).reshape(shape)
-    return tensors
-
-
-def metadata_of(columns: Columns) -> dict[str, str]:
-    named = {name: getattr(columns, name) for name in _NAMED}
-    given = {name: str(value) for name, value in named.items() if value is not None}
-    return {"format": FORMAT} | given
+# --- a file to a group -------------------------------------------------------------------
 
 
 def columns_of(tensors: dict[str, Array], metadata: dict[str, str]) -> Columns:
@@ -207,11 +152,13 @@ def columns_of(tensors: dict[str, Array], metadata: dict[str, str]) -> Columns:
     for name, values in tensors.items():
         if values.ndim != 1 and name not in _NOT_FLAT:
             raise InvalidGroup(name, "", "its shape does not fit")
-    tokens = tensors["tokens"]
+    tokens, members = tensors["tokens"], _rest(tensors.get("rest"))
+    texts = {name: _long_text(name, members.pop(name)) for name in TEXTS if name in members}
+    named = metadata | texts
     return Columns(
         seq_lens=tensors["seq_lens"],
         tokens=tokens,
-        trained=trained_of(tokens, tensors["mask"], labels := tensors.get("labels")),
+        trained=_trained_of(tokens, tensors["mask"], labels := tensors.get("labels")),
         labels=labels,
         scores=tensors["scores"].astype(np.float64),
         floats={name: tensors[name] for name in FLOATS if name in tensors},
@@ -219,14 +166,14 @@ def columns_of(tensors: dict[str, Array], metadata: dict[str, str]) -> Columns:
         distilled=_distilled(tensors),
         routed_experts=tensors.get("routed_experts"),
         env_id=_number("env_id", metadata.get("env_id")),
-        group_id=metadata.get("group_id"),
-        idempotency_key=metadata.get("idempotency_key"),
+        group_id=named.get("group_id"),
+        idempotency_key=named.get("idempotency_key"),
         incarnation=_number("incarnation", metadata.get("incarnation")),
-        rest=_rest(tensors.get("rest")),
+        rest=members,
     )
 
 
-def trained_of(tokens: Array, mask: Array, labels: Array | None) -> Array:
+def _trained_of(tokens: Array, mask: Array, labels: Array | None) -> Array:
     if len(mask) != len(tokens) or (len(mask) and int(mask.max()) > 1):
         raise InvalidGroup("mask", "", "one 0 or 1 per token")
     trained = mask.view(np.bool_)
@@ -261,9 +208,17 @@ def _choices(
 def _number(name: str, text: str | None) -> int | None:
     if text is None:
         return None
-    if not text.isascii() or not text.removeprefix("-").isdigit() or len(text) > 18:
+    digits = text.removeprefix("-")
+    if not digits.isascii() or not digits.isdigit() or len(digits) > MAX_DIGITS:
         raise InvalidGroup(name, "", "not a decimal number")
     return int(text)
+
+
+def _long_text(name: str, text: bytes) -> str:
+    try:
+        return msgspec.json.decode(text, type=str)
+    except ValueError as error:
+        raise InvalidGroup(name, "", "not a text") from error
 
 
 def _rest(values: Array | None) -> dict[str, bytes]:
@@ -279,15 +234,75 @@ def _rest(values: Array | None) -> dict[str, bytes]:
     except (ValueError, RecursionError) as error:
         raise InvalidGroup("rest", "", "not a JSON object in UTF-8") from error
     for name in members:
-        if name not in REST and name in ScoredData.__struct_fields__:
+        if name not in IN_REST and name in ScoredData.__struct_fields__:
             raise InvalidGroup("rest", "", "a key that does not belong there")
     # A key that the record does not have is ignored, as in JSON: a newer sender wrote it.
-    views = {name: memoryview(one) for name, one in members.items() if name in REST}
-    given = {
-        name: bytes(one) if len(one) <= LARGE_REST else cast(bytes, one)
-        for name, one in views.items()
+    views = {name: memoryview(raw) for name, raw in members.items() if name in IN_REST}
+    texts = {
+        name: bytes(view) if len(view) <= LARGE_REST else cast(bytes, view)
+        for name, view in views.items()
     }
-    return {name: one for name, one in given.items() if one != b"null"}
+    return {name: text for name, text in texts.items() if text != b"null"}
+
+
+class PackedGroup:
+    """A stored or posted file as :class:`GroupArrays`.
+
+    A small one is inflated. Of a large zstd frame each array is inflated when it is read, up to
+    its end, so that it takes memory for a chunk at a time. The values are not checked.
+
+    Raises:
+        MalformedBody, InvalidGroup: the header does not fit the file.
+    """
+
+    def __init__(self, data: Bytes, held_bytes: int = _LOOK_FIRST_BYTES) -> None:
+        size, start = len(data), data
+        self._zstd = is_zstd(data)
+        if self._zstd:
+            size = inflated_size(data)
+            if size <= held_bytes:
+                start = data = inflated(data, size)
+                self._zstd = False
+            else:
+                start = beginning_of(data)
+        self._data = data
+        self._header = safetensors.read_header(start, size, ALLOWED)
+        self.head = self._read_head()
+
+    def chunks(self, name: str) -> Iterator[Array]:
+        tensor = self._header.tensors[name]
+        kind = np.dtype(DTYPES[tensor.dtype])
+        for piece in self._bytes(name):
+            yield np.frombuffer(piece, kind)
+
+    def _read_head(self) -> Columns:
+        tensors = self._header.tensors
+        arrays = {}
+        for name, tensor in tensors.items():
+            kind = DTYPES[tensor.dtype]
+            arrays[name] = np.empty((0, *tensor.shape[1:]), kind)
+            if name in _HELD:
+                arrays[name] = np.frombuffer(b"".join(self._bytes(name)), kind)
+        head = columns_of(arrays, self._header.metadata)
+        if head.distilled is not None and "distill_counts" not in tensors:
+            shape = next(tensors[name].shape for name in CHOICES if name in tensors)
+            counts = np.broadcast_to(np.int32(shape[1]), shape[:1])
+            head = replace(head, distilled=replace(head.distilled, counts=counts))
+        return head
+
+    def _bytes(self, name: str) -> Iterator[bytes | memoryview]:
+        offsets = self._header.tensors[name].data_offsets
+        begin, end = (self._header.start + offset for offset in offsets)
+        if not self._zstd:
+            view = memoryview(self._data)
+            for at in range(begin, end, CHUNK_BYTES):
+                yield view[at : min(at + CHUNK_BYTES, end)]
+            return
+        inflater = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+        with undamaged(), inflater.stream_reader(self._data) as reader:
+            reader.seek(begin)
+            for at in range(begin, end, CHUNK_BYTES):
+                yield reader.read(min(CHUNK_BYTES, end - at))
 
 
 # --- zstd -------------------------------------------------------------------------------
@@ -317,12 +332,12 @@ def beginning_of(data: Bytes) -> bytes:
         return bytes(reader.read(8 + safetensors.MAX_HEADER_BYTES))
 
 
-def _inflated(data: Bytes, size: int) -> bytes:
+def inflated(data: Bytes, size: int) -> bytes:
     with undamaged():
-        inflated = _inflaters.here.decompress(data, allow_extra_data=False)
-        if len(inflated) != size:
+        content = _inflaters.here.decompress(data, allow_extra_data=False)
+        if len(content) != size:
             raise zstandard.ZstdError("another size than declared")
-    return bytes(inflated)
+    return bytes(content)
 
 
 @contextmanager
@@ -336,9 +351,12 @@ def undamaged() -> Iterator[None]:
 # --- many groups ------------------------------------------------------------------------
 
 
+FRAME_HEAD_BYTES = 8
+
+
 def frame_head(size: int) -> bytes:
     """The length field before a file of ``size`` bytes."""
-    return size.to_bytes(8, "little")
+    return size.to_bytes(FRAME_HEAD_BYTES, "little")
 
 
 def frames(files: Iterable[bytes]) -> bytes:

@@ -1,17 +1,14 @@
-"""A scored group as flat typed arrays (columns): checks and conversions.
+"""Checks of a group, and conversion between its record and flat typed arrays.
 
-    ScoredData <-> Columns <-> safetensors        JSON -> Columns
+    ScoredData <-> Columns <-> safetensors        JSON -> GroupArrays -> safetensors
 
-A check of 10^5 Python numbers takes milliseconds, of an array microseconds. Rows are
-concatenated, with their lengths in ``seq_lens``. Non-numeric fields stay JSON.
+A check of 10^5 Python numbers takes milliseconds, of an array microseconds.
 """
 
 from __future__ import annotations
 
-import re
 from array import array
-from collections.abc import Iterable, Sized
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 
@@ -19,6 +16,20 @@ import msgspec
 import numpy as np
 
 from atroposlib.errors import InvalidGroup
+from atroposlib.wire.group_arrays import (
+    FLOATS,
+    INT32,
+    MAX_ROWS,
+    MAX_TOKENS,
+    REST,
+    Columns,
+    Distilled,
+    GroupArrays,
+    Place,
+    TakenNumbers,
+    fits,
+    joined_choices,
+)
 from atroposlib.wire.images import IMAGES, LARGE_REST, check_images
 from atroposlib.wire.messages import (
     MASKED,
@@ -33,140 +44,41 @@ from atroposlib.wire.messages import (
 from atroposlib.wire.routing import checked, stacked, unstacked
 from atroposlib.wire.safetensors import Array
 
-MAX_ROWS = 4096
-MAX_TOKENS = 2**23  # of a group
-INT32 = np.iinfo(np.int32)
-FLOATS = ("inference_logprobs", "ref_logprobs", "advantages")  # one per token
-REST = (  # non-numeric fields; advantages only if they do not fit the tokens
-    *("messages", "generation_params", "overrides", "group_overrides", "images", "sampling"),
-    *("finish_reasons", "outcomes", "metadata", "marks", "advantages"),
-)
-_DECODERS = {
-    one.name: msgspec.json.Decoder(one.type) for one in msgspec.structs.fields(ScoredData)
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Distilled:
-    """Top choices of a teacher; ``counts[t]`` entries belong to position t."""
-
-    counts: Array  # (T,)
-    token_ids: Array | None = None  # (sum of counts,)
-    logprobs: Array | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """One group: G sequences with T tokens in total."""
-
-    seq_lens: Array  # (G,)
-    tokens: Array  # (T,) ints
-    trained: Array  # (T,) bools
-    scores: Array  # (G,) float64
-    labels: Array | None = None  # (T,) ints, -100 where not trained; None: the tokens
-    floats: dict[str, Array] = field(default_factory=dict)  # of FLOATS, each (T,)
-    versions: Array | None = None  # (T,)
-    distilled: Distilled | None = None
-    routed_experts: Array | None = None  # (T, L, K), see wire.routing
-    env_id: int | None = None
-    group_id: str | None = None
-    idempotency_key: str | None = None
-    incarnation: int | None = None
-    rest: dict[str, bytes] = field(default_factory=dict)  # of REST, each a JSON value
-
-    @property
-    def masks(self) -> Array:
-        """(T,) ints, -100 or the label."""
-        if self.labels is not None:
-            return self.labels
-        return np.where(self.trained, self.tokens, np.int32(MASKED))
-
-    @property
-    def n_tokens(self) -> int:
-        """Trained positions."""
-        return int(np.count_nonzero(self.trained))
-
-    @property
-    def version(self) -> int | None:
-        """Oldest policy version of the sampled tokens; None without versions."""
-        if self.versions is None:
-            return None
-        known = self.versions != MASKED_VERSION
-        oldest = int(np.min(self.versions, where=known, initial=INT32.max))
-        return oldest if oldest < INT32.max or known.any() else None
-
-    @property
-    def declared_size(self) -> int | None:
-        """``group_overrides["group_size"]``, if it is an int."""
-        overrides = self.rest_value("group_overrides") or {}
-        size = overrides.get("group_size")
-        return size if type(size) is int else None
-
-    def rest_value(self, name: str) -> Any:
-        """A non-numeric field, decoded; None if absent. Raises InvalidGroup: another type."""
-        try:
-            return _DECODERS[name].decode(self.rest[name]) if name in self.rest else None
-        except RecursionError as error:
-            raise InvalidGroup(name, "", "nested too deeply") from error
-        except ValueError as error:  # msgspec's, or bytes that are not UTF-8
-            raise InvalidGroup(name, "", without_values(str(error))) from error
-
-
-def without_values(problem: str) -> str:
-    """The error message of msgspec without quoted input, at most 500 characters."""
-    problem = re.sub(
-        r"Invalid enum value .*?(?= - at `\$|$)", "Not an allowed value", problem, 1, re.S
-    )
-    return problem[:500]
-
-
-def fits(lengths: Iterable[int], seq_lens: Array) -> bool:
-    """Whether rows of these lengths match the rows of tokens."""
-    return bool(list(lengths) == seq_lens.tolist())
-
-
-def joined_choices(
-    token_ids: tuple[Array, Array] | None, logprobs: tuple[Array, Array] | None
-) -> Distilled | None:
-    """Join the two distill fields, each (counts, values)."""
-    first = token_ids or logprobs
-    if first is None:
-        return None
-    if token_ids and logprobs and not np.array_equal(token_ids[0], logprobs[0]):
-        raise InvalidGroup("distill_logprobs", "", "not one logprob per distilled token")
-    return Distilled(
-        first[0], token_ids[1] if token_ids else None, logprobs[1] if logprobs else None
-    )
-
-
 # --- checks ---------------------------------------------------------------------------
 
+_RANGES = {
+    "tokens": (0, "token ids lie in 0 .. 2^31 - 1"),
+    "labels": (INT32.min, "a mask is -100 or a label in int32"),
+    "versions": (MASKED_VERSION, "versions lie in 0 .. 2^31 - 1, or are -1"),
+}
+_JSON_NAMES = {"labels": "masks"}  # where the tensor has another name
 
-def check(columns: Columns) -> None:
+
+def check(group: GroupArrays) -> None:
     """Raise InvalidGroup, with field and index but no value, if it cannot be trained on."""
-    check_lengths(columns.seq_lens)
-    rows, total = len(columns.seq_lens), len(columns.tokens)
-    place = _Place(columns.seq_lens)
-    if int(columns.seq_lens.sum(dtype=np.int64)) != total:
-        raise InvalidGroup("tokens", "", "seq_lens do not add up to the tokens")
-    _in_range("tokens", columns.tokens, 0, place, "token ids lie in 0 .. 2^31 - 1")
-    if (labels := columns.labels) is not None:
-        _in_range("masks", labels, INT32.min, place, "a mask is -100 or a label in int32")
-    _require_length("scores", columns.scores, rows)
-    for g in np.flatnonzero(~np.isfinite(columns.scores)):
+    head = group.head
+    check_lengths(head.seq_lens)
+    rows, total = len(head.seq_lens), int(head.seq_lens.sum(dtype=np.int64))
+    place = Place(head.seq_lens)
+    require_length("scores", len(head.scores), rows)
+    for g in np.flatnonzero(~np.isfinite(head.scores)):
         raise InvalidGroup("scores", f"[{g}]", "not a finite number")
-    for name, values in columns.floats.items():
-        _require_length(name, values, total)
-        _finite(name, values, place)
-        if name == "inference_logprobs" and labels is not None:
-            _check_probabilities(values, labels, place)
-    if (versions := columns.versions) is not None:
-        problem = "versions lie in 0 .. 2^31 - 1, or are -1"
-        _in_range("versions", versions, MASKED_VERSION, place, problem)
-    _check_distilled(columns.distilled, total, place)
-    if columns.routed_experts is not None:
-        _require_length("routed_experts", checked(columns.routed_experts), total)
-    check_rest(columns)
+    present = head.arrays()
+    if sum(map(len, group.chunks("tokens"))) != total:
+        raise InvalidGroup("tokens", "", "seq_lens do not add up to the tokens")
+    for name, (low, problem) in _RANGES.items():
+        if name in present:
+            field_name = _JSON_NAMES.get(name, name)
+            _check_range(field_name, group.chunks(name), low, place, total, problem)
+    for name in head.floats:
+        _check_finite(name, group.chunks(name), place, total)
+    if head.distilled is not None:
+        _check_distilled(group, head.distilled, total, place)
+    if head.routed_experts is not None:
+        checked(head.routed_experts)
+        length = sum(map(len, group.chunks("routed_experts")))
+        require_length("routed_experts", length, total)
+    check_rest(head)
 
 
 def check_lengths(seq_lens: Array) -> None:
@@ -181,64 +93,75 @@ def check_lengths(seq_lens: Array) -> None:
         raise InvalidGroup("tokens", "", problem)
 
 
-class _Place:
-    """The index ``[g][t]`` of a position of the flat arrays."""
-
-    def __init__(self, seq_lens: Array) -> None:
-        self._ends = np.cumsum(seq_lens)
-
-    def __call__(self, flat: int) -> str:
-        g = int(np.searchsorted(self._ends, flat, side="right"))
-        return f"[{g}][{flat - (int(self._ends[g - 1]) if g else 0)}]"
+def require_length(name: str, length: int, expected: int, index: str = "") -> None:
+    if length != expected:
+        raise InvalidGroup(name, index, f"{length} entries where {expected} are expected")
 
 
-def _require_length(name: str, values: Sized, length: int, index: str = "") -> None:
-    if len(values) != length:
-        raise InvalidGroup(name, index, f"{len(values)} entries where {length} are expected")
+def _check_range(
+    name: str,
+    chunks: Iterable[Array],
+    low: int,
+    place: Callable[[int], str],
+    total: int,
+    problem: str,
+) -> None:
+    """Require ``total`` integers from ``low`` to 2^31 - 1."""
+    at = 0
+    for values in chunks:
+        if len(values) and (int(values.min()) < low or int(values.max()) > INT32.max):
+            bad = np.flatnonzero((values < low) | (values > INT32.max))
+            raise InvalidGroup(name, place(at + int(bad[0])), problem)
+        at += len(values)
+    require_length(name, at, total)
 
 
-def _in_range(name: str, values: Array, low: int, place: _Place, problem: str) -> None:
-    _require_length(name, values, int(place._ends[-1]))
-    if int(values.min()) < low or int(values.max()) > INT32.max:
-        bad = np.flatnonzero((values < low) | (values > INT32.max))
-        raise InvalidGroup(name, place(int(bad[0])), problem)
+def _check_finite(
+    name: str, chunks: Iterable[Array], place: Callable[[int], str], total: int
+) -> None:
+    """Require ``total`` finite numbers."""
+    at = 0
+    for values in chunks:
+        finite = np.isfinite(values)
+        if not finite.all():
+            raise InvalidGroup(name, place(at + int(finite.argmin())), "not a finite number")
+        at += len(values)
+    require_length(name, at, total)
 
 
-def _finite(name: str, values: Array, place: _Place) -> None:
-    finite = np.isfinite(values)
-    if not finite.all():
-        raise InvalidGroup(name, place(int(finite.argmin())), "not a finite number")
-
-
-def _check_probabilities(logprobs: Array, labels: Array, place: _Place) -> None:
+def check_probabilities(group: GroupArrays) -> None:
     """Reject a logprob above 0 at a trained token; MASKED_LOGPROB pads rows of old clients."""
-    above = (logprobs > MAX_LOGPROB) & (logprobs != MASKED_LOGPROB) & (labels != MASKED)
-    if above.any():
-        raise InvalidGroup("inference_logprobs", place(int(above.argmax())), "above 0")
-
-
-def _check_distilled(distilled: Distilled | None, total: int, place: _Place) -> None:
-    if distilled is None:
+    if "inference_logprobs" not in group.head.floats:
         return
+    trained, at = TakenNumbers(group.chunks("mask")), 0
+    for logprobs in group.chunks("inference_logprobs"):
+        above = (logprobs > MAX_LOGPROB) & (logprobs != MASKED_LOGPROB)
+        above &= trained.take(len(logprobs)) != 0
+        if above.any():
+            index = Place(group.head.seq_lens)(at + int(above.argmax()))
+            raise InvalidGroup("inference_logprobs", index, "above 0")
+        at += len(logprobs)
+
+
+def _check_distilled(
+    group: GroupArrays, distilled: Distilled, total: int, place: Place
+) -> None:
     counts = distilled.counts
-    _require_length("distill_token_ids", counts, total)
+    require_length("distill_token_ids", len(counts), total)
     if len(counts) and int(counts.min()) < 0:
         raise InvalidGroup(
             "distill_token_ids", place(int(counts.argmin())), "a negative count"
         )
     choices = int(counts.sum(dtype=np.int64))
 
-    def place_of(choice: np.intp) -> str:
+    def place_of(choice: int) -> str:
         return place(int(np.searchsorted(np.cumsum(counts), choice, side="right")))
 
-    if (ids := distilled.token_ids) is not None:
-        _require_length("distill_token_ids", ids, choices)
-        for bad in np.flatnonzero((ids < INT32.min) | (ids > INT32.max)):
-            raise InvalidGroup("distill_token_ids", place_of(bad), "not an int32")
-    if (logprobs := distilled.logprobs) is not None:
-        _require_length("distill_logprobs", logprobs, choices)
-        for bad in np.flatnonzero(~np.isfinite(logprobs)):
-            raise InvalidGroup("distill_logprobs", place_of(bad), "not a finite number")
+    if distilled.token_ids is not None:
+        ids = group.chunks("distill_token_ids")
+        _check_range("distill_token_ids", ids, INT32.min, place_of, choices, "not an int32")
+    if distilled.logprobs is not None:
+        _check_finite("distill_logprobs", group.chunks("distill_logprobs"), place_of, choices)
 
 
 def check_rest(columns: Columns) -> None:
@@ -250,7 +173,7 @@ def check_rest(columns: Columns) -> None:
             continue
         value = columns.rest_value(name)
         if name in PER_SEQUENCE and value is not None:
-            _require_length(name, value, rows)
+            require_length(name, len(value), rows)
         if name == "messages":
             validate_messages(value)
         if name == "sampling":
@@ -297,6 +220,7 @@ def from_group(group: ScoredData) -> Columns:
         rest={name: _encoded(name, one) for name, one in rest.items() if one is not None},
     )
     check(columns)
+    check_probabilities(columns)
     return columns
 
 
@@ -327,9 +251,9 @@ def to_group(columns: Columns) -> ScoredData:
 
 def _require_rows(name: str, rows: list[Any], seq_lens: Array) -> None:
     """Require one row per sequence, and one entry per token."""
-    _require_length(name, rows, len(seq_lens))
+    require_length(name, len(rows), len(seq_lens))
     for g, (row, length) in enumerate(zip(rows, seq_lens.tolist())):
-        _require_length(name, row, length, f"[{g}]")
+        require_length(name, len(row), length, f"[{g}]")
 
 
 def _flat(name: str, rows: list[Any], seq_lens: Array, kind: type[Any]) -> Array:
@@ -375,7 +299,7 @@ def _distilled(group: ScoredData, seq_lens: Array) -> Distilled | None:
     if ids and logprobs:
         for bad in np.flatnonzero(ids[0] != logprobs[0]):
             problem = "not one logprob per distilled token"
-            raise InvalidGroup("distill_logprobs", _Place(seq_lens)(int(bad)), problem)
+            raise InvalidGroup("distill_logprobs", Place(seq_lens)(int(bad)), problem)
     return joined_choices(ids, logprobs)
 
 

@@ -48,6 +48,7 @@ class Header:
     metadata: dict[str, str]
 
 
+_OFFSETS = b'"data_offsets"'
 _HEADER = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _TENSOR = msgspec.json.Decoder(Tensor)
 _METADATA = msgspec.json.Decoder(dict[str, str])
@@ -55,7 +56,7 @@ _METADATA = msgspec.json.Decoder(dict[str, str])
 
 def write(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
     """Encode a file."""
-    layout = {name: (one.dtype, one.shape) for name, one in arrays.items()}
+    layout = {name: (array.dtype, array.shape) for name, array in arrays.items()}
     beginning, ordered, _ = begin(layout, metadata)
     return b"".join([beginning, *(arrays[name].tobytes() for name in ordered)])
 
@@ -102,11 +103,13 @@ def read_header(beginning: Bytes, size: int, allowed: Mapping[str, Collection[st
     head = bytes(beginning[8:start])
     try:
         raw = _HEADER.decode(head)
-        metadata = _METADATA.decode(raw.pop("__metadata__", msgspec.Raw(b"{}")))
+        named = raw.pop("__metadata__", msgspec.Raw(b"{}"))
+        metadata = _METADATA.decode(named)
         tensors = {name: _TENSOR.decode(one) for name, one in raw.items()}
     except (ValueError, RecursionError) as error:
         raise MalformedBody("not a safetensors file: its header cannot be read") from error
-    if head[:1] != b"{" or head.count(b'"data_offsets"') != len(tensors):  # a name twice
+    entries = head.count(_OFFSETS) - bytes(named).count(_OFFSETS)
+    if head[:1] != b"{" or entries != len(tensors):  # a name twice
         raise MalformedBody("not a safetensors file: its header is not canonical")
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda one: one[1].data_offsets):

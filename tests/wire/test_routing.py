@@ -11,9 +11,7 @@ import pytest
 import safetensors.numpy
 
 from atroposlib.api.codec import read_group
-from atroposlib.api.codec.delivery import read_columns
-from atroposlib.api.codec.json_columns import LargeGroup
-from atroposlib.api.common.records import Payload
+from atroposlib.api.codec.json_group import JsonGroup
 from atroposlib.errors import InvalidGroup, TokensMissing
 from atroposlib.wire.binary import pack_columns, pack_group, unpack_columns, unpack_group
 from atroposlib.wire.columns import to_group
@@ -45,10 +43,10 @@ def test_both_encodings_carry_the_experts_of_every_row(rows):
         (msgspec.json.encode(sent), "application/json"),
     ):
         kept = read_group(body, media)
-        columns = read_columns(Payload(kept.payload, kept.media))
+        columns = unpack_columns(kept.payload)
         assert to_group(columns).routed_experts == rows
         assert to_group(unpack_columns(pack_columns(columns))).routed_experts == rows
-    large = LargeGroup(msgspec.json.encode(sent)).head.routed_experts
+    large = JsonGroup(msgspec.json.encode(sent)).head.routed_experts
     assert unstacked(large, np.array([len(row) for row in sent["tokens"]])) == rows
 
 
@@ -91,7 +89,7 @@ def test_experts_of_another_shape_are_refused_by_every_reader(rows, place):
     with pytest.raises(InvalidGroup, match="routed_experts"):
         read_group(msgspec.json.encode(sent), "application/json")
     with pytest.raises(InvalidGroup, match="routed_experts"):
-        LargeGroup(msgspec.json.encode(sent))
+        JsonGroup(msgspec.json.encode(sent))
 
 
 @pytest.mark.parametrize("shape", [(4, 2, 2), (5, 4), (5, 2, 2, 1), (5, 65, 64)])

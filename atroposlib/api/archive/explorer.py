@@ -25,14 +25,15 @@ from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.records import RunFacts
 from atroposlib.api.archive.run_views import RunViews
 from atroposlib.api.archive.selection import ChosenRows, kinds_of
-from atroposlib.api.codec.delivery import read_columns
-from atroposlib.api.common.records import Media, Payload
+from atroposlib.api.codec import read_group
+from atroposlib.api.codec.formats import JSON_MEDIA
 from atroposlib.api.store import Store
 from atroposlib.errors import ConfigError, CorruptPayload, UnknownGroup
 from atroposlib.utils.tokenizers.loading import local_tokenizer
 from atroposlib.utils.tokenizers.texts import text_of, token_texts
 from atroposlib.wire import explore
-from atroposlib.wire.columns import Columns
+from atroposlib.wire.binary import unpack_columns
+from atroposlib.wire.group_arrays import Columns
 from atroposlib.wire.images import pictures_of
 from atroposlib.wire.numbers import finite
 from atroposlib.wire.safetensors import Array
@@ -180,7 +181,7 @@ class Explorer(RunViews):
         return explore.GroupView(
             **shared,
             n_bytes=None if group is None else group.n_bytes,
-            media=None if group is None else group.media.value,
+            media=None if group is None else "safetensors",
             archived=group is not None and first.state in ("committed", "dropped"),
             baseline=baseline,
             spread=spread,
@@ -281,25 +282,28 @@ class Explorer(RunViews):
 
     def stored(self, gid: int) -> StoredGroup | None:
         """The group, if its bytes are kept."""
-        payloads: list[Payload] = []
+        payloads: list[bytes] = []
         if -(2**63) < gid < 0:  # a dropped group, of which an environment sent a sample
             sql = "SELECT sample, media FROM drop_sample WHERE id = ? AND sample IS NOT NULL"
-            found = self.index.read(sql, (-gid,))
-            payloads = [Payload(data, Media(media)) for data, media in found]
+            samples = self.index.read(sql, (-gid,))
+            payloads = [
+                read_group(data, JSON_MEDIA).payload if media == "json" else data
+                for data, media in samples
+            ]
         else:
             with suppress(CorruptPayload):
                 payloads = self._store.read([gid], retired=True)
         if not payloads:
             return None
         [payload] = payloads
-        return StoredGroup(read_columns(payload), len(payload.data), payload.media)
+        return StoredGroup(unpack_columns(payload), len(payload))
 
 
 class StoredGroup:
-    """A decoded group, and the form of its bytes."""
+    """A decoded group, and the size of its payload."""
 
-    def __init__(self, columns: Columns, n_bytes: int, media: Media) -> None:
-        self.columns, self.n_bytes, self.media = columns, n_bytes, media
+    def __init__(self, columns: Columns, n_bytes: int) -> None:
+        self.columns, self.n_bytes = columns, n_bytes
 
     def texts(
         self, row: int, decoder: Any, most: int | None = TEXT_CHARACTERS

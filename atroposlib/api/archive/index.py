@@ -60,7 +60,7 @@ CREATE TABLE note (
     advantages BLOB, logprobs BLOB, flags BLOB, PRIMARY KEY (gid, row)) WITHOUT ROWID;
 CREATE TABLE drop_sample (
     id INTEGER PRIMARY KEY, env TEXT, reason TEXT NOT NULL, dropped INTEGER NOT NULL,
-    at REAL NOT NULL, media TEXT, sample BLOB);
+    at REAL NOT NULL, media TEXT, sample BLOB);  -- media: 'json' of earlier releases
 CREATE TABLE weights (
     id INTEGER PRIMARY KEY, server TEXT, version INTEGER, at REAL NOT NULL);
 CREATE TABLE event (

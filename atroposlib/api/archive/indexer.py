@@ -30,11 +30,12 @@ from atroposlib.api.archive.records import (
     RowFacts,
     RunFacts,
 )
-from atroposlib.api.codec.delivery import stored_facts
+from atroposlib.api.codec.row_facts import facts_of
 from atroposlib.api.decisions.run_state import run_of
 from atroposlib.api.store import Store
 from atroposlib.api.store.sql.claim import LEDGER_GROUPS
 from atroposlib.errors import CorruptPayload, InvalidGroup, StoreError, surviving
+from atroposlib.wire.binary import PackedGroup
 from atroposlib.wire.safetensors import MalformedBody
 
 log = logging.getLogger(__name__)
@@ -320,15 +321,16 @@ class Indexer:
         for gid in gids:
             try:
                 [payload] = self._store.read([gid], retired=True)
-                columns, facts = stored_facts(payload)
-            except (CorruptPayload, InvalidGroup, MalformedBody, msgspec.DecodeError):
+                group = PackedGroup(payload)
+                head, facts = group.head, facts_of(group)
+            except (CorruptPayload, InvalidGroup, MalformedBody):
                 continue  # freed meanwhile, or damaged
             except _UNFIT as error:
                 self._skip(gid, error)
                 continue
             here = ledger.get(gid)
-            env = columns.env_id if here is None else here.env
-            label = (columns.rest_value("metadata") or {}).get("env")
+            env = head.env_id if here is None else here.env
+            label = (head.rest_value("metadata") or {}).get("env")
             named = label if isinstance(label, str) else None  # in a file of groups
             records.append(
                 RowFacts(

@@ -18,7 +18,7 @@ from atroposlib.api.archive.filters import FILTERS, require_known, where
 from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.indexer import Indexer
 from atroposlib.api.archive.records import RunFacts
-from atroposlib.api.codec.json import read_json_group
+from atroposlib.api.codec.json import read_json_group, stored_form
 from atroposlib.api.decisions.run_state import run_of
 from atroposlib.api.store import Store
 from atroposlib.api.store.postgres import PostgresStore
@@ -97,7 +97,7 @@ def explored(
         with closing(PostgresStore(run, data_dir=index)) as store:
             yield from _explored(store, tokenizer, again)
     elif (run / DATABASE).is_file():
-        with closing(SqliteStore(run, archive_bytes=kept_bytes)) as store:
+        with closing(SqliteStore(run, archive_bytes=kept_bytes, convert=stored_form)) as store:
             yield from _explored(store, tokenizer, again)
     elif files := (
         [run] if run.is_file() else sorted(set(run.glob("*.jsonl")) - {run / SAMPLES})

@@ -186,13 +186,14 @@ class DropFact(Record):
     reason: str
     dropped: int
     at: float
-    media: str | None = None
     sample: bytes | None = None
     facts: GroupFacts | None = None  # of the sample
 
     def write(self, connection: apsw.Connection) -> None:
-        row = (self.env, self.reason, self.dropped, self.at, self.media, self.sample)
-        connection.execute("INSERT INTO drop_sample VALUES (NULL, ?, ?, ?, ?, ?, ?)", row)
+        connection.execute(
+            "INSERT INTO drop_sample (env, reason, dropped, at, sample) VALUES (?, ?, ?, ?, ?)",
+            (self.env, self.reason, self.dropped, self.at, self.sample),
+        )
         gid = -connection.last_insert_rowid()  # the sample is shown as a group with this id
         if self.facts is not None:
             RowFacts(gid, self.env, self.at, None, "dropped", self.facts).write(connection)

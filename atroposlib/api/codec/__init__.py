@@ -1,7 +1,7 @@
-"""Parsers of group bodies: JSON or binary by content type.
+"""Parsers of group bodies, JSON or binary by content type, and the encoding at delivery.
 
-The store keeps the received bytes, so a batch is sent without decoding its groups. JSON
-gets the missing keys of the record, because trainers index every key.
+A group is stored in one form, a safetensors file: as it was received in binary, or made of JSON. So a
+binary batch is sent without decoding its groups.
 """
 
 from __future__ import annotations

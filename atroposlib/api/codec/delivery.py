@@ -1,9 +1,9 @@
-"""Transcoding of stored groups at delivery. Pure.
+"""Encoding of stored groups at delivery. Pure.
 
-A few kilobytes can hold a group of 128 MB, and many clients may ask for it at once. So the
-numbers of a large group are read from its payload as they are written, some at a time:
+A group leaves in frames as it is stored. A few kilobytes can hold a group of 128 MB, and many clients
+may ask for it at once. So its other forms are made from some of its numbers at a time:
 
-    payload -> BinaryGroup or LargeGroup -> (Masked) -> JSON, or an uncompressed file
+    payload -> PackedGroup -> (Masked) -> JSON, or an uncompressed file
 """
 
 from __future__ import annotations
@@ -11,38 +11,30 @@ from __future__ import annotations
 import base64
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from enum import Enum
 from math import prod
-from typing import cast
 
 import msgspec
 import numpy as np
+import orjson
 
-from atroposlib.api.codec.formats import WHOLE_BYTES
-from atroposlib.api.codec.json_columns import KEYS, LargeGroup, parse_columns
-from atroposlib.api.codec.row_facts import GroupFacts, facts_of
-from atroposlib.api.common.records import BatchMember, Media, Payload
+from atroposlib.api.codec.formats import GROUPS_MEDIA, JSON_MEDIA, WHOLE_BYTES
+from atroposlib.api.codec.json_group import KEYS
+from atroposlib.api.common.records import BatchMember
 from atroposlib.errors import CorruptPayload, InvalidGroup
-from atroposlib.wire import ScoredData
-from atroposlib.wire.binary import (
-    frame_head,
-    inflated_size,
-    is_zstd,
-    pack_columns,
-    unpack_columns,
-)
-from atroposlib.wire.binary_pieces import BinaryGroup, Numbers, Taken, file_of
-from atroposlib.wire.columns import Columns, from_group, split_rows, to_group
-from atroposlib.wire.images import IMAGES
+from atroposlib.wire.binary import PackedGroup, frame_head
+from atroposlib.wire.columns import split_rows
+from atroposlib.wire.group_arrays import GroupArrays, TakenNumbers
 from atroposlib.wire.messages import MASKED, MASKED_LOGPROB, MASKED_VERSION
-from atroposlib.wire.safetensors import Array, MalformedBody
+from atroposlib.wire.packing import CHOICES, file_of
+from atroposlib.wire.safetensors import Array, Bytes, MalformedBody
 
 # Conversions hold Python's lock, so many at once would take memory and delay the event loop.
 ONE_CONVERSION = threading.Lock()
-_NUMBERS = 2**15  # that are Python objects at the same time
+_NUMBERS = 2**15  # that are written at a time
 _FILL = {
-    "masks": MASKED,
+    "mask": 0,
+    "labels": MASKED,
     "versions": MASKED_VERSION,
     "inference_logprobs": MASKED_LOGPROB,
 }
@@ -51,47 +43,47 @@ _FILL = {
 class Encoding(Enum):
     """Encodings of a delivery."""
 
-    JSON = "application/json"
-    FRAMES = "application/x-atropos-groups"  # each a safetensors file, or a zstd frame of one
+    JSON = JSON_MEDIA
+    FRAMES = GROUPS_MEDIA  # each a safetensors file, or a zstd frame of one
 
 
 def accepted_encoding(accept: str) -> Encoding:
     """The encoding that an Accept header names; JSON by default."""
-    for one in accept.lower().split(","):
-        kind, _, parameters = one.partition(";")
+    for media in accept.lower().split(","):
+        kind, _, parameters = media.partition(";")
         if kind.strip() == Encoding.FRAMES.value and parameters.replace(" ", "") != "q=0":
             return Encoding.FRAMES
     return Encoding.JSON
 
 
-def is_stored_as(media: Media, form: Encoding) -> bool:
-    """Whether stored bytes of ``media`` are sent in this encoding unchanged."""
-    return (media is Media.JSON) == (form is Encoding.JSON)
-
-
 def encode_group(
-    payload: Payload, member: BatchMember, form: Encoding, min_version: int | None
-) -> Iterator[bytes]:
+    payload: Bytes, member: BatchMember, form: Encoding, min_version: int | None
+) -> Iterator[Bytes]:
     """The group in ``form`` in pieces, with tokens older than ``min_version`` masked.
 
     Raises:
         CorruptPayload: the payload is no group, although its digest matches.
     """
     stale = min_version is not None and member.is_older_than(min_version)
-    if is_stored_as(payload.media, form) and not stale:
-        if form is Encoding.FRAMES:
-            yield frame_head(len(payload.data))
-        yield payload.data
+    if form is Encoding.FRAMES and not stale:
+        yield frame_head(len(payload))
+        yield payload
         return
     try:
-        versioned = member.version is not None
-        mask_before = min_version if stale else None
-        yield from one_at_a_time(_converted(payload, form, mask_before, versioned))
-    except (InvalidGroup, MalformedBody, msgspec.DecodeError) as error:
+        group: GroupArrays = PackedGroup(payload, WHOLE_BYTES)
+        if min_version is not None and stale:
+            group = Masked(group, min_version, versioned=member.version is not None)
+        yield from in_turn(to_json(group) if form is Encoding.JSON else _frame_of(group))
+    except (InvalidGroup, MalformedBody) as error:
         raise CorruptPayload([member.gid]) from error
 
 
-def one_at_a_time(pieces: Iterator[bytes]) -> Iterator[bytes]:
+def json_of(payload: Bytes) -> Iterator[bytes]:
+    """A stored group as JSON, in pieces."""
+    return in_turn(to_json(PackedGroup(payload, WHOLE_BYTES)))
+
+
+def in_turn(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """The pieces; in this process one is made at a time."""
     while True:
         with ONE_CONVERSION:
@@ -101,104 +93,10 @@ def one_at_a_time(pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield piece
 
 
-def _converted(
-    payload: Payload, form: Encoding, min_version: int | None = None, versioned: bool = False
-) -> Iterator[bytes]:
-    if _size(payload) <= WHOLE_BYTES:
-        columns = read_columns(payload)
-        if min_version is not None:
-            columns = stale_masked(columns, min_version)
-        if form is Encoding.JSON:
-            yield msgspec.json.encode(to_group(columns))
-        else:
-            file = pack_columns(columns)
-            yield frame_head(len(file))
-            yield file
-        return
-    group = read_large(payload)
-    if min_version is not None:
-        group = Masked(group, min_version, versioned)
-    if form is Encoding.JSON:
-        yield from to_json(group)
-    else:
-        size, pieces = file_of(group)
-        yield frame_head(size)
-        yield from pieces
-
-
-def _size(payload: Payload) -> int:
-    """Bytes of the group, inflated."""
-    return inflated_size(payload.data) if is_zstd(payload.data) else len(payload.data)
-
-
-def read_columns(payload: Payload) -> Columns:
-    """All numbers of a stored group.
-
-    Raises:
-        InvalidGroup, MalformedBody, msgspec.DecodeError: the payload is no group.
-    """
-    if payload.media is not Media.JSON:
-        return unpack_columns(payload.data)
-    if len(payload.data) > WHOLE_BYTES:
-        return _held(read_large(payload))
-    proven = parse_columns(payload.data)
-    if proven is not None:
-        return proven[0]
-    return from_group(msgspec.json.decode(payload.data, type=ScoredData))
-
-
-def stored_facts(payload: Payload) -> tuple[Columns, GroupFacts]:
-    """A stored group, if large JSON without its entries per token, and the facts of its rows.
-
-    Raises as :func:`read_columns`.
-    """
-    if payload.media is Media.JSON and len(payload.data) > WHOLE_BYTES:
-        group = LargeGroup(payload.data)
-        return group.head, facts_of(group.head, group.row_numbers())
-    columns = read_columns(payload)
-    return columns, facts_of(columns)
-
-
-def latest_json(payload: Payload) -> Iterator[bytes]:
-    """A stored binary group as JSON, in pieces."""
-    return one_at_a_time(_converted(payload, Encoding.JSON))
-
-
-# --- large groups -----------------------------------------------------------------------
-
-
-def read_large(payload: Payload) -> Numbers:
-    """A stored group, whose numbers are read from ``payload``. Raises as :func:`read_columns`."""
-    if payload.media is not Media.JSON:
-        return BinaryGroup(payload.data)
-    group = LargeGroup(payload.data)
-    if group.large_images is not None:
-        group.head.rest[IMAGES] = cast(bytes, memoryview(payload.data)[group.large_images])
-    return group
-
-
-def _held(group: Numbers) -> Columns:
-    """The group with its entries per token."""
-    head, distilled = group.head, group.head.distilled
-
-    def all_of(name: str) -> Array:
-        return np.concatenate(list(group.numbers(name)))
-
-    if distilled is not None:
-        ids, logprobs = distilled.token_ids, distilled.logprobs
-        ids = None if ids is None else all_of("distill_token_ids")
-        logprobs = None if logprobs is None else all_of("distill_logprobs")
-        distilled = replace(distilled, token_ids=ids, logprobs=logprobs)
-    masks = all_of("masks")
-    return replace(
-        head,
-        tokens=all_of("tokens"),
-        trained=masks != MASKED,
-        labels=masks,
-        floats={name: all_of(name) for name in head.floats},
-        versions=None if head.versions is None else all_of("versions"),
-        distilled=distilled,
-    )
+def _frame_of(group: GroupArrays) -> Iterator[bytes]:
+    size, pieces = file_of(group)
+    yield frame_head(size)
+    yield from pieces
 
 
 class Masked:
@@ -207,97 +105,126 @@ class Masked:
     A group without versions is masked completely; call this for stale groups only.
     """
 
-    def __init__(self, group: Numbers, min_version: int, versioned: bool) -> None:
-        self.head, self.wide = group.head, group.wide
+    def __init__(self, group: GroupArrays, min_version: int, versioned: bool) -> None:
+        self.head = group.head
         self._group, self._min_version, self._versioned = group, min_version, versioned
 
-    def numbers(self, name: str) -> Iterator[Array]:
+    def chunks(self, name: str) -> Iterator[Array]:
         if name not in _FILL:
-            yield from self._group.numbers(name)
+            yield from self._group.chunks(name)
             return
-        versions = Taken(self._group.numbers("versions")) if self._versioned else None
-        for values in self._group.numbers(name):
-            known = None if versions is None else versions(len(values))
-            yield _masked(name, values, known, self._min_version)
+        versions = TakenNumbers(self._group.chunks("versions")) if self._versioned else None
+        for values in self._group.chunks(name):
+            stale: Array | bool = True
+            if versions is not None:
+                known = versions.take(len(values))
+                stale = (known != MASKED_VERSION) & (known < self._min_version)
+            yield np.where(stale, _FILL[name], values).astype(values.dtype)
 
 
-def _masked(name: str, values: Array, versions: Array | None, min_version: int) -> Array:
-    """The values of a member, with those of older ``versions`` replaced; None: all of them."""
-    stale: Array | bool = True
-    if versions is not None:
-        stale = (versions != MASKED_VERSION) & (versions < min_version)
-    return np.where(stale, _FILL[name], values).astype(values.dtype)
+# --- JSON ---------------------------------------------------------------------------------
 
 
-def stale_masked(columns: Columns, min_version: int) -> Columns:
-    """As :class:`Masked`."""
-    versions = columns.versions if columns.version is not None else None
-    floats = dict(columns.floats)
-    if (logprobs := floats.get("inference_logprobs")) is not None:
-        floats["inference_logprobs"] = _masked(
-            "inference_logprobs", logprobs, versions, min_version
-        )
-    masks = _masked("masks", columns.masks, versions, min_version)
-    if columns.versions is not None:
-        new = _masked("versions", columns.versions, versions, min_version)
-        columns = replace(columns, versions=new)
-    return replace(columns, floats=floats, trained=masks != MASKED, labels=masks)
-
-
-def to_json(group: Numbers) -> Iterator[bytes]:
+def to_json(group: GroupArrays) -> Iterator[bytes]:
     """JSON in pieces: every key of the record, in its order."""
-    head, choices = group.head, group.head.distilled
-    present = {"tokens", "masks", *head.floats}
-    present |= {"versions"} if head.versions is not None else set()
-    for name in ("token_ids", "logprobs"):
-        if getattr(choices, name, None) is not None:
-            present.add("distill_" + name)
+    head = group.head
+    arrays = head.arrays()
     before = b"{"
     for name in KEYS:
         yield b'%s"%s":' % (before, name.encode())
         before = b","
-        if name in present:
-            yield from _rows(group, name)
-        elif name == "scores":
-            yield msgspec.json.encode(head.scores.tolist())
+        if name == "scores":
+            yield _dumps(head.scores)
+        elif name == "masks":
+            yield from _rows(group, _masks(group))
+        elif name in CHOICES and name in arrays:
+            yield from _rows_of_choices(group, name)
         elif name == "routed_experts" and head.routed_experts is not None:
             yield from _experts(group, head.routed_experts)
+        elif name in arrays:
+            yield from _rows(group, group.chunks(name))
         else:
             value = head.rest.get(name)
             yield msgspec.json.encode(getattr(head, name, None)) if value is None else value
     yield b"}"
 
 
-def _rows(group: Numbers, name: str) -> Iterator[bytes]:
-    """A member with an entry per token: a number, or a list of the teacher's choices."""
-    taken, distilled = Taken(group.numbers(name)), group.head.distilled
-    counts = distilled.counts if distilled and name.startswith("distill_") else None
-    step = _NUMBERS if counts is None else max(1, _NUMBERS // max(1, int(counts.max())))
+def _dumps(values: object) -> bytes:
+    return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _masks(group: GroupArrays) -> Iterator[Array]:
+    if group.head.labels is not None:
+        yield from group.chunks("labels")
+        return
+    trained = TakenNumbers(group.chunks("mask"))
+    for tokens in group.chunks("tokens"):
+        yield np.where(trained.take(len(tokens)), tokens, np.int32(MASKED))
+
+
+def _rows(group: GroupArrays, chunks: Iterator[Array]) -> Iterator[bytes]:
+    """A member with a number per token; short rows are written together."""
+    numbers = TakenNumbers(chunks)
+    opening = b"["
+    lengths = group.head.seq_lens.tolist()
+    for first, last in _runs(lengths):
+        size = sum(lengths[first:last])
+        if size <= _NUMBERS:
+            values = _written(numbers.take(size))
+            ends = np.cumsum(lengths[first:last])[:-1]
+            yield opening + _dumps(np.split(values, ends))[1:-1]
+        else:
+            for start in range(0, size, _NUMBERS):
+                part = _dumps(_written(numbers.take(min(_NUMBERS, size - start))))[1:-1]
+                yield (b"," if start else opening + b"[") + part
+            yield b"]"
+        opening = b","
+    yield b"]"
+
+
+def _runs(lengths: list[int]) -> Iterator[tuple[int, int]]:
+    """Neighbours of at most ``_NUMBERS`` in all, as (first, last + 1); a longer one alone."""
+    first, size = 0, 0
+    for i, length in enumerate(lengths):
+        if i > first and size + length > _NUMBERS:
+            yield first, i
+            first, size = i, 0
+        size += length
+    yield first, len(lengths)
+
+
+def _written(values: Array) -> Array:
+    """Floats as float64: the text of a float32 is that of another number."""
+    return values.astype(np.float64) if values.dtype.kind == "f" else values
+
+
+def _rows_of_choices(group: GroupArrays, name: str) -> Iterator[bytes]:
+    """A member with a list of the teacher's choices per token."""
+    distilled = group.head.distilled
+    assert distilled is not None
+    numbers, counts = TakenNumbers(group.chunks(name)), distilled.counts
+    step = max(1, _NUMBERS // max(1, int(counts.max())))
     at = 0
     for g, length in enumerate(group.head.seq_lens.tolist()):
         for start in range(0, length, step):
-            size = min(step, length - start)
-            if counts is None:
-                some = taken(size).tolist()
-            else:
-                few = counts[at : at + size]
-                some = split_rows(taken(int(few.sum())).tolist(), few)
-            at += size
+            few = counts[at : at + min(step, length - start)]
+            values = numbers.take(int(few.sum(dtype=np.int64))).tolist()
+            at += len(few)
             opening = b"," if start else b",[" if g else b"[["
-            yield opening + msgspec.json.encode(some)[1:-1]
+            yield opening + orjson.dumps(split_rows(values, few))[1:-1]
         yield b"]"
     yield b"]"
 
 
-def _experts(group: Numbers, experts: Array) -> Iterator[bytes]:
+def _experts(group: GroupArrays, experts: Array) -> Iterator[bytes]:
     """Entries of all tokens of each row, in the type of ``experts``."""
-    taken, shape = Taken(group.numbers("routed_experts")), experts.shape[1:]
+    numbers, shape = TakenNumbers(group.chunks("routed_experts")), experts.shape[1:]
     step = 3 * max(1, _NUMBERS // (3 * prod(shape)))  # base64 of three bytes needs no padding
     for g, length in enumerate(group.head.seq_lens.tolist()):
         opening = b"," if g else b"["
         yield b'%s{"shape":%s,"data":"' % (opening, msgspec.json.encode((length, *shape)))
         for at in range(0, length, step):
-            some = taken(min(step, length - at) * prod(shape))
-            yield base64.b64encode(some.tobytes())
+            part = numbers.take(min(step, length - at) * prod(shape))
+            yield base64.b64encode(part.tobytes())
         yield b'"}'
     yield b"]"

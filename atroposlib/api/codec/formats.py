@@ -1,48 +1,55 @@
-"""Formats of a group body: parsed form, and parsing of binary groups. Pure.
+"""The stored form of a group, and the parser of binary ones. Pure.
 
-A group is kept as it was received, so a batch is served without decoding one. Parsers raise
-the errors of :func:`atroposlib.api.codec.read_group`.
+    JSON   -> JsonGroup -> checks -> one safetensors file, a zstd frame of it if it is large
+    binary -> Columns   -> checks -> the received bytes
+
+So a binary batch is served without decoding a group. Parsers raise the errors of
+:func:`atroposlib.api.codec.read_group`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 import msgspec
 
-from atroposlib.api.codec.row_facts import GroupFacts, RowNumbers, facts_of
-from atroposlib.api.common.records import Media, NewGroup
+from atroposlib.api.codec.row_facts import GroupFacts, facts_of
+from atroposlib.api.common.records import NewGroup
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire.binary import (
+    MAX_GROUP_BYTES,
     inflated_size,
     is_zstd,
-    pack_columns,
     split_frames,
     unpack_columns,
 )
-from atroposlib.wire.columns import Columns
+from atroposlib.wire.group_arrays import Columns, GroupArrays
+from atroposlib.wire.packing import exact, pack, with_floats
 from atroposlib.wire.safetensors import Bytes
 
 T = TypeVar("T")
 # What a post carries, inflated: a large one in pieces, each of which is freed once it is read.
 Body = bytes | bytearray | Iterator[bytes]
 
+JSON_MEDIA = "application/json"
 GROUP_MEDIA = "application/x-safetensors"  # one group, as safetensors or a zstd frame of it
 GROUPS_MEDIA = "application/x-atropos-groups"  # frames of them
 # A mark that the API writes into an accepted group whose ``advantages`` do not fit its tokens.
 ADVANTAGES_LENGTH = "advantages_length"
-# A smaller JSON body is parsed whole, by the full decoder if need be, for at most 30 times its
-# size in memory; a larger one in pieces.
+# A smaller JSON body is parsed by the full decoder if need be, for at most 30 times its size in
+# memory. A smaller stored group is inflated whole.
 WHOLE_BYTES = 2 * 2**20
+RAW_BYTES = 64 * 2**10  # a smaller group of a JSON post is stored uncompressed
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedGroup(NewGroup):
     """A checked group. It is made, and its digest computed, off the event loop."""
 
+    posted_as: str = "json"  # or "safetensors", "safetensors+zstd"; a label of metrics
     declared_size: int | None = None  # group_overrides["group_size"], if it is an int
     incarnation: int | None = None  # of ``version``
     length: int = 0  # tokens of all rows, trained or not
@@ -50,35 +57,53 @@ class ParsedGroup(NewGroup):
     facts: GroupFacts | None = None  # for the index of rollouts
 
 
+def packed_group(group: GroupArrays) -> ParsedGroup:
+    """A checked group of a JSON post, in the stored form.
+
+    Raises:
+        InvalidGroup: its arrays take more than a file may hold.
+    """
+    payload = pack(group, compress_above=RAW_BYTES, max_bytes=MAX_GROUP_BYTES)
+    return parsed_group(group, payload, "json", None)
+
+
 def parsed_group(
-    columns: Columns,
-    payload: bytes | bytearray | memoryview,
-    media: Media,
-    key: str | None,
-    marks: tuple[str, ...],
-    numbers: Sequence[RowNumbers] = (),
+    group: GroupArrays, payload: Bytes, posted_as: str, key: str | None
 ) -> ParsedGroup:
-    """A checked group; ``key`` applies if the group has no key, ``numbers`` as of its facts."""
-    own = columns.idempotency_key
+    """A checked group with its stored form; ``key`` applies if the group has no key."""
+    head, facts = group.head, facts_of(group)
+    versions = [row.version_min for row in facts.rows if row.version_min is not None]
     return ParsedGroup(
         payload=cast(bytes, payload),  # the stores take any of these types
-        media=media,
-        n_seq=len(columns.seq_lens),
-        n_tokens=columns.n_tokens,
-        env=columns.env_id,
-        key=key if own is None else own,
-        version=columns.version,
-        declared_size=columns.declared_size,
-        incarnation=columns.incarnation,
-        length=int(columns.seq_lens.sum()),
-        marks=marks,
-        facts=facts_of(columns, numbers),
+        posted_as=posted_as,
+        n_seq=len(head.seq_lens),
+        n_tokens=sum(row.n_trained for row in facts.rows),
+        env=head.env_id,
+        key=key if head.idempotency_key is None else head.idempotency_key,
+        version=min(versions, default=None),
+        declared_size=head.declared_size,
+        incarnation=head.incarnation,
+        length=int(head.seq_lens.sum()),
+        marks=marks_of(head),
+        facts=facts,
     )
 
 
-def find_marks(columns: Columns) -> tuple[str, ...]:
+def marks_of(head: Columns) -> tuple[str, ...]:
     """Marks of accepted irregularities: advantages in ``rest`` do not fit the tokens."""
-    return (ADVANTAGES_LENGTH,) if "advantages" in columns.rest else ()
+    return (ADVANTAGES_LENGTH,) if "advantages" in head.rest else ()
+
+
+def with_marks(head: Columns, key: str | None) -> Columns:
+    """The group with the marks of the API in place of those of the sender.
+
+    ``key`` applies if it has no key.
+    """
+    rest = {name: text for name, text in head.rest.items() if name != "marks"}
+    if marks := marks_of(head):
+        rest["marks"] = msgspec.json.encode(marks)
+    own = head.idempotency_key
+    return replace(head, rest=rest, idempotency_key=key if own is None else own)
 
 
 def parse_each(parse: Callable[[T], ParsedGroup], parts: Iterable[T]) -> list[ParsedGroup]:
@@ -158,18 +183,8 @@ def read_frames(body: Body) -> list[ParsedGroup]:
 
 
 def _read(body: Bytes, key: str | None) -> ParsedGroup:
-    columns = unpack_columns(body)
-    marks = find_marks(columns)
-    zstd = is_zstd(body)
-    if marks or "marks" in columns.rest:
-        body = pack_columns(_marked(columns, marks), compress=zstd)
-    media = Media.SAFETENSORS_ZSTD if zstd else Media.SAFETENSORS
-    return parsed_group(columns, body, media, key, marks)
-
-
-def _marked(columns: Columns, marks: tuple[str, ...]) -> Columns:
-    """The columns with the marks of the API in place of those of the sender."""
-    rest = {name: one for name, one in columns.rest.items() if name != "marks"}
-    if marks:
-        rest["marks"] = msgspec.json.encode(marks)
-    return replace(columns, rest=rest)
+    columns, zstd = unpack_columns(body), is_zstd(body)
+    if marks_of(columns) or "marks" in columns.rest:
+        columns = with_marks(columns, None)
+        body = pack(with_floats(columns, exact), compress_above=0 if zstd else None)
+    return parsed_group(columns, body, "safetensors+zstd" if zstd else "safetensors", key)

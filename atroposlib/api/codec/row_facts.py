@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from math import isfinite
 from typing import Any, NamedTuple
@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from atroposlib.wire.columns import Columns
-from atroposlib.wire.messages import MASKED
+from atroposlib.wire.group_arrays import Columns, GroupArrays
 from atroposlib.wire.numbers import finite, whole
 from atroposlib.wire.safetensors import Array
 
@@ -21,7 +20,7 @@ class RowFact(NamedTuple):
 
     reward: float
     n_tokens: int
-    n_trained: int | None
+    n_trained: int
     version_min: int | None  # of the sampled tokens
     version_max: int | None
     logprob_mean: float | None  # of the trained tokens, at the sampler
@@ -53,11 +52,12 @@ _OBJECT = msgspec.json.Decoder(dict[str, Any])
 _LIST = msgspec.json.Decoder(list[Any])
 
 
-def facts_of(columns: Columns, numbers: Sequence[RowNumbers] = ()) -> GroupFacts:
-    """The facts of a checked group; ``numbers`` of its rows if its token arrays are not held."""
-    G = len(columns.seq_lens)
-    metadata = _decoded(_OBJECT, columns.rest.get("metadata")) or {}
-    turns, calls = _turns(columns.rest.get("messages"), G)
+def facts_of(group: GroupArrays) -> GroupFacts:
+    """The facts of a checked group."""
+    head = group.head
+    G = len(head.seq_lens)
+    metadata = _decoded(_OBJECT, head.rest.get("metadata")) or {}
+    turns, calls = _turns(head.rest.get("messages"), G)
     generate_s: list[float | None] = [None] * G
     own = metadata.get("rows")
     if isinstance(own, list) and len(own) == G:
@@ -67,122 +67,97 @@ def facts_of(columns: Columns, numbers: Sequence[RowNumbers] = ()) -> GroupFacts
                 calls[g] = _count(row.get("tool_calls"), calls[g])
                 generate_s[g] = _seconds(row.get("timings"))
     item = metadata.get("item", metadata.get("item_id"))
+    sums = _RowSums(group)
+    low, high = sums.versions()
     # A map of columns: a call of the class for each row costs four times as much.
     rows = zip(
-        columns.scores.tolist(),
-        columns.seq_lens.tolist(),
-        *zip(*(numbers or _numbers(columns))),
+        head.scores.tolist(),
+        head.seq_lens.tolist(),
+        sums.n_trained,
+        low,
+        high,
+        sums.means("inference_logprobs"),
+        sums.means("advantages"),
         turns,
         calls,
-        _texts(columns, "finish_reasons", G),
-        _texts(columns, "outcomes", G),
+        _texts(head, "finish_reasons", G),
+        _texts(head, "outcomes", G),
         generate_s,
     )
     named = None if item is None else str(item)[:200]
-    return GroupFacts(
-        named, columns.group_id, tuple(map(partial(tuple.__new__, RowFact), rows))
-    )
+    facts = tuple(map(partial(tuple.__new__, RowFact), rows))
+    return GroupFacts(named, head.group_id, facts)
 
 
-class NumbersInChunks:
-    """The numbers of each row of a group that is read in chunks, member by member.
+class _RowSums:
+    """Sums and extremes of each row. It holds one byte per token: which are trained."""
 
-    It holds one byte per token: which tokens are trained. So masks come before other members.
-    """
+    def __init__(self, group: GroupArrays) -> None:
+        self._group = group
+        self._ends = np.cumsum(group.head.seq_lens)
+        self._trained: Array = np.empty(int(self._ends[-1]), np.bool_)
+        at = 0
+        for mask in group.chunks("mask"):
+            self._trained[at : at + len(mask)] = mask
+            at += len(mask)
+        counts = self._by_row([self._trained.view(np.uint8)], np.add, 0)
+        self.n_trained: list[int] = counts.tolist()
 
-    def __init__(self) -> None:
-        self._trained: list[Array] = []  # bools of the masks so far
-        self._sums: dict[tuple[str, int], float] = {}  # by member and row
-        self.low: dict[int, int] = {}  # oldest version by row, of rows with sampled tokens
-        self._high: dict[int, int] = {}
-
-    def add(self, name: str, row: int, at: int, values: Array) -> None:
-        """Take a chunk of a row; ``at`` is its place in the member."""
-        if name == "masks":
-            self._trained.append(values != MASKED)
-            self._count(name, row, int(np.count_nonzero(self._trained[-1])))
-        elif name == "versions" and len(known := values[values >= 0]):
-            self.low[row] = min(self.low.get(row, INT32_MAX), int(known.min()))
-            self._high[row] = max(self._high.get(row, 0), int(known.max()))
-        elif name in ("inference_logprobs", "advantages"):
-            if len(self._trained) > 1:
-                self._trained = [np.concatenate(self._trained)]
-            here = self._trained[0][at : at + len(values)]
-            if len(here) == len(values):  # else the member does not fit the tokens
-                with np.errstate(over="ignore", invalid="ignore"):
-                    self._count(name, row, float(values[here].sum()))
-
-    def _count(self, name: str, row: int, amount: float) -> None:
-        self._sums[name, row] = self._sums.get((name, row), 0) + amount
-
-    def trained(self, row: int) -> int:
-        return int(self._sums.get(("masks", row), 0))
-
-    def numbers(self, names: Collection[str], G: int) -> list[RowNumbers]:
-        """As of :func:`facts_of`; ``names`` are the members that fit the tokens."""
-
-        def mean(name: str, row: int) -> float | None:
-            known, total = (
-                name in names and self.trained(row),
-                self._sums.get((name, row), 0.0),
-            )
-            return total / known if known and isfinite(total) else None
-
+    def means(self, name: str) -> list[float | None]:
+        """Mean of the trained tokens of each row; None: no token, or an overflow."""
+        if name not in self._group.head.floats:
+            return [None] * len(self._ends)
+        with np.errstate(over="ignore", invalid="ignore"):
+            sums = self._by_row(self._of_trained(name), np.add, 0.0).tolist()
         return [
-            (
-                *(self.trained(g), self.low.get(g), self._high.get(g)),
-                *(mean("inference_logprobs", g), mean("advantages", g)),
-            )
-            for g in range(G)
+            total / count if count and isfinite(total) else None
+            for total, count in zip(sums, self.n_trained)
         ]
 
+    def versions(self) -> tuple[list[int | None], list[int | None]]:
+        """Oldest and newest version of each row; -1 stands for tokens that were not sampled."""
+        if self._group.head.versions is None:
+            return [None] * len(self._ends), [None] * len(self._ends)
+        highest: list[int] = self._by_row(
+            self._group.chunks("versions"), np.maximum, -1
+        ).tolist()
+        unsigned = (
+            chunk.astype(np.int32, copy=False).view(np.uint32)  # -1 is the largest
+            for chunk in self._group.chunks("versions")
+        )
+        lowest: list[int] = self._by_row(unsigned, np.minimum, 2**32 - 1).tolist()
+        oldest: list[int | None] = [
+            low if high >= 0 else None for low, high in zip(lowest, highest)
+        ]
+        newest: list[int | None] = [high if high >= 0 else None for high in highest]
+        return oldest, newest
 
-INT32_MAX = 2**31 - 1
-# (n_trained, version_min, version_max, logprob_mean, advantage) of one row
-RowNumbers = tuple[int | None, int | None, int | None, float | None, float | None]
+    def _of_trained(self, name: str) -> Iterator[Array]:
+        at = 0
+        for values in self._group.chunks(name):
+            yield np.where(self._trained[at : at + len(values)], values, 0.0)
+            at += len(values)
+
+    def _by_row(self, chunks: Iterable[Array], combine: np.ufunc, start: float) -> Array:
+        """``combine`` over the values of each row."""
+        result = np.full(len(self._ends), start)
+        at = 0
+        for values in _short(chunks):
+            first, last = np.searchsorted(
+                self._ends, (at, at + len(values) - 1), side="right"
+            ).tolist()
+            begins = np.concatenate([[0], self._ends[first:last] - at])
+            part = combine.reduceat(values, begins, dtype=result.dtype)
+            result[first : last + 1] = combine(result[first : last + 1], part)
+            at += len(values)
+        return result
 
 
-def _numbers(columns: Columns) -> list[RowNumbers]:
-    ends = np.cumsum(columns.seq_lens).tolist()
-    starts = [0, *ends[:-1]]
-    spans = list(zip(starts, ends))
-    trained = columns.trained
-    counts = np.add.reduceat(trained, starts, dtype=np.int32).tolist()
-    low, high = _versions(columns.versions, starts)
-    weights = trained.astype(np.float32)  # (T,)
-    logprobs = _means(columns.floats.get("inference_logprobs"), weights, spans, counts)
-    advantages = _means(columns.floats.get("advantages"), weights, spans, counts)
-    return list(zip(counts, low, high, logprobs, advantages))
-
-
-def _means(
-    values: Array | None, weights: Array, spans: Sequence[tuple[int, int]], counts: list[int]
-) -> list[float | None]:
-    """Mean of each row's values over its trained tokens; None: no token, or an overflow."""
-    if values is None:
-        return [None] * len(spans)
-    with np.errstate(over="ignore", invalid="ignore"):
-        sums = [float(np.dot(values[start:end], weights[start:end])) for start, end in spans]
-    return [
-        total / count if count and isfinite(total) else None
-        for total, count in zip(sums, counts)
-    ]
-
-
-def _versions(
-    versions: Array | None, starts: list[int]
-) -> tuple[list[int | None], list[int | None]]:
-    """Oldest and newest version of each row; -1 stands for tokens that were not sampled."""
-    if versions is None:
-        return [None] * len(starts), [None] * len(starts)
-    signed = versions if versions.dtype == np.int32 else versions.astype(np.int32)
-    highest = np.maximum.reduceat(signed, starts).tolist()
-    lowest = np.minimum.reduceat(signed.view(np.uint32), starts).tolist()  # -1 is the largest
-    known = [one >= 0 for one in highest]
-    return (
-        [one if good else None for one, good in zip(lowest, known)],
-        [one if good else None for one, good in zip(highest, known)],
-    )
+def _short(chunks: Iterable[Array]) -> Iterator[Array]:
+    """Parts of the chunks, of which a copy in a wider type takes two megabytes at most."""
+    for values in chunks:
+        for start in range(0, len(values), 2**18):
+            yield values[start : start + 2**18]
 
 
 def _turns(messages: bytes | None, G: int) -> tuple[list[int | None], list[int | None]]:
@@ -190,16 +165,20 @@ def _turns(messages: bytes | None, G: int) -> tuple[list[int | None], list[int |
     rows = _decoded(_MESSAGES, messages)
     if rows is None or len(rows) != G:
         return [None] * G, [None] * G
-    said = [[one for one in row if one.role == "assistant"] for row in rows]
-    calls = [[m.tool_calls for m in row if isinstance(m.tool_calls, list)] for row in said]
-    return [len(row) for row in said], [sum(map(len, row)) for row in calls]
+    replies = [[message for message in row if message.role == "assistant"] for row in rows]
+    calls: list[int | None] = [
+        sum(len(reply.tool_calls) for reply in row if isinstance(reply.tool_calls, list))
+        for row in replies
+    ]
+    turns: list[int | None] = [len(row) for row in replies]
+    return turns, calls
 
 
-def _texts(columns: Columns, name: str, G: int) -> list[str | None]:
-    values = _decoded(_LIST, columns.rest.get(name))
+def _texts(head: Columns, name: str, G: int) -> list[str | None]:
+    values = _decoded(_LIST, head.rest.get(name))
     if values is None or len(values) != G:
         return [None] * G
-    return [None if one is None else str(one)[:100] for one in values]
+    return [None if value is None else str(value)[:100] for value in values]
 
 
 def _count(own: Any, counted: int | None) -> int | None:

@@ -27,14 +27,6 @@ MAX_DELIVERIES = 20
 HELD = frozenset({GroupState.BUFFERED, GroupState.PENDING, GroupState.LEASED})
 
 
-class Media(str, Enum):
-    """Format of the stored bytes of one group."""
-
-    JSON = "json"
-    SAFETENSORS = "safetensors"
-    SAFETENSORS_ZSTD = "safetensors+zstd"  # one zstd frame around a safetensors file
-
-
 def digest_of(payload: bytes) -> bytes:
     """A 128-bit checksum (xxh3) that detects duplicates and bit rot.
 
@@ -77,7 +69,6 @@ class BatchMember(GroupSummary):
     """A group of a batch, without its payload."""
 
     n_bytes: int = 0  # of the payload
-    media: Media = Media.JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +91,11 @@ BufferPolicy = Callable[[Sequence[tuple[int, int]], int], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class NewGroup:
-    """A group to store; ``payload`` is kept byte for byte."""
+    """A group to store; ``payload`` is a safetensors file or a zstd frame of one, kept byte for byte."""
 
     payload: bytes
     n_seq: int
     n_tokens: int = 0
-    media: Media = Media.JSON
     env: int | None = None
     key: str | None = None
     version: int | None = None
@@ -129,14 +119,6 @@ class Stored:
     duplicate: bool
     state: GroupState
     buffered: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """The stored bytes of one group, already checked against their digest."""
-
-    data: bytes
-    media: Media
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from prometheus_client import (
 )
 from prometheus_client.process_collector import ProcessCollector
 
-from atroposlib.api.common.records import LeasedBatch, NewGroup, Stored
+from atroposlib.api.codec.formats import ParsedGroup
+from atroposlib.api.common.records import LeasedBatch, Stored
 from atroposlib.wire import Lag, RunStatus, StalenessReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -100,11 +101,11 @@ class Metrics:
 
     # --- what happened --------------------------------------------------------------
 
-    def accepted(self, groups: Sequence[NewGroup], stored: Sequence[Stored]) -> None:
+    def accepted(self, groups: Sequence[ParsedGroup], stored: Sequence[Stored]) -> None:
         """Count stored groups; ``stored`` is in the order of ``groups``."""
         labelled = self._labelled
         for group, answer in zip(groups, stored):
-            env, media = self._env_label(group.env), group.media.value
+            env, media = self._env_label(group.env), group.posted_as
             if answer.duplicate:
                 labelled(self._duplicates, env).inc()
                 continue

@@ -20,7 +20,7 @@ from time import monotonic
 from atroposlib.api.archive.records import RowFacts
 from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.common.pools import result_of
-from atroposlib.api.common.records import Accepted, GroupState, NewGroup, Payload, Stored
+from atroposlib.api.common.records import Accepted, GroupState, NewGroup, Stored
 from atroposlib.api.common.run_record import RunRecord
 from atroposlib.api.common.waiting import IsDisconnected, never_disconnects, wait_at_most
 from atroposlib.api.decisions.batching import complete_buffer
@@ -79,7 +79,7 @@ class Posts:
         # client had hung up, or nothing was recorded for ``DOUBT_S``.
         self._confirmed: set[int] = set()  # marks that a later transaction deletes
         self._flush: asyncio.Task[None] | None = None
-        self._latest: tuple[int, Payload | None] | None = None
+        self._latest: tuple[int, bytes | None] | None = None
 
     async def accept(self, post: Post) -> list[Accepted]:
         """Store parsed groups; all or none of them are durable on return.
@@ -216,7 +216,7 @@ class Posts:
             context.metrics.marked.labels(mark).inc()
         last, answer = fresh[-1]
         small = len(last.payload) <= LATEST_BYTES
-        self._latest = answer.gid, Payload(bytes(last.payload), last.media) if small else None
+        self._latest = answer.gid, bytes(last.payload) if small else None
         context.queue_stats.added(sum(len(group.payload) for group, _ in fresh))
         for group, one in fresh:
             env = None if group.env is None else context.name_of(group.env)
@@ -226,8 +226,8 @@ class Posts:
         context.on_groups_added()
         context.events.publish("groups", groups=len(fresh), gid=answer.gid)
 
-    async def latest(self) -> Payload | None:
-        """The newest group, or None if there is none or it was freed."""
+    async def latest(self) -> bytes | None:
+        """The payload of the newest group, or None if there is none or it was freed."""
         if self._latest is None:
             return None
         gid, payload = self._latest

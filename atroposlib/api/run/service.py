@@ -250,8 +250,7 @@ class RolloutService:
         entry = await self._calling_env(report, caller)
         fact = DropFact(entry.wandb_name, report.reason, report.count, self.context.clock())
         if sample is not None:
-            media, payload = sample.media.value, bytes(sample.payload)
-            fact = replace(fact, media=media, sample=payload, facts=sample.facts)
+            fact = replace(fact, sample=bytes(sample.payload), facts=sample.facts)
         return self.context.indexer.submit(fact)
 
     def heartbeat(self, beat: wire.Heartbeat) -> None:

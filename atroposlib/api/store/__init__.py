@@ -21,17 +21,21 @@ def _open_memory(name: str, data_dir: Path | None, max_bytes: int, archive: int)
 
 
 def _open_sqlite(name: str, data_dir: Path | None, max_bytes: int, archive: int) -> Store:
+    from atroposlib.api.codec.json import stored_form
     from atroposlib.api.store.sqlite import SqliteStore
 
     if data_dir is None:
         raise ConfigError("the sqlite store needs a data directory (--data-dir)")
-    return SqliteStore(data_dir, max_bytes, archive_bytes=archive)
+    return SqliteStore(data_dir, max_bytes, archive_bytes=archive, convert=stored_form)
 
 
 def _open_postgres(name: str, data_dir: Path | None, max_bytes: int, archive: int) -> Store:
+    from atroposlib.api.codec.json import stored_form
     from atroposlib.api.store.postgres import PostgresStore
 
-    return PostgresStore(name, max_bytes, archive_bytes=archive, data_dir=data_dir)
+    return PostgresStore(
+        name, max_bytes, archive_bytes=archive, data_dir=data_dir, convert=stored_form
+    )
 
 
 STORES: dict[str, Opener] = {  # by name, or by the scheme of a URL

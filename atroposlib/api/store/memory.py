@@ -1,24 +1,18 @@
 """In-memory store, for tests and for runs that need no restart.
 
-It runs the SQL of the other stores on an in-memory SQLite database. Uncompressed payloads
-are compressed: a queued token takes about 13 bytes instead of 33.
+It runs the SQL of the other stores on an in-memory SQLite database.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import apsw
-import zstandard
 
-from atroposlib.api.common.records import Media, NewGroup
-from atroposlib.api.store.sql.schema import MEDIA, SQLITE, Row, tables
+from atroposlib.api.store.sql.schema import SQLITE, tables
 from atroposlib.api.store.sql.sql_store import DEFAULT_MAX_BYTES, Store
 from atroposlib.api.store.sql.writer import Database, Writer
 from atroposlib.api.store.sqlite.database import SqliteTransactions
-
-LEVEL = 1  # higher levels take twice the time and save nothing on token ids
-PLAIN = frozenset({Media.JSON, Media.SAFETENSORS})
 
 
 class MemoryStore(Store):
@@ -38,16 +32,6 @@ class MemoryStore(Store):
             connection.execute(statement)
         made = writer(SqliteTransactions(connection))
         super().__init__(made, made.do, max_bytes)
-
-    def _body(self, group: NewGroup) -> bytes:
-        if group.media not in PLAIN:
-            return group.payload
-        return zstandard.ZstdCompressor(level=LEVEL).compress(group.payload)
-
-    def _payloads(self, rows: Iterable[Row]) -> Iterable[bytes]:
-        for _, media, body in rows:
-            plain = MEDIA[media] in PLAIN
-            yield zstandard.ZstdDecompressor().decompress(body) if plain else body
 
     def close(self) -> None:
         self._writer.close()

@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from atroposlib.api.codec import formats, read_group, read_groups
-from atroposlib.api.codec.delivery import latest_json
+from atroposlib.api.codec.delivery import json_of
 from atroposlib.api.codec.formats import ParsedGroup
-from atroposlib.api.common.records import Accepted, Media
+from atroposlib.api.common.records import Accepted
 from atroposlib.api.guards.auth import caller_of
 from atroposlib.api.guards.body import TURN_KEY
 from atroposlib.api.guards.busy import RETRY_AFTER_S
@@ -32,7 +32,6 @@ from atroposlib.api.web.routes import (
     JsonRoute,
     body_of,
     client_gone,
-    of_bytes,
     of_json,
 )
 from atroposlib.api.web.streaming import DeliveryReply, in_windows
@@ -129,10 +128,7 @@ def _routes_out(router: APIRouter, service: RolloutService) -> None:
         latest = await service.posts.latest()
         if latest is None:
             return of_json(NO_EXAMPLE)
-        threads = service.context.threads
-        if latest.media is Media.JSON:
-            return await threads.parsing.run(of_bytes, latest.data, request)
-        windows = in_windows(latest_json(latest), threads.windows)
+        windows = in_windows(json_of(latest), service.context.threads.windows)
         joined = (b"".join(pieces) async for pieces in windows)
         return StreamingResponse(joined, media_type="application/json")
 

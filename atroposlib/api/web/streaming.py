@@ -28,7 +28,6 @@ from atroposlib.api.codec.delivery import (
     Encoding,
     accepted_encoding,
     encode_group,
-    is_stored_as,
 )
 from atroposlib.api.common.pools import Pool
 from atroposlib.api.common.records import BatchMember, Delivery
@@ -36,6 +35,8 @@ from atroposlib.api.store import Store
 from atroposlib.api.web.errors_http import error_response
 from atroposlib.api.web.routes import client_gone
 from atroposlib.errors import CorruptPayload
+from atroposlib.wire.binary import FRAME_HEAD_BYTES
+from atroposlib.wire.safetensors import Bytes
 
 # An ASGI extension; its "now" cuts the connection at once (``transport.abort``).
 ABORT_EXTENSION = "atropos.abort"
@@ -93,13 +94,11 @@ class DeliveryReply(Response):
 
     def _length(self) -> int | None:
         """Size of the body in bytes, if it is known before it is written."""
-        members, frames = self._delivery.members, self._form is Encoding.FRAMES
-        for one in members:
-            if not is_stored_as(one.media, self._form) or one.is_older_than(self._min_version):
-                return None
-        between = 8 * len(members) if frames else max(len(members) - 1, 0)
-        stored = sum(one.n_bytes for one in members)
-        return len(self._head) + stored + between + len(self._tail)
+        members = self._delivery.members
+        masked = any(member.is_older_than(self._min_version) for member in members)
+        if self._form is Encoding.JSON or masked:
+            return None
+        return sum(FRAME_HEAD_BYTES + member.n_bytes for member in members)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sent = False
@@ -166,12 +165,12 @@ class DeliveryReply(Response):
         with anyio.fail_after(self._send_timeout_s):
             await send(message)
 
-    def _pieces(self) -> Iterator[bytes]:
+    def _pieces(self) -> Iterator[Bytes]:
         """The body. Blocking: reads the store, a window of groups at a time."""
         yield self._head
         first = True
         for window in _windows_of(self._delivery.members):
-            payloads = self._store.read([one.gid for one in window]) if window else []
+            payloads = self._store.read([member.gid for member in window]) if window else []
             for member, payload in zip(window, payloads):
                 data = encode_group(payload, member, self._form, self._min_version)
                 if self._form is Encoding.JSON:
@@ -181,7 +180,7 @@ class DeliveryReply(Response):
         yield self._tail
 
 
-async def in_windows(source: Iterator[bytes], pool: Pool) -> AsyncGenerator[list[bytes], None]:
+async def in_windows(source: Iterator[Bytes], pool: Pool) -> AsyncGenerator[list[Bytes], None]:
     """Lists of pieces of a blocking source, about a window each; one is read ahead."""
     ahead = _read_ahead(source, pool)
     try:
@@ -193,13 +192,13 @@ async def in_windows(source: Iterator[bytes], pool: Pool) -> AsyncGenerator[list
         await asyncio.wait([ahead])
 
 
-def _read_ahead(source: Iterator[bytes], pool: Pool) -> asyncio.Task[list[bytes]]:
+def _read_ahead(source: Iterator[Bytes], pool: Pool) -> asyncio.Task[list[Bytes]]:
     task = asyncio.create_task(pool.run(_window, source))
     task.add_done_callback(_looked_at)
     return task
 
 
-def _window(source: Iterator[bytes]) -> list[bytes]:
+def _window(source: Iterator[Bytes]) -> list[Bytes]:
     pieces, size = [], 0
     for piece in source:
         pieces.append(piece)
@@ -220,7 +219,7 @@ def _windows_of(members: Sequence[BatchMember]) -> Iterator[Sequence[BatchMember
     yield members[start:]
 
 
-def _chunks(pieces: Sequence[bytes]) -> Iterator[bytes]:
+def _chunks(pieces: Sequence[Bytes]) -> Iterator[bytes]:
     held: list[memoryview] = []
     size = 0
     for piece in pieces:

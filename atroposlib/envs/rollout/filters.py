@@ -21,7 +21,7 @@ from atroposlib.wire import MASKED, MASKED_VERSION, ScoredData
 from atroposlib.wire.routing import joined
 
 if TYPE_CHECKING:
-    from atroposlib.wire.columns import Columns
+    from atroposlib.wire.group_arrays import Columns
 
 # Rows of one number per token: checked when they become arrays.
 _ROWS = frozenset({"tokens", "masks", "inference_logprobs", "ref_logprobs", "versions"})

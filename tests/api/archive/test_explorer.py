@@ -41,7 +41,7 @@ async def test_a_group_has_its_baseline_and_what_its_environment_reported(explor
     assert (group.rows[0].metrics, group.rows[0].judge) == ({"exact": 1.0}, "good")
     assert (group.rows[1].metrics, group.rows[1].judge) == ({}, None)
     assert group.life[0].event == "posted"
-    assert group.media == "json"
+    assert group.media == "safetensors"
     assert group.n_bytes > 0
 
 

@@ -77,7 +77,7 @@ def test_events_give_batches_their_times_and_weights_their_versions():
 
 def test_reports_of_all_kinds_are_kept():
     index = index_of(
-        DropFact("math", "same_scores", 3, 1.0, "json", b"{}"),
+        DropFact("math", "same_scores", 3, 1.0, b"{}"),
         WeightFact("http://a", 4, 2.0),
     )
     for table in ("drop_sample", "weights"):
@@ -111,7 +111,7 @@ def test_a_damaged_or_foreign_index_is_set_aside(tmp_path, damage):
 def test_the_oldest_samples_of_drops_go_beyond_their_bytes():
     index = Index(None, extra_bytes=2000)
     for no in range(1, 6):
-        index.write([DropFact("e", f"{no}", 1, 0.0, "json", b"x" * 400)])
+        index.write([DropFact("e", f"{no}", 1, 0.0, b"x" * 400)])
     index.write([DropFact("e", "without a sample", 1, 0.0)])
     reasons = [
         reason for (reason,) in index.read("SELECT reason FROM drop_sample ORDER BY id")

@@ -1,20 +1,18 @@
-"""Intake of JSON groups: stored bytes, and cases that the fast path does not handle."""
+"""Intake of JSON groups: the stored file, its delivery as JSON, and cases of the full decoder."""
 
 from __future__ import annotations
 
 import json
 
-import msgspec
 import pytest
 
-from atroposlib.api.codec import json as intake_json
 from atroposlib.api.codec import read_group, read_groups
+from atroposlib.api.codec.delivery import json_of
 from atroposlib.api.codec.formats import ParsedGroup
-from atroposlib.api.codec.json_columns import KEYS, parse_columns
-from atroposlib.api.codec.json_pieces import split_list
-from atroposlib.api.common.records import Media
+from atroposlib.api.codec.json_group import KEYS
+from atroposlib.api.codec.json_text import split_list
 from atroposlib.errors import InvalidGroup
-from atroposlib.wire import ScoredData
+from atroposlib.wire.binary import is_zstd, unpack_group
 from atroposlib.wire.safetensors import MalformedBody
 
 GROUP = {"tokens": [[1, 5, 9], [2, 7]], "masks": [[-100, 5, 9], [-100, 7]], "scores": [1.0, 0]}
@@ -26,16 +24,35 @@ def read(group, key=None) -> ParsedGroup:
     return read_group(body, "application/json", key)
 
 
-def test_the_received_bytes_are_kept_and_missing_keys_are_added():
-    kept = read(b' \n{"scores" : [0.50],"tokens":[[1]],"masks":[[1]] ,"env_id":2}\n').payload
-    assert kept.startswith(b' \n{"scores" : [0.50],"tokens":[[1]],"masks":[[1]] ,"env_id":2,')
-    decoded = json.loads(kept)
-    assert set(decoded) == set(KEYS) and decoded["advantages"] is None
+def delivered(got: ParsedGroup):
+    """The stored group as JSON."""
+    return json.loads(b"".join(json_of(got.payload)))
 
 
-def test_a_group_with_every_key_is_kept_as_it_is():
-    whole = read(BODY).payload
-    assert read(whole).payload is whole
+def test_a_group_is_stored_as_a_file_and_delivered_with_every_key():
+    got = read(b' \n{"scores" : [0.50],"tokens":[[1]],"masks":[[1]] ,"env_id":2}\n')
+    assert unpack_group(got.payload).env_id == 2
+    group = delivered(got)
+    assert list(group) == list(KEYS) and group["advantages"] is None
+    assert (group["scores"], group["tokens"], group["env_id"]) == ([0.5], [[1]], 2)
+
+
+def test_equal_groups_have_equal_payloads_however_they_are_written():
+    for text in (
+        BODY,
+        b" " + BODY,
+        BODY.replace(b",", b" , "),
+        BODY.replace(b"0.50", b"5e-1"),
+    ):
+        assert read(text).payload == read(BODY).payload
+        assert read(text).digest == read(BODY).digest
+
+
+def test_a_large_group_is_compressed_and_a_small_one_is_not():
+    tokens = [[7] * 20_000]
+    large = read({"tokens": tokens, "masks": tokens, "scores": [1.0]})
+    assert is_zstd(large.payload) and not is_zstd(read(BODY).payload)
+    assert len(large.payload) < 1000 and unpack_group(large.payload).tokens == tokens
 
 
 def test_the_fields_of_the_queue_are_extracted():
@@ -48,7 +65,7 @@ def test_the_fields_of_the_queue_are_extracted():
     got = read(GROUP | more)
     assert (got.n_seq, got.n_tokens, got.env, got.key) == (2, 3, 4, "k")
     assert (got.version, got.declared_size, got.marks) == (7, 6, ())
-    assert got.media is Media.JSON
+    assert got.posted_as == "json"
     bare = read(
         GROUP | {"versions": [[-1] * 3, [-1] * 2], "group_overrides": {"group_size": 2.0}}
     )
@@ -63,8 +80,7 @@ def test_the_fields_of_the_queue_are_extracted():
 @pytest.mark.parametrize("given", [{}, {"idempotency_key": None}])
 def test_the_idempotency_key_of_the_header_is_written_into_the_group(given):
     got = read(GROUP | given, key='k"1')
-    assert got.key == json.loads(got.payload)["idempotency_key"] == 'k"1'
-    assert got.payload.count(b"idempotency_key") == 1
+    assert got.key == delivered(got)["idempotency_key"] == 'k"1'
     assert read(GROUP | {"idempotency_key": "own"}, key="header").key == "own"
 
 
@@ -73,13 +89,13 @@ def test_the_idempotency_key_of_the_header_is_written_into_the_group(given):
 def test_advantages_of_another_length_are_marked_and_kept(given, advantages):
     got = read(GROUP | given | {"advantages": advantages})
     assert got.marks == ("advantages_length",)
-    assert json.loads(got.payload)["marks"] == ["advantages_length"]
-    assert json.loads(got.payload)["advantages"] == advantages
+    assert delivered(got)["marks"] == ["advantages_length"]
+    assert delivered(got)["advantages"] == advantages
 
 
 def test_marks_set_by_a_client_are_removed():
     got = read(GROUP | {"marks": ["made up"], "advantages": [[0.5] * 3, [0.5] * 2]})
-    assert got.marks == () and json.loads(got.payload)["marks"] is None
+    assert got.marks == () and delivered(got)["marks"] is None
 
 
 def test_type_slips_that_the_original_accepted_are_accepted():
@@ -90,9 +106,9 @@ def test_type_slips_that_the_original_accepted_are_accepted():
     }
     got = read(GROUP | loose | {"versions": [[-1, 2.0, 3], [-1, 4]], "unknown": [1]})
     assert got.version == 2 and got.n_tokens == 3
-    assert json.loads(got.payload)["scores"] == [1.0, 0.0]
-    assert json.loads(got.payload)["tokens"][0] == [1, 5, 9]
-    assert "unknown" not in json.loads(got.payload)
+    assert delivered(got)["scores"] == [1.0, 0.0]
+    assert delivered(got)["tokens"][0] == [1, 5, 9]
+    assert "unknown" not in delivered(got)
 
 
 @pytest.mark.parametrize(
@@ -148,29 +164,31 @@ def test_invalid_json_is_malformed(body):
 def test_brackets_and_quotes_inside_strings_are_ignored():
     text = 'a[b]"{\\u00e9}\\'
     group = GROUP | {"group_id": text, "metadata": {text: [text, [[]]]}, "images": text}
-    assert parse_columns(json.dumps(group).encode()) is not None
+    assert delivered(read(group))["metadata"] == group["metadata"]
     body = json.dumps([group, GROUP, group]).encode()
     assert [json.loads(one) for one in split_list([body])] == [group, GROUP, group]
     assert list(split_list([b'[{"a":"\\"{"},{}]'])) == [b'{"a":"\\"{"}', b"{}"]
     listed = read_groups(body, "")
-    assert [json.loads(one.payload)["group_id"] for one in listed] == [text, None, text]
+    assert [delivered(group)["group_id"] for group in listed] == [text, None, text]
 
 
-def test_groups_of_a_list_keep_their_own_bytes():
+def test_groups_of_a_list_are_those_that_are_posted_alone():
     first, second = read_groups(b" [" + BODY + b" , \n" + BODY + b"]\n", "application/json")
     assert first.payload == second.payload == read(BODY).payload
     assert read_groups(b"[]", "") == []
 
 
-def test_valid_groups_take_the_fast_path(monkeypatch):
-    monkeypatch.setattr(intake_json, "_decoded_group", None)
-    messages = [[{"role": "user", "content": "é\n"}], []]
-    group = GROUP | {"messages": messages, "inference_logprobs": [[1.0, -1, -2], [1.0, -0.5]]}
-    assert msgspec.json.decode(read(group).payload, type=ScoredData).messages == messages
+def test_integers_beyond_64_bits_and_floats_beyond_float32_are_kept():
+    metadata = {"large": 10**30, "text": "\u20ac"}
+    numbers = {"scores": [2**70, -0.0], "ref_logprobs": [[0.1, 1e300, 0], [-0.5, 5e-324]]}
+    got = delivered(read(GROUP | numbers | {"metadata": metadata, "incarnation": 10**20}))
+    assert (got["metadata"], got["incarnation"]) == (metadata, 10**20)
+    assert got["scores"] == [float(2**70), 0.0] and str(got["scores"][1]) == "-0.0"
+    assert got["ref_logprobs"] == numbers["ref_logprobs"]
 
 
 def test_an_empty_list_in_an_optional_field_counts_as_absent():
     optional = ("ref_logprobs", "inference_logprobs", "messages", "overrides")
     got = read(GROUP | {name: [] for name in optional})
-    payload = json.loads(got.payload)
-    assert [payload[name] for name in optional] == [None] * len(optional)
+    group = delivered(got)
+    assert [group[name] for name in optional] == [None] * len(optional)

@@ -7,10 +7,9 @@ import json
 import pytest
 
 from atroposlib.api.codec import read_group
-from atroposlib.api.codec.delivery import stored_facts
 from atroposlib.api.codec.formats import GROUP_MEDIA
-from atroposlib.api.common.records import Media, Payload
-from atroposlib.wire.binary import pack_group
+from atroposlib.api.codec.row_facts import facts_of
+from atroposlib.wire.binary import PackedGroup, pack_group
 
 GROUP = {
     "tokens": [[1, 5, 7, 8], [1, 5, 9]],
@@ -52,31 +51,25 @@ def test_what_a_group_does_not_contain_is_unknown():
     assert row == (1.0, 4, 2, *[None] * 9)
 
 
-@pytest.mark.parametrize("advantages", [[1e308, 1e308], [1e308, 1e308, -1e308, -1e308]])
-def test_a_mean_whose_sum_overflows_is_unknown(monkeypatch, advantages):
+@pytest.mark.parametrize("advantages", [[1e308, 1e308], [-1e308] * 4])
+def test_a_mean_whose_sum_overflows_is_unknown(advantages):
     ones = [[1] * len(advantages)]
     group = {"tokens": ones, "masks": ones, "scores": [1.0], "advantages": [advantages]}
     body = json.dumps(group).encode()
     facts = read_group(body, "application/json").facts
     assert (facts.rows[0].n_trained, facts.rows[0].advantage) == (len(advantages), None)
-    monkeypatch.setattr("atroposlib.api.codec.json.WHOLE_BYTES", 10)
-    assert read_group(body, "application/json").facts == facts
 
 
 @pytest.mark.parametrize("left_out", ["", "versions", "inference_logprobs"])
-def test_a_large_json_group_has_the_facts_of_a_small_one(monkeypatch, left_out):
+def test_facts_of_chunks_are_those_of_whole_arrays(monkeypatch, left_out):
     group = GROUP | {"advantages": [[0.5] * 4, [-1.0] * 3], left_out: None}
-    body = json.dumps(group).encode()
-    small = read_group(body, "application/json").facts
-    monkeypatch.setattr("atroposlib.api.codec.json.WHOLE_BYTES", 10)
-    assert read_group(body, "application/json").facts == small
-    monkeypatch.setattr("atroposlib.api.codec.delivery.WHOLE_BYTES", 10)
-    assert stored_facts(Payload(body, Media.JSON))[1] == small
-    assert small.rows[0].advantage == 0.5
+    stored = read_group(json.dumps(group).encode(), "application/json")
+    monkeypatch.setattr("atroposlib.wire.binary.CHUNK_BYTES", 8)
+    assert facts_of(PackedGroup(stored.payload)) == stored.facts
+    assert stored.facts.rows[0].advantage == 0.5
 
 
-def test_advantages_that_do_not_fit_the_tokens_of_a_large_group_are_unknown(monkeypatch):
-    monkeypatch.setattr("atroposlib.api.codec.json.WHOLE_BYTES", 10)
+def test_advantages_that_do_not_fit_the_tokens_are_unknown():
     body = json.dumps(GROUP | {"advantages": [[0.5], [0.5] * 9]}).encode()
     rows = read_group(body, "application/json").facts.rows
     assert [(row.advantage, row.logprob_mean) for row in rows] == [(None, -1.0), (None, None)]

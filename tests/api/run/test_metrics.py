@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.common.records import (
     BatchMember,
     GroupState,
     LeasedBatch,
-    Media,
-    NewGroup,
     Stored,
 )
 from atroposlib.api.guards.auth import route_of
@@ -48,8 +47,8 @@ def scrape(metrics, **more):
     }
 
 
-def new(env=0, n_seq=2, media=Media.JSON, payload=b"12345"):
-    return NewGroup(payload=payload, n_seq=n_seq, n_tokens=10, media=media, env=env)
+def new(env=0, n_seq=2, posted_as="json", payload=b"12345"):
+    return ParsedGroup(payload, n_seq, n_tokens=10, posted_as=posted_as, env=env)
 
 
 def stored(gid=1, duplicate=False):
@@ -61,13 +60,13 @@ def batch(*members, epoch=1, dropped=0):
 
 
 def member(version, arrived_version):
-    return BatchMember(1, 0, 2, 10, version, arrived_version, 100, Media.JSON)
+    return BatchMember(1, 0, 2, 10, version, arrived_version, 100)
 
 
 def test_groups_count_by_environment_and_media_and_a_duplicate_counts_once():
     metrics = Metrics({0: "gsm8k_0", 1: "chess_0"}.get)
     metrics.accepted(
-        [new(), new(1, 4, Media.SAFETENSORS), new(None), new()],
+        [new(), new(1, 4, "safetensors"), new(None), new()],
         [stored(), stored(), stored(), stored(duplicate=True)],
     )
     shown = scrape(metrics)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import random
 import threading
 from dataclasses import replace
 
@@ -12,10 +14,10 @@ import msgspec
 import pytest
 
 from atroposlib.api.codec import read_group
-from atroposlib.api.codec.delivery import Encoding, accepted_encoding
-from atroposlib.api.codec.json_columns import KEYS
+from atroposlib.api.codec.delivery import Encoding, accepted_encoding, json_of
+from atroposlib.api.codec.json_group import KEYS
 from atroposlib.api.common.pools import Pool
-from atroposlib.api.common.records import BatchMember, Delivery, LeasedBatch, Media, Payload
+from atroposlib.api.common.records import BatchMember, Delivery, LeasedBatch
 from atroposlib.api.web.streaming import (
     ABORT_EXTENSION,
     CHUNK_BYTES,
@@ -30,7 +32,7 @@ from tests.api.guards.test_slow_clients import serving
 
 FRAMES = "application/x-atropos-groups"
 HEAD, TAIL = b'{"batch_no":7,"epoch":2,"batch":[', b'],"blocked_reason":null}'
-TYPES = {Media.JSON: "application/json"}
+FORMS = ("json", "safetensors", "safetensors+zstd")  # of posts
 
 
 def group(mark=1, **more):
@@ -46,18 +48,19 @@ def group(mark=1, **more):
 class Shelf:
     """Payloads by gid, as a store would read them."""
 
-    def __init__(self, *groups, media=None):
+    def __init__(self, *groups, forms=None):
         self.payloads, self.members, self.damaged, self.reads = {}, [], set(), []
-        for gid, one in enumerate(groups):
-            self.keep(gid, one, (media or [Media.JSON] * len(groups))[gid])
+        for gid, group in enumerate(groups):
+            self.keep(gid, group, (forms or ["json"] * len(groups))[gid])
 
-    def keep(self, gid, one, media):
-        body = json.dumps(one).encode()
-        if media is not Media.JSON:
-            body = pack_group(one, compress=media is Media.SAFETENSORS_ZSTD)
-        got = read_group(body, TYPES.get(media, "application/x-safetensors"))
-        assert got.media is media
-        self.payloads[gid] = Payload(got.payload, media)
+    def keep(self, gid, group, form):
+        body, kind = json.dumps(group).encode(), "application/json"
+        if form != "json":
+            body = pack_group(group, compress=form == "safetensors+zstd")
+            kind = "application/x-safetensors"
+        got = read_group(body, kind)
+        assert got.posted_as == form
+        self.payloads[gid] = got.payload
         self.members.append(
             BatchMember(
                 gid,
@@ -66,7 +69,6 @@ class Shelf:
                 got.n_tokens,
                 got.version,
                 n_bytes=len(got.payload),
-                media=media,
             )
         )
 
@@ -150,43 +152,36 @@ class Client:
         return msgspec.json.decode(self.body, type=ClaimedBatch).batch
 
 
-MEDIA = [Media.JSON, Media.SAFETENSORS, Media.SAFETENSORS_ZSTD]
-
-
-async def test_stored_json_is_sent_unchanged_with_its_length():
+async def test_json_is_written_from_the_stored_files():
     shelf = Shelf(group(1), group(2))
     got = await Client().get(shelf)
-    stored = b",".join(one.data for one in shelf.payloads.values())
-    assert got.body == HEAD + stored + TAIL
-    assert got.headers["content-length"] == str(len(got.body))
+    groups = b",".join(b"".join(json_of(payload)) for payload in shelf.payloads.values())
+    assert got.body == HEAD + groups + TAIL and "content-length" not in got.headers
     assert (got.headers["x-atropos-batch"], got.headers["x-atropos-epoch"]) == ("7", "2")
     assert [one.tokens[0][0] for one in got.batch] == [1, 2]
 
 
 async def test_stored_files_are_sent_unchanged_with_their_length():
-    shelf = Shelf(group(1), group(2), media=MEDIA[1:])
+    shelf = Shelf(group(1), group(2), group(3), forms=FORMS)
     got = await Client().get(shelf, f"application/json;q=0.5, {FRAMES}")
-    assert [bytes(one) for one in split_frames(got.body)] == [
-        one.data for one in shelf.payloads.values()
-    ]
+    assert list(map(bytes, split_frames(got.body))) == list(shelf.payloads.values())
     assert got.headers["content-length"] == str(len(got.body))
-    assert got.headers["x-atropos-batch"] == "7" and len(got.batch) == 2
+    assert got.headers["x-atropos-batch"] == "7" and len(got.batch) == 3
 
 
 @pytest.mark.parametrize("accept", ["*/*", FRAMES])
 async def test_each_group_is_written_in_the_requested_form(accept):
-    shelf = Shelf(*[group(i, env_id=i, group_id="g") for i in range(3)], media=MEDIA)
+    shelf = Shelf(*[group(i, env_id=i, group_id="g") for i in range(3)], forms=FORMS)
     got = await Client().get(shelf, accept)
-    assert "content-length" not in got.headers
     plain = await Client().get(Shelf(*[group(i, env_id=i, group_id="g") for i in range(3)]))
     assert got.batch == plain.batch
 
 
 @pytest.mark.parametrize("accept", ["*/*", FRAMES])
-@pytest.mark.parametrize("media", MEDIA)
-async def test_tokens_older_than_the_batch_allows_are_masked(accept, media):
+@pytest.mark.parametrize("form", FORMS)
+async def test_tokens_older_than_the_batch_allows_are_masked(accept, form):
     old = group(versions=[[-1, 3, 4], [-1, -1]])  # the last token has no version
-    shelf = Shelf(old, group(versions=[[-1, 4, 4], [-1, 5]]), media=[media] * 2)
+    shelf = Shelf(old, group(versions=[[-1, 4, 4], [-1, 5]]), forms=[form] * 2)
     got = await Client().get(shelf, accept, shelf.delivery(min_version=4))
     masked, kept = got.batch
     assert masked.masks == [[-100, -100, 9], [-100, 7]]
@@ -211,7 +206,8 @@ async def test_a_shard_may_be_empty(accept):
 
 
 def large(gid):
-    return group(gid, metadata={"text": "x" * WINDOW_BYTES})
+    text = base64.b64encode(random.Random(gid).randbytes(3 * WINDOW_BYTES // 2)).decode()
+    return group(gid, metadata={"text": text})  # zstd takes a quarter off
 
 
 async def test_large_groups_are_sent_in_chunks_and_one_group_is_read_ahead():
@@ -256,11 +252,10 @@ async def test_damage_found_before_the_reply_starts_is_a_503():
     assert got.sent[0]["status"] == 503 and json.loads(got.body)["status"] == "corrupt_payload"
 
 
-@pytest.mark.parametrize("accept", ["*/*", FRAMES])
-async def test_bytes_that_do_not_decode_to_a_group_count_as_damaged(accept):
-    shelf = Shelf(group(), media=[Media.SAFETENSORS if accept == "*/*" else Media.JSON])
-    shelf.payloads[0] = Payload(b'{"tokens":', shelf.payloads[0].media)
-    assert (await Client().get(shelf, accept)).told == [("corrupt", (0,))]
+async def test_bytes_that_do_not_decode_to_a_group_count_as_damaged():
+    shelf = Shelf(group())
+    shelf.payloads[0] = b'{"tokens":'
+    assert (await Client().get(shelf, "*/*")).told == [("corrupt", (0,))]
 
 
 @pytest.mark.parametrize("after", [1, 2, 5])

@@ -100,7 +100,7 @@ class Filler:
             if isinstance(batch, str):
                 return trained
             for gid, payload in zip(batch.gids, self._store.read(batch.gids), strict=True):
-                assert self.acknowledged.pop(gid) == payload.data
+                assert self.acknowledged.pop(gid) == payload
                 trained += 1
             who = (batch.no, batch.generation, batch.epoch)
             assert self._store.ack(*who, rank=None, commit=False)

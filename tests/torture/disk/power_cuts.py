@@ -159,7 +159,7 @@ class Walk:
                 [payload] = duel.store.read([gid])
             except CorruptPayload:
                 break
-            group, answer = self._posted.pop(payload.data)
+            group, answer = self._posted.pop(payload)
             assert answer in (None, gid), f"answered {answer}, but it is {gid}"
             duel.model.put([group], duel.model.run.revision, complete_buffer, [gid])
         lost = [gid for _, gid in self._posted.values() if gid is not None]

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from atroposlib.api.store.sqlite import SqliteStore
+from atroposlib.wire.binary import unpack_group
 from tests.postgres_server import PostgresServer, running_server
 from tests.torture.figures import Figures, fast_folder, quantile
 from tests.torture.kills.api_process import LOST, SMALL_SEGMENTS, ApiProcess, Caller
@@ -244,10 +245,10 @@ def _kept(data_dir: Path) -> set[str]:
         gids = store.kept(0, 10**9)
         for start in range(0, len(gids), 256):
             for payload in store.read(gids[start : start + 256], retired=True):
-                one = msgspec.json.decode(payload.data)
-                lane, i = map(int, one["idempotency_key"].split("/"))
-                assert group(lane, i).items() <= one.items(), one
-                keys.add(one["idempotency_key"])
+                kept = msgspec.to_builtins(unpack_group(payload))
+                lane, i = map(int, kept["idempotency_key"].split("/"))
+                assert group(lane, i).items() <= kept.items(), kept
+                keys.add(kept["idempotency_key"])
     return keys
 
 

@@ -10,7 +10,6 @@ from atroposlib.api.common.records import (
     Claim,
     GroupState,
     LeasedBatch,
-    Media,
     NewGroup,
 )
 from atroposlib.api.store import Store
@@ -20,7 +19,6 @@ from tests.torture.queue.queue_duel import Duel, Wish
 
 MAX_BYTES = 900  # a few dozen payloads: the bound is reached now and then
 SIZES = (4, 6, 8)  # sequences per batch
-MEDIA = tuple(Media)
 ENDED = (GroupState.ACKED, GroupState.COMMITTED)  # of a batch
 
 
@@ -65,7 +63,6 @@ class Actions:
             payload=name.encode().ljust(draft.n_bytes, b"."),
             n_seq=draft.n_seq,
             n_tokens=draft.n_seq * 10,
-            media=MEDIA[self._names % len(MEDIA)],
             env=draft.env,
             key=name if draft.keyed else None,
             version=version,

@@ -245,7 +245,7 @@ class Duel:
         assert isinstance(got, list), f"{got} instead of the payloads of {gids}"
         for gid, payload in zip(gids, got, strict=True):
             new = self.model.groups[gid].new
-            assert (payload.data, payload.media) == (new.payload, new.media)
+            assert payload == new.payload
 
     def require_every_group_where_it_belongs(self) -> None:
         """Group by group: its state through its key, its payload through its id."""
@@ -263,7 +263,7 @@ class Duel:
                 assert outcome(lambda gid=gid: self.store.read([gid])) is CorruptPayload
                 if self.archived:
                     [payload] = self.store.read([gid], retired=True)
-                    assert payload.data == one.new.payload
+                    assert payload == one.new.payload
         for batch in self.model.batches.values():
             if batch.state in (GroupState.LEASED, GroupState.ACKED, GroupState.COMMITTED):
                 self.lookup(batch.no, batch.generation, batch.epoch)
@@ -371,8 +371,13 @@ def as_batch(model: Model, batch: ModelBatch | str) -> LeasedBatch | str:
     held = [(gid, model.groups[gid].new) for gid in batch.gids]
     members = tuple(
         BatchMember(
-            *(gid, new.env, new.n_seq, new.n_tokens, new.version, new.arrived_version),
-            *(len(new.payload), new.media),
+            gid,
+            new.env,
+            new.n_seq,
+            new.n_tokens,
+            new.version,
+            new.arrived_version,
+            len(new.payload),
         )
         for gid, new in held
     )

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from atroposlib.api.common.records import StoreStats, digest_of
+from atroposlib.api.store.sql.rewriting import Convert
 from atroposlib.api.store.sql.schema import Connection, for_all, stats
 from atroposlib.api.store.sql.sql_store import DEFAULT_MAX_BYTES, Store
 from atroposlib.api.store.sql.writer import Writer
@@ -36,6 +37,8 @@ class PostgresStore(Store):
         max_bytes: bound on the bytes of stored payloads.
         archive_bytes: retired payloads kept for the explorer; 0 frees them, None: as they are.
         data_dir: for the index of rollouts, one per replica; None: in memory.
+        convert: from the JSON of a group of an earlier release to the stored form; None refuses
+            the tables of that release.
         reconnect_timeout_s: retry period of an operation while the server is unreachable.
         start_timeout_s: wait for a server that is unreachable at the start.
 
@@ -56,6 +59,7 @@ class PostgresStore(Store):
         start_timeout_s: float = START_TIMEOUT_S,
         archive_bytes: int | None = None,
         data_dir: Path | None = None,
+        convert: Convert | None = None,
     ) -> None:
         try:
             from atroposlib.api.store.postgres import connection, database
@@ -66,7 +70,7 @@ class PostgresStore(Store):
             ) from cause
         address, schema = split_schema(url)
         self._server = connection.PostgresServer(address, schema, reconnect_timeout_s)
-        self._server.await_start(lambda: make_tables(self._server), start_timeout_s)
+        self._server.await_start(lambda: make_tables(self._server, convert), start_timeout_s)
         self._readers = database.PostgresReaders(self._server)
         writer = Writer(database.PostgresDatabase(self._server))
         super().__init__(writer, self._readers.run, max_bytes)
@@ -76,9 +80,7 @@ class PostgresStore(Store):
             name = f"postgres-{digest_of(url.encode()).hex()[:8]}"
             self.archive = data_dir / "archive" / name / "index.sqlite"
 
-    _archived = (
-        "SELECT digest, media, body FROM archived JOIN payload USING (gid) WHERE gid = ?"
-    )
+    _archived = "SELECT digest, body FROM archived JOIN payload USING (gid) WHERE gid = ?"
 
     def pin(self, gids: Sequence[int], kept: bool = True) -> None:
         [(bound,)] = self._read(lambda c: c.execute("SELECT bound FROM archive"))

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from atroposlib.api.store.postgres.connection import PostgresConnection, PostgresServer, Raw
+from atroposlib.api.store.sql.rewriting import (
+    OLD_LAYOUT,
+    Convert,
+    finish,
+    json_groups,
+    new_form,
+    record_new_form,
+)
 from atroposlib.api.store.sql.schema import LAYOUT, POSTGRES, tables
 from atroposlib.errors import ConfigError
 
@@ -10,23 +18,26 @@ from atroposlib.errors import ConfigError
 _UNCRASHED = "CREATE UNLOGGED TABLE uncrashed (id TEXT NOT NULL)"
 # A retired payload stays where it is, by a row of ``archived``; a statement counts what it retired.
 # A change of ``archive`` beyond its bound frees the oldest that are not pinned.
-_ARCHIVE = """
-CREATE TABLE archive (bound BIGINT NOT NULL, n_bytes BIGINT NOT NULL);
-INSERT INTO archive VALUES (0, 0);
-CREATE TABLE archived (
-    gid BIGINT PRIMARY KEY, n_bytes BIGINT NOT NULL, digest BYTEA NOT NULL, media TEXT NOT NULL);
-CREATE TABLE pinned (gid BIGINT PRIMARY KEY);
-CREATE FUNCTION retired() RETURNS BIGINT LANGUAGE sql AS $$  -- bytes, by this statement
-    SELECT COALESCE(NULLIF(current_setting('atropos.retired', true), ''), '0')::BIGINT $$;
-CREATE FUNCTION retire() RETURNS trigger LANGUAGE plpgsql AS $$ DECLARE size BIGINT; BEGIN
+_RETIRE = """
+CREATE OR REPLACE FUNCTION retire() RETURNS trigger LANGUAGE plpgsql AS $$ DECLARE size BIGINT; BEGIN
     IF pg_trigger_depth() > 1 THEN RETURN old; END IF;  -- of free()
     IF EXISTS (SELECT 1 FROM archived WHERE gid = old.gid) THEN RETURN NULL; END IF;  -- a reset
-    INSERT INTO archived SELECT gid, groups.n_bytes, digest, media FROM groups, archive
+    INSERT INTO archived SELECT gid, groups.n_bytes, digest FROM groups, archive
         WHERE gid = old.gid AND bound > 0 RETURNING n_bytes INTO size;
     IF size IS NULL THEN RETURN old; END IF;
     PERFORM set_config('atropos.retired', (retired() + size)::TEXT, true);
     RETURN NULL;
 END $$;
+"""
+_ARCHIVE = """
+CREATE TABLE archive (bound BIGINT NOT NULL, n_bytes BIGINT NOT NULL);
+INSERT INTO archive VALUES (0, 0);
+CREATE TABLE archived (
+    gid BIGINT PRIMARY KEY, n_bytes BIGINT NOT NULL, digest BYTEA NOT NULL);
+CREATE TABLE pinned (gid BIGINT PRIMARY KEY);
+CREATE FUNCTION retired() RETURNS BIGINT LANGUAGE sql AS $$  -- bytes, by this statement
+    SELECT COALESCE(NULLIF(current_setting('atropos.retired', true), ''), '0')::BIGINT $$;
+@RETIRE@
 CREATE FUNCTION count_retired() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     IF pg_trigger_depth() = 1 AND retired() > 0 THEN
         UPDATE archive SET n_bytes = n_bytes + retired();
@@ -50,11 +61,11 @@ CREATE TRIGGER payload_retired BEFORE DELETE ON payload FOR EACH ROW EXECUTE FUN
 CREATE TRIGGER payload_counted AFTER DELETE ON payload EXECUTE FUNCTION count_retired();
 CREATE TRIGGER archive_full AFTER UPDATE ON archive FOR EACH ROW
     WHEN (new.n_bytes > new.bound) EXECUTE FUNCTION free()
-"""
+""".replace("@RETIRE@", _RETIRE)
 
 
-def make_tables(server: PostgresServer) -> None:
-    """Create schema and tables if missing.
+def make_tables(server: PostgresServer, convert: Convert | None = None) -> None:
+    """Create schema and tables if missing; ``convert`` those of the release before.
 
     Raises:
         ConfigError: they have another layout, or a pooler shares sessions.
@@ -72,7 +83,9 @@ def make_tables(server: PostgresServer) -> None:
             table = _layout_table(connection, server.schema)
             if table is not None:
                 [(layout,)] = connection.execute(f"SELECT layout FROM {table}")
-                if layout != LAYOUT:
+                if layout == OLD_LAYOUT and convert is not None:
+                    _rewrite(connection, convert)
+                elif layout != LAYOUT:
                     raise ConfigError(
                         f"schema {server.schema} has layout {layout}, this release knows "
                         f"{LAYOUT}: choose another with ?schema="
@@ -85,6 +98,28 @@ def make_tables(server: PostgresServer) -> None:
                 sql, table = "SELECT to_regclass(?)", f"{server.schema}.{name}"
                 if connection.execute(sql, (table,)) == [(None,)]:
                     raw.execute(made.encode())
+
+
+def _rewrite(connection: PostgresConnection, convert: Convert) -> None:
+    """Convert the payloads and tables of the release before, in this transaction."""
+    while groups := json_groups(connection, "payload"):
+        for gid, _ in groups:
+            [(body, digest)] = connection.execute(
+                "SELECT body, digest FROM payload JOIN groups USING (gid) WHERE gid = ?",
+                (gid,),
+            )
+            payload = new_form(connection, gid, bytes(body), bytes(digest), convert)
+            if payload is not None:
+                connection.execute("UPDATE payload SET body = ? WHERE gid = ?", (payload, gid))
+                record_new_form(connection, gid, payload)
+    connection.execute(
+        "UPDATE archived SET n_bytes = groups.n_bytes, digest = groups.digest "
+        "FROM groups WHERE groups.gid = archived.gid"
+    )
+    connection.execute(
+        "UPDATE archive SET n_bytes = (SELECT COALESCE(SUM(n_bytes), 0) FROM archived)"
+    )
+    finish(connection, [], [_RETIRE])
 
 
 def _require_session(server: PostgresServer, raw: Raw) -> None:

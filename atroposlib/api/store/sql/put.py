@@ -14,6 +14,7 @@ from atroposlib.api.common.records import (
     NewGroup,
     Stored,
 )
+from atroposlib.api.store.sql.rewriting import UNKNOWN_DIGEST
 from atroposlib.api.store.sql.schema import (
     Connection,
     QueueCounters,
@@ -34,42 +35,28 @@ class ReplyInDoubt(StoreError):
 
 # Raises StoreFull if the new bytes exceed the capacity.
 CapacityCheck = Callable[[QueueMeta, int], None]
-# Keeps the payload of a group, as stored.
+# Keeps the payload of a group.
 Keep = Callable[[Connection, int, bytes], None]
 
 
 @dataclass(frozen=True)
-class NewRow:
-    """A group, and its payload as stored."""
-
-    group: NewGroup
-    body: bytes
-
-
-@dataclass(frozen=True)
 class Put(JoinedWork["list[Stored]"]):
-    """One put, as :meth:`atroposlib.api.store.sql.sql_store.Store.put`.
-
-    Args:
-        body: the payload of a group as stored.
-    """
+    """One put, as :meth:`atroposlib.api.store.sql.sql_store.Store.put`."""
 
     groups: Sequence[NewGroup]
     revision: int
     complete: BufferPolicy
     room: CapacityCheck
-    body: Callable[[NewGroup], bytes]
     keep: Keep
     confirmed: Sequence[int] = ()
     doubt: bool = True
 
     def __call__(self, connection: Connection) -> list[Stored]:
-        new_rows = [NewRow(group, self.body(group)) for group in self.groups]
         with counting(connection) as counters:
             counters.meta.require_revision(self.revision)
             if self.confirmed or self._keyless:
                 _forget(connection, self.confirmed, self.groups)
-            return _put(counters, new_rows, self)
+            return _put(counters, self)
 
     def fits(self, earlier: Sequence[Put]) -> bool:
         """Equal groups without keys in two posts are one post repeated: the second waits."""
@@ -102,35 +89,33 @@ class _Known:
     state: GroupState
 
 
-def _put(counters: QueueCounters, new_rows: Sequence[NewRow], put: Put) -> list[Stored]:
-    connection = counters.connection
-    repeats = _repeats(connection, new_rows, put.doubt)
-    known = _known(connection, new_rows)
-    fresh = [one for one in _fresh(new_rows, known) if id(one) not in repeats]
+def _put(counters: QueueCounters, put: Put) -> list[Stored]:
+    connection, groups = counters.connection, put.groups
+    repeats = _repeats(connection, groups, put.doubt)
+    known = _known(connection, groups)
+    fresh = [i for i in _fresh(groups, known) if i not in repeats]
     if fresh:
-        put.room(counters.meta, sum(len(new_row.group.payload) for new_row in fresh))
+        put.room(counters.meta, sum(len(groups[i].payload) for i in fresh))
     answers: list[Stored] = []
     queued: set[int] = set()
-    for new_row in new_rows:
-        key = new_row.group.key
-        old = repeats.get(id(new_row)) if key is None else known.get(key)
+    for i, group in enumerate(groups):
+        key = group.key
+        old = repeats.get(i) if key is None else known.get(key)
         if old is not None:
             answers.append(Stored(old.gid, duplicate=True, state=old.state))
             continue
-        new = _insert(counters, new_row)
-        put.keep(connection, new.gid, new_row.body)
+        new = _insert(counters, group)
+        put.keep(connection, new.gid, group.payload)
         if key is not None:
             known[key] = new
-        if new_row.group.expected is not None:
-            queued |= _complete(
-                counters, new_row.group.env, new_row.group.expected, put.complete
-            )
+        if group.expected is not None:
+            queued |= _complete(counters, group.env, group.expected, put.complete)
         answers.append(Stored(new.gid, duplicate=False, state=new.state))
-    return _as_it_is_now(counters, new_rows, answers, queued)
+    return _as_it_is_now(counters, groups, answers, queued)
 
 
-def _known(connection: Connection, new_rows: Sequence[NewRow]) -> dict[str, _Known]:
-    keys = [new_row.group.key for new_row in new_rows if new_row.group.key is not None]
+def _known(connection: Connection, groups: Sequence[NewGroup]) -> dict[str, _Known]:
+    keys = [group.key for group in groups if group.key is not None]
     rows = for_all(
         connection, "SELECT key, gid, digest, state FROM groups WHERE key IN {}", keys
     )
@@ -139,22 +124,22 @@ def _known(connection: Connection, new_rows: Sequence[NewRow]) -> dict[str, _Kno
     }
 
 
-def _fresh(new_rows: Iterable[NewRow], known: dict[str, _Known]) -> Iterable[NewRow]:
-    """The rows with unknown keys; of a key that occurs twice, the first."""
+def _fresh(groups: Sequence[NewGroup], known: dict[str, _Known]) -> Iterable[int]:
+    """Places of the groups with unknown keys; of a key that occurs twice, the first."""
     digests = {key: old.digest for key, old in known.items()}
-    for new_row in new_rows:
-        key, digest = new_row.group.key, new_row.group.digest
+    for i, group in enumerate(groups):
+        key, digest = group.key, group.digest
         if key is None or key not in digests:
-            yield new_row
-        if key is not None and digests.setdefault(key, digest) != digest:
+            yield i
+        known_digest = digests.setdefault(key, digest) if key is not None else digest
+        if known_digest not in (digest, UNKNOWN_DIGEST):
             raise KeyConflict(f"idempotency key {key!r} came with other content")
 
 
-_INSERT = "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)"
+_INSERT = "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)"
 
 
-def _insert(counters: QueueCounters, new_row: NewRow) -> _Known:
-    group = new_row.group
+def _insert(counters: QueueCounters, group: NewGroup) -> _Known:
     counters.add(last_gid=1)
     gid = counters.meta.last_gid
     state = GroupState.PENDING if group.expected is None else GroupState.BUFFERED
@@ -163,9 +148,17 @@ def _insert(counters: QueueCounters, new_row: NewRow) -> _Known:
     counters.connection.execute(
         _INSERT,
         (
-            *(gid, group.key, env, group.n_seq, group.n_tokens, n_bytes, group.media.value),
-            *(group.version, group.arrived_version, group.arrived),
-            *(group.digest, state.value),
+            gid,
+            group.key,
+            env,
+            group.n_seq,
+            group.n_tokens,
+            n_bytes,
+            group.version,
+            group.arrived_version,
+            group.arrived,
+            group.digest,
+            state.value,
         ),
     )
     if group.key is None:
@@ -198,17 +191,16 @@ def _forget(
 
 
 def _repeats(
-    connection: Connection, new_rows: Sequence[NewRow], doubt: bool
+    connection: Connection, groups: Sequence[NewGroup], doubt: bool
 ) -> dict[int, _Known]:
-    """The stored group that each row repeats, by ``id`` of the row: one whose reply was lost.
+    """The stored groups, whose replies were lost, by the places of the groups that repeat them.
 
     Raises:
         ReplyInDoubt: with ``doubt``, for a reply of which nothing is known yet.
     """
-    found: dict[int, _Known] = {}
+    repeated: dict[int, _Known] = {}
     taken: set[int] = set()
-    for new_row in new_rows:
-        group = new_row.group
+    for i, group in enumerate(groups):
         if group.key is not None:
             continue
         rows = connection.execute(
@@ -222,14 +214,14 @@ def _repeats(
             if doubt and not lost:
                 raise ReplyInDoubt("the reply to an equal group is under way: post again")
             taken.add(gid)
-            found[id(new_row)] = _Known(gid, group.digest, GroupState(state))
+            repeated[i] = _Known(gid, group.digest, GroupState(state))
     # The reply to the repeat can be lost as well.
     for gid in taken:
         connection.execute(
             "UPDATE unconfirmed SET lost = 0, at = ? WHERE gid = ?",
-            (new_rows[0].group.arrived, gid),
+            (groups[0].arrived, gid),
         )
-    return found
+    return repeated
 
 
 # --- buffers ------------------------------------------------------------------------
@@ -269,7 +261,7 @@ def _buffer(connection: Connection, env: int, expected: int) -> list[tuple[int, 
 
 def _as_it_is_now(
     counters: QueueCounters,
-    new_rows: Sequence[NewRow],
+    groups: Sequence[NewGroup],
     answers: list[Stored],
     queued: set[int],
 ) -> list[Stored]:
@@ -285,7 +277,7 @@ def _as_it_is_now(
         replace(
             answer,
             state=GroupState.PENDING if answer.gid in queued else answer.state,
-            buffered=held[env_column(new_row.group.env)],
+            buffered=held[env_column(group.env)],
         )
-        for new_row, answer in zip(new_rows, answers)
+        for group, answer in zip(groups, answers)
     ]

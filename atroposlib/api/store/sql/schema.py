@@ -24,13 +24,12 @@ from atroposlib.api.common.records import (
     BatchMember,
     GroupCount,
     GroupState,
-    Media,
     StateTotals,
     StoreStats,
 )
 from atroposlib.errors import RunChanged, StaleGeneration, StoreError
 
-LAYOUT = 4
+LAYOUT = 5  # up to 4 a group was stored as it was posted, with its media type
 NO_ENV = -1  # in a column; ids of environments are indices of a list
 IDS_PER_STATEMENT = 256
 RUN = "run"  # names of the documents
@@ -93,7 +92,7 @@ CREATE TABLE run_document (name TEXT PRIMARY KEY, body {blob} NOT NULL);
 CREATE TABLE groups (
     gid {integer} PRIMARY KEY, key TEXT, env {integer} NOT NULL,
     n_seq {integer} NOT NULL, n_tokens {integer} NOT NULL, n_bytes {integer} NOT NULL,
-    media TEXT NOT NULL, version {integer}, arrived_version {integer},
+    version {integer}, arrived_version {integer},
     arrived DOUBLE PRECISION NOT NULL, digest {blob} NOT NULL,
     state TEXT NOT NULL, batch_no {integer});
 CREATE UNIQUE INDEX groups_key ON groups (key) WHERE key IS NOT NULL;
@@ -124,7 +123,7 @@ CREATE TABLE totals (
 CREATE TABLE admission (
     admission_id TEXT PRIMARY KEY, env {integer}, n_seq {integer} NOT NULL,
     until DOUBLE PRECISION NOT NULL);
-INSERT INTO meta VALUES (1, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+INSERT INTO meta VALUES (1, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 """
 
 
@@ -313,14 +312,11 @@ def env_of(column: int) -> int | None:
 
 
 MEMBER = ", ".join(field.name for field in fields(BatchMember))
-MEDIA = {media.value: media for media in Media}
 
 
 def member_of(row: Row) -> BatchMember:
     """A row of the columns ``MEMBER``."""
-    gid, env, *facts, media = row
-    # A name damaged by bit rot is rejected when the payload is read, not here.
-    facts.append(MEDIA.get(media, Media.JSON))
+    gid, env, *facts = row
     return BatchMember(gid, env_of(env), *facts)
 
 

@@ -30,7 +30,6 @@ from atroposlib.api.common.records import (
     DeadBatch,
     LeasedBatch,
     NewGroup,
-    Payload,
     RewindResult,
     RunDocument,
     Stored,
@@ -47,7 +46,6 @@ from atroposlib.api.store.sql.ledger import Arrival
 from atroposlib.api.store.sql.put import Put
 from atroposlib.api.store.sql.schema import (
     MAX_INT64,
-    MEDIA,
     Connection,
     DamagedRow,
     QueueMeta,
@@ -89,21 +87,17 @@ class Store(ABC):
         """The wall clock (s) of leases, which outlive the process; one for all replicas."""
         return time.time()
 
-    def _body(self, group: NewGroup) -> bytes:
-        """The payload as stored."""
-        return group.payload
-
     def _keep(self, connection: Connection, gid: int, body: bytes) -> None:
-        """Store a body inside a put."""
+        """Store a payload inside a put."""
         connection.execute("INSERT INTO payload VALUES (?, ?)", (gid, body))
 
     _stored: tuple[str, type] = ("body", bytes)  # columns of a payload, and their type
-    _archived: str | None = None  # SQL of digest, media and these columns of a retired group
+    _archived: str | None = None  # SQL of digest and these columns of a retired group
 
     def _payloads(self, rows: Iterable[Row]) -> Iterable[bytes]:
-        """The payloads of rows of digest, media and the columns of a payload, or wrong bytes
-        if they are damaged. Called outside of any transaction."""
-        return (row[2] for row in rows)
+        """The payloads of rows of digest and the columns of a payload, or wrong bytes if they
+        are damaged. Called outside of any transaction."""
+        return (row[1] for row in rows)
 
     # --- groups in ----------------------------------------------------------------
 
@@ -146,8 +140,13 @@ class Store(ABC):
     ) -> Future[list[Stored]]:
         """:meth:`put` without blocking, for an event loop."""
         put = Put(
-            *(groups, revision, complete, self._require_capacity),
-            *(self._body, self._keep, confirmed, doubt),
+            groups,
+            revision,
+            complete,
+            self._require_capacity,
+            self._keep,
+            confirmed,
+            doubt,
         )
         return self._writer.submit(put, sum(len(group.payload) for group in groups))
 
@@ -211,7 +210,7 @@ class Store(ABC):
         """The batch as delivered; with ``freed`` also one whose payloads may be freed."""
         return self._read(lambda c: ack_queries.lookup(c, no, generation, epoch, freed))
 
-    def read(self, gids: Sequence[int], retired: bool = False) -> list[Payload]:
+    def read(self, gids: Sequence[int], retired: bool = False) -> list[bytes]:
         """Payloads in the order of ``gids``, byte for byte as put; with ``retired`` also
         those that an archive keeps.
 
@@ -219,7 +218,7 @@ class Store(ABC):
             CorruptPayload: bytes do not match their digest, or are missing; ``gids`` of the
                 error names all damaged groups.
         """
-        found: dict[int, Payload] = {}
+        found: dict[int, bytes] = {}
         rows: dict[int, Row] = {}
         while absent := [gid for gid in gids if gid not in found]:
             before, rows = rows, self._read(partial(self._rows, gids=absent, retired=retired))
@@ -227,15 +226,15 @@ class Store(ABC):
                 raise CorruptPayload(absent)
             for (gid, row), data in zip(rows.items(), self._payloads(rows.values())):
                 if digest_of(data) == row[0]:
-                    found[gid] = Payload(data, MEDIA[row[1]])
+                    found[gid] = data
         return [found[gid] for gid in gids]
 
     def _rows(
         self, connection: Connection, gids: Sequence[int], retired: bool = False
     ) -> dict[int, Row]:
-        """Digest, media and stored payload by gid, without missing and unreadable groups."""
+        """Digest and stored payload by gid, without missing and unreadable groups."""
         columns, kind = self._stored
-        sql = f"SELECT digest, media, {columns} FROM payload JOIN groups USING (gid) "
+        sql = f"SELECT digest, {columns} FROM payload JOIN groups USING (gid) "
         sql += "WHERE gid = ? AND state NOT IN ('committed', 'dropped')"
         found = {}
         for gid in gids:
@@ -246,7 +245,7 @@ class Store(ABC):
             except DamagedRow:
                 continue
             for row in rows:
-                if row[1] in MEDIA and all(isinstance(one, kind) for one in row[2:]):
+                if all(isinstance(value, kind) for value in row[1:]):
                     found[gid] = row
         return found
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import apsw
 
 from atroposlib.api.common.records import StoreStats
+from atroposlib.api.store.sql.rewriting import Convert
 from atroposlib.api.store.sql.schema import Connection, QueueMeta, Row
 from atroposlib.api.store.sql.sql_store import DEFAULT_MAX_BYTES, Store
 from atroposlib.api.store.sql.writer import Database, Writer
@@ -35,6 +36,7 @@ from atroposlib.api.store.sqlite.database import (
 from atroposlib.api.store.sqlite.opening import begin_use, log_of
 from atroposlib.api.store.sqlite.payload_log import SEGMENT_BYTES, PayloadLog
 from atroposlib.api.store.sqlite.retention import tolerated_bytes
+from atroposlib.api.store.sqlite.rewriting import rewrite
 from atroposlib.api.store.sqlite.segment_files import SegmentFiles
 from atroposlib.errors import ConfigError, StoreFull, StoreLocked
 from atroposlib.utils.command.folder_lock import HOLDER, FolderLock
@@ -124,6 +126,8 @@ class SqliteStore(Store):
         vfs: name of a registered apsw VFS, for tests.
         files: segment files of ``data_dir``, for tests.
         writer: makes the writer, for tests.
+        convert: from the JSON of a group of an earlier release to the stored form; None refuses
+            a directory of that release.
         synchronous: values other than FULL are not durable; for tests.
 
     Raises:
@@ -144,6 +148,7 @@ class SqliteStore(Store):
         synchronous: str = "FULL",
         archive_bytes: int = 0,
         writer: Callable[[Database], Writer] = Writer,
+        convert: Convert | None = None,
     ) -> None:
         if apsw.SQLITE_VERSION_NUMBER < MIN_SQLITE_VERSION:
             raise ConfigError(
@@ -170,7 +175,8 @@ class SqliteStore(Store):
                 had_log = self._wal.exists() and self._wal.stat().st_size > 0
                 connection = connect(path, vfs, synchronous, read_only=False)
                 undo.callback(connection.close, True)
-                begin_use(connection, path, had_log, files.filled())
+                filled = files.filled()
+                is_old = begin_use(connection, path, had_log, filled, convert is not None)
                 self._log.recover(SqliteConnection(connection))
             except FAULTS as cause:
                 raise fault(cause) from cause
@@ -180,16 +186,26 @@ class SqliteStore(Store):
                 os.chmod(data_dir / name, 0o600)  # the prompts are the user's
         self._readers = SqliteReaders(lambda: connect(path, vfs, synchronous, read_only=True))
         self._database = SqliteDatabase(connection, self._readers, self._log)
+        if is_old and convert is not None:
+            self._rewrite(convert)
         super().__init__(writer(self._database), self._readers.run, max_bytes)
+
+    def _rewrite(self, convert: Convert) -> None:
+        try:
+            rewrite(self._database, self._log, convert)
+        except FAULTS as cause:
+            self._database.close()
+            self._lock.close()
+            raise fault(cause) from cause
 
     def _keep(self, connection: Connection, gid: int, body: bytes) -> None:
         self._log.append(connection, gid, body)
 
     _stored = ("segment, start, payload.n_bytes", int)
-    _archived = "SELECT digest, media, segment, start, n_bytes FROM archived WHERE gid = ?"
+    _archived = "SELECT digest, segment, start, n_bytes FROM archived WHERE gid = ?"
 
     def _payloads(self, rows: Iterable[Row]) -> Iterable[bytes]:
-        for no, same in groupby((row[2:] for row in rows), key=itemgetter(0)):
+        for no, same in groupby((row[1:] for row in rows), key=itemgetter(0)):
             yield from self._log.read(no, [(start, n_bytes) for _, start, n_bytes in same])
 
     def _require_capacity(self, meta: QueueMeta, new_bytes: int) -> None:

@@ -19,7 +19,8 @@ from atroposlib.api.store.sql.schema import tables
 from atroposlib.api.store.sqlite.payload_log import LOGGED
 from atroposlib.errors import ConfigError
 
-LAYOUT = 6  # of the directory: an archive of retired payloads; up to 5 they were freed
+OLD_LAYOUT = 6  # converted at the opening
+LAYOUT = 7  # of the directory: up to 6 a group was stored as it was posted
 IN_USE = (
     0x41545250  # application_id while the log belongs to the database; 0 once it is closed
 )
@@ -30,9 +31,15 @@ def log_of(path: Path) -> Path:
 
 
 def begin_use(
-    connection: apsw.Connection, path: Path, had_log: bool, payload_files: Sequence[int]
-) -> None:
+    connection: apsw.Connection,
+    path: Path,
+    had_log: bool,
+    payload_files: Sequence[int],
+    converts: bool = False,
+) -> bool:
     """Create the tables of a new file, or check the file; then mark it as in use.
+
+    Returns whether the file has the layout of an earlier release, if the caller ``converts`` it.
 
     Args:
         had_log: whether the log existed, with a byte at least, before ``connection`` was made.
@@ -49,7 +56,7 @@ def begin_use(
             for statement in tables(LOGGED):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {LAYOUT}")
-    elif layout != LAYOUT:
+    elif layout != LAYOUT and not (converts and layout == OLD_LAYOUT):
         raise ConfigError(
             f"{path} has layout {layout}, this release knows {LAYOUT}: finish its run with the "
             "release that wrote it, or choose another --data-dir"
@@ -59,6 +66,7 @@ def begin_use(
     connection.execute(f"PRAGMA application_id = {IN_USE}")
     with suppress(apsw.Error):  # a full disk: the mark stays in the log
         connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_FULL)
+    return layout == OLD_LAYOUT
 
 
 def end_use(connection: apsw.Connection) -> None:

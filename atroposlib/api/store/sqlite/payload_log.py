@@ -29,6 +29,12 @@ MOVED_GROUPS = 256  # per commit, at most
 # the place of each retired payload in ``archived``, if ``archive.bound`` is positive.
 _COUNT = "UPDATE segment SET live_bytes = live_bytes"
 _PLACE = "segment INTEGER NOT NULL, start INTEGER NOT NULL, n_bytes INTEGER NOT NULL"
+RETIRE = (
+    "CREATE TRIGGER payload_retired AFTER DELETE ON payload BEGIN "
+    f"{_COUNT} - old.n_bytes WHERE no = old.segment; "
+    "INSERT OR REPLACE INTO archived SELECT gid, old.segment, old.start, old.n_bytes, "
+    "digest FROM groups, archive WHERE gid = old.gid AND bound > 0; END"
+)
 LOGGED = replace(
     SQLITE,
     payload=_PLACE,
@@ -37,17 +43,13 @@ LOGGED = replace(
         "CREATE TABLE segment (no INTEGER PRIMARY KEY, n_bytes INTEGER NOT NULL, "
         "live_bytes INTEGER NOT NULL, pinned INTEGER NOT NULL DEFAULT 0)",
         "INSERT INTO segment VALUES (1, 0, 0, 0)",
-        f"CREATE TABLE archived (gid INTEGER PRIMARY KEY, {_PLACE}, digest BLOB NOT NULL, "
-        "media TEXT NOT NULL)",
+        f"CREATE TABLE archived (gid INTEGER PRIMARY KEY, {_PLACE}, digest BLOB NOT NULL)",
         "CREATE INDEX archived_segment ON archived (segment)",
         "CREATE TABLE archive (bound INTEGER NOT NULL)",
         "INSERT INTO archive VALUES (0)",
         "CREATE TRIGGER payload_kept AFTER INSERT ON payload BEGIN "
         f"{_COUNT} + new.n_bytes WHERE no = new.segment; END",
-        "CREATE TRIGGER payload_retired AFTER DELETE ON payload BEGIN "
-        f"{_COUNT} - old.n_bytes WHERE no = old.segment; "
-        "INSERT OR REPLACE INTO archived SELECT gid, old.segment, old.start, old.n_bytes, "
-        "digest, media FROM groups, archive WHERE gid = old.gid AND bound > 0; END",
+        RETIRE,
         "CREATE TRIGGER payload_moved AFTER UPDATE ON payload BEGIN "
         f"{_COUNT} - old.n_bytes WHERE no = old.segment; "
         f"{_COUNT} + new.n_bytes WHERE no = new.segment; END",
@@ -146,6 +148,17 @@ class PayloadLog:
         place = (self._no, self._end + self.pending_bytes, len(body))
         connection.execute("INSERT INTO payload VALUES (?, ?, ?, ?)", (gid, *place))
         self._append(body)
+
+    def replace(self, connection: Connection, table: str, gid: int, body: bytes) -> None:
+        """Keep other bytes for a payload of ``payload`` or ``archived`` in this transaction."""
+        place = (self._no, self._end + self.pending_bytes, len(body))
+        sql = f"UPDATE {table} SET segment = ?, start = ?, n_bytes = ? WHERE gid = ?"
+        connection.execute(sql, (*place, gid))
+        self._append(body)
+
+    def pin_again(self, connection: Connection) -> None:
+        """Pin the segments that hold pinned groups, and no others."""
+        connection.execute(_PIN_SEGMENTS + "(SELECT no FROM segment)")
 
     def _append(self, body: bytes) -> None:
         self._pending.append(body)

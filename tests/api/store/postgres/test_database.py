@@ -26,7 +26,7 @@ def test_sessions_that_the_server_ended_are_replaced_without_an_error(postgres, 
     postgres.drop_connections()
     first = claim(store, generation)
     postgres.drop_connections()
-    assert store.read(first.gids)[0].data == b"a"
+    assert store.read(first.gids)[0] == b"a"
     postgres.drop_connections()
     assert ack(store, first, commit=True)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from atroposlib.api.common.records import BatchMember, Claim, GroupState, Media, Selection
+from atroposlib.api.common.records import BatchMember, Claim, GroupState, Selection
 from atroposlib.errors import CorruptPayload, StaleGeneration
 from tests.api.store.store_talk import (
     ENDED_S,
@@ -27,14 +27,14 @@ def test_a_batch_has_a_number_and_its_member_groups(store):
     put(
         store,
         group("four", 4, env=2, n_tokens=70, version=5, arrived_version=6),
-        group("0123456789", 4, media=Media.SAFETENSORS),
+        group("0123456789", 4),
     )
     generation = register(store)
     batch = claim(store, generation, world_size=2)
     assert (batch.no, batch.epoch, batch.generation, batch.world_size) == (1, 1, generation, 2)
     assert batch.members == (
-        BatchMember(1, 2, 4, 70, 5, 6, 4, Media.JSON),
-        BatchMember(2, None, 4, 0, n_bytes=10, media=Media.SAFETENSORS),
+        BatchMember(1, 2, 4, 70, 5, 6, 4),
+        BatchMember(2, None, 4, 0, n_bytes=10),
     )
     assert (batch.n_seq, batch.dropped, batch.min_version) == (8, 0, None)
     assert store.lookup(1, generation, 1) == batch
@@ -136,7 +136,7 @@ def test_a_batch_beyond_the_delivery_limit_is_dead_with_its_groups(store):
     assert (stats.batches_dead, stats.batches_open, stats.dead_bytes) == (1, 1, 1)
     assert ended(store)["dead"] == (1, 8)
     assert stats.retained_bytes == 3
-    assert store.read([2])[0].data == b"1"
+    assert store.read([2])[0] == b"1"
     with pytest.raises(StaleGeneration):
         ack(store, last)
 

@@ -33,7 +33,7 @@ def test_on_a_full_disk_the_archive_gives_way_and_posts_go_on(tmp_path):
     assert retired(store, 1) is None  # freed by the commit of the rejected put
     free[0] = RESERVE_BYTES + 60
     put(store, group("e" * 50, 8))
-    assert store.read([4])[0].data == b"d" * 20
+    assert store.read([4])[0] == b"d" * 20
     store.close()
 
 

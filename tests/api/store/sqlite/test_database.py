@@ -81,7 +81,7 @@ def test_payloads_are_read_during_a_write(store):
     with ThreadPoolExecutor(1) as pool:
         writing = pool.submit(store._write, slow)
         assert entered.wait(600)
-        assert store.read([1])[0].data == b"a"
+        assert store.read([1])[0] == b"a"
         assert held(store) == 1
         leave.set()
         writing.result(timeout=600)

@@ -116,7 +116,7 @@ def test_a_kill_within_a_transaction_loses_no_acknowledged_group(tmp_path):
     kept = held(store)
     assert acknowledged.value <= kept <= acknowledged.value + 1
     payloads = store.read(range(1, kept + 1))
-    assert [one.data for one in payloads] == [f"{i}".encode() * 50_000 for i in range(kept)]
+    assert payloads == [f"{i}".encode() * 50_000 for i in range(kept)]
     assert put(store, group("0" * 50_000, key="0"))[0].duplicate
     store.close()
 
@@ -128,7 +128,7 @@ def test_a_changed_payload_is_never_delivered(tmp_path, store):
     with pytest.raises(CorruptPayload, match="group 1, 3") as refused:
         store.read([1, 2, 3])
     assert refused.value.gids == (1, 3)
-    assert store.read([2])[0].data == b"other"
+    assert store.read([2])[0] == b"other"
 
 
 def test_puts_are_rejected_before_the_disk_is_full_and_claims_continue(tmp_path):
@@ -164,7 +164,7 @@ def test_retired_payloads_on_disk_are_bounded(tmp_path):
         ack(store, claim(store, generation, choose=first_of(8)), commit=True)
         live = store.stats().retained_bytes
         assert store.stats().disk_bytes <= live + tolerated_bytes(live, 1000) + 3000
-    assert store.read([1])[0].data == b"s" * 50
+    assert store.read([1])[0] == b"s" * 50
     assert store.stats().disk_bytes == sum(
         file.stat().st_size for file in tmp_path.glob("payload-*.log")
     )
@@ -191,13 +191,13 @@ def test_calls_on_a_closed_store_raise_an_error(store):
             use()
 
 
-def test_a_payload_with_a_damaged_kind_is_discarded_and_blocks_no_claim(tmp_path):
+def test_a_payload_with_a_damaged_digest_is_discarded_and_blocks_no_claim(tmp_path):
     store = SqliteStore(tmp_path)
     put(store, group("a" * 8, 8), group("b" * 8, 8))
     generation = register(store)
     store.close()
     connection = apsw.Connection(str(tmp_path / DATABASE))
-    connection.execute("UPDATE groups SET media = 'jsom' WHERE gid = 1")
+    connection.execute("UPDATE groups SET digest = 'x' WHERE gid = 1")
     connection.close()
     store = SqliteStore(tmp_path)
     batch = claim(store, generation)
