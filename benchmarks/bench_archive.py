@@ -148,12 +148,12 @@ def recorded(index: Index, rows: int) -> float:
         gid = members[-1]
         if not open_:
             trained = tuple(one.gid for one in groups if one.state == "pending")
-            records.append(
-                BatchFact(*(no, "committed", 1, 1, 1, 0.0, 1, "", 1024, no), trained)
-            )
+            records.append(BatchFact(no, "committed", 1, 1, 1, 0.0, 1, "", 1024, no, trained))
             records += [
                 NotesFact(
-                    *(one, row, no),
+                    one,
+                    row,
+                    no,
                     advantage=chance.gauss(0, 1),
                     diff_mean=0.01,
                     diff_max=chance.expovariate(3),

@@ -32,8 +32,14 @@ MAX_PLAYERS = 8
 _NUMBERS = threading.Lock()  # games draw from Python's global random numbers
 # What games raise that cannot be made: wrong syntax, missing word lists, keys and files.
 REFUSALS = (
-    *(ValueError, LookupError, ImportError, SyntaxError, TypeError, AssertionError),
-    *(OSError, AttributeError),
+    ValueError,
+    LookupError,
+    ImportError,
+    SyntaxError,
+    TypeError,
+    AssertionError,
+    OSError,
+    AttributeError,
 )
 
 

@@ -253,14 +253,21 @@ class Rule:
 
     def __call__(self, e: Evidence) -> Finding | None:
         lines = self.look_for(e)
-        found = lines if isinstance(lines, Found) else Found(lines)
-        if not (shown := [one for one in found.evidence if one]):
+        match = lines if isinstance(lines, Found) else Found(lines)
+        shown = [line for line in match.evidence if line]
+        if not shown:
             return None
         if len(shown) > MOST_LINES:
             shown[MOST_LINES:] = [f"and {len(shown) - MOST_LINES} more"]
-        severity = found.severity or self.severity
-        words = (found.cause or self.cause, tuple(shown), found.remedy or self.remedy)
-        return Finding(self.number, self.key, severity, *words, e.now.at)
+        return Finding(
+            rule=self.number,
+            key=self.key,
+            severity=match.severity or self.severity,
+            cause=match.cause or self.cause,
+            evidence=tuple(shown),
+            remedy=match.remedy or self.remedy,
+            at=e.now.at,
+        )
 
 
 def rule(number: int, severity: Severity, cause: str) -> Callable[[tuple[str, LookFor]], Rule]:

@@ -181,15 +181,28 @@ def arguments(
         folders.append(path)
     if filter_fd is not None:
         folders += ["--seccomp", str(filter_fd)]
+    # One option a line.
     return [
-        *(bwrap, "--json-status-fd", str(status_fd), "--die-with-parent", "--new-session"),
-        *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
-        *("--clearenv", "--hostname", "sandbox", "--ro-bind", "/usr", "/usr"),
-        *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", *folders),
-        *("--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm"),
-        *("--size", size, "--tmpfs", "/tmp", "--remount-ro", "/dev", "--remount-ro", "/"),
-        *("--chdir", "/tmp", *started),
-    ]
+        bwrap, "--json-status-fd", str(status_fd),
+        "--die-with-parent",
+        "--new-session",
+        "--unshare-all", "--unshare-user",
+        "--disable-userns",
+        "--cap-drop", "ALL",
+        "--clearenv",
+        "--hostname", "sandbox",
+        "--ro-bind", "/usr", "/usr",
+        "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache",
+        *folders,
+        "--proc", "/proc",
+        "--dev", "/dev",
+        "--size", size, "--tmpfs", "/dev/shm",
+        "--size", size, "--tmpfs", "/tmp",
+        "--remount-ro", "/dev",
+        "--remount-ro", "/",
+        "--chdir", "/tmp",
+        *started,
+    ]  # fmt: skip
 
 
 def how_it_ended(status: int, errors: str) -> Ended:

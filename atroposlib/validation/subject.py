@@ -141,8 +141,17 @@ class Subject:
         except (Hanging, asyncio.TimeoutError):
             error, hangs = f"no end within {limit_s:.0f} s", True
         seconds = time.monotonic() - started
-        found = (score, error, session.requests, session.tools, seconds, hangs)
-        played = Played(one.case, one.replies, one.what, *found)
+        played = Played(
+            case=one.case,
+            replies=one.replies,
+            what=one.what,
+            score=score,
+            error=error,
+            requests=session.requests,
+            tools=session.tools,
+            seconds=seconds,
+            hangs=hangs,
+        )
         self.played.append(played)
         return played
 

@@ -60,8 +60,11 @@ def started(domain, task):
     """The package's environment at the start of a task."""
     env, state = fresh(domain), task.initial_state
     if state is not None:
-        before = state.initialization_data, state.initialization_actions
-        env.set_state(*before, state.message_history or [])
+        env.set_state(
+            state.initialization_data,
+            state.initialization_actions,
+            state.message_history or [],
+        )
     return env
 
 

@@ -33,12 +33,13 @@ def hidden(rng, size, count):
     fitting = [word for word in words() if len(word) <= size]
     for word in rng.sample(fitting, count):
         for _ in range(100):
-            place = rng.randint(1, size), rng.randint(1, size), rng.choice(list(STEPS))
-            used = cells(word, *place)
+            row, column = rng.randint(1, size), rng.randint(1, size)
+            direction = rng.choice(list(STEPS))
+            used = cells(word, row, column, direction)
             free = all(square.get(at, a) == a for at, a in zip(used, word))
             if free and max(used[-1]) <= size:
                 square |= zip(used, word)
-                places[word] = place
+                places[word] = row, column, direction
                 break
     every = [(row, column) for row in range(1, size + 1) for column in range(1, size + 1)]
     return {at: square.get(at) or chr(97 + rng.randrange(26)) for at in every}, places

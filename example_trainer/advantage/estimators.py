@@ -102,8 +102,9 @@ def compute(
         weights_R = lengths_R or [1.0] * count
         by_group = settings.advantage_norm == "group"
         for rows in groups.values() if by_group else [range(count)]:
-            of_rows = [advantages_R[row] for row in rows], [weights_R[row] for row in rows]
-            for row, value in zip(rows, _normalised(*of_rows)):
+            values = [advantages_R[row] for row in rows]
+            weights = [weights_R[row] for row in rows]
+            for row, value in zip(rows, _normalised(values, weights)):
                 advantages_R[row] = value
     return advantages_R
 

@@ -94,10 +94,11 @@ class Recovery:
         self._cfg, self._world = cfg, world
         self._registration, self._identity = registration, dict(identity)
         self.enabled = cfg.recover_mode != "disabled"
-        every = (cfg.recover_every_epochs, cfg.recover_every_steps, cfg.recover_every_s)
-        if every == (None, None, None):
-            every = (None, None, EVERY_S)
-        self._frequency = Frequency(*every, since_s=time.time())
+        epochs, steps = cfg.recover_every_epochs, cfg.recover_every_steps
+        seconds = cfg.recover_every_s
+        if epochs is None and steps is None and seconds is None:
+            seconds = EVERY_S
+        self._frequency = Frequency(epochs, steps, seconds, since_s=time.time())
         self._counters = {"recovery": self._frequency, **(counters or {})}
         self._plan: StartingPoint | None = None
         # Of the last step, until its copy is taken for a checkpoint.

@@ -167,8 +167,9 @@ def start(cfg: TrainingConfig, timeout_s: float | None = None) -> Iterator[Ranks
     if size == 1 and not cfg.cpu_offload:
         yield world
         return
-    waits = (cfg.batch_timeout_s, cfg.eval_timeout_s, cfg.publish_timeout_s)
-    longest = max(*waits, RECOVERY_WRITE_S)
+    longest = max(
+        cfg.batch_timeout_s, cfg.eval_timeout_s, cfg.publish_timeout_s, RECOVERY_WRITE_S
+    )
     bound_s = timeout_s or longest + SLACK_S
     world = replace(world, store=_meet(cfg.init_method, world, bound_s))
     world = grouped(world, cfg.tensor_parallel, bound_s)
@@ -270,8 +271,16 @@ def grouped(world: Ranks, tensor: int, timeout_s: float) -> Ranks:
         for ranks in (grid, grid.T)
     )
     row, column = divmod(world.rank, tensor)
-    place = len(grid), world.device, tensor, column
-    return Ranks(row, *place, data_group, tensor_group, world.store)
+    return Ranks(
+        rank=row,
+        size=len(grid),
+        device=world.device,
+        tensor=tensor,
+        tensor_rank=column,
+        data_group=data_group,
+        tensor_group=tensor_group,
+        store=world.store,
+    )
 
 
 def _arrived(method: str, world: Ranks) -> Any:

@@ -66,7 +66,11 @@ class _WholeModel(DiskPublisher):
     def stage(self, policy: Policy, state: TrainerState) -> Path:
         weights, directory = cast(ModelWeights, policy), self.directory(state)
         write_model(
-            *(directory, weights.model, weights.tokenizer, weights.tensors, state),
+            directory,
+            weights.model,
+            weights.tokenizer,
+            weights.tensors,
+            state,
             dtype=weights.model.dtype,
             untie_head=self.needs_untying(policy),
             durable=False,

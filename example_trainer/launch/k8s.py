@@ -63,9 +63,11 @@ def manifests(plan: Plan, token: str) -> list[dict[str, Any]]:
     gpus = roles.gpus_of(plan)
     index = ("--index", "$(JOB_COMPLETION_INDEX)")
     meet = ("--until-recorded", "--meet", f"{name}-trainer-0-0.{name}:{MEETING_PORT}")
-    servers = ("inference", "inference", plan.inference.count, plan.restarts, index)
-    jobs = [_job(plan, "api", "api", 1, plan.restarts)]
-    jobs.append(_job(plan, *servers, gpus["inference"]))
+    servers = plan.inference.count
+    jobs = [
+        _job(plan, "api", "api", 1, plan.restarts),
+        _job(plan, "inference", "inference", servers, plan.restarts, index, gpus["inference"]),
+    ]
     for number, wanted in enumerate(plan.environments):
         own = label(f"env-{number}-{roles.environment_name(plan, number)}")
         words = ("--index", str(number))

@@ -227,7 +227,13 @@ def command_of(
     if role == "inference":  # needs no API to start
         port = plan.inference.port + index if plan.inference.port else free_port()
         return roles.inference(
-            *(plan, served, python, "0.0.0.0", port, index, Endpoints("", api_file=file)),
+            plan,
+            served,
+            python,
+            "0.0.0.0",
+            port,
+            index,
+            Endpoints("", api_file=file),
             announced=host,
             memory_share=plan.inference.memory_share,
         )

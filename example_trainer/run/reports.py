@@ -73,8 +73,12 @@ class Reporter:
     ) -> None:
         """Note an acked batch; none of the arguments changes any more."""
         if values is not None:
-            about = claimed.batch or [], batch, prepared, values, self._rows
-            self._put(lambda: self._send_notes(claimed, notes_of(*about)))
+            groups, rows = claimed.batch or [], self._rows
+            self._put(
+                lambda: self._send_notes(
+                    claimed, notes_of(groups, batch, prepared, values, rows)
+                )
+            )
 
     def step(self, step: int, record: Mapping[str, Any]) -> None:
         """Report the numbers of a finished step."""

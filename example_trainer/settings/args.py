@@ -59,7 +59,9 @@ VARIABLES = (
     API_TOKEN,
     "ATROPOS_INFERENCE_TOKEN: token of the inference servers",
     "RANK, WORLD_SIZE, LOCAL_RANK: set by torchrun",
-    *(HUB, TRACKERS, GPUS),
+    HUB,
+    TRACKERS,
+    GPUS,
 )
 S = TypeVar("S", bound=BaseModel)
 logger = logging.getLogger(__name__)

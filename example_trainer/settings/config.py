@@ -26,8 +26,14 @@ from example_trainer.settings.weights import ServingSettings
 __all__ = ["TrainingConfig", "parse_layers"]
 
 CHECKPOINT_IDENTITY = (
-    *("model_name", "optimizer", "trains_adapter", "lora_r", "lora_target_modules"),
-    *("lora_layer_indices", "train_layer_indices", "critic"),
+    "model_name",
+    "optimizer",
+    "trains_adapter",
+    "lora_r",
+    "lora_target_modules",
+    "lora_layer_indices",
+    "train_layer_indices",
+    "critic",
 )
 
 

@@ -83,7 +83,6 @@ def learn(
     if proximal_R_T is None and len(parts) > 1 and losses.needs_proximal(cfg):
         proximal_R_T = policy.trained_logprobs(prepared.rows)
     sums, norms, skipped = StepMetrics(), [], 0
-    progress = state.step, cfg.training_steps
     for epoch in range(cfg.ppo_epochs):
         for number, indices in enumerate(parts):
             first = epoch == 0 and number == 0
@@ -101,12 +100,20 @@ def learn(
             update.accumulate(sums)
             if len(parts) == 1 and first:
                 proximal_R_T = update.own_R_T
-            norm, stepped = clipped_step(optimizer, policy, cfg, *progress)
+            norm, stepped = clipped_step(
+                optimizer, policy, cfg, state.step, cfg.training_steps
+            )
             norms.append(norm)
             skipped += not stepped
             if critic is not None:
                 _critic_backward(critic.model, update.prepared, cfg.critic_clip_eps, sums)
-                clipped_step(critic.optimizer, critic.model, critic.settings, *progress)
+                clipped_step(
+                    critic.optimizer,
+                    critic.model,
+                    critic.settings,
+                    state.step,
+                    cfg.training_steps,
+                )
     sums.share(policy.world)
     if values is not None:
         values.share(policy.world, [len(row.trained) for row in prepared.rows])

@@ -98,7 +98,13 @@ ALL_OR_NONE = (
     "distill_logprobs",
 )  # optional fields that either all rows have or none: they are aligned by row
 PER_ROW = (
-    *("tokens", "masks", "scores", "sampling", "finish_reasons", "outcomes", "overrides"),
+    "tokens",
+    "masks",
+    "scores",
+    "sampling",
+    "finish_reasons",
+    "outcomes",
+    "overrides",
     "routed_experts",
     *ALL_OR_NONE,
 )

@@ -345,8 +345,9 @@ class ManagedServer:
         return nodes
 
     def _text_of(self, output: Generation, *, skip_special: bool) -> str:
-        ids = (output.prompt_ids, output.tokens)
-        return continuation(self.tokenizer, *ids, skip_special=skip_special)
+        return continuation(
+            self.tokenizer, output.prompt_ids, output.tokens, skip_special=skip_special
+        )
 
     def _chat_choice(
         self,

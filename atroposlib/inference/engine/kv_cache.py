@@ -54,9 +54,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = self.shared.dtype, key_states.device
-        capacity = (self.shared.num_rows, self.shared.num_columns)
+        rows, columns = self.shared.num_rows, self.shared.num_columns
         self.keys, self.values = (
-            states.new_zeros(*capacity, states.shape[1], states.shape[3], dtype=self.dtype)
+            states.new_zeros(rows, columns, states.shape[1], states.shape[3], dtype=self.dtype)
             for states in (key_states, value_states)
         )
         self.is_initialized = True

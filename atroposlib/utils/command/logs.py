@@ -26,8 +26,20 @@ TOKEN_PREFIX = "atr_"  # of every token of this package; secret scanners look fo
 OURS = ("atroposlib", "example_trainer", "environments", "__main__")
 # Libraries that log every request or file at level info.
 NOISY = (
-    *("uvicorn", "httpx", "httpcore", "openai", "urllib3", "asyncio", "filelock", "fsspec"),
-    *("huggingface_hub", "datasets", "transformers", "torch", "matplotlib", "markdown_it"),
+    "uvicorn",
+    "httpx",
+    "httpcore",
+    "openai",
+    "urllib3",
+    "asyncio",
+    "filelock",
+    "fsspec",
+    "huggingface_hub",
+    "datasets",
+    "transformers",
+    "torch",
+    "matplotlib",
+    "markdown_it",
 )
 _SECRET = re.compile(
     rf"{TOKEN_PREFIX}[A-Za-z0-9_-]{{16,}}"
