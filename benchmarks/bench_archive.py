@@ -103,7 +103,7 @@ def _rounds(http: httpx.Client, bodies: list[bytes], generation: int) -> list[fl
 def show_cost(groups: int, rounds: int = 3) -> None:
     bodies = [large_group(seed) for seed in range(groups)]
     found = {way: [cost(bodies, way) for _ in range(rounds)] for way in ("off", "on")}
-    cpu = {way: min(one for one, _ in some) for way, some in found.items()}
+    cpu = {way: min(seconds for seconds, _ in some) for way, some in found.items()}
     for name, of in (
         ("median", statistics.median),
         ("p95", lambda a: sorted(a)[len(a) * 95 // 100]),
@@ -147,11 +147,11 @@ def recorded(index: Index, rows: int) -> float:
         records: list[Record] = [*groups]
         gid = members[-1]
         if not open_:
-            trained = tuple(one.gid for one in groups if one.state == "pending")
+            trained = tuple(group.gid for group in groups if group.state == "pending")
             records.append(BatchFact(no, "committed", 1, 1, 1, 0.0, 1, "", 1024, no, trained))
             records += [
                 NotesFact(
-                    one,
+                    gid,
                     row,
                     no,
                     advantage=chance.gauss(0, 1),
@@ -159,7 +159,7 @@ def recorded(index: Index, rows: int) -> float:
                     diff_max=chance.expovariate(3),
                     why="masked" if chance.random() < 0.05 else None,
                 )
-                for one in trained
+                for gid in trained
                 for row in range(16)
             ]
             values = {"loss": chance.random(), "reward": chance.random()}
@@ -189,14 +189,16 @@ def recorded_group(chance: random.Random, gid: int, no: int, stale: bool) -> Row
 def filtered() -> dict[str, dict[str, str]]:
     """Each filter alone in every order, and each pair of them in the usual order."""
     alone = [{name: value} for name, values in FILTERS.items() for value in values]
-    found = [one | {"sort": sort} for one in ({}, *alone) for sort in SORTS]
+    found = [filters | {"sort": sort} for filters in ({}, *alone) for sort in SORTS]
     found += [
-        {a: one, b: other}
+        {a: first, b: second}
         for a, b in itertools.combinations(FILTERS, 2)
-        for one in FILTERS[a]
-        for other in FILTERS[b]
+        for first in FILTERS[a]
+        for second in FILTERS[b]
     ]
-    return {" ".join(f"{name}:{value}" for name, value in one.items()): one for one in found}
+    return {
+        " ".join(f"{name}:{value}" for name, value in query.items()): query for query in found
+    }
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -251,7 +253,7 @@ def show_screens(rows: int, folder: Path) -> None:
         print(
             f"{kind}, {len(times)} filters and pairs: median "
             f"{statistics.median(times.values()):.1f} ms, over 100 ms: "
-            f"{sum(one > 100 for one in times.values())}"
+            f"{sum(milliseconds > 100 for milliseconds in times.values())}"
         )
         for name in worst[:8]:
             print(f"    {times[name]:.1f} ms  {name}")

@@ -76,12 +76,12 @@ def main() -> None:
         shares = []
         for count in (1, options.pages):
             pages = [browser.new_context().new_page() for _ in range(count)]
-            for one in pages:
-                one.goto(f"{url}/ui/")
-                one.locator(".view[data-ready]").wait_for()
+            for tab in pages:
+                tab.goto(f"{url}/ui/")
+                tab.locator(".view[data-ready]").wait_for()
             shares.append(cpu_share(server, options.seconds))
-            for one in pages:
-                one.context.close()
+            for tab in pages:
+                tab.context.close()
         idle = (before + cpu_share(server, options.seconds)) / 2
         for count, share in zip((1, options.pages), shares):
             print(

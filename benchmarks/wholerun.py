@@ -194,7 +194,9 @@ def run_once(setup: Setup, stop: StopRequest, bound_s: float = 3600.0) -> Outcom
         made = asdict(run(setup, stop, bound_s))
         path.write_text(json.dumps(made, default=str), encoding="utf-8")
     found = json.loads(path.read_text(encoding="utf-8"))
-    checks = [Check(**{**one, "directory": Path(one["directory"])}) for one in found["checks"]]
+    checks = [
+        Check(**{**check, "directory": Path(check["directory"])}) for check in found["checks"]
+    ]
     return Outcome(found["steps"], checks, found["seconds"])
 
 

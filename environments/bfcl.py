@@ -48,7 +48,7 @@ def rows_of(path: str | None, name: str) -> list[dict[str, Any]]:
 def schema(given: Any) -> Any:
     """A description of parameters with the types of JSON schema."""
     if isinstance(given, list):
-        return [schema(one) for one in given]
+        return [schema(value) for value in given]
     if not isinstance(given, dict):
         return given
     made = {key: schema(value) for key, value in given.items()}
@@ -79,7 +79,7 @@ def tasks(config: Any) -> list[dict[str, Any]]:
         )
         expected = {row["id"]: row["ground_truth"] for row in answers}
         for row in rows_of(config.dataset_path, file):
-            tools = [tool(one) for one in row["function"]]
+            tools = [tool(function) for function in row["function"]]
             task = {"id": row["id"], "messages": row["question"][0], "tools": tools}
             found.append({**task, "expected": expected.get(row["id"], [])})
     return found
@@ -112,7 +112,7 @@ def fits(arguments: Mapping[str, Any], allowed: Mapping[str, Sequence[Any]]) -> 
     known = set(arguments) <= set(allowed)
     return known and all(
         (
-            any(same(arguments[key], one) for one in values)
+            any(same(arguments[key], value) for value in values)
             if key in arguments
             else ABSENT in values
         )

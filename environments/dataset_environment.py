@@ -108,9 +108,9 @@ def rewards_of(config: DatasetConfig) -> dict[str, tuple[Any, float]]:
 @cache  # some load a model
 def _made(wanted: str) -> dict[str, tuple[Any, float]]:
     found = {}
-    for one in json.loads(wanted):
-        reward = registry.create(one)
-        name = one if isinstance(one, str) else one.get("name", one["type"])
+    for source in json.loads(wanted):
+        reward = registry.create(source)
+        name = source if isinstance(source, str) else source.get("name", source["type"])
         if name in found:
             raise ConfigError(f"--env.reward_functions: {name!r} twice: give each a 'name'")
         found[name] = reward, reward.weight

@@ -72,7 +72,7 @@ def found(row):
 
 def gold(row):
     criteria = found(row)[1].evaluation_criteria
-    calls = [tool_call(one.name, **one.arguments) for one in criteria.actions or ()]
+    calls = [tool_call(action.name, **action.arguments) for action in criteria.actions or ()]
     return [*calls, "; ".join(["Done", *(criteria.communicate_info or ())])]
 
 
@@ -103,11 +103,13 @@ class DomainTool:
 def tools_of(env, requestor, calls):
     kit = env.tools if requestor == "assistant" else env.user_tools
     described = (
-        [one.openai_schema["function"] for one in kit.get_tools().values()] if kit else []
+        [tool.openai_schema["function"] for tool in kit.get_tools().values()] if kit else []
     )
     return [
-        DomainTool(one["name"], one["description"], one["parameters"], env, requestor, calls)
-        for one in described
+        DomainTool(
+            tool["name"], tool["description"], tool["parameters"], env, requestor, calls
+        )
+        for tool in described
     ]
 
 
@@ -128,9 +130,9 @@ class Customer:
         part = {"guidelines": guidelines.read_text("utf-8"), "scenario": task.user_scenario}
         turned = {"user": "assistant", "assistant": "user"}
         self.messages = [{"role": "system", "content": SCENARIO.format(**part)}]
-        for one in talk:
-            if one["role"] in turned and one["content"]:
-                self.messages.append({**one, "role": turned[one["role"]]})
+        for message in talk:
+            if message["role"] in turned and message["content"]:
+                self.messages.append({**message, "role": turned[message["role"]]})
 
     async def answer(self, text):
         """The next message of the customer; None if the conversation has ended.

@@ -78,11 +78,11 @@ KINDS = {
 
 def page(current: str) -> str:
     """The whole text of docs/gallery.md."""
-    found = [one for one in listed() if one.module.startswith(PACKAGE)]
+    found = [entry for entry in listed() if entry.module.startswith(PACKAGE)]
     figures = json.loads(FIGURES.read_text(encoding="utf-8"))
-    rows = "".join(row(one, figures["environments"].get(one.name, {})) for one in found)
-    ready = sorted((one for one in found if card_of(one)), key=lambda one: one.name)
-    cards = "".join(asyncio.run(section(one, current)) for one in ready)
+    rows = "".join(row(entry, figures["environments"].get(entry.name, {})) for entry in found)
+    ready = sorted((entry for entry in found if card_of(entry)), key=lambda entry: entry.name)
+    cards = "".join(asyncio.run(section(entry, current)) for entry in ready)
     return HEAD.format(started=figures["started"]) + rows + CARDS + cards
 
 
@@ -186,7 +186,9 @@ async def sample(env_cls: Any) -> list[str]:
     task = next(iter(await load(given.dataset, config, env=env_cls.name, split="train") or ()))
     reward, model = await play(env_cls, task, given.card.gold(task), **settings)
     history = model.replies[-1].messages
-    texts = "\n\n".join(f"{one['role']}: {shown(one['content'])}" for one in history)
+    texts = "\n\n".join(
+        f"{message['role']}: {shown(message['content'])}" for message in history
+    )
     return indented(f"{texts}\n\nscore: {reward.score:g}")
 
 

@@ -64,7 +64,7 @@ def page(text: str) -> str:
 
 def all_blocks() -> dict[str, str]:
     examples = asyncio.run(wire_session.record())
-    blocks = {f"example: {name}": example(said) for name, said in examples.items()}
+    blocks = {f"example: {name}": example(text) for name, text in examples.items()}
     return blocks | {
         "endpoints": endpoints(),
         "errors": errors(),
@@ -93,7 +93,7 @@ def endpoints() -> str:
 
 def errors() -> str:
     rows = ["| status | `status` | when | what to do |", "|---|---|---|---|"]
-    for kind, (code, word) in sorted(STATUS_OF.items(), key=lambda one: one[1][0]):
+    for kind, (code, word) in sorted(STATUS_OF.items(), key=lambda item: item[1][0]):
         when = (kind.__doc__ or "").strip().splitlines()[0]
         shown = "absent" if code == 422 else f"`{word}`"
         rows.append(f"| {code} | {shown} | {when} | {ADVICE[word]} |")
@@ -116,7 +116,7 @@ def group_in_bytes() -> str:
         f"{16:06x}  ... the header, {length} bytes of JSON, padded with spaces ...",
     ]
     tensors = {k: v for k, v in head.items() if k != "__metadata__"}
-    for name, tensor in sorted(tensors.items(), key=lambda one: one[1]["data_offsets"]):
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
         start, end = (16 + length + offset for offset in tensor["data_offsets"])
         shape = ", ".join(str(n) for n in tensor["shape"])
         note = f"{name}: {tensor['dtype']} [{shape}]"

@@ -157,7 +157,7 @@ def _settled(value: Any) -> Any:
             if not (group and v is None)
         }
     if isinstance(value, list):
-        return [_settled(one) for one in value]
+        return [_settled(item) for item in value]
     return value
 
 
@@ -176,7 +176,7 @@ def pretty(value: Any, indent: int = 0, width: int = 92) -> str:
                 f"{pad}{json.dumps(k)}: {pretty(v, at if fits else indent + 2, width)}"
             )
         return "{\n" + ",\n".join(inner) + "\n" + " " * indent + "}"
-    inner = [pad + pretty(one, indent + 2, width) for one in value]
+    inner = [pad + pretty(item, indent + 2, width) for item in value]
     return "[\n" + ",\n".join(inner) + "\n" + " " * indent + "]"
 
 

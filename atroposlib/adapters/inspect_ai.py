@@ -95,14 +95,14 @@ class Evals:
         tasks = [
             task_with(
                 copy.copy(self.task),
-                dataset=[one.sample],
-                model=one.models[""],
-                model_roles={**(self.task.model_roles or {}), GRADER: one.models[GRADER]},
+                dataset=[sample.sample],
+                model=sample.models[""],
+                model_roles={**(self.task.model_roles or {}), GRADER: sample.models[GRADER]},
                 epochs=1,
                 fail_on_error=True,
                 metadata={"place": place},
             )
-            for place, one in enumerate(batch)
+            for place, sample in enumerate(batch)
         ]
         quiet: Any = {"ctl_server": False, "score_display": False, "log_realtime": False}
         with tempfile.TemporaryDirectory(prefix="atropos-inspect-") as folder:

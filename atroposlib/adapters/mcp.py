@@ -196,7 +196,7 @@ def mcp(
         async with AsyncExitStack() as stack:
             # Without shared ones too: a wrong command fails before the first rollout.
             opening = [server(config) for _ in range(config.servers_shared or 1)]
-            tools = [await stack.enter_async_context(one) for one in opening]
+            tools = [await stack.enter_async_context(session) for session in opening]
             if config.servers_shared:
                 yield itertools.cycle(tools)
                 return

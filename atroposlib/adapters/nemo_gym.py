@@ -158,8 +158,10 @@ async def nemo_gym(task: Any, model: Model, config: NemoGymConfig) -> Reward:
         ):  # without them every reply would be scored as a failure of the model
             raise ConfigError(f"--env.env_id {config.env_id}: tools over MCP are not served")
         tools: list[Any] = [
-            GymTool(one["name"], one.get("description") or "", one["parameters"] or {}, http)
-            for one in described
+            GymTool(
+                tool["name"], tool.get("description") or "", tool["parameters"] or {}, http
+            )
+            for tool in described
         ]
         reply = await model.use_tools(messages, tools=tools, max_turns=config.max_turns)
         turns = reply.messages[len(messages) :]

@@ -68,8 +68,8 @@ def shipped() -> tuple[Listed, ...]:
 def kind_in(tree: ast.Module) -> str:
     """The first argument of ``Card(...)``; empty where there is no card."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args)
-    cards = (one.args[0] for one in calls if getattr(one.func, "id", "") == "Card")
-    kinds = (one.value for one in cards if isinstance(one, ast.Constant))
+    cards = (call.args[0] for call in calls if getattr(call.func, "id", "") == "Card")
+    kinds = (card.value for card in cards if isinstance(card, ast.Constant))
     return str(next(kinds, ""))
 
 
@@ -80,22 +80,24 @@ def show(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", action="store_true", help="one JSON list of objects")
     options, found = parser.parse_args(argv), listed()
-    names = Counter(one.name for one in found)
+    names = Counter(entry.name for entry in found)
     rows = [
         (
-            f"{one.package}:{one.name}" if names[one.name] > 1 else one.name,
-            one.kind,
-            "" if one.package == "atroposlib" else f"{one.package} {one.version}".strip(),
-            f"cannot be used: {one.problem}" if one.problem else one.about,
+            f"{entry.package}:{entry.name}" if names[entry.name] > 1 else entry.name,
+            entry.kind,
+            ""
+            if entry.package == "atroposlib"
+            else f"{entry.package} {entry.version}".strip(),
+            f"cannot be used: {entry.problem}" if entry.problem else entry.about,
         )
-        for one in found
+        for entry in found
     ]
     name_width, kind_width = (max(len(row[i]) for row in rows) for i in range(2))
     lines = [
         f"{name:<{name_width}}  {kind:<{kind_width}}  {about}{f' ({of})' if of else ''}"
         for name, kind, of, about in rows
     ]
-    asked = json.dumps([asdict(one) for one in found], indent=2)
+    asked = json.dumps([asdict(entry) for entry in found], indent=2)
     print_page((asked if options.json else "\n".join(lines)) + "\n")
     return 0
 

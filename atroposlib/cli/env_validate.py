@@ -95,7 +95,7 @@ def checked(reference: str, words: Sequence[str], model: str | None) -> Report:
 def command(argv: Sequence[str] | None = None) -> int:
     """The command line; ends the process where a thread of the environment never does."""
     status = main(argv)
-    if any(one.name.startswith("asyncio_") for one in threading.enumerate()):
+    if any(thread.name.startswith("asyncio_") for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

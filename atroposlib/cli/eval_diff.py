@@ -131,7 +131,10 @@ def compare(
     ]
     low, high = bootstrap_interval(differences)
     found |= {"difference": statistics.fmean(differences), "low": low, "high": high}
-    better, worse = sum(one > 0 for one in differences), sum(one < 0 for one in differences)
+    better, worse = (
+        sum(difference > 0 for difference in differences),
+        sum(difference < 0 for difference in differences),
+    )
     return {**found, "better": better, "worse": worse}
 
 

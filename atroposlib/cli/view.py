@@ -57,7 +57,7 @@ def view(argv: Sequence[str] | None = None) -> int:
             serve(explorer, options.port, options.open)
         else:
             file, *filters = options.export
-            given = dict(one.partition("=")[::2] for one in filters)
+            given = dict(text.partition("=")[::2] for text in filters)
             kept = selected(explorer.of_run(given.pop("run_id", None)), given)
             Path(file).write_bytes(exported_page(kept))
             print(f"{kept['note']} in {file}")
@@ -97,8 +97,8 @@ def selected(
         page = explorer.rollouts({**given, "limit": str(MAX_LIMIT), "after": page.next})
     if not rows:
         raise ConfigError(f"no rollout to export: {n_bytes} of {max_bytes} bytes found")
-    replies |= {f"batches/{no}": one for no, one in batches.items()}
-    replies["batches"] = BatchPage(sorted(batches.values(), key=lambda one: -one.no), None)
+    replies |= {f"batches/{no}": batch for no, batch in batches.items()}
+    replies["batches"] = BatchPage(sorted(batches.values(), key=lambda batch: -batch.no), None)
     note = f"{len(rows)} rollouts"
     if n_bytes > max_bytes:
         of = f"{'' if counted.exact else 'over '}{counted.n}"

@@ -78,8 +78,8 @@ def diagnose(evidence: Evidence) -> list[Finding]:
     keys = {finding.key for finding in found}
     if "api-silent" in keys:
         return found[:1]
-    kept = [one for one in found if not keys & {*_IMPLIED.get(one.key, ())}]
-    return sorted(kept, key=lambda one: _RANK[one.severity])[:MOST]
+    kept = [finding for finding in found if not keys & {*_IMPLIED.get(finding.key, ())}]
+    return sorted(kept, key=lambda finding: _RANK[finding.severity])[:MOST]
 
 
 def moving(e: Evidence) -> str | None:
@@ -101,13 +101,13 @@ def moving(e: Evidence) -> str | None:
 
 def answer(findings: Iterable[Finding], going: str | None) -> dict[str, Any]:
     """The body of GET /explore/why; ``going`` is what moves, for a run without findings."""
-    found = [asdict(one) for one in findings]
+    found = [asdict(finding) for finding in findings]
     return {"findings": found, "moving": None if found else going}
 
 
 def exit_status(findings: Sequence[Finding]) -> int:
     """0 moving, 1 waiting as it should, 2 stuck, 3 not reachable."""
-    if any(one.key == "api-silent" for one in findings):
+    if any(finding.key == "api-silent" for finding in findings):
         return 3
-    severities = {one.severity for one in findings}
+    severities = {finding.severity for finding in findings}
     return 2 if "stuck" in severities else int("waiting" in severities)

@@ -116,11 +116,13 @@ def _servers(urls: Iterable[str]) -> Mapping[str, Mapping[str, Any]]:
 def _elsewhere(url: str, token: str | None) -> tuple[str, ...]:
     """Other usual addresses at which an API has a started run."""
     found = []
-    for other in {os.environ.get(URL_VARIABLE, DEFAULT_URL).rstrip("/"), DEFAULT_URL} - {url}:
+    for candidate in {os.environ.get(URL_VARIABLE, DEFAULT_URL).rstrip("/"), DEFAULT_URL} - {
+        url
+    }:
         try:
             # The token belongs to the first address.
-            if document(f"{other}/status", SERVER_TIMEOUT_S).get("state") == "STARTED":
-                found.append(other)
+            if document(f"{candidate}/status", SERVER_TIMEOUT_S).get("state") == "STARTED":
+                found.append(candidate)
         except Silent:
             continue
     return tuple(found)

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print("\n".join(logs.printable(text) for text, _ in shown), flush=True)
             else:
                 shown = lines(e, found, console.height - 1)
-                page = Text("\n").join(styled(one, console.width) for one in shown)
+                page = Text("\n").join(styled(line, console.width) for line in shown)
                 live.update(page, refresh=True)
             if options.once:
                 return 3 if exit_status(found) == 3 else 0
@@ -88,7 +88,7 @@ def summary(e: Evidence, found: Sequence[Finding]) -> str:
 def flow(e: Evidence) -> str:
     """Environments -> queue -> batch -> trainer -> weights -> servers, with rates."""
     rate = e.grown("groups_in_total") / e.seconds
-    servers = [one for one in e.processes if one["role"] == "inference"]
+    servers = [process for process in e.processes if process["role"] == "inference"]
     queue, batch = (f"{e.count(f'{part}_sequences'):.0f}" for part in ("queued", "leased"))
     return (
         f"{len(e.fresh('env'))} env > {rate:.1f} groups/s > queue {queue} > batch {batch} > "
@@ -101,13 +101,17 @@ def lines(e: Evidence, found: Sequence[Finding], height: int = 10_000) -> list[L
     state = e.status.get("state", "no answer")
     title = f"{e.url}  {state}  step {e.count('current_step'):.0f}"
     head: list[Line] = [(title, "bold"), (flow(e), ""), ("", "")]
-    here = [one for one in e.processes if "ended" not in one["details"]]
-    rows = [_row(e, one) for one in sorted(here, key=lambda one: str(one["role"]))]
+    here = [process for process in e.processes if "ended" not in process["details"]]
+    rows = [
+        _row(e, process) for process in sorted(here, key=lambda process: str(process["role"]))
+    ]
     processes = [("role      name              age  phase, wait, figures", "dim"), *rows]
     batches = [(f"no batch yet: {e.reason}", "yellow")] if e.reason else []
-    for one in (e.status.get("open_batches") or ())[:3]:
-        delivery = f"{one['sequences']} sequences, delivery {one['deliveries']}"
-        batches.append((f"batch {one['no']}: {delivery}, lease {one['lease_s']:.0f} s", ""))
+    for batch in (e.status.get("open_batches") or ())[:3]:
+        delivery = f"{batch['sequences']} sequences, delivery {batch['deliveries']}"
+        batches.append(
+            (f"batch {batch['no']}: {delivery}, lease {batch['lease_s']:.0f} s", "")
+        )
     first = findings_page(found[:1], moving(e)).split("\n")
     why = [(text, COLORS[found[0].severity] if found else "green") for text in first[:5]]
     room = height - len(head) - len(batches) - len(why) - 1

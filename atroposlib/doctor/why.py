@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         now = look(url) if before.status is not None or shown is not None else before
         evidence = Evidence(url, before, now)
         findings = diagnose(evidence)
-        keys = [one.key for one in findings]
+        keys = [finding.key for finding in findings]
         if keys != shown:
             print(page(findings, moving(evidence), as_json=options.json), flush=True)
         shown, before = keys, now
@@ -71,10 +71,10 @@ def page(findings: Sequence[Finding], going: str | None, *, as_json: bool = Fals
     if as_json:
         return json.dumps(answer(findings, going))
     lines = []
-    for one in findings:
-        lines.append(f"{one.severity}: {one.cause}")
-        lines += [f"    {text}" for text in one.evidence]
-        lines.append(f"    fix: {one.remedy}")
+    for finding in findings:
+        lines.append(f"{finding.severity}: {finding.cause}")
+        lines += [f"    {text}" for text in finding.evidence]
+        lines.append(f"    fix: {finding.remedy}")
     if not findings:
         lines.append(f"no finding: {going}")
     return "\n".join(map(logs.printable, lines))

@@ -210,7 +210,7 @@ def command_class(env_cls: type[EnvRuntime], mode: str) -> type[EnvCommand]:
     if mode == "process" and config.data_path_to_save_groups is None:
         needs["data_path_to_save_groups"] = f"data/{env_cls.name or 'groups'}.jsonl"
     code = config.model_copy(update=needs)
-    more = {name: one.defaults for name, one in env_cls.more_servers().items()}
+    more = {name: section.defaults for name, section in env_cls.more_servers().items()}
     servers = {OPENAI_NAMESPACE: configs, **more}
     fields = flags.flag_fields(ENV_NAMESPACE + NAMESPACE_SEP, code)
     for namespace, listed in servers.items():
@@ -247,7 +247,7 @@ def _keep_config(settings: CommandSettings) -> None:
 def _as_document(configs: ServerConfigs | None) -> dict[str, Any] | list[dict[str, Any]]:
     """One mapping, a list of several, or an empty mapping for generated addresses."""
     listed = as_server_list(configs) if configs else None
-    dumped = [one.model_dump(mode="json", exclude={"api_key"}) for one in listed or ()]
+    dumped = [server.model_dump(mode="json", exclude={"api_key"}) for server in listed or ()]
     return dumped[0] if len(dumped) == 1 else dumped or {}
 
 

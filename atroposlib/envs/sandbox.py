@@ -220,7 +220,7 @@ def _user() -> dict[str, Any]:
     if os.geteuid() != 0:
         return {}
     taken = {entry.pw_uid for entry in pwd.getpwall()}
-    uid = next(one for one in _uids if one not in taken)
+    uid = next(candidate for candidate in _uids if candidate not in taken)
     return {"user": uid, "group": uid, "extra_groups": []}
 
 
@@ -265,7 +265,7 @@ async def _run(program: str, inputs: str, kind: Kind, limits: Limits) -> Executi
             stopped = Ended.TOO_LONG
         finally:
             await _end(process)
-        output, errors = (one.decode("utf-8", "replace") for one in read)
+        output, errors = (output.decode("utf-8", "replace") for output in read)
         if stopped is not None:
             return Execution(stopped, output, errors, None)
         code = process.returncode or 0

@@ -226,7 +226,7 @@ def directory_template(servers: Sequence[APIServerConfig]) -> APIServerConfig | 
 
     Raises ConfigError for a directory among other servers.
     """
-    if not any((one.base_url or "").startswith(DIRECTORY) for one in servers):
+    if not any((server.base_url or "").startswith(DIRECTORY) for server in servers):
         return None
     if len(servers) > 1:
         raise ConfigError(

@@ -69,7 +69,9 @@ def own_settings(environment: Path, given: Settings = ()) -> dict[str, Any]:
     found = json.loads(done.stdout.splitlines()[-1])
     for name, _ in given:
         if name not in found["fields"]:
-            hint = did_you_mean(f"--env.{name}", [f"--env.{one}" for one in found["fields"]])
+            hint = did_you_mean(
+                f"--env.{name}", [f"--env.{field}" for field in found["fields"]]
+            )
             raise NotReady(f"--env.{name}: {environment.name} has no such setting{hint}")
     return dict(found["own"])
 

@@ -89,8 +89,8 @@ class ClassRollouts:
             pairs: list[list[Replies]] = [[WRONG], [gold]]
             groups = pairs[: 2 if self.card else 1] if self._others() else [[]]
         score: float | None = None
-        for others in groups:
-            score = await self.beside(item, session, others)
+        for group in groups:
+            score = await self.beside(item, session, group)
             if score is not None:
                 break
             session = session.again()
@@ -214,9 +214,9 @@ def name_of(item: Any, text: str) -> str:
 def stable_text(value: Any) -> str:
     """A text of ``value`` that is the same in every process."""
     if isinstance(value, Mapping):
-        return str({str(key): stable_text(one) for key, one in value.items()})
+        return str({str(key): stable_text(item) for key, item in value.items()})
     if isinstance(value, (list, tuple)):
-        return str([stable_text(one) for one in value])
+        return str([stable_text(item) for item in value])
     if isinstance(value, (set, frozenset)):
         return str(sorted(map(stable_text, value)))
     return ADDRESS.sub("", repr(value))

@@ -63,13 +63,13 @@ async def leaks(subject: Subject, limit: float) -> Offences:
         tools = json.dumps([*bare.tools], default=str)
         where = {"the prompt": case.prompt, "a tool": tools}
         for name, text in where.items():
-            others = sum(probes.contains(text, one) for one in answers - {answer})
+            others = sum(probes.contains(text, wrong) for wrong in answers - {answer})
             # Options of a question hold the answers of others too.
             if probes.contains(text, answer) and others < 2:
                 found.append(Proof(case.id, answer, note=f"the answer stands in {name}"))
         place = hidden_place(case, answer)
         found += [Proof(case.id, answer, note=f"the answer stands in {place}")] * bool(place)
-    share = len({one.task for one in found}) / max(1, len(golden))
+    share = len({proof.task for proof in found}) / max(1, len(golden))
     return found if share > limit else [], f"in {share:.0%} of {len(golden)} tasks"
 
 

@@ -59,8 +59,8 @@ async def repeated_score(subject: Subject, limit: float) -> Offences:
     """The same replies to the same task get the same score."""
     found = []
     tries, repeats = typical(subject, 8), subject.few(REPEATS)
-    for one in tries:
-        first, *again = await subject.play_all([one] * repeats)
+    for attempt in tries:
+        first, *again = await subject.play_all([attempt] * repeats)
         found += [piece for two in again for piece in differs(first, two, limit, "again")]
     return found, f"{len(tries)} replies scored {repeats} times"
 
@@ -86,10 +86,10 @@ async def in_groups(subject: Subject, limit: float) -> Offences:
     found, compared = [], 0
     for case in subject.golden[: subject.few(8)]:
         scores = []
-        for other in (WRONG, case.gold):
+        for replies in (WRONG, case.gold):
             session = RecordingSession(case.gold)
             with suppress(AtroposError):  # gold.passes reports it
-                beside = subject.rollouts.beside(case.item, session, [WRONG, other])
+                beside = subject.rollouts.beside(case.item, session, [WRONG, replies])
                 scores.append(await asyncio.wait_for(beside, PLAY_S))
         if None in scores or len(scores) < 2:
             continue
@@ -104,8 +104,8 @@ async def repeated_episode(subject: Subject, limit: float) -> Offences:
     """The same seed and replies bring the same observations."""
     found = []
     tries = typical(subject, 8)
-    for one in tries:
-        first, second = await subject.play_all([one, one])
+    for attempt in tries:
+        first, second = await subject.play_all([attempt, attempt])
         if observed(first) != observed(second):
             pairs = zip(observed(first), observed(second))
             text = next(
@@ -118,31 +118,36 @@ async def repeated_episode(subject: Subject, limit: float) -> Offences:
 async def finite(subject: Subject, limit: float) -> Offences:
     """Every score so far is a number up to the best one, and None only without an answer."""
     most = subject.best + limit if subject.card else float("inf")  # else it is unknown
-    numbers = [one for one in subject.played if one.score is not None]
+    numbers = [played for played in subject.played if played.score is not None]
     found = [
-        one.evidence(f"over the best score {subject.best:g}")
-        for one in numbers
-        if one.score is not None and one.score > most
+        played.evidence(f"over the best score {subject.best:g}")
+        for played in numbers
+        if played.score is not None and played.score > most
     ]
-    found += [one.evidence() for one in subject.played if "cannot be trained on" in one.error]
+    found += [
+        played.evidence()
+        for played in subject.played
+        if "cannot be trained on" in played.error
+    ]
     named = ["gold", "another's", "empty"]
     if subject.of_class:  # it may leave short replies out, and has no scores for equal ones
         named = named[:2] if subject.golden else []
-    wrong = [one for one in subject.played if one.what in named]
-    unscored = [one for one in wrong if one.score is None and not one.error]
+    wrong = [played for played in subject.played if played.what in named]
+    unscored = [played for played in wrong if played.score is None and not played.error]
     found += [
-        one.evidence("None: drawn again, so that only some are counted") for one in unscored
+        played.evidence("None: drawn again, so that only some are counted")
+        for played in unscored
     ]
-    scores = [one.score for one in numbers if one.score is not None]
+    scores = [played.score for played in numbers if played.score is not None]
     return found, f"{min(scores):g} to {max(scores):g}" if scores else "no reply has a score"
 
 
 async def quick(subject: Subject, limit: float) -> Offences:
     """Rollouts without the time of a model are short and leave the event loop free."""
     gaps, seconds = [], []
-    for one in typical(subject, 4):
+    for case in typical(subject, 4):
         async with longest_gap() as gap:
-            played = await subject.play(one)
+            played = await subject.play(case)
         gaps.append(gap[0])
         seconds.append(played.seconds)
     middle = sorted(gaps)[len(gaps) // 2]  # one long gap may be the machine's
@@ -217,8 +222,8 @@ async def cancelled(subject: Subject, limit: float) -> Offences:
         seconds, how = await hold(subject, Try(case, ""), 0)
         if how or seconds > limit:
             found.append(Proof(case.id, note=f"a cancelled rollout {how or 'ends late'}"))
-    hanging = [one for one in subject.played if one.hangs]
-    return [*found, *(one.evidence() for one in hanging)], "a cancelled rollout ends"
+    hanging = [played for played in subject.played if played.hangs]
+    return [*found, *(outcome.evidence() for outcome in hanging)], "a cancelled rollout ends"
 
 
 def left() -> dict[str, int]:
@@ -226,7 +231,7 @@ def left() -> dict[str, int]:
     gc.collect()
     folder = Path("/proc/self/fd") if Path("/proc/self/fd").is_dir() else Path("/dev/fd")
     pool = ("asyncio_", "ThreadPoolExecutor")  # of the event loop
-    threads = [one for one in threading.enumerate() if not one.name.startswith(pool)]
+    threads = [thread for thread in threading.enumerate() if not thread.name.startswith(pool)]
     return {
         "descriptors": len(list(folder.iterdir())),
         "threads": len(threads),
@@ -294,6 +299,6 @@ def same_scores(ours: Sequence[Any], theirs: Sequence[Any], limit: float) -> lis
 async def outcomes(subject: Subject, most: int) -> list[Any]:
     """[task, score, messages] of ``most`` gold replies, to be compared with another process."""
     played = await subject.play_all([Try(c, c.gold, "gold") for c in subject.golden[:most]])
-    rows = [[one.case.id, one.score, observed(one)] for one in played]
+    rows = [[outcome.case.id, outcome.score, observed(outcome)] for outcome in played]
     found: list[Any] = json.loads(json.dumps(rows))  # tuples as lists, as the other sends them
     return found

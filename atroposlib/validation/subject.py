@@ -108,7 +108,7 @@ class Subject:
     @property
     def pace_s(self) -> float:
         """Seconds of a rollout: the mean of those played."""
-        return sum(one.seconds for one in self.played) / max(1, len(self.played))
+        return sum(outcome.seconds for outcome in self.played) / max(1, len(self.played))
 
     @property
     def slow_s(self) -> float:
@@ -158,8 +158,8 @@ class Subject:
     async def play_all(self, tries: Sequence[Try]) -> list[Played]:
         """Play one after another; ends after the first one that hangs."""
         found: list[Played] = []
-        for one in tries:
-            found.append(await self.play(one))
+        for attempt in tries:
+            found.append(await self.play(attempt))
             if found[-1].hangs:
                 break
         return found

@@ -60,7 +60,7 @@ def highlights(text: str) -> list[str]:
 
 
 def has_title(text: str) -> bool:
-    return any(one.strip() for one in re.findall(r"<<([^<>\n]+)>>", text))
+    return any(title.strip() for title in re.findall(r"<<([^<>\n]+)>>", text))
 
 
 def quoted(text: str) -> bool:
@@ -146,7 +146,9 @@ IFEVAL: dict[str, Callable[[str, Arguments], bool | None]] = {
     ),
     "detectable_content:postscript": lambda t, a: postscript(t, a["postscript_marker"]),
     "detectable_format:number_bullet_lists": lambda t, a: len(bullets(t)) == a["num_bullets"],
-    "detectable_format:constrained_response": lambda t, a: any(one in t for one in OPTIONS),
+    "detectable_format:constrained_response": lambda t, a: any(
+        option in t for option in OPTIONS
+    ),
     "detectable_format:number_highlighted_sections": lambda t, a: (
         len(highlights(t)) >= a["num_highlights"]
     ),
@@ -173,8 +175,8 @@ def loosened(text: str) -> Iterator[str]:
     """The text, and without its first line, its last line, both, and stars."""
     rows = text.split("\n")
     for kept in (rows, rows[1:], rows[:-1], rows[1:-1]):
-        for one in ("\n".join(kept), "\n".join(kept).replace("*", "")):
-            yield one.strip()
+        for variant in ("\n".join(kept), "\n".join(kept).replace("*", "")):
+            yield variant.strip()
 
 
 def followed(
@@ -186,7 +188,9 @@ def followed(
     """
     found: list[bool | None] = []
     for name, arguments in instructions:
-        variants = [one for one in (loosened(text) if loose else [text]) if one.strip()]
-        verdicts = [IFEVAL[name](one, arguments) for one in variants]
+        variants = [
+            variant for variant in (loosened(text) if loose else [text]) if variant.strip()
+        ]
+        verdicts = [IFEVAL[name](variant, arguments) for variant in variants]
         found.append(None if verdicts and None in verdicts else any(verdicts))
     return found

@@ -32,7 +32,9 @@ def check_letter(reply: str, right: str) -> Numbers:
 def check_words(reply: str, golds: list[str]) -> Numbers:
     given = answers.short_answer(reply)
     compared = (answers.exact, answers.f1, answers.contains)
-    numbers = {one.__name__: 0.0 if given is None else one(given, golds) for one in compared}
+    numbers = {
+        metric.__name__: 0.0 if given is None else metric(given, golds) for metric in compared
+    }
     return {**numbers, "answered": float(given is not None)}
 
 

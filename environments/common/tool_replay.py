@@ -132,7 +132,7 @@ def paired(expected: Sequence[ToolCall], made: Sequence[ToolCall]) -> list[ToolC
     left = [call for call in made if call.arguments is not None]
     pairs: list[ToolCall | None] = []
     for call in expected:
-        matches = (i for i, other in enumerate(left) if _equal(call, other))
+        matches = (i for i, candidate in enumerate(left) if _equal(call, candidate))
         found = next(matches, None)
         pairs.append(None if found is None else left.pop(found))
     return pairs

@@ -60,7 +60,7 @@ def make(rng):
     return {
         "question": RULES.format(steps=listed),
         "inputs": inputs,
-        "expected": [json.dumps(one) for one in expected],
+        "expected": [json.dumps(value) for value in expected],
         "solution": "".join(f"    xs = {step}\n" for step in steps),
     }
 

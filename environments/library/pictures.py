@@ -44,11 +44,11 @@ def make(rng):
         ]
         shapes.append([rng.choice([*INSIDE]), rng.choice([*COLOURS]), *middle, radius])
     kind, colour = rng.choice([*INSIDE]), rng.choice([*COLOURS])
-    of_kind = [one[1] for one in shapes if one[0] == kind]
+    of_kind = [shape[1] for shape in shapes if shape[0] == kind]
     ask, answer = rng.choice(
         [
             (f"How many {kind}s are there?", len(of_kind)),
-            (f"How many shapes are {colour}?", sum(one[1] == colour for one in shapes)),
+            (f"How many shapes are {colour}?", sum(shape[1] == colour for shape in shapes)),
             (f"How many {colour} {kind}s are there?", of_kind.count(colour)),
             *(
                 [(f"Which colour has the only {kind}?", of_kind[0])]

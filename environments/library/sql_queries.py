@@ -79,7 +79,7 @@ def make(rng, hidden, tables):
     question, query = rng.choice(list(zip(lines[::2], lines[1::2])))
     schema = SCHEMA
     if tables < 3:
-        shown = [one for one in SCHEMA.split(";\n") if f" {one.split()[2]}" in query]
+        shown = [table for table in SCHEMA.split(";\n") if f" {table.split()[2]}" in query]
         if "{all}" in query or len(shown) > tables:
             return None
         schema = ";\n".join(shown)

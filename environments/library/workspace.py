@@ -100,8 +100,8 @@ def complaints(rng, stock):
     goods = [broken, *rng.choices(named, k=3)]
     rng.shuffle(goods)
     files = {
-        f"letter_{number}.txt": f"Dear shop, the {one} that I bought is broken.\n"
-        for number, one in zip(numbers, goods)
+        f"letter_{number}.txt": f"Dear shop, the {item} that I bought is broken.\n"
+        for number, item in zip(numbers, goods)
     }
     gone = {name for name, text in files.items() if f" {broken} " in text}
     after = {name: text for name, text in files.items() if name not in gone}
@@ -170,7 +170,7 @@ def state_of(folder):
 
 
 def gold(task):
-    return [*(tool_call(name, **given) for name, given in task["calls"]), "Done."]
+    return [*(tool_call(name, **arguments) for name, arguments in task["calls"]), "Done."]
 
 
 CARD = Card(

@@ -257,8 +257,8 @@ class MicroBatch:
 
 def padding_share(microbatch: Sequence[MicroBatch]) -> float:
     """Share of the tokens that go through the model and belong to no row."""
-    computed = sum(one.computed for one in microbatch)
-    return 1.0 - sum(one.length for one in microbatch) / computed if computed else 0.0
+    computed = sum(pack.computed for pack in microbatch)
+    return 1.0 - sum(pack.length for pack in microbatch) / computed if computed else 0.0
 
 
 def plan_microbatches(

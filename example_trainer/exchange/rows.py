@@ -93,7 +93,7 @@ def _check(row: Row, temperature: float) -> None:
         )
     if not row.names_temperature or row.in_loss is False:
         return
-    others = {one for one in row.trained_temperatures if abs(one - temperature) > 1e-6}
+    others = {value for value in row.trained_temperatures if abs(value - temperature) > 1e-6}
     if others:
         raise ConfigError(
             f"group {row.group} was sampled at temperature {min(others):g}, and TRL scores at"
@@ -107,7 +107,7 @@ def _check(row: Row, temperature: float) -> None:
 def verl_output(row: Row) -> dict[str, Any]:
     """The fields of verl's ``AgentLoopOutput``; a turn is a run of tokens of one side."""
     sample = sample_of(row)
-    turns = 1 + sum(one != other for one, other in zip(sample.mask, [0, *sample.mask]))
+    turns = 1 + sum(bit != before for bit, before in zip(sample.mask, [0, *sample.mask]))
     return {
         "prompt_ids": sample.prompt,
         "response_ids": sample.completion,
@@ -141,19 +141,19 @@ def skyrl_output(rows: Sequence[Row]) -> dict[str, Any]:
     """SkyRL's ``GeneratorOutput`` of these rows."""
     samples = [sample_of(row) for row in rows]
     return {
-        "prompt_token_ids": [one.prompt for one in samples],
-        "response_ids": [one.completion for one in samples],
+        "prompt_token_ids": [sample.prompt for sample in samples],
+        "response_ids": [sample.completion for sample in samples],
         "rewards": [row.reward for row in rows],
-        "loss_masks": [one.mask for one in samples],
+        "loss_masks": [sample.mask for sample in samples],
         "stop_reasons": [row.finish_reason or "stop" for row in rows],
         "rollout_metrics": None,
-        "rollout_logprobs": [one.logprobs for one in samples],
+        "rollout_logprobs": [sample.logprobs for sample in samples],
     }
 
 
 def prime_rl_sample(row: Row, env_name: str, advantage: float) -> dict[str, Any]:
     """prime-rl's ``TrainingSample``: every list is as long as the tokens, (T,)."""
-    mask = [False, *(bool(one) for one in _kept(row))]
+    mask = [False, *(bool(bit) for bit in _kept(row))]
     temperatures = row.temperatures or [1.0] * len(row.labels)
     return {
         "token_ids": row.tokens,
@@ -162,7 +162,7 @@ def prime_rl_sample(row: Row, env_name: str, advantage: float) -> dict[str, Any]
         "temperatures": [1.0, *_where(row, temperatures, other=1.0)],
         "env_name": env_name,
         "advantages": [
-            {"loss": "rl", "values": [advantage if one else 0.0 for one in mask], "mask": mask}
+            {"loss": "rl", "values": [advantage if bit else 0.0 for bit in mask], "mask": mask}
         ],
         "reward": row.reward,
     }
@@ -176,7 +176,7 @@ def tinker_datum(row: Row, advantage: float) -> dict[str, Any]:
         "loss_fn_inputs": {
             "target_tokens": row.tokens[1:],
             "logprobs": _where(row, row.behaviour_logprobs),
-            "advantages": [advantage * one for one in kept],
+            "advantages": [advantage * bit for bit in kept],
         },
     }
 
@@ -188,7 +188,7 @@ def _kept(row: Row) -> list[int]:
 
 
 def _where(row: Row, values: Sequence[float], other: float = 0.0) -> list[float]:
-    return [value if one else other for value, one in zip(values, _kept(row))]
+    return [value if is_kept else other for value, is_kept in zip(values, _kept(row))]
 
 
 def _versions(row: Row) -> list[int]:

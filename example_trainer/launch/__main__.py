@@ -86,14 +86,16 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     ray = what.add_parser(
         "ray", help="as actors of a Ray cluster, with this process as their owner"
     )
-    for one in (local, slurm, k8s, ray):
-        one.add_argument(
+    for module in (local, slurm, k8s, ray):
+        module.add_argument(
             "--config", action="append", default=[], metavar="FILE", required=True
         )
-        one.add_argument("--env", help="environment of a file of AReaL: a file, or a name")
-        one.add_argument("--out", help="logs, queue, checkpoints (as out=)")
-        one.add_argument("--nproc", type=int, help="trainer ranks per node (trainer.nproc=)")
-        one.add_argument("overrides", nargs="*", metavar="key=value")
+        module.add_argument("--env", help="environment of a file of AReaL: a file, or a name")
+        module.add_argument("--out", help="logs, queue, checkpoints (as out=)")
+        module.add_argument(
+            "--nproc", type=int, help="trainer ranks per node (trainer.nproc=)"
+        )
+        module.add_argument("overrides", nargs="*", metavar="key=value")
     local.add_argument("--no-live", dest="live", action="store_false", help=NO_LIVE)
     slurm.add_argument("--dry-run", action="store_true", help="write scripts, submit nothing")
     k8s.add_argument("--manifest", metavar="FILE", help="to write (default: NAME-k8s.yaml)")

@@ -45,8 +45,12 @@ def write(plan: Plan, path: Path) -> None:
         ConfigError: ``k8s.image`` or ``k8s.volume_claim`` is missing, or a name is too long.
     """
     before = path.read_text(encoding="utf-8") if path.exists() else ""
-    held = [one for one in yaml.safe_load_all(before) if one]
-    known = [one["stringData"][TOKEN].strip() for one in held if one.get("kind") == "Secret"]
+    held = [manifest for manifest in yaml.safe_load_all(before) if manifest]
+    known = [
+        manifest["stringData"][TOKEN].strip()
+        for manifest in held
+        if manifest.get("kind") == "Secret"
+    ]
     found = manifests(plan, known[0] if known else secrets.token_urlsafe(32))
     write_whole(path, yaml.safe_dump_all(found, sort_keys=False))
 
@@ -141,7 +145,9 @@ def _pod(plan: Plan, role: str, words: tuple[str, ...], gpus: int) -> dict[str, 
         "command": [*command, "--role", role, *words],
         "env": [{"name": "ATROPOS_HOST", "valueFrom": address}],
         "resources": {"requests": given, "limits": dict(given)},
-        "volumeMounts": [{"name": one, "mountPath": path} for one, path in places.items()],
+        "volumeMounts": [
+            {"name": volume, "mountPath": path} for volume, path in places.items()
+        ],
     }
     volumes = [
         {"name": "out", "persistentVolumeClaim": {"claimName": plan.k8s.volume_claim}},

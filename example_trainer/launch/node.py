@@ -271,7 +271,7 @@ def listed_servers(
 
         def read() -> tuple[str, ...] | None:
             listed = client.servers()
-            urls = tuple(one.url for one in listed.servers) if listed else ()
+            urls = tuple(server.url for server in listed.servers) if listed else ()
             return (
                 urls
                 if len(urls) >= (plan.inference.min_ready or plan.inference.count)

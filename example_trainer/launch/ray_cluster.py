@@ -75,7 +75,7 @@ class RayRun:
         if not self.start_at and now - self.told_at < WAIT_LINE_S:
             return
         table = self.ray.util.placement_group_table(self.group)
-        nodes = {one["NodeID"]: one for one in self.ray.nodes() if one["Alive"]}
+        nodes = {record["NodeID"]: record for record in self.ray.nodes() if record["Alive"]}
         places = table["bundles_to_node_id"]
         if lacking := [p for i, p in enumerate(self.parts) if places.get(i) not in nodes]:
             if now - self.told_at >= WAIT_LINE_S:
@@ -113,11 +113,11 @@ class RayRun:
             times = f"{limit + 1} times ({setting})"
             raise RunFailed(f"{line}, {times}; log: {log}", log_tail(log))
         print(f"{line}; starting it again ({self.failures[i]} of {limit})", flush=True)
-        for one in of_trainer if i in of_trainer else (i,):
-            self.actors[one].stop.remote(self.attempts[one], GRACE_S)
-            self.running = {ref: other for ref, other in self.running.items() if other != one}
-            self.attempts[one] += 1
-            self.start_at[one] = time.monotonic() + self.plan.restart_delay_s
+        for rank in of_trainer if i in of_trainer else (i,):
+            self.actors[rank].stop.remote(self.attempts[rank], GRACE_S)
+            self.running = {ref: index for ref, index in self.running.items() if index != rank}
+            self.attempts[rank] += 1
+            self.start_at[rank] = time.monotonic() + self.plan.restart_delay_s
 
     def end(self) -> None:
         """End every process, and wait for it."""

@@ -159,7 +159,9 @@ def script_words(script: str) -> tuple[str, ...]:
         module = f"{READY}.{path.stem}{ending}"
         if find_spec(module) is not None:
             return ("-m", module)
-    names = {name for one in installed() for name in (one.name, f"{one.package}:{one.name}")}
+    names = {
+        name for entry in installed() for name in (entry.name, f"{entry.package}:{entry.name}")
+    }
     adapter = script.partition(":")[0] if ":" in script else ""
     if script in names or (adapter and find_spec(f"atroposlib.adapters.{adapter}")):
         return ("-m", "atroposlib.cli.atropos", "env", "run", script)

@@ -90,7 +90,7 @@ def submit(
 
 def _note_jobs(plan: Plan, ids: Sequence[str]) -> None:
     """Write the ids of the jobs that end with the run."""
-    write_whole(plan.launched / JOBS_FILE, "".join(f"{one}\n" for one in ids))
+    write_whole(plan.launched / JOBS_FILE, "".join(f"{job}\n" for job in ids))
 
 
 def _sbatch(words: Sequence[str], job: SlurmJob) -> str:

@@ -163,8 +163,8 @@ def _same(model: PackedModel, own: Sequence[Tensor], *, share: bool) -> bool:
     model.attention_crossover = float("inf")
     try:
         return all(
-            bool((found - own[i][column]).abs().max() <= PROBE_TOLERANCE * own[i].abs().max())
-            for i, column, found in _packed_hidden(model)
+            bool((hidden - own[i][column]).abs().max() <= PROBE_TOLERANCE * own[i].abs().max())
+            for i, column, hidden in _packed_hidden(model)
         )
     except (ConfigError, RuntimeError, TypeError, ValueError, IndexError):
         # Attention with more than dot products, or a model that fails on one line of many

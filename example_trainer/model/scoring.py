@@ -241,7 +241,7 @@ def pad_teacher(
         at_trained(rows[i], rows[i].teacher_logprobs or [[] for _ in rows[i].labels])
         for i in microbatch.row_ids
     ]
-    width = max((len(found) for row in entries for found in row), default=0)
+    width = max((len(candidates) for row in entries for candidates in row), default=0)
     logprobs = torch.zeros(*microbatch.shape, width)
     present = torch.zeros(*microbatch.shape, width, dtype=torch.bool)
     for b, row in enumerate(entries):

@@ -101,7 +101,9 @@ def _saved(model: Any, name: str, targets: Mapping[str, Tensor]) -> dict[str, Pa
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter
 
-    if any(isinstance(one, WeightConverter) for one in get_model_conversion_mapping(model)):
+    if any(
+        isinstance(mapping, WeightConverter) for mapping in get_model_conversion_mapping(model)
+    ):
         return {}
     local = Path(name).is_dir()
     directory = Path(name if local else snapshot_download(name, allow_patterns=[*FILES]))

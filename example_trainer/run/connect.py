@@ -93,7 +93,7 @@ class HeartbeatThread:
             details["phase_s"] = round(time.monotonic() - self._phase_since, 1)
             if spent := self._spent.get(beat.phase):
                 details["phase_median_s"] = round(median(spent), 1)
-        if absent := [one.url for one in servers if one.silent_s is not None]:
+        if absent := [server.url for server in servers if server.silent_s is not None]:
             details["waits_for"] = absent[0][:NAME_CHARS]
             if beat.phase in SERVER_PHASES:
                 waiting_on = waiting_on or f"inference server {absent[0]}"[:WAIT_CHARS]

@@ -107,8 +107,8 @@ class Reporter:
 
     def _send_notes(self, claimed: ClaimedBatch, notes: Iterator[GroupNotes]) -> None:
         files: list[bytes] = []
-        for one in notes:
-            files.append(pack_notes(one))
+        for note in notes:
+            files.append(pack_notes(note))
             if sum(map(len, files)) > BODY_BYTES:
                 self._client.send_notes(claimed, files)
                 files = []

@@ -131,7 +131,7 @@ def settings_of_files(
 ) -> GivenSettings:
     """The settings of ``before``, the files and ``after``; the last of each counts."""
     trees = [(load_yaml(path), str(path)) for path in paths]
-    of_files = [one for tree, path in trees for one in flatten(tree, path)]
+    of_files = [assignment for tree, path in trees for assignment in flatten(tree, path)]
     assignments, notes = [*before, *of_files, *after], list[str]()
     if any(is_areal_form(tree) for tree, _ in trees):
         assignments, notes = with_areal_defaults(assignments)
@@ -147,9 +147,11 @@ def with_areal_defaults(
 
     Raises ConfigError: the file trains by another command.
     """
-    given = {one.key: one.value for one in assignments}
+    given = {assignment.key: assignment.value for assignment in assignments}
     if is_supervised(given):
-        assignments = [replace(one, key=as_actor(one.key)) for one in assignments]
+        assignments = [
+            replace(assignment, key=as_actor(assignment.key)) for assignment in assignments
+        ]
     defaults = left_out(given)
     made = [Assignment(key, value, "AReaL's default") for key, value in defaults.items()]
     return [*made, *assignments], note_of(defaults, given)
@@ -165,10 +167,10 @@ def validated(kind: type[S], settings: GivenSettings) -> S:
         return kind(**settings.values)
     except ValidationError as error:
         problems = []
-        for found in error.errors():
-            name = str(found["loc"][0])
-            problem = f"{settings.places.get(name, flag(name))}: {found['msg']}"
-            if found["type"] == "missing":
+        for detail in error.errors():
+            name = str(detail["loc"][0])
+            problem = f"{settings.places.get(name, flag(name))}: {detail['msg']}"
+            if detail["type"] == "missing":
                 assigned = f" (or {name}=...)" if kind is TrainingConfig else ""
                 problem = f"{flag(name)}{assigned} is required"
             problems.append(problem)

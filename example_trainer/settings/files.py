@@ -103,7 +103,7 @@ def translate(assignments: Sequence[Assignment]) -> GivenSettings:
             value has no counterpart here, or a reference is undefined or circular.
     """
     assignments, renamed = under_current_names(assignments)
-    meanings = [(one, meaning_of(one)) for one in resolved(assignments)]
+    meanings = [(assignment, meaning_of(assignment)) for assignment in resolved(assignments)]
     found = GivenSettings()
     parts: dict[Any, dict[str, Any]] = {}
     last_of = {
@@ -135,9 +135,9 @@ def translate(assignments: Sequence[Assignment]) -> GivenSettings:
 
 def _add_member(given: dict[str, Any], name: str, value: Any) -> None:
     """Add to a group; its null and its members replace each other, but for names with a dot."""
-    for other in list(given):
-        if "." not in name + other and "" in (name, other):
-            del given[other]
+    for option in list(given):
+        if "." not in name + option and "" in (name, option):
+            del given[option]
     given[name] = value
 
 
@@ -156,7 +156,7 @@ def under_current_names(
     assignments: Sequence[Assignment],
 ) -> tuple[list[Assignment], list[str]]:
     """The assignments with option names of earlier releases replaced, and a note for each."""
-    renamed = [replace(one, key=_current(one.key)) for one in assignments]
+    renamed = [replace(assignment, key=_current(assignment.key)) for assignment in assignments]
     old = dict.fromkeys(
         before.key.rpartition(".")[2]
         for before, after in zip(assignments, renamed)
@@ -285,36 +285,46 @@ def resolved(
             return of(one.value, (*trail, key))
         if identity in FIELDS and not FIELDS[identity].is_required():
             return FIELDS[identity].default
-        known = [one.key for one in assignments]
+        known = [assignment.key for assignment in assignments]
         raise ConfigError(f"${{{key}}} is not given anywhere{did_you_mean(key, known)}")
 
     def of(value: Any, trail: tuple[str, ...]) -> Any:
         if isinstance(value, list):
-            return [of(one, trail) for one in value]
+            return [of(item, trail) for item in value]
         if not isinstance(value, str):
             return value
         whole = REFERENCE.fullmatch(value)
         if whole is not None:
             return value_at(whole[1].strip(), trail)
-        return REFERENCE.sub(lambda found: str(value_at(found[1].strip(), trail)), value)
+        return REFERENCE.sub(lambda match: str(value_at(match[1].strip(), trail)), value)
 
     return [
-        (one if keeps(one) else replace(one, value=of(one.value, (one.key,))))
-        for one in assignments
+        (
+            assignment
+            if keeps(assignment)
+            else replace(assignment, value=of(assignment.value, (assignment.key,)))
+        )
+        for assignment in assignments
     ]
 
 
 def _spread(assignments: Sequence[Assignment]) -> Iterator[Assignment]:
     """The same, with a reference to a section as one to each of its given options."""
-    for one in assignments:
-        whole = REFERENCE.fullmatch(one.value) if isinstance(one.value, str) else None
+    for assignment in assignments:
+        whole = (
+            REFERENCE.fullmatch(assignment.value)
+            if isinstance(assignment.value, str)
+            else None
+        )
         section = whole[1].strip() + "." if whole else "."
-        options = [other.key for other in assignments if other.key.startswith(section)]
+        options = [
+            assignment.key for assignment in assignments if assignment.key.startswith(section)
+        ]
         for key in dict.fromkeys(options):
-            below = f"{one.key}.{key.removeprefix(section)}"
-            yield Assignment(below, f"${{{key}}}", one.where)
+            below = f"{assignment.key}.{key.removeprefix(section)}"
+            yield Assignment(below, f"${{{key}}}", assignment.where)
         if not options:
-            yield one
+            yield assignment
 
 
 def _identity(key: str) -> str:

@@ -223,7 +223,8 @@ def _text(line: dict[str, Any], key: str) -> str:
 def _messages(line: dict[str, Any], key: str) -> list[dict[str, Any]]:
     messages = line.get(key)
     if not isinstance(messages, list) or not all(
-        isinstance(one, dict) and "role" in one and "content" in one for one in messages
+        isinstance(message, dict) and "role" in message and "content" in message
+        for message in messages
     ):
         raise ConfigError(f"{key!r} has to be a list of messages with role and content")
     return messages

@@ -88,7 +88,7 @@ class Fleet:
         """Look no more for a server that was left out."""
         if self.absent.pop(url, None) is not None:
             self.behind.discard(url)
-            for engine in [one for one in self.engines if one.url == url]:
+            for engine in [candidate for candidate in self.engines if candidate.url == url]:
                 self.engines.remove(engine)
                 engine.http.close()
             logger.warning(f"inference server {url} has left; {len(self.engines)} remain")
@@ -106,9 +106,9 @@ class Fleet:
     def counts(self) -> dict[str, Any]:
         """Metrics of a step: counts, the largest second and byte figure, and those of each server."""
         of_each = {url: self.measured[url] for url in self.urls if url in self.measured}
-        names = sorted({name for one in of_each.values() for name in one})
+        names = sorted({name for figures in of_each.values() for name in figures})
         largest = {
-            f"servers_{name}": max(one.get(name, 0) for one in of_each.values())
+            f"servers_{name}": max(figures.get(name, 0) for figures in of_each.values())
             for name in names
         }
         return {

@@ -108,7 +108,7 @@ def reduce_mismatch(found: Mismatch, world: Ranks) -> Mismatch:
     if world.size == 1:
         return found
     of_ranks = gather_objects(world, asdict(found))
-    return sum((Mismatch(**one) for one in of_ranks), Mismatch())
+    return sum((Mismatch(**rank) for rank in of_ranks), Mismatch())
 
 
 def sampled_temperature(

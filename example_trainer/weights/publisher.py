@@ -227,7 +227,7 @@ class Publisher:
 def bytes_in(path: Path) -> int:
     """Size of a file, or of all files below a directory."""
     files = [path] if path.is_file() else path.rglob("*")
-    return sum(one.stat().st_size for one in files if one.is_file())
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 class Keeper:

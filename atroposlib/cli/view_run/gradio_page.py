@@ -78,11 +78,13 @@ def fields(group: ShownGroup, samples: int, images: bool) -> list[Any]:
     """Values of the fields, from the title on; those of a missing sample are empty."""
     values: list[Any] = [f"{group.number}: {group.title}"]
     if images:
-        values.append([one for one in map(_picture, group.images) if one is not None])
+        values.append(
+            [picture for picture in map(_picture, group.images) if picture is not None]
+        )
     # Beside an image, the text after its mark.
     values.append(group.prompt.rpartition("[Image]")[2] if images else group.prompt)
-    for one in group.samples:
-        values += one
+    for sample in group.samples:
+        values += sample
     return values + [None, "", []] * (samples - len(group.samples))
 
 

@@ -91,10 +91,8 @@ class Recorder:
     def rows(self) -> list[ScoredDataItem]:
         """An unscored row for each history; every sample is trained in one of them."""
         return [
-            from_node(
-                found, 0.0, messages=self.calls[int(found.turns[-1].completion_id)] or None
-            )
-            for found in self._samples.rows()
+            from_node(row, 0.0, messages=self.calls[int(row.turns[-1].completion_id)] or None)
+            for row in self._samples.rows()
         ]
 
 

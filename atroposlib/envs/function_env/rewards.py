@@ -60,7 +60,7 @@ class RewardPlan:
         if callable(rewards):
             rewards = [rewards]
         given: Mapping[Any, float] = (
-            rewards if isinstance(rewards, Mapping) else {one: 1.0 for one in rewards}
+            rewards if isinstance(rewards, Mapping) else {reward: 1.0 for reward in rewards}
         )
         if all(isinstance(key, str) for key in given):
             return cls({str(key): float(weight) for key, weight in given.items()})

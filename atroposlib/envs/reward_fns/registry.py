@@ -133,9 +133,9 @@ class RewardRegistry:
             if "type" in config:
                 self.get(config["type"])
             inner = config.get("params") or {}
-            for found in (config.get("reward_functions"), config.get("rewards"), inner):
-                if found:
-                    self.load_required_functions(found)
+            for value in (config.get("reward_functions"), config.get("rewards"), inner):
+                if value:
+                    self.load_required_functions(value)
         elif not isinstance(config, RewardFunction):
             self.load_required_functions(getattr(config, "reward_functions", []))
 

@@ -160,8 +160,8 @@ def _rows_of(advantages: list[Any], tokens: Sequence[Sequence[int]]) -> list[Any
     if len(advantages) != len(tokens):
         return advantages
     return [
-        [one] * len(row) if isinstance(one, (int, float)) else one
-        for one, row in zip(advantages, tokens)
+        [advantage] * len(row) if isinstance(advantage, (int, float)) else advantage
+        for advantage, row in zip(advantages, tokens)
     ]
 
 
@@ -191,7 +191,9 @@ def with_sampled(group: ScoredDataGroup, nodes: Sequence[Node]) -> ScoredDataGro
     named = [fields.get(k) for k in ("generation_params", "group_overrides")]
     named += fields.get("overrides") or ()
     temperatures = {span["temperature"] for row in whole.get("sampling") or () for span in row}
-    if len(temperatures) == 1 and not any("temperature" in (one or {}) for one in named):
+    if len(temperatures) == 1 and not any(
+        "temperature" in (sampling or {}) for sampling in named
+    ):
         whole["generation_params"] = {**(named[0] or {}), "temperature": temperatures.pop()}
     return cast(ScoredDataGroup, whole)
 

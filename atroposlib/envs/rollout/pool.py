@@ -193,7 +193,7 @@ class WorkerPool:
 
     def figures(self) -> dict[str, float | str]:
         """Counts and the last error, for heartbeats."""
-        starts = [one["start_time"] for one in self.running.values()]
+        starts = [rollout["start_time"] for rollout in self.running.values()]
         found: dict[str, float | str] = {
             "rollouts_running": len(self.running),
             "oldest_rollout_s": time.monotonic() - min(starts) if starts else 0.0,

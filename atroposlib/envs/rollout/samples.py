@@ -99,7 +99,7 @@ async def collect_group(
     drawing = _Drawing(sample, item, group_size, failed, code or sample, redraws=group_size)
     # Cancels the other samples if one raises: their group is given up.
     drawn = await gather_or_cancel(drawing.one() for _ in range(group_size))
-    items = [one for one in drawn if one is not None]
+    items = [item for item in drawn if item is not None]
     if {*drawing.ends} == {NO_SCORE}:
         raise returned_none(drawing.code, group_size)
     if len(items) < group_size:

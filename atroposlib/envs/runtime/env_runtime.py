@@ -330,12 +330,12 @@ class EnvRuntime(EnvHooks):
         kept: Sequence[AcceptedGroup] = await filter_groups(
             labelled, rules, self.group_stats, item
         )
-        for one in kept:
-            await self._record_group(one, item)
+        for accepted in kept:
+            await self._record_group(accepted, item)
         if sender is not None and kept:
             kept = await sender.send(kept, item, run_id)
         self.group_stats.kept_since_log += len(kept)
-        return [one.group for one in kept]
+        return [accepted.group for accepted in kept]
 
     async def _record_group(self, one: AcceptedGroup, item: Item) -> None:
         group = one.group

@@ -51,7 +51,7 @@ class Reports:
     async def send(self, client: AsyncRolloutClient, who: EnvIdentifier) -> None:
         """Report what is due; best effort. The first that fails ends it: heartbeats go on."""
         now, named = self._clock(), who.model_dump()
-        for reason in [one for one in self._counts if self._due.get(one, now) <= now]:
+        for reason in [reason for reason in self._counts if self._due.get(reason, now) <= now]:
             self._due[reason] = now + EVERY_S
             report = DropReport(**named, reason=reason, count=self._counts.pop(reason))
             sample = await asyncio.to_thread(_packed, self._samples.pop(reason, None))

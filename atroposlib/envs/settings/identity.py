@@ -26,9 +26,14 @@ def identity(env_cls: type, config: Any) -> EnvSource:
     found = digest(files)
     if env_cls.__module__.startswith(OURS):
         return EnvSource(package="atroposlib", version=__version__, digest=found)
-    for one in installed():
-        if one.module.partition(":")[0] == env_cls.__module__ and not one.problem:
-            return EnvSource(package=one.package, version=one.version, digest=found)
+    for environment in installed():
+        if (
+            environment.module.partition(":")[0] == env_cls.__module__
+            and not environment.problem
+        ):
+            return EnvSource(
+                package=environment.package, version=environment.version, digest=found
+            )
     return EnvSource(digest=found)
 
 
@@ -46,7 +51,7 @@ def data_files(env_cls: type, config: Any) -> list[Path]:
     given = getattr(env_cls, "definition", None)
     named = [getattr(config, "dataset_path", None)]
     named += [given.dataset, given.eval_dataset] if given is not None else []
-    paths = [Path(one) for one in named if isinstance(one, (str, Path))]
+    paths = [Path(path) for path in named if isinstance(path, (str, Path))]
     return [path for path in paths if path.exists()]
 
 

@@ -101,7 +101,7 @@ class ToolCallTranslator:
         A template that renders calls (``ToolParser.native``) gets them unchanged.
         """
         plain = [plain_message(message) for message in messages]
-        return plain if self.parser.native else [self._converted(one) for one in plain]
+        return plain if self.parser.native else [self._converted(message) for message in plain]
 
     def decode_with_tool_awareness(
         self, token_ids: Sequence[int], has_tools: bool = False, before: Sequence[int] = ()

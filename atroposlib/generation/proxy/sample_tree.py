@@ -198,7 +198,9 @@ class SampleTree:
             masked_tokens=masked,
             logprobs=logprobs,
             versions=versions,
-            spans=[span for i, one in zip(path, samples) if i in fresh for span in one.span],
+            spans=[
+                span for i, sample in zip(path, samples) if i in fresh for span in sample.span
+            ],
             routed_experts=joined(*(sample.routed for sample in samples)),
             images=samples[-1].images,
             reward=returns[0],

@@ -118,7 +118,7 @@ class ServerManager(RoutedCalls):
             await server.update_weight(self._weight)
         left = directory.left([*known, *joined])
         gone = [server for server in self.servers if server.root_url in left]
-        self.servers[:] = [one for one in self.servers if one not in gone] + new
+        self.servers[:] = [known for known in self.servers if known not in gone] + new
         for server in gone:
             server.health.mark_suspect()
             await server.close()  # ends requests that would wait for a node that is gone
@@ -231,7 +231,7 @@ class ServerManager(RoutedCalls):
 
     async def states(self) -> list[ServerState]:
         """Requests and silence of every server, for heartbeats."""
-        own = [one for one in self.servers if isinstance(one, APIServer)]
+        own = [engine for engine in self.servers if isinstance(engine, APIServer)]
         return list(await asyncio.gather(*(server.state() for server in own)))
 
     async def close(self) -> None:

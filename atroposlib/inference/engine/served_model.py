@@ -245,10 +245,10 @@ def _context_limit(config: Any, asked: int | None) -> int:
     if window and (explicit is None or "sliding_attention" in kinds):
         limits.append(window)
     rope = getattr(config, "rope_parameters", None) or {}
-    for one in [rope] if "rope_type" in rope else rope.values():  # else by kind of layer
-        if one.get("rope_type") in ("dynamic", "longrope"):
+    for scaling in [rope] if "rope_type" in rope else rope.values():  # else by kind of layer
+        if scaling.get("rope_type") in ("dynamic", "longrope"):
             # past this length one long row would change the positions of its whole batch
-            limits.append(one.get("original_max_position_embeddings") or limits[0])
+            limits.append(scaling.get("original_max_position_embeddings") or limits[0])
     allowed = int(min(limits))
     if asked is not None and asked > allowed:
         raise ConfigError(f"--max-model-len {asked} is more than the model's {allowed}")

@@ -78,7 +78,7 @@ class SamplingFields(BaseModel):
         texts = [getattr(self, name, None) for name in _TEXTS]
         prompt = getattr(self, "prompt", None)
         prompts = prompt if isinstance(prompt, list) else [prompt]
-        texts += [one for one in prompts if isinstance(one, str)]
+        texts += [text for text in prompts if isinstance(text, str)]
         try:  # half of a surrogate pair is no text: tokenizers fail on it
             json.dumps(texts, ensure_ascii=False).encode()
         except UnicodeEncodeError:
@@ -121,7 +121,7 @@ class SamplingFields(BaseModel):
         given = (self.max_completion_tokens, self.max_tokens, default)
         asked = next(limit for limit in given if limit is not None)
         stops = self.stop if isinstance(self.stop, list) else [self.stop]
-        stop_ids = [one for one in stops if isinstance(one, int)]
+        stop_ids = [stop for stop in stops if isinstance(stop, int)]
         return SamplingParams(
             max_tokens=min(asked, context_left),
             temperature=self.temperature,
@@ -129,7 +129,7 @@ class SamplingFields(BaseModel):
             top_k=max(self.top_k, 0),
             min_tokens=min(self.min_tokens, asked),
             seed=self.seed,
-            stop=tuple(one for one in stops if isinstance(one, str)),
+            stop=tuple(stop for stop in stops if isinstance(stop, str)),
             stop_token_ids=frozenset([*stop_ids, *(self.stop_token_ids or ())]),
             ignore_eos=self.ignore_eos,
             top_logprobs=top,

@@ -160,7 +160,9 @@ def configure(
 def style() -> str:
     """The format of this process's logs; text before :func:`configure`."""
     handlers = logging.getLogger().handlers
-    return next((one.style for one in handlers if isinstance(one, ProcessHandler)), "text")
+    return next(
+        (handler.style for handler in handlers if isinstance(handler, ProcessHandler)), "text"
+    )
 
 
 def _log_exception(kind: type[BaseException], error: BaseException, trace: Any) -> None:

@@ -73,7 +73,7 @@ def installed(found: Iterable[Distribution] | None = None) -> list[Listed]:
             name = getattr(where, "stem", "") or "?"
             problem = f"broken metadata: {type(error).__name__}: {error}"
             listed[name, "?"] = Listed("?", "", "", name, problem=problem)
-    return sorted(listed.values(), key=lambda one: (one.name, one.package))
+    return sorted(listed.values(), key=lambda entry: (entry.name, entry.package))
 
 
 def _name(package: Distribution) -> str:
@@ -117,20 +117,24 @@ def resolve(text: str, known: Sequence[Listed]) -> Reference:
     if place.endswith(".py"):
         return Reference(file=Path(place), attribute=rest)
     if rest:
-        adapter = next((one for one in known if one.name == place and one.is_adapter), None)
+        adapter = next(
+            (entry for entry in known if entry.name == place and entry.is_adapter), None
+        )
         if adapter is not None:
             return Reference(listed=adapter, argument=rest)
-        found = [one for one in known if (one.package, one.name) == (place, rest)]
+        found = [entry for entry in known if (entry.package, entry.name) == (place, rest)]
     else:
-        found = [one for one in known if one.name == text]
+        found = [entry for entry in known if entry.name == text]
         # A module of this package, such as gsm8k_server, may be named as its file is.
-        found = found or [one for one in known if one.module.rpartition(".")[2] == text]
+        found = found or [entry for entry in known if entry.module.rpartition(".")[2] == text]
     if not found:
-        names = [one.name for one in known] + [f"{one.package}:{one.name}" for one in known]
+        names = [entry.name for entry in known] + [
+            f"{entry.package}:{entry.name}" for entry in known
+        ]
         hint = did_you_mean(text, names)
         raise ConfigError(f"no file and no environment {text!r}{hint} (`atropos env list`)")
     if len(found) > 1:
-        full = " or ".join(f"{one.package}:{one.name}" for one in found)
+        full = " or ".join(f"{entry.package}:{entry.name}" for entry in found)
         raise ConfigError(f"{len(found)} packages name an environment {text!r}: write {full}")
     if found[0].problem:
         raise ConfigError(f"{text}: {found[0].package}: {found[0].problem}; reinstall it")

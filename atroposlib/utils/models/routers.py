@@ -59,7 +59,7 @@ def routers_of(model: Any, tokens: Tensor) -> list[Router]:
         Router(module, layer, *output)
         for (layer, module), output in zip(choosing, outputs)
         if isinstance(output, tuple)
-        and [getattr(one, "ndim", 0) for one in output] == [2, 2, 2]
+        and [getattr(tensor, "ndim", 0) for tensor in output] == [2, 2, 2]
         and output[1].shape == output[2].shape == (tokens.numel(), output[2].shape[1])
         and not output[2].is_floating_point()
     ]

@@ -76,7 +76,7 @@ class Bench:
 
     def used(self) -> tuple[float, float, float]:
         """CPU seconds of the servers and of the database, and MB of the servers."""
-        each = [one.usage() for one in self.replicas]
+        each = [replica.usage() for replica in self.replicas]
         behind = usage(self.database).cpu_s if self.database else 0.0
         return sum(u.cpu_s for u in each), behind, sum(u.rss_bytes for u in each) / 1e6
 
@@ -150,7 +150,7 @@ def _measure(plan: Plan, bench: Bench, posters: int, encoding: Encoding) -> dict
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     path = "/groups" if bench.first.generation else "/scored_data_list"
-    ports = [one.port for one in bench.replicas]
+    ports = [replica.port for replica in bench.replicas]
     work = Posters(ports, path, ids, encoding, plan.post_seconds)
     job = spawn.Process(target=_post_all, args=(work, theirs))
     job.start()

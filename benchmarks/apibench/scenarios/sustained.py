@@ -100,7 +100,7 @@ class _Flow:
             Refused: a post or a batch was refused.
         """
         work = [self._trainer, *[self._poster] * POSTERS]
-        threads = [threading.Thread(target=self._guarded, args=(one,)) for one in work]
+        threads = [threading.Thread(target=self._guarded, args=(job,)) for job in work]
         for thread in threads:
             thread.start()
         for thread in threads:

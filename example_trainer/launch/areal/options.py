@@ -130,9 +130,17 @@ def read_areal(
         ConfigError: an option is unknown or has no counterpart; says what to write.
         DatasetUnavailable: the file of the data cannot be read.
     """
-    own = {one.key: one.value for one in assignments if one.key.startswith(ENV)}
-    is_supervised({one.key: one.value for one in assignments})  # before any unknown option
-    given = given_options([one for one in assignments if one.key not in own])
+    own = {
+        assignment.key: assignment.value
+        for assignment in assignments
+        if assignment.key.startswith(ENV)
+    }
+    is_supervised(
+        {assignment.key: assignment.value for assignment in assignments}
+    )  # before any unknown option
+    given = given_options(
+        [assignment for assignment in assignments if assignment.key not in own]
+    )
     run = look(given, values.environment_of(given, environment), on_cluster)
     run.engine = choose_engine(values.allocation_of(given).engine or "auto")
     tree = translated(values.completed(given), run)

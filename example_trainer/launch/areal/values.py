@@ -119,7 +119,10 @@ def allocation_of(given: Given) -> allocation.Allocation:
     """Of allocation_mode, or of the backends that newer versions have instead."""
     backends = [given.get("rollout.backend"), given.get("actor.backend")]
     return allocation.parse(
-        str(given.get("allocation_mode") or "+".join(str(one) for one in backends if one))
+        str(
+            given.get("allocation_mode")
+            or "+".join(str(backend) for backend in backends if backend)
+        )
     )
 
 

@@ -93,7 +93,9 @@ def left_out(given: Mapping[str, Any]) -> dict[str, Any]:
 
     def is_given(key: str) -> bool:
         names = (key, *_OTHER_NAMES.get(key, ()))
-        return bool(keys.intersection(names)) or any(one.startswith(f"{key}.") for one in keys)
+        return bool(keys.intersection(names)) or any(
+            name.startswith(f"{key}.") for name in keys
+        )
 
     return {key: value for key, value in defaults.items() if not is_given(key)}
 
