@@ -118,11 +118,13 @@ def run(
         started, started_at = time.monotonic(), time.time()
         parts.start_servers(early=setup.early)
         parts.start_workers(setup.early)
-        parts.watch(lambda: parts.completed("trainer"), what="trainer", within_s=bound_s)
+        parts.watch(lambda: parts.has_completed("trainer"), what="trainer", within_s=bound_s)
         seconds = time.monotonic() - started
         heldout = Heldout(plan.heldout_dir)
         parts.watch(
-            lambda: _checked(heldout, setup.recipe.steps) or parts.completed("environment"),
+            lambda: (
+                _checked(heldout, setup.recipe.steps) or parts.has_completed("environment")
+            ),
             what="the last check of the environment",
             within_s=min(max(0.0, bound_s - seconds), LAST_CHECK_TIMEOUT_S),
         )

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from atroposlib.environments.common.judge import JUDGE, graded, judging
+from atroposlib.environments.common.judge import JUDGE, judge_reply, judging
 from atroposlib.environments.common.question_kinds import CHOICE, FORM, FORMULA, WORDS, Kind
 from atroposlib.envs import Reward, environment
 from atroposlib.errors import ConfigError, DatasetUnavailable
@@ -319,7 +319,7 @@ async def benchmarks(task, model, config, resources):
     benchmark = chosen(config.benchmark)
     reply, gold = await model.chat(prompt(task, benchmark.kind, config.think)), task["answer"]
     if resources is not None and benchmark.metric == "contains":  # it stands in for a judge
-        found = graded(resources, config, task["text"], gold[0], str(reply), model.split)
+        found = judge_reply(resources, config, task["text"], gold[0], str(reply), model.split)
     else:
         found = benchmark.kind.check(str(reply), gold)
     numbers = await found if asyncio.iscoroutine(found) else found

@@ -120,13 +120,15 @@ def fits(arguments: Mapping[str, Any], allowed: Mapping[str, Sequence[Any]]) -> 
     )
 
 
-def matched(calls: Sequence[tuple[str, Any]], expected: Sequence[Mapping[str, Any]]) -> bool:
+def match_calls(
+    calls: Sequence[tuple[str, Any]], expected: Sequence[Mapping[str, Any]]
+) -> bool:
     """Whether the calls are the expected ones, each once, in any order."""
     if not expected:
         return not calls
     ((name, allowed),) = expected[0].items()
     return any(
-        matched([*calls[:i], *calls[i + 1 :]], expected[1:])
+        match_calls([*calls[:i], *calls[i + 1 :]], expected[1:])
         for i, (called, arguments) in enumerate(calls)
         if called == name and isinstance(arguments, Mapping) and fits(arguments, allowed)
     )
@@ -164,7 +166,7 @@ async def bfcl(task, model):
     calls, expected = called(reply), task["expected"]
     if not expected:
         return not calls and bool(reply.strip())
-    return len(calls) == len(expected) and matched(calls, expected)
+    return len(calls) == len(expected) and match_calls(calls, expected)
 
 
 if __name__ == "__main__":

@@ -102,11 +102,11 @@ def tested(config: DatasetConfig) -> list[dict[str, Any]] | None:
 
 def rewards_of(config: DatasetConfig) -> dict[str, tuple[Any, float]]:
     """Rewards and weights by name. Raises ConfigError: two have one name, or as the registry."""
-    return _made(json.dumps(config.reward_functions))
+    return _reward_functions(json.dumps(config.reward_functions))
 
 
 @cache  # some load a model
-def _made(wanted: str) -> dict[str, tuple[Any, float]]:
+def _reward_functions(wanted: str) -> dict[str, tuple[Any, float]]:
     found = {}
     for source in json.loads(wanted):
         reward = registry.create(source)

@@ -22,16 +22,16 @@ from pydantic import Field
 from atroposlib.environments.common.generated import tool_call
 from atroposlib.environments.common.judge import judging, settings_of
 from atroposlib.environments.common.tau2_domains import (
-    called,
-    checked,
-    finished,
+    call_tool,
+    check_parts,
+    finish_environment,
     history,
-    known,
-    offered,
+    offered_tasks,
     package,
     policy,
     request,
-    started,
+    start_environment,
+    tasks_by_id,
 )
 from atroposlib.envs import Reward, environment
 from atroposlib.envs.function_env.card import Card
@@ -57,17 +57,17 @@ SCENARIO = "{guidelines}\n\n<scenario>\n{scenario}\n</scenario>"
 
 
 def training(config):
-    return offered(config.domain, "base" if config.domain == "mock" else "train")
+    return offered_tasks(config.domain, "base" if config.domain == "mock" else "train")
 
 
 def held_out(config):
-    return None if config.domain == "mock" else offered(config.domain, "test")
+    return None if config.domain == "mock" else offered_tasks(config.domain, "test")
 
 
 def found(row):
     """The package's task of a row, and its domain."""
     domain, _, name = row["id"].partition("/")
-    return domain, known(domain, row["split"])[name]
+    return domain, tasks_by_id(domain, row["split"])[name]
 
 
 def gold(row):
@@ -94,7 +94,7 @@ class DomainTool:
         if "**" in str(arguments.get("expression")):  # 9**9**9 would take hours
             return "error: an expression has + - * / and parentheses"
         call, text = await asyncio.to_thread(
-            called, self.env, self.name, arguments, self.requestor
+            call_tool, self.env, self.name, arguments, self.requestor
         )
         self.calls.append(call)
         return text
@@ -192,7 +192,7 @@ CARD = Card(
 async def tau2(row, model, config, resources=None):
     """Serve one customer; the package's own conditions on the final state are the score."""
     domain, task = found(row)
-    env, calls, customer = await asyncio.to_thread(started, domain, task), [], None
+    env, calls, customer = await asyncio.to_thread(start_environment, domain, task), [], None
     tools, before = tools_of(env, "assistant", calls), history(task)
     system = SYSTEM.format(policy=policy(domain, resources is None))
     if resources is None:
@@ -215,9 +215,9 @@ async def tau2(row, model, config, resources=None):
         messages = reply.messages
         text = await customer.answer(answer_of(reply)) if customer else None
         over = text is None
-    after = await asyncio.to_thread(finished, domain, row["split"], task.id)
+    after = await asyncio.to_thread(finish_environment, domain, row["split"], task.id)
     said = [str(reply) for reply in model.replies]
-    parts = await asyncio.to_thread(checked, task, env, after, calls, said)
+    parts = await asyncio.to_thread(check_parts, task, env, after, calls, said)
     metrics = {name.lower(): value for name, value in parts.items()}
     return Reward(
         float(over and all(parts.values())), {**metrics, "truncated": float(not over)}

@@ -19,7 +19,7 @@ from atroposlib.environments.common.tool_replay import (
     conversation_reward,
     made_calls,
     openai_tools,
-    paired,
+    pair_calls,
     tools_as_text,
     turn_score,
     turns_of,
@@ -142,7 +142,7 @@ class ToolUseEnv(SequentialEnv):
                 scores.append(turn_score(turn.expected, made))
                 if scores[-1] < 1.0 or choice.finish_reason == "length":
                     break
-                calls = paired(turn.expected, made)
+                calls = pair_calls(turn.expected, made)
             return node, scores, messages
 
     def measured(self, scores, num_turns):

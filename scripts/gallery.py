@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from generated import refresh  # noqa: E402
 
-from atroposlib.cli.env_files import Listed, listed  # noqa: E402
+from atroposlib.cli.env_files import Listed, list_environments  # noqa: E402
 from atroposlib.envs.function_env.card import Card, play  # noqa: E402
 from atroposlib.envs.function_env.data import load  # noqa: E402
 from atroposlib.errors import ConfigError  # noqa: E402
@@ -78,7 +78,7 @@ KINDS = {
 
 def page(current: str) -> str:
     """The whole text of docs/gallery.md."""
-    found = [entry for entry in listed() if entry.module.startswith(PACKAGE)]
+    found = [entry for entry in list_environments() if entry.module.startswith(PACKAGE)]
     figures = json.loads(FIGURES.read_text(encoding="utf-8"))
     rows = "".join(row(entry, figures["environments"].get(entry.name, {})) for entry in found)
     ready = sorted((entry for entry in found if card_of(entry)), key=lambda entry: entry.name)
@@ -130,7 +130,7 @@ async def section(one: Listed, current: str) -> str:
     }
     lines = ["", f"## {name}", "", textwrap.fill(about[0], WIDTH), ""]
     lines += ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in facts.items())]
-    lines += ["", *indented(f"atropos env run {name} process"), ""]
+    lines += ["", *indent_lines(f"atropos env run {name} process"), ""]
     path = CURVES / f"{name}.json"
     if path.is_file():
         lines += curve(json.loads(path.read_text(encoding="utf-8")), card.floor, card.best)
@@ -157,7 +157,7 @@ def curve(recorded: dict[str, Any], floor: float, best: float) -> list[str]:
         lines.append(f"| {seed} | {ends} | {before:.2f} to {after:.2f} |")
     flags = f"--environment environments/library/{recorded['environment']}.py"
     command = f"atropos quickstart {flags} --steps {recorded['steps']} {settings}"
-    return [*lines, "", *indented(command), ""]
+    return [*lines, "", *indent_lines(command), ""]
 
 
 def sparkline(values: list[float], least: float, most: float) -> str:
@@ -187,18 +187,18 @@ async def sample(env_cls: Any) -> list[str]:
     reward, model = await play(env_cls, task, given.card.gold(task), **settings)
     history = model.replies[-1].messages
     texts = "\n\n".join(
-        f"{message['role']}: {shown(message['content'])}" for message in history
+        f"{message['role']}: {message_text(message['content'])}" for message in history
     )
-    return indented(f"{texts}\n\nscore: {reward.score:g}")
+    return indent_lines(f"{texts}\n\nscore: {reward.score:g}")
 
 
-def shown(content: Any) -> str:
+def message_text(content: Any) -> str:
     """The text of a message, with a mark for each picture."""
     parts = [{"text": content}] if isinstance(content, str) else content
     return " ".join(part.get("text", "[picture]") for part in parts)
 
 
-def indented(text: str) -> list[str]:
+def indent_lines(text: str) -> list[str]:
     """Lines of a block of code, wrapped at WIDTH columns."""
     whole = (textwrap.wrap(line, WIDTH, subsequent_indent="  ") for line in text.split("\n"))
     return [f"    {part}".rstrip() for parts in whole for part in parts or [""]]

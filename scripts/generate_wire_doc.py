@@ -68,17 +68,17 @@ def all_blocks() -> dict[str, str]:
     return blocks | {
         "endpoints": endpoints(),
         "errors": errors(),
-        "record": fenced("python", inspect.getsource(ScoredData)),
-        "span": fenced("python", inspect.getsource(SampledSpan)),
+        "record": code_block("python", inspect.getsource(ScoredData)),
+        "span": code_block("python", inspect.getsource(SampledSpan)),
         "bytes": group_in_bytes(),
     }
 
 
 def example(said: Exchange) -> str:
-    return fenced("http", said.request) + fenced("http", said.reply)
+    return code_block("http", said.request) + code_block("http", said.reply)
 
 
-def fenced(language: str, text: str) -> str:
+def code_block(language: str, text: str) -> str:
     return f"```{language}\n{text.rstrip()}\n```\n"
 
 
@@ -123,11 +123,11 @@ def group_in_bytes() -> str:
         for at in range(start, end, 16):
             rows.append(row(at, frame[at : min(at + 16, end)], note if at == start else ""))
     return (
-        fenced("json", wire_session.pretty(group))
+        code_block("json", wire_session.pretty(group))
         + "The header of its file:\n\n"
-        + fenced("json", wire_session.pretty(head))
+        + code_block("json", wire_session.pretty(head))
         + "The frame, byte by byte:\n\n"
-        + fenced("text", "\n".join(rows))
+        + code_block("text", "\n".join(rows))
     )
 
 

@@ -114,10 +114,10 @@ def entry(name: str, phrase: str, depth: int) -> str:
     indent = "  " * depth
     # A name as long as the column still ends in a space, so that a test can split the line.
     start = f"{indent}{name:<{NAME_WIDTH - len(indent) - 1}} "
-    return (start + shortened(phrase, LINE_WIDTH - len(start))).rstrip()
+    return (start + shorten(phrase, LINE_WIDTH - len(start))).rstrip()
 
 
-def shortened(phrase: str, room: int) -> str:
+def shorten(phrase: str, room: int) -> str:
     """``phrase``, or its first whole words and an ellipsis if it is longer than ``room``."""
     if len(phrase) <= room:
         return phrase

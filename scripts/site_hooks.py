@@ -83,7 +83,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     parts = FENCE.split(markdown)
     for index in range(0, len(parts), 2):
         parts[index] = LINK.sub(
-            lambda match: linked(match, here, config.extra["repository"] or ""), parts[index]
+            lambda match: site_link(match, here, config.extra["repository"] or ""),
+            parts[index],
         )
         parts[index] = CODE_IN_TABLE.sub(
             lambda match: match.group().replace("\\|", "|"), parts[index]
@@ -95,7 +96,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return markdown
 
 
-def linked(found: re.Match[str], here: str, repository: str) -> str:
+def site_link(found: re.Match[str], here: str, repository: str) -> str:
     """A link of the repository as one of the site, of the forge, or as plain text."""
     image, text, target = found.groups()
     path, mark, anchor = target.partition("#")

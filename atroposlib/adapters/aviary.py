@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import Field
 
-from atroposlib.adapters import EpisodeConfig, fits, imported
+from atroposlib.adapters import EpisodeConfig, fits, import_package
 from atroposlib.adapters.gymnasium import Score
 from atroposlib.envs.function_env import Model, Reward, environment
 from atroposlib.envs.function_env.tools import object_in
@@ -52,7 +52,7 @@ class AviaryConfig(EpisodeConfig):
 
 def dataset_of(config: AviaryConfig) -> Any:
     """The data set. Raises ConfigError: there is none, or its tasks have no numbers."""
-    imported("aviary.core", "fhaviary")
+    import_package("aviary.core", "fhaviary")
     from aviary.core import TaskDataset
 
     module, _, name = config.env_id.partition(":")
@@ -71,7 +71,7 @@ def dataset_of(config: AviaryConfig) -> Any:
 
 
 def tasks(config: AviaryConfig) -> list[dict[str, Any]]:
-    count, (_, package) = len(dataset_of(config)), imported("aviary.core", "fhaviary")
+    count, (_, package) = len(dataset_of(config)), import_package("aviary.core", "fhaviary")
     source = {"package": package, "env_id": config.env_id}
     return [
         {"id": f"{config.env_id}/{n}", "place": n, "source": {**source, "task": n}}
@@ -80,7 +80,7 @@ def tasks(config: AviaryConfig) -> list[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def opened(config: AviaryConfig) -> AsyncIterator[Any]:
+async def open_environment(config: AviaryConfig) -> AsyncIterator[Any]:
     yield dataset_of(config)
 
 
@@ -110,7 +110,7 @@ def mistake(call: Mapping[str, Any], tools: Sequence[Any]) -> str:
     return ""
 
 
-@environment(tasks, config=AviaryConfig, lifespan=opened)
+@environment(tasks, config=AviaryConfig, lifespan=open_environment)
 async def aviary(task: Any, model: Model, config: AviaryConfig, resources: Any) -> Reward:
     """Play one episode, scored by the environment's own rewards."""
     from aviary.env import EnvsTaskDataset
@@ -119,12 +119,12 @@ async def aviary(task: Any, model: Model, config: AviaryConfig, resources: Any) 
     if isinstance(resources, EnvsTaskDataset):  # gives the same object every time
         env = copy.deepcopy(env)
     try:
-        return await played(env, model, config)
+        return await play_aviary(env, model, config)
     finally:
         await env.close()
 
 
-async def played(env: Any, model: Model, config: AviaryConfig) -> Reward:
+async def play_aviary(env: Any, model: Model, config: AviaryConfig) -> Reward:
     """One episode until its end, or until a limit cuts it."""
     from aviary.core import ToolRequestMessage
 

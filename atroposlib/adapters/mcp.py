@@ -25,7 +25,7 @@ from typing import Any
 
 from pydantic import Field
 
-from atroposlib.adapters import imported
+from atroposlib.adapters import import_package
 from atroposlib.envs.function_env import FunctionEnv, FunctionEnvConfig, Model, environment
 from atroposlib.envs.function_env.rewards import call_user
 from atroposlib.errors import ConfigError, RolloutError, boundary
@@ -94,7 +94,7 @@ def plain_names(names: Sequence[str]) -> list[str]:
 
 
 @asynccontextmanager
-async def connected(
+async def connect_tools(
     command: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
@@ -106,7 +106,7 @@ async def connected(
     Raises ConfigError: the package is missing, or no server started within ``timeout_s``; with
     the end of its stderr.
     """
-    imported("mcp", "mcp")
+    import_package("mcp", "mcp")
     async with AsyncExitStack() as stack:
         errors = stack.enter_context(tempfile.TemporaryFile("w+b"))
         # Task groups of the package would wrap exceptions of the block.
@@ -189,7 +189,7 @@ def mcp(
     """
 
     def server(config: McpConfig) -> Any:
-        return connected(command, env=env, cwd=cwd, timeout_s=config.server_timeout)
+        return connect_tools(command, env=env, cwd=cwd, timeout_s=config.server_timeout)
 
     @asynccontextmanager
     async def lifespan(config: McpConfig) -> AsyncIterator[Iterator[list[McpTool]] | None]:

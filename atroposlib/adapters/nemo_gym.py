@@ -75,7 +75,7 @@ def rows(config: NemoGymConfig) -> list[dict[str, Any]]:
     path = config.dataset_path
     found = []
     for number, row in enumerate(load_rows(path, "train", path=path, option="dataset_path")):
-        with refused(f"{path}, row {number + 1}"):
+        with convert_refusals(f"{path}, row {number + 1}"):
             asked_of(row)
         name = task_id(row)
         found.append({"id": name, "row": row, "source": {**source, "row": name}})
@@ -83,7 +83,7 @@ def rows(config: NemoGymConfig) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def refused(where: str) -> Iterator[None]:
+def convert_refusals(where: str) -> Iterator[None]:
     try:
         yield
     except (InferenceRefused, KeyError, TypeError, ValueError) as error:
@@ -135,7 +135,7 @@ def response_of(
     }
 
 
-async def posted(http: httpx.AsyncClient, path: str, body: Mapping[str, Any]) -> Any:
+async def post_json(http: httpx.AsyncClient, path: str, body: Mapping[str, Any]) -> Any:
     answer = await http.post(path, json=body)
     if answer.is_error:
         raise RuntimeError(f"{path}: {answer.status_code} {answer.text[:500]}")
@@ -152,7 +152,7 @@ async def nemo_gym(task: Any, model: Model, config: NemoGymConfig) -> Reward:
         base_url=config.env_id, timeout=config.server_timeout, trust_env=False
     )
     async with opening as http:
-        seeded = await posted(http, "/seed_session", row)
+        seeded = await post_json(http, "/seed_session", row)
         if (
             "mcp" in seeded
         ):  # without them every reply would be scored as a failure of the model
@@ -165,7 +165,7 @@ async def nemo_gym(task: Any, model: Model, config: NemoGymConfig) -> Reward:
         ]
         reply = await model.use_tools(messages, tools=tools, max_turns=config.max_turns)
         turns = reply.messages[len(messages) :]
-        verdict = await posted(
+        verdict = await post_json(
             http, "/verify", {**row, "response": response_of(row[ASKED], turns, reply)}
         )
     if verdict.get("mask_sample"):  # by its own word the reward is no measurement

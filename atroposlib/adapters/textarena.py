@@ -22,7 +22,7 @@ from atroposlib.adapters import (
     EpisodeConfig,
     fits,
     held_out_episodes,
-    imported,
+    import_package,
     training_episodes,
 )
 from atroposlib.envs.function_env import Model, Reward, environment
@@ -123,9 +123,9 @@ def _about_players(error: Exception) -> bool:
 
 def _arena() -> tuple[Any, str]:
     """The package, whose games download word lists where they are missing: here they do not."""
-    nltk, _ = imported("nltk", "textarena")
+    nltk, _ = import_package("nltk", "textarena")
     nltk.download = lambda *names, **options: False
-    return imported("textarena", "textarena")
+    return import_package("textarena", "textarena")
 
 
 def training(config: TextArenaConfig) -> Iterator[dict[str, Any]]:

@@ -65,13 +65,13 @@ def _settings(variable: str, kind: Any, default: str | None, about: str) -> dict
 
 
 def _one_of(*words: str) -> Callable[[str], str]:
-    def checked(text: str) -> str:
+    def check_value(text: str) -> str:
         if text not in words:
             raise argparse.ArgumentTypeError(f"one of {', '.join(words)}, not {text!r}")
         return text
 
-    checked.metavar = "{" + ",".join(words) + "}"  # type: ignore[attr-defined]
-    return checked
+    check_value.metavar = "{" + ",".join(words) + "}"  # type: ignore[attr-defined]
+    return check_value
 
 
 def _positive(text: str) -> float:

@@ -37,13 +37,13 @@ ADAPTERS = Path(__file__).parents[1] / "adapters"
 USAGE = f"an ENVIRONMENT is {references.USAGE}"
 
 
-def listed() -> list[Listed]:
+def list_environments() -> list[Listed]:
     """Environments of this package and of installed ones, without importing them."""
-    return [*shipped(), *references.installed()]
+    return [*own_environments(), *references.installed_environments()]
 
 
 @cache
-def shipped() -> tuple[Listed, ...]:
+def own_environments() -> tuple[Listed, ...]:
     """Environments of this package, by the text of their files."""
     folders = map(Path, atroposlib.environments.__path__)
     places = [place for folder in folders for place in (folder, folder / "library")]
@@ -79,7 +79,7 @@ def show(argv: Sequence[str] | None = None) -> int:
         prog="atropos env list", description="List the environments at hand."
     )
     parser.add_argument("--json", action="store_true", help="one JSON list of objects")
-    options, found = parser.parse_args(argv), listed()
+    options, found = parser.parse_args(argv), list_environments()
     names = Counter(entry.name for entry in found)
     rows = [
         (
@@ -161,7 +161,7 @@ def load(target: str) -> Any:
         RolloutError: the file or the package cannot be imported.
     """
     is_file = target.partition(":")[0].endswith(".py")  # needs no list, which takes a while
-    found = references.resolve(target, [] if is_file else listed())
+    found = references.resolve(target, [] if is_file else list_environments())
     module = _module_of(found, target)
     env_cls = _class_in(module, found.attribute, target)
     return _with_argument(env_cls, found.argument) if found.argument else env_cls

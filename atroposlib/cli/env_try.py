@@ -41,10 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(try_out(made(options, words), options.n))
     except AtroposError as error:
-        from atroposlib.envs.rollout.causes import described
+        from atroposlib.envs.rollout.causes import describe_error
 
         logging.getLogger(__name__).debug("where it failed", exc_info=True)
-        logs.report("error", described(error))
+        logs.report("error", describe_error(error))
         return 2 if isinstance(error, ConfigError) else 1
     return 0
 

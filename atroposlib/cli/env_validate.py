@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.with_log_settings(options, "error")
     logs.configure(PROG, options.log_format, options.log_level)
     try:
-        report = checked(options.environment, words, options.model)
+        report = validate_apart(options.environment, words, options.model)
     except RolloutError as error:
         logs.report("error", str(error))
         return INTERNAL if error.stage == FAULT else NOT_CHECKABLE
@@ -72,7 +72,7 @@ def again() -> None:
     print_outcomes(env_files.load(sys.argv[1]), sys.argv[2:])
 
 
-def checked(reference: str, words: Sequence[str], model: str | None) -> Report:
+def validate_apart(reference: str, words: Sequence[str], model: str | None) -> Report:
     """The report; threads that a hanging reward keeps do not hold the program back."""
 
     async def run() -> Report:

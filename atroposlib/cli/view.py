@@ -58,13 +58,13 @@ def view(argv: Sequence[str] | None = None) -> int:
         else:
             file, *filters = options.export
             given = dict(text.partition("=")[::2] for text in filters)
-            kept = selected(explorer.of_run(given.pop("run_id", None)), given)
+            kept = select_rollouts(explorer.of_run(given.pop("run_id", None)), given)
             Path(file).write_bytes(exported_page(kept))
             print(f"{kept['note']} in {file}")
     return 0
 
 
-def selected(
+def select_rollouts(
     explorer: Explorer, given: Mapping[str, str], max_bytes: int = EXPORT_BYTES
 ) -> dict[str, Any]:
     """The rollouts that the filters let pass with their groups and tokens, up to a size.
@@ -146,7 +146,7 @@ def archive(argv: Sequence[str] | None = None) -> int:
             store.mark()  # any commit frees what exceeds the bound
             print(f"{before - store.stats().disk_bytes} bytes are freed")
         elif options.verb == "verify":
-            damaged = list(_damaged(store))
+            damaged = list(_damaged_groups(store))
             print("\n".join([f"group {gid} is damaged" for gid in damaged] or ["all sound"]))
             return int(bool(damaged))
         else:
@@ -172,7 +172,7 @@ def serve(explorer: Explorer, port: int, browser: bool) -> None:
         run_app(create_view(explorer), listener)
 
 
-def _damaged(store: Store) -> Iterator[int]:
+def _damaged_groups(store: Store) -> Iterator[int]:
     after = 0
     while gids := store.kept(after, READ_GROUPS):
         for gid in gids:

@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print("\n".join(logs.printable(text) for text, _ in shown), flush=True)
             else:
                 shown = lines(e, found, console.height - 1)
-                page = Text("\n").join(styled(line, console.width) for line in shown)
+                page = Text("\n").join(fit_line(line, console.width) for line in shown)
                 live.update(page, refresh=True)
             if options.once:
                 return 3 if exit_status(found) == 3 else 0
@@ -72,7 +72,7 @@ def document(e: Evidence, found: Sequence[Finding]) -> str:
     return json.dumps({"at": e.now.at, "status": e.now.status, **answer(found, moving(e))})
 
 
-def styled(line: Line, width: int) -> Text:
+def fit_line(line: Line, width: int) -> Text:
     """A line that fits the width, control characters as escapes."""
     text = Text(logs.printable(line[0]), line[1], no_wrap=True)
     text.truncate(width, overflow="ellipsis")

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         url = address_in(options.run) or ""
     before = look(url) if url else None
     if options.run is not None and (before is None or before.status is None):
-        return _ended(options.run, as_json=options.json, as_status=options.exit_code)
+        return _explain_end(options.run, as_json=options.json, as_status=options.exit_code)
     shown: Any = None
     while before is not None:
         if before.status is not None or shown is not None:
@@ -80,7 +80,7 @@ def page(findings: Sequence[Finding], going: str | None, *, as_json: bool = Fals
     return "\n".join(map(logs.printable, lines))
 
 
-def _ended(folder: Path, *, as_json: bool, as_status: bool) -> int:
+def _explain_end(folder: Path, *, as_json: bool, as_status: bool) -> int:
     """Print what the files of a run show after its end."""
     from atroposlib.trackers.jsonl import read_steps
 

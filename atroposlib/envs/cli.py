@@ -165,7 +165,7 @@ class EnvCommand(Cmd):
             for name, field in type(self).model_fields.items()
             if name in self.model_fields_set
         }
-        sourced = partial(described, path=self.config, given=given)
+        sourced = partial(name_rejected_settings, path=self.config, given=given)
         # Without defaults of the class: their own annotation may reject them, as None for a str.
         own = self.code.model_fields_set | self.code.model_dump(exclude_defaults=True).keys()
         with sourced(ENV_NAMESPACE):
@@ -252,7 +252,7 @@ def _as_document(configs: ServerConfigs | None) -> dict[str, Any] | list[dict[st
 
 
 @contextmanager
-def described(
+def name_rejected_settings(
     namespace: str, path: str | None = None, given: Container[str] = ()
 ) -> Iterator[None]:
     """Convert pydantic's error: one sentence per rejected setting; API keys are not shown.

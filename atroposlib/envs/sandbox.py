@@ -181,27 +181,17 @@ def arguments(
         folders.append(path)
     if filter_fd is not None:
         folders += ["--seccomp", str(filter_fd)]
-    # One option a line.
     return [
-        bwrap, "--json-status-fd", str(status_fd),
-        "--die-with-parent",
-        "--new-session",
-        "--unshare-all", "--unshare-user",
-        "--disable-userns",
-        "--cap-drop", "ALL",
-        "--clearenv",
-        "--hostname", "sandbox",
+        bwrap, "--json-status-fd", str(status_fd), "--die-with-parent", "--new-session",
+        "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL",
+        "--clearenv", "--hostname", "sandbox",
         "--ro-bind", "/usr", "/usr",
-        "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache",
-        *folders,
-        "--proc", "/proc",
-        "--dev", "/dev",
+        "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", *folders,
+        "--proc", "/proc", "--dev", "/dev",
         "--size", size, "--tmpfs", "/dev/shm",
         "--size", size, "--tmpfs", "/tmp",
-        "--remount-ro", "/dev",
-        "--remount-ro", "/",
-        "--chdir", "/tmp",
-        *started,
+        "--remount-ro", "/dev", "--remount-ro", "/",
+        "--chdir", "/tmp", *started,
     ]  # fmt: skip
 
 
@@ -224,7 +214,7 @@ def _user() -> dict[str, Any]:
     return {"user": uid, "group": uid, "extra_groups": []}
 
 
-def _sealed(text: str) -> int:
+def _seal(text: str) -> int:
     """Descriptor of a file in memory that holds ``text`` and cannot be changed."""
     fd = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(fd, text.encode("utf-8", "replace"))
@@ -237,7 +227,7 @@ def _sealed(text: str) -> int:
 async def _run(program: str, inputs: str, kind: Kind, limits: Limits) -> Execution:
     with ExitStack() as stack:
         status_fd = os.memfd_create("status", os.MFD_CLOEXEC)  # of bubblewrap
-        program_fd, inputs_fd = _sealed(program), _sealed(inputs)
+        program_fd, inputs_fd = _seal(program), _seal(inputs)
         filter_fd = sealed_filter() if kind == "bubblewrap" else None
         passed = [fd for fd in (program_fd, status_fd, filter_fd) if fd is not None]
         for fd in (*passed, inputs_fd):

@@ -251,7 +251,7 @@ class QuickstartRun:
         """Watch until the trainer has finished with exit code 0 and the last held-out check
         exists.
         """
-        self._watch_until(lambda: self.supervisor.completed("trainer"))
+        self._watch_until(lambda: self.supervisor.has_completed("trainer"))
         self.trained_s = time.monotonic() - self.started
         bound = time.monotonic() + LAST_CHECK_TIMEOUT_S
         self._watch_until(

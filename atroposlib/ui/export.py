@@ -23,7 +23,7 @@ def exported_page(kept: Mapping[str, Any]) -> bytes:
 
     Scripts and styles run by their hashes only, so no text of ``kept`` can become one.
     """
-    scripts = [_text("uplot.js"), bundled()]
+    scripts = [_text("uplot.js"), bundle()]
     style = _text("uplot.css") + _text("style.css")
     icon = base64.b64encode((STATIC / "icon.svg").read_bytes()).decode()
     policy = (
@@ -43,7 +43,7 @@ def exported_page(kept: Mapping[str, Any]) -> bytes:
     return page.replace("</body>", end).encode()
 
 
-def bundled() -> str:
+def bundle() -> str:
     """The modules of the page as one script, each after those that it imports."""
     found: dict[str, str] = {}
 

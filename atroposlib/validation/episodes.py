@@ -118,36 +118,32 @@ async def repeated_episode(subject: Subject, limit: float) -> Offences:
 async def finite(subject: Subject, limit: float) -> Offences:
     """Every score so far is a number up to the best one, and None only without an answer."""
     most = subject.best + limit if subject.card else float("inf")  # else it is unknown
-    numbers = [played for played in subject.played if played.score is not None]
+    scores = [play.score for play in subject.played if play.score is not None]
     found = [
-        played.evidence(f"over the best score {subject.best:g}")
-        for played in numbers
-        if played.score is not None and played.score > most
+        play.evidence(f"over the best score {subject.best:g}")
+        for play in subject.played
+        if play.score is not None and play.score > most
     ]
     found += [
-        played.evidence()
-        for played in subject.played
-        if "cannot be trained on" in played.error
+        play.evidence() for play in subject.played if "cannot be trained on" in play.error
     ]
     named = ["gold", "another's", "empty"]
     if subject.of_class:  # it may leave short replies out, and has no scores for equal ones
         named = named[:2] if subject.golden else []
-    wrong = [played for played in subject.played if played.what in named]
-    unscored = [played for played in wrong if played.score is None and not played.error]
+    wrong = [play for play in subject.played if play.what in named]
+    unscored = [play for play in wrong if play.score is None and not play.error]
     found += [
-        played.evidence("None: drawn again, so that only some are counted")
-        for played in unscored
+        play.evidence("None: drawn again, so that only some are counted") for play in unscored
     ]
-    scores = [played.score for played in numbers if played.score is not None]
     return found, f"{min(scores):g} to {max(scores):g}" if scores else "no reply has a score"
 
 
 async def quick(subject: Subject, limit: float) -> Offences:
     """Rollouts without the time of a model are short and leave the event loop free."""
     gaps, seconds = [], []
-    for case in typical(subject, 4):
+    for attempt in typical(subject, 4):
         async with longest_gap() as gap:
-            played = await subject.play(case)
+            played = await subject.play(attempt)
         gaps.append(gap[0])
         seconds.append(played.seconds)
     middle = sorted(gaps)[len(gaps) // 2]  # one long gap may be the machine's
@@ -222,8 +218,8 @@ async def cancelled(subject: Subject, limit: float) -> Offences:
         seconds, how = await hold(subject, Try(case, ""), 0)
         if how or seconds > limit:
             found.append(Proof(case.id, note=f"a cancelled rollout {how or 'ends late'}"))
-    hanging = [played for played in subject.played if played.hangs]
-    return [*found, *(outcome.evidence() for outcome in hanging)], "a cancelled rollout ends"
+    hanging = [play for play in subject.played if play.hangs]
+    return [*found, *(play.evidence() for play in hanging)], "a cancelled rollout ends"
 
 
 def left() -> dict[str, int]:

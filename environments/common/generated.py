@@ -64,7 +64,7 @@ def tool_call(name: str, /, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def fenced(code: str, language: str) -> str:
+def code_block(code: str, language: str) -> str:
     return f"```{language}\n{code.rstrip()}\n```"
 
 

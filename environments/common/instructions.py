@@ -63,7 +63,7 @@ def has_title(text: str) -> bool:
     return any(title.strip() for title in re.findall(r"<<([^<>\n]+)>>", text))
 
 
-def quoted(text: str) -> bool:
+def is_quoted(text: str) -> bool:
     inner = text.strip()
     return len(inner) > 2 and inner[0] == inner[-1] == '"'
 
@@ -98,7 +98,7 @@ def postscript(text: str, mark: str) -> bool:
 # --- IFEval -------------------------------------------------------------------------------
 
 
-def related(count: int, relation: str, bound: int) -> bool:
+def holds_relation(count: int, relation: str, bound: int) -> bool:
     return count < bound if relation == "less than" else count >= bound
 
 
@@ -113,7 +113,7 @@ def nth_paragraph(text: str, a: Arguments) -> bool:
     return whole and first_word(found[n - 1]) == a["first_word"].lower()
 
 
-def divided(text: str, count: int) -> bool:
+def has_dividers(text: str, count: int) -> bool:
     found = parts(text, "***")
     return found is not None and len(found) == count
 
@@ -123,21 +123,21 @@ OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 # None: unknown. Sentences are split at their marks, not by a trained model.
 IFEVAL: dict[str, Callable[[str, Arguments], bool | None]] = {
     "keywords:existence": lambda t, a: all(occurrences(t, k) for k in a["keywords"]),
-    "keywords:frequency": lambda t, a: related(
+    "keywords:frequency": lambda t, a: holds_relation(
         occurrences(t, a["keyword"]), a["relation"], a["frequency"]
     ),
     "keywords:forbidden_words": lambda t, a: (
         not any(occurrences(t, k) for k in a["forbidden_words"])
     ),
-    "keywords:letter_frequency": lambda t, a: related(
+    "keywords:letter_frequency": lambda t, a: holds_relation(
         letters(t, a["letter"]), a["let_relation"], a["let_frequency"]
     ),
     "language:response_language": lambda t, a: None,  # needs a trained model of languages
-    "length_constraints:number_sentences": lambda t, a: related(
+    "length_constraints:number_sentences": lambda t, a: holds_relation(
         len(sentences(t)), a["relation"], a["num_sentences"]
     ),
-    "length_constraints:number_paragraphs": lambda t, a: divided(t, a["num_paragraphs"]),
-    "length_constraints:number_words": lambda t, a: related(
+    "length_constraints:number_paragraphs": lambda t, a: has_dividers(t, a["num_paragraphs"]),
+    "length_constraints:number_words": lambda t, a: holds_relation(
         len(words(t)), a["relation"], a["num_words"]
     ),
     "length_constraints:nth_paragraph_first_word": nth_paragraph,
@@ -161,8 +161,8 @@ IFEVAL: dict[str, Callable[[str, Arguments], bool | None]] = {
     "combination:two_responses": lambda t, a: two_responses(t),
     "combination:repeat_prompt": lambda t, a: begins_with(t, a["prompt_to_repeat"]),
     "startend:end_checker": lambda t, a: ends_with(t, a["end_phrase"]),
-    "startend:quotation": lambda t, a: quoted(t),
-    "change_case:capital_word_frequency": lambda t, a: related(
+    "startend:quotation": lambda t, a: is_quoted(t),
+    "change_case:capital_word_frequency": lambda t, a: holds_relation(
         len(capital_words(t)), a["capital_relation"], a["capital_frequency"]
     ),
     "change_case:english_capital": lambda t, a: t.isupper(),
@@ -171,7 +171,7 @@ IFEVAL: dict[str, Callable[[str, Arguments], bool | None]] = {
 }
 
 
-def loosened(text: str) -> Iterator[str]:
+def loose_variants(text: str) -> Iterator[str]:
     """The text, and without its first line, its last line, both, and stars."""
     rows = text.split("\n")
     for kept in (rows, rows[1:], rows[:-1], rows[1:-1]):
@@ -179,7 +179,7 @@ def loosened(text: str) -> Iterator[str]:
             yield variant.strip()
 
 
-def followed(
+def follow_verdicts(
     text: str, instructions: list[tuple[str, Arguments]], *, loose: bool = False
 ) -> list[bool | None]:
     """Of each IFEval instruction whether ``text`` follows it; ``loose``: one of its variants.
@@ -189,7 +189,9 @@ def followed(
     found: list[bool | None] = []
     for name, arguments in instructions:
         variants = [
-            variant for variant in (loosened(text) if loose else [text]) if variant.strip()
+            variant
+            for variant in (loose_variants(text) if loose else [text])
+            if variant.strip()
         ]
         verdicts = [IFEVAL[name](variant, arguments) for variant in variants]
         found.append(None if verdicts and None in verdicts else any(verdicts))

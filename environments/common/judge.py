@@ -93,7 +93,7 @@ def verdict_in(text: str, words: Sequence[str]) -> str | None:
     return found[-1].lower() if found else None
 
 
-async def graded(
+async def judge_reply(
     judge: ServerManager, config: Any, question: str, reference: str, reply: str, split: str
 ) -> dict[str, float] | None:
     """1 for one of GRADES and 0 for the others; None if the judge gives no clear verdict.

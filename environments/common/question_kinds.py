@@ -55,7 +55,7 @@ def check_instructions(reply: str, wanted: list[Any]) -> Numbers | None:
     text = answers.answer_of(reply).strip()
     numbers = {"answered": float(bool(text))}
     for end, loose in (("", False), ("_loose", True)):
-        verdicts = instructions.followed(text, wanted, loose=loose)
+        verdicts = instructions.follow_verdicts(text, wanted, loose=loose)
         if None in verdicts:  # the language is not checked
             return None
         numbers[f"exact{end}"] = float(all(verdicts))

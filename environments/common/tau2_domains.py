@@ -28,7 +28,7 @@ def package(part):
 
 
 @cache
-def known(domain, split):
+def tasks_by_id(domain, split):
     """Tasks of a domain by id; mock has no splits."""
     tasks = package(f"domains.{domain}.environment").get_tasks(split)
     return {task.id: task for task in tasks}
@@ -56,7 +56,7 @@ def fresh(domain):
             gc.enable()
 
 
-def started(domain, task):
+def start_environment(domain, task):
     """The package's environment at the start of a task."""
     env, state = fresh(domain), task.initial_state
     if state is not None:
@@ -68,7 +68,7 @@ def started(domain, task):
     return env
 
 
-def called(env, name, arguments, requestor):
+def call_tool(env, name, arguments, requestor):
     """A call of a tool, and its result as text, an error of its arguments included."""
     kind = package("data_model.message").ToolCall
     call = kind(name=name, arguments=arguments, requestor=requestor)
@@ -76,12 +76,12 @@ def called(env, name, arguments, requestor):
 
 
 @lru_cache(maxsize=MAX_GOLD)
-def finished(domain, split, name):
+def finish_environment(domain, split, name):
     """The environment after the task's own actions; some of them fail, as the authors want it."""
-    task = known(domain, split)[name]
-    env = started(domain, task)
+    task = tasks_by_id(domain, split)[name]
+    env = start_environment(domain, task)
     for action in task.evaluation_criteria.actions or ():
-        called(env, action.name, action.arguments, action.requestor)
+        call_tool(env, action.name, action.arguments, action.requestor)
     return env
 
 
@@ -102,7 +102,7 @@ def same(one, other):
     return all(a is b or a.db == b.db for a, b in pairs)
 
 
-def checked(task, env, after, calls, said):
+def check_parts(task, env, after, calls, said):
     """Whether each part of the task's score holds, by the package's names.
 
     ``after`` is the environment after the task's own actions; ``calls`` and ``said`` are those of
@@ -127,14 +127,14 @@ def checked(task, env, after, calls, said):
 
 
 @cache
-def offered(domain, split):
+def offered_tasks(domain, split):
     """Tasks that their own actions solve, and that are not solved by repeating the request."""
-    tasks, rows, plain = known(domain, split), [], fresh(domain)
+    tasks, rows, plain = tasks_by_id(domain, split), [], fresh(domain)
     for name, task in tasks.items():
-        after = finished(domain, split, name)
+        after = finish_environment(domain, split, name)
         shown = [policy(domain, True), policy(domain, False), request(task)]
-        before = started(domain, task) if task.initial_state else plain
-        idle = all(checked(task, before, after, [], shown).values())
+        before = start_environment(domain, task) if task.initial_state else plain
+        idle = all(check_parts(task, before, after, [], shown).values())
         solved = all(
             holds(after, assertion)
             for assertion in task.evaluation_criteria.env_assertions or ()

@@ -127,7 +127,9 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def paired(expected: Sequence[ToolCall], made: Sequence[ToolCall]) -> list[ToolCall | None]:
+def pair_calls(
+    expected: Sequence[ToolCall], made: Sequence[ToolCall]
+) -> list[ToolCall | None]:
     """The equal made call of each expected call; each made call is used once."""
     left = [call for call in made if call.arguments is not None]
     pairs: list[ToolCall | None] = []
@@ -149,7 +151,7 @@ def turn_score(expected: Sequence[ToolCall], made: Sequence[ToolCall]) -> float:
     """
     if not expected:
         return 0.0 if made else 1.0
-    right = sum(call is not None for call in paired(expected, made))
+    right = sum(call is not None for call in pair_calls(expected, made))
     return right / max(len(expected), len(made))
 
 

@@ -12,7 +12,7 @@ import copy
 import json
 import string
 
-from atroposlib.environments.common.generated import SETTINGS, code_in, distinct, fenced
+from atroposlib.environments.common.generated import SETTINGS, code_block, code_in, distinct
 from atroposlib.envs import environment, sandbox
 from atroposlib.envs.function_env.card import Card
 
@@ -279,7 +279,7 @@ def make(rng):
     call = f"{function}({', '.join(map(repr, calls[shown]))})"
     question = RULES.format(
         count="a mistake" if count == 1 else "two mistakes",
-        module=fenced(broken, "python"),
+        module=code_block(broken, "python"),
         call=call,
         wrong=found[shown],
         right=expected[shown],
@@ -297,7 +297,7 @@ CARD = Card(
     "code",
     data="made on the spot from eight small modules",
     licence="MIT",
-    gold=lambda task: fenced(task["whole"], "python"),
+    gold=lambda task: code_block(task["whole"], "python"),
     extras="bubblewrap",
 )
 

@@ -55,7 +55,7 @@ def filler(n: int, per: int = 12) -> list[str]:
     return [" ".join(whole[i * per : (i + 1) * per]).capitalize() for i in range(n)]
 
 
-def numbered(text: str) -> list[str]:
+def number_lines(text: str) -> list[str]:
     return [line.split()[0] for line in form.lines(text)]
 
 
@@ -90,7 +90,7 @@ LAYOUT = (
     ),
     Condition(
         "Number {n} lines with '1.', '2.' and so on, and write no other line.",
-        lambda t, n, **_: numbered(t) == [f"{i}." for i in range(1, n + 1)],
+        lambda t, n, **_: number_lines(t) == [f"{i}." for i in range(1, n + 1)],
         lambda t, n, **_: "\n".join(f"{i}. {word}" for i, word in enumerate(filler(n), 1)),
     ),
     Condition(
@@ -100,7 +100,7 @@ LAYOUT = (
     ),
     Condition(
         "Write exactly {n} parts, with a line of three stars, ***, between them.",
-        lambda t, n, **_: form.divided(t, n),
+        lambda t, n, **_: form.has_dividers(t, n),
         lambda t, n, **_: "\n***\n".join(filler(n)),
     ),
     Condition(
@@ -195,7 +195,7 @@ EDGE = (
     ),
     Condition(
         "Put the whole reply in double quotation marks.",
-        lambda t, **_: form.quoted(t),
+        lambda t, **_: form.is_quoted(t),
         lambda t, **_: f'"{t}"',
     ),
     Condition(

@@ -79,7 +79,7 @@ def scans(count):
     ][:count]
 
 
-def drawn(shapes):
+def draw(shapes):
     """Lines of RGB pixels on white."""
     side = CELL * CELLS
     lines = [bytearray(b"\xff" * (3 * side)) for _ in range(side)]
@@ -92,7 +92,7 @@ def drawn(shapes):
     return lines
 
 
-def enlarged(grey):
+def enlarge(grey):
     """Lines of RGB pixels of an image with 17 levels, black on white."""
     wide = [b"".join(bytes([255 - 15 * v]) * (3 * SCALE) for v in row) for row in grey]
     return [row for row in wide for _ in range(SCALE)]
@@ -116,7 +116,7 @@ def png(lines):
 
 
 def picture(task):
-    lines = enlarged(task["grey"]) if "grey" in task else drawn(task["shapes"])
+    lines = enlarge(task["grey"]) if "grey" in task else draw(task["shapes"])
     return f"data:image/png;base64,{base64.b64encode(png(lines)).decode()}"
 
 

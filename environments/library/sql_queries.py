@@ -14,7 +14,7 @@ import apsw
 from pydantic import Field
 
 from atroposlib.environments.common.bounded_sql import bounded, rows_of
-from atroposlib.environments.common.generated import SETTINGS, code_in, distinct, fenced
+from atroposlib.environments.common.generated import SETTINGS, code_block, code_in, distinct
 from atroposlib.envs import environment
 from atroposlib.envs.function_env.card import Card
 
@@ -133,7 +133,7 @@ CARD = Card(
     "code",
     data="made on the spot",
     licence="MIT",
-    gold=lambda task: fenced(task["query"], "sql"),
+    gold=lambda task: code_block(task["query"], "sql"),
 )
 
 

@@ -27,7 +27,7 @@ def cells(word, row, column, direction):
     return [(row + i * down, column + i * right) for i in range(len(word))]
 
 
-def hidden(rng, size, count):
+def hide_words(rng, size, count):
     """A square as {(row, column): letter}, and the hidden words with their places."""
     square, places = {}, {}
     fitting = [word for word in words() if len(word) <= size]
@@ -47,7 +47,7 @@ def hidden(rng, size, count):
 
 def tasks(config):
     def make(rng):
-        square, places = hidden(rng, config.size, config.words)
+        square, places = hide_words(rng, config.size, config.words)
         if len(places) < config.words:
             return None
         lines = ["".join(square[r, c] for c in side) for r in side]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import apsw
 
-from atroposlib.adapters import imported
-from atroposlib.adapters.mcp import connected
+from atroposlib.adapters import import_package
+from atroposlib.adapters.mcp import connect_tools
 from atroposlib.environments.common import workspace_server
 from atroposlib.environments.common.generated import SETTINGS, distinct, tool_call
 from atroposlib.envs import environment
@@ -143,7 +143,7 @@ def rows(stock):
 
 
 def tasks(config):
-    imported("mcp", "mcp")
+    import_package("mcp", "mcp")
     return distinct(make, config.tasks, config.seed)
 
 
@@ -190,7 +190,9 @@ async def workspace(task, model):
     with tempfile.TemporaryDirectory(prefix="atropos-workspace-") as name:
         folder = Path(name)
         await asyncio.to_thread(lay_out, folder, task["before"])
-        async with connected([sys.executable, "-m", workspace_server.__name__, name]) as tools:
+        async with connect_tools(
+            [sys.executable, "-m", workspace_server.__name__, name]
+        ) as tools:
             await model.use_tools(task["question"], tools=tools, max_turns=MAX_TURNS)
         files, stock = await asyncio.to_thread(state_of, folder)
     wanted, stock_wanted = task["after"]

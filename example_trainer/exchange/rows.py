@@ -27,7 +27,7 @@ class TwoParts:
 
 def sample_of(row: Row) -> TwoParts:
     """The row in two parts; without a trained token its last token is the completion."""
-    kept = _kept(row)
+    kept = _kept_tokens(row)
     first = kept.index(1) if any(kept) else len(kept) - 1  # position j predicts token j + 1
     start = first + 1
     logprobs = _where(row, row.behaviour_logprobs)
@@ -68,11 +68,14 @@ def trl_fields(
         for place, tokens in enumerate(group.tokens):
             row = rows.get((number, place))
             if row is None:
-                sample, score = _untrained(tokens), None
+                sample, score = _untrained_tokens(tokens), None
             else:
                 _check(row, temperature)
                 long = not row.in_loss
-                sample, score = _untrained(tokens) if long else sample_of(row), row.reward
+                sample, score = (
+                    _untrained_tokens(tokens) if long else sample_of(row),
+                    row.reward,
+                )
             found["prompt_ids"].append(sample.prompt)
             found["completion_ids"].append(sample.completion)
             found["logprobs"].append(sample.logprobs)
@@ -81,7 +84,7 @@ def trl_fields(
     return found
 
 
-def _untrained(tokens: Sequence[int]) -> TwoParts:
+def _untrained_tokens(tokens: Sequence[int]) -> TwoParts:
     """Two tokens that cost no memory, and are not trained."""
     return TwoParts([tokens[0]], [tokens[-1]], [0], [0.0])
 
@@ -153,7 +156,7 @@ def skyrl_output(rows: Sequence[Row]) -> dict[str, Any]:
 
 def prime_rl_sample(row: Row, env_name: str, advantage: float) -> dict[str, Any]:
     """prime-rl's ``TrainingSample``: every list is as long as the tokens, (T,)."""
-    mask = [False, *(bool(bit) for bit in _kept(row))]
+    mask = [False, *(bool(bit) for bit in _kept_tokens(row))]
     temperatures = row.temperatures or [1.0] * len(row.labels)
     return {
         "token_ids": row.tokens,
@@ -170,7 +173,7 @@ def prime_rl_sample(row: Row, env_name: str, advantage: float) -> dict[str, Any]
 
 def tinker_datum(row: Row, advantage: float) -> dict[str, Any]:
     """Tinker's ``Datum`` for its losses ``importance_sampling`` and ``ppo``, (T - 1,) each."""
-    kept = _kept(row)
+    kept = _kept_tokens(row)
     return {
         "model_input": row.tokens[:-1],
         "loss_fn_inputs": {
@@ -181,14 +184,14 @@ def tinker_datum(row: Row, advantage: float) -> dict[str, Any]:
     }
 
 
-def _kept(row: Row) -> list[int]:
+def _kept_tokens(row: Row) -> list[int]:
     """1 where a token is trained, (T - 1,)."""
     counts = row.in_loss and not row.zero_advantage
     return [int(counts and label != MASKED) for label in row.labels]
 
 
 def _where(row: Row, values: Sequence[float], other: float = 0.0) -> list[float]:
-    return [value if is_kept else other for value, is_kept in zip(values, _kept(row))]
+    return [value if is_kept else other for value, is_kept in zip(values, _kept_tokens(row))]
 
 
 def _versions(row: Row) -> list[int]:

@@ -53,7 +53,7 @@ def _run(args: argparse.Namespace) -> int:
             return node.run_servers(node.load_plan(args.plan), args.index, args.count)
         plan, role = node.load_plan(args.plan), (args.role, args.index, args.meet)
         if args.until_recorded:
-            return node.recorded(plan, node.run_role(plan, *role))
+            return node.recorded_status(plan, node.run_role(plan, *role))
         if "SLURM_JOB_ID" in os.environ:
             return node.run_role(plan, *role)
         node.exec_role(plan, *role)

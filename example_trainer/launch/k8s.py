@@ -24,7 +24,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.utils.io import write_whole
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
-from example_trainer.launch.slurm import TOKEN, dumped, plan_path, token_files
+from example_trainer.launch.slurm import TOKEN, dump_plan, plan_path, token_files
 
 JOBSET = "jobset.x-k8s.io/v1alpha2"
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -61,7 +61,7 @@ def manifests(plan: Plan, token: str) -> list[dict[str, Any]]:
         if not getattr(plan.k8s, key):
             raise ConfigError(f"k8s.{key} is missing: the pods of the run need it")
     name, (_, cfg) = label(plan.name), trainer_settings(plan)
-    of_pods = dumped(plan)
+    of_pods = dump_plan(plan)
     of_pods["slurm"]["python"] = plan.k8s.python  # of the commands that a node runs
     files = {plan_path(plan).name: json.dumps(of_pods), **token_files(token)}
     gpus = roles.gpus_of(plan)

@@ -213,7 +213,7 @@ def supervise(
     run.start_servers(waiting, early)
     run.start_workers(early)
     run.watch(
-        lambda: run.completed(TRAINER) and over(),
+        lambda: run.has_completed(TRAINER) and over(),
         observe=lambda: view.show(snapshot()),
         poll_s=POLL_S,
     )

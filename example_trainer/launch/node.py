@@ -79,7 +79,7 @@ def exec_role(plan: Plan, role: str, index: int, meet: str | None) -> None:
     """
     command = command_of(plan, role, index, meet, os.environ)
     print(f"{role}: {' '.join(command.argv)}", flush=True)
-    env = {**os.environ, **_given(plan, command)}
+    env = {**os.environ, **_given_variables(plan, command)}
     os.execvpe(command.argv[0], list(command.argv), env)
 
 
@@ -90,7 +90,7 @@ def run_role(plan: Plan, role: str, index: int, meet: str | None) -> int:
     """
     command = command_of(plan, role, index, meet, os.environ)
     print(f"{role}: {' '.join(command.argv)}", flush=True)
-    env = {**os.environ, **_given(plan, command)}
+    env = {**os.environ, **_given_variables(plan, command)}
     child = subprocess.Popen(command.argv, env=env, preexec_fn=_end_with_parent)
     # SLURM signals every process of a step: passed on, a signal would count twice.
     passed_on = bool if "SLURM_JOB_ID" in os.environ else child.send_signal
@@ -147,7 +147,7 @@ def lost_job(env: Mapping[str, str]) -> Callable[[], bool]:
     return is_lost
 
 
-def recorded(plan: Plan, status: int) -> int:
+def recorded_status(plan: Plan, status: int) -> int:
     """The status of a pod's trainer: 1 for a 0 without its record of the end."""
     until = time.monotonic() + RECORD_S
     while status == 0 and not plan.end_record.exists():
@@ -158,7 +158,7 @@ def recorded(plan: Plan, status: int) -> int:
     return status
 
 
-def _given(plan: Plan, command: Command) -> dict[str, str]:
+def _given_variables(plan: Plan, command: Command) -> dict[str, str]:
     token = (plan.files / TOKEN).read_text(encoding="utf-8").strip()
     return {"PYTHONUNBUFFERED": "1", **command.env, "ATROPOS_API_TOKEN": token}
 
@@ -174,7 +174,7 @@ def run_servers(plan: Plan, first: int, count: int) -> int:
     for place in range(count):
         index = first + place
         command = command_of(plan, "inference", index, None, os.environ)
-        env = {**gpus_at(plan, place, visible), **_given(plan, command)}
+        env = {**gpus_at(plan, place, visible), **_given_variables(plan, command)}
         specs.append(ProcessSpec(f"inference-{index}", command.argv, env, Path.cwd()))
     stop = StopRequest()
     stop.listen()
@@ -259,7 +259,7 @@ def endpoints(
         url = file.read_text(encoding="utf-8").strip() if file.exists() else ""
         return Endpoints(url, api_file=file) if url else None
 
-    return _awaited(plan, "the address of the API", read, sleep)
+    return _await_file(plan, "the address of the API", read, sleep)
 
 
 def listed_servers(
@@ -278,10 +278,10 @@ def listed_servers(
                 else None
             )
 
-        return _awaited(plan, "the inference servers in the directory", read, sleep)
+        return _await_file(plan, "the inference servers in the directory", read, sleep)
 
 
-def _awaited(
+def _await_file(
     plan: Plan, what: str, read: Callable[[], T | None], sleep: Callable[[float], None]
 ) -> T:
     until = time.monotonic() + plan.slurm.wait_s

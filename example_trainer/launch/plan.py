@@ -31,7 +31,7 @@ from atroposlib.errors import ConfigError
 from example_trainer.launch.areal.options import is_areal, read_areal
 from example_trainer.launch.clusters import KubernetesSection, PlanSection, RaySection
 from example_trainer.launch.servers import choose_engine
-from example_trainer.settings.args import settings_of_files, validated
+from example_trainer.settings.args import settings_of_files, validate_as
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.files import (
     Assignment,
@@ -362,10 +362,10 @@ def _sentence(found: Mapping[str, Any]) -> str:
     key = ".".join(str(part) for part in found["loc"])
     if found["type"] != "extra_forbidden":
         return f"{key}: {found['msg']}"
-    return f"{key} is no setting of the launcher{did_you_mean(key, _known())}"
+    return f"{key} is no setting of the launcher{did_you_mean(key, _known_sections())}"
 
 
-def _known() -> list[str]:
+def _known_sections() -> list[str]:
     below = [
         f"{head}.{name}"
         for head, model in SECTIONS.items()
@@ -383,7 +383,7 @@ def trainer_settings(plan: Plan) -> tuple[GivenSettings, TrainingConfig]:
         flatten(default_settings(plan), "the launcher"),
     )
     settings.notes = [*plan.notes, *settings.notes]
-    return settings, validated(TrainingConfig, settings)
+    return settings, validate_as(TrainingConfig, settings)
 
 
 def default_settings(plan: Plan) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class ProcessActor:
         self.stopped, self.grace_s = attempt, grace_s
 
 
-def placed(ray: Any, group: Any, plan: Plan, parts: Sequence[Part]) -> list[Any]:
+def place_actors(ray: Any, group: Any, plan: Plan, parts: Sequence[Part]) -> list[Any]:
     """Return an actor for each part, in its bundle of the placement group."""
     place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
     again = {"max_restarts": -1, "max_task_retries": -1, "max_concurrency": 8}

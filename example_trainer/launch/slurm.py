@@ -287,13 +287,13 @@ def write_files(plan: Plan) -> None:
     end.forget(plan.end_record)
     for old in (folder / ENDPOINTS).iterdir():
         old.unlink()
-    roles.write_yaml(plan_path(plan), dumped(plan))
+    roles.write_yaml(plan_path(plan), dump_plan(plan))
     token = _held_token(folder / TOKEN) or secrets.token_urlsafe(32)
     for name, text in token_files(token).items():
         write_whole(folder / name, text)
 
 
-def dumped(plan: Plan) -> dict[str, Any]:
+def dump_plan(plan: Plan) -> dict[str, Any]:
     """The plan for other nodes, which may work in another folder."""
     return {**plan.model_dump(), "out": str(plan.directory)}
 

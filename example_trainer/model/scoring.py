@@ -205,7 +205,7 @@ def value_head(model: Any) -> nn.Linear:
     raise ConfigError(f"{type(owner).__name__} has no linear value head")
 
 
-def scattered(microbatch: MicroBatch, values_N: Tensor, device: torch.device) -> Tensor:
+def scatter(microbatch: MicroBatch, values_N: Tensor, device: torch.device) -> Tensor:
     """(B, T) or (B, T, K), 0 where a row has fewer trained tokens; keeps the graph."""
     table = values_N.new_zeros(*microbatch.shape, *values_N.shape[1:])
     return table.index_put(

@@ -62,7 +62,7 @@ def fill(
         for name, target in model.state_dict(keep_vars=True).items()
         if ".lora_" not in name
     }
-    found = _saved(model, saved_as, targets) if saved_as else {}
+    found = _saved_files(model, saved_as, targets) if saved_as else {}
     filled = {id(targets[name]) for name in found}  # tied ones are one tensor
     absent = {n.split(".")[0] for n, target in targets.items() if id(target) not in filled}
     if absent <= HEADS:
@@ -96,7 +96,7 @@ def _allocate(model: nn.Module, device: torch.device, place: torch.device) -> No
                 module._buffers[name] = at_rank if buffer.is_meta else buffer.to(device)
 
 
-def _saved(model: Any, name: str, targets: Mapping[str, Tensor]) -> dict[str, Path]:
+def _saved_files(model: Any, name: str, targets: Mapping[str, Tensor]) -> dict[str, Path]:
     """Files of the targets; none if a shape differs or transformers converts tensors on loading."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter

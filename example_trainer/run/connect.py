@@ -83,7 +83,7 @@ class HeartbeatThread:
         """Keep the phase and set the resource it waits for."""
         self.phase(self._beat.phase, what)
 
-    def _timed(self) -> Heartbeat:
+    def _timed_heartbeat(self) -> Heartbeat:
         """The heartbeat of this moment, with the seconds in its phase and their median."""
         servers = self.servers()  # not under the lock: a publish that holds theirs sets phases
         with self._lock:
@@ -106,7 +106,7 @@ class HeartbeatThread:
             self._wake.clear()
             stopped = self._stop.is_set()  # before the beat: the last phase is sent
             with surviving(lambda bug: logger.error("a heartbeat is lost", exc_info=bug)):
-                self._send(self._timed())
+                self._send(self._timed_heartbeat())
             if not stopped:
                 self._wake.wait(INTERVAL_S)
 
@@ -169,7 +169,7 @@ class ServerRoster:
         if self._api is None or (listed := self._api.servers()) is None:
             return
         known = [engine.url for engine in fleet.engines]
-        for engine in self._connected(listed.joined(known, any_weights=True)):
+        for engine in self._usable_servers(listed.joined(known, any_weights=True)):
             fleet.join(engine)
         for url in listed.left([engine.url for engine in fleet.engines]):
             fleet.forget(url)
@@ -181,7 +181,7 @@ class ServerRoster:
             listed = self._api.servers() if self._api else None
             if listed is not None:
                 known = [engine.url for engine in found]
-                found += self._connected(listed.joined(known, any_weights=True))
+                found += self._usable_servers(listed.joined(known, any_weights=True))
             waited_s = time.monotonic() - started
             state = (
                 f"{len(found)} of {wanted} inference servers are in the directory of the rollout"
@@ -198,7 +198,7 @@ class ServerRoster:
             self._waits(state)
             time.sleep(0.5)
 
-    def _connected(self, urls: Sequence[str]) -> list[InferenceServer]:
+    def _usable_servers(self, urls: Sequence[str]) -> list[InferenceServer]:
         """The servers of ``urls`` that can be used now; why not is logged once."""
         found = []
         for url in urls:

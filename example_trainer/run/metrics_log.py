@@ -138,7 +138,7 @@ class MetricsLog:
         whole["time"] = round(time.time(), 3)
         if self._run_id is not None:
             whole["run_id"] = self._run_id
-        numbers = tracked(whole)
+        numbers = tracked_numbers(whole)
         for tracker in self._trackers or []:
             tracker.log(numbers, record["step"])
             whole[f"failures_{tracker.name}"] = tracker.failures
@@ -308,7 +308,7 @@ def tracker_name(name: str) -> str:
     return f"{section}/{name if section in ('lengths', 'alignment') else rest}"
 
 
-def tracked(record: Mapping[str, Any]) -> dict[str, float]:
+def tracked_numbers(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers of a record under their tracker names."""
     return {
         tracker_name(name): value

@@ -86,7 +86,7 @@ def parse_args(argv: Sequence[str] | None = None, prog: str = PROG) -> TrainingC
     logs.configure(prog, args.log_format, args.log_level)
     try:
         settings = settings_of(args)
-        cfg = validated(TrainingConfig, settings)
+        cfg = validate_as(TrainingConfig, settings)
     except ConfigError as error:
         parser.error(str(error))
     for note in settings.notes if os.environ.get("RANK", "0") == "0" else ():
@@ -110,8 +110,8 @@ def config_to_run(argv: Sequence[str] | None = None) -> TrainingConfig:
 
 
 def config_from_args(args: argparse.Namespace) -> TrainingConfig:
-    """Settings from the result of :func:`build_parser`; raises as :func:`validated`."""
-    return validated(TrainingConfig, settings_of(args))
+    """Settings from the result of :func:`build_parser`; raises as :func:`validate_as`."""
+    return validate_as(TrainingConfig, settings_of(args))
 
 
 def settings_of(args: argparse.Namespace) -> GivenSettings:
@@ -157,7 +157,7 @@ def with_areal_defaults(
     return [*made, *assignments], note_of(defaults, given)
 
 
-def validated(kind: type[S], settings: GivenSettings) -> S:
+def validate_as(kind: type[S], settings: GivenSettings) -> S:
     """The given settings as ``kind``.
 
     Raises:

@@ -103,7 +103,9 @@ def translate(assignments: Sequence[Assignment]) -> GivenSettings:
             value has no counterpart here, or a reference is undefined or circular.
     """
     assignments, renamed = under_current_names(assignments)
-    meanings = [(assignment, meaning_of(assignment)) for assignment in resolved(assignments)]
+    meanings = [
+        (assignment, meaning_of(assignment)) for assignment in resolve_references(assignments)
+    ]
     found = GivenSettings()
     parts: dict[Any, dict[str, Any]] = {}
     last_of = {
@@ -123,11 +125,11 @@ def translate(assignments: Sequence[Assignment]) -> GivenSettings:
             given = parts.setdefault(meaning.group, {})
             _add_member(given, meaning.name, one.value)
             if last_of[meaning.group] == i:
-                _put(found, one, converted(one, meaning.group, given))
+                _put(found, one, convert_value(one, meaning.group, given))
         elif one.value is None and (one.key not in _OURS or areal_names.is_group(one.key)):
             found.values.pop(meaning.field, None)  # AReaL's null: not set
         else:
-            _put(found, one, {meaning.field: converted(one, meaning.convert, one.value)})
+            _put(found, one, {meaning.field: convert_value(one, meaning.convert, one.value)})
     belong_elsewhere = [f"{listed_keys(keys)}: {why}" for why, keys in ignored.items()]
     found.notes = renamed + found.notes + belong_elsewhere
     return found
@@ -171,7 +173,7 @@ def _current(key: str) -> str:
     return f"{section}{dot}{RENAMED[name]}" if is_old else key
 
 
-def converted(one: Assignment, convert: Any, value: Any) -> Any:
+def convert_value(one: Assignment, convert: Any, value: Any) -> Any:
     try:
         return convert(value)
     except ConfigError as error:
@@ -263,7 +265,7 @@ def belongs_elsewhere(one: Assignment) -> bool:
     return isinstance(meaning_of(one), Ignored)
 
 
-def resolved(
+def resolve_references(
     assignments: Sequence[Assignment],
     keeps: Callable[[Assignment], bool] = belongs_elsewhere,
 ) -> list[Assignment]:

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser
-from example_trainer.settings.args import add_flag, command_parser, flag, validated
+from example_trainer.settings.args import add_flag, command_parser, flag, validate_as
 from example_trainer.settings.batch import StepSettings
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.files import GivenSettings
@@ -122,7 +122,7 @@ def parse(model: type[C], argv: Sequence[str] | None = None) -> C:
     given = vars(parser.parse_args(argv))
     logs.configure(model.prog, given.pop("log_format"), given.pop("log_level"))
     try:
-        return validated(model, settings_of(model, given))
+        return validate_as(model, settings_of(model, given))
     except ConfigError as error:
         parser.error(str(error))
 

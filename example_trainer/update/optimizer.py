@@ -237,10 +237,10 @@ def load_optimizer_state(
         else:
             kind = getattr(torch, dtype.removeprefix("torch."))
             value = world.broadcast_(torch.empty(shape, dtype=kind, device=world.device))
-        optimizer.state[parameter][entry] = _placed(optimizer, parameter, value)
+        optimizer.state[parameter][entry] = _place(optimizer, parameter, value)
 
 
-def _placed(
+def _place(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, value: Sliceable
 ) -> Tensor:
     """A whole state tensor where this optimizer keeps the state of this parameter."""

@@ -58,12 +58,12 @@ class StepMetrics:
         if names:
             parts = [self._sums[name] for name in names]
             parts += [self._counts[name] for name in names]
-            total = world.sum_(_stacked(parts, world))
+            total = world.sum_(_stack(parts, world))
             for i, name in enumerate(names):
                 self._sums[name], self._counts[name] = total[i], total[len(names) + i]
         if largest:
             # A sum is the one operation that a Ranks has: each rank fills its own column.
-            own = _stacked([self._maxima[name] for name in largest], world)
+            own = _stack([self._maxima[name] for name in largest], world)
             table = own.new_zeros(len(largest), world.size)
             table[:, world.rank] = own
             found = world.sum_(table).amax(dim=1)
@@ -79,7 +79,7 @@ class StepMetrics:
         return {**found, **{name: float(value) for name, value in self._maxima.items()}}
 
 
-def _stacked(numbers: list[Tensor], world: Ranks) -> Tensor:
+def _stack(numbers: list[Tensor], world: Ranks) -> Tensor:
     # Counts are CPU tensors; NCCL sums tensors of its device only.
     return torch.stack([number.to(world.device) for number in numbers])
 

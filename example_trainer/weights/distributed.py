@@ -154,7 +154,7 @@ class DistributedPublisher(Publisher):
             )
             for cut in cuts
         ]
-        receive = self.fleet.timed(lambda engine: engine.receive(spec, told, version))
+        receive = self.fleet.measure_load(lambda engine: engine.receive(spec, told, version))
         return Transfer(group, self._joined, receive)
 
     def _end(self, transfer: Transfer | None) -> bool:

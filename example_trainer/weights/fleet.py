@@ -143,15 +143,15 @@ class Fleet:
             for e in self.engines
         ]
 
-    def timed(self, load: Action) -> Callable[[InferenceServer], None]:
+    def measure_load(self, load: Action) -> Callable[[InferenceServer], None]:
         """The action, which notes its seconds."""
 
-        def timed(engine: InferenceServer) -> None:
+        def load_measured(engine: InferenceServer) -> None:
             began = time.monotonic()
             load(engine)
             self.measure(engine, load_s=time.monotonic() - began)
 
-        return timed
+        return load_measured
 
     def leave_out(self, failed: Iterable[Failure]) -> list[Failure]:
         """Leave out the servers that gave no answer; return the other failures."""
@@ -246,10 +246,10 @@ class Fleet:
             PublishFailed: one refused; all that answer stay paused.
         """
 
-        timed = self.timed(action)
-        failed = self._failures(timed, slow_s=self.slow_s)
+        measured = self.measure_load(action)
+        failed = self._failures(measured, slow_s=self.slow_s)
         for _ in range(retries):
-            failed = self._failures(timed, among=failed, slow_s=self.slow_s)
+            failed = self._failures(measured, among=failed, slow_s=self.slow_s)
         if failed:
             raise self.half_updated("load", failed)
 

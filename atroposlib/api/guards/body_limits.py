@@ -33,7 +33,7 @@ from atroposlib.api.guards.inflate import (
     inflate,
     inflated_size,
 )
-from atroposlib.utils.backoff import jittered
+from atroposlib.utils.backoff import with_jitter
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ REFUSALS = Refusals()
 
 def retry_after(seconds: float) -> str:
     """A Retry-After of one to two times so many seconds, so that callers spread out."""
-    return str(round(jittered(2 * seconds)))
+    return str(round(with_jitter(2 * seconds)))
 
 
 DEFAULT_MAX_BODY_BYTES = 128 * 2**20  # a list of 48 groups of 16 x 4096 tokens as JSON

@@ -44,7 +44,7 @@ class PageGuards:
         self._tokens = None if tokens is None else TokenFile(tokens)
         self._scope = Scope.TRAINER if take else Scope.READ
         hosts = LOOPBACK_HOSTS if tokens is None else None
-        self._guarded = PageGuard(self._checked, _refuse, hosts)
+        self._guarded = PageGuard(self._check, _refuse, hosts)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         async def with_headers(message: Message) -> None:
@@ -54,7 +54,7 @@ class PageGuards:
 
         await self._guarded(scope, receive, with_headers)
 
-    async def _checked(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+    async def _check(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         app = self._page
         if scope["type"] == "http":
             try:

@@ -73,7 +73,7 @@ async def play(
 
     Raises RolloutError: the reward failed. Errors of the function pass unchanged.
     """
-    return await _played(env_cls, task, replies, env_cls.env_config_cls(**settings))
+    return await _play(env_cls, task, replies, env_cls.env_config_cls(**settings))
 
 
 async def examples(env_cls: Any, tasks: Sequence[Any], config: Any) -> list[Example]:
@@ -89,7 +89,7 @@ async def examples(env_cls: Any, tasks: Sequence[Any], config: Any) -> list[Exam
     found = []
     for place in random.Random(config.seed).sample(range(len(tasks)), wanted + 1):
         task = tasks[place]
-        _, model = await _played(env_cls, task, card.gold(task), config)
+        _, model = await _play(env_cls, task, card.gold(task), config)
         messages = model.replies[-1].messages
         found.append(Example(task_id(task), [m for m in messages if m["role"] != "system"]))
     return found
@@ -102,17 +102,17 @@ class Example(NamedTuple):
     messages: list[dict[str, Any]]
 
 
-async def _played(
+async def _play(
     env_cls: Any, task: Any, replies: Replies, config: Any
 ) -> tuple[Reward, Model]:
     async def refuse(*_: Any) -> NoReturn:
         raise ConfigError("an agent with a client needs a server, not given replies")
 
     model = Model(ScriptedSession(replies), "eval", 0.0, 512, open_endpoint=refuse)
-    return await scored(env_cls, task, model, config), model
+    return await score_session(env_cls, task, model, config), model
 
 
-async def scored(env_cls: Any, task: Any, model: Model, config: Any) -> Reward:
+async def score_session(env_cls: Any, task: Any, model: Model, config: Any) -> Reward:
     """Reward of one rollout on the session of ``model``, in a lifespan of its own."""
     given = env_cls.definition
     lifespan = manager_of(given.lifespan, config) if given.lifespan else nullcontext()
@@ -120,5 +120,5 @@ async def scored(env_cls: Any, task: Any, model: Model, config: Any) -> Reward:
         offered = {"config": config, "resources": resources}
         returned = await call_user(given.function, task, model, **offered)
         name = env_cls.name or ""
-        plan: RewardPlan = given.rewards.reweighted(config.reward_weights)
+        plan: RewardPlan = given.rewards.with_weights(config.reward_weights)
         return await plan.score(name, task_id(task), task, returned, offered)

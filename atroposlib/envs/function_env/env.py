@@ -163,7 +163,7 @@ class FunctionEnv(BaseEnv):
         self.data_place: dict[str, Any] = {}  # restored by load_checkpoint
         self.held_out: list[TaskItem] = []
         self._cursor: Cursor | None = None
-        plan = self.definition.rewards.reweighted(self.config.reward_weights)
+        plan = self.definition.rewards.with_weights(self.config.reward_weights)
         self.rollouts = RolloutRunner(self, self.config, self.definition.function, plan)
 
     @classmethod

@@ -119,7 +119,7 @@ def groups_of(
         for turn in range(max(len(seat.rows) for seat in seats))
     ):
         rows = [
-            seat.rows[turn] if turn < len(seat.rows) else _untrained(rollout.first_row)
+            seat.rows[turn] if turn < len(seat.rows) else _prompt_row(rollout.first_row)
             for seat, rollout in zip(seats, rollouts)
         ]
         scored = [
@@ -166,7 +166,7 @@ def metrics_of(reward: Reward) -> dict[str, float]:
     return {**reward.metrics, **score}
 
 
-def _untrained(row: ScoredDataItem) -> ScoredDataItem:
+def _prompt_row(row: ScoredDataItem) -> ScoredDataItem:
     """The prompt of ``row``, without trained tokens: a valid row that enters no loss.
 
     A row with images stays whole: each image has its tokens in it.

@@ -72,7 +72,7 @@ class RewardPlan:
         weights = {_name_of(function): float(weight) for function, weight in given.items()}
         return cls(weights, functions)
 
-    def reweighted(self, weights: Mapping[str, float]) -> RewardPlan:
+    def with_weights(self, weights: Mapping[str, float]) -> RewardPlan:
         """The same rewards with some other ``weights``.
 
         Raises ConfigError: a weight has no reward.
@@ -102,7 +102,7 @@ class RewardPlan:
         """
         if not self.functions:
             with boundary(env, item, "reward", code):
-                return combined(returned, self.weights)
+                return combine_rewards(returned, self.weights)
         if returned is None:
             return Reward(None)
         values: dict[str, Any] = {}
@@ -111,10 +111,10 @@ class RewardPlan:
                 value = await call_user(function, task, returned, **offered)
                 values[name] = value if value is None else number(value, f"reward {name!r}")
         with boundary(env, item, "reward"):
-            return combined(values, self.weights)
+            return combine_rewards(values, self.weights)
 
 
-def combined(returned: Any, weights: Mapping[str, float]) -> Reward:
+def combine_rewards(returned: Any, weights: Mapping[str, float]) -> Reward:
     """One reward from the value of a rollout, or from those of its reward functions.
 
     None, or None for a reward that counts, is no score. A reward of weight 0 is only logged.

@@ -175,7 +175,7 @@ class RolloutRunner:
         offered = {"config": self.config, "resources": self.resources}
         try:
             with boundary(env, name, "rollout", self.function):
-                returned = await self._called(item, model, offered)
+                returned = await self._call_function(item, model, offered)
         except AtroposError as error:
             if not _ended_by_context(error, model):
                 raise
@@ -184,7 +184,9 @@ class RolloutRunner:
             reward = await self.plan.score(env, name, task, returned, offered, self.function)
         return with_posted(reward, model)
 
-    async def _called(self, item: TaskItem, model: Model, offered: dict[str, Any]) -> Any:
+    async def _call_function(
+        self, item: TaskItem, model: Model, offered: dict[str, Any]
+    ) -> Any:
         """What the function returns."""
         env, name = self.env.label(), item["id"]
         try:

@@ -81,7 +81,7 @@ class RewardRegistry:
             self._load(name)
             entry = self._find(name)
         if entry is None:
-            known = ", ".join(sorted({*self._entries, *_offered()}))
+            known = ", ".join(sorted({*self._entries, *_names()}))
             raise UnknownReward(f"no reward {name!r}; there are {known}")
         return entry
 
@@ -149,12 +149,12 @@ class RewardRegistry:
     def _find(self, name: str) -> RewardClass | PlainReward | None:
         if name in self._entries:
             return self._entries[name]
-        squashed = {_squashed(known): entry for known, entry in self._entries.items()}
-        return squashed.get(_squashed(name))
+        squashed = {_squash(known): entry for known, entry in self._entries.items()}
+        return squashed.get(_squash(name))
 
     def _load(self, name: str) -> None:
         for module, offered in _modules().items():
-            if _squashed(name) in (_squashed(module), _squashed(offered)):
+            if _squash(name) in (_squash(module), _squash(offered)):
                 importlib.import_module(f"{PACKAGE}.{module}")
 
 
@@ -163,7 +163,7 @@ def _default_name(entry: Any) -> str:
     return (name.removesuffix("reward") or name) if isinstance(entry, type) else name
 
 
-def _squashed(name: str) -> str:
+def _squash(name: str) -> str:
     return name.lower().replace("_", "")
 
 
@@ -174,7 +174,7 @@ def _modules() -> dict[str, str]:
     return {name: name.removesuffix("_reward") for name in found}
 
 
-def _offered() -> list[str]:
+def _names() -> list[str]:
     return [name for module, name in _modules().items() if module != name]
 
 

@@ -101,14 +101,14 @@ def filter_group(
     ``nodes`` are those of its rollout; an accepted group has what they tell of its rows.
     """
     try:
-        return _judged(with_sampled(group, nodes), rules)
+        return _judge(with_sampled(group, nodes), rules)
     except InvalidGroup as problem:
         return RejectedGroup(RejectReason.INVALID, str(problem))
     except NOT_A_GROUP as problem:
         return RejectedGroup(RejectReason.MALFORMED, repr(problem))
 
 
-def _judged(group: ScoredDataGroup, rules: FilterRules) -> AcceptedGroup | RejectedGroup:
+def _judge(group: ScoredDataGroup, rules: FilterRules) -> AcceptedGroup | RejectedGroup:
     missing = [name for name in _REQUIRED if group.get(name) is None]
     if missing:
         return RejectedGroup(RejectReason.INVALID, f"{missing[0]}: missing")

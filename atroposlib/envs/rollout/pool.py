@@ -219,7 +219,7 @@ class WorkerPool:
         task = asyncio.ensure_future((self.handle or self.roll_out)(job.uuid))
         self.tasks.add(task)
         self.jobs[job.uuid] = task
-        task.add_done_callback(lambda done: self._ended(job, done))
+        task.add_done_callback(lambda done: self._on_end(job, done))
         self.running[job.uuid] = {
             "item": job.item,
             "worker": task,
@@ -299,7 +299,7 @@ class WorkerPool:
         if again:
             self.retries.append(job)
 
-    def _ended(self, job: RolloutTask, task: asyncio.Task[Any]) -> None:
+    def _on_end(self, job: RolloutTask, task: asyncio.Task[Any]) -> None:
         self.tasks.discard(task)
         self.running.pop(job.uuid, None)  # an overridden handle_env may leave it
         self.jobs.pop(job.uuid, None)

@@ -118,13 +118,13 @@ def _alike(items: Sequence[ScoredDataItem]) -> list[ScoredDataItem]:
     absent = {name for name in ALL_OR_NONE if any(item.get(name) is None for item in whole)}
     defaults: dict[str, Any] = {} if "messages" in absent else {"messages": []}
 
-    def fitted(item: ScoredDataItem) -> ScoredDataItem:
+    def fit_item(item: ScoredDataItem) -> ScoredDataItem:
         if item.get("outcomes") != "truncated":
             return item
         known = {k: v for k, v in item.items() if k not in absent and v is not None}
         return cast(ScoredDataItem, {**defaults, **known})
 
-    return list(map(fitted, items))
+    return list(map(fit_item, items))
 
 
 @dataclass

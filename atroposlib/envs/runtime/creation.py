@@ -55,7 +55,7 @@ def make_named_env(
         _require_names(settings)
     wait = settings.mode != "serve" and not server.use_proxy
 
-    async def named() -> tuple[CommandSettings, Any]:
+    async def read_settings() -> tuple[CommandSettings, Any]:
         try:
             if must_answer:
                 await require_answers(server.servers)
@@ -67,7 +67,7 @@ def make_named_env(
 
     loop = asyncio.new_event_loop()  # asyncio.run would take the constructor's loop away
     try:
-        known, tokenizer = loop.run_until_complete(named())
+        known, tokenizer = loop.run_until_complete(read_settings())
     finally:
         loop.close()
     # Outside the event loop: constructors of older environments require that.

@@ -318,7 +318,7 @@ class EnvRuntime(EnvHooks):
         labelled = []
         for group in groups_in(scored_data):
             try:
-                labelled.append(self._labelled(group, item, sender))
+                labelled.append(self._label(group, item, sender))
             except NOT_A_GROUP as problem:
                 self.group_stats.drop(RejectReason.MALFORMED, repr(problem), item)
         rules = FilterRules(
@@ -350,7 +350,7 @@ class EnvRuntime(EnvHooks):
         if self.group_file is not None:
             self.group_file.write(group)
 
-    def _labelled(
+    def _label(
         self, group: ScoredDataGroup, item: Item, sender: GroupSender | None
     ) -> ScoredDataGroup:
         copy = with_metadata(group, item=item_label(item), env=self.label())

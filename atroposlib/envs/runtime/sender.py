@@ -227,7 +227,7 @@ class GroupFile:
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("xb")
-        self._file.write(msgspec.json.encode(group, enc_hook=_shown) + b"\n")
+        self._file.write(msgspec.json.encode(group, enc_hook=_json_form) + b"\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -236,7 +236,7 @@ class GroupFile:
             self._file.close()
 
 
-def _shown(value: Any) -> Any:
+def _json_form(value: Any) -> Any:
     """Values of fields that only the file holds: those without a JSON form become their repr."""
     known = plain(value)
     return repr(value) if known is value else known

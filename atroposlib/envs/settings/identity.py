@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib import __version__
-from atroposlib.utils.command.references import digest, installed
+from atroposlib.utils.command.references import digest, installed_environments
 from atroposlib.wire import EnvSource
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ def identity(env_cls: type, config: Any) -> EnvSource:
     found = digest(files)
     if env_cls.__module__.startswith(OURS):
         return EnvSource(package="atroposlib", version=__version__, digest=found)
-    for environment in installed():
+    for environment in installed_environments():
         if (
             environment.module.partition(":")[0] == env_cls.__module__
             and not environment.problem

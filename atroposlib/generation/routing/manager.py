@@ -93,9 +93,9 @@ class ServerManager(RoutedCalls):
         # Changed in place: routes of running calls hold this list.
         self.servers: list[APIServer] = [ServerHarness()] if testing else []
         if self.template is None:
-            self.servers += map(self._connected, listed)
+            self.servers += map(self._connect, listed)
 
-    def _connected(self, config: APIServerConfig) -> APIServer:
+    def _connect(self, config: APIServerConfig) -> APIServer:
         by_type = self._server_class is APIServer
         backend = backend_for(config.server_type) if by_type else self._server_class
         return backend(config, self.reasoning_config)
@@ -110,7 +110,7 @@ class ServerManager(RoutedCalls):
         known = [server.root_url for server in self.servers]
         joined = directory.joined(known)
         new = [
-            self._connected(self.template.model_copy(update={"base_url": f"{url}/v1"}))
+            self._connect(self.template.model_copy(update={"base_url": f"{url}/v1"}))
             for url in joined
         ]
         for server in new:

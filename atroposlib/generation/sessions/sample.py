@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 from atroposlib.errors import ConfigError, TokensMissing
 from atroposlib.generation.chat.pictures import chat_content
-from atroposlib.generation.chat.special_tokens import unguarded
+from atroposlib.generation.chat.special_tokens import remove_guards
 from atroposlib.generation.chat.template import PROMPT_END, Messages, plain_message
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.sampling.generation import (
@@ -52,7 +52,7 @@ async def sample_tokens(
     a result without token ids, or without one logprob per token.
     """
     kwargs = with_configured(kwargs, server.config)
-    prompt_text = unguarded(prompt_text)
+    prompt_text = remove_guards(prompt_text)
     if has_generate(server):
         request = {k: kwargs[k] for k in _REQUEST_OPTIONS if kwargs.get(k) is not None}
         outputs: list[Generation] = await server.generate(  # type: ignore[union-attr]

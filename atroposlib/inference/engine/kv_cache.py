@@ -82,8 +82,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.keys[view].transpose(1, 2), self.values[view].transpose(1, 2)
 
     def resize(self, capacity: tuple[int, int], used: tuple[int, int]) -> None:
-        self.keys = resized(self.keys, capacity, used)
-        self.values = resized(self.values, capacity, used)
+        self.keys = resize_tensor(self.keys, capacity, used)
+        self.values = resize_tensor(self.values, capacity, used)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return query_length, 0  # asked in prefill only: decode brings its own mask
@@ -149,7 +149,7 @@ def plan_capacity(
     return need[0], needed_columns
 
 
-def resized(old: Tensor, shape: tuple[int, ...], used: tuple[int, ...]) -> Tensor:
+def resize_tensor(old: Tensor, shape: tuple[int, ...], used: tuple[int, ...]) -> Tensor:
     """A zeroed tensor with these leading sizes; the ``used`` corner of ``old`` is kept."""
     new = old.new_zeros(*shape, *old.shape[len(shape) :])
     corner = tuple(slice(size) for size in used)

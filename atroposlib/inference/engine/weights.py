@@ -42,14 +42,14 @@ def load_in_place(model: Any, directory: str | Path) -> int:
             reader = _reader(file, stack)
             found.update({name: reader for name in reader.keys()})
         if not found.keys() <= model.state_dict().keys():
-            if (converted := _converted(model, directory)) is not None:
+            if (converted := _convert(model, directory)) is not None:
                 return copy_tensors(model, converted)
         shapes = {n: tuple(r.get_slice(n).get_shape()) for n, r in found.items()}
         verify_shapes(model, shapes, complete=True)
         return copy_tensors(model, {n: r.get_tensor(n) for n, r in found.items()})
 
 
-def _converted(model: Any, directory: str | Path) -> dict[str, Tensor] | None:
+def _convert(model: Any, directory: str | Path) -> dict[str, Tensor] | None:
     """The weights under the names of ``model``; None if the directory is of another model.
 
     transformers saves the experts of some models one by one and holds them as one tensor.
@@ -139,11 +139,11 @@ def verify_shapes(
     targets: dict[str, Tensor] = model.state_dict(keep_vars=True)
     unknown = sorted(set(shapes) - set(targets))
     if unknown:
-        raise WeightsError(f"the served model has no {_listed(unknown)}")
+        raise WeightsError(f"the served model has no {_name_list(unknown)}")
     written = {targets[name].data_ptr() for name in shapes}
     missing = sorted(n for n, t in targets.items() if t.data_ptr() not in written)
     if complete and missing:
-        raise WeightsError(f"the new weights lack {_listed(missing)}")
+        raise WeightsError(f"the new weights lack {_name_list(missing)}")
     for name, shape in shapes.items():
         if tuple(targets[name].shape) != shape:
             expected = tuple(targets[name].shape)
@@ -171,7 +171,7 @@ def verify_finite(staged: Mapping[str, Tensor]) -> None:
             raise WeightsError(f"{name} holds numbers that are not finite")
 
 
-def _listed(names: list[str]) -> str:
+def _name_list(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 

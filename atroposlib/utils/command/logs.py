@@ -98,12 +98,12 @@ def _text(event: dict[str, Any]) -> str:
     if source.partition(".")[0] not in OURS:
         event["logger"] = source
     words = [f"{moment} {level:<7} {process}  {message}"]
-    words += [f"{key}={_quoted(value)}" for key, value in event.items()]
+    words += [f"{key}={_quote(value)}" for key, value in event.items()]
     line = printable(" ".join(words))  # one event is one line
     return line if exception is None else f"{line}\n{printable(exception, LINES)}"
 
 
-def _quoted(value: object) -> str:
+def _quote(value: object) -> str:
     text = str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 

@@ -54,7 +54,7 @@ class Reference:
     argument: str = ""
 
 
-def installed(found: Iterable[Distribution] | None = None) -> list[Listed]:
+def installed_environments(found: Iterable[Distribution] | None = None) -> list[Listed]:
     """Environments of installed packages, by their metadata alone.
 
     A package whose metadata cannot be used is listed with the reason.

@@ -29,7 +29,12 @@ from example_trainer.settings.areal.defaults import (
     note_of,
 )
 from example_trainer.settings.areal.names import Ignored, same
-from example_trainer.settings.files import Assignment, listed_keys, meaning_of, resolved
+from example_trainer.settings.files import (
+    Assignment,
+    listed_keys,
+    meaning_of,
+    resolve_references,
+)
 
 Group = Callable[[Mapping[str, Any], RunContext], Places]
 ENV, OPENAI, SETTINGS = "env.", "openai.", "trainer.settings."
@@ -82,7 +87,7 @@ GROUPS: dict[Group, str] = {
     # launcher
     values.directories: "experiment_name trial_name cluster.fileroot saver.fileroot"
     " stats_logger.fileroot",
-    values.allocated: "allocation_mode actor.backend rollout.backend cluster.n_nodes"
+    values.allocate: "allocation_mode actor.backend rollout.backend cluster.n_nodes"
     " cluster.n_gpus_per_node",
     values.resources: "launcher.inference_server_cpus_per_gpu launcher.trainer_cpus_per_gpu"
     " launcher.inference_server_mem_per_gpu launcher.trainer_mem_per_gpu",
@@ -143,7 +148,7 @@ def read_areal(
     )
     run = look(given, values.environment_of(given, environment), on_cluster)
     run.engine = choose_engine(values.allocation_of(given).engine or "auto")
-    tree = translated(values.completed(given), run)
+    tree = translate_options(values.with_defaults(given), run)
     config = tree["environments"][0]["config"]
     config["env"] |= {key.removeprefix(ENV): value for key, value in own.items()}
     notes = note_of(left_out(given), given)
@@ -191,13 +196,13 @@ def given_options(assignments: Sequence[Assignment]) -> dict[str, Any]:
         return isinstance(meaning_of(one), Ignored) and not launched
 
     found: dict[str, Any] = {}
-    for one in resolved(assignments, stays):
+    for one in resolve_references(assignments, stays):
         found.pop(one.key, None)  # keeps the order of the last assignments
         found[one.key] = one.value
     return {key: value for key, value in found.items() if value != MISSING}
 
 
-def translated(given: Mapping[str, Any], run: RunContext) -> dict[str, Any]:
+def translate_options(given: Mapping[str, Any], run: RunContext) -> dict[str, Any]:
     """Return the sections of a plan; notes are added to ``run``.
 
     Raises ConfigError: a value has no counterpart here; names the option.
@@ -211,7 +216,7 @@ def translated(given: Mapping[str, Any], run: RunContext) -> dict[str, Any]:
                 done.add(group)
                 places |= group(given, run)
             elif key in PLACES:
-                places |= _placed(key, value, run)
+                places |= _places_of(key, value, run)
         except (ConfigError, TypeError, ValueError) as error:
             raise ConfigError(f"{key}: {error}") from error
     for key, value in given.items():
@@ -220,7 +225,7 @@ def translated(given: Mapping[str, Any], run: RunContext) -> dict[str, Any]:
     return sections(places, run.environment)
 
 
-def _placed(key: str, value: Any, run: RunContext) -> Places:
+def _places_of(key: str, value: Any, run: RunContext) -> Places:
     name, place = key.rpartition(".")[2], PLACES[key]
     if value in (None, "", [], NEUTRAL.get(name, NEUTRAL.get(key))):
         return {}

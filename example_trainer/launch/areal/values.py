@@ -85,7 +85,7 @@ def environment_of(given: Given, named: str | None) -> str:
     return str(named or usual)
 
 
-def completed(given: Given) -> dict[str, Any]:
+def with_defaults(given: Given) -> dict[str, Any]:
     """The options after AReaL's defaults of those left out; the model of SFT as the actor.
 
     One text of SFT makes one sequence, and its data may have no type.
@@ -126,7 +126,7 @@ def allocation_of(given: Given) -> allocation.Allocation:
     )
 
 
-def allocated(given: Given, run: RunContext) -> Places:
+def allocate(given: Given, run: RunContext) -> Places:
     nodes, per_node = given.get("cluster.n_nodes"), given.get("cluster.n_gpus_per_node")
     wanted = allocation_of(given)
     if wanted.engine is not None:
@@ -151,7 +151,7 @@ RESOURCES: dict[str, dict[str, Callable[[int], Any]]] = {
 
 def resources(given: Given, run: RunContext) -> Places:
     """CPUs and MB per GPU as those of a process, for each kind of cluster."""
-    ranks = allocated(given, run).get("trainer.nproc", 1)
+    ranks = allocate(given, run).get("trainer.nproc", 1)
     gpus_of = {"inference_server": allocation_of(given).tensor_parallel, "trainer": ranks}
     return {
         place.format(role.removesuffix("_server")): value_of(per_gpu * gpus)

@@ -105,7 +105,7 @@ class ApiBody(msgspec.Struct, kw_only=True):
     stream: bool | None = None
 
 
-def parsed(body: Any, shape: type[B]) -> B:
+def parse_body(body: Any, shape: type[B]) -> B:
     """``body`` as a declared type. Raises InferenceRefused (400) with the field, not its value."""
     try:
         return msgspec.convert(body, shape)
