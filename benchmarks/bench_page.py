@@ -66,10 +66,10 @@ def main() -> None:
             page.evaluate(
                 "() => { const l = document.querySelector('.list'); l.scrollTop = l.scrollHeight; }"
             )
-        found = page.evaluate(SCROLL, options.seconds)
-        longest = max(found["tasks"], default=0.0)
+        frames = page.evaluate(SCROLL, options.seconds)
+        longest = max(frames["tasks"], default=0.0)
         print(
-            f"{found['n']} frames, 95 % within {found['p95']:.1f} ms; longest task {longest:.0f} ms"
+            f"{frames['n']} frames, 95 % within {frames['p95']:.1f} ms; longest task {longest:.0f} ms"
         )
         page.close()
         before = cpu_share(server, options.seconds)

@@ -66,7 +66,7 @@ def tool(function: dict[str, Any]) -> dict[str, Any]:
 
 def tasks(config: Any) -> list[dict[str, Any]]:
     """Tasks {"id", "messages", "tools", "expected"} of the categories. Raises as rows_of."""
-    found = []
+    rows = []
     for category in config.categories:
         if category not in CATEGORIES:
             hint = did_you_mean(category, CATEGORIES)
@@ -81,8 +81,8 @@ def tasks(config: Any) -> list[dict[str, Any]]:
         for row in rows_of(config.dataset_path, file):
             tools = [tool(function) for function in row["function"]]
             task = {"id": row["id"], "messages": row["question"][0], "tools": tools}
-            found.append({**task, "expected": expected.get(row["id"], [])})
-    return found
+            rows.append({**task, "expected": expected.get(row["id"], [])})
+    return rows
 
 
 # --- the comparison -----------------------------------------------------------------------
@@ -136,14 +136,14 @@ def match_calls(
 
 def called(reply: Any) -> list[tuple[str, Any]]:
     """Names and arguments; arguments that are no JSON are None."""
-    found = []
+    calls = []
     for call in reply.tool_calls:
         try:
             arguments = json.loads(call["function"]["arguments"] or "{}")
         except json.JSONDecodeError:
             arguments = None
-        found.append((call["function"]["name"], arguments))
-    return found
+        calls.append((call["function"]["name"], arguments))
+    return calls
 
 
 @environment(

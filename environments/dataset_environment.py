@@ -107,15 +107,15 @@ def rewards_of(config: DatasetConfig) -> dict[str, tuple[Any, float]]:
 
 @cache  # some load a model
 def _reward_functions(wanted: str) -> dict[str, tuple[Any, float]]:
-    found = {}
+    rewards = {}
     for source in json.loads(wanted):
         reward = registry.create(source)
         name = source if isinstance(source, str) else source.get("name", source["type"])
-        if name in found:
+        if name in rewards:
             raise ConfigError(f"--env.reward_functions: {name!r} twice: give each a 'name'")
-        found[name] = reward, reward.weight
+        rewards[name] = reward, reward.weight
         reward.weight = 1.0  # its own score is logged
-    return found
+    return rewards
 
 
 async def answered(model: Any, messages: list[dict[str, str]], config: DatasetConfig) -> str:

@@ -140,21 +140,21 @@ class Customer:
         Raises InferenceError: the server gives none.
         """
         self.messages.append({"role": "user", "content": text})
-        given = {"max_tokens": self.config.user_max_tokens, "split": self.split}
+        sampling = {"max_tokens": self.config.user_max_tokens, "split": self.split}
         if self.tools:
-            given["tools"] = [schema_of(tool) for tool in self.tools]
+            sampling["tools"] = [schema_of(tool) for tool in self.tools]
         for _ in range(self.config.max_turns):
-            completion = await self.server.chat_completion(messages=self.messages, **given)
+            completion = await self.server.chat_completion(messages=self.messages, **sampling)
             reply = Reply.of(self.messages, completion.choices[0])
             self.messages = reply.messages
             if not reply.tool_calls:
                 break
             self.messages += [await answer(self.tools, call) for call in reply.tool_calls]
-        said, ends = answer_of(reply).strip(), package("user.base")
-        if not said or reply.tool_calls:
+        stripped, ends = answer_of(reply).strip(), package("user.base")
+        if not stripped or reply.tool_calls:
             raise InferenceError("the model at --env.user_base_url wrote nothing to the agent")
-        over = any(mark in said for mark in (ends.STOP, ends.TRANSFER, ends.OUT_OF_SCOPE))
-        return None if over else said
+        over = any(mark in stripped for mark in (ends.STOP, ends.TRANSFER, ends.OUT_OF_SCOPE))
+        return None if over else stripped
 
 
 SETTINGS = {

@@ -78,10 +78,14 @@ KINDS = {
 
 def page(current: str) -> str:
     """The whole text of docs/gallery.md."""
-    found = [entry for entry in list_environments() if entry.module.startswith(PACKAGE)]
+    entries = [entry for entry in list_environments() if entry.module.startswith(PACKAGE)]
     figures = json.loads(FIGURES.read_text(encoding="utf-8"))
-    rows = "".join(row(entry, figures["environments"].get(entry.name, {})) for entry in found)
-    ready = sorted((entry for entry in found if card_of(entry)), key=lambda entry: entry.name)
+    rows = "".join(
+        row(entry, figures["environments"].get(entry.name, {})) for entry in entries
+    )
+    ready = sorted(
+        (entry for entry in entries if card_of(entry)), key=lambda entry: entry.name
+    )
     cards = "".join(asyncio.run(section(entry, current)) for entry in ready)
     return HEAD.format(started=figures["started"]) + rows + CARDS + cards
 
@@ -182,9 +186,11 @@ async def sample(env_cls: Any) -> list[str]:
     )
     settings = {name: value for name, value in small.items() if name in fields}
     config = env_cls.env_config_cls(**settings)
-    given = env_cls.definition
-    task = next(iter(await load(given.dataset, config, env=env_cls.name, split="train") or ()))
-    reward, model = await play(env_cls, task, given.card.gold(task), **settings)
+    definition = env_cls.definition
+    task = next(
+        iter(await load(definition.dataset, config, env=env_cls.name, split="train") or ())
+    )
+    reward, model = await play(env_cls, task, definition.card.gold(task), **settings)
     history = model.replies[-1].messages
     texts = "\n\n".join(
         f"{message['role']}: {message_text(message['content'])}" for message in history

@@ -58,16 +58,16 @@ def dataset_of(config: AviaryConfig) -> Any:
     module, _, name = config.env_id.partition(":")
     try:
         if name:
-            found = getattr(import_module(module), name)(**config.env_kwargs)
+            dataset = getattr(import_module(module), name)(**config.env_kwargs)
         else:
-            found = TaskDataset.from_name(module, **config.env_kwargs)
-        len(found)
+            dataset = TaskDataset.from_name(module, **config.env_kwargs)
+        len(dataset)
     except (ImportError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(
             f"--env.env_id {config.env_id}: no data set of numbered tasks ({what})"
         ) from error
-    return found
+    return dataset
 
 
 def tasks(config: AviaryConfig) -> list[dict[str, Any]]:
@@ -89,20 +89,20 @@ def mistake(call: Mapping[str, Any], tools: Sequence[Any]) -> str:
 
     Environments raise for such calls, which would fail a rollout for an error of the model.
     """
-    asked = call["function"]
-    tool = next((tool for tool in tools if tool.info.name == asked["name"]), None)
+    function = call["function"]
+    tool = next((tool for tool in tools if tool.info.name == function["name"]), None)
     if tool is None:
-        return f"there is no tool {asked['name']!r}, only {[t.info.name for t in tools]}"
-    given = object_in(asked["arguments"])
-    if given is None:
+        return f"there is no tool {function['name']!r}, only {[t.info.name for t in tools]}"
+    arguments = object_in(function["arguments"])
+    if arguments is None:
         return "the arguments are not a JSON object"
     schema = tool.info.parameters
     known = schema.properties if schema else {}
-    missing = [name for name in (schema.required if schema else ()) if name not in given]
-    unknown = [name for name in given if name not in known]
+    missing = [name for name in (schema.required if schema else ()) if name not in arguments]
+    unknown = [name for name in arguments if name not in known]
     if missing or unknown:
         return f"missing arguments {missing}, unknown ones {unknown}"
-    for name, value in given.items():
+    for name, value in arguments.items():
         kind = known[name].get("type")
         truth = isinstance(value, bool) and kind in ("integer", "number")
         if truth or not isinstance(value, KINDS.get(kind, object)):

@@ -175,10 +175,10 @@ def action_names(env_id: str, count: int, given: Sequence[str] | None) -> list[s
 
 def chosen_action(reply: str, names: Sequence[str]) -> int | None:
     """The action of the last <action>, by name or number; None without a valid one."""
-    found = ACTION.findall(reply)
-    if not found:
+    actions = ACTION.findall(reply)
+    if not actions:
         return None
-    word = " ".join(found[-1].split()).lower()
+    word = " ".join(actions[-1].split()).lower()
     lowered = [name.lower() for name in names]
     if word in lowered:
         return lowered.index(word)

@@ -186,10 +186,10 @@ def samples(config: InspectConfig) -> list[dict[str, Any]]:
 
 @asynccontextmanager
 async def evals(config: InspectConfig) -> AsyncIterator[Evals]:
-    found = Evals(await asyncio.to_thread(task_of, config))
-    running = asyncio.create_task(found.run())
+    shared = Evals(await asyncio.to_thread(task_of, config))
+    running = asyncio.create_task(shared.run())
     try:
-        yield found
+        yield shared
     finally:
         running.cancel()
         await asyncio.wait([running])

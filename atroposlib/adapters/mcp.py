@@ -85,12 +85,16 @@ def text_of(result: Mapping[str, Any]) -> str:
 
 def plain_names(names: Sequence[str]) -> list[str]:
     """Names in the characters of a function's name, each different from the others."""
-    found: list[str] = []
+    given_names: list[str] = []
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:MAX_NAME_CHARS]
         free = (f"{plain[: MAX_NAME_CHARS - 4]}_{n}" for n in itertools.count(2))
-        found.append(plain if plain not in found else next(n for n in free if n not in found))
-    return found
+        given_names.append(
+            plain
+            if plain not in given_names
+            else next(n for n in free if n not in given_names)
+        )
+    return given_names
 
 
 @asynccontextmanager
@@ -119,10 +123,10 @@ async def connect_tools(
             while getattr(cause, "exceptions", None):  # a group with one exception
                 cause = cause.exceptions[0]
             errors.seek(0)
-            said = errors.read()[-STDERR_BYTES:].decode(errors="replace").strip()
+            output = errors.read()[-STDERR_BYTES:].decode(errors="replace").strip()
             raise ConfigError(
                 f"no MCP server by {shlex.join(command)!r}: {type(cause).__name__} {cause}"
-                + (f"; its stderr ends with:\n{said}" if said else "")
+                + (f"; its stderr ends with:\n{output}" if output else "")
             ) from error
         yield tools
 

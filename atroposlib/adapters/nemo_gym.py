@@ -73,13 +73,13 @@ def rows(config: NemoGymConfig) -> list[dict[str, Any]]:
     # No route has the version of the package, or the name of the server.
     source = {"package": "nemo-gym", "env_id": config.env_id}
     path = config.dataset_path
-    found = []
+    tasks = []
     for number, row in enumerate(load_rows(path, "train", path=path, option="dataset_path")):
         with convert_refusals(f"{path}, row {number + 1}"):
             asked_of(row)
         name = task_id(row)
-        found.append({"id": name, "row": row, "source": {**source, "row": name}})
-    return found
+        tasks.append({"id": name, "row": row, "source": {**source, "row": name}})
+    return tasks
 
 
 @contextmanager
@@ -92,11 +92,11 @@ def convert_refusals(where: str) -> Iterator[None]:
 
 def asked_of(row: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Chat messages and tools of a row. Raises InferenceRefused, KeyError or ValueError."""
-    asked = row[ASKED]
-    messages = messages_of(asked["input"])
-    if asked.get("instructions"):
-        messages = [{"role": "system", "content": asked["instructions"]}, *messages]
-    tools = list(asked.get("tools") or ())
+    request = row[ASKED]
+    messages = messages_of(request["input"])
+    if request.get("instructions"):
+        messages = [{"role": "system", "content": request["instructions"]}, *messages]
+    tools = list(request.get("tools") or ())
     if others := sorted({tool["type"] for tool in tools} - {"function"}):
         raise ValueError(f"tools of type {others[0]} are not served")
     return plain_messages(messages), tools

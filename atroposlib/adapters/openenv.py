@@ -78,10 +78,10 @@ class Contract:
 
 def address(env_id: str, scheme: str, path: str) -> str:
     """A URL of the server: ``scheme`` is ws or http, with an s where ``env_id`` has one."""
-    found = re.fullmatch(r"(?:ws|http)(s?)://(.+?)(?:/ws)?/?", env_id)
-    if found is None:
+    match = re.fullmatch(r"(?:ws|http)(s?)://(.+?)(?:/ws)?/?", env_id)
+    if match is None:
         raise ConfigError(f"--env.env_id {env_id}: write it as ws://host:port/ws")
-    return f"{scheme}{found[1]}://{found[2]}{path}"
+    return f"{scheme}{match[1]}://{match[2]}{path}"
 
 
 def contract_of(config: OpenEnvConfig) -> Contract:
@@ -90,8 +90,8 @@ def contract_of(config: OpenEnvConfig) -> Contract:
         with httpx.Client(timeout=config.server_timeout, trust_env=False) as http:
             schema = http.get(address(config.env_id, "http", "/schema")).raise_for_status()
             about = http.get(address(config.env_id, "http", "/metadata")).raise_for_status()
-        action, told = schema.json()["action"], about.json()
-        name = f"{told.get('name') or 'openenv'} {told.get('version') or ''}".strip()
+        action, metadata = schema.json()["action"], about.json()
+        name = f"{metadata.get('name') or 'openenv'} {metadata.get('version') or ''}".strip()
         if not set(action["properties"]) - {"metadata"}:
             raise ValueError("its actions have no fields")
         return Contract(name, action)

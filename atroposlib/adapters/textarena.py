@@ -158,7 +158,7 @@ class Seats:
         history = self.histories.setdefault(player, [])
         history.append({"role": "user", "content": text})
         if alone:
-            said = str(await self.model.chat(history))
+            reply = str(await self.model.chat(history))
             self.used[player] = self.model.row_tokens
         else:
             if player not in self.clients:
@@ -166,10 +166,10 @@ class Seats:
                 self.clients[player] = await self.stack.enter_async_context(client)
             chat = self.clients[player].chat.completions
             completion = await chat.create(model="any", messages=history)
-            said = completion.choices[0].message.content or ""
+            reply = completion.choices[0].message.content or ""
             self.used[player] = completion.usage.total_tokens
-        history.append({"role": "assistant", "content": said})
-        return said
+        history.append({"role": "assistant", "content": reply})
+        return reply
 
 
 @environment(training, eval_dataset=held_out, config=TextArenaConfig)

@@ -140,8 +140,8 @@ def game_of(task: Any) -> World:
 
 def command_in(reply: str) -> str | None:
     """The last <action> in lower case; None without one."""
-    found = ACTION.findall(reply)
-    return " ".join(found[-1].lower().split()) if found else None
+    commands = ACTION.findall(reply)
+    return " ".join(commands[-1].lower().split()) if commands else None
 
 
 def is_game_command(command: str, verbs: list[str]) -> bool:

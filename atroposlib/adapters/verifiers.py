@@ -75,11 +75,11 @@ def open_package(config: VerifiersConfig, kwargs: Mapping[str, Any]) -> Any:
     try:
         kind = loaders.env_config_type(config.env_id, kwargs.get("id", ""))
         bundled = loaders.default_harness_id(config.env_id) != "bash"
-        given: dict[str, Any] = {"taskset": {"id": config.env_id}}
+        settings: dict[str, Any] = {"taskset": {"id": config.env_id}}
         for name, field in kind.model_fields.items():
             if isinstance(field.default, vf.AgentConfig):
-                given[name] = seat(config, field.default, bundled)
-        return vf.load_environment(loaders.resolve_env_config(merged(given, dict(kwargs))))
+                settings[name] = seat(config, field.default, bundled)
+        return vf.load_environment(loaders.resolve_env_config(merged(settings, dict(kwargs))))
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"--env.env_id {config.env_id}: {error}") from error
 

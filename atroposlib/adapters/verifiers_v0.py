@@ -98,12 +98,12 @@ def keep_failure(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def tasks_of(config: VerifiersV0Config, rows: Iterable[Any]) -> list[dict[str, Any]]:
     source = {"package": package()[1], "env_id": config.env_id}
-    found = []
+    tasks = []
     for row in rows:
         name = f"{config.env_id}/{row['example_id']}"
         task = {key: row[key] for key in INPUTS if row.get(key) is not None}
-        found.append({"id": name, "source": {**source, "task": name}, "input": task})
-    return found
+        tasks.append({"id": name, "source": {**source, "task": name}, "input": task})
+    return tasks
 
 
 async def training(config: VerifiersV0Config) -> list[dict[str, Any]]:

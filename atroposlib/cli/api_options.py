@@ -46,19 +46,19 @@ def parser() -> CommandParser:
 
 def _settings(variable: str, kind: Any, default: str | None, about: str) -> dict[str, Any]:
     """The arguments of ``add_argument`` for one line of the table."""
-    given = os.environ.get(variable, "")
+    value = os.environ.get(variable, "")
     if kind is list:
         about = f"{about} ({variable}, separated by commas)"
         return {"action": "append", "default": [], "metavar": "NAME", "help": about}
     if kind is bool:
-        if given.lower() not in _YES + _NO:
-            raise ConfigError(f"{variable} is 1 or 0, not {given.lower()!r}")
-        is_set = given.lower() in _YES
+        if value.lower() not in _YES + _NO:
+            raise ConfigError(f"{variable} is 1 or 0, not {value.lower()!r}")
+        is_set = value.lower() in _YES
         return {"action": "store_true", "default": is_set, "help": f"{about} ({variable}=1)"}
     shown = "" if default is None else "%(default)s; "
     return {
         "type": kind,
-        "default": given or default,  # argparse converts it too
+        "default": value or default,  # argparse converts it too
         "metavar": getattr(kind, "metavar", None),
         "help": f"{about} ({shown}{variable})",
     }

@@ -57,8 +57,8 @@ def view(argv: Sequence[str] | None = None) -> int:
             serve(explorer, options.port, options.open)
         else:
             file, *filters = options.export
-            given = dict(text.partition("=")[::2] for text in filters)
-            kept = select_rollouts(explorer.of_run(given.pop("run_id", None)), given)
+            wanted = dict(text.partition("=")[::2] for text in filters)
+            kept = select_rollouts(explorer.of_run(wanted.pop("run_id", None)), wanted)
             Path(file).write_bytes(exported_page(kept))
             print(f"{kept['note']} in {file}")
     return 0
@@ -109,9 +109,9 @@ def select_rollouts(
 
 def _group(explorer: Explorer, gid: int) -> dict[str, bytes]:
     """Replies about a group and the tokens of its rows; without those whose bytes are freed."""
-    found = explorer.group(gid, {})
-    replies = {f"groups/{gid}": msgspec.json.encode(found)}
-    for row in found.rows:
+    group = explorer.group(gid, {})
+    replies = {f"groups/{gid}": msgspec.json.encode(group)}
+    for row in group.rows:
         with suppress(UnknownGroup):
             shown = explorer.row(gid, row.row, {"to": str(MAX_TOKENS)})
             replies[f"groups/{gid}/rows/{row.row}"] = msgspec.json.encode(shown)
@@ -137,9 +137,9 @@ def archive(argv: Sequence[str] | None = None) -> int:
     again = options.verb == "reindex"
     with explored(options.run, None, kept_bytes, again) as (store, explorer):
         if options.verb in ("pin", "unpin"):
-            found = explorer.pin(int(number), options.verb == "pin")
+            pinned = explorer.pin(int(number), options.verb == "pin")
             print(
-                f"{found['pinned']} of {found['groups']} groups of step {number:.0f} are pinned"
+                f"{pinned['pinned']} of {pinned['groups']} groups of step {number:.0f} are pinned"
             )
         elif options.verb == "prune":
             before = store.stats().disk_bytes

@@ -74,11 +74,11 @@ _RANK = {"stuck": 0, "waiting": 1, "warning": 2}
 
 def diagnose(evidence: Evidence) -> list[Finding]:
     """The findings of all rules, strongest first: stuck, then waiting, then warnings."""
-    found = [finding for rule in RULES if (finding := rule(evidence)) is not None]
-    keys = {finding.key for finding in found}
+    findings = [finding for rule in RULES if (finding := rule(evidence)) is not None]
+    keys = {finding.key for finding in findings}
     if "api-silent" in keys:
-        return found[:1]
-    kept = [finding for finding in found if not keys & {*_IMPLIED.get(finding.key, ())}]
+        return findings[:1]
+    kept = [finding for finding in findings if not keys & {*_IMPLIED.get(finding.key, ())}]
     return sorted(kept, key=lambda finding: _RANK[finding.severity])[:MOST]
 
 
@@ -101,8 +101,8 @@ def moving(e: Evidence) -> str | None:
 
 def answer(findings: Iterable[Finding], going: str | None) -> dict[str, Any]:
     """The body of GET /explore/why; ``going`` is what moves, for a run without findings."""
-    found = [asdict(finding) for finding in findings]
-    return {"findings": found, "moving": None if found else going}
+    listed = [asdict(finding) for finding in findings]
+    return {"findings": listed, "moving": None if listed else going}
 
 
 def exit_status(findings: Sequence[Finding]) -> int:

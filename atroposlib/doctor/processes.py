@@ -196,9 +196,9 @@ def same_scores(e: Evidence) -> Lines:
 @rule(11, "stuck", "groups are dropped before they are sent")
 @fix("; ".join(f"{reason}: {option}" for reason, option in _OPTION.items()))
 def groups_dropped(e: Evidence) -> Lines:
-    others = [(why, text) for why, _, text in _dropping(e) if why != "same_scores"]
+    reasons = [(why, text) for why, _, text in _dropping(e) if why != "same_scores"]
     return Found(
-        [t for _, t in others], remedy=_OPTION.get(others[0][0], "") if others else ""
+        [t for _, t in reasons], remedy=_OPTION.get(reasons[0][0], "") if reasons else ""
     )
 
 

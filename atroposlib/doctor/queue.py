@@ -34,15 +34,15 @@ def next_size(sizes: Sequence[int], least: int) -> int:
     "restart it, or lower its min_batch_allocation; after 60 s of silence it no longer counts"
 )
 def minimum_unmet(e: Evidence) -> Lines:
-    found = _MINIMUM.search(e.reason)
-    if not found or not e.idle("batch") or e.grown("groups_in_total", env=found[2]):
+    match = _MINIMUM.search(e.reason)
+    if not match or not e.idle("batch") or e.grown("groups_in_total", env=match[2]):
         return []
-    theirs = [process for process in e.processes if found[2].startswith(ev.label(process))]
+    theirs = [process for process in e.processes if match[2].startswith(ev.label(process))]
     works = any(
         number(process, "rollouts_running") and ev.silence_s(process) <= ev.SILENT_S
         for process in theirs
     )
-    text = f"each batch needs {found[1]} sequences of {found[2]}, {found[3]} are queued"
+    text = f"each batch needs {match[1]} sequences of {match[2]}, {match[3]} are queued"
     words = [text, *map(ev.doing, theirs)]
     slow = "each batch needs sequences of an environment that is slow"
     return Found(words, slow, severity="waiting") if works else words
@@ -57,13 +57,13 @@ def minima_impossible(e: Evidence) -> Lines:
 @rule(17, "stuck", "no combination of the group sizes makes one batch")
 @fix("choose a batch size that the group sizes divide")
 def sizes_do_not_divide(e: Evidence) -> Lines:
-    found, exactly = _by_reason(e, "choose a batch size"), _EXACTLY.search(e.reason)
+    lines, exactly = _by_reason(e, "choose a batch size"), _EXACTLY.search(e.reason)
     sizes = [size for size in map(int, _SIZES.findall(e.reason)) if size > 0]
-    if found and exactly and sizes:
+    if lines and exactly and sizes:
         size = next_size(sizes, int(exactly[1]))
-        return Found(found, remedy=f"the next batch size that works: {size}")
+        return Found(lines, remedy=f"the next batch size that works: {size}")
     unfit = [text for text in e.status.get("warnings") or () if "fit no batch" in text]
-    return found or Found(unfit if e.still else [], severity="warning")
+    return lines or Found(unfit if e.still else [], severity="warning")
 
 
 @rule(18, "stuck", "a group is larger than a batch")

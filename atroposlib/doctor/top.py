@@ -48,18 +48,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             time.sleep(LINE_S if plain else REDRAW_S)
             looks = [*looks[-WINDOW:], look(options.api_url)]
             e = Evidence(options.api_url, looks[0], looks[-1])
-            found = diagnose(e)
+            findings = diagnose(e)
             if options.json:
-                print(document(e, found), flush=True)
+                print(document(e, findings), flush=True)
             elif plain:
-                shown = lines(e, found) if options.once else [(summary(e, found), "")]
+                shown = lines(e, findings) if options.once else [(summary(e, findings), "")]
                 print("\n".join(logs.printable(text) for text, _ in shown), flush=True)
             else:
-                shown = lines(e, found, console.height - 1)
+                shown = lines(e, findings, console.height - 1)
                 page = Text("\n").join(fit_line(line, console.width) for line in shown)
                 live.update(page, refresh=True)
             if options.once:
-                return 3 if exit_status(found) == 3 else 0
+                return 3 if exit_status(findings) == 3 else 0
 
 
 def once(argv: Sequence[str] | None = None) -> int:

@@ -96,9 +96,9 @@ def _explain_end(folder: Path, *, as_json: bool, as_status: bool) -> int:
     fix = "see the first error in logs/" if errors else "report.html and the model are in it"
     severity: Severity = "stuck" if errors else "waiting"
     shown = (*evidence, *errors)
-    found = Finding(0, "ended", severity, cause, shown, fix, time.time())
-    print(page([found], None, as_json=as_json))
-    return exit_status([found]) if as_status else 0
+    finding = Finding(0, "ended", severity, cause, shown, fix, time.time())
+    print(page([finding], None, as_json=as_json))
+    return exit_status([finding]) if as_status else 0
 
 
 def _last_error(log: Path) -> str:
@@ -106,5 +106,5 @@ def _last_error(log: Path) -> str:
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
         lines = stream.read().decode("utf-8", "replace").splitlines()
-    found = [line for line in lines if _ERROR.search(line)]
-    return f"{log.name}: {logs.redact(found[-1])[:300]}" if found else ""
+    matching = [line for line in lines if _ERROR.search(line)]
+    return f"{log.name}: {logs.redact(matching[-1])[:300]}" if matching else ""

@@ -160,12 +160,12 @@ class EnvCommand(Cmd):
             DatasetUnavailable: there is no file or folder at a path of the data.
         """
         from_file = read_yaml(self.config, type(self))
-        given = {
+        merged = {
             name: flags.parse_value(name, field.annotation, getattr(self, name))
             for name, field in type(self).model_fields.items()
             if name in self.model_fields_set
         }
-        sourced = partial(name_rejected_settings, path=self.config, given=given)
+        sourced = partial(name_rejected_settings, path=self.config, given=merged)
         # Without defaults of the class: their own annotation may reject them, as None for a str.
         own = self.code.model_fields_set | self.code.model_dump(exclude_defaults=True).keys()
         with sourced(ENV_NAMESPACE):
@@ -173,21 +173,26 @@ class EnvCommand(Cmd):
                 **merge_dicts(
                     self.code.model_dump(include=own),
                     from_file.get(ENV_NAMESPACE) or {},
-                    extract_namespace(given, ENV_NAMESPACE + NAMESPACE_SEP),
+                    extract_namespace(merged, ENV_NAMESPACE + NAMESPACE_SEP),
                 )
             )
-        top = {**from_file, **given}
+        top = {**from_file, **merged}
         with sourced(""):
             names = ServerManagerConfig.model_fields.keys() & top
             manager = ServerManagerConfig(**{name: top[name] for name in names})
         self.env_cls.require_data(env)
         servers = dict(self.servers)
         for namespace, configs in servers.items():
-            listed, one = from_file.get(namespace), extract_namespace(given, f"{namespace}.")
-            if configs is not None or listed or one:
+            listed, single = (
+                from_file.get(namespace),
+                extract_namespace(merged, f"{namespace}."),
+            )
+            if configs is not None or listed or single:
                 base = APIServerConfig() if configs is None else configs
                 with sourced(namespace):
-                    servers[namespace] = resolve_servers(base, listed, one, namespace, logger)
+                    servers[namespace] = resolve_servers(
+                        base, listed, single, namespace, logger
+                    )
         main_servers = servers.pop(OPENAI_NAMESPACE) or ServerBaseline()
         return CommandSettings(self.mode, env, main_servers, manager, servers)
 

@@ -234,8 +234,8 @@ class FakeInference:
 
 def _limit(params: Json, default: int) -> int:
     names = ("max_tokens", "max_new_tokens", "max_completion_tokens")
-    given = [int(params[name]) for name in names if params.get(name) is not None]
-    return given[0] if given else default
+    limits = [int(params[name]) for name in names if params.get(name) is not None]
+    return limits[0] if limits else default
 
 
 def _sample(

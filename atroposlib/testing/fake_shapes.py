@@ -66,11 +66,11 @@ class FakeResponse:
     @property
     def usage(self) -> Json:
         sampled = sum(len(choice.tokens) for choice in self.choices)
-        asked = len(self.prompt)
+        prompt_tokens = len(self.prompt)
         return {
-            "prompt_tokens": asked,
+            "prompt_tokens": prompt_tokens,
             "completion_tokens": sampled,
-            "total_tokens": asked + sampled,
+            "total_tokens": prompt_tokens + sampled,
         }
 
 
@@ -168,12 +168,12 @@ def trl(answer: FakeResponse, body: Json, since_logprobs: bool) -> Json:
 def completions(answer: FakeResponse, body: Json) -> Json:
     """POST /v1/completions, with vLLM's additions on request."""
     choices = []
-    for i, one in enumerate(answer.choices):
-        choice: Json = {"index": i, "text": one.text, "finish_reason": one.reason}
+    for i, sampled in enumerate(answer.choices):
+        choice: Json = {"index": i, "text": sampled.text, "finish_reason": sampled.reason}
         if body.get("logprobs") is not None and answer.has_logprobs:
-            choice["logprobs"] = {"token_logprobs": [fake_logprob(t) for t in one.tokens]}
+            choice["logprobs"] = {"token_logprobs": [fake_logprob(t) for t in sampled.tokens]}
         if body.get("return_token_ids"):
-            choice |= {"token_ids": one.tokens, "prompt_token_ids": answer.prompt}
+            choice |= {"token_ids": sampled.tokens, "prompt_token_ids": answer.prompt}
         choice["prompt_logprobs"] = prompt_logprobs(answer.prompt, body.get("prompt_logprobs"))
         choices.append(choice)
     return _envelope("text_completion", answer, choices)
@@ -182,13 +182,13 @@ def completions(answer: FakeResponse, body: Json) -> Json:
 def chat(answer: FakeResponse, body: Json) -> Json:
     """POST /v1/chat/completions, with vLLM's additions on request."""
     choices = []
-    for i, one in enumerate(answer.choices):
-        message = {"role": "assistant", "content": one.text}
-        choice: Json = {"index": i, "finish_reason": one.reason, "message": message}
+    for i, sampled in enumerate(answer.choices):
+        message = {"role": "assistant", "content": sampled.text}
+        choice: Json = {"index": i, "finish_reason": sampled.reason, "message": message}
         if body.get("logprobs") and answer.has_logprobs:
-            choice["logprobs"] = _token_entries(one.tokens)
+            choice["logprobs"] = _token_entries(sampled.tokens)
         if body.get("return_token_ids"):
-            choice["token_ids"] = one.tokens
+            choice["token_ids"] = sampled.tokens
         choices.append(choice)
     ids = {"prompt_token_ids": answer.prompt} if body.get("return_token_ids") else {}
     return {**_envelope("chat.completion", answer, choices), **ids}

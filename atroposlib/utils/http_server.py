@@ -179,8 +179,8 @@ class HostGuard:
         if self._allowed is None or scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        given = [value for name, value in scope["headers"] if name == b"host"]
-        name = host_name(given[0]) if len(given) == 1 else None
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        name = host_name(hosts[0]) if len(hosts) == 1 else None
         if name is None:
             refused = self._refuse(400, "one well-formed Host header is expected")
         elif name in self._allowed or "." not in name or address_of(name):

@@ -186,21 +186,21 @@ async def items_of(env: Any) -> list[dict[str, Any]]:
 
     Raises RolloutError: it failed.
     """
-    found: dict[str, dict[str, Any]] = {}
+    items: dict[str, dict[str, Any]] = {}
     repeats, started = 0, time.monotonic()
-    while len(found) < MOST_ITEMS and repeats < MOST_REPEATS:
-        if len(found) >= LEAST_ITEMS and time.monotonic() - started > ITEMS_S:
+    while len(items) < MOST_ITEMS and repeats < MOST_REPEATS:
+        if len(items) >= LEAST_ITEMS and time.monotonic() - started > ITEMS_S:
             break
         with boundary(env.label(), None, "get_next_item", type(env).get_next_item):
             item = await env.get_next_item()
         if item is None:
             break
         text = stable_text(item)
-        if text == next(iter(found), None):
+        if text == next(iter(items), None):
             break
-        repeats += text in found
-        found.setdefault(text, {"id": name_of(item, text), "task": item, "epoch": 0})
-    return list(found.values())
+        repeats += text in items
+        items.setdefault(text, {"id": name_of(item, text), "task": item, "epoch": 0})
+    return list(items.values())
 
 
 def name_of(item: Any, text: str) -> str:

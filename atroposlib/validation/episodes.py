@@ -57,33 +57,33 @@ def differs(first: Played, second: Played, limit: float, how: str) -> list[Proof
 
 async def repeated_score(subject: Subject, limit: float) -> Offences:
     """The same replies to the same task get the same score."""
-    found = []
+    proofs = []
     tries, repeats = typical(subject, 8), subject.few(REPEATS)
     for attempt in tries:
         first, *again = await subject.play_all([attempt] * repeats)
-        found += [piece for two in again for piece in differs(first, two, limit, "again")]
-    return found, f"{len(tries)} replies scored {repeats} times"
+        proofs += [piece for two in again for piece in differs(first, two, limit, "again")]
+    return proofs, f"{len(tries)} replies scored {repeats} times"
 
 
 async def order(subject: Subject, limit: float) -> Offences:
     """Scores are the same in another order, and of rollouts at the same time."""
     tries = typical(subject, 8)
-    found = []
+    proofs = []
     first = await subject.play_all(tries)
     backwards = (await subject.play_all(tries[::-1]))[::-1]
-    for one, two in zip(first, backwards):
-        found += differs(one, two, limit, "in another order")
+    for forwards, two in zip(first, backwards):
+        proofs += differs(forwards, two, limit, "in another order")
     for start in range(0, len(tries), AT_ONCE):
         some = tries[start : start + AT_ONCE]
         together = await asyncio.gather(*map(subject.play, some))
-        for one, two in zip(first[start:], together):
-            found += differs(one, two, limit, f"{AT_ONCE} at once")
-    return found, f"{len(tries)} replies in two orders and at once"
+        for forwards, two in zip(first[start:], together):
+            proofs += differs(forwards, two, limit, f"{AT_ONCE} at once")
+    return proofs, f"{len(tries)} replies in two orders and at once"
 
 
 async def in_groups(subject: Subject, limit: float) -> Offences:
     """A gold reply gets the same score with wrong ones and with a right one in its group."""
-    found, compared = [], 0
+    proofs, compared = [], 0
     for case in subject.golden[: subject.few(8)]:
         scores = []
         for replies in (WRONG, case.gold):
@@ -96,13 +96,13 @@ async def in_groups(subject: Subject, limit: float) -> Offences:
         compared += 1
         if abs(scores[0] - scores[1]) > limit:
             note = f"{scores[0]:.3g} beside wrong replies, {scores[1]:.3g} beside a right one"
-            found.append(Proof(case.id, case.gold[-1], note=note))
-    return found, f"{compared} gold replies beside others"
+            proofs.append(Proof(case.id, case.gold[-1], note=note))
+    return proofs, f"{compared} gold replies beside others"
 
 
 async def repeated_episode(subject: Subject, limit: float) -> Offences:
     """The same seed and replies bring the same observations."""
-    found = []
+    proofs = []
     tries = typical(subject, 8)
     for attempt in tries:
         first, second = await subject.play_all([attempt, attempt])
@@ -111,20 +111,20 @@ async def repeated_episode(subject: Subject, limit: float) -> Offences:
             text = next(
                 (f"{a[1]!r} and {b[1]!r}" for a, b in pairs if a != b), "more messages"
             )
-            found.append(first.evidence(f"again it observes {text}"))
-    return found, f"{len(tries)} episodes played twice"
+            proofs.append(first.evidence(f"again it observes {text}"))
+    return proofs, f"{len(tries)} episodes played twice"
 
 
 async def finite(subject: Subject, limit: float) -> Offences:
     """Every score so far is a number up to the best one, and None only without an answer."""
     most = subject.best + limit if subject.card else float("inf")  # else it is unknown
     scores = [play.score for play in subject.played if play.score is not None]
-    found = [
+    proofs = [
         play.evidence(f"over the best score {subject.best:g}")
         for play in subject.played
         if play.score is not None and play.score > most
     ]
-    found += [
+    proofs += [
         play.evidence() for play in subject.played if "cannot be trained on" in play.error
     ]
     named = ["gold", "another's", "empty"]
@@ -132,10 +132,10 @@ async def finite(subject: Subject, limit: float) -> Offences:
         named = named[:2] if subject.golden else []
     wrong = [play for play in subject.played if play.what in named]
     unscored = [play for play in wrong if play.score is None and not play.error]
-    found += [
+    proofs += [
         play.evidence("None: drawn again, so that only some are counted") for play in unscored
     ]
-    return found, f"{min(scores):g} to {max(scores):g}" if scores else "no reply has a score"
+    return proofs, f"{min(scores):g} to {max(scores):g}" if scores else "no reply has a score"
 
 
 async def quick(subject: Subject, limit: float) -> Offences:
@@ -149,23 +149,23 @@ async def quick(subject: Subject, limit: float) -> Offences:
     middle = sorted(gaps)[len(gaps) // 2]  # one long gap may be the machine's
     slowest = sorted(seconds)[int(0.95 * (len(seconds) - 1))]
     text = f"95 % within {slowest:.2g} s, blocks of {1000 * middle:.0f} ms"
-    found = []
+    proofs = []
     if slowest > limit:
-        found.append(Proof("", note=f"{slowest:.2g} s of a rollout, without the model"))
+        proofs.append(Proof("", note=f"{slowest:.2g} s of a rollout, without the model"))
     if middle > LONGEST_BLOCK_S:
-        found.append(Proof("", note=f"blocks the event loop for {1000 * middle:.0f} ms"))
-    return found, text
+        proofs.append(Proof("", note=f"blocks the event loop for {1000 * middle:.0f} ms"))
+    return proofs, text
 
 
 async def raised(subject: Subject, limit: float) -> Offences:
     """A server that fails is a failed rollout, and never a score."""
-    found = []
+    proofs = []
     for case in subject.cases[:2]:
         session = RecordingSession("", fail_at=0)
         played = await subject.play(Try(case, "", "a failed call"), session)
         if played.requests and played.score is not None:
-            found.append(played.evidence(f"a failed call of the model gets {played.score:g}"))
-    return found, "a failed call of the model raises"
+            proofs.append(played.evidence(f"a failed call of the model gets {played.score:g}"))
+    return proofs, "a failed call of the model raises"
 
 
 async def tools(subject: Subject, limit: float) -> Offences:

@@ -157,12 +157,12 @@ class Subject:
 
     async def play_all(self, tries: Sequence[Try]) -> list[Played]:
         """Play one after another; ends after the first one that hangs."""
-        found: list[Played] = []
+        outcomes: list[Played] = []
         for attempt in tries:
-            found.append(await self.play(attempt))
-            if found[-1].hangs:
+            outcomes.append(await self.play(attempt))
+            if outcomes[-1].hangs:
                 break
-        return found
+        return outcomes
 
 
 async def prepare(env_cls: Any, settings: Any, cases: int | None = None) -> Subject:
@@ -227,8 +227,8 @@ async def case_of(subject: Subject, item: Any) -> Case:
             gold = subject.card.gold(item["task"])
     golds = (gold,) if isinstance(gold, str) else tuple(gold)
     bare = Case(item["id"], item, golds)
-    asked = (await subject.play(Try(bare, ""))).requests
-    return Case(item["id"], item, golds, asked[0] if asked else ())
+    requests = (await subject.play(Try(bare, ""))).requests
+    return Case(item["id"], item, golds, requests[0] if requests else ())
 
 
 def text_of(message: Mapping[str, Any]) -> str:

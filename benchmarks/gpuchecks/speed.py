@@ -26,11 +26,11 @@ def step(place: Place) -> list[Figure]:
     rows = {"groups": 8, "group_size": 8, "prompt": 256, "median": 400, "shortest": 32}
     load = workload(place, **rows, longest=1792, rows_per_pass=8, checkpointing=True)
     tokens = sum(len(row.tokens) for row in rows_of(load))
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     figures = [Figure("rows", f"{load.groups * load.group_size}, {tokens:,} tokens")]
     for contestant in bench_trainer.ORDER:
         try:
-            found[contestant] = bench_trainer.measure(contestant, load, None, steps=2)
+            results[contestant] = bench_trainer.measure(contestant, load, None, steps=2)
         except (ImportError, RuntimeError) as problem:  # RuntimeError: out of memory, or TRL
             why = f"{type(problem).__name__}: {problem}".split("\n")[0][:90]
             ours = contestant in ("shared", "packed", "padded")
@@ -38,25 +38,25 @@ def step(place: Place) -> list[Figure]:
         gc.collect()
         if place.on_cuda:
             torch.cuda.empty_cache()
-    base = found["padded"]
-    for contestant, one in found.items():
-        speed = tokens / one["s"]
+    base = results["padded"]
+    for contestant, result in results.items():
+        speed = tokens / result["s"]
         figures += [
             ratio(f"{contestant}: speed", speed, tokens / base["s"], "tokens/s", "padded"),
             Figure(
                 f"{contestant}: MFU and memory",
-                f"{one['mfu']:.1%} of {one['peak_tflops']:.3g} TFLOP/s,"
-                f" {one['peak_gb']:.2f} GB at most",
-                f"{one['peak_gb'] / base['peak_gb']:.2f} x padded",
+                f"{result['mfu']:.1%} of {result['peak_tflops']:.3g} TFLOP/s,"
+                f" {result['peak_gb']:.2f} GB at most",
+                f"{result['peak_gb'] / base['peak_gb']:.2f} x padded",
             ),
             below(
                 f"{contestant}: gradient norm against padded",
-                abs(one["norm"] / base["norm"] - 1),
+                abs(result["norm"] / base["norm"] - 1),
                 SAME_NORM,
             ),
             below(
                 f"{contestant}: loss against padded",
-                abs(one["loss"] - base["loss"]),
+                abs(result["loss"] - base["loss"]),
                 SAME_LOSS,
             ),
         ]

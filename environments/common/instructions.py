@@ -28,8 +28,8 @@ def paragraphs(text: str) -> list[str]:
 
 def parts(text: str, mark: str) -> list[str] | None:
     """Parts between lines or words ``mark``; None if one between two marks is empty."""
-    found = re.split(rf"\s?{re.escape(mark)}\s?", text.strip())
-    inner = [part for i, part in enumerate(found) if part.strip() or 0 < i < len(found) - 1]
+    pieces = re.split(rf"\s?{re.escape(mark)}\s?", text.strip())
+    inner = [part for i, part in enumerate(pieces) if part.strip() or 0 < i < len(pieces) - 1]
     return inner if all(part.strip() for part in inner) else None
 
 
@@ -103,19 +103,19 @@ def holds_relation(count: int, relation: str, bound: int) -> bool:
 
 
 def two_responses(text: str) -> bool:
-    found = [part.strip() for part in text.split("******") if part.strip()]
-    return len(found) == 2 and found[0] != found[1]
+    responses = [part.strip() for part in text.split("******") if part.strip()]
+    return len(responses) == 2 and responses[0] != responses[1]
 
 
 def nth_paragraph(text: str, a: Arguments) -> bool:
-    found, n = paragraphs(text), a["nth_paragraph"]
-    whole = len(found) == a["num_paragraphs"] and 0 < n <= len(found)
-    return whole and first_word(found[n - 1]) == a["first_word"].lower()
+    texts, n = paragraphs(text), a["nth_paragraph"]
+    whole = len(texts) == a["num_paragraphs"] and 0 < n <= len(texts)
+    return whole and first_word(texts[n - 1]) == a["first_word"].lower()
 
 
 def has_dividers(text: str, count: int) -> bool:
-    found = parts(text, "***")
-    return found is not None and len(found) == count
+    pieces = parts(text, "***")
+    return pieces is not None and len(pieces) == count
 
 
 OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
@@ -186,7 +186,7 @@ def follow_verdicts(
 
     An empty text follows none. Raises KeyError: an instruction or an argument is not IFEval's.
     """
-    found: list[bool | None] = []
+    results: list[bool | None] = []
     for name, arguments in instructions:
         variants = [
             variant
@@ -194,5 +194,5 @@ def follow_verdicts(
             if variant.strip()
         ]
         verdicts = [IFEVAL[name](variant, arguments) for variant in variants]
-        found.append(None if verdicts and None in verdicts else any(verdicts))
-    return found
+        results.append(None if verdicts and None in verdicts else any(verdicts))
+    return results

@@ -25,17 +25,18 @@ class Kind(NamedTuple):
 
 
 def check_letter(reply: str, right: str) -> Numbers:
-    given = answers.letter(reply)
-    return {"exact": float(given == right), "answered": float(given is not None)}
+    answer = answers.letter(reply)
+    return {"exact": float(answer == right), "answered": float(answer is not None)}
 
 
 def check_words(reply: str, golds: list[str]) -> Numbers:
-    given = answers.short_answer(reply)
+    answer = answers.short_answer(reply)
     compared = (answers.exact, answers.f1, answers.contains)
     numbers = {
-        metric.__name__: 0.0 if given is None else metric(given, golds) for metric in compared
+        metric.__name__: 0.0 if answer is None else metric(answer, golds)
+        for metric in compared
     }
-    return {**numbers, "answered": float(given is not None)}
+    return {**numbers, "answered": float(answer is not None)}
 
 
 @lru_cache(maxsize=1)

@@ -108,22 +108,22 @@ def check_parts(task, env, after, calls, said):
     ``after`` is the environment after the task's own actions; ``calls`` and ``said`` are those of
     the rollout.
     """
-    given = task.evaluation_criteria
+    criteria = task.evaluation_criteria
     texts = [answer_of(text).lower().replace(",", "") for text in said]
     parts = {
         "DB": lambda: same(env, after),
         "ENV_ASSERTION": lambda: all(
-            holds(env, assertion) for assertion in given.env_assertions or ()
+            holds(env, assertion) for assertion in criteria.env_assertions or ()
         ),
         "ACTION": lambda: all(
-            any(map(action.compare_with_tool_call, calls)) for action in given.actions or ()
+            any(map(action.compare_with_tool_call, calls)) for action in criteria.actions or ()
         ),
         "COMMUNICATE": lambda: all(
             any(info.lower() in text for text in texts)
-            for info in given.communicate_info or ()
+            for info in criteria.communicate_info or ()
         ),
     }
-    return {basis.value: float(parts[basis.value]()) for basis in given.reward_basis}
+    return {basis.value: float(parts[basis.value]()) for basis in criteria.reward_basis}
 
 
 @cache

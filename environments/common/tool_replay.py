@@ -50,18 +50,18 @@ def turns_of(conversation: Sequence[Mapping[str, str]]) -> list[Turn]:
     the first turn.
     """
     turns: list[Turn] = []
-    given: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for message in conversation:
         role, text = message["from"], message["value"]
         if role == "system":
             continue
         if role in ("human", "user"):
-            given.append(("user", text))
+            pairs.append(("user", text))
         elif role == "tool":
-            given += [("tool", part.strip()) for part in _RESPONSE.findall(text) or [text]]
+            pairs += [("tool", part.strip()) for part in _RESPONSE.findall(text) or [text]]
         elif role in ("gpt", "assistant"):
-            turns.append(Turn(given, recorded_calls(text)))
-            given = []
+            turns.append(Turn(pairs, recorded_calls(text)))
+            pairs = []
         else:
             raise UnreadableConversation(f"a turn is from {role!r}")
     last = max((i for i, turn in enumerate(turns) if turn.expected), default=0)
@@ -135,8 +135,8 @@ def pair_calls(
     pairs: list[ToolCall | None] = []
     for call in expected:
         matches = (i for i, candidate in enumerate(left) if _equal(call, candidate))
-        found = next(matches, None)
-        pairs.append(None if found is None else left.pop(found))
+        match = next(matches, None)
+        pairs.append(None if match is None else left.pop(match))
     return pairs
 
 

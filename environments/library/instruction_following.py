@@ -61,9 +61,9 @@ def number_lines(text: str) -> list[str]:
 
 def strings(text: str) -> int | None:
     """Length of a JSON list of texts."""
-    found = form.parsed_json(text)
-    whole = isinstance(found, list) and all(isinstance(item, str) for item in found)
-    return len(found) if whole else None
+    parsed = form.parsed_json(text)
+    whole = isinstance(parsed, list) and all(isinstance(item, str) for item in parsed)
+    return len(parsed) if whole else None
 
 
 # By aspect, in the order in which a known text is changed; a task has at most one of each.

@@ -72,10 +72,12 @@ def scans(count):
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ConfigError("--env.source digits: pip install 'atropos-rl[digits]'") from error
-    found = load_digits()
+    digits = load_digits()
     return [
         {"id": f"digit/{i}", "ask": "Which digit is this?", "grey": grey, "answer": str(digit)}
-        for i, (grey, digit) in enumerate(zip(found.images.astype(int).tolist(), found.target))
+        for i, (grey, digit) in enumerate(
+            zip(digits.images.astype(int).tolist(), digits.target)
+        )
     ][:count]
 
 

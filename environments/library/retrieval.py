@@ -51,10 +51,10 @@ HOW = (
 
 
 def names(rng, count):
-    found = {}
-    while len(found) < count:
-        found[(rng.choice(BEGIN) + rng.choice(MIDDLE) + rng.choice(END)).capitalize()] = None
-    return list(found)
+    taken = {}
+    while len(taken) < count:
+        taken[(rng.choice(BEGIN) + rng.choice(MIDDLE) + rng.choice(END)).capitalize()] = None
+    return list(taken)
 
 
 @cache

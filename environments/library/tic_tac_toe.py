@@ -54,21 +54,21 @@ def best(board, player):
 
 def positions():
     """Positions after two to four moves that are won for the player to move, not by one move."""
-    level, found = {" " * 9}, {}
+    level, boards = {" " * 9}, {}
     for ply in range(5):
         player = "XO"[ply % 2]
         for board in sorted(level) if ply >= 2 else ():
             at_once = any(won(place_mark(board, cell, player), player) for cell in free(board))
             if value(board, player) > 0 and not at_once:
                 name = board.replace(" ", ".")
-                found[name] = {"id": name, "board": board, "me": player}
+                boards[name] = {"id": name, "board": board, "me": player}
         level = {
             place_mark(b, c, player)
             for b in level
             for c in free(b)
             if not won(b, other(player))
         }
-    return list(found.values())
+    return list(boards.values())
 
 
 def board_text(board):

@@ -129,11 +129,11 @@ def make(rng):
     if (files, stock) == (files_after, after) or not all(files_after.values()):
         return None
     noise = rng.randint(100, 999)  # two tasks may have one text and another stock
-    other = {f"note_{noise}.txt": f"Call the bank about number {noise}.\n"}
+    distractors = {f"note_{noise}.txt": f"Call the bank about number {noise}.\n"}
     question = RULES.format(errand=f"{text} note_{noise}.txt is not your concern.")
     states = {
-        "before": [files | other, rows(stock)],
-        "after": [files_after | other, rows(after)],
+        "before": [files | distractors, rows(stock)],
+        "after": [files_after | distractors, rows(after)],
     }
     return {"question": question, **states, "calls": calls}
 

@@ -125,11 +125,11 @@ def normalise_tokens(
     With ``group_ids`` (R,) over the tokens of each group.
     """
     if group_ids:
-        found = [list(row) for row in advantages_R_T]
+        values_R_T = [list(row) for row in advantages_R_T]
         for rows in rows_by_group(group_ids).values():
-            for row, normal in zip(rows, normalise_tokens([found[row] for row in rows])):
-                found[row] = normal
-        return found
+            for row, normal in zip(rows, normalise_tokens([values_R_T[row] for row in rows])):
+                values_R_T[row] = normal
+        return values_R_T
     flat = [value for row in advantages_R_T for value in row]
     values = iter(_normalise(flat, [1.0] * len(flat)))
     return [[next(values) for _ in row] for row in advantages_R_T]

@@ -55,7 +55,7 @@ def trl_fields(
         InvalidGroup: a group brings its own advantages.
     """
     rows = {row.place: row for row in batch.rows}
-    found: dict[str, list[Any]] = {
+    fields: dict[str, list[Any]] = {
         name: []
         for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "recorded_score")
     }
@@ -76,12 +76,12 @@ def trl_fields(
                     _untrained_tokens(tokens) if long else sample_of(row),
                     row.reward,
                 )
-            found["prompt_ids"].append(sample.prompt)
-            found["completion_ids"].append(sample.completion)
-            found["logprobs"].append(sample.logprobs)
-            found["env_mask"].append(sample.mask)
-            found["recorded_score"].append(score)
-    return found
+            fields["prompt_ids"].append(sample.prompt)
+            fields["completion_ids"].append(sample.completion)
+            fields["logprobs"].append(sample.logprobs)
+            fields["env_mask"].append(sample.mask)
+            fields["recorded_score"].append(score)
+    return fields
 
 
 def _untrained_tokens(tokens: Sequence[int]) -> TwoParts:
@@ -96,10 +96,12 @@ def _check(row: Row, temperature: float) -> None:
         )
     if not row.names_temperature or row.in_loss is False:
         return
-    others = {value for value in row.trained_temperatures if abs(value - temperature) > 1e-6}
-    if others:
+    temperatures = {
+        value for value in row.trained_temperatures if abs(value - temperature) > 1e-6
+    }
+    if temperatures:
         raise ConfigError(
-            f"group {row.group} was sampled at temperature {min(others):g}, and TRL scores at"
+            f"group {row.group} was sampled at temperature {min(temperatures):g}, and TRL scores at"
             f" {temperature:g}: set temperature of GRPOConfig to that of the environment"
         )
 

@@ -144,12 +144,12 @@ def _slurm(plan: Plan, dry: bool) -> int:
     cfg = _for_cluster(plan)
     with FolderLock(plan.directory, ANOTHER_FOLDER):
         submission.require_ended(plan)
-        found = slurm.write(plan, cfg.trainer_retries)
+        jobs = slurm.write(plan, cfg.trainer_retries)
         if dry:
-            for job in found:
+            for job in jobs:
                 print(shlex.join(submission.command(plan, job, {})))
         else:
-            submission.submit(plan, found)
+            submission.submit(plan, jobs)
     return 0
 
 

@@ -136,7 +136,7 @@ def _pod(plan: Plan, role: str, words: tuple[str, ...], gpus: int) -> dict[str, 
     resources = {**DEFAULT_RESOURCES.get(role, {}), **plan.k8s.resources.get(role, {})}
     if gpus:
         resources.setdefault(plan.k8s.gpu, gpus)
-    given = {key: value for key, value in resources.items() if value is not None}
+    limits = {key: value for key, value in resources.items() if value is not None}
     address = {"fieldRef": {"fieldPath": "status.podIP"}}
     places = {"out": str(plan.directory), "files": FILES, "shm": "/dev/shm"}
     container = {
@@ -144,7 +144,7 @@ def _pod(plan: Plan, role: str, words: tuple[str, ...], gpus: int) -> dict[str, 
         "image": plan.k8s.image,
         "command": [*command, "--role", role, *words],
         "env": [{"name": "ATROPOS_HOST", "valueFrom": address}],
-        "resources": {"requests": given, "limits": dict(given)},
+        "resources": {"requests": limits, "limits": dict(limits)},
         "volumeMounts": [
             {"name": volume, "mountPath": path} for volume, path in places.items()
         ],

@@ -129,8 +129,8 @@ def holds_job(env: Mapping[str, str]) -> bool:
         shown = subprocess.run(words, capture_output=True, text=True, timeout=HELD_S)
     except (OSError, subprocess.TimeoutExpired):
         return True
-    found = re.search(r" Restarts=(\d+) ", shown.stdout)
-    return found is None or int(found[1]) <= int(env.get("SLURM_RESTART_COUNT") or 0)
+    match = re.search(r" Restarts=(\d+) ", shown.stdout)
+    return match is None or int(match[1]) <= int(env.get("SLURM_RESTART_COUNT") or 0)
 
 
 def lost_job(env: Mapping[str, str]) -> Callable[[], bool]:
@@ -220,9 +220,9 @@ def command_of(
     if role == "api":
         port = plan.api.port or free_port()
         announce(plan, host, port)
-        found = roles.api(plan, python, "0.0.0.0", port)
+        command = roles.api(plan, python, "0.0.0.0", port)
         tokens = ("--tokens", str(plan.files / TOKENS), "--insecure-plaintext")
-        return Command((*found.argv, *tokens), found.env)
+        return Command((*command.argv, *tokens), command.env)
     file = plan.launched / ENDPOINTS / "api"
     if role == "inference":  # needs no API to start
         port = plan.inference.port + index if plan.inference.port else free_port()

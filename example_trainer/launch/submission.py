@@ -103,8 +103,8 @@ def _sbatch(words: Sequence[str], job: SlurmJob) -> str:
         raise SubmitFailed(f"cannot run sbatch: {error}") from error
     answer = done.stdout.strip().split(";")[0]
     if done.returncode != 0 or not answer.isdigit():
-        said = done.stderr.strip() or done.stdout.strip()
-        raise SubmitFailed(f"sbatch refused {job.name}: {said} ({suspects(job, said)})")
+        output = done.stderr.strip() or done.stdout.strip()
+        raise SubmitFailed(f"sbatch refused {job.name}: {output} ({suspects(job, output)})")
     return answer
 
 

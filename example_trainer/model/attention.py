@@ -236,11 +236,11 @@ def _agrees(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_dim: 
     q, k, v = make_mask(2), make_mask(1), make_mask(1)
     bounds = torch.tensor([0, 3, 6, 11], dtype=torch.int32, device=device)
     with torch.enable_grad():
-        found = kernel(q, k, v, bounds, max(lengths), None)
+        actual = kernel(q, k, v, bounds, max(lengths), None)
         expected = _by_span(q, k, v, [Span(2, 3, None), Span(1, 5, None)], None)
-        pairs = [(found, expected)]
+        pairs = [(actual, expected)]
         pairs += zip(
-            torch.autograd.grad(found.square().sum(), (q, k, v)),
+            torch.autograd.grad(actual.square().sum(), (q, k, v)),
             torch.autograd.grad(expected.square().sum(), (q, k, v)),
         )
     return all(

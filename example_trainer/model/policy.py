@@ -105,12 +105,12 @@ class PackedModel:
     ) -> list[list[float]]:
         """One number per trained token, of all ranks together; every rank calls it."""
         ends = list(accumulate((len(row.trained) for row in rows), initial=0))
-        found = torch.zeros(ends[-1])
+        numbers = torch.zeros(ends[-1])
         for microbatch in self.plan_share(rows):
             scored = score(microbatch).cpu()
             for b, i in enumerate(microbatch.row_ids):
-                found[ends[i] : ends[i + 1]] = scored[b, : ends[i + 1] - ends[i]]
-        values = self.world.sum_(found).tolist()
+                numbers[ends[i] : ends[i + 1]] = scored[b, : ends[i + 1] - ends[i]]
+        values = self.world.sum_(numbers).tolist()
         return [values[start:end] for start, end in zip(ends, ends[1:])]
 
 

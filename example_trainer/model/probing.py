@@ -52,17 +52,17 @@ def attention_window(model: Any) -> float:
 def probe(model: PackedModel, settings: LoadSettings) -> dict[str, Any]:
     """Measure a whole model and set it up; the arguments with which :func:`apply` does so."""
     choose_packing(model, settings)
-    found = {n: getattr(model, n) for n in ("padded", "share_prefixes", "rope_switch")}
+    facts = {n: getattr(model, n) for n in ("padded", "share_prefixes", "rope_switch")}
     if isinstance(model, Policy):
         check_head(model)
-        found["transform"] = astuple(model.module.transform)
+        facts["transform"] = astuple(model.module.transform)
         if settings.router_replay:
             transformer = inner_model(model.model)
-            found["routers"] = fitted_routers(
+            facts["routers"] = fitted_routers(
                 transformer, ids([PROBES[1].tokens], model.device)
             )
-            model.module.replay = RouterReplay(transformer, found["routers"])
-    return found
+            model.module.replay = RouterReplay(transformer, facts["routers"])
+    return facts
 
 
 def apply(

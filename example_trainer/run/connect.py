@@ -175,23 +175,23 @@ class ServerRoster:
             fleet.forget(url)
 
     def _first(self, wanted: int) -> list[InferenceServer]:
-        found: list[InferenceServer] = []
+        servers: list[InferenceServer] = []
         started, bound_s = time.monotonic(), self._settings.server_timeout_s
         while True:
             listed = self._api.servers() if self._api else None
             if listed is not None:
-                known = [engine.url for engine in found]
-                found += self._usable_servers(listed.joined(known, any_weights=True))
+                known = [engine.url for engine in servers]
+                servers += self._usable_servers(listed.joined(known, any_weights=True))
             waited_s = time.monotonic() - started
             state = (
-                f"{len(found)} of {wanted} inference servers are in the directory of the rollout"
+                f"{len(servers)} of {wanted} inference servers are in the directory of the rollout"
                 f" API; {waited_s:.0f} s of at most {bound_s:.0f} s"
             )
-            if len(found) >= wanted:
-                return found
-            if waited_s > bound_s and found:
+            if len(servers) >= wanted:
+                return servers
+            if waited_s > bound_s and servers:
                 logger.warning(f"starting without the others: {state}")
-                return found
+                return servers
             if waited_s > bound_s:
                 why = "".join(f"; {url}: {problem}" for url, problem in self._problems.items())
                 raise InferenceUnavailable(f"{state}{why}")
@@ -200,17 +200,17 @@ class ServerRoster:
 
     def _usable_servers(self, urls: Sequence[str]) -> list[InferenceServer]:
         """The servers of ``urls`` that can be used now; why not is logged once."""
-        found = []
+        usable = []
         for url in urls:
             try:
                 engine = self._connect(url, 0.0)
                 engine.require(self._settings.publisher, self._settings.publish_adapter_name)
-                found.append(engine)
+                usable.append(engine)
             except AtroposError as error:
                 if self._problems.get(url) != str(error):
                     self._problems[url] = str(error)
                     logger.warning(f"inference server {url} is left out: {error}")
-        return found
+        return usable
 
     def _connect(self, url: str, wait_s: float) -> InferenceServer:
         server = connect(

@@ -225,14 +225,14 @@ def _truncated_share(rows: Sequence[Row]) -> float | None:
 def _lengths(rows: Sequence[Row]) -> dict[str, float | None]:
     """Prompt and completion lengths of rows; the prompt ends before the first trained token."""
     trained = [positions for row in rows if (positions := row.trained)]
-    found: dict[str, float | None] = {}
+    lengths: dict[str, float | None] = {}
     for name, values in (
         ("prompt_length", [positions[0] + 1 for positions in trained]),
         ("completion_length", [len(positions) for positions in trained]),
     ):
-        found[f"{name}_mean"] = statistics.fmean(values) if values else None
-        found[f"{name}_max"] = max(values, default=None)
-    return found
+        lengths[f"{name}_mean"] = statistics.fmean(values) if values else None
+        lengths[f"{name}_max"] = max(values, default=None)
+    return lengths
 
 
 class _Times:

@@ -141,18 +141,18 @@ class TokenValues:
         if self.whole is not None:
             return self.whole
         ends = list(accumulate(lengths_R, initial=0))
-        found, seen = torch.zeros(2, ends[-1]), set()
+        values, seen = torch.zeros(2, ends[-1]), set()
         for rows, logprobs, clipped in self.parts:
             logprobs = logprobs.float().cpu()
             clipped = None if clipped is None else clipped.float().cpu()
             for b, i in enumerate(rows):
                 place, length = slice(ends[i], ends[i + 1]), lengths_R[i]
                 if i not in seen:
-                    found[0, place] = logprobs[b, :length]
+                    values[0, place] = logprobs[b, :length]
                 if clipped is not None:
-                    found[1, place] = torch.maximum(found[1, place], clipped[b, :length])
+                    values[1, place] = torch.maximum(values[1, place], clipped[b, :length])
                 seen.add(i)
-        return found
+        return values
 
 
 def notes_of(

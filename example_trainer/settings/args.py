@@ -116,12 +116,12 @@ def config_from_args(args: argparse.Namespace) -> TrainingConfig:
 
 def settings_of(args: argparse.Namespace) -> GivenSettings:
     """Files first, then flags and overrides in their order."""
-    given = vars(args)
-    words = list(given.get("assignments", ()))
+    flags = vars(args)
+    words = list(flags.get("assignments", ()))
     # A namespace made by hand, as by callers of the original.
     known = FIELDS.keys() | RENAMED.keys()
-    words += [Assignment(k, v, flag(k)) for k, v in given.items() if k in known]
-    return settings_of_files(given.get("config", ()), words)
+    words += [Assignment(k, v, flag(k)) for k, v in flags.items() if k in known]
+    return settings_of_files(flags.get("config", ()), words)
 
 
 def settings_of_files(
@@ -147,14 +147,14 @@ def with_areal_defaults(
 
     Raises ConfigError: the file trains by another command.
     """
-    given = {assignment.key: assignment.value for assignment in assignments}
-    if is_supervised(given):
+    values = {assignment.key: assignment.value for assignment in assignments}
+    if is_supervised(values):
         assignments = [
             replace(assignment, key=as_actor(assignment.key)) for assignment in assignments
         ]
-    defaults = left_out(given)
+    defaults = left_out(values)
     made = [Assignment(key, value, "AReaL's default") for key, value in defaults.items()]
-    return [*made, *assignments], note_of(defaults, given)
+    return [*made, *assignments], note_of(defaults, values)
 
 
 def validate_as(kind: type[S], settings: GivenSettings) -> S:

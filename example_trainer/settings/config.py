@@ -58,8 +58,8 @@ class TrainingConfig(
     # Not a validator: pydantic would wrap the ConfigError in a ValidationError.
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        given = self.model_fields_set
-        if "vllm_restart_interval" in given and "publish_every" not in given:
+        names = self.model_fields_set
+        if "vllm_restart_interval" in names and "publish_every" not in names:
             self.publish_every = self.vllm_restart_interval
         if self.wandb_group is None and "wandb" in self.tracker_names:
             self.wandb_group = secrets.token_hex(4)

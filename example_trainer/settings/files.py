@@ -106,7 +106,7 @@ def translate(assignments: Sequence[Assignment]) -> GivenSettings:
     meanings = [
         (assignment, meaning_of(assignment)) for assignment in resolve_references(assignments)
     ]
-    found = GivenSettings()
+    settings = GivenSettings()
     parts: dict[Any, dict[str, Any]] = {}
     last_of = {
         meaning.group: i
@@ -114,25 +114,31 @@ def translate(assignments: Sequence[Assignment]) -> GivenSettings:
         if isinstance(meaning, Combined)
     }
     ignored: dict[str, list[str]] = {}
-    for i, (one, meaning) in enumerate(meanings):
+    for i, (assignment, meaning) in enumerate(meanings):
         if isinstance(meaning, Ignored):
-            if one.value is not None:
-                ignored.setdefault(meaning.reason, []).append(one.key)
+            if assignment.value is not None:
+                ignored.setdefault(meaning.reason, []).append(assignment.key)
         elif isinstance(meaning, Unsupported):
-            if one.value not in (None, False):
-                raise ConfigError(f"{one.key} ({one.where}): {meaning.reason}")
+            if assignment.value not in (None, False):
+                raise ConfigError(f"{assignment.key} ({assignment.where}): {meaning.reason}")
         elif isinstance(meaning, Combined):
-            given = parts.setdefault(meaning.group, {})
-            _add_member(given, meaning.name, one.value)
+            members = parts.setdefault(meaning.group, {})
+            _add_member(members, meaning.name, assignment.value)
             if last_of[meaning.group] == i:
-                _put(found, one, convert_value(one, meaning.group, given))
-        elif one.value is None and (one.key not in _OURS or areal_names.is_group(one.key)):
-            found.values.pop(meaning.field, None)  # AReaL's null: not set
+                _put(settings, assignment, convert_value(assignment, meaning.group, members))
+        elif assignment.value is None and (
+            assignment.key not in _OURS or areal_names.is_group(assignment.key)
+        ):
+            settings.values.pop(meaning.field, None)  # AReaL's null: not set
         else:
-            _put(found, one, {meaning.field: convert_value(one, meaning.convert, one.value)})
+            _put(
+                settings,
+                assignment,
+                {meaning.field: convert_value(assignment, meaning.convert, assignment.value)},
+            )
     belong_elsewhere = [f"{listed_keys(keys)}: {why}" for why, keys in ignored.items()]
-    found.notes = renamed + found.notes + belong_elsewhere
-    return found
+    settings.notes = renamed + settings.notes + belong_elsewhere
+    return settings
 
 
 def _add_member(given: dict[str, Any], name: str, value: Any) -> None:
@@ -226,8 +232,8 @@ def meaning_of(one: Assignment) -> Meaning:
 
 def did_you_mean(key: str, known: Iterable[str] | None = None) -> str:
     """``; did you mean lr?``, or nothing."""
-    found = nearest_settings(key, [*_OURS, *areal_names.NAMES] if known is None else known)
-    return f"; did you mean {' or '.join(found)}?" if found else ""
+    nearest = nearest_settings(key, [*_OURS, *areal_names.NAMES] if known is None else known)
+    return f"; did you mean {' or '.join(nearest)}?" if nearest else ""
 
 
 # Names of other trainers that are spelt unlike ours.
@@ -272,19 +278,19 @@ def resolve_references(
     """The same assignments without references; what ``keeps`` is true for may keep them."""
     assignments = list(_spread(assignments))
     latest: dict[str, Assignment] = {}
-    for one in assignments:
-        identity = _identity(one.key)
-        if one.key in _OURS:  # replaces AReaL's names of the setting; they keep each its own
+    for entry in assignments:
+        identity = _identity(entry.key)
+        if entry.key in _OURS:  # replaces AReaL's names of the setting; they keep each its own
             latest = {k: old for k, old in latest.items() if _identity(k) != identity}
-        latest |= {identity: one, one.key: one}
+        latest |= {identity: entry, entry.key: entry}
 
     def value_at(key: str, trail: tuple[str, ...]) -> Any:
         if key in trail:
             raise ConfigError(f"${{{key}}} refers to itself: {' -> '.join((*trail, key))}")
         identity = _identity(key)
-        one = latest.get(key) or latest.get(identity)
-        if one is not None and one.key not in trail:
-            return of(one.value, (*trail, key))
+        source = latest.get(key) or latest.get(identity)
+        if source is not None and source.key not in trail:
+            return of(source.value, (*trail, key))
         if identity in FIELDS and not FIELDS[identity].is_required():
             return FIELDS[identity].default
         known = [assignment.key for assignment in assignments]

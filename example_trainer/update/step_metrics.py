@@ -71,12 +71,12 @@ class StepMetrics:
 
     def means(self) -> dict[str, float]:
         """Each sum over its count, left out where nothing was counted; and the maxima."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for name, value in self._sums.items():
             count = float(self._counts[name])
             if count > 0:
-                found[name] = float(value) / count
-        return {**found, **{name: float(value) for name, value in self._maxima.items()}}
+                values[name] = float(value) / count
+        return {**values, **{name: float(value) for name, value in self._maxima.items()}}
 
 
 def _stack(numbers: list[Tensor], world: Ranks) -> Tensor:
@@ -130,12 +130,12 @@ def _largest(values: Tensor) -> Tensor:
 
 def with_deviations(means: Mapping[str, float]) -> dict[str, float]:
     """Replace ``<x>_square`` by ``<x>_std``, the deviation over tokens, using ``<x>_mean``."""
-    found = dict(means)
+    numbers = dict(means)
     for name in [name for name in means if name.endswith("_square")]:
         stem = name.removesuffix("_square")
-        variance = found.pop(name) - means[f"{stem}_mean"] ** 2
-        found[f"{stem}_std"] = math.sqrt(max(0.0, variance))
-    return found
+        variance = numbers.pop(name) - means[f"{stem}_mean"] ** 2
+        numbers[f"{stem}_std"] = math.sqrt(max(0.0, variance))
+    return numbers
 
 
 def device_memory(device: torch.device) -> dict[str, float]:

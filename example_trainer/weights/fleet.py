@@ -129,12 +129,12 @@ class Fleet:
         A call of a publish waits for minutes, so servers are asked meanwhile whether they live.
         """
         now = time.monotonic()
-        asked = self.present if self.lock.locked() else []
-        answers = call_all(asked, lambda engine: engine.http.is_ready(PROBE_S))
+        paused = self.present if self.lock.locked() else []
+        answers = call_all(paused, lambda engine: engine.http.is_ready(PROBE_S))
         since = self._unanswered
         self._unanswered = {
             engine.url: since.get(engine.url, now)
-            for engine, ready in zip(asked, answers)
+            for engine, ready in zip(paused, answers)
             if ready is not True
         }
         silent = self._unanswered | self._awaited | self.absent

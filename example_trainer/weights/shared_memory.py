@@ -246,8 +246,10 @@ class SharedMemoryPublisher(Publisher):
         if self._buffer is not None:
             return
         if policy.device.type == "cuda" and all(e.opens_cuda_memory for e in self.engines):
-            given = self.cfg.vllm_config_path
-            path = Path(given) if given else self.cfg.published.resolve() / BRIDGE_FILE
+            configured = self.cfg.vllm_config_path
+            path = (
+                Path(configured) if configured else self.cfg.published.resolve() / BRIDGE_FILE
+            )
             self._buffer = CudaBuffer(self._specs, policy.device, path, self.cfg.model_name)
         else:
             self._buffer = SharedWeightsFile(self._specs)

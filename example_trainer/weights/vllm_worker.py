@@ -93,15 +93,17 @@ class WeightWorker:
 
     def receive_weights(self, spec: str) -> str:
         """Load tensors as they arrive; each is freed once its layer is loaded."""
-        told = json.loads(spec)
-        if self._weight_group is None or self._weight_group[0].name != told["name"]:
+        request = json.loads(spec)
+        if self._weight_group is None or self._weight_group[0].name != request["name"]:
             held = self._weight_group[0].name if self._weight_group else None
-            raise ValueError(f"this worker is in group {held!r}, not {told['name']!r}")
+            raise ValueError(f"this worker is in group {held!r}, not {request['name']!r}")
         group, members = self._weight_group
         where = self.device if group.backend == "nccl" else torch.device("cpu")
 
         def receive() -> Iterator[tuple[str, Tensor]]:
-            for key, dtype, shape in zip(told["names"], told["dtypes"], told["shapes"]):
+            for key, dtype, shape in zip(
+                request["names"], request["dtypes"], request["shapes"]
+            ):
                 tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=where)
                 process_group.wait(process_group.broadcast(members, tensor), group)
                 yield key, tensor

@@ -50,11 +50,11 @@ class ExportedTask(vf.Task[ExportedData]):  # type: ignore[misc]
     @vf.reward  # type: ignore[untyped-decorator]
     async def total_reward(self, trace: Any) -> float:
         """The score. Raises TaskError: there is none, which is never a 0."""
-        found = trace.info.get(REWARD)
-        if found is None or found["score"] is None:
-            why = "the environment gave no score" if found else "run it with its own harness"
+        reward = trace.info.get(REWARD)
+        if reward is None or reward["score"] is None:
+            why = "the environment gave no score" if reward else "run it with its own harness"
             raise vf.TaskError(f"task {self.data.id}: {why}")
-        return float(found["score"])
+        return float(reward["score"])
 
     @vf.metric  # type: ignore[untyped-decorator]
     async def reward_parts(self, trace: Any) -> dict[str, float]:
@@ -114,10 +114,12 @@ def settings_of(env_cls: type[FunctionEnv], settings: dict[str, Any]) -> Functio
 
 
 async def _prepare_class(env_cls: type[FunctionEnv], settings: dict[str, Any]) -> Any:
-    given, config = env_cls.definition, settings_of(env_cls, settings)
+    definition, config = env_cls.definition, settings_of(env_cls, settings)
     if config.gold_examples:
         raise ConfigError("gold_examples: verifiers has no examples before a task")
-    return await prepare(given.dataset, given.eval_dataset, config, env=env_cls.name or "")
+    return await prepare(
+        definition.dataset, definition.eval_dataset, config, env=env_cls.name or ""
+    )
 
 
 class Endpoint:

@@ -85,14 +85,14 @@ def images_of(group: ScoredData, texts: Sequence[str]) -> list[bytes]:
     )
     coded = _BARE_IMAGE.findall(images)
     coded += [url for text in (images, messages, *texts) for url in _IMAGE.findall(text)]
-    found: list[bytes] = []
+    decoded: list[bytes] = []
     for token in dict.fromkeys(coded):
-        if len(found) < MAX_IMAGES and len(token) < MAX_IMAGE_CHARACTERS:
+        if len(decoded) < MAX_IMAGES and len(token) < MAX_IMAGE_CHARACTERS:
             try:
-                found.append(base64.b64decode(token))
+                decoded.append(base64.b64decode(token))
             except binascii.Error:
                 continue
-    return found
+    return decoded
 
 
 class Source(Protocol):

@@ -226,10 +226,10 @@ def eval_rows(rows: Iterable[Any], most: int) -> list[Any]:
     """
     if most >= 0:
         return list(itertools.islice(rows, most))
-    found = list(itertools.islice(rows, MAX_EVAL_ITEMS + 1))
-    if len(found) > MAX_EVAL_ITEMS:
+    items = list(itertools.islice(rows, MAX_EVAL_ITEMS + 1))
+    if len(items) > MAX_EVAL_ITEMS:
         raise ConfigError(f"eval_dataset: over {MAX_EVAL_ITEMS} items; set --env.eval_items")
-    return found
+    return items
 
 
 # --- order and place ----------------------------------------------------------------

@@ -136,10 +136,10 @@ def groups_of(
         seat_id = f"{group_id}/{name}" if name else group_id
         group["group_id"] = seat_id if turn == 0 else f"{seat_id}#{turn + 1}"
         named_R = [dict(rollout.reward.metrics) for rollout in rollouts]
-        found = {**about, **({"endpoint": name} if name else {})}
-        found |= {} if groups else {"metrics": means}
+        fields = {**about, **({"endpoint": name} if name else {})}
+        fields |= {} if groups else {"metrics": means}
         facts_R = [row_facts(rollout.metadata, None) for rollout in rollouts]
-        group["metadata"] = {**found, "named_rewards": named_R, "rows": facts_R}
+        group["metadata"] = {**fields, "named_rewards": named_R, "rows": facts_R}
         groups.append(group)
     return groups
 

@@ -74,9 +74,9 @@ class Reply(str):
     @classmethod
     def of(cls, history: Sequence[Message], choice: Any) -> Reply:
         """Reply from a ``choice`` of a chat or, without a history, of a text completion."""
-        said = getattr(choice, "message", None)
-        reply = cls(choice.text if said is None else said.content or "")
-        calls = (said and said.tool_calls) or []
+        message = getattr(choice, "message", None)
+        reply = cls(choice.text if message is None else message.content or "")
+        calls = (message and message.tool_calls) or []
         reply.tool_calls = [
             dict(call) if isinstance(call, Mapping) else call.model_dump() for call in calls
         ]

@@ -384,7 +384,7 @@ def metrics_by_item(samples: Sequence[EvalSample], times: int) -> list[dict[str,
     pairs = {pair for sample in samples for pair in sample.numbers.items()}
     graded = {name for name, value in pairs if value not in (0.0, 1.0)}
     powers = [2**n for n in range(1, times.bit_length())]
-    found = []
+    means = []
     for numbers in by_item.values():
         metrics = mean_metrics(numbers)
         for name in tuple(metrics) if times > 1 else ():
@@ -392,5 +392,5 @@ def metrics_by_item(samples: Sequence[EvalSample], times: int) -> list[dict[str,
             for k in (k for k in powers if k <= len(values) and name not in graded):
                 metrics[f"{name}_pass@{k}"] = pass_at_k(len(values), int(sum(values)), k)
             metrics[f"{name}_best@{times}"] = max(values)
-        found.append(metrics)
-    return found
+        means.append(metrics)
+    return means

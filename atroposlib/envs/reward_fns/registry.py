@@ -98,11 +98,13 @@ class RewardRegistry:
             ConfigError: the configuration has no type, or arguments the reward does not take.
         """
         config = name_or_config
-        given: dict[str, Any] = {"type": config} if isinstance(config, str) else dict(config)
-        name = given.pop("type", None)
+        settings: dict[str, Any] = (
+            {"type": config} if isinstance(config, str) else dict(config)
+        )
+        name = settings.pop("type", None)
         if not isinstance(name, str):
             raise ConfigError(f"reward {config!r}: needs a 'type', the name of the reward")
-        arguments = {**defaults, **given.pop("params", {}), **given}
+        arguments = {**defaults, **settings.pop("params", {}), **settings}
         entry = self.get(name)
         try:
             if isinstance(entry, type):

@@ -204,17 +204,17 @@ def _found_in(nodes: Sequence[Node], group: Mapping[str, Any]) -> dict[str, Any]
     logprobs_G = plain(group.get("inference_logprobs")) or [None] * len(tokens_G)
     sampling, versions, endings, routed = [], [], [], []
     for tokens, masks, logprobs in zip(tokens_G, masks_G, logprobs_G):
-        found = _spans(tokens, masks, logprobs, nodes)
+        spans = _spans(tokens, masks, logprobs, nodes)
         of_row = [MASKED_VERSION] * len(tokens)
-        for span, node in found:
+        for span, node in spans:
             for t in range(span["start"], span["end"]):
                 of_row[t] = MASKED_VERSION if masks[t] == MASKED else node.versions[t]
-        whole = found and found[-1][0]["end"] == len(tokens)
-        sampling.append([span for span, _ in found])
+        whole = spans and spans[-1][0]["end"] == len(tokens)
+        sampling.append([span for span, _ in spans])
         versions.append(of_row)
-        last = [joined((0, node.routed_experts), end=at["end"]) for at, node in found[-1:]]
+        last = [joined((0, node.routed_experts), end=at["end"]) for at, node in spans[-1:]]
         routed += last or [None]
-        endings.append(found[-1][0].get("finish_reason") if whole else None)
+        endings.append(spans[-1][0].get("finish_reason") if whole else None)
     if not any(sampling):
         return {}
     known = any(version >= 0 for row in versions for version in row)
@@ -227,7 +227,7 @@ def _spans(
     tokens: list[int], masks: list[int], logprobs: list[float] | None, nodes: Sequence[Node]
 ) -> list[tuple[dict[str, Any], Node]]:
     """Spans of the row, ascending, and their nodes; of several that fit, the newest counts."""
-    found: dict[int, tuple[dict[str, Any], Node]] = {}
+    spans: dict[int, tuple[dict[str, Any], Node]] = {}
     # Longer nodes last: of one the row would be a part.
     for node in sorted(reversed(nodes), key=lambda node: len(node.tokens) > len(tokens)):
         for span in node.spans:
@@ -241,9 +241,9 @@ def _spans(
             if start < end and same and tokens[:end] == node.tokens[:end]:
                 whole = end == span["end"]
                 kept = {k: v for k, v in span.items() if whole or k != "finish_reason"}
-                found.setdefault(start, ({**kept, "end": end}, node))
+                spans.setdefault(start, ({**kept, "end": end}, node))
     apart: list[tuple[dict[str, Any], Node]] = []
-    for start in sorted(found):
+    for start in sorted(spans):
         if not apart or apart[-1][0]["end"] <= start:
-            apart.append(found[start])
+            apart.append(spans[start])
     return apart

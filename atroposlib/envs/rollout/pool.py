@@ -194,15 +194,15 @@ class WorkerPool:
     def figures(self) -> dict[str, float | str]:
         """Counts and the last error, for heartbeats."""
         starts = [rollout["start_time"] for rollout in self.running.values()]
-        found: dict[str, float | str] = {
+        numbers: dict[str, float | str] = {
             "rollouts_running": len(self.running),
             "oldest_rollout_s": time.monotonic() - min(starts) if starts else 0.0,
             "rollouts_failed": self.counts["failed"] + self.counts["timed_out"],
             "failed_in_a_row": self.consecutive_errors,
         }
         if self.last_error is not None:
-            found["last_error"] = str(self.last_error)[:ERROR_CHARS]
-        return found
+            numbers["last_error"] = str(self.last_error)[:ERROR_CHARS]
+        return numbers
 
     def next_waiting(self) -> RolloutTask | None:
         """The oldest item to retry, else the oldest of the backlog."""

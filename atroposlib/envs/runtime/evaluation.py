@@ -176,14 +176,14 @@ def append_samples(path: Path, samples: Sequence[Mapping[str, Any]], step: int) 
 
 def by_item(samples: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """Samples of each item: of one ``id``, ``item`` or ``seed``, else of one prompt."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    groups: dict[str, list[Mapping[str, Any]]] = {}
     for place, sample in enumerate(samples):
         names = (sample.get(name) for name in ("id", "item", "seed", "prompt"))
         item = next((name for name in names if name is not None), place)
-        found.setdefault(
+        groups.setdefault(
             item if isinstance(item, str) else json.dumps(plain(item)), []
         ).append(sample)
-    return found
+    return groups
 
 
 def default_errors(

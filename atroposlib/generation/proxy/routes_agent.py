@@ -134,12 +134,12 @@ def _token_count(text: str, ids: list[int]) -> Json:
 def json_object(body: bytes) -> Json:
     """Decode a JSON object; an empty body is an empty one. Raises InferenceRefused (400)."""
     try:
-        found = msgspec.json.decode(body) if body else {}
+        value = msgspec.json.decode(body) if body else {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InferenceRefused(400, f"the body is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise InferenceRefused(400, "the body is not a JSON object")
-    return found
+    return value
 
 
 def json_reply(payload: Any, status: int = 200) -> Response:

@@ -141,10 +141,10 @@ def _add_session_routes(routes: APIRouter, sessions: Sessions, auth: ProxyAuth) 
     async def reward(
         request: Request, session: ProxySession = Depends(session_of)
     ) -> Response:
-        given = await _body_of(request, sessions, RewardBody)
-        completion = session.reward(given.reward, given.completion_id)
+        body = await _body_of(request, sessions, RewardBody)
+        completion = session.reward(body.reward, body.completion_id)
         return json_reply(
-            {"uuid": session.uuid, "completion_id": completion, "reward": given.reward}
+            {"uuid": session.uuid, "completion_id": completion, "reward": body.reward}
         )
 
     @routes.post("/sessions/{session_id}/reset")

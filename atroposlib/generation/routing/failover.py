@@ -65,8 +65,8 @@ def returns_tokens(server: APIServer) -> bool:
 
 def token_servers(servers: Sequence[APIServer]) -> Sequence[APIServer]:
     """The servers that return token ids; ``servers`` itself if all or none do."""
-    found = [server for server in servers if returns_tokens(server)]
-    return found if 0 < len(found) < len(servers) else servers
+    usable = [server for server in servers if returns_tokens(server)]
+    return usable if 0 < len(usable) < len(servers) else servers
 
 
 @dataclass(eq=False)

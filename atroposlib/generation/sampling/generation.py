@@ -242,8 +242,8 @@ _LIMIT_NAMES = ("max_tokens", "max_new_tokens", "max_completion_tokens")  # the 
 
 
 def _given_limit(kwargs: Mapping[str, Any]) -> dict[str, int]:
-    given = [kwargs[name] for name in _LIMIT_NAMES if kwargs.get(name) is not None]
-    return {"max_tokens": int(given[-1])} if given else {}
+    limits = [kwargs[name] for name in _LIMIT_NAMES if kwargs.get(name) is not None]
+    return {"max_tokens": int(limits[-1])} if limits else {}
 
 
 def stop_strings(params: Mapping[str, Any]) -> list[str]:

@@ -228,10 +228,10 @@ class EngineCore:
         top_ids, top_values = top_logprobs(scaled, k) if k else (None, None)
         stopped: list[int] = []
         for row, sequence in zip(watched, sequences):
-            at, asked = row - rows.start, sequence.request.params.top_logprobs
+            at, wanted = row - rows.start, sequence.request.params.top_logprobs
             token = int(tokens[at])
-            if asked and top_ids is not None and top_values is not None:
-                ids, values = top_ids[at, :asked].tolist(), top_values[at, :asked].tolist()
+            if wanted and top_ids is not None and top_values is not None:
+                ids, values = top_ids[at, :wanted].tolist(), top_values[at, :wanted].tolist()
                 sequence.top.append(dict(zip(ids, values)))
             piece = sequence.text.push(token) if sequence.text else ""
             if token in sequence.request.params.stop_token_ids or sequence.text_stopped:

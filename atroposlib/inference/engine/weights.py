@@ -37,16 +37,16 @@ CONFIG_FILE = "adapter_config.json"
 def load_in_place(model: Any, directory: str | Path) -> int:
     """Copy ``directory``/*.safetensors into ``model``; as :func:`copy_tensors`."""
     with ExitStack() as stack:
-        found: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
         for file in weight_files(Path(directory)):
             reader = _reader(file, stack)
-            found.update({name: reader for name in reader.keys()})
-        if not found.keys() <= model.state_dict().keys():
+            tensors.update({name: reader for name in reader.keys()})
+        if not tensors.keys() <= model.state_dict().keys():
             if (converted := _convert(model, directory)) is not None:
                 return copy_tensors(model, converted)
-        shapes = {n: tuple(r.get_slice(n).get_shape()) for n, r in found.items()}
+        shapes = {n: tuple(r.get_slice(n).get_shape()) for n, r in tensors.items()}
         verify_shapes(model, shapes, complete=True)
-        return copy_tensors(model, {n: r.get_tensor(n) for n, r in found.items()})
+        return copy_tensors(model, {n: r.get_tensor(n) for n, r in tensors.items()})
 
 
 def _convert(model: Any, directory: str | Path) -> dict[str, Tensor] | None:
@@ -153,10 +153,10 @@ def verify_shapes(
 def _verify_ties(targets: Mapping[str, Tensor], staged: Mapping[str, Tensor]) -> None:
     first_name: dict[int, str] = {}
     for name, tensor in staged.items():
-        other = first_name.setdefault(targets[name].data_ptr(), name)
-        if other != name and not torch.equal(staged[other], tensor):
+        first = first_name.setdefault(targets[name].data_ptr(), name)
+        if first != name and not torch.equal(staged[first], tensor):
             raise WeightsError(
-                f"{name} and {other} are one tensor here but differ in the files"
+                f"{name} and {first} are one tensor here but differ in the files"
             )
 
 

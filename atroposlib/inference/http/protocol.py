@@ -119,15 +119,15 @@ class SamplingFields(BaseModel):
             raise InferenceRefused(400, f"at most {MAX_TOP_LOGPROBS} top logprobs, not {top}")
         default = min(self.default_max_tokens, context_left)
         given = (self.max_completion_tokens, self.max_tokens, default)
-        asked = next(limit for limit in given if limit is not None)
+        max_tokens = next(limit for limit in given if limit is not None)
         stops = self.stop if isinstance(self.stop, list) else [self.stop]
         stop_ids = [stop for stop in stops if isinstance(stop, int)]
         return SamplingParams(
-            max_tokens=min(asked, context_left),
+            max_tokens=min(max_tokens, context_left),
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=max(self.top_k, 0),
-            min_tokens=min(self.min_tokens, asked),
+            min_tokens=min(self.min_tokens, max_tokens),
             seed=self.seed,
             stop=tuple(stop for stop in stops if isinstance(stop, str)),
             stop_token_ids=frozenset([*stop_ids, *(self.stop_token_ids or ())]),

@@ -122,24 +122,28 @@ def resolve(text: str, known: Sequence[Listed]) -> Reference:
         )
         if adapter is not None:
             return Reference(listed=adapter, argument=rest)
-        found = [entry for entry in known if (entry.package, entry.name) == (place, rest)]
+        matches = [entry for entry in known if (entry.package, entry.name) == (place, rest)]
     else:
-        found = [entry for entry in known if entry.name == text]
+        matches = [entry for entry in known if entry.name == text]
         # A module of this package, such as gsm8k_server, may be named as its file is.
-        found = found or [entry for entry in known if entry.module.rpartition(".")[2] == text]
-    if not found:
+        matches = matches or [
+            entry for entry in known if entry.module.rpartition(".")[2] == text
+        ]
+    if not matches:
         names = [entry.name for entry in known] + [
             f"{entry.package}:{entry.name}" for entry in known
         ]
         hint = did_you_mean(text, names)
         raise ConfigError(f"no file and no environment {text!r}{hint} (`atropos env list`)")
-    if len(found) > 1:
-        full = " or ".join(f"{entry.package}:{entry.name}" for entry in found)
-        raise ConfigError(f"{len(found)} packages name an environment {text!r}: write {full}")
-    if found[0].problem:
-        raise ConfigError(f"{text}: {found[0].package}: {found[0].problem}; reinstall it")
-    _, _, attribute = found[0].module.partition(":")
-    return Reference(listed=found[0], attribute=attribute)
+    if len(matches) > 1:
+        full = " or ".join(f"{entry.package}:{entry.name}" for entry in matches)
+        raise ConfigError(
+            f"{len(matches)} packages name an environment {text!r}: write {full}"
+        )
+    if matches[0].problem:
+        raise ConfigError(f"{text}: {matches[0].package}: {matches[0].problem}; reinstall it")
+    _, _, attribute = matches[0].module.partition(":")
+    return Reference(listed=matches[0], attribute=attribute)
 
 
 def digest(files: Iterable[Path]) -> str:

@@ -55,8 +55,8 @@ def _folder(published: Path) -> Path:
     """The folder for copies from a directory, which no other user can write."""
     own = node_folder()
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = own.lstat()
-    if own.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    status = own.lstat()
+    if own.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(f"{own} is not a folder that only this user can write")
     folder = own / blake2b(str(published).encode(), digest_size=8).hexdigest()
     folder.mkdir(exist_ok=True)

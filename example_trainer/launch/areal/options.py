@@ -143,15 +143,15 @@ def read_areal(
     is_supervised(
         {assignment.key: assignment.value for assignment in assignments}
     )  # before any unknown option
-    given = given_options(
+    options = given_options(
         [assignment for assignment in assignments if assignment.key not in own]
     )
-    run = look(given, values.environment_of(given, environment), on_cluster)
-    run.engine = choose_engine(values.allocation_of(given).engine or "auto")
-    tree = translate_options(values.with_defaults(given), run)
+    run = look(options, values.environment_of(options, environment), on_cluster)
+    run.engine = choose_engine(values.allocation_of(options).engine or "auto")
+    tree = translate_options(values.with_defaults(options), run)
     config = tree["environments"][0]["config"]
     config["env"] |= {key.removeprefix(ENV): value for key, value in own.items()}
-    notes = note_of(left_out(given), given)
+    notes = note_of(left_out(options), options)
     return tree, notes + [f"{listed_keys(keys)}: {why}" for why, keys in run.notes.items()]
 
 
@@ -195,11 +195,11 @@ def given_options(assignments: Sequence[Assignment]) -> dict[str, Any]:
         launched = is_launched(one.key) or one.key.startswith("model.")
         return isinstance(meaning_of(one), Ignored) and not launched
 
-    found: dict[str, Any] = {}
-    for one in resolve_references(assignments, stays):
-        found.pop(one.key, None)  # keeps the order of the last assignments
-        found[one.key] = one.value
-    return {key: value for key, value in found.items() if value != MISSING}
+    options: dict[str, Any] = {}
+    for assignment in resolve_references(assignments, stays):
+        options.pop(assignment.key, None)  # keeps the order of the last assignments
+        options[assignment.key] = assignment.value
+    return {key: value for key, value in options.items() if value != MISSING}
 
 
 def translate_options(given: Mapping[str, Any], run: RunContext) -> dict[str, Any]:
