@@ -155,7 +155,7 @@ campaign: $(STAMP)  ## Seeded bugs, kills and all examples of each property (FIL
 wheel: $(STAMP)  ## The wheel alone, in an environment of its own: every command, one process
 	$(PY) scripts/check_wheel.py
 
-ratchets: $(STAMP)  ## Print the structural figures and their bounds
+ratchets: $(STAMP)  ## Print the figures of the code and their bounds
 	$(PY) -m tests.repo.ratchets
 
 bench: $(STAMP)  ## Run benchmarks/bench_*.py one after another, with their defaults

@@ -221,13 +221,13 @@ class SourceLine(NamedTuple):
 
 def user_line(error: BaseException) -> SourceLine | None:
     """The last line of the traceback outside of this package and of libraries."""
-    found, step = None, error.__traceback__
+    place, step = None, error.__traceback__
     while step is not None:
         file = step.tb_frame.f_code.co_filename
         if is_users(file):
-            found = SourceLine(file, step.tb_lineno)
+            place = SourceLine(file, step.tb_lineno)
         step = step.tb_next
-    return found
+    return place
 
 
 def is_users(file: str) -> bool:

@@ -102,13 +102,13 @@ def _rounds(http: httpx.Client, bodies: list[bytes], generation: int) -> list[fl
 
 def show_cost(groups: int, rounds: int = 3) -> None:
     bodies = [large_group(seed) for seed in range(groups)]
-    found = {way: [cost(bodies, way) for _ in range(rounds)] for way in ("off", "on")}
-    cpu = {way: min(one for one, _ in some) for way, some in found.items()}
+    costs = {way: [cost(bodies, way) for _ in range(rounds)] for way in ("off", "on")}
+    cpu = {way: min(seconds for seconds, _ in some) for way, some in costs.items()}
     for name, of in (
         ("median", statistics.median),
         ("p95", lambda a: sorted(a)[len(a) * 95 // 100]),
     ):
-        ack = {way: min(of(acks) for _, acks in some) for way, some in found.items()}
+        ack = {way: min(of(acks) for _, acks in some) for way, some in costs.items()}
         print(f"ack {name}: {ack['on'] / ack['off']:.2f} of off ({ack['off']:.1f} ms)")
     print(
         f"CPU of post, claim, ack: {cpu['on'] / cpu['off']:.2f} of off ({cpu['off']:.2f} ms)"
@@ -147,19 +147,19 @@ def recorded(index: Index, rows: int) -> float:
         records: list[Record] = [*groups]
         gid = members[-1]
         if not open_:
-            trained = tuple(one.gid for one in groups if one.state == "pending")
-            records.append(
-                BatchFact(*(no, "committed", 1, 1, 1, 0.0, 1, "", 1024, no), trained)
-            )
+            trained = tuple(group.gid for group in groups if group.state == "pending")
+            records.append(BatchFact(no, "committed", 1, 1, 1, 0.0, 1, "", 1024, no, trained))
             records += [
                 NotesFact(
-                    *(one, row, no),
+                    gid,
+                    row,
+                    no,
                     advantage=chance.gauss(0, 1),
                     diff_mean=0.01,
                     diff_max=chance.expovariate(3),
                     why="masked" if chance.random() < 0.05 else None,
                 )
-                for one in trained
+                for gid in trained
                 for row in range(16)
             ]
             values = {"loss": chance.random(), "reward": chance.random()}
@@ -189,14 +189,17 @@ def recorded_group(chance: random.Random, gid: int, no: int, stale: bool) -> Row
 def filtered() -> dict[str, dict[str, str]]:
     """Each filter alone in every order, and each pair of them in the usual order."""
     alone = [{name: value} for name, values in FILTERS.items() for value in values]
-    found = [one | {"sort": sort} for one in ({}, *alone) for sort in SORTS]
-    found += [
-        {a: one, b: other}
+    queries = [filters | {"sort": sort} for filters in ({}, *alone) for sort in SORTS]
+    queries += [
+        {a: first, b: second}
         for a, b in itertools.combinations(FILTERS, 2)
-        for one in FILTERS[a]
-        for other in FILTERS[b]
+        for first in FILTERS[a]
+        for second in FILTERS[b]
     ]
-    return {" ".join(f"{name}:{value}" for name, value in one.items()): one for one in found}
+    return {
+        " ".join(f"{name}:{value}" for name, value in query.items()): query
+        for query in queries
+    }
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -243,15 +246,15 @@ def show_screens(rows: int, folder: Path) -> None:
         print(f"{name}: {timed(call):.1f} ms of CPU")
     for kind, read in (("list", explorer.rollouts), ("histogram", explorer.histogram)):
         times = {}
-        for name, given in filtered().items():
-            if kind == "histogram" and given.pop("sort", "-arrived") != "-arrived":
+        for name, query in filtered().items():
+            if kind == "histogram" and query.pop("sort", "-arrived") != "-arrived":
                 continue
-            times[name] = timed(lambda: read(given))
+            times[name] = timed(lambda: read(query))
         worst = sorted(times, key=times.__getitem__, reverse=True)
         print(
             f"{kind}, {len(times)} filters and pairs: median "
             f"{statistics.median(times.values()):.1f} ms, over 100 ms: "
-            f"{sum(one > 100 for one in times.values())}"
+            f"{sum(milliseconds > 100 for milliseconds in times.values())}"
         )
         for name in worst[:8]:
             print(f"    {times[name]:.1f} ms  {name}")

@@ -36,11 +36,11 @@ def main() -> None:
     repeats = parser.parse_args().repeats
     for code in SUBJECTS.values():
         measure(code)  # compiles to bytecode, and warms the page cache
-    found: dict[str, list[list[float]]] = {name: [] for name in SUBJECTS}
+    seconds: dict[str, list[list[float]]] = {name: [] for name in SUBJECTS}
     for _ in range(repeats):
         for name, code in SUBJECTS.items():
-            found[name].append(measure(code))
-    report({name: [*map(statistics.median, zip(*runs))] for name, runs in found.items()})
+            seconds[name].append(measure(code))
+    report({name: [*map(statistics.median, zip(*runs))] for name, runs in seconds.items()})
 
 
 def measure(code: str) -> list[float]:

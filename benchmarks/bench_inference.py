@@ -94,10 +94,8 @@ def report(options: argparse.Namespace, rates: dict[str, list[tuple[float, float
         f"{options.prompts} prompts x {options.n} samples, {options.prompt_tokens} + "
         f"{options.max_tokens} tokens, {options.threads} threads, load {load}"
     )
-    wall = {
-        name: statistics.median(rate[0] for rate in found) for name, found in rates.items()
-    }
-    cpu = {name: statistics.median(rate[1] for rate in found) for name, found in rates.items()}
+    wall = {name: statistics.median(rate[0] for rate in runs) for name, runs in rates.items()}
+    cpu = {name: statistics.median(rate[1] for rate in runs) for name, runs in rates.items()}
     for name in rates:
         print(f"{name:10} {wall[name]:8.1f} tok/s {cpu[name]:8.1f} tok/CPU-s")
     print(

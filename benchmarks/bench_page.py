@@ -66,22 +66,22 @@ def main() -> None:
             page.evaluate(
                 "() => { const l = document.querySelector('.list'); l.scrollTop = l.scrollHeight; }"
             )
-        found = page.evaluate(SCROLL, options.seconds)
-        longest = max(found["tasks"], default=0.0)
+        frames = page.evaluate(SCROLL, options.seconds)
+        longest = max(frames["tasks"], default=0.0)
         print(
-            f"{found['n']} frames, 95 % within {found['p95']:.1f} ms; longest task {longest:.0f} ms"
+            f"{frames['n']} frames, 95 % within {frames['p95']:.1f} ms; longest task {longest:.0f} ms"
         )
         page.close()
         before = cpu_share(server, options.seconds)
         shares = []
         for count in (1, options.pages):
             pages = [browser.new_context().new_page() for _ in range(count)]
-            for one in pages:
-                one.goto(f"{url}/ui/")
-                one.locator(".view[data-ready]").wait_for()
+            for tab in pages:
+                tab.goto(f"{url}/ui/")
+                tab.locator(".view[data-ready]").wait_for()
             shares.append(cpu_share(server, options.seconds))
-            for one in pages:
-                one.context.close()
+            for tab in pages:
+                tab.context.close()
         idle = (before + cpu_share(server, options.seconds)) / 2
         for count, share in zip((1, options.pages), shares):
             print(

@@ -132,10 +132,10 @@ def report(context: int, pairs: list[tuple[float, float]], cpu_s: float) -> None
     added = [through - direct for direct, through in pairs]
     columns = {"direct": sides[0], "proxy": sides[1], "added": added}
     print(f"first message of {context} tokens, {len(pairs)} calls each")
-    found = {name: percentiles(values) for name, values in columns.items()}
-    for name, (p50, p95) in found.items():
+    table = {name: percentiles(values) for name, values in columns.items()}
+    for name, (p50, p95) in table.items():
         print(f"  {name:8} p50 {p50:7.2f} ms   p95 {p95:7.2f} ms")
-    ratios = [found["proxy"][i] / found["direct"][i] for i in range(2)]
+    ratios = [table["proxy"][i] / table["direct"][i] for i in range(2)]
     print(f"  {'ratio':8} p50 {ratios[0]:7.2f}      p95 {ratios[1]:7.2f}")
     print(f"  proxy process: {1e3 * cpu_s:.2f} CPU ms per call")
 

@@ -47,13 +47,13 @@ def main() -> None:
     for size in options.size.split(","):
         load = workload(options, size)
         names = options.only.split(",") if options.only else list(ORDER)
-        found: dict[str, dict[str, Any]] = {}
+        results: dict[str, dict[str, Any]] = {}
         for _ in range(options.repeats):
             for name in names:
                 result = in_own_process(name, load, options.peak_tflops)
-                if name not in found or result.get("s", 1e9) < found[name].get("s", 1e9):
-                    found[name] = result
-        report(load, found)
+                if name not in results or result.get("s", 1e9) < results[name].get("s", 1e9):
+                    results[name] = result
+        report(load, results)
 
 
 def workload(options: argparse.Namespace, size: str) -> Workload:
@@ -200,24 +200,27 @@ def report(load: Workload, found: dict[str, dict[str, Any]]) -> None:
     print("| " + " | ".join(head) + " |")
     print("|" + " --- |" * len(head))
     base = found.get("shared", next(iter(found.values())))
-    for name, one in found.items():
-        if "failed" in one:
-            print(f"| {name} | {one['failed']} |" + " |" * (len(head) - 2))
+    for name, result in found.items():
+        if "failed" in result:
+            print(f"| {name} | {result['failed']} |" + " |" * (len(head) - 2))
             continue
-        used, least = one["peak_gb"] - one["start_gb"], base["peak_gb"] - base["start_gb"]
+        used, least = (
+            result["peak_gb"] - result["start_gb"],
+            base["peak_gb"] - base["start_gb"],
+        )
         cells = [
             name,
-            f"{one['s']:.2f}",
-            f"{one['s'] / base['s']:.2f}",
-            f"{one['cpu_s']:.1f}",
-            f"{tokens / one['s']:,.0f}",
-            f"{one['mfu']:.0%}",
-            f"{one['padding']:.1%}",
-            f"{one['peak_gb']:.2f}",
+            f"{result['s']:.2f}",
+            f"{result['s'] / base['s']:.2f}",
+            f"{result['cpu_s']:.1f}",
+            f"{tokens / result['s']:,.0f}",
+            f"{result['mfu']:.0%}",
+            f"{result['padding']:.1%}",
+            f"{result['peak_gb']:.2f}",
             f"{used:.2f}",
             f"{used / least:.2f}",
-            f"{one['loss']:.5f}",
-            f"{one['norm']:.5f}",
+            f"{result['loss']:.5f}",
+            f"{result['norm']:.5f}",
         ]
         print("| " + " | ".join(cells) + " |")
 

@@ -174,12 +174,12 @@ def run_here(options: argparse.Namespace) -> int:
     call = getattr(import_module(f"gpuchecks.{module}"), function)
     figures = call(Place(options.device, options.scratch, check.size))
     wrong = [figure.what for figure in figures if not figure.ok]
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "verdict": "failed" if wrong else "passed",
         "reason": "; ".join(wrong),
     }
-    found["figures"] = [asdict(figure) for figure in figures]
-    print(RESULT + json.dumps(found), flush=True)
+    document["figures"] = [asdict(figure) for figure in figures]
+    print(RESULT + json.dumps(document), flush=True)
     # Threads of a server or of NCCL must not keep a finished check alive.
     os._exit(0)
 
@@ -222,13 +222,13 @@ def machine(device: str) -> dict[str, Any]:
     import torch
 
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {os.cpu_count()} cores"
-    found = {"device": name, "python": platform.python_version()}
+    facts = {"device": name, "python": platform.python_version()}
     for package in ("torch", "transformers", "trl"):
         try:
-            found[package] = version(package)
+            facts[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "absent"
-    return found | {"date": datetime.now(timezone.utc).strftime("%Y-%m-%d")}
+            facts[package] = "absent"
+    return facts | {"date": datetime.now(timezone.utc).strftime("%Y-%m-%d")}
 
 
 def page(about: dict[str, Any], outcomes: list[Outcome]) -> str:

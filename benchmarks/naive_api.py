@@ -207,7 +207,7 @@ async def batch() -> Response:
         while places := exact_batch(state.queue, state.trainer.batch_size):
             state.formed.append([state.queue[place] for place in places])
             gone = set(places)
-            state.queue = [one for i, one in enumerate(state.queue) if i not in gone]
+            state.queue = [group for i, group in enumerate(state.queue) if i not in gone]
             state.step += 1
     served = state.formed.pop(0) if state.formed else None
     return JSONResponse(jsonable_encoder({"batch": served}))

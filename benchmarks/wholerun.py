@@ -118,11 +118,13 @@ def run(
         started, started_at = time.monotonic(), time.time()
         parts.start_servers(early=setup.early)
         parts.start_workers(setup.early)
-        parts.watch(lambda: parts.completed("trainer"), what="trainer", within_s=bound_s)
+        parts.watch(lambda: parts.has_completed("trainer"), what="trainer", within_s=bound_s)
         seconds = time.monotonic() - started
         heldout = Heldout(plan.heldout_dir)
         parts.watch(
-            lambda: _checked(heldout, setup.recipe.steps) or parts.completed("environment"),
+            lambda: (
+                _checked(heldout, setup.recipe.steps) or parts.has_completed("environment")
+            ),
             what="the last check of the environment",
             within_s=min(max(0.0, bound_s - seconds), LAST_CHECK_TIMEOUT_S),
         )
@@ -193,9 +195,12 @@ def run_once(setup: Setup, stop: StopRequest, bound_s: float = 3600.0) -> Outcom
         shutil.rmtree(setup.out, ignore_errors=True)  # of a run that was cut off
         made = asdict(run(setup, stop, bound_s))
         path.write_text(json.dumps(made, default=str), encoding="utf-8")
-    found = json.loads(path.read_text(encoding="utf-8"))
-    checks = [Check(**{**one, "directory": Path(one["directory"])}) for one in found["checks"]]
-    return Outcome(found["steps"], checks, found["seconds"])
+    document = json.loads(path.read_text(encoding="utf-8"))
+    checks = [
+        Check(**{**check, "directory": Path(check["directory"])})
+        for check in document["checks"]
+    ]
+    return Outcome(document["steps"], checks, document["seconds"])
 
 
 # --- studies of several runs ---------------------------------------------------------------
@@ -255,13 +260,13 @@ def compare(model: str, seed: int, cores: int, out: Path, stop: StopRequest) -> 
         Setup(out / f"before-{seed}", before, trainer={"--check-every": 1}, **common),
         Setup(out / f"now-{seed}", recipe, early=("trainer", "environment"), **common),
     ):
-        found = run(setup, stop)
-        version = found.steps[-1]["version"]
-        seconds = {"seconds": found.seconds, "cores": cores}
-        line = judge(setup.recipe, found.steps, server_version=version, **seconds).line()
+        outcome = run(setup, stop)
+        version = outcome.steps[-1]["version"]
+        seconds = {"seconds": outcome.seconds, "cores": cores}
+        line = judge(setup.recipe, outcome.steps, server_version=version, **seconds).line()
         print(f"{setup.out.name}: {line}", flush=True)
-        print(", ".join(f"{name} {s:.1f} s" for name, s in found.spent.items()), flush=True)
-        took.append(found.seconds)
+        print(", ".join(f"{name} {s:.1f} s" for name, s in outcome.spent.items()), flush=True)
+        took.append(outcome.seconds)
     print(f"seed {seed}: now takes {took[1] / took[0]:.2f} of the time before", flush=True)
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from atroposlib.environments.common.judge import JUDGE, graded, judging
+from atroposlib.environments.common.judge import JUDGE, judge_reply, judging
 from atroposlib.environments.common.question_kinds import CHOICE, FORM, FORMULA, WORDS, Kind
 from atroposlib.envs import Reward, environment
 from atroposlib.errors import ConfigError, DatasetUnavailable
@@ -45,8 +45,8 @@ class Question(NamedTuple):
 def choice(question: str, options: list[str], right: Any, topic: str = "") -> Question:
     """Lettered options; ``right`` is an index from 0, as a number or as digits, or a letter."""
     letters = string.ascii_uppercase[: len(options)]
-    given = str(right).strip()
-    answer = letters[int(given)] if given.isdigit() else given
+    label = str(right).strip()
+    answer = letters[int(label)] if label.isdigit() else label
     lines = [f"{letter}. {option}" for letter, option in zip(letters, options, strict=True)]
     return Question("\n".join([question.strip(), *lines]), answer, topic)
 
@@ -135,7 +135,7 @@ class Benchmark:
 
 def ifeval(row: Row) -> Question:
     """Absent arguments are None on the hub."""
-    given = [{k: v for k, v in one.items() if v is not None} for one in row["kwargs"]]
+    given = [{k: v for k, v in kwargs.items() if v is not None} for kwargs in row["kwargs"]]
     return Question(row["prompt"], list(zip(row["instruction_id_list"], given, strict=True)))
 
 
@@ -274,17 +274,17 @@ def examples_of(benchmark: Benchmark, config) -> list[dict[str, Any]]:
             f"--env.dataset_path is one file, read as {benchmark.split}: give a folder that "
             f"has {benchmark.train}.jsonl too"
         )
-    found = benchmark.questions(benchmark.train, config.dataset_path, name)
-    if len(found) < config.shots:
-        raise ConfigError(f"--env.shots {config.shots}: {name} has {len(found)} examples")
-    return found
+    questions = benchmark.questions(benchmark.train, config.dataset_path, name)
+    if len(questions) < config.shots:
+        raise ConfigError(f"--env.shots {config.shots}: {name} has {len(questions)} examples")
+    return questions
 
 
 def training_questions(config) -> Iterator[dict[str, Any]]:
     """Questions of the training split, in a new order in every pass; read at the first one."""
-    found = examples_of(chosen(config.benchmark), config)
+    examples = examples_of(chosen(config.benchmark), config)
     for epoch in itertools.count():
-        yield from random.Random(f"{config.seed}/{epoch}").sample(found, len(found))
+        yield from random.Random(f"{config.seed}/{epoch}").sample(examples, len(examples))
 
 
 def prompt(task: Row, kind: Kind, think: bool) -> list[dict[str, str]]:
@@ -319,10 +319,12 @@ async def benchmarks(task, model, config, resources):
     benchmark = chosen(config.benchmark)
     reply, gold = await model.chat(prompt(task, benchmark.kind, config.think)), task["answer"]
     if resources is not None and benchmark.metric == "contains":  # it stands in for a judge
-        found = graded(resources, config, task["text"], gold[0], str(reply), model.split)
+        verdict = judge_reply(
+            resources, config, task["text"], gold[0], str(reply), model.split
+        )
     else:
-        found = benchmark.kind.check(str(reply), gold)
-    numbers = await found if asyncio.iscoroutine(found) else found
+        verdict = benchmark.kind.check(str(reply), gold)
+    numbers = await verdict if asyncio.iscoroutine(verdict) else verdict
     if numbers is None:
         return None
     metric = "correct" if "correct" in numbers else benchmark.metric

@@ -48,7 +48,7 @@ def rows_of(path: str | None, name: str) -> list[dict[str, Any]]:
 def schema(given: Any) -> Any:
     """A description of parameters with the types of JSON schema."""
     if isinstance(given, list):
-        return [schema(one) for one in given]
+        return [schema(value) for value in given]
     if not isinstance(given, dict):
         return given
     made = {key: schema(value) for key, value in given.items()}
@@ -66,7 +66,7 @@ def tool(function: dict[str, Any]) -> dict[str, Any]:
 
 def tasks(config: Any) -> list[dict[str, Any]]:
     """Tasks {"id", "messages", "tools", "expected"} of the categories. Raises as rows_of."""
-    found = []
+    rows = []
     for category in config.categories:
         if category not in CATEGORIES:
             hint = did_you_mean(category, CATEGORIES)
@@ -79,10 +79,10 @@ def tasks(config: Any) -> list[dict[str, Any]]:
         )
         expected = {row["id"]: row["ground_truth"] for row in answers}
         for row in rows_of(config.dataset_path, file):
-            tools = [tool(one) for one in row["function"]]
+            tools = [tool(function) for function in row["function"]]
             task = {"id": row["id"], "messages": row["question"][0], "tools": tools}
-            found.append({**task, "expected": expected.get(row["id"], [])})
-    return found
+            rows.append({**task, "expected": expected.get(row["id"], [])})
+    return rows
 
 
 # --- the comparison -----------------------------------------------------------------------
@@ -112,7 +112,7 @@ def fits(arguments: Mapping[str, Any], allowed: Mapping[str, Sequence[Any]]) -> 
     known = set(arguments) <= set(allowed)
     return known and all(
         (
-            any(same(arguments[key], one) for one in values)
+            any(same(arguments[key], value) for value in values)
             if key in arguments
             else ABSENT in values
         )
@@ -120,13 +120,15 @@ def fits(arguments: Mapping[str, Any], allowed: Mapping[str, Sequence[Any]]) -> 
     )
 
 
-def matched(calls: Sequence[tuple[str, Any]], expected: Sequence[Mapping[str, Any]]) -> bool:
+def match_calls(
+    calls: Sequence[tuple[str, Any]], expected: Sequence[Mapping[str, Any]]
+) -> bool:
     """Whether the calls are the expected ones, each once, in any order."""
     if not expected:
         return not calls
     ((name, allowed),) = expected[0].items()
     return any(
-        matched([*calls[:i], *calls[i + 1 :]], expected[1:])
+        match_calls([*calls[:i], *calls[i + 1 :]], expected[1:])
         for i, (called, arguments) in enumerate(calls)
         if called == name and isinstance(arguments, Mapping) and fits(arguments, allowed)
     )
@@ -134,14 +136,14 @@ def matched(calls: Sequence[tuple[str, Any]], expected: Sequence[Mapping[str, An
 
 def called(reply: Any) -> list[tuple[str, Any]]:
     """Names and arguments; arguments that are no JSON are None."""
-    found = []
+    calls = []
     for call in reply.tool_calls:
         try:
             arguments = json.loads(call["function"]["arguments"] or "{}")
         except json.JSONDecodeError:
             arguments = None
-        found.append((call["function"]["name"], arguments))
-    return found
+        calls.append((call["function"]["name"], arguments))
+    return calls
 
 
 @environment(
@@ -164,7 +166,7 @@ async def bfcl(task, model):
     calls, expected = called(reply), task["expected"]
     if not expected:
         return not calls and bool(reply.strip())
-    return len(calls) == len(expected) and matched(calls, expected)
+    return len(calls) == len(expected) and match_calls(calls, expected)
 
 
 if __name__ == "__main__":

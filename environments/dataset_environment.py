@@ -102,20 +102,20 @@ def tested(config: DatasetConfig) -> list[dict[str, Any]] | None:
 
 def rewards_of(config: DatasetConfig) -> dict[str, tuple[Any, float]]:
     """Rewards and weights by name. Raises ConfigError: two have one name, or as the registry."""
-    return _made(json.dumps(config.reward_functions))
+    return _reward_functions(json.dumps(config.reward_functions))
 
 
 @cache  # some load a model
-def _made(wanted: str) -> dict[str, tuple[Any, float]]:
-    found = {}
-    for one in json.loads(wanted):
-        reward = registry.create(one)
-        name = one if isinstance(one, str) else one.get("name", one["type"])
-        if name in found:
+def _reward_functions(wanted: str) -> dict[str, tuple[Any, float]]:
+    rewards = {}
+    for source in json.loads(wanted):
+        reward = registry.create(source)
+        name = source if isinstance(source, str) else source.get("name", source["type"])
+        if name in rewards:
             raise ConfigError(f"--env.reward_functions: {name!r} twice: give each a 'name'")
-        found[name] = reward, reward.weight
+        rewards[name] = reward, reward.weight
         reward.weight = 1.0  # its own score is logged
-    return found
+    return rewards
 
 
 async def answered(model: Any, messages: list[dict[str, str]], config: DatasetConfig) -> str:

@@ -64,10 +64,10 @@ def question(name: str, row: dict) -> dict:
 def answer_letter(answer, options: list) -> str | None:
     """Letter of an answer given as letter or as index from 0; None if it is no option."""
     letters = string.ascii_uppercase[: len(options)]
-    given = str(answer).strip().upper()
-    if given.isdigit():
-        return letters[int(given)] if int(given) < len(letters) else None
-    return given if len(given) == 1 and given in letters else None
+    text = str(answer).strip().upper()
+    if text.isdigit():
+        return letters[int(text)] if int(text) < len(letters) else None
+    return text if len(text) == 1 and text in letters else None
 
 
 def score(text: str, letter: str) -> float:

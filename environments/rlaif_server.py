@@ -150,14 +150,14 @@ class RlaifEnv(SequentialEnv):
             columns=("conversation",),
         )
         read = (question(f"{i}", row, config.max_chars) for i, row in enumerate(rows))
-        found = [item for item in read if item is not None]
-        if len(found) < 2:
+        prompts = [item for item in read if item is not None]
+        if len(prompts) < 2:
             raise DatasetUnavailable(
-                f"WildChat: {len(found)} of {len(rows)} rows begin with a user's and an "
+                f"WildChat: {len(prompts)} of {len(rows)} rows begin with a user's and an "
                 f"assistant's turn of at most {config.max_chars} characters (--env.max_chars); "
                 "--env.dataset_path names a file with more"
             )
-        self.hold_out(found, config.eval_questions)
+        self.hold_out(prompts, config.eval_questions)
         self.judge = judge_server(config) or self.server
 
     async def get_next_item(self):

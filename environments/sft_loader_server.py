@@ -161,8 +161,8 @@ class SFTLoaderEnv(SequentialEnv):
     async def evaluate(self, *args, **kwargs):
         """Measure the data: share of texts that fit, lengths, share of trained tokens."""
         made = [self.sequence(row) for row in self.rows]
-        lengths = [len(one["tokens"]) for one in made]
-        trained = [sum(label != MASKED for label in one["masks"]) for one in made]
+        lengths = [len(row["tokens"]) for row in made]
+        trained = [sum(label != MASKED for label in row["masks"]) for row in made]
         await self.evaluate_log(
             {
                 "texts": len(made),

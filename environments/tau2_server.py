@@ -22,16 +22,16 @@ from pydantic import Field
 from atroposlib.environments.common.generated import tool_call
 from atroposlib.environments.common.judge import judging, settings_of
 from atroposlib.environments.common.tau2_domains import (
-    called,
-    checked,
-    finished,
+    call_tool,
+    check_parts,
+    finish_environment,
     history,
-    known,
-    offered,
+    offered_tasks,
     package,
     policy,
     request,
-    started,
+    start_environment,
+    tasks_by_id,
 )
 from atroposlib.envs import Reward, environment
 from atroposlib.envs.function_env.card import Card
@@ -57,22 +57,22 @@ SCENARIO = "{guidelines}\n\n<scenario>\n{scenario}\n</scenario>"
 
 
 def training(config):
-    return offered(config.domain, "base" if config.domain == "mock" else "train")
+    return offered_tasks(config.domain, "base" if config.domain == "mock" else "train")
 
 
 def held_out(config):
-    return None if config.domain == "mock" else offered(config.domain, "test")
+    return None if config.domain == "mock" else offered_tasks(config.domain, "test")
 
 
 def found(row):
     """The package's task of a row, and its domain."""
     domain, _, name = row["id"].partition("/")
-    return domain, known(domain, row["split"])[name]
+    return domain, tasks_by_id(domain, row["split"])[name]
 
 
 def gold(row):
     criteria = found(row)[1].evaluation_criteria
-    calls = [tool_call(one.name, **one.arguments) for one in criteria.actions or ()]
+    calls = [tool_call(action.name, **action.arguments) for action in criteria.actions or ()]
     return [*calls, "; ".join(["Done", *(criteria.communicate_info or ())])]
 
 
@@ -94,7 +94,7 @@ class DomainTool:
         if "**" in str(arguments.get("expression")):  # 9**9**9 would take hours
             return "error: an expression has + - * / and parentheses"
         call, text = await asyncio.to_thread(
-            called, self.env, self.name, arguments, self.requestor
+            call_tool, self.env, self.name, arguments, self.requestor
         )
         self.calls.append(call)
         return text
@@ -103,11 +103,13 @@ class DomainTool:
 def tools_of(env, requestor, calls):
     kit = env.tools if requestor == "assistant" else env.user_tools
     described = (
-        [one.openai_schema["function"] for one in kit.get_tools().values()] if kit else []
+        [tool.openai_schema["function"] for tool in kit.get_tools().values()] if kit else []
     )
     return [
-        DomainTool(one["name"], one["description"], one["parameters"], env, requestor, calls)
-        for one in described
+        DomainTool(
+            tool["name"], tool["description"], tool["parameters"], env, requestor, calls
+        )
+        for tool in described
     ]
 
 
@@ -128,9 +130,9 @@ class Customer:
         part = {"guidelines": guidelines.read_text("utf-8"), "scenario": task.user_scenario}
         turned = {"user": "assistant", "assistant": "user"}
         self.messages = [{"role": "system", "content": SCENARIO.format(**part)}]
-        for one in talk:
-            if one["role"] in turned and one["content"]:
-                self.messages.append({**one, "role": turned[one["role"]]})
+        for message in talk:
+            if message["role"] in turned and message["content"]:
+                self.messages.append({**message, "role": turned[message["role"]]})
 
     async def answer(self, text):
         """The next message of the customer; None if the conversation has ended.
@@ -138,21 +140,21 @@ class Customer:
         Raises InferenceError: the server gives none.
         """
         self.messages.append({"role": "user", "content": text})
-        given = {"max_tokens": self.config.user_max_tokens, "split": self.split}
+        sampling = {"max_tokens": self.config.user_max_tokens, "split": self.split}
         if self.tools:
-            given["tools"] = [schema_of(tool) for tool in self.tools]
+            sampling["tools"] = [schema_of(tool) for tool in self.tools]
         for _ in range(self.config.max_turns):
-            completion = await self.server.chat_completion(messages=self.messages, **given)
+            completion = await self.server.chat_completion(messages=self.messages, **sampling)
             reply = Reply.of(self.messages, completion.choices[0])
             self.messages = reply.messages
             if not reply.tool_calls:
                 break
             self.messages += [await answer(self.tools, call) for call in reply.tool_calls]
-        said, ends = answer_of(reply).strip(), package("user.base")
-        if not said or reply.tool_calls:
+        stripped, ends = answer_of(reply).strip(), package("user.base")
+        if not stripped or reply.tool_calls:
             raise InferenceError("the model at --env.user_base_url wrote nothing to the agent")
-        over = any(mark in said for mark in (ends.STOP, ends.TRANSFER, ends.OUT_OF_SCOPE))
-        return None if over else said
+        over = any(mark in stripped for mark in (ends.STOP, ends.TRANSFER, ends.OUT_OF_SCOPE))
+        return None if over else stripped
 
 
 SETTINGS = {
@@ -190,7 +192,7 @@ CARD = Card(
 async def tau2(row, model, config, resources=None):
     """Serve one customer; the package's own conditions on the final state are the score."""
     domain, task = found(row)
-    env, calls, customer = await asyncio.to_thread(started, domain, task), [], None
+    env, calls, customer = await asyncio.to_thread(start_environment, domain, task), [], None
     tools, before = tools_of(env, "assistant", calls), history(task)
     system = SYSTEM.format(policy=policy(domain, resources is None))
     if resources is None:
@@ -213,9 +215,9 @@ async def tau2(row, model, config, resources=None):
         messages = reply.messages
         text = await customer.answer(answer_of(reply)) if customer else None
         over = text is None
-    after = await asyncio.to_thread(finished, domain, row["split"], task.id)
+    after = await asyncio.to_thread(finish_environment, domain, row["split"], task.id)
     said = [str(reply) for reply in model.replies]
-    parts = await asyncio.to_thread(checked, task, env, after, calls, said)
+    parts = await asyncio.to_thread(check_parts, task, env, after, calls, said)
     metrics = {name.lower(): value for name, value in parts.items()}
     return Reward(
         float(over and all(parts.values())), {**metrics, "truncated": float(not over)}

@@ -38,15 +38,20 @@ class ToolCallingConfig(SingleTurnConfig):
 
 def request(name: str, row: dict) -> dict:
     """{"id", "messages", "expected", "answer"} of a row; raises UnreadableConversation."""
-    asked = []
+    messages = []
     for turn in row.get("conversations") or []:
         if turn["from"] in ROLES:
-            asked.append({"role": ROLES[turn["from"]], "content": turn["value"]})
+            messages.append({"role": ROLES[turn["from"]], "content": turn["value"]})
             continue
         expected = recorded_calls(turn["value"])
-        if not asked or not expected:
+        if not messages or not expected:
             break
-        return {"id": name, "messages": asked, "expected": expected, "answer": turn["value"]}
+        return {
+            "id": name,
+            "messages": messages,
+            "expected": expected,
+            "answer": turn["value"],
+        }
     raise UnreadableConversation(
         f"{name}: conversations are a question and an answer with <tool_call>s"
     )

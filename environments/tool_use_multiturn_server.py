@@ -19,7 +19,7 @@ from atroposlib.environments.common.tool_replay import (
     conversation_reward,
     made_calls,
     openai_tools,
-    paired,
+    pair_calls,
     tools_as_text,
     turn_score,
     turns_of,
@@ -83,20 +83,20 @@ def load_conversations(config: ToolUseConfig) -> list[dict]:
         path=config.dataset_path,
         columns=("conversations", "tools"),
     )
-    found, problem = [], None
+    conversations, problem = [], None
     for i, row in enumerate(rows):
         try:
-            found.append(conversation(f"{i}", row, config.max_turns))
+            conversations.append(conversation(f"{i}", row, config.max_turns))
         except UnreadableConversation as error:
             problem = error
-    if not found:
+    if not conversations:
         raise UnreadableConversation(
             f"{config.dataset_name}: no conversation can be replayed: {problem}"
         )
     if problem is not None:
-        skipped = len(rows) - len(found)
+        skipped = len(rows) - len(conversations)
         logger.warning("%d of %d conversations left out: %s", skipped, len(rows), problem)
-    return found
+    return conversations
 
 
 class ToolUseEnv(SequentialEnv):
@@ -142,7 +142,7 @@ class ToolUseEnv(SequentialEnv):
                 scores.append(turn_score(turn.expected, made))
                 if scores[-1] < 1.0 or choice.finish_reason == "length":
                     break
-                calls = paired(turn.expected, made)
+                calls = pair_calls(turn.expected, made)
             return node, scores, messages
 
     def measured(self, scores, num_turns):

@@ -128,7 +128,7 @@ def train(cfg: TrainingConfig, stop: StopSignal | None = None) -> None:
         cfg = cfg.model_copy(update={"device": str(world.device)})  # of this rank
         torch.manual_seed(cfg.seed)
         random.seed(cfg.seed)
-        ended = end.named() if world.is_rank0 else None
+        ended = end.end_file() if world.is_rank0 else None
         if ended is not None:
             end.forget(ended)
         connections = _connect(cfg, world, stop or StopSignal(), stack)

@@ -174,26 +174,26 @@ def require_index(python: Path) -> None:
 
 def unreachable(url: str) -> "str | None":
     """Why no server answers at this URL within a few seconds; None if one does."""
-    found: "list[str | None]" = []
+    hosts: "list[str | None]" = []
 
     def ask() -> None:
         try:
             urllib.request.urlopen(f"{url}/", timeout=PROBE_TIMEOUT_S).close()
-            found.append(None)
+            hosts.append(None)
         except (
             urllib.error.HTTPError
         ):  # an answer: pip may be allowed what this request is not
-            found.append(None)
+            hosts.append(None)
         except (OSError, ValueError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             tls = isinstance(reason, ssl.SSLError)  # pip has certificates and settings for it
-            found.append(None if tls else str(reason))
+            hosts.append(None if tls else str(reason))
 
     # In a thread: a look-up of the name has no timeout of its own.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(2 * PROBE_TIMEOUT_S)
-    return found[0] if found else f"nothing came back within {2 * PROBE_TIMEOUT_S:.0f} s"
+    return hosts[0] if hosts else f"nothing came back within {2 * PROBE_TIMEOUT_S:.0f} s"
 
 
 def require_pip(python: Path, log: Path) -> None:

@@ -172,10 +172,10 @@ def commands(python: str, folder: Path) -> list[str]:
         "print(*[p.name for p in d('atropos-rl').entry_points if p.group == 'console_scripts'])"
     )
     done = subprocess.run([python, "-c", code], cwd=folder, capture_output=True, text=True)
-    found = done.stdout.split()
-    if not found:
+    names = done.stdout.split()
+    if not names:
         raise Failed(f"no console commands: {done.stderr[-500:]}")
-    return found
+    return names
 
 
 def run(

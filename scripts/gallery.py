@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from generated import refresh  # noqa: E402
 
-from atroposlib.cli.env_files import Listed, listed  # noqa: E402
+from atroposlib.cli.env_files import Listed, list_environments  # noqa: E402
 from atroposlib.envs.function_env.card import Card, play  # noqa: E402
 from atroposlib.envs.function_env.data import load  # noqa: E402
 from atroposlib.errors import ConfigError  # noqa: E402
@@ -78,11 +78,15 @@ KINDS = {
 
 def page(current: str) -> str:
     """The whole text of docs/gallery.md."""
-    found = [one for one in listed() if one.module.startswith(PACKAGE)]
+    entries = [entry for entry in list_environments() if entry.module.startswith(PACKAGE)]
     figures = json.loads(FIGURES.read_text(encoding="utf-8"))
-    rows = "".join(row(one, figures["environments"].get(one.name, {})) for one in found)
-    ready = sorted((one for one in found if card_of(one)), key=lambda one: one.name)
-    cards = "".join(asyncio.run(section(one, current)) for one in ready)
+    rows = "".join(
+        row(entry, figures["environments"].get(entry.name, {})) for entry in entries
+    )
+    ready = sorted(
+        (entry for entry in entries if card_of(entry)), key=lambda entry: entry.name
+    )
+    cards = "".join(asyncio.run(section(entry, current)) for entry in ready)
     return HEAD.format(started=figures["started"]) + rows + CARDS + cards
 
 
@@ -130,7 +134,7 @@ async def section(one: Listed, current: str) -> str:
     }
     lines = ["", f"## {name}", "", textwrap.fill(about[0], WIDTH), ""]
     lines += ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in facts.items())]
-    lines += ["", *indented(f"atropos env run {name} process"), ""]
+    lines += ["", *indent_lines(f"atropos env run {name} process"), ""]
     path = CURVES / f"{name}.json"
     if path.is_file():
         lines += curve(json.loads(path.read_text(encoding="utf-8")), card.floor, card.best)
@@ -157,7 +161,7 @@ def curve(recorded: dict[str, Any], floor: float, best: float) -> list[str]:
         lines.append(f"| {seed} | {ends} | {before:.2f} to {after:.2f} |")
     flags = f"--environment environments/library/{recorded['environment']}.py"
     command = f"atropos quickstart {flags} --steps {recorded['steps']} {settings}"
-    return [*lines, "", *indented(command), ""]
+    return [*lines, "", *indent_lines(command), ""]
 
 
 def sparkline(values: list[float], least: float, most: float) -> str:
@@ -182,21 +186,25 @@ async def sample(env_cls: Any) -> list[str]:
     )
     settings = {name: value for name, value in small.items() if name in fields}
     config = env_cls.env_config_cls(**settings)
-    given = env_cls.definition
-    task = next(iter(await load(given.dataset, config, env=env_cls.name, split="train") or ()))
-    reward, model = await play(env_cls, task, given.card.gold(task), **settings)
+    definition = env_cls.definition
+    task = next(
+        iter(await load(definition.dataset, config, env=env_cls.name, split="train") or ())
+    )
+    reward, model = await play(env_cls, task, definition.card.gold(task), **settings)
     history = model.replies[-1].messages
-    texts = "\n\n".join(f"{one['role']}: {shown(one['content'])}" for one in history)
-    return indented(f"{texts}\n\nscore: {reward.score:g}")
+    texts = "\n\n".join(
+        f"{message['role']}: {message_text(message['content'])}" for message in history
+    )
+    return indent_lines(f"{texts}\n\nscore: {reward.score:g}")
 
 
-def shown(content: Any) -> str:
+def message_text(content: Any) -> str:
     """The text of a message, with a mark for each picture."""
     parts = [{"text": content}] if isinstance(content, str) else content
     return " ".join(part.get("text", "[picture]") for part in parts)
 
 
-def indented(text: str) -> list[str]:
+def indent_lines(text: str) -> list[str]:
     """Lines of a block of code, wrapped at WIDTH columns."""
     whole = (textwrap.wrap(line, WIDTH, subsequent_indent="  ") for line in text.split("\n"))
     return [f"    {part}".rstrip() for parts in whole for part in parts or [""]]

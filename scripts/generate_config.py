@@ -163,7 +163,7 @@ def page() -> str:
         if section.parts is None:
             parts += table(section)
         else:
-            parts += joined(section, load(section.parts))
+            parts += joined_tables(section, load(section.parts))
     parts.append(
         "\n## Environments of this repository\n\n"
         "What each adds or changes; what it does stands in `environments/README.md`.\n"
@@ -187,7 +187,7 @@ def environment_sections() -> Iterator[Section]:
                 yield Section(f"`{path.name}`: {name}", target, "", below=ENVIRONMENT)
 
 
-def joined(section: Section, models: dict[str, Any]) -> list[str]:
+def joined_tables(section: Section, models: dict[str, Any]) -> list[str]:
     """A heading and a table for every model that the section's model is joined from."""
     known, lines = ORIGINAL.get(section.target), []
     for title, model in models.items():

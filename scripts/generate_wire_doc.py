@@ -64,21 +64,21 @@ def page(text: str) -> str:
 
 def all_blocks() -> dict[str, str]:
     examples = asyncio.run(wire_session.record())
-    blocks = {f"example: {name}": example(said) for name, said in examples.items()}
+    blocks = {f"example: {name}": example(text) for name, text in examples.items()}
     return blocks | {
         "endpoints": endpoints(),
         "errors": errors(),
-        "record": fenced("python", inspect.getsource(ScoredData)),
-        "span": fenced("python", inspect.getsource(SampledSpan)),
+        "record": code_block("python", inspect.getsource(ScoredData)),
+        "span": code_block("python", inspect.getsource(SampledSpan)),
         "bytes": group_in_bytes(),
     }
 
 
 def example(said: Exchange) -> str:
-    return fenced("http", said.request) + fenced("http", said.reply)
+    return code_block("http", said.request) + code_block("http", said.reply)
 
 
-def fenced(language: str, text: str) -> str:
+def code_block(language: str, text: str) -> str:
     return f"```{language}\n{text.rstrip()}\n```\n"
 
 
@@ -93,7 +93,7 @@ def endpoints() -> str:
 
 def errors() -> str:
     rows = ["| status | `status` | when | what to do |", "|---|---|---|---|"]
-    for kind, (code, word) in sorted(STATUS_OF.items(), key=lambda one: one[1][0]):
+    for kind, (code, word) in sorted(STATUS_OF.items(), key=lambda item: item[1][0]):
         when = (kind.__doc__ or "").strip().splitlines()[0]
         shown = "absent" if code == 422 else f"`{word}`"
         rows.append(f"| {code} | {shown} | {when} | {ADVICE[word]} |")
@@ -116,18 +116,18 @@ def group_in_bytes() -> str:
         f"{16:06x}  ... the header, {length} bytes of JSON, padded with spaces ...",
     ]
     tensors = {k: v for k, v in head.items() if k != "__metadata__"}
-    for name, tensor in sorted(tensors.items(), key=lambda one: one[1]["data_offsets"]):
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
         start, end = (16 + length + offset for offset in tensor["data_offsets"])
         shape = ", ".join(str(n) for n in tensor["shape"])
         note = f"{name}: {tensor['dtype']} [{shape}]"
         for at in range(start, end, 16):
             rows.append(row(at, frame[at : min(at + 16, end)], note if at == start else ""))
     return (
-        fenced("json", wire_session.pretty(group))
+        code_block("json", wire_session.pretty(group))
         + "The header of its file:\n\n"
-        + fenced("json", wire_session.pretty(head))
+        + code_block("json", wire_session.pretty(head))
         + "The frame, byte by byte:\n\n"
-        + fenced("text", "\n".join(rows))
+        + code_block("text", "\n".join(rows))
     )
 
 

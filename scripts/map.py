@@ -28,16 +28,37 @@ SENTENCE_END = re.compile(r"(?<=\w\w)[.:](?= [A-Z]|$)|; ")
 # a folder stand before its folders. A listed name that does not exist is skipped.
 FLOW = {
     "atroposlib": (
-        *("wire", "client", "generation", "envs", "api", "inference"),
-        *("trackers", "quickstart", "processes", "testing", "frontend", "cli", "utils"),
+        "wire",
+        "client",
+        "generation",
+        "envs",
+        "api",
+        "inference",
+        "trackers",
+        "quickstart",
+        "processes",
+        "testing",
+        "frontend",
+        "cli",
+        "utils",
     ),
     "atroposlib/generation": ("engines", "sampling", "routing", "chat", "sessions", "proxy"),
     "atroposlib/envs": ("settings", "rollout", "runtime", "function_env", "reward_fns"),
     "atroposlib/api": ("common", "web", "guards", "codec", "run", "decisions", "store"),
     "atroposlib/inference": ("http", "engine", "weights"),
     "example_trainer": (
-        *("settings", "run", "data", "advantage", "model", "losses", "update"),
-        *("distributed", "weights", "checkpoint", "supervised", "launch"),
+        "settings",
+        "run",
+        "data",
+        "advantage",
+        "model",
+        "losses",
+        "update",
+        "distributed",
+        "weights",
+        "checkpoint",
+        "supervised",
+        "launch",
     ),
 }
 
@@ -93,10 +114,10 @@ def entry(name: str, phrase: str, depth: int) -> str:
     indent = "  " * depth
     # A name as long as the column still ends in a space, so that a test can split the line.
     start = f"{indent}{name:<{NAME_WIDTH - len(indent) - 1}} "
-    return (start + shortened(phrase, LINE_WIDTH - len(start))).rstrip()
+    return (start + shorten(phrase, LINE_WIDTH - len(start))).rstrip()
 
 
-def shortened(phrase: str, room: int) -> str:
+def shorten(phrase: str, room: int) -> str:
     """``phrase``, or its first whole words and an ellipsis if it is longer than ``room``."""
     if len(phrase) <= room:
         return phrase

@@ -75,15 +75,15 @@ def main(names: list[str]) -> int:
     """Measure the named environments or all; returns the exit status of the tests."""
     suites = [EVERY, *(f"{LIBRARY}::{test}" for test in SCORED)]
     chosen = ["-k", " or ".join(f"[{name}" for name in names)] if names else []
-    one = Recorder()
+    recorder = Recorder()
     status = int(
-        pytest.main(["-q", "-p", "no:cacheprovider", *suites, *chosen], plugins=[one])
+        pytest.main(["-q", "-p", "no:cacheprovider", *suites, *chosen], plugins=[recorder])
     )
     if status == 0:
         known = json.loads(TARGET.read_text(encoding="utf-8")) if TARGET.exists() else {}
         figures = {
             **known.get("environments", {}),
-            **{k: v for k, v in one.found.items() if v},
+            **{k: v for k, v in recorder.found.items() if v},
         }
         figures = {name: figures[name] for name in sorted(figures)}
         about = "arithmetic and letters are processes, with their imports"

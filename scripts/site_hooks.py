@@ -83,10 +83,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     parts = FENCE.split(markdown)
     for index in range(0, len(parts), 2):
         parts[index] = LINK.sub(
-            lambda found: linked(found, here, config.extra["repository"] or ""), parts[index]
+            lambda match: site_link(match, here, config.extra["repository"] or ""),
+            parts[index],
         )
         parts[index] = CODE_IN_TABLE.sub(
-            lambda found: found.group().replace("\\|", "|"), parts[index]
+            lambda match: match.group().replace("\\|", "|"), parts[index]
         )
     markdown = "".join(parts)
     if HELP in markdown:
@@ -95,7 +96,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return markdown
 
 
-def linked(found: re.Match[str], here: str, repository: str) -> str:
+def site_link(found: re.Match[str], here: str, repository: str) -> str:
     """A link of the repository as one of the site, of the forge, or as plain text."""
     image, text, target = found.groups()
     path, mark, anchor = target.partition("#")
@@ -192,6 +193,6 @@ def first_sentence(markdown: str) -> str:
     for paragraph in FENCE.sub("", markdown).split("\n\n"):
         text = " ".join(paragraph.split())
         if text and text[0] not in "#|<!:-*" and not text.startswith("```"):
-            text = LINK.sub(lambda found: found.group(2), text)
+            text = LINK.sub(lambda match: match.group(2), text)
             return re.split(r"(?<=[.])\s", text)[0]
     return ""

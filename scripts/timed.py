@@ -21,7 +21,7 @@ from pathlib import Path
 def main(argv: Sequence[str]) -> int:
     store, name, rule, *command = argv
     known = read(Path(store))
-    print(f"{name}: {expected(known.get(name), rule)}", flush=True)
+    print(f"{name}: {expected_text(known.get(name), rule)}", flush=True)
     if not command:
         return 0
     begun = time.monotonic()
@@ -41,7 +41,7 @@ def read(store: Path) -> dict[str, float]:
     return known if isinstance(known, dict) else {}
 
 
-def expected(seconds: float | None, rule: str) -> str:
+def expected_text(seconds: float | None, rule: str) -> str:
     """``202.4`` -> ``3 min 22 s last time``; ``rule`` without a known time."""
     if seconds is None:
         return rule

@@ -109,7 +109,7 @@ class Session:
         response = await self._http.request(
             method, path, content=content if body is not None else None, headers=headers
         )
-        answer = _decoded(response)
+        answer = _decode(response)
         if name is not None:
             request = self._text(f"{method} {path}", headers, shown or body)
             kept = {k: v for k, v in response.headers.items() if k in SHOWN_HEADERS}
@@ -123,7 +123,7 @@ class Session:
         text = "\n".join([first, *named])
         if body is not None and body != "":
             shown = "(frames)" if isinstance(body, bytes) else body
-            text += "\n\n" + (shown if isinstance(shown, str) else pretty(_settled(shown)))
+            text += "\n\n" + (shown if isinstance(shown, str) else pretty(_settle(shown)))
         return text.replace(self.run_id, RUN_ID) if self.run_id else text
 
     async def events(self) -> str:
@@ -139,25 +139,25 @@ class Session:
         self.app.state.service.close()
 
 
-def _decoded(response: httpx.Response) -> Any:
+def _decode(response: httpx.Response) -> Any:
     kind = response.headers.get("content-type", "")
     if kind.startswith("application/json"):
         return json.loads(response.content)
     return response.content if kind.startswith("application/x-") else response.text
 
 
-def _settled(value: Any) -> Any:
+def _settle(value: Any) -> Any:
     """The same, without what chance decided and without the empty fields of groups."""
     if isinstance(value, dict):
         group = "tokens" in value  # every key of the record is there, most without information
         fixed = {"uuid": 271828182845904523536028747135266249775, "instance": "5f0c71"}
         return {
-            k: fixed[k] if k in fixed else _settled(v)
+            k: fixed[k] if k in fixed else _settle(v)
             for k, v in value.items()
             if not (group and v is None)
         }
     if isinstance(value, list):
-        return [_settled(one) for one in value]
+        return [_settle(item) for item in value]
     return value
 
 
@@ -176,7 +176,7 @@ def pretty(value: Any, indent: int = 0, width: int = 92) -> str:
                 f"{pad}{json.dumps(k)}: {pretty(v, at if fits else indent + 2, width)}"
             )
         return "{\n" + ",\n".join(inner) + "\n" + " " * indent + "}"
-    inner = [pad + pretty(one, indent + 2, width) for one in value]
+    inner = [pad + pretty(item, indent + 2, width) for item in value]
     return "[\n" + ",\n".join(inner) + "\n" + " " * indent + "]"
 
 

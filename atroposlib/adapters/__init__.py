@@ -40,7 +40,7 @@ class EpisodeConfig(FunctionEnvConfig):
     )
 
 
-def imported(name: str, extra: str, distribution: str = "") -> tuple[Any, str]:
+def import_package(name: str, extra: str, distribution: str = "") -> tuple[Any, str]:
     """The package ``name``, and its name and version, such as "gymnasium 1.4.0".
 
     Its distribution has the name of the extra, if no other is given.

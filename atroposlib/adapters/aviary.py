@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import Field
 
-from atroposlib.adapters import EpisodeConfig, fits, imported
+from atroposlib.adapters import EpisodeConfig, fits, import_package
 from atroposlib.adapters.gymnasium import Score
 from atroposlib.envs.function_env import Model, Reward, environment
 from atroposlib.envs.function_env.tools import object_in
@@ -52,26 +52,26 @@ class AviaryConfig(EpisodeConfig):
 
 def dataset_of(config: AviaryConfig) -> Any:
     """The data set. Raises ConfigError: there is none, or its tasks have no numbers."""
-    imported("aviary.core", "fhaviary")
+    import_package("aviary.core", "fhaviary")
     from aviary.core import TaskDataset
 
     module, _, name = config.env_id.partition(":")
     try:
         if name:
-            found = getattr(import_module(module), name)(**config.env_kwargs)
+            dataset = getattr(import_module(module), name)(**config.env_kwargs)
         else:
-            found = TaskDataset.from_name(module, **config.env_kwargs)
-        len(found)
+            dataset = TaskDataset.from_name(module, **config.env_kwargs)
+        len(dataset)
     except (ImportError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(
             f"--env.env_id {config.env_id}: no data set of numbered tasks ({what})"
         ) from error
-    return found
+    return dataset
 
 
 def tasks(config: AviaryConfig) -> list[dict[str, Any]]:
-    count, (_, package) = len(dataset_of(config)), imported("aviary.core", "fhaviary")
+    count, (_, package) = len(dataset_of(config)), import_package("aviary.core", "fhaviary")
     source = {"package": package, "env_id": config.env_id}
     return [
         {"id": f"{config.env_id}/{n}", "place": n, "source": {**source, "task": n}}
@@ -80,7 +80,7 @@ def tasks(config: AviaryConfig) -> list[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def opened(config: AviaryConfig) -> AsyncIterator[Any]:
+async def open_environment(config: AviaryConfig) -> AsyncIterator[Any]:
     yield dataset_of(config)
 
 
@@ -89,20 +89,20 @@ def mistake(call: Mapping[str, Any], tools: Sequence[Any]) -> str:
 
     Environments raise for such calls, which would fail a rollout for an error of the model.
     """
-    asked = call["function"]
-    tool = next((tool for tool in tools if tool.info.name == asked["name"]), None)
+    function = call["function"]
+    tool = next((tool for tool in tools if tool.info.name == function["name"]), None)
     if tool is None:
-        return f"there is no tool {asked['name']!r}, only {[t.info.name for t in tools]}"
-    given = object_in(asked["arguments"])
-    if given is None:
+        return f"there is no tool {function['name']!r}, only {[t.info.name for t in tools]}"
+    arguments = object_in(function["arguments"])
+    if arguments is None:
         return "the arguments are not a JSON object"
     schema = tool.info.parameters
     known = schema.properties if schema else {}
-    missing = [name for name in (schema.required if schema else ()) if name not in given]
-    unknown = [name for name in given if name not in known]
+    missing = [name for name in (schema.required if schema else ()) if name not in arguments]
+    unknown = [name for name in arguments if name not in known]
     if missing or unknown:
         return f"missing arguments {missing}, unknown ones {unknown}"
-    for name, value in given.items():
+    for name, value in arguments.items():
         kind = known[name].get("type")
         truth = isinstance(value, bool) and kind in ("integer", "number")
         if truth or not isinstance(value, KINDS.get(kind, object)):
@@ -110,7 +110,7 @@ def mistake(call: Mapping[str, Any], tools: Sequence[Any]) -> str:
     return ""
 
 
-@environment(tasks, config=AviaryConfig, lifespan=opened)
+@environment(tasks, config=AviaryConfig, lifespan=open_environment)
 async def aviary(task: Any, model: Model, config: AviaryConfig, resources: Any) -> Reward:
     """Play one episode, scored by the environment's own rewards."""
     from aviary.env import EnvsTaskDataset
@@ -119,12 +119,12 @@ async def aviary(task: Any, model: Model, config: AviaryConfig, resources: Any) 
     if isinstance(resources, EnvsTaskDataset):  # gives the same object every time
         env = copy.deepcopy(env)
     try:
-        return await played(env, model, config)
+        return await play_aviary(env, model, config)
     finally:
         await env.close()
 
 
-async def played(env: Any, model: Model, config: AviaryConfig) -> Reward:
+async def play_aviary(env: Any, model: Model, config: AviaryConfig) -> Reward:
     """One episode until its end, or until a limit cuts it."""
     from aviary.core import ToolRequestMessage
 

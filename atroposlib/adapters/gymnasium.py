@@ -25,7 +25,7 @@ from atroposlib.adapters import (
     EpisodeConfig,
     fits,
     held_out_episodes,
-    imported,
+    import_package,
     training_episodes,
 )
 from atroposlib.envs.function_env import Model, Reward, environment
@@ -98,7 +98,7 @@ class Game:
     """
 
     def __init__(self, config: GymnasiumConfig) -> None:
-        gymnasium, self.package = imported("gymnasium", "gymnasium")
+        gymnasium, self.package = import_package("gymnasium", "gymnasium")
         kwargs, env_id = dict(config.env_kwargs), config.env_id
         module, _, registered = env_id.rpartition(":")
         try:
@@ -121,14 +121,14 @@ class Game:
     def start(self, seed: int) -> str:
         """Start the episode of ``seed`` and return its first state."""
         observation, _ = self.env.reset(seed=seed)
-        return self._shown(observation)
+        return self._observation_text(observation)
 
     def step(self, action: int) -> tuple[str, float, bool, bool]:
         """(state, reward, terminated, truncated) after action number ``action`` of ``names``."""
         observation, reward, ended, cut, _ = self.env.step(self.first_action + action)
-        return self._shown(observation), float(reward), bool(ended), bool(cut)
+        return self._observation_text(observation), float(reward), bool(ended), bool(cut)
 
-    def _shown(self, observation: Any) -> str:
+    def _observation_text(self, observation: Any) -> str:
         if self.env.render_mode == "ansi":
             return as_text(str(self.env.render()))
         return f"Observation: {observation}"
@@ -158,14 +158,14 @@ def as_text(rendered: str) -> str:
     return "".join(parts).strip("\n")
 
 
-def known(env_id: str) -> tuple[list[str] | None, str]:
+def known_actions(env_id: str) -> tuple[list[str] | None, str]:
     """Action names and legend, by the name without namespace and version."""
     return KNOWN.get(env_id.rpartition("/")[2].partition("-")[0], (None, ""))
 
 
 def action_names(env_id: str, count: int, given: Sequence[str] | None) -> list[str]:
     """Names of ``count`` actions: the given ones, the known ones, else numbers."""
-    names = list(given or known(env_id)[0] or map(str, range(count)))
+    names = list(given or known_actions(env_id)[0] or map(str, range(count)))
     if len(names) != count:
         raise ConfigError(
             f"--env.action_names: {env_id} has {count} actions, not {len(names)}"
@@ -175,10 +175,10 @@ def action_names(env_id: str, count: int, given: Sequence[str] | None) -> list[s
 
 def chosen_action(reply: str, names: Sequence[str]) -> int | None:
     """The action of the last <action>, by name or number; None without a valid one."""
-    found = ACTION.findall(reply)
-    if not found:
+    actions = ACTION.findall(reply)
+    if not actions:
         return None
-    word = " ".join(found[-1].split()).lower()
+    word = " ".join(actions[-1].split()).lower()
     lowered = [name.lower() for name in names]
     if word in lowered:
         return lowered.index(word)
@@ -195,7 +195,7 @@ def training(config: GymnasiumConfig) -> Iterator[dict[str, Any]]:
 
 
 def held_out(config: GymnasiumConfig) -> list[dict[str, Any]]:
-    return held_out_episodes(config, imported("gymnasium", "gymnasium")[1])
+    return held_out_episodes(config, import_package("gymnasium", "gymnasium")[1])
 
 
 @environment(training, eval_dataset=held_out, config=GymnasiumConfig)
@@ -203,16 +203,18 @@ async def gymnasium(task: Any, model: Model, config: GymnasiumConfig) -> Reward:
     """Play one episode, scored by the environment's own rewards."""
     game = await asyncio.to_thread(Game, config)
     try:
-        return await played(game, task["seed"], model, config)
+        return await play_gymnasium(game, task["seed"], model, config)
     finally:
         await asyncio.to_thread(game.env.close)
 
 
-async def played(game: Game, seed: int, model: Model, config: GymnasiumConfig) -> Reward:
+async def play_gymnasium(
+    game: Game, seed: int, model: Model, config: GymnasiumConfig
+) -> Reward:
     """One episode until its end, or until a limit cuts it."""
     actions = ", ".join(f"{name} ({i})" for i, name in enumerate(game.names))
     about = {"env_id": config.env_id, "example": game.names[0], "actions": actions}
-    opening = PROMPT.format(**about, legend=known(config.env_id)[1])
+    opening = PROMPT.format(**about, legend=known_actions(config.env_id)[1])
     messages: list[dict[str, Any]] = [{"role": "system", "content": opening}]
     state, note = await asyncio.to_thread(game.start, seed), ""
     rewards: list[float] = []

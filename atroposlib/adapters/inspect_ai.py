@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from atroposlib.adapters import imported
+from atroposlib.adapters import import_package
 from atroposlib.envs.function_env import FunctionEnvConfig, Model, Reward, environment
 from atroposlib.errors import ConfigError, RolloutError, boundary
 
@@ -79,7 +79,7 @@ class Evals:
                 batch.append(self.waiting.get_nowait())
             try:
                 with boundary("inspect_ai", None, "eval"):
-                    results = await self._evaluated(batch)
+                    results = await self._evaluate(batch)
             except RolloutError as error:
                 for one in batch:
                     if not one.done.done():
@@ -89,20 +89,20 @@ class Evals:
                 if not one.done.done():  # the rollout may have been cancelled
                     one.done.set_result(result)
 
-    async def _evaluated(self, batch: list[Waiting]) -> list[tuple[Any, Any]]:
+    async def _evaluate(self, batch: list[Waiting]) -> list[tuple[Any, Any]]:
         from inspect_ai import eval_async, task_with
 
         tasks = [
             task_with(
                 copy.copy(self.task),
-                dataset=[one.sample],
-                model=one.models[""],
-                model_roles={**(self.task.model_roles or {}), GRADER: one.models[GRADER]},
+                dataset=[sample.sample],
+                model=sample.models[""],
+                model_roles={**(self.task.model_roles or {}), GRADER: sample.models[GRADER]},
                 epochs=1,
                 fail_on_error=True,
                 metadata={"place": place},
             )
-            for place, one in enumerate(batch)
+            for place, sample in enumerate(batch)
         ]
         quiet: Any = {"ctl_server": False, "score_display": False, "log_realtime": False}
         with tempfile.TemporaryDirectory(prefix="atropos-inspect-") as folder:
@@ -116,12 +116,12 @@ class Evals:
 
 
 @lru_cache(maxsize=1)
-def loaded(env_id: str, arguments: str) -> Any:
+def load_task(env_id: str, arguments: str) -> Any:
     """The task, without Inspect's display and handler of the root logger.
 
     Raises ConfigError: no such task, or it cannot be used here.
     """
-    imported("inspect_ai", PACKAGE)
+    import_package("inspect_ai", PACKAGE)
     try:
         from inspect_ai._eval.loader import load_tasks
         from inspect_ai._util.error import PrerequisiteError
@@ -163,7 +163,7 @@ def loaded(env_id: str, arguments: str) -> Any:
 
 
 def task_of(config: InspectConfig) -> Any:
-    return loaded(config.env_id, json.dumps(config.env_kwargs, sort_keys=True))
+    return load_task(config.env_id, json.dumps(config.env_kwargs, sort_keys=True))
 
 
 def registered_by(env_id: str) -> EntryPoints:
@@ -172,7 +172,7 @@ def registered_by(env_id: str) -> EntryPoints:
 
 
 def samples(config: InspectConfig) -> list[dict[str, Any]]:
-    task, package = task_of(config), imported("inspect_ai", PACKAGE)[1]
+    task, package = task_of(config), import_package("inspect_ai", PACKAGE)[1]
     source = {"package": package, "env_id": config.env_id}
     for entry in registered_by(config.env_id):
         if entry.dist is not None:
@@ -186,10 +186,10 @@ def samples(config: InspectConfig) -> list[dict[str, Any]]:
 
 @asynccontextmanager
 async def evals(config: InspectConfig) -> AsyncIterator[Evals]:
-    found = Evals(await asyncio.to_thread(task_of, config))
-    running = asyncio.create_task(found.run())
+    shared = Evals(await asyncio.to_thread(task_of, config))
+    running = asyncio.create_task(shared.run())
     try:
-        yield found
+        yield shared
     finally:
         running.cancel()
         await asyncio.wait([running])

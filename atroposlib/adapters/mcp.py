@@ -25,7 +25,7 @@ from typing import Any
 
 from pydantic import Field
 
-from atroposlib.adapters import imported
+from atroposlib.adapters import import_package
 from atroposlib.envs.function_env import FunctionEnv, FunctionEnvConfig, Model, environment
 from atroposlib.envs.function_env.rewards import call_user
 from atroposlib.errors import ConfigError, RolloutError, boundary
@@ -85,16 +85,20 @@ def text_of(result: Mapping[str, Any]) -> str:
 
 def plain_names(names: Sequence[str]) -> list[str]:
     """Names in the characters of a function's name, each different from the others."""
-    found: list[str] = []
+    given_names: list[str] = []
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:MAX_NAME_CHARS]
         free = (f"{plain[: MAX_NAME_CHARS - 4]}_{n}" for n in itertools.count(2))
-        found.append(plain if plain not in found else next(n for n in free if n not in found))
-    return found
+        given_names.append(
+            plain
+            if plain not in given_names
+            else next(n for n in free if n not in given_names)
+        )
+    return given_names
 
 
 @asynccontextmanager
-async def connected(
+async def connect_tools(
     command: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
@@ -106,7 +110,7 @@ async def connected(
     Raises ConfigError: the package is missing, or no server started within ``timeout_s``; with
     the end of its stderr.
     """
-    imported("mcp", "mcp")
+    import_package("mcp", "mcp")
     async with AsyncExitStack() as stack:
         errors = stack.enter_context(tempfile.TemporaryFile("w+b"))
         # Task groups of the package would wrap exceptions of the block.
@@ -119,10 +123,10 @@ async def connected(
             while getattr(cause, "exceptions", None):  # a group with one exception
                 cause = cause.exceptions[0]
             errors.seek(0)
-            said = errors.read()[-STDERR_BYTES:].decode(errors="replace").strip()
+            output = errors.read()[-STDERR_BYTES:].decode(errors="replace").strip()
             raise ConfigError(
                 f"no MCP server by {shlex.join(command)!r}: {type(cause).__name__} {cause}"
-                + (f"; its stderr ends with:\n{said}" if said else "")
+                + (f"; its stderr ends with:\n{output}" if output else "")
             ) from error
         yield tools
 
@@ -189,14 +193,14 @@ def mcp(
     """
 
     def server(config: McpConfig) -> Any:
-        return connected(command, env=env, cwd=cwd, timeout_s=config.server_timeout)
+        return connect_tools(command, env=env, cwd=cwd, timeout_s=config.server_timeout)
 
     @asynccontextmanager
     async def lifespan(config: McpConfig) -> AsyncIterator[Iterator[list[McpTool]] | None]:
         async with AsyncExitStack() as stack:
             # Without shared ones too: a wrong command fails before the first rollout.
             opening = [server(config) for _ in range(config.servers_shared or 1)]
-            tools = [await stack.enter_async_context(one) for one in opening]
+            tools = [await stack.enter_async_context(session) for session in opening]
             if config.servers_shared:
                 yield itertools.cycle(tools)
                 return

@@ -73,17 +73,17 @@ def rows(config: NemoGymConfig) -> list[dict[str, Any]]:
     # No route has the version of the package, or the name of the server.
     source = {"package": "nemo-gym", "env_id": config.env_id}
     path = config.dataset_path
-    found = []
+    tasks = []
     for number, row in enumerate(load_rows(path, "train", path=path, option="dataset_path")):
-        with refused(f"{path}, row {number + 1}"):
+        with convert_refusals(f"{path}, row {number + 1}"):
             asked_of(row)
         name = task_id(row)
-        found.append({"id": name, "row": row, "source": {**source, "row": name}})
-    return found
+        tasks.append({"id": name, "row": row, "source": {**source, "row": name}})
+    return tasks
 
 
 @contextmanager
-def refused(where: str) -> Iterator[None]:
+def convert_refusals(where: str) -> Iterator[None]:
     try:
         yield
     except (InferenceRefused, KeyError, TypeError, ValueError) as error:
@@ -92,11 +92,11 @@ def refused(where: str) -> Iterator[None]:
 
 def asked_of(row: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Chat messages and tools of a row. Raises InferenceRefused, KeyError or ValueError."""
-    asked = row[ASKED]
-    messages = messages_of(asked["input"])
-    if asked.get("instructions"):
-        messages = [{"role": "system", "content": asked["instructions"]}, *messages]
-    tools = list(asked.get("tools") or ())
+    request = row[ASKED]
+    messages = messages_of(request["input"])
+    if request.get("instructions"):
+        messages = [{"role": "system", "content": request["instructions"]}, *messages]
+    tools = list(request.get("tools") or ())
     if others := sorted({tool["type"] for tool in tools} - {"function"}):
         raise ValueError(f"tools of type {others[0]} are not served")
     return plain_messages(messages), tools
@@ -135,7 +135,7 @@ def response_of(
     }
 
 
-async def posted(http: httpx.AsyncClient, path: str, body: Mapping[str, Any]) -> Any:
+async def post_json(http: httpx.AsyncClient, path: str, body: Mapping[str, Any]) -> Any:
     answer = await http.post(path, json=body)
     if answer.is_error:
         raise RuntimeError(f"{path}: {answer.status_code} {answer.text[:500]}")
@@ -152,18 +152,20 @@ async def nemo_gym(task: Any, model: Model, config: NemoGymConfig) -> Reward:
         base_url=config.env_id, timeout=config.server_timeout, trust_env=False
     )
     async with opening as http:
-        seeded = await posted(http, "/seed_session", row)
+        seeded = await post_json(http, "/seed_session", row)
         if (
             "mcp" in seeded
         ):  # without them every reply would be scored as a failure of the model
             raise ConfigError(f"--env.env_id {config.env_id}: tools over MCP are not served")
         tools: list[Any] = [
-            GymTool(one["name"], one.get("description") or "", one["parameters"] or {}, http)
-            for one in described
+            GymTool(
+                tool["name"], tool.get("description") or "", tool["parameters"] or {}, http
+            )
+            for tool in described
         ]
         reply = await model.use_tools(messages, tools=tools, max_turns=config.max_turns)
         turns = reply.messages[len(messages) :]
-        verdict = await posted(
+        verdict = await post_json(
             http, "/verify", {**row, "response": response_of(row[ASKED], turns, reply)}
         )
     if verdict.get("mask_sample"):  # by its own word the reward is no measurement

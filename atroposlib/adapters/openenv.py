@@ -78,10 +78,10 @@ class Contract:
 
 def address(env_id: str, scheme: str, path: str) -> str:
     """A URL of the server: ``scheme`` is ws or http, with an s where ``env_id`` has one."""
-    found = re.fullmatch(r"(?:ws|http)(s?)://(.+?)(?:/ws)?/?", env_id)
-    if found is None:
+    match = re.fullmatch(r"(?:ws|http)(s?)://(.+?)(?:/ws)?/?", env_id)
+    if match is None:
         raise ConfigError(f"--env.env_id {env_id}: write it as ws://host:port/ws")
-    return f"{scheme}{found[1]}://{found[2]}{path}"
+    return f"{scheme}{match[1]}://{match[2]}{path}"
 
 
 def contract_of(config: OpenEnvConfig) -> Contract:
@@ -90,8 +90,8 @@ def contract_of(config: OpenEnvConfig) -> Contract:
         with httpx.Client(timeout=config.server_timeout, trust_env=False) as http:
             schema = http.get(address(config.env_id, "http", "/schema")).raise_for_status()
             about = http.get(address(config.env_id, "http", "/metadata")).raise_for_status()
-        action, told = schema.json()["action"], about.json()
-        name = f"{told.get('name') or 'openenv'} {told.get('version') or ''}".strip()
+        action, metadata = schema.json()["action"], about.json()
+        name = f"{metadata.get('name') or 'openenv'} {metadata.get('version') or ''}".strip()
         if not set(action["properties"]) - {"metadata"}:
             raise ValueError("its actions have no fields")
         return Contract(name, action)
@@ -134,7 +134,7 @@ class Session:
         self._open.close()
 
 
-def opened(config: OpenEnvConfig, seed: int) -> tuple[Session, dict[str, Any]]:
+def open_session(config: OpenEnvConfig, seed: int) -> tuple[Session, dict[str, Any]]:
     """A session and the answer to its reset; waits for a place at a full server.
 
     Raises ServerError: it stayed full, or its reset failed.
@@ -156,9 +156,9 @@ def opened(config: OpenEnvConfig, seed: int) -> tuple[Session, dict[str, Any]]:
 
 
 async def opened_aside(config: OpenEnvConfig, seed: int) -> tuple[Session, dict[str, Any]]:
-    """As :func:`opened`, in a thread; if it is cancelled, the session is closed once it is there."""
+    """As :func:`open_session`, in a thread; if it is cancelled, the session is closed once it is there."""
     loop = asyncio.get_running_loop()
-    opening = asyncio.ensure_future(asyncio.to_thread(opened, config, seed))
+    opening = asyncio.ensure_future(asyncio.to_thread(open_session, config, seed))
 
     def close(done: asyncio.Future[tuple[Session, dict[str, Any]]]) -> None:
         if not done.cancelled() and done.exception() is None:
@@ -171,7 +171,7 @@ async def opened_aside(config: OpenEnvConfig, seed: int) -> tuple[Session, dict[
         raise
 
 
-def shown(observation: Mapping[str, Any]) -> str:
+def observation_text(observation: Mapping[str, Any]) -> str:
     """An observation as text: that of its only text field, else its fields as JSON."""
     fields = {name: value for name, value in observation.items() if name not in HIDDEN}
     values = list(fields.values())
@@ -196,7 +196,9 @@ def training(config: OpenEnvConfig) -> Iterator[dict[str, Any]]:
 
     contract = contract_of(config)
     try:
-        session, _ = opened(config, 0)  # a reset that fails, fails before the first rollout
+        session, _ = open_session(
+            config, 0
+        )  # a reset that fails, fails before the first rollout
     except (OSError, ValueError, KeyError, ServerError, WebSocketException) as error:
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"--env.env_id {config.env_id}: no reset ({what})") from error
@@ -209,23 +211,23 @@ def held_out(config: OpenEnvConfig) -> list[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def asked(config: OpenEnvConfig) -> AsyncIterator[Contract]:
+async def ask_contract(config: OpenEnvConfig) -> AsyncIterator[Contract]:
     yield await asyncio.to_thread(contract_of, config)
 
 
-@environment(training, eval_dataset=held_out, config=OpenEnvConfig, lifespan=asked)
+@environment(training, eval_dataset=held_out, config=OpenEnvConfig, lifespan=ask_contract)
 async def openenv(
     task: Any, model: Model, config: OpenEnvConfig, resources: Contract
 ) -> Reward:
     """Play one episode, scored by the environment's own rewards."""
     session, first = await opened_aside(config, task["seed"])
     try:
-        return await played(session, first, resources, model, config)
+        return await play_openenv(session, first, resources, model, config)
     finally:
         await asyncio.to_thread(session.close)
 
 
-async def played(
+async def play_openenv(
     session: Session, answer: Any, contract: Contract, model: Model, config: OpenEnvConfig
 ) -> Reward:
     """One episode until its end, or until a limit cuts it."""
@@ -237,7 +239,7 @@ async def played(
     messages: Any = [{"role": "system", "content": opening}] if opening else []
     rewards, turns, refused, note = [], 0, 0, ""
     while not answer["done"] and turns < config.max_turns:
-        text = note + shown(answer["observation"])
+        text = note + observation_text(answer["observation"])
         if not fits(model, text if turns else opening + text, config):
             break
         reply = await model.chat([*messages, {"role": "user", "content": text}])

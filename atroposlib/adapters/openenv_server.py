@@ -78,7 +78,7 @@ class AskingSession(ScriptedSession):
         # One more than was sent: the reply.
         news = messages[len(self._known) + bool(self._known) :] if grown else messages
         self._known = messages
-        prompt = "\n\n".join(str(one.get("content") or "") for one in news)
+        prompt = "\n\n".join(str(message.get("content") or "") for message in news)
         self.asked.put_nowait(Seen(prompt=prompt, messages=news, tools=list(tools)))
         self.left = [await self.replies.get()]
         return await super().chat_completion(tools=tools, **sent)

@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import Field
 
-from atroposlib.adapters import imported
+from atroposlib.adapters import import_package
 from atroposlib.envs.function_env import FunctionEnvConfig, Model, environment
 from atroposlib.envs.function_env.card import Card, Replies
 from atroposlib.envs.function_env.data import task_id
@@ -67,7 +67,7 @@ class ReasoningGymConfig(FunctionEnvConfig):
     max_tokens: int = Field(default=5, ge=1, description="most tokens of an answer")
 
 
-def extracted(text: str) -> str | None:
+def answer_part(text: str) -> str | None:
     """The scored part of a reply; None without one.
 
     "<answer>7</answer>, I think" is "7", "so\\nAnswer: 7" is "7", "3 + 4\\n7\\n" is "7".
@@ -84,7 +84,7 @@ def make_dataset(config: ReasoningGymConfig) -> tuple[Any, str]:
 
     Raises ConfigError: the package is missing, has no such data set, or refuses its settings.
     """
-    package, version = imported("reasoning_gym", "reasoning-gym")
+    package, version = import_package("reasoning_gym", "reasoning-gym")
     name, chosen = config.dataset_name, config.dataset_kwargs
     chosen = EASY.get(name, {}) if chosen is None else chosen
     size = {"size": config.dataset_size, "seed": config.seed}
@@ -153,7 +153,7 @@ def gold(task: Any) -> Replies:
 )
 async def reasoning_gym(task: Any, model: Model, resources: Any) -> dict[str, Any]:
     """Ask the package's question; the package scores the answer from 0 to 1."""
-    answer = extracted(await model.chat(task["messages"]))
+    answer = answer_part(await model.chat(task["messages"]))
     score = await asyncio.to_thread(resources.score_answer, answer=answer, entry=task["entry"])
     return {"score": float(score), "exact": score >= 1.0}
 

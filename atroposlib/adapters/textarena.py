@@ -22,7 +22,7 @@ from atroposlib.adapters import (
     EpisodeConfig,
     fits,
     held_out_episodes,
-    imported,
+    import_package,
     training_episodes,
 )
 from atroposlib.envs.function_env import Model, Reward, environment
@@ -32,8 +32,14 @@ MAX_PLAYERS = 8
 _NUMBERS = threading.Lock()  # games draw from Python's global random numbers
 # What games raise that cannot be made: wrong syntax, missing word lists, keys and files.
 REFUSALS = (
-    *(ValueError, LookupError, ImportError, SyntaxError, TypeError, AssertionError),
-    *(OSError, AttributeError),
+    ValueError,
+    LookupError,
+    ImportError,
+    SyntaxError,
+    TypeError,
+    AssertionError,
+    OSError,
+    AttributeError,
 )
 
 
@@ -117,9 +123,9 @@ def _about_players(error: Exception) -> bool:
 
 def _arena() -> tuple[Any, str]:
     """The package, whose games download word lists where they are missing: here they do not."""
-    nltk, _ = imported("nltk", "textarena")
+    nltk, _ = import_package("nltk", "textarena")
     nltk.download = lambda *names, **options: False
-    return imported("textarena", "textarena")
+    return import_package("textarena", "textarena")
 
 
 def training(config: TextArenaConfig) -> Iterator[dict[str, Any]]:
@@ -152,7 +158,7 @@ class Seats:
         history = self.histories.setdefault(player, [])
         history.append({"role": "user", "content": text})
         if alone:
-            said = str(await self.model.chat(history))
+            reply = str(await self.model.chat(history))
             self.used[player] = self.model.row_tokens
         else:
             if player not in self.clients:
@@ -160,10 +166,10 @@ class Seats:
                 self.clients[player] = await self.stack.enter_async_context(client)
             chat = self.clients[player].chat.completions
             completion = await chat.create(model="any", messages=history)
-            said = completion.choices[0].message.content or ""
+            reply = completion.choices[0].message.content or ""
             self.used[player] = completion.usage.total_tokens
-        history.append({"role": "assistant", "content": said})
-        return said
+        history.append({"role": "assistant", "content": reply})
+        return reply
 
 
 @environment(training, eval_dataset=held_out, config=TextArenaConfig)

@@ -30,7 +30,7 @@ from atroposlib.adapters import (
     EpisodeConfig,
     fits,
     held_out_episodes,
-    imported,
+    import_package,
     training_episodes,
 )
 from atroposlib.envs.function_env import Model, Reward, environment
@@ -109,7 +109,7 @@ class World:
 def _package() -> Any:
     """The package, without its warning of every game that its interpreter does not know."""
     warnings.filterwarnings("ignore", message="Game .* is not fully supported")
-    return imported("textworld", "textworld")[0]
+    return import_package("textworld", "textworld")[0]
 
 
 def _settings(add_arguments: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -140,11 +140,11 @@ def game_of(task: Any) -> World:
 
 def command_in(reply: str) -> str | None:
     """The last <action> in lower case; None without one."""
-    found = ACTION.findall(reply)
-    return " ".join(found[-1].lower().split()) if found else None
+    commands = ACTION.findall(reply)
+    return " ".join(commands[-1].lower().split()) if commands else None
 
 
-def allowed(command: str, verbs: list[str]) -> bool:
+def is_game_command(command: str, verbs: list[str]) -> bool:
     """Whether a command is one action of the game: others save files or end the interpreter."""
     words = command.split()
     plain = _COMMAND.fullmatch(command) and len(command) <= MAX_COMMAND_CHARS
@@ -152,7 +152,7 @@ def allowed(command: str, verbs: list[str]) -> bool:
 
 
 def training(config: TextWorldConfig) -> Iterator[dict[str, Any]]:
-    package = imported("textworld", "textworld")[1]
+    package = import_package("textworld", "textworld")[1]
     tasks = training_episodes(config, package)
     try:
         game_of(held_out(config)[0])  # a wrong setting fails before the first rollout
@@ -165,7 +165,7 @@ def training(config: TextWorldConfig) -> Iterator[dict[str, Any]]:
 
 
 def held_out(config: TextWorldConfig) -> list[dict[str, Any]]:
-    tasks = held_out_episodes(config, imported("textworld", "textworld")[1])
+    tasks = held_out_episodes(config, import_package("textworld", "textworld")[1])
     return [{**task, "env_kwargs": config.env_kwargs} for task in tasks]
 
 
@@ -190,7 +190,7 @@ async def textworld(task: Any, model: Model, config: TextWorldConfig) -> Reward:
     game = await asyncio.to_thread(game_of, task)
     env, state = await asyncio.to_thread(game.start)
     try:
-        return await played(env, state, game.verbs, model, config)
+        return await play_textworld(env, state, game.verbs, model, config)
     finally:
         await asyncio.to_thread(env.close)
 
@@ -201,7 +201,7 @@ def step(env: Any, command: str) -> Any:
         return env.step(command)
 
 
-async def played(
+async def play_textworld(
     env: Any, state: Any, verbs: list[str], model: Model, config: TextWorldConfig
 ) -> Reward:
     """One episode until its end, a reply without a command, or a limit."""
@@ -219,7 +219,7 @@ async def played(
         command = command_in(reply)
         if command is None:
             over = True
-        elif not allowed(command, verbs):
+        elif not is_game_command(command, verbs):
             refused, text = refused + 1, REFUSED.format(verbs=", ".join(verbs))
         else:
             state, _, over = await asyncio.to_thread(step, env, command)

@@ -24,7 +24,7 @@ from typing import Any
 
 from pydantic import Field
 
-from atroposlib.adapters import imported
+from atroposlib.adapters import import_package
 from atroposlib.envs.function_env import FunctionEnvConfig, Model, Reward, environment
 from atroposlib.errors import ConfigError
 
@@ -52,7 +52,7 @@ class VerifiersConfig(FunctionEnvConfig):
 
 def package() -> tuple[Any, str]:
     """``verifiers.v1`` and the version. Raises ConfigError: another version, or none."""
-    _, name = imported("verifiers", EXTRA)
+    _, name = import_package("verifiers", EXTRA)
     if not name.startswith(f"{EXTRA} {SERIES}"):
         raise ConfigError(f"{name} is installed: pip install 'atropos-rl[{EXTRA}]'")
     chat = import_module("atroposlib.adapters.inside.verifiers_chat")
@@ -62,7 +62,7 @@ def package() -> tuple[Any, str]:
     return import_module("verifiers.v1"), name
 
 
-def made(config: VerifiersConfig, kwargs: Mapping[str, Any]) -> Any:
+def open_package(config: VerifiersConfig, kwargs: Mapping[str, Any]) -> Any:
     """The environment of the package; its agents run in this process, by our harness.
 
     Raises ConfigError: it is not installed, or its settings are refused.
@@ -75,11 +75,11 @@ def made(config: VerifiersConfig, kwargs: Mapping[str, Any]) -> Any:
     try:
         kind = loaders.env_config_type(config.env_id, kwargs.get("id", ""))
         bundled = loaders.default_harness_id(config.env_id) != "bash"
-        given: dict[str, Any] = {"taskset": {"id": config.env_id}}
+        settings: dict[str, Any] = {"taskset": {"id": config.env_id}}
         for name, field in kind.model_fields.items():
             if isinstance(field.default, vf.AgentConfig):
-                given[name] = seat(config, field.default, bundled)
-        return vf.load_environment(loaders.resolve_env_config(merged(given, dict(kwargs))))
+                settings[name] = seat(config, field.default, bundled)
+        return vf.load_environment(loaders.resolve_env_config(merged(settings, dict(kwargs))))
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(f"--env.env_id {config.env_id}: {error}") from error
 
@@ -108,15 +108,15 @@ def tasks_of(config: VerifiersConfig, tasks: Iterable[Any]) -> Iterator[dict[str
         yield {"id": name, "source": {**source, "task": name}, "data": data}
 
 
-def rebuilt(taskset: Any, task: Mapping[str, Any]) -> Any:
+def task_from_json(taskset: Any, task: Mapping[str, Any]) -> Any:
     """A task of the package from its JSON."""
     kind = type(taskset).task_type()
     return kind(kind.data_type().model_validate(task["data"]), taskset.config.task)
 
 
 def training(config: VerifiersConfig) -> Iterable[dict[str, Any]]:
-    taskset = made(config, config.env_kwargs).taskset
-    checked(config, taskset)
+    taskset = open_package(config, config.env_kwargs).taskset
+    require_tasks(config, taskset)
     if taskset.bounded:
         return list(tasks_of(config, taskset))
     return tasks_of(config, taskset.skip(0 if config.eval_kwargs else config.eval_items))
@@ -124,19 +124,19 @@ def training(config: VerifiersConfig) -> Iterable[dict[str, Any]]:
 
 def held_out(config: VerifiersConfig) -> list[dict[str, Any]] | None:
     """Tasks of ``eval_kwargs``, else the first of an endless task set."""
-    taskset = made(config, config.eval_kwargs or config.env_kwargs).taskset
+    taskset = open_package(config, config.eval_kwargs or config.env_kwargs).taskset
     if taskset.bounded and not config.eval_kwargs:
         return None
     return list(tasks_of(config, itertools.islice(taskset, config.eval_items)))
 
 
-def checked(config: VerifiersConfig, taskset: Any) -> None:
+def require_tasks(config: VerifiersConfig, taskset: Any) -> None:
     """Check the first task. Raises ConfigError: there is none, or it is lost as JSON."""
     first = next(iter(taskset), None)
     if first is None:
         raise ConfigError(f"--env.env_id {config.env_id}: the task set is empty")
     (task,) = tasks_of(config, [first])
-    again = rebuilt(taskset, task)
+    again = task_from_json(taskset, task)
     if type(again) is not type(first) or again.data != first.data:
         raise ConfigError(
             f"--env.env_id {config.env_id}: a task differs after JSON; name its types in "
@@ -175,7 +175,7 @@ def variable_with(key: str) -> Iterator[str]:
         del os.environ[name]
 
 
-def seated(env: Any) -> Callable[[Any], Any]:
+def setup_with_endpoints(env: Any) -> Callable[[Any], Any]:
     """The environment's ``setup`` of an episode, which then gives each agent its endpoint."""
     own, vf = env.setup, package()[0]
     fields = import_module("verifiers.v1.configs.agent").agent_config_fields(env.config)
@@ -193,8 +193,8 @@ def seated(env: Any) -> Callable[[Any], Any]:
 
 @asynccontextmanager
 async def serving(config: VerifiersConfig) -> AsyncIterator[Any]:
-    theirs = await asyncio.to_thread(made, config, config.env_kwargs)
-    theirs.setup = seated(theirs)
+    theirs = await asyncio.to_thread(open_package, config, config.env_kwargs)
+    theirs.setup = setup_with_endpoints(theirs)
     async with theirs.serving():
         # The shared server would keep a client, 0.8 MB, for each rollout: without it each
         # rollout has a server that ends with it.
@@ -209,13 +209,13 @@ async def verifiers(
     """Run one episode, scored by the rewards of its trained agents."""
     vf, _ = package()
     nowhere = vf.EvalClientConfig(base_url=NOWHERE, api_key_var="ATROPOS_NO_API_KEY")
-    [slot] = resources.slots(rebuilt(resources.taskset, task), 1)
+    [slot] = resources.slots(task_from_json(resources.taskset, task), 1)
     with ExitStack() as stack:
         token = SEATS.set(AgentEndpoints(model, stack))
         stack.callback(SEATS.reset, token)
         episode = await resources.run_slot(slot, vf.ModelContext("model", nowhere))
     refuse_failures(episode)
-    return rewarded(episode, model)
+    return episode_reward(episode, model)
 
 
 def refuse_failures(episode: Any) -> None:
@@ -230,7 +230,7 @@ def refuse_failures(episode: Any) -> None:
             raise RuntimeError(f"{trace.stop_condition}: no value of the reward {missing[0]}")
 
 
-def rewarded(episode: Any, model: Model) -> Reward:
+def episode_reward(episode: Any, model: Model) -> Reward:
     """Score of an episode: the mean over its trained agents; each endpoint has its own.
 
     Raises RuntimeError: no reward, or several of one agent, whose tokens share an endpoint.

@@ -21,7 +21,7 @@ from typing import Any
 
 from pydantic import Field
 
-from atroposlib.adapters import imported
+from atroposlib.adapters import import_package
 from atroposlib.envs.function_env import FunctionEnvConfig, Model, Reward, environment
 from atroposlib.envs.function_env.rewards import number
 from atroposlib.errors import ConfigError
@@ -45,14 +45,14 @@ class VerifiersV0Config(FunctionEnvConfig):
 
 def package() -> tuple[Any, str]:
     """``verifiers`` and its version. Raises ConfigError: another version, or none."""
-    vf, name = imported("verifiers", EXTRA, "verifiers")
+    vf, name = import_package("verifiers", EXTRA, "verifiers")
     if not name.removeprefix("verifiers ").startswith(SERIES):
         raise ConfigError(f"{name} is installed: pip install 'atropos-rl[{EXTRA}]'")
     logging.getLogger("verifiers").setLevel(logging.WARNING)
     return vf, name
 
 
-def made(config: VerifiersV0Config) -> Any:
+def load_v0_environment(config: VerifiersV0Config) -> Any:
     """The environment, with rewards whose failures are kept. In the main thread only.
 
     Raises ConfigError: it cannot be loaded, or scores whole groups.
@@ -76,11 +76,11 @@ def made(config: VerifiersV0Config) -> Any:
         if any(map(rubric._is_group_func, rubric.funcs)):
             what = "its rewards compare the samples of a group, which are apart here"
             raise ConfigError(f"--env.env_id {config.env_id}: {what}")
-        rubric.funcs = [kept(function) for function in rubric.funcs]
+        rubric.funcs = [keep_failure(function) for function in rubric.funcs]
     return env
 
 
-def kept(function: Callable[..., Any]) -> Callable[..., Any]:
+def keep_failure(function: Callable[..., Any]) -> Callable[..., Any]:
     """A reward function whose failure is kept: the package makes each of them 0."""
 
     @wraps(function)
@@ -98,31 +98,31 @@ def kept(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def tasks_of(config: VerifiersV0Config, rows: Iterable[Any]) -> list[dict[str, Any]]:
     source = {"package": package()[1], "env_id": config.env_id}
-    found = []
+    tasks = []
     for row in rows:
         name = f"{config.env_id}/{row['example_id']}"
         task = {key: row[key] for key in INPUTS if row.get(key) is not None}
-        found.append({"id": name, "source": {**source, "task": name}, "input": task})
-    return found
+        tasks.append({"id": name, "source": {**source, "task": name}, "input": task})
+    return tasks
 
 
 async def training(config: VerifiersV0Config) -> list[dict[str, Any]]:
-    return tasks_of(config, made(config).get_dataset())
+    return tasks_of(config, load_v0_environment(config).get_dataset())
 
 
 async def held_out(config: VerifiersV0Config) -> list[dict[str, Any]] | None:
     """The environment's own; None where it has the training data alone."""
-    env = made(config)
+    env = load_v0_environment(config)
     env.build_eval_dataset()
     return None if env.eval_dataset is None else tasks_of(config, env.eval_dataset)
 
 
 @asynccontextmanager
-async def loaded(config: VerifiersV0Config) -> AsyncIterator[Any]:
-    yield made(config)  # the package ends it when the process exits
+async def lifespan_of(config: VerifiersV0Config) -> AsyncIterator[Any]:
+    yield load_v0_environment(config)  # the package ends it when the process exits
 
 
-@environment(training, eval_dataset=held_out, config=VerifiersV0Config, lifespan=loaded)
+@environment(training, eval_dataset=held_out, config=VerifiersV0Config, lifespan=lifespan_of)
 async def verifiers_v0(
     task: Any, model: Model, config: VerifiersV0Config, resources: Any
 ) -> Reward:

@@ -29,9 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 0
             lines = [
                 "batch {no}: {groups} groups, {sequences} sequences, {n_bytes} bytes".format(
-                    **one
+                    **batch
                 )
-                for one in client.dead_batches()
+                for batch in client.dead_batches()
             ]
     except AtroposError as error:
         print(f"error: {error}", file=sys.stderr)

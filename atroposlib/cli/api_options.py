@@ -46,32 +46,32 @@ def parser() -> CommandParser:
 
 def _settings(variable: str, kind: Any, default: str | None, about: str) -> dict[str, Any]:
     """The arguments of ``add_argument`` for one line of the table."""
-    given = os.environ.get(variable, "")
+    value = os.environ.get(variable, "")
     if kind is list:
         about = f"{about} ({variable}, separated by commas)"
         return {"action": "append", "default": [], "metavar": "NAME", "help": about}
     if kind is bool:
-        if given.lower() not in _YES + _NO:
-            raise ConfigError(f"{variable} is 1 or 0, not {given.lower()!r}")
-        is_set = given.lower() in _YES
+        if value.lower() not in _YES + _NO:
+            raise ConfigError(f"{variable} is 1 or 0, not {value.lower()!r}")
+        is_set = value.lower() in _YES
         return {"action": "store_true", "default": is_set, "help": f"{about} ({variable}=1)"}
     shown = "" if default is None else "%(default)s; "
     return {
         "type": kind,
-        "default": given or default,  # argparse converts it too
+        "default": value or default,  # argparse converts it too
         "metavar": getattr(kind, "metavar", None),
         "help": f"{about} ({shown}{variable})",
     }
 
 
 def _one_of(*words: str) -> Callable[[str], str]:
-    def checked(text: str) -> str:
+    def check_value(text: str) -> str:
         if text not in words:
             raise argparse.ArgumentTypeError(f"one of {', '.join(words)}, not {text!r}")
         return text
 
-    checked.metavar = "{" + ",".join(words) + "}"  # type: ignore[attr-defined]
-    return checked
+    check_value.metavar = "{" + ",".join(words) + "}"  # type: ignore[attr-defined]
+    return check_value
 
 
 def _positive(text: str) -> float:
@@ -103,47 +103,65 @@ OPTIONS: dict[str, tuple[tuple[str, Any, str | None, str], ...]] = {
     ),
     "where groups are kept": (
         (
-            *("--store", _store_name, "sqlite"),
+            "--store",
+            _store_name,
+            "sqlite",
             "memory, sqlite (survives kill -9), or postgresql://USER:PASSWORD@HOST/DATABASE for "
             "several replicas; give a password by the variable, not on the command line",
         ),
         (
-            *("--data-dir", str, None),
+            "--data-dir",
+            str,
+            None,
             "folder of the sqlite store; what is in it is resumed (atropos-data/PORT)",
         ),
         ("--fresh", bool, None, "forget what the store holds before serving"),
         (
-            *("--max-store-gb", _positive, "16"),
+            "--max-store-gb",
+            _positive,
+            "16",
             "payload bytes kept until they are trained on and committed; beyond, posts wait",
         ),
         (
-            *("--archive", _one_of("on", "off"), "on"),
+            "--archive",
+            _one_of("on", "off"),
+            "on",
             "keep groups after training, for the explorer (sqlite, postgresql)",
         ),
         (
-            *("--archive-gb", _positive, "8"),
+            "--archive-gb",
+            _positive,
+            "8",
             "payload bytes kept after training; beyond, and on a full disk, the oldest go first",
         ),
     ),
     "access": (
         ("--tokens", str, None, "file of token digests; with it every call needs a token"),
         (
-            *("--new-token", str, None),
+            "--new-token",
+            str,
+            None,
             "add a token of this scope (env, env:NAME, trainer, admin or read) to the file of "
             "--tokens, print it once, and exit",
         ),
         ("--token-days", _positive, None, "the new token ends after so many days"),
         (
-            *("--allow-host", list, None),
+            "--allow-host",
+            list,
+            None,
             "a further name under which clients call this API, * for any; may be repeated",
         ),
         (
-            *("--allow-remote", bool, None),
+            "--allow-remote",
+            bool,
+            None,
             "listen beyond this machine without tokens or TLS: every host that reaches the port "
             "can read, write and wipe the run",
         ),
         (
-            *("--insecure-plaintext", bool, None),
+            "--insecure-plaintext",
+            bool,
+            None,
             "listen beyond this machine with tokens and without TLS, which exposes the tokens on "
             "the network. For use behind a TLS proxy",
         ),
@@ -151,22 +169,30 @@ OPTIONS: dict[str, tuple[tuple[str, Any, str | None, str], ...]] = {
     "limits": (
         ("--max-body-mb", _positive, "128", "largest request, inflated"),
         (
-            *("--hold-s", _positive, "30"),
+            "--hold-s",
+            _positive,
+            "30",
             "seconds for which an old environment's post is held while the store is full; then "
             "it is answered 503",
         ),
         (
-            *("--max-deliveries", COUNT, "20"),
+            "--max-deliveries",
+            COUNT,
+            "20",
             "deliveries of one batch without an ack, after which it is set aside as dead",
         ),
         (
-            *("--max-connections", COUNT, "2048"),
+            "--max-connections",
+            COUNT,
+            "2048",
             "requests served at once; more are answered 503, posts before other calls",
         ),
     ),
     "running it": (
         (
-            *("--loop", LOOPS, "auto"),
+            "--loop",
+            LOOPS,
+            "auto",
             "event loop; auto takes uvloop, an eighth less CPU per request, where it is installed",
         ),
         ("--reload", bool, None, "restart when the source changes, for development"),

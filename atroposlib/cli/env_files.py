@@ -37,39 +37,39 @@ ADAPTERS = Path(__file__).parents[1] / "adapters"
 USAGE = f"an ENVIRONMENT is {references.USAGE}"
 
 
-def listed() -> list[Listed]:
+def list_environments() -> list[Listed]:
     """Environments of this package and of installed ones, without importing them."""
-    return [*shipped(), *references.installed()]
+    return [*own_environments(), *references.installed_environments()]
 
 
 @cache
-def shipped() -> tuple[Listed, ...]:
+def own_environments() -> tuple[Listed, ...]:
     """Environments of this package, by the text of their files."""
     folders = map(Path, atroposlib.environments.__path__)
     places = [place for folder in folders for place in (folder, folder / "library")]
-    found: dict[str, Listed] = {}
+    environments: dict[str, Listed] = {}
     for place in (*places, ADAPTERS):
         package = "atroposlib" if place == ADAPTERS else atroposlib.environments.__name__
         inside = f"{place.name}." * (place.name in ("library", ADAPTERS.name))
         for path in sorted(place.glob("[!_]*.py")):
             text = path.read_text(encoding="utf-8")
             name = path.stem.removesuffix("_server").removesuffix("_env")
-            if "__main__" not in text or name in found:
+            if "__main__" not in text or name in environments:
                 continue
             tree = ast.parse(text)
             about = (ast.get_docstring(tree) or "").split("\n")[0].rstrip(".")
             module = f"{package}.{inside}{path.stem}"
             adapts = (ADAPTERS / f"{name}.py").is_file()
             kind = references.ADAPTER if adapts else kind_in(tree)
-            found[name] = Listed(name, module, about, "atroposlib", __version__, kind)
-    return tuple(found.values())
+            environments[name] = Listed(name, module, about, "atroposlib", __version__, kind)
+    return tuple(environments.values())
 
 
 def kind_in(tree: ast.Module) -> str:
     """The first argument of ``Card(...)``; empty where there is no card."""
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args)
-    cards = (one.args[0] for one in calls if getattr(one.func, "id", "") == "Card")
-    kinds = (one.value for one in cards if isinstance(one, ast.Constant))
+    cards = (call.args[0] for call in calls if getattr(call.func, "id", "") == "Card")
+    kinds = (card.value for card in cards if isinstance(card, ast.Constant))
     return str(next(kinds, ""))
 
 
@@ -79,23 +79,25 @@ def show(argv: Sequence[str] | None = None) -> int:
         prog="atropos env list", description="List the environments at hand."
     )
     parser.add_argument("--json", action="store_true", help="one JSON list of objects")
-    options, found = parser.parse_args(argv), listed()
-    names = Counter(one.name for one in found)
+    options, environments = parser.parse_args(argv), list_environments()
+    names = Counter(entry.name for entry in environments)
     rows = [
         (
-            f"{one.package}:{one.name}" if names[one.name] > 1 else one.name,
-            one.kind,
-            "" if one.package == "atroposlib" else f"{one.package} {one.version}".strip(),
-            f"cannot be used: {one.problem}" if one.problem else one.about,
+            f"{entry.package}:{entry.name}" if names[entry.name] > 1 else entry.name,
+            entry.kind,
+            ""
+            if entry.package == "atroposlib"
+            else f"{entry.package} {entry.version}".strip(),
+            f"cannot be used: {entry.problem}" if entry.problem else entry.about,
         )
-        for one in found
+        for entry in environments
     ]
     name_width, kind_width = (max(len(row[i]) for row in rows) for i in range(2))
     lines = [
         f"{name:<{name_width}}  {kind:<{kind_width}}  {about}{f' ({of})' if of else ''}"
         for name, kind, of, about in rows
     ]
-    asked = json.dumps([asdict(one) for one in found], indent=2)
+    asked = json.dumps([asdict(entry) for entry in environments], indent=2)
     print_page((asked if options.json else "\n".join(lines)) + "\n")
     return 0
 
@@ -159,28 +161,28 @@ def load(target: str) -> Any:
         RolloutError: the file or the package cannot be imported.
     """
     is_file = target.partition(":")[0].endswith(".py")  # needs no list, which takes a while
-    found = references.resolve(target, [] if is_file else listed())
-    module = _module_of(found, target)
-    env_cls = _class_in(module, found.attribute, target)
-    return _with_argument(env_cls, found.argument) if found.argument else env_cls
+    reference = references.resolve(target, [] if is_file else list_environments())
+    module = _module_of(reference, target)
+    env_cls = _class_in(module, reference.attribute, target)
+    return _with_argument(env_cls, reference.argument) if reference.argument else env_cls
 
 
 def _class_in(module: ModuleType, wanted: str, target: str) -> Any:
     from atroposlib.envs.base import BaseEnv
 
     exported = getattr(module, "__all__", ())  # of another module, such as an adapter
-    found = {
+    classes = {
         name: value
         for name, value in vars(module).items()
         if isinstance(value, type) and issubclass(value, BaseEnv)
         if value.__module__ == module.__name__ or name in exported or name == wanted
     }
     if wanted:
-        found = {name: value for name, value in found.items() if name == wanted}
-    if len(found) != 1:
-        several = f"several environments ({', '.join(found)}): write {target}:NAME"
-        raise ConfigError(f"{target}: {several if found else 'no environment in this file'}")
-    return next(iter(found.values()))
+        classes = {name: value for name, value in classes.items() if name == wanted}
+    if len(classes) != 1:
+        several = f"several environments ({', '.join(classes)}): write {target}:NAME"
+        raise ConfigError(f"{target}: {several if classes else 'no environment in this file'}")
+    return next(iter(classes.values()))
 
 
 def _with_argument(env_cls: Any, argument: str) -> Any:

@@ -41,10 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         asyncio.run(try_out(made(options, words), options.n))
     except AtroposError as error:
-        from atroposlib.envs.rollout.causes import described
+        from atroposlib.envs.rollout.causes import describe_error
 
         logging.getLogger(__name__).debug("where it failed", exc_info=True)
-        logs.report("error", described(error))
+        logs.report("error", describe_error(error))
         return 2 if isinstance(error, ConfigError) else 1
     return 0
 
@@ -55,12 +55,12 @@ def made(options: argparse.Namespace, words: Sequence[str]) -> Any:
     from atroposlib.envs.runtime.creation import make_named_env
 
     env_cls = env_files.load(options.environment)
-    given = ["process", "--env.use_wandb", "false", "--env.group_size", str(options.n)]
+    flags = ["process", "--env.use_wandb", "false", "--env.group_size", str(options.n)]
     if options.url:
-        given += ["--openai.base_url", options.url]
+        flags += ["--openai.base_url", options.url]
     if options.model:
-        given += ["--openai.model_name", options.model, "--env.tokenizer_name", options.model]
-    settings = read_settings(env_cls, [*given, *words])
+        flags += ["--openai.model_name", options.model, "--env.tokenizer_name", options.model]
+    settings = read_settings(env_cls, [*flags, *words])
     return make_named_env(env_cls, settings, must_answer=True)
 
 

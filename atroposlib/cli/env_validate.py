@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.with_log_settings(options, "error")
     logs.configure(PROG, options.log_format, options.log_level)
     try:
-        report = checked(options.environment, words, options.model)
+        report = validate_apart(options.environment, words, options.model)
     except RolloutError as error:
         logs.report("error", str(error))
         return INTERNAL if error.stage == FAULT else NOT_CHECKABLE
@@ -72,7 +72,7 @@ def again() -> None:
     print_outcomes(env_files.load(sys.argv[1]), sys.argv[2:])
 
 
-def checked(reference: str, words: Sequence[str], model: str | None) -> Report:
+def validate_apart(reference: str, words: Sequence[str], model: str | None) -> Report:
     """The report; threads that a hanging reward keeps do not hold the program back."""
 
     async def run() -> Report:
@@ -95,7 +95,7 @@ def checked(reference: str, words: Sequence[str], model: str | None) -> Report:
 def command(argv: Sequence[str] | None = None) -> int:
     """The command line; ends the process where a thread of the environment never does."""
     status = main(argv)
-    if any(one.name.startswith("asyncio_") for one in threading.enumerate()):
+    if any(thread.name.startswith("asyncio_") for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

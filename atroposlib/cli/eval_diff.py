@@ -60,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"the items differ: {options.a} has {len(a)}, {options.b} has {len(b)}, {both} are "
             "in both; evaluate the same tasks, or add --shared to compare those"
         )
-    found = {"metric": options.metric, **compare(a, b, options.solved)}
-    print(json.dumps(found) if options.json else "\n".join(lines_of(found)))
+    result = {"metric": options.metric, **compare(a, b, options.solved)}
+    print(json.dumps(result) if options.json else "\n".join(lines_of(result)))
     return 0
 
 
@@ -79,20 +79,20 @@ def read_items(path: Path, metric: str) -> dict[str, ItemResult]:
         groups = transcripts(samples, "")
     else:
         groups = [group for _, group in read_groups(file)]
-    found: dict[str, ItemResult] = {}
+    results: dict[str, ItemResult] = {}
     for group in groups:
-        item = str((group.get("metadata") or {}).get("item", len(found)))
-        result = found.setdefault(item, ItemResult(len(found)))
-        for sample in group_view(group, len(found)).samples:
+        item = str((group.get("metadata") or {}).get("item", len(results)))
+        result = results.setdefault(item, ItemResult(len(results)))
+        for sample in group_view(group, len(results)).samples:
             value = sample.named.get(metric)
             value = sample.score if value is None and metric in SCORES else value
             if value is not None:
                 result.scores.append(value)
                 result.finish += [sample.finish] if sample.finish else []
         result.lengths += map(answer_length, group["messages"])
-    if not any(result.scores for result in found.values()):
+    if not any(result.scores for result in results.values()):
         raise ConfigError(f"{file}: no sample has a number {metric!r}")
-    return found
+    return results
 
 
 def answer_length(messages: Any) -> int:
@@ -115,13 +115,13 @@ def compare(
     kept = [item for item in shared if a[item].scores and b[item].scores]
     if not kept:
         raise ConfigError("no item has a score in both")
-    found: dict[str, Any] = {"items": len(kept), "unscored": len(shared) - len(kept)}
+    result: dict[str, Any] = {"items": len(kept), "unscored": len(shared) - len(kept)}
     for name, side, other in (("a", a, b), ("b", b, a)):
         results = [side[item] for item in kept]
-        found[f"mean_{name}"] = statistics.fmean(statistics.fmean(r.scores) for r in results)
-        found[f"length_{name}"] = statistics.fmean(n for r in results for n in r.lengths)
-        found[f"finish_{name}"] = dict(Counter(why for r in results for why in r.finish))
-        found[f"only_{name}"] = [
+        result[f"mean_{name}"] = statistics.fmean(statistics.fmean(r.scores) for r in results)
+        result[f"length_{name}"] = statistics.fmean(n for r in results for n in r.lengths)
+        result[f"finish_{name}"] = dict(Counter(why for r in results for why in r.finish))
+        result[f"only_{name}"] = [
             [a[item].index, item]
             for item in kept
             if max(side[item].scores) >= solved > max(other[item].scores)
@@ -130,9 +130,12 @@ def compare(
         statistics.fmean(b[item].scores) - statistics.fmean(a[item].scores) for item in kept
     ]
     low, high = bootstrap_interval(differences)
-    found |= {"difference": statistics.fmean(differences), "low": low, "high": high}
-    better, worse = sum(one > 0 for one in differences), sum(one < 0 for one in differences)
-    return {**found, "better": better, "worse": worse}
+    result |= {"difference": statistics.fmean(differences), "low": low, "high": high}
+    better, worse = (
+        sum(difference > 0 for difference in differences),
+        sum(difference < 0 for difference in differences),
+    )
+    return {**result, "better": better, "worse": worse}
 
 
 def bootstrap_interval(differences: Sequence[float]) -> tuple[float | None, float | None]:

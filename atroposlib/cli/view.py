@@ -58,14 +58,14 @@ def view(argv: Sequence[str] | None = None) -> int:
             serve(explorer, options.port, options.open)
         else:
             file, *filters = options.export
-            given = dict(one.partition("=")[::2] for one in filters)
-            kept = selected(explorer.of_run(given.pop("run_id", None)), given)
+            wanted = dict(text.partition("=")[::2] for text in filters)
+            kept = select_rollouts(explorer.of_run(wanted.pop("run_id", None)), wanted)
             Path(file).write_bytes(exported_page(kept))
             print(f"{kept['note']} in {file}")
     return 0
 
 
-def selected(
+def select_rollouts(
     explorer: Explorer, given: Mapping[str, str], max_bytes: int = EXPORT_BYTES
 ) -> dict[str, Any]:
     """The rollouts that the filters let pass with their groups and tokens, up to a size.
@@ -98,8 +98,8 @@ def selected(
         page = explorer.rollouts({**given, "limit": str(MAX_LIMIT), "after": page.next})
     if not rows:
         raise ConfigError(f"no rollout to export: {n_bytes} of {max_bytes} bytes found")
-    replies |= {f"batches/{no}": one for no, one in batches.items()}
-    replies["batches"] = BatchPage(sorted(batches.values(), key=lambda one: -one.no), None)
+    replies |= {f"batches/{no}": batch for no, batch in batches.items()}
+    replies["batches"] = BatchPage(sorted(batches.values(), key=lambda batch: -batch.no), None)
     note = f"{len(rows)} rollouts"
     if n_bytes > max_bytes:
         of = f"{'' if counted.exact else 'over '}{counted.n}"
@@ -110,9 +110,9 @@ def selected(
 
 def _group(explorer: Explorer, gid: int) -> dict[str, bytes]:
     """Replies about a group and the tokens of its rows; without those whose bytes are freed."""
-    found = explorer.group(gid, {})
-    replies = {f"groups/{gid}": msgspec.json.encode(found)}
-    for row in found.rows:
+    group = explorer.group(gid, {})
+    replies = {f"groups/{gid}": msgspec.json.encode(group)}
+    for row in group.rows:
         with suppress(UnknownGroup):
             shown = explorer.row(gid, row.row, {"to": str(MAX_TOKENS)})
             replies[f"groups/{gid}/rows/{row.row}"] = msgspec.json.encode(shown)
@@ -138,16 +138,16 @@ def archive(argv: Sequence[str] | None = None) -> int:
     again = options.verb == "reindex"
     with explored(options.run, None, kept_bytes, again) as (store, explorer):
         if options.verb in ("pin", "unpin"):
-            found = explorer.pin(int(number), options.verb == "pin")
+            pinned = explorer.pin(int(number), options.verb == "pin")
             print(
-                f"{found['pinned']} of {found['groups']} groups of step {number:.0f} are pinned"
+                f"{pinned['pinned']} of {pinned['groups']} groups of step {number:.0f} are pinned"
             )
         elif options.verb == "prune":
             before = store.stats().disk_bytes
             store.mark()  # any commit frees what exceeds the bound
             print(f"{before - store.stats().disk_bytes} bytes are freed")
         elif options.verb == "verify":
-            damaged = list(_damaged(store))
+            damaged = list(_damaged_groups(store))
             print("\n".join([f"group {gid} is damaged" for gid in damaged] or ["all sound"]))
             return int(bool(damaged))
         else:
@@ -173,7 +173,7 @@ def serve(explorer: Explorer, port: int, browser: bool) -> None:
         run_app(create_view(explorer), listener)
 
 
-def _damaged(store: Store) -> Iterator[int]:
+def _damaged_groups(store: Store) -> Iterator[int]:
     after = 0
     while gids := store.kept(after, READ_GROUPS):
         for gid in gids:

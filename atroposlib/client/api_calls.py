@@ -17,7 +17,7 @@ import msgspec
 from pydantic import BaseModel
 
 from atroposlib import errors
-from atroposlib.utils.backoff import Backoff, jittered, uniform
+from atroposlib.utils.backoff import Backoff, uniform, with_jitter
 from atroposlib.utils.http.sockets import (
     CONNECT_TIMEOUT_S,
     is_loopback,
@@ -208,7 +208,7 @@ class RetryPolicy:
         own = BACKOFF.pause_s(self._failures)
         asked = min(later.at_least_s, MAX_RETRY_AFTER_S)
         pause = min(max(own, asked), self._limit_s - waited)
-        return jittered(pause, self._timing.uniform) if own > asked else pause
+        return with_jitter(pause, self._timing.uniform) if own > asked else pause
 
 
 def problem_of(error: httpx.RequestError) -> str:

@@ -13,21 +13,54 @@ from atroposlib.doctor.evidence import Evidence, Finding, Rule
 MOST = 5  # findings shown at once
 # Strongest first: an absent API, silence of a process, what stops every batch, what slows it.
 RULES: tuple[Rule, ...] = (
-    *(p.api_silent, p.trainer_silent_in_step, p.trainer_silent, p.inference_silent),
-    *(q.never_committed, q.store_full, q.minima_impossible, q.sizes_do_not_divide),
-    *(q.group_too_large, q.minimum_unmet, p.environment_silent, p.rollouts_fail),
-    *(p.same_scores, p.groups_dropped, p.servers_paused, q.redelivered, p.slow_step),
-    *(q.partial_groups, p.not_admitted, p.full_without_batch, p.two_apis, q.versions_differ),
-    *(p.complete, p.no_trainer, p.trainer_starting, p.long_generations, p.trainer_bound),
-    *(q.stale_drops, q.dead_batches, q.mismatch, q.foreign_posts, q.repeated_posts),
-    *(q.slow_store, q.index_behind, q.index_unfit, q.thread_failed, p.clocks_differ),
+    p.api_silent,
+    p.trainer_silent_in_step,
+    p.trainer_silent,
+    p.inference_silent,
+    q.never_committed,
+    q.store_full,
+    q.minima_impossible,
+    q.sizes_do_not_divide,
+    q.group_too_large,
+    q.minimum_unmet,
+    p.environment_silent,
+    p.rollouts_fail,
+    p.same_scores,
+    p.groups_dropped,
+    p.servers_paused,
+    q.redelivered,
+    p.slow_step,
+    q.partial_groups,
+    p.not_admitted,
+    p.full_without_batch,
+    p.two_apis,
+    q.versions_differ,
+    p.complete,
+    p.no_trainer,
+    p.trainer_starting,
+    p.long_generations,
+    p.trainer_bound,
+    q.stale_drops,
+    q.dead_batches,
+    q.mismatch,
+    q.foreign_posts,
+    q.repeated_posts,
+    q.slow_store,
+    q.index_behind,
+    q.index_unfit,
+    q.thread_failed,
+    p.clocks_differ,
     p.context_full,
 )
 # A consequence of the first one is not shown with it.
 _IMPLIED = {
     "full-without-batch": (
-        *("sizes-do-not-divide", "group-too-large", "minima-impossible"),
-        *("minimum-unmet", "partial-groups", "not-admitted"),
+        "sizes-do-not-divide",
+        "group-too-large",
+        "minima-impossible",
+        "minimum-unmet",
+        "partial-groups",
+        "not-admitted",
     ),
     "foreign-posts": ("two-apis",),
     "no-trainer": ("two-apis",),
@@ -41,12 +74,12 @@ _RANK = {"stuck": 0, "waiting": 1, "warning": 2}
 
 def diagnose(evidence: Evidence) -> list[Finding]:
     """The findings of all rules, strongest first: stuck, then waiting, then warnings."""
-    found = [finding for rule in RULES if (finding := rule(evidence)) is not None]
-    keys = {finding.key for finding in found}
+    findings = [finding for rule in RULES if (finding := rule(evidence)) is not None]
+    keys = {finding.key for finding in findings}
     if "api-silent" in keys:
-        return found[:1]
-    kept = [one for one in found if not keys & {*_IMPLIED.get(one.key, ())}]
-    return sorted(kept, key=lambda one: _RANK[one.severity])[:MOST]
+        return findings[:1]
+    kept = [finding for finding in findings if not keys & {*_IMPLIED.get(finding.key, ())}]
+    return sorted(kept, key=lambda finding: _RANK[finding.severity])[:MOST]
 
 
 def moving(e: Evidence) -> str | None:
@@ -68,13 +101,13 @@ def moving(e: Evidence) -> str | None:
 
 def answer(findings: Iterable[Finding], going: str | None) -> dict[str, Any]:
     """The body of GET /explore/why; ``going`` is what moves, for a run without findings."""
-    found = [asdict(one) for one in findings]
-    return {"findings": found, "moving": None if found else going}
+    listed = [asdict(finding) for finding in findings]
+    return {"findings": listed, "moving": None if listed else going}
 
 
 def exit_status(findings: Sequence[Finding]) -> int:
     """0 moving, 1 waiting as it should, 2 stuck, 3 not reachable."""
-    if any(one.key == "api-silent" for one in findings):
+    if any(finding.key == "api-silent" for finding in findings):
         return 3
-    severities = {one.severity for one in findings}
+    severities = {finding.severity for finding in findings}
     return 2 if "stuck" in severities else int("waiting" in severities)

@@ -91,12 +91,15 @@ def silent_ones(processes: Iterable[Process]) -> list[Process]:
     A process that ended or was replaced is none of them. A run has one trainer.
     """
     latest: dict[object, Process] = {}
-    for one in sorted(processes, key=lambda one: -float(one["age_s"])):
-        latest[one["role"], one["role"] != "trainer" and label(one)] = one
-    running = [one for one in latest.values() if "ended" not in one["details"]]
-    alive = {one["role"] for one in running if silence_s(one) <= SILENT_S}
-    bounds = ((one, FORGOTTEN_S if one["role"] in alive else float("inf")) for one in running)
-    silent = [one for one, most_s in bounds if SILENT_S < silence_s(one) < most_s]
+    for process in sorted(processes, key=lambda process: -float(process["age_s"])):
+        latest[process["role"], process["role"] != "trainer" and label(process)] = process
+    running = [process for process in latest.values() if "ended" not in process["details"]]
+    alive = {process["role"] for process in running if silence_s(process) <= SILENT_S}
+    bounds = (
+        (process, FORGOTTEN_S if process["role"] in alive else float("inf"))
+        for process in running
+    )
+    silent = [process for process, most_s in bounds if SILENT_S < silence_s(process) < most_s]
     return sorted(silent, key=silence_s, reverse=True)
 
 
@@ -163,9 +166,9 @@ class Evidence:
     def total(self, name: str, look: Look | None = None, **labels: str) -> float:
         """The sum of a metric over all label values but those given."""
         return sum(
-            one.value
-            for one in (look or self.now).metrics
-            if one.name == name and labels.items() <= one.labels.items()
+            metric.value
+            for metric in (look or self.now).metrics
+            if metric.name == name and labels.items() <= metric.labels.items()
         )
 
     def grown(self, name: str, **labels: str) -> float:
@@ -190,14 +193,14 @@ class Evidence:
 
     def fresh(self, role: str) -> list[Process]:
         """Processes of a role that give signs of life, the latest first; ended ones left out."""
-        alike = [one for one in self.processes if one["role"] == role]
-        here = (one for one in alike if "ended" not in one["details"])
-        alive = [one for one in here if silence_s(one) <= SILENT_S]
-        return sorted(alive, key=lambda one: float(one["age_s"]))
+        alike = [process for process in self.processes if process["role"] == role]
+        here = (process for process in alike if "ended" not in process["details"])
+        alive = [process for process in here if silence_s(process) <= SILENT_S]
+        return sorted(alive, key=lambda process: float(process["age_s"]))
 
     def silent(self, role: str) -> list[Process]:
         """Processes of a role that give no sign of life, the longest silence first."""
-        return [one for one in silent_ones(self.processes) if one["role"] == role]
+        return [process for process in silent_ones(self.processes) if process["role"] == role]
 
     @property
     def trainer(self) -> Process | None:
@@ -211,17 +214,19 @@ class Evidence:
 
     def envs_all(self, phase: str) -> bool:
         """Whether there are environments with a recent heartbeat, all in this phase."""
-        return {one["phase"] for one in self.fresh("env")} == {phase}
+        return {process["phase"] for process in self.fresh("env")} == {phase}
 
     @property
     def running(self) -> float:
         """Rollouts of the environments with a recent heartbeat."""
-        return sum(number(one, "rollouts_running") for one in self.fresh("env"))
+        return sum(number(process, "rollouts_running") for process in self.fresh("env"))
 
     @property
     def oldest_rollout_s(self) -> float:
         """Age of the oldest rollout."""
-        return max((number(one, "oldest_rollout_s") for one in self.fresh("env")), default=0.0)
+        return max(
+            (number(process, "oldest_rollout_s") for process in self.fresh("env")), default=0.0
+        )
 
 
 # --- rules -------------------------------------------------------------------------------
@@ -253,14 +258,21 @@ class Rule:
 
     def __call__(self, e: Evidence) -> Finding | None:
         lines = self.look_for(e)
-        found = lines if isinstance(lines, Found) else Found(lines)
-        if not (shown := [one for one in found.evidence if one]):
+        match = lines if isinstance(lines, Found) else Found(lines)
+        shown = [line for line in match.evidence if line]
+        if not shown:
             return None
         if len(shown) > MOST_LINES:
             shown[MOST_LINES:] = [f"and {len(shown) - MOST_LINES} more"]
-        severity = found.severity or self.severity
-        words = (found.cause or self.cause, tuple(shown), found.remedy or self.remedy)
-        return Finding(self.number, self.key, severity, *words, e.now.at)
+        return Finding(
+            rule=self.number,
+            key=self.key,
+            severity=match.severity or self.severity,
+            cause=match.cause or self.cause,
+            evidence=tuple(shown),
+            remedy=match.remedy or self.remedy,
+            at=e.now.at,
+        )
 
 
 def rule(number: int, severity: Severity, cause: str) -> Callable[[tuple[str, LookFor]], Rule]:

@@ -65,12 +65,12 @@ def document(url: str, timeout_s: float, token: str | None = None) -> dict[str, 
     """A JSON object. Raises Silent: there is none."""
     body, _ = get(url, timeout_s, token)
     try:
-        found = json.loads(body)
+        parsed = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise Silent("the answer is no JSON: another program listens there") from error
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise Silent("the answer is no object: another program listens there")
-    return found
+    return parsed
 
 
 def look(url: str) -> Look:
@@ -115,15 +115,17 @@ def _servers(urls: Iterable[str]) -> Mapping[str, Mapping[str, Any]]:
 
 def _elsewhere(url: str, token: str | None) -> tuple[str, ...]:
     """Other usual addresses at which an API has a started run."""
-    found = []
-    for other in {os.environ.get(URL_VARIABLE, DEFAULT_URL).rstrip("/"), DEFAULT_URL} - {url}:
+    answering = []
+    for candidate in {os.environ.get(URL_VARIABLE, DEFAULT_URL).rstrip("/"), DEFAULT_URL} - {
+        url
+    }:
         try:
             # The token belongs to the first address.
-            if document(f"{other}/status", SERVER_TIMEOUT_S).get("state") == "STARTED":
-                found.append(other)
+            if document(f"{candidate}/status", SERVER_TIMEOUT_S).get("state") == "STARTED":
+                answering.append(candidate)
         except Silent:
             continue
-    return tuple(found)
+    return tuple(answering)
 
 
 def address_in(folder: Path) -> str | None:

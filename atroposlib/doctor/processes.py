@@ -49,8 +49,12 @@ def trainer_starting(e: Evidence) -> Lines:
 def trainer_silent(e: Evidence) -> Lines:
     if e.trainer or e.status.get("state") in (None, "EMPTY") or e.count("batches_open"):
         return []
-    trainers = [one for one in e.processes if one["role"] == "trainer"]
-    ended = [one for one in trainers if "ended" in one["details"] and one["phase"] != "done"]
+    trainers = [process for process in e.processes if process["role"] == "trainer"]
+    ended = [
+        trainer
+        for trainer in trainers
+        if "ended" in trainer["details"] and trainer["phase"] != "done"
+    ]
     step = f"step {e.count('current_step'):.0f}, {e.count('batches_acked'):.0f} batches acked"
     if gone := e.silent("trainer") or ended:
         return [ev.last_words(gone[0]), step]
@@ -66,10 +70,10 @@ def trainer_silent_in_step(e: Evidence) -> Lines:
     if not (silent := e.silent("trainer")) or not e.count("batches_open"):
         return []
     leases = (
-        f"batch {one['no']}: {one['sequences']} sequences, lease ends in {one['lease_s']:.0f} s"
-        for one in e.status.get("open_batches") or ()
+        f"batch {batch['no']}: {batch['sequences']} sequences, lease ends in {batch['lease_s']:.0f} s"
+        for batch in e.status.get("open_batches") or ()
     )
-    waits = (ev.doing(one) for one in e.fresh("env") if one["phase"] == ev.PAUSED)
+    waits = (ev.doing(process) for process in e.fresh("env") if process["phase"] == ev.PAUSED)
     return [ev.last_words(silent[0]), *leases, *waits]
 
 
@@ -77,7 +81,7 @@ def trainer_silent_in_step(e: Evidence) -> Lines:
 @fix("start it, or continue its process: atropos env run FILE serve")
 def environment_silent(e: Evidence) -> Lines:
     silent, here = e.silent("env"), e.fresh("env")
-    words = [ev.last_words(one) for one in silent]
+    words = [ev.last_words(process) for process in silent]
     if here and e.started:
         return Found(words, "an environment ended or froze", severity="warning")
     if not e.started or not e.reason or not e.still:
@@ -93,16 +97,18 @@ def environment_silent(e: Evidence) -> Lines:
 @fix("restart the server at this address; requests that wait are sent again")
 def inference_silent(e: Evidence) -> Lines:
     words = [
-        f"{one['name']}: no answer for {number(one, 'silent_s'):.0f} s, "
-        f"{number(one, 'running'):.0f} requests wait"
-        for one in e.silent("inference")
+        f"{server['name']}: no answer for {number(server, 'silent_s'):.0f} s, "
+        f"{number(server, 'running'):.0f} requests wait"
+        for server in e.silent("inference")
     ]
     if not words and e.idle("groups"):  # callers with few requests notice it later
-        asked = [one for one in e.fresh("inference") if number(one, "running")]
+        asked = [server for server in e.fresh("inference") if number(server, "running")]
         frozen = [
-            one for one in asked if all(ev.info(look, one).get("frozen") for look in e.looks)
+            server
+            for server in asked
+            if all(ev.info(look, server).get("frozen") for look in e.looks)
         ]
-        words = [f"{one['name']}: {ev.info(e.now, one)['frozen']}" for one in frozen]
+        words = [f"{server['name']}: {ev.info(e.now, server)['frozen']}" for server in frozen]
     if not words:
         return []
     others = bool(e.fresh("inference")) and not e.still
@@ -114,13 +120,13 @@ def inference_silent(e: Evidence) -> Lines:
 @fix("wait, or bound them: max_tokens of the request, --env.worker_timeout")
 def long_generations(e: Evidence) -> Lines:
     late = e.oldest_rollout_s >= LONG_S and e.reason and e.idle("groups", LONG_S)
-    failing = any(number(one, "failed_in_a_row") for one in e.fresh("env"))
+    failing = any(number(environment, "failed_in_a_row") for environment in e.fresh("env"))
     if not late or failing or e.silent("inference"):
         return []
     rates = (
-        f"{one['name']}: {number(one, 'running'):.0f} requests, "
-        f"{number(one, 'tokens_per_s'):.0f} tokens/s"
-        for one in e.fresh("inference")
+        f"{server['name']}: {number(server, 'running'):.0f} requests, "
+        f"{number(server, 'tokens_per_s'):.0f} tokens/s"
+        for server in e.fresh("inference")
     )
     return [f"{e.running:.0f} rollouts run, the oldest for {e.oldest_rollout_s:.0f} s", *rates]
 
@@ -129,9 +135,9 @@ def long_generations(e: Evidence) -> Lines:
 @fix("see the trainer's log; POST /resume at the server once it holds its version")
 def servers_paused(e: Evidence) -> Lines:
     paused = [
-        f"{one['name']}: paused with version {ev.info(e.now, one).get('weight_version')}"
-        for one in e.fresh("inference")
-        if all(ev.info(look, one).get("paused") for look in e.looks)
+        f"{server['name']}: paused with version {ev.info(e.now, server).get('weight_version')}"
+        for server in e.fresh("inference")
+        if all(ev.info(look, server).get("paused") for look in e.looks)
     ]
     late = _late(e)
     if not e.idle("groups") or not (late if e.phase == ev.PUBLISHING else paused):
@@ -143,12 +149,14 @@ def servers_paused(e: Evidence) -> Lines:
 @fix("correct the error; atropos env try FILE -n 1 shows it at once")
 def rollouts_fail(e: Evidence) -> Lines:
     failing = [
-        one for one in e.fresh("env") if number(one, "failed_in_a_row") >= 3 and e.still
+        environment
+        for environment in e.fresh("env")
+        if number(environment, "failed_in_a_row") >= 3 and e.still
     ]
     return [
-        f"{one['name']}: {number(one, 'failed_in_a_row'):.0f} failures in a row, last: "
-        f"{one['details'].get('last_error', 'unknown')}"
-        for one in failing
+        f"{environment['name']}: {number(environment, 'failed_in_a_row'):.0f} failures in a row, last: "
+        f"{environment['details'].get('last_error', 'unknown')}"
+        for environment in failing
     ]
 
 
@@ -171,7 +179,9 @@ def _dropping(e: Evidence) -> list[tuple[str, float, str]]:
     if not e.idle("groups", max(ev.SILENT_S, 2 * e.oldest_rollout_s)):
         return []  # of slow rollouts, none in 15 s is usual
     texts = [
-        str(one.get("waiting_on")) for one in e.fresh("env") if one["phase"] == ev.DROPPING
+        str(environment.get("waiting_on"))
+        for environment in e.fresh("env")
+        if environment["phase"] == ev.DROPPING
     ]
     found = [(lost, text) for text in texts if (lost := _OF_LAST.search(text))]
     return [(lost[3], int(lost[1]) / int(lost[2]), text) for lost, text in found]
@@ -186,9 +196,9 @@ def same_scores(e: Evidence) -> Lines:
 @rule(11, "stuck", "groups are dropped before they are sent")
 @fix("; ".join(f"{reason}: {option}" for reason, option in _OPTION.items()))
 def groups_dropped(e: Evidence) -> Lines:
-    others = [(why, text) for why, _, text in _dropping(e) if why != "same_scores"]
+    reasons = [(why, text) for why, _, text in _dropping(e) if why != "same_scores"]
     return Found(
-        [t for _, t in others], remedy=_OPTION.get(others[0][0], "") if others else ""
+        [t for _, t in reasons], remedy=_OPTION.get(reasons[0][0], "") if reasons else ""
     )
 
 
@@ -236,7 +246,11 @@ def slow_step(e: Evidence) -> Lines:
 @rule(30, "stuck", "environments wait here, and a run goes on at another API")
 @fix("give both the same address: --env.rollout_server_url and the trainer's --atropos-url")
 def two_apis(e: Evidence) -> Lines:
-    waiting = [ev.doing(one) for one in e.fresh("env") if one["phase"] == ev.FOR_TRAINER]
+    waiting = [
+        ev.doing(environment)
+        for environment in e.fresh("env")
+        if environment["phase"] == ev.FOR_TRAINER
+    ]
     if e.started or not waiting or not e.now.elsewhere:
         return []
     return [f"{e.url}: {waiting[0]}", *(f"{url}: STARTED" for url in e.now.elsewhere)]
@@ -246,9 +260,14 @@ def _clocks(look: ev.Look) -> dict[str, float]:
     """Seconds by which the clocks of processes are behind; a late heartbeat counts as well."""
     processes = (look.status or {}).get("participants") or ()
     with_clock = [
-        one for one in processes if number(one, "clock") and one["age_s"] <= ev.SILENT_S
+        process
+        for process in processes
+        if number(process, "clock") and process["age_s"] <= ev.SILENT_S
     ]
-    return {one["name"]: look.at - one["age_s"] - number(one, "clock") for one in with_clock}
+    return {
+        process["name"]: look.at - process["age_s"] - number(process, "clock")
+        for process in with_clock
+    }
 
 
 @rule(33, "warning", "clocks differ: times in logs and files disagree")
@@ -262,7 +281,7 @@ def clocks_differ(e: Evidence) -> Lines:
 @rule(35, "waiting", "the run is complete")
 @fix("the model is in the trainer's save_path, final_model; the report in the run's folder")
 def complete(e: Evidence) -> Lines:
-    trainers = [one for one in e.processes if one["role"] == "trainer"]
+    trainers = [process for process in e.processes if process["role"] == "trainer"]
     latest = min(trainers, key=ev.silence_s, default=None)
     if latest is None or latest["phase"] != "done" or not e.still:
         return []

@@ -34,14 +34,15 @@ def next_size(sizes: Sequence[int], least: int) -> int:
     "restart it, or lower its min_batch_allocation; after 60 s of silence it no longer counts"
 )
 def minimum_unmet(e: Evidence) -> Lines:
-    found = _MINIMUM.search(e.reason)
-    if not found or not e.idle("batch") or e.grown("groups_in_total", env=found[2]):
+    match = _MINIMUM.search(e.reason)
+    if not match or not e.idle("batch") or e.grown("groups_in_total", env=match[2]):
         return []
-    theirs = [one for one in e.processes if found[2].startswith(ev.label(one))]
+    theirs = [process for process in e.processes if match[2].startswith(ev.label(process))]
     works = any(
-        number(one, "rollouts_running") and ev.silence_s(one) <= ev.SILENT_S for one in theirs
+        number(process, "rollouts_running") and ev.silence_s(process) <= ev.SILENT_S
+        for process in theirs
     )
-    text = f"each batch needs {found[1]} sequences of {found[2]}, {found[3]} are queued"
+    text = f"each batch needs {match[1]} sequences of {match[2]}, {match[3]} are queued"
     words = [text, *map(ev.doing, theirs)]
     slow = "each batch needs sequences of an environment that is slow"
     return Found(words, slow, severity="waiting") if works else words
@@ -56,13 +57,13 @@ def minima_impossible(e: Evidence) -> Lines:
 @rule(17, "stuck", "no combination of the group sizes makes one batch")
 @fix("choose a batch size that the group sizes divide")
 def sizes_do_not_divide(e: Evidence) -> Lines:
-    found, exactly = _by_reason(e, "choose a batch size"), _EXACTLY.search(e.reason)
+    lines, exactly = _by_reason(e, "choose a batch size"), _EXACTLY.search(e.reason)
     sizes = [size for size in map(int, _SIZES.findall(e.reason)) if size > 0]
-    if found and exactly and sizes:
+    if lines and exactly and sizes:
         size = next_size(sizes, int(exactly[1]))
-        return Found(found, remedy=f"the next batch size that works: {size}")
+        return Found(lines, remedy=f"the next batch size that works: {size}")
     unfit = [text for text in e.status.get("warnings") or () if "fit no batch" in text]
-    return found or Found(unfit if e.still else [], severity="warning")
+    return lines or Found(unfit if e.still else [], severity="warning")
 
 
 @rule(18, "stuck", "a group is larger than a batch")
@@ -81,16 +82,19 @@ def partial_groups(e: Evidence) -> Lines:
     held, rest_s = e.count("buffered_sequences"), LONG_S if e.running else ev.SILENT_S
     if not e.reason or not held or not e.idle("groups", rest_s) or e.age("batch") < rest_s:
         return []
-    senders = (one for one in e.status.get("shares") or () if one.get("buffered"))
+    senders = (share for share in e.status.get("shares") or () if share.get("buffered"))
     waits = f"{held:.0f} sequences wait for the rest of their groups"
-    return [waits, *(f"{one['name']}: {one['buffered']} sequences" for one in senders)]
+    return [
+        waits,
+        *(f"{sender['name']}: {sender['buffered']} sequences" for sender in senders),
+    ]
 
 
 @rule(22, "stuck", "a batch is delivered again and again: short lease, or crashes")
 @fix("raise the trainer's lease_s above the seconds of a step; read its log")
 def redelivered(e: Evidence) -> Lines:
-    again = [one for one in e.status.get("open_batches") or () if one["deliveries"] > 3]
-    words = [f"batch {one['no']}: delivery {one['deliveries']}" for one in again[:3]]
+    again = [batch for batch in e.status.get("open_batches") or () if batch["deliveries"] > 3]
+    words = [f"batch {batch['no']}: delivery {batch['deliveries']}" for batch in again[:3]]
     if not words or e.grown("batches_acked_total"):
         return []
     return [*words, f"no ack for {e.age('acked'):.0f} s"]
@@ -144,10 +148,12 @@ def versions_differ(e: Evidence) -> Lines:
     newest, since = e.count("policy_version"), e.age("policy_version")
     if since < e.oldest_rollout_s + ev.SILENT_S or e.phase == ev.PUBLISHING:
         return []  # tokens in flight may be of the version before
-    here = [one for one in e.fresh("inference") if number(one, "running")]
+    here = [server for server in e.fresh("inference") if number(server, "running")]
     held = {
-        one["name"]: ev.info(e.now, one).get("weight_version", one["details"].get("version"))
-        for one in here
+        server["name"]: ev.info(e.now, server).get(
+            "weight_version", server["details"].get("version")
+        )
+        for server in here
     }
     behind = {url: at for url, at in held.items() if isinstance(at, int) and at < newest}
     text = f"version {newest:.0f} was announced {since:.0f} s ago"
@@ -170,7 +176,11 @@ def foreign_posts(e: Evidence) -> Lines:
     lost = [
         f"{count:.0f} requests {words[s]} ({s})" for s, count in grown.items() if count > 1
     ]
-    theirs = (ev.doing(one) for one in e.fresh("env") if one["phase"] == ev.FOR_TRAINER)
+    theirs = (
+        ev.doing(environment)
+        for environment in e.fresh("env")
+        if environment["phase"] == ev.FOR_TRAINER
+    )
     return [*lost, *theirs] if lost else []
 
 

@@ -48,18 +48,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             time.sleep(LINE_S if plain else REDRAW_S)
             looks = [*looks[-WINDOW:], look(options.api_url)]
             e = Evidence(options.api_url, looks[0], looks[-1])
-            found = diagnose(e)
+            findings = diagnose(e)
             if options.json:
-                print(document(e, found), flush=True)
+                print(document(e, findings), flush=True)
             elif plain:
-                shown = lines(e, found) if options.once else [(summary(e, found), "")]
+                shown = lines(e, findings) if options.once else [(summary(e, findings), "")]
                 print("\n".join(logs.printable(text) for text, _ in shown), flush=True)
             else:
-                shown = lines(e, found, console.height - 1)
-                page = Text("\n").join(styled(one, console.width) for one in shown)
+                shown = lines(e, findings, console.height - 1)
+                page = Text("\n").join(fit_line(line, console.width) for line in shown)
                 live.update(page, refresh=True)
             if options.once:
-                return 3 if exit_status(found) == 3 else 0
+                return 3 if exit_status(findings) == 3 else 0
 
 
 def once(argv: Sequence[str] | None = None) -> int:
@@ -72,7 +72,7 @@ def document(e: Evidence, found: Sequence[Finding]) -> str:
     return json.dumps({"at": e.now.at, "status": e.now.status, **answer(found, moving(e))})
 
 
-def styled(line: Line, width: int) -> Text:
+def fit_line(line: Line, width: int) -> Text:
     """A line that fits the width, control characters as escapes."""
     text = Text(logs.printable(line[0]), line[1], no_wrap=True)
     text.truncate(width, overflow="ellipsis")
@@ -88,7 +88,7 @@ def summary(e: Evidence, found: Sequence[Finding]) -> str:
 def flow(e: Evidence) -> str:
     """Environments -> queue -> batch -> trainer -> weights -> servers, with rates."""
     rate = e.grown("groups_in_total") / e.seconds
-    servers = [one for one in e.processes if one["role"] == "inference"]
+    servers = [process for process in e.processes if process["role"] == "inference"]
     queue, batch = (f"{e.count(f'{part}_sequences'):.0f}" for part in ("queued", "leased"))
     return (
         f"{len(e.fresh('env'))} env > {rate:.1f} groups/s > queue {queue} > batch {batch} > "
@@ -101,13 +101,17 @@ def lines(e: Evidence, found: Sequence[Finding], height: int = 10_000) -> list[L
     state = e.status.get("state", "no answer")
     title = f"{e.url}  {state}  step {e.count('current_step'):.0f}"
     head: list[Line] = [(title, "bold"), (flow(e), ""), ("", "")]
-    here = [one for one in e.processes if "ended" not in one["details"]]
-    rows = [_row(e, one) for one in sorted(here, key=lambda one: str(one["role"]))]
+    here = [process for process in e.processes if "ended" not in process["details"]]
+    rows = [
+        _row(e, process) for process in sorted(here, key=lambda process: str(process["role"]))
+    ]
     processes = [("role      name              age  phase, wait, figures", "dim"), *rows]
     batches = [(f"no batch yet: {e.reason}", "yellow")] if e.reason else []
-    for one in (e.status.get("open_batches") or ())[:3]:
-        delivery = f"{one['sequences']} sequences, delivery {one['deliveries']}"
-        batches.append((f"batch {one['no']}: {delivery}, lease {one['lease_s']:.0f} s", ""))
+    for batch in (e.status.get("open_batches") or ())[:3]:
+        delivery = f"{batch['sequences']} sequences, delivery {batch['deliveries']}"
+        batches.append(
+            (f"batch {batch['no']}: {delivery}, lease {batch['lease_s']:.0f} s", "")
+        )
     first = findings_page(found[:1], moving(e)).split("\n")
     why = [(text, COLORS[found[0].severity] if found else "green") for text in first[:5]]
     room = height - len(head) - len(batches) - len(why) - 1

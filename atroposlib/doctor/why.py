@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         url = address_in(options.run) or ""
     before = look(url) if url else None
     if options.run is not None and (before is None or before.status is None):
-        return _ended(options.run, as_json=options.json, as_status=options.exit_code)
+        return _explain_end(options.run, as_json=options.json, as_status=options.exit_code)
     shown: Any = None
     while before is not None:
         if before.status is not None or shown is not None:
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         now = look(url) if before.status is not None or shown is not None else before
         evidence = Evidence(url, before, now)
         findings = diagnose(evidence)
-        keys = [one.key for one in findings]
+        keys = [finding.key for finding in findings]
         if keys != shown:
             print(page(findings, moving(evidence), as_json=options.json), flush=True)
         shown, before = keys, now
@@ -71,16 +71,16 @@ def page(findings: Sequence[Finding], going: str | None, *, as_json: bool = Fals
     if as_json:
         return json.dumps(answer(findings, going))
     lines = []
-    for one in findings:
-        lines.append(f"{one.severity}: {one.cause}")
-        lines += [f"    {text}" for text in one.evidence]
-        lines.append(f"    fix: {one.remedy}")
+    for finding in findings:
+        lines.append(f"{finding.severity}: {finding.cause}")
+        lines += [f"    {text}" for text in finding.evidence]
+        lines.append(f"    fix: {finding.remedy}")
     if not findings:
         lines.append(f"no finding: {going}")
     return "\n".join(map(logs.printable, lines))
 
 
-def _ended(folder: Path, *, as_json: bool, as_status: bool) -> int:
+def _explain_end(folder: Path, *, as_json: bool, as_status: bool) -> int:
     """Print what the files of a run show after its end."""
     from atroposlib.trackers.jsonl import read_steps
 
@@ -96,9 +96,9 @@ def _ended(folder: Path, *, as_json: bool, as_status: bool) -> int:
     fix = "see the first error in logs/" if errors else "report.html and the model are in it"
     severity: Severity = "stuck" if errors else "waiting"
     shown = (*evidence, *errors)
-    found = Finding(0, "ended", severity, cause, shown, fix, time.time())
-    print(page([found], None, as_json=as_json))
-    return exit_status([found]) if as_status else 0
+    finding = Finding(0, "ended", severity, cause, shown, fix, time.time())
+    print(page([finding], None, as_json=as_json))
+    return exit_status([finding]) if as_status else 0
 
 
 def _last_error(log: Path) -> str:
@@ -106,5 +106,5 @@ def _last_error(log: Path) -> str:
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
         lines = stream.read().decode("utf-8", "replace").splitlines()
-    found = [line for line in lines if _ERROR.search(line)]
-    return f"{log.name}: {logs.redact(found[-1])[:300]}" if found else ""
+    matching = [line for line in lines if _ERROR.search(line)]
+    return f"{log.name}: {logs.redact(matching[-1])[:300]}" if matching else ""

@@ -122,9 +122,9 @@ class BaseEnv(EnvRuntime, ABC):
         if not self.checkpoint_dir:
             return
         run_name = self.wandb_prepend or self.label()
-        found = checkpoint.newest(self.checkpoint_dir, run_name, self.curr_step)
-        if found is not None:
-            checkpoint.restore(self, found, self.machinery)
+        newest = checkpoint.newest(self.checkpoint_dir, run_name, self.curr_step)
+        if newest is not None:
+            checkpoint.restore(self, newest, self.machinery)
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         """Emit ``wandb_metrics`` and the runtime's; an override awaits this at its end."""

@@ -160,12 +160,12 @@ class EnvCommand(Cmd):
             DatasetUnavailable: there is no file or folder at a path of the data.
         """
         from_file = read_yaml(self.config, type(self))
-        given = {
+        merged = {
             name: flags.parse_value(name, field.annotation, getattr(self, name))
             for name, field in type(self).model_fields.items()
             if name in self.model_fields_set
         }
-        sourced = partial(described, path=self.config, given=given)
+        sourced = partial(name_rejected_settings, path=self.config, given=merged)
         # Without defaults of the class: their own annotation may reject them, as None for a str.
         own = self.code.model_fields_set | self.code.model_dump(exclude_defaults=True).keys()
         with sourced(ENV_NAMESPACE):
@@ -173,21 +173,26 @@ class EnvCommand(Cmd):
                 **merge_dicts(
                     self.code.model_dump(include=own),
                     from_file.get(ENV_NAMESPACE) or {},
-                    extract_namespace(given, ENV_NAMESPACE + NAMESPACE_SEP),
+                    extract_namespace(merged, ENV_NAMESPACE + NAMESPACE_SEP),
                 )
             )
-        top = {**from_file, **given}
+        top = {**from_file, **merged}
         with sourced(""):
             names = ServerManagerConfig.model_fields.keys() & top
             manager = ServerManagerConfig(**{name: top[name] for name in names})
         self.env_cls.require_data(env)
         servers = dict(self.servers)
         for namespace, configs in servers.items():
-            listed, one = from_file.get(namespace), extract_namespace(given, f"{namespace}.")
-            if configs is not None or listed or one:
+            listed, single = (
+                from_file.get(namespace),
+                extract_namespace(merged, f"{namespace}."),
+            )
+            if configs is not None or listed or single:
                 base = APIServerConfig() if configs is None else configs
                 with sourced(namespace):
-                    servers[namespace] = resolve_servers(base, listed, one, namespace, logger)
+                    servers[namespace] = resolve_servers(
+                        base, listed, single, namespace, logger
+                    )
         main_servers = servers.pop(OPENAI_NAMESPACE) or ServerBaseline()
         return CommandSettings(self.mode, env, main_servers, manager, servers)
 
@@ -210,7 +215,7 @@ def command_class(env_cls: type[EnvRuntime], mode: str) -> type[EnvCommand]:
     if mode == "process" and config.data_path_to_save_groups is None:
         needs["data_path_to_save_groups"] = f"data/{env_cls.name or 'groups'}.jsonl"
     code = config.model_copy(update=needs)
-    more = {name: one.defaults for name, one in env_cls.more_servers().items()}
+    more = {name: section.defaults for name, section in env_cls.more_servers().items()}
     servers = {OPENAI_NAMESPACE: configs, **more}
     fields = flags.flag_fields(ENV_NAMESPACE + NAMESPACE_SEP, code)
     for namespace, listed in servers.items():
@@ -247,12 +252,12 @@ def _keep_config(settings: CommandSettings) -> None:
 def _as_document(configs: ServerConfigs | None) -> dict[str, Any] | list[dict[str, Any]]:
     """One mapping, a list of several, or an empty mapping for generated addresses."""
     listed = as_server_list(configs) if configs else None
-    dumped = [one.model_dump(mode="json", exclude={"api_key"}) for one in listed or ()]
+    dumped = [server.model_dump(mode="json", exclude={"api_key"}) for server in listed or ()]
     return dumped[0] if len(dumped) == 1 else dumped or {}
 
 
 @contextmanager
-def described(
+def name_rejected_settings(
     namespace: str, path: str | None = None, given: Container[str] = ()
 ) -> Iterator[None]:
     """Convert pydantic's error: one sentence per rejected setting; API keys are not shown.

@@ -113,9 +113,9 @@ class EvalBase(ABC):
             setattr(self, name, value)
         if self.max_concurrency < 1:
             raise ConfigError("max_concurrency: at least 1")
-        given = self.setup_data()
-        if given is not None:  # some evaluations set ``self.data`` themselves
-            self.data: Iterable[Any] = given
+        rows = self.setup_data()
+        if rows is not None:  # some evaluations set ``self.data`` themselves
+            self.data: Iterable[Any] = rows
 
     @abstractmethod
     def setup_data(self) -> Iterable[Any] | None:

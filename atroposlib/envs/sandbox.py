@@ -182,14 +182,17 @@ def arguments(
     if filter_fd is not None:
         folders += ["--seccomp", str(filter_fd)]
     return [
-        *(bwrap, "--json-status-fd", str(status_fd), "--die-with-parent", "--new-session"),
-        *("--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL"),
-        *("--clearenv", "--hostname", "sandbox", "--ro-bind", "/usr", "/usr"),
-        *("--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", *folders),
-        *("--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm"),
-        *("--size", size, "--tmpfs", "/tmp", "--remount-ro", "/dev", "--remount-ro", "/"),
-        *("--chdir", "/tmp", *started),
-    ]
+        bwrap, "--json-status-fd", str(status_fd), "--die-with-parent", "--new-session",
+        "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL",
+        "--clearenv", "--hostname", "sandbox",
+        "--ro-bind", "/usr", "/usr",
+        "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache", *folders,
+        "--proc", "/proc", "--dev", "/dev",
+        "--size", size, "--tmpfs", "/dev/shm",
+        "--size", size, "--tmpfs", "/tmp",
+        "--remount-ro", "/dev", "--remount-ro", "/",
+        "--chdir", "/tmp", *started,
+    ]  # fmt: skip
 
 
 def how_it_ended(status: int, errors: str) -> Ended:
@@ -207,11 +210,11 @@ def _user() -> dict[str, Any]:
     if os.geteuid() != 0:
         return {}
     taken = {entry.pw_uid for entry in pwd.getpwall()}
-    uid = next(one for one in _uids if one not in taken)
+    uid = next(candidate for candidate in _uids if candidate not in taken)
     return {"user": uid, "group": uid, "extra_groups": []}
 
 
-def _sealed(text: str) -> int:
+def _seal(text: str) -> int:
     """Descriptor of a file in memory that holds ``text`` and cannot be changed."""
     fd = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.write(fd, text.encode("utf-8", "replace"))
@@ -224,7 +227,7 @@ def _sealed(text: str) -> int:
 async def _run(program: str, inputs: str, kind: Kind, limits: Limits) -> Execution:
     with ExitStack() as stack:
         status_fd = os.memfd_create("status", os.MFD_CLOEXEC)  # of bubblewrap
-        program_fd, inputs_fd = _sealed(program), _sealed(inputs)
+        program_fd, inputs_fd = _seal(program), _seal(inputs)
         filter_fd = sealed_filter() if kind == "bubblewrap" else None
         passed = [fd for fd in (program_fd, status_fd, filter_fd) if fd is not None]
         for fd in (*passed, inputs_fd):
@@ -252,7 +255,7 @@ async def _run(program: str, inputs: str, kind: Kind, limits: Limits) -> Executi
             stopped = Ended.TOO_LONG
         finally:
             await _end(process)
-        output, errors = (one.decode("utf-8", "replace") for one in read)
+        output, errors = (output.decode("utf-8", "replace") for output in read)
         if stopped is not None:
             return Execution(stopped, output, errors, None)
         code = process.returncode or 0

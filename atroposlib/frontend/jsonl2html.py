@@ -120,12 +120,14 @@ def group_view(
 
 def shared_messages(messages_G: Sequence[Any]) -> int:
     """Number of messages before the first answer that all samples begin with."""
-    if not messages_G or not all(isinstance(one, list) for one in messages_G):
+    if not messages_G or not all(isinstance(message, list) for message in messages_G):
         return 0
     first, shortest = messages_G[0], min(map(len, messages_G))
     for place in range(max(0, shortest - 1)):
         role = first[place].get("role") if isinstance(first[place], Mapping) else None
-        if role == "assistant" or any(one[place] != first[place] for one in messages_G):
+        if role == "assistant" or any(
+            message[place] != first[place] for message in messages_G
+        ):
             return place
     return max(0, shortest - 1)
 
@@ -155,7 +157,7 @@ def _sample(
 def _images(group: Mapping[str, Any], g: int, content: Any) -> list[Box]:
     """Pictures of row ``g`` whose messages hold none, such as decoded tokens."""
     turns = content if isinstance(content, list) else []
-    said = [one.get("content") for one in turns if isinstance(one, Mapping)]
+    said = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]
     if any(any(map(picture_url, parts)) for parts in said if isinstance(parts, list)):
         return []
     urls = pictures_of(group.get("images"), g)
@@ -174,18 +176,18 @@ def _tokens(group: Mapping[str, Any], g: int, tokenizer: Any, room: int) -> Toke
     end = min(len(tokens), start + max(0, room))
     title = f"Tokens: {len(tokens)}, {sum(trained)} of them trained"
     if logprobs is not None and any(trained):
-        sampled = [value for value, one in zip(logprobs, trained) if one]
+        sampled = [value for value, is_trained in zip(logprobs, trained) if is_trained]
         title += f", mean logprob {statistics.fmean(sampled):.3f}"
     if versions is not None and any(trained):
-        held = sorted({value for value, one in zip(versions, trained) if one})
+        held = sorted({value for value, is_trained in zip(versions, trained) if is_trained})
         title += f", policy version {', '.join(map(str, held))}"
     if end < len(tokens):
         title += f" (the last {len(tokens) - end} are left out)"
     if tokenizer is None:
-        texts = [f"{one} " for one in tokens[start:end]]
+        texts = [f"{token} " for token in tokens[start:end]]
     else:
         texts = token_texts(tokenizer, tokens[start:end])
-    cut = [None if one is None else one[start:end] for one in (logprobs, versions)]
+    cut = [None if row is None else row[start:end] for row in (logprobs, versions)]
     html = token_spans(texts, tokens[start:end], trained[start:end], cut[0], cut[1])
     return TokenPart(title, html, end - start)
 
@@ -238,11 +240,11 @@ def reward_rows(groups: Sequence[GroupPart]) -> list[tuple[str, str, str, str]]:
     return [
         (
             name,
-            f"{statistics.fmean(one):.4g}",
-            f"{statistics.pstdev(one):.4g}",
-            f"{min(one):.4g} to {max(one):.4g}",
+            f"{statistics.fmean(value):.4g}",
+            f"{statistics.pstdev(value):.4g}",
+            f"{min(value):.4g} to {max(value):.4g}",
         )
-        for name, one in values.items()
+        for name, value in values.items()
     ]
 
 

@@ -184,26 +184,26 @@ def resolve_servers(
     """
     listed = as_server_list(defaults) or []  # []: their addresses are generated
     bare = isinstance(defaults, ServerBaseline) and isinstance(from_yaml or {}, Mapping)
-    given = dict(flags)
+    settings = dict(flags)
     if isinstance(from_yaml, Mapping):
-        given = {**from_yaml, **flags}
+        settings = {**from_yaml, **flags}
     elif from_yaml and len(from_yaml) > 1:
         _reject_overrides(len(from_yaml), flags, namespace)
         return [APIServerConfig(**entry) for entry in from_yaml]
     elif from_yaml:
         if len(listed) > 1:
             listed = [APIServerConfig()]  # the file's list replaces the code's
-        given = {**from_yaml[0], **flags}
+        settings = {**from_yaml[0], **flags}
     if len(listed) > 1:
-        _reject_overrides(len(listed), given, namespace)
+        _reject_overrides(len(listed), settings, namespace)
         return listed
-    if not given:
+    if not settings:
         return defaults if isinstance(defaults, ServerBaseline) else listed
     if logger is not None:
-        logger.debug("%s settings overridden: %s", namespace, ", ".join(sorted(given)))
+        logger.debug("%s settings overridden: %s", namespace, ", ".join(sorted(settings)))
     alone = defaults if isinstance(defaults, ServerBaseline) else listed[0]
-    values = {**alone.model_dump(), **given}
-    if not listed and set(given) <= set(ServerBaseline.model_fields):
+    values = {**alone.model_dump(), **settings}
+    if not listed and set(settings) <= set(ServerBaseline.model_fields):
         return ServerBaseline(**values)
     server = APIServerConfig(**values)
     return server if bare else [server]
@@ -226,7 +226,7 @@ def directory_template(servers: Sequence[APIServerConfig]) -> APIServerConfig | 
 
     Raises ConfigError for a directory among other servers.
     """
-    if not any((one.base_url or "").startswith(DIRECTORY) for one in servers):
+    if not any((server.base_url or "").startswith(DIRECTORY) for server in servers):
         return None
     if len(servers) > 1:
         raise ConfigError(

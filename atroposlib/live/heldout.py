@@ -75,13 +75,13 @@ class Heldout:
 
     def answers(self) -> list[tuple[HeldoutSample, ...]]:
         """Return the answers to each problem in order of their steps, one per check."""
-        found: dict[str, list[HeldoutSample]] = {}
+        by_task: dict[str, list[HeldoutSample]] = {}
         for check in self.read():
             if not self._answers.get(check.directory):
                 self._answers[check.directory] = answers_of(check)
             for problem, sample in self._answers[check.directory].items():
-                found.setdefault(problem, []).append(sample)
-        return [tuple(samples) for samples in found.values()]
+                by_task.setdefault(problem, []).append(sample)
+        return [tuple(samples) for samples in by_task.values()]
 
     def copy_samples(self, target: Path) -> None:
         """Write every check's answers into one file, each line with its step and version."""
@@ -121,11 +121,11 @@ def lines_of(check: Check) -> list[dict[str, Any]]:
 
 def answers_of(check: Check) -> dict[str, HeldoutSample]:
     """Return the first answer to each problem of one check."""
-    found: dict[str, HeldoutSample] = {}
+    samples: dict[str, HeldoutSample] = {}
     for line in lines_of(check):
         problem = str(line.get("id") or line.get("prompt"))
-        found.setdefault(problem, sample_of(line, check))
-    return found
+        samples.setdefault(problem, sample_of(line, check))
+    return samples
 
 
 def sample_of(line: Mapping[str, Any], check: Check) -> HeldoutSample:

@@ -248,14 +248,14 @@ def measures_of(row: Mapping[str, Any]) -> str:
 
 
 def number(row: Mapping[str, Any] | None, name: str) -> float | None:
-    found = column([row], name) if row else []
-    return found[0] if found else None
+    values = column([row], name) if row else []
+    return values[0] if values else None
 
 
 def counter(text: str, name: str) -> float | None:
     """Return the sum of a counter over its labels, in Prometheus' text format."""
-    found = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
-    return sum(map(float, found)) if found else None
+    values = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
+    return sum(map(float, values)) if values else None
 
 
 def largest(row: Mapping[str, Any], *names: str) -> float | None:

@@ -56,7 +56,7 @@ def sparkline(
     )
 
 
-def formatted(value: float | None, form: str = ".2f", unit: str = "") -> str:
+def format_value(value: float | None, form: str = ".2f", unit: str = "") -> str:
     return "–" if value is None else f"{value:{form}}{unit}"
 
 
@@ -64,11 +64,11 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
 
 
-def left(s: RunSnapshot) -> str:
+def time_left(s: RunSnapshot) -> str:
     return "" if s.left_s is None else f"about {clock(s.left_s)} left"
 
 
-def wrapped(text: str, width: int, most: int = 2, indent: str = "") -> list[str]:
+def wrap_lines(text: str, width: int, most: int = 2, indent: str = "") -> list[str]:
     """Return at most ``most`` lines, cut between words where possible."""
     line, room = logs.printable(text.replace("\n", "⏎")), max(8, width)
     more: Any = {"max_lines": most, "placeholder": " …", "subsequent_indent": indent}
@@ -85,7 +85,7 @@ def panel(s: RunSnapshot, width: int = 80, height: int = 24) -> RenderableType:
     rows.add_column(no_wrap=True, width=inner, overflow="ellipsis")
     for label, text in [*top, *samples, *below][:room]:
         rows.add_row(label, text)
-    title = wrapped(f"{s.name} · {s.title}", width - 10, most=1)[0]
+    title = wrap_lines(f"{s.name} · {s.title}", width - 10, most=1)[0]
     return Panel(
         rows,
         title=f"[bold]{escape(title)}[/]",
@@ -96,23 +96,23 @@ def panel(s: RunSnapshot, width: int = 80, height: int = 24) -> RenderableType:
 
 
 def _progress(s: RunSnapshot, inner: int, lines: int) -> list[Row]:
-    count, after = f"{s.step} of {s.steps}", f"  {left(s)}"
+    count, after = f"{s.step} of {s.steps}", f"  {time_left(s)}"
     length = max(4, inner - len(count) - len(after) - 1)
     done = length * s.step // max(1, s.steps)
     bar = Text.assemble(
         f"{count} ", ("━" * done, "blue"), ("─" * (length - done), "dim"), after
     )
-    rows = _labelled("task", wrapped(s.task, inner), "bold") if s.task else []
+    rows = _label_rows("task", wrap_lines(s.task, inner), "bold") if s.task else []
     rows += [("phase", Text(s.phase, "bold")), ("step", bar), *[("", "")] * (lines > 1)]
     for name, values in (("reward", s.rewards), ("exact", s.exacts)):
         if name == "exact" and not values:
             continue  # few environments have this measure
         curve = sparkline(values, inner - 6, lines=lines, steps=s.steps).split("\n")
-        number = formatted(values[-1] if values else None)
+        number = format_value(values[-1] if values else None)
         cells = zip([number, *[""] * lines], curve)
-        rows += _labelled(name, [Text.assemble(f"{n:6}", (c, "green")) for n, c in cells])
+        rows += _label_rows(name, [Text.assemble(f"{n:6}", (c, "green")) for n, c in cells])
         if name == "reward" and s.reward_words:
-            rows += _labelled("", wrapped(s.reward_words, inner), "dim")
+            rows += _label_rows("", wrap_lines(s.reward_words, inner), "dim")
     if s.heldout:
         points = [f"{exact:.2f} at step {step}" for step, exact in s.heldout]
         shown = points if len(points) < 4 else [points[0], "…", *points[-2:]]
@@ -120,7 +120,7 @@ def _progress(s: RunSnapshot, inner: int, lines: int) -> list[Row]:
     return [*rows, ("", "")]
 
 
-def _labelled(label: str, lines: Sequence[str | Text], style: str = "") -> list[Row]:
+def _label_rows(label: str, lines: Sequence[str | Text], style: str = "") -> list[Row]:
     texts = [Text(line, style) if isinstance(line, str) else line for line in lines]
     return [(label if number == 0 else "", text) for number, text in enumerate(texts)]
 
@@ -148,8 +148,8 @@ def _samples(s: RunSnapshot, inner: int, room: int) -> list[Row]:
     for before, *later in s.answers:
         answers = (before, later[-1] if later else None)
         texts = [f"{a.reward:.2f}  {a.completion}" if a else "–" for a in answers]
-        cells = [wrapped(before.prompt, widths[0] - 2)]
-        cells += [wrapped(text, widths[1] - 2, indent=" " * 6) for text in texts]
+        cells = [wrap_lines(before.prompt, widths[0] - 2)]
+        cells += [wrap_lines(text, widths[1] - 2, indent=" " * 6) for text in texts]
         styles = ("", *("green" if a and a.right else "yellow" for a in answers))
         rows += [("", columns(line, styles)) for line in zip_longest(*cells, fillvalue="")]
         if len(rows) >= room - 1:
@@ -159,19 +159,19 @@ def _samples(s: RunSnapshot, inner: int, room: int) -> list[Row]:
 
 def _processes(s: RunSnapshot, inner: int) -> list[Row]:
     """Show what each process does, then the figures; a low terminal cuts them from below."""
-    waits = [line for wait in s.waits for line in wrapped(wait, inner, most=4)]
+    waits = [line for wait in s.waits for line in wrap_lines(wait, inner, most=4)]
     figures = {
         "groups": s.dropped,
         "measures": s.measures,
-        "speed": f"{formatted(s.generate_tokens_per_s, '.0f')} tokens/s generated, "
-        f"{formatted(s.train_tokens_per_s, '.0f')} trained",
-        "staleness": f"{formatted(s.staleness_mean, '.1f')} versions, "
-        f"at most {formatted(s.staleness_max, '.0f')}",
-        "mismatch": f"{formatted(s.mismatch, '.1e')} nats per token between server and trainer",
-        "weights": f"version {formatted(s.server_version, 'd')} at the server, "
-        f"{formatted(s.trainer_version, 'd')} at the trainer",
+        "speed": f"{format_value(s.generate_tokens_per_s, '.0f')} tokens/s generated, "
+        f"{format_value(s.train_tokens_per_s, '.0f')} trained",
+        "staleness": f"{format_value(s.staleness_mean, '.1f')} versions, "
+        f"at most {format_value(s.staleness_max, '.0f')}",
+        "mismatch": f"{format_value(s.mismatch, '.1e')} nats per token between server and trainer",
+        "weights": f"version {format_value(s.server_version, 'd')} at the server, "
+        f"{format_value(s.trainer_version, 'd')} at the trainer",
     }
-    rows = _labelled("processes", waits or ["no process has reported yet"])
+    rows = _label_rows("processes", waits or ["no process has reported yet"])
     return [*rows, ("", ""), *(row for row in figures.items() if row[1])]
 
 
@@ -179,14 +179,14 @@ def step_line(s: RunSnapshot) -> str:
     """Format one step as a line, for a log file or a pipe."""
     reward = s.rewards[-1] if s.rewards else None
     parts = (
-        f"step {s.step}/{s.steps}  reward {formatted(reward)}",
+        f"step {s.step}/{s.steps}  reward {format_value(reward)}",
         s.measures,
-        f"{formatted(s.generate_tokens_per_s, '.0f')} tok/s generated  "
-        f"{formatted(s.train_tokens_per_s, '.0f')} tok/s trained  "
-        f"staleness {formatted(s.staleness_max, '.0f')}  mismatch {formatted(s.mismatch, '.1e')}  "
-        f"version {formatted(s.server_version, 'd')}",
+        f"{format_value(s.generate_tokens_per_s, '.0f')} tok/s generated  "
+        f"{format_value(s.train_tokens_per_s, '.0f')} tok/s trained  "
+        f"staleness {format_value(s.staleness_max, '.0f')}  mismatch {format_value(s.mismatch, '.1e')}  "
+        f"version {format_value(s.server_version, 'd')}",
         s.dropped,
-        f"{clock(s.elapsed_s)}  {left(s)}".rstrip(),
+        f"{clock(s.elapsed_s)}  {time_left(s)}".rstrip(),
     )
     return "  ".join(filter(None, parts))
 

@@ -99,7 +99,7 @@ class Supervisor:
             if spec.health_url is None and spec.name not in started:
                 self.children.start(spec)
 
-    def completed(self, name: str) -> bool:
+    def has_completed(self, name: str) -> bool:
         """Whether the process ended with exit code 0."""
         return self.children[name].exit() == Exit(0)
 

@@ -58,15 +58,15 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Settings]]:
     """Words of the quickstart itself; ``--env.NAME VALUE`` and ``--trainer.NAME VALUE`` apart."""
-    rest, found = list(words), dict[str, Settings]()
+    rest, namespaces = list(words), dict[str, Settings]()
     for process in ("env", "trainer"):
         prefix, pairs = f"--{process}.", list[tuple[str, str]]()
         while flags := [i for i, word in enumerate(rest) if word.startswith(prefix)]:
             name, equals, value = rest.pop(flags[0]).removeprefix(prefix).partition("=")
             value = value if equals or flags[0] == len(rest) else rest.pop(flags[0])
             pairs.append((name, value))
-        found[f"{process}_settings"] = tuple(pairs)
-    return rest, found
+        namespaces[f"{process}_settings"] = tuple(pairs)
+    return rest, namespaces
 
 
 def absolute(path: str) -> Path:

@@ -41,7 +41,7 @@ def line_chart(
     xs = [x for s in drawn for x, _ in s.points]
     ys = [y for s in drawn for _, y in s.points]
     x_axis = (min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1)
-    y_axis = decades(ys) if log else (y_range or padded(ys))
+    y_axis = decades(ys) if log else (y_range or pad_range(ys))
     parts = [
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(title)}">'
@@ -59,7 +59,7 @@ def usable(points: Sequence[Point], log: bool) -> tuple[Point, ...]:
     return tuple((x, math.log10(y)) for x, y in finite if y > 0) if log else tuple(finite)
 
 
-def padded(ys: Sequence[float]) -> tuple[float, float]:
+def pad_range(ys: Sequence[float]) -> tuple[float, float]:
     low, high = min(ys), max(ys)
     margin = 0.06 * (high - low) or max(0.5, abs(high) * 0.1)
     return low - margin, high + margin

@@ -87,9 +87,9 @@ def quickstart(options: Options, console: Console | None = None) -> int:
 
 
 def _quickstart(options: Options, console: Console, stop: StopRequest) -> int:
-    given = options.env_settings
-    own = preflight.own_settings(options.environment, given) if options.environment else {}
-    own |= sizes_of(given)
+    settings = options.env_settings
+    own = preflight.own_settings(options.environment, settings) if options.environment else {}
+    own |= sizes_of(settings)
     if options.groups is not None:
         own["groups_per_step"] = options.groups
     recipe = recipe_for(options.model, options.steps, options.environment, **own)
@@ -251,7 +251,7 @@ class QuickstartRun:
         """Watch until the trainer has finished with exit code 0 and the last held-out check
         exists.
         """
-        self._watch_until(lambda: self.supervisor.completed("trainer"))
+        self._watch_until(lambda: self.supervisor.has_completed("trainer"))
         self.trained_s = time.monotonic() - self.started
         bound = time.monotonic() + LAST_CHECK_TIMEOUT_S
         self._watch_until(

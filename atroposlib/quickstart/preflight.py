@@ -66,12 +66,14 @@ def own_settings(environment: Path, given: Settings = ()) -> dict[str, Any]:
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode != 0:
         raise NotReady(f"--environment {done.stderr.strip()}")
-    found = json.loads(done.stdout.splitlines()[-1])
+    described = json.loads(done.stdout.splitlines()[-1])
     for name, _ in given:
-        if name not in found["fields"]:
-            hint = did_you_mean(f"--env.{name}", [f"--env.{one}" for one in found["fields"]])
+        if name not in described["fields"]:
+            hint = did_you_mean(
+                f"--env.{name}", [f"--env.{field}" for field in described["fields"]]
+            )
             raise NotReady(f"--env.{name}: {environment.name} has no such setting{hint}")
-    return dict(found["own"])
+    return dict(described["own"])
 
 
 def require_packages(names: tuple[str, ...]) -> None:

@@ -101,26 +101,26 @@ def _shortcomings(
 ) -> list[str]:
     if not rows:
         return ["the trainer finished no step"]
-    found = []
+    shortcomings = []
     goal = recipe.goal
     start, end = mean(rows[:1], goal.metric), mean(rows[-LAST_STEPS:], goal.metric)
     if start is None or end is None:
-        found.append(f"metrics.jsonl has no {goal.metric}")
+        shortcomings.append(f"metrics.jsonl has no {goal.metric}")
     else:
         least = max(goal.ends_above, start)
         if not end > least:
-            found.append(f"{goal.label} ended at {end:.2f}, not above {least:.2f}")
+            shortcomings.append(f"{goal.label} ended at {end:.2f}, not above {least:.2f}")
         if not start < goal.starts_below:
-            found.append(
+            shortcomings.append(
                 f"{goal.label} started at {start:.2f}, not below {goal.starts_below:.2f}"
             )
     if len(rows) < recipe.steps:
-        found.append(f"{len(rows)} of {recipe.steps} steps were done")
+        shortcomings.append(f"{len(rows)} of {recipe.steps} steps were done")
     trained = rows[-1].get("version")
     if server_version is None or server_version != trained:
-        found.append(
+        shortcomings.append(
             f"the server holds version {server_version}, the trainer's last is {trained}"
         )
     if not compared:  # if they had differed, the trainer would have stopped
-        found.append("server and trainer logprobs were never compared")
-    return found
+        shortcomings.append("server and trainer logprobs were never compared")
+    return shortcomings

@@ -88,10 +88,10 @@ def requirements(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         names = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
         metadata = Parser().parsestr(archive.read(names[0]).decode("utf-8"))
-    return wanted(metadata.get_all("Requires-Dist") or [])
+    return wanted_requirements(metadata.get_all("Requires-Dist") or [])
 
 
-def wanted(lines: list[str]) -> list[str]:
+def wanted_requirements(lines: list[str]) -> list[str]:
     """Keep a requirement unless it belongs to an extra or is one of LEFT_OUT."""
     kept = []
     for line in lines:

@@ -200,7 +200,7 @@ class FakeInference:
         return FakeResponse(
             prompt=ids,
             choices=[
-                _sampled(whole, limit, stops, abort_at, self.weight_version)
+                _sample(whole, limit, stops, abort_at, self.weight_version)
                 for whole in ([*encode(self.reply(decode(ids), i)), END] for i in range(n))
             ],
             has_logprobs=self.returns_logprobs,
@@ -228,17 +228,17 @@ class FakeInference:
         return shapes.completions(self._answer(body["prompt"], body), body)
 
     def _chat(self, body: Json) -> Json:
-        prompt = rendered(body["messages"])
+        prompt = render_messages(body["messages"])
         return shapes.chat(self._answer(prompt, body, default=256), body)
 
 
 def _limit(params: Json, default: int) -> int:
     names = ("max_tokens", "max_new_tokens", "max_completion_tokens")
-    given = [int(params[name]) for name in names if params.get(name) is not None]
-    return given[0] if given else default
+    limits = [int(params[name]) for name in names if params.get(name) is not None]
+    return limits[0] if limits else default
 
 
-def _sampled(
+def _sample(
     whole: list[int],
     limit: int,
     stops: Sequence[str],
@@ -258,7 +258,7 @@ def _sampled(
     return Sampled(tokens, reason, visible(tokens), version)
 
 
-def rendered(messages: Sequence[Mapping[str, Any]]) -> str:
+def render_messages(messages: Sequence[Mapping[str, Any]]) -> str:
     """The chat template of :mod:`atroposlib.testing.tiny`, with a generation prompt.
 
     A picture is ``PICTURE``, as servers expand one to placeholder tokens.

@@ -65,12 +65,12 @@ class FakeResponse:
 
     @property
     def usage(self) -> Json:
-        sampled = sum(len(one.tokens) for one in self.choices)
-        asked = len(self.prompt)
+        sampled = sum(len(choice.tokens) for choice in self.choices)
+        prompt_tokens = len(self.prompt)
         return {
-            "prompt_tokens": asked,
+            "prompt_tokens": prompt_tokens,
             "completion_tokens": sampled,
-            "total_tokens": asked + sampled,
+            "total_tokens": prompt_tokens + sampled,
         }
 
 
@@ -94,18 +94,18 @@ def demo(answer: FakeResponse, body: Json) -> Json:
     """POST /generate of vLLM's demo server and of this repository's server."""
     choices = answer.choices
     reply: Json = {
-        "text": [one.text for one in choices],
-        "finish_reasons": [one.reason for one in choices],
+        "text": [choice.text for choice in choices],
+        "finish_reasons": [choice.reason for choice in choices],
         "prompt_token_ids": answer.prompt,
-        "token_ids": [one.tokens for one in choices],
+        "token_ids": [choice.tokens for choice in choices],
         "prompt_logprobs": prompt_logprobs(answer.prompt, body.get("prompt_logprobs")),
     }
     if answer.has_logprobs:
         reply["logprobs"] = [
-            [[{str(t): fake_logprob(t)}] for t in one.tokens] for one in choices
+            [[{str(t): fake_logprob(t)}] for t in choice.tokens] for choice in choices
         ]
     if answer.has_spans:
-        reply["weight_versions"] = [spans(answer, one) for one in choices]
+        reply["weight_versions"] = [spans(answer, choice) for choice in choices]
     return reply
 
 
@@ -117,12 +117,12 @@ def scale_out(answer: FakeResponse, params: Json) -> Json:
         "choices": [
             {
                 "index": i,
-                "token_ids": one.tokens,
-                "finish_reason": one.reason,
-                "weight_versions": spans(answer, one),
-                "logprobs": _token_entries(one.tokens) if answer.has_logprobs else None,
+                "token_ids": choice.tokens,
+                "finish_reason": choice.reason,
+                "weight_versions": spans(answer, choice),
+                "logprobs": _token_entries(choice.tokens) if answer.has_logprobs else None,
             }
-            for i, one in enumerate(answer.choices)
+            for i, choice in enumerate(answer.choices)
         ],
     }
 
@@ -130,15 +130,15 @@ def scale_out(answer: FakeResponse, params: Json) -> Json:
 def sglang(answer: FakeResponse, body: Json) -> Any:
     """POST /generate of SGLang: an object, or a list of them where n is above one."""
     outputs = []
-    for one in answer.choices:
+    for choice in answer.choices:
         meta: Json = {
-            "finish_reason": {"type": one.reason},
+            "finish_reason": {"type": choice.reason},
             "prompt_tokens": len(answer.prompt),
-            "completion_tokens": len(one.tokens),
-            "weight_version": str(one.version),
+            "completion_tokens": len(choice.tokens),
+            "weight_version": str(choice.version),
         }
         if body.get("return_logprob") and answer.has_logprobs:
-            meta["output_token_logprobs"] = [_triple(t) for t in one.tokens]
+            meta["output_token_logprobs"] = [_triple(t) for t in choice.tokens]
         if body.get("logprob_start_len") == 0 and answer.has_logprobs:
             first, *rest = answer.prompt
             meta["input_token_logprobs"] = [[None, first, None], *map(_triple, rest)]
@@ -146,32 +146,34 @@ def sglang(answer: FakeResponse, body: Json) -> Any:
             if k:
                 tops = [_triple(t) for t in range(k)]
                 meta["input_top_logprobs"] = [None, *([tops] * len(rest))]
-        outputs.append({"text": one.text, "output_ids": one.tokens, "meta_info": meta})
+        outputs.append({"text": choice.text, "output_ids": choice.tokens, "meta_info": meta})
     return outputs[0] if len(outputs) == 1 else outputs
 
 
 def trl(answer: FakeResponse, body: Json, since_logprobs: bool) -> Json:
     """POST /generate/ of TRL; older ones return nothing but ``completion_ids``."""
-    reply: Json = {"completion_ids": [one.tokens for one in answer.choices]}
+    reply: Json = {"completion_ids": [choice.tokens for choice in answer.choices]}
     if since_logprobs:
         reply["prompt_ids"] = [answer.prompt]
         if answer.has_logprobs:
             reply["logprobs"] = [
-                [[fake_logprob(t)] for t in one.tokens] for one in answer.choices
+                [[fake_logprob(t)] for t in choice.tokens] for choice in answer.choices
             ]
-            reply["logprob_token_ids"] = [[[t] for t in one.tokens] for one in answer.choices]
+            reply["logprob_token_ids"] = [
+                [[t] for t in choice.tokens] for choice in answer.choices
+            ]
     return reply
 
 
 def completions(answer: FakeResponse, body: Json) -> Json:
     """POST /v1/completions, with vLLM's additions on request."""
     choices = []
-    for i, one in enumerate(answer.choices):
-        choice: Json = {"index": i, "text": one.text, "finish_reason": one.reason}
+    for i, sampled in enumerate(answer.choices):
+        choice: Json = {"index": i, "text": sampled.text, "finish_reason": sampled.reason}
         if body.get("logprobs") is not None and answer.has_logprobs:
-            choice["logprobs"] = {"token_logprobs": [fake_logprob(t) for t in one.tokens]}
+            choice["logprobs"] = {"token_logprobs": [fake_logprob(t) for t in sampled.tokens]}
         if body.get("return_token_ids"):
-            choice |= {"token_ids": one.tokens, "prompt_token_ids": answer.prompt}
+            choice |= {"token_ids": sampled.tokens, "prompt_token_ids": answer.prompt}
         choice["prompt_logprobs"] = prompt_logprobs(answer.prompt, body.get("prompt_logprobs"))
         choices.append(choice)
     return _envelope("text_completion", answer, choices)
@@ -180,13 +182,13 @@ def completions(answer: FakeResponse, body: Json) -> Json:
 def chat(answer: FakeResponse, body: Json) -> Json:
     """POST /v1/chat/completions, with vLLM's additions on request."""
     choices = []
-    for i, one in enumerate(answer.choices):
-        message = {"role": "assistant", "content": one.text}
-        choice: Json = {"index": i, "finish_reason": one.reason, "message": message}
+    for i, sampled in enumerate(answer.choices):
+        message = {"role": "assistant", "content": sampled.text}
+        choice: Json = {"index": i, "finish_reason": sampled.reason, "message": message}
         if body.get("logprobs") and answer.has_logprobs:
-            choice["logprobs"] = _token_entries(one.tokens)
+            choice["logprobs"] = _token_entries(sampled.tokens)
         if body.get("return_token_ids"):
-            choice["token_ids"] = one.tokens
+            choice["token_ids"] = sampled.tokens
         choices.append(choice)
     ids = {"prompt_token_ids": answer.prompt} if body.get("return_token_ids") else {}
     return {**_envelope("chat.completion", answer, choices), **ids}

@@ -53,12 +53,12 @@ class Jsonl:
 
 def _is_after(line: bytes, run_id: str, step: int) -> bool:
     try:
-        found = json.loads(line)
+        record = json.loads(line)
     except ValueError:
         return False
-    if not isinstance(found, dict) or found.get("run_id") != run_id:
+    if not isinstance(record, dict) or record.get("run_id") != run_id:
         return False
-    last = found.get("step", found.get(RESUMED))
+    last = record.get("step", record.get(RESUMED))
     return isinstance(last, int) and last > step
 
 
@@ -85,11 +85,11 @@ def read_steps(path: Path) -> list[dict[str, Any]]:
 def _lines(path: Path) -> Iterable[dict[str, Any]]:
     for line in path.read_bytes().splitlines():
         try:
-            found = json.loads(line)
+            record = json.loads(line)
         except ValueError:
             continue
-        if isinstance(found, dict):
-            yield found
+        if isinstance(record, dict):
+            yield record
 
 
 def last_run(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

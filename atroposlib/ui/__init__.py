@@ -34,13 +34,13 @@ HEADERS = {
 @cache
 def assets() -> Mapping[str, tuple[bytes, dict[str, str]]]:
     """Content and headers of each static file, by its name; the page itself is the name ''."""
-    found = {}
+    files = {}
     for path in sorted(STATIC.iterdir()):
         content = path.read_bytes()
         tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
         about = {"content-type": TYPES[path.suffix], "etag": tag}
-        found["" if path.name == "index.html" else path.name] = (content, HEADERS | about)
-    return found
+        files["" if path.name == "index.html" else path.name] = (content, HEADERS | about)
+    return files
 
 
 async def serve_asset(request: Request) -> Response:

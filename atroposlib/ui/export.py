@@ -23,7 +23,7 @@ def exported_page(kept: Mapping[str, Any]) -> bytes:
 
     Scripts and styles run by their hashes only, so no text of ``kept`` can become one.
     """
-    scripts = [_text("uplot.js"), bundled()]
+    scripts = [_text("uplot.js"), bundle()]
     style = _text("uplot.css") + _text("style.css")
     icon = base64.b64encode((STATIC / "icon.svg").read_bytes()).decode()
     policy = (
@@ -43,27 +43,27 @@ def exported_page(kept: Mapping[str, Any]) -> bytes:
     return page.replace("</body>", end).encode()
 
 
-def bundled() -> str:
+def bundle() -> str:
     """The modules of the page as one script, each after those that it imports."""
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}
 
     def add(name: str) -> None:
         source = _text(name)
-        for _, other in _IMPORT.findall(source):
-            if other not in found:
-                add(other)
+        for _, imported in _IMPORT.findall(source):
+            if imported not in modules:
+                add(imported)
         names = ", ".join(_EXPORT.findall(source))
         source = _EXPORT.sub("", _IMPORT.sub(r'const \1 = modules["\2"];', source))
         source = source.replace(_VIEW, "modules[`${VIEWS[name][2]}.js`]")
-        found[name] = (
+        modules[name] = (
             f'modules["{name}"] = await (async () => {{\n{source}\nreturn {{ {names} }};\n}})();'
         )
 
     names = {path.name for path in STATIC.glob("*.js")} - {"uplot.js", "app.js"}
     for name in [*sorted(names), "app.js"]:  # the last one begins to show
-        if name not in found:
+        if name not in modules:
             add(name)
-    return "\n".join(["const modules = {};", *found.values()])
+    return "\n".join(["const modules = {};", *modules.values()])
 
 
 def _text(name: str) -> str:

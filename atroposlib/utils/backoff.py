@@ -28,7 +28,7 @@ class Backoff:
         return min(self.max_s, self.initial_s * 2.0 ** min(failures - 1, 100))
 
 
-def jittered(pause_s: float, uniform: Callable[[], float] = uniform) -> float:
+def with_jitter(pause_s: float, uniform: Callable[[], float] = uniform) -> float:
     """50 % to 100 % of ``pause_s``, so that callers which failed together spread out.
 
     ``uniform`` returns a number in [0, 1).

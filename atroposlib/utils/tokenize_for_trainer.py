@@ -134,9 +134,9 @@ def start_of_turn(tokenizer: Any, before: list[dict[str, Any]], tokens: list[int
 
     Raises TemplateNotPrefixStable: the template rewrites the turns before it.
     """
-    given = _render_prompt(tokenizer, before)
-    shared = shared_length(given, tokens)
-    if shared == len(given):
+    rendered = _render_prompt(tokenizer, before)
+    shared = shared_length(rendered, tokens)
+    if shared == len(rendered):
         return shared
     # The prompt may end with text that the turn lacks, but earlier turns must be unchanged.
     earlier = render_chat(tokenizer, before) if before else []

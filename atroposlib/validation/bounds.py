@@ -49,8 +49,8 @@ class Bound(NamedTuple):
 
 def bound_of(check: str, card: Card | None) -> Bound:
     """The limit of ``check`` in this environment."""
-    given = card.bounds.get(check) if card is not None else None
-    return Bound(DEFAULTS[check]) if given is None else Bound(*given)
+    own = card.bounds.get(check) if card is not None else None
+    return Bound(DEFAULTS[check]) if own is None else Bound(*own)
 
 
 def unknown_bounds(card: Card | None) -> list[str]:

@@ -89,8 +89,8 @@ class ClassRollouts:
             pairs: list[list[Replies]] = [[WRONG], [gold]]
             groups = pairs[: 2 if self.card else 1] if self._others() else [[]]
         score: float | None = None
-        for others in groups:
-            score = await self.beside(item, session, others)
+        for group in groups:
+            score = await self.beside(item, session, group)
             if score is not None:
                 break
             session = session.again()
@@ -186,21 +186,21 @@ async def items_of(env: Any) -> list[dict[str, Any]]:
 
     Raises RolloutError: it failed.
     """
-    found: dict[str, dict[str, Any]] = {}
+    items: dict[str, dict[str, Any]] = {}
     repeats, started = 0, time.monotonic()
-    while len(found) < MOST_ITEMS and repeats < MOST_REPEATS:
-        if len(found) >= LEAST_ITEMS and time.monotonic() - started > ITEMS_S:
+    while len(items) < MOST_ITEMS and repeats < MOST_REPEATS:
+        if len(items) >= LEAST_ITEMS and time.monotonic() - started > ITEMS_S:
             break
         with boundary(env.label(), None, "get_next_item", type(env).get_next_item):
             item = await env.get_next_item()
         if item is None:
             break
         text = stable_text(item)
-        if text == next(iter(found), None):
+        if text == next(iter(items), None):
             break
-        repeats += text in found
-        found.setdefault(text, {"id": name_of(item, text), "task": item, "epoch": 0})
-    return list(found.values())
+        repeats += text in items
+        items.setdefault(text, {"id": name_of(item, text), "task": item, "epoch": 0})
+    return list(items.values())
 
 
 def name_of(item: Any, text: str) -> str:
@@ -214,9 +214,9 @@ def name_of(item: Any, text: str) -> str:
 def stable_text(value: Any) -> str:
     """A text of ``value`` that is the same in every process."""
     if isinstance(value, Mapping):
-        return str({str(key): stable_text(one) for key, one in value.items()})
+        return str({str(key): stable_text(item) for key, item in value.items()})
     if isinstance(value, (list, tuple)):
-        return str([stable_text(one) for one in value])
+        return str([stable_text(item) for item in value])
     if isinstance(value, (set, frozenset)):
         return str(sorted(map(stable_text, value)))
     return ADDRESS.sub("", repr(value))

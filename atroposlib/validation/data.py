@@ -20,57 +20,59 @@ LEAST_VALUE = 6  # characters of an answer that is looked for in a variable or a
 async def loads(subject: Subject, limit: float) -> Offences:
     """Unique ids, tasks that JSON holds, no connection to another machine."""
     counts = Counter(item["id"] for item in subject.items)
-    found = [
+    offences = [
         Proof(name, note=f"{n} tasks have this id") for name, n in counts.items() if n > 1
     ]
-    found += [Proof("", note=f"a connection to {host}") for host in subject.refused]
+    offences += [Proof("", note=f"a connection to {host}") for host in subject.refused]
     # Items of a class stay in its process.
     for item in () if subject.of_class else subject.items[: len(subject.cases)]:
         try:
             json.dumps(plain(item["task"]), allow_nan=False)
         except (TypeError, ValueError) as error:
-            found.append(Proof(item["id"], note=f"no JSON: {error}"))
-    return found, f"{len(subject.items)} tasks read"
+            offences.append(Proof(item["id"], note=f"no JSON: {error}"))
+    return offences, f"{len(subject.items)} tasks read"
 
 
 async def split(subject: Subject, limit: float) -> Offences:
     """No task is trained and held out, by its id or by its prompt."""
     held_out = subject.env.held_out[: len(subject.cases)]
     trained = {item["id"] for item in subject.items}
-    asked = {probes.normalised(case.prompt): case.id for case in subject.cases}
-    found = [
+    ids = {probes.normalised(case.prompt): case.id for case in subject.cases}
+    offences = [
         Proof(i["id"], note="its id is trained too") for i in held_out if i["id"] in trained
     ]
     # The first message of a game may be that of others: its seed identifies the task.
     drawn = all(isinstance(i["task"], dict) and SEED >= set(i["task"]) for i in held_out)
-    identify = not drawn and len(asked) > len(subject.cases) / 2
-    for item in held_out if identify and not found else ():
+    identify = not drawn and len(ids) > len(subject.cases) / 2
+    for item in held_out if identify and not offences else ():
         case = await case_of(subject, item)
         prompt = probes.normalised(case.prompt)
-        if prompt and prompt in asked:
-            found.append(Proof(case.id, note=f"has the prompt of {asked[prompt]}"))
-    return found, f"{len(subject.env.held_out)} held-out tasks"
+        if prompt and prompt in ids:
+            offences.append(Proof(case.id, note=f"has the prompt of {ids[prompt]}"))
+    return offences, f"{len(subject.env.held_out)} held-out tasks"
 
 
 async def leaks(subject: Subject, limit: float) -> Offences:
     """The answer in prompt, tools, environment variables or file names."""
     golden = subject.golden[: subject.few(32)]
     answers = {probes.core(case.gold[-1]) for case in golden}
-    found: list[Proof] = []
+    offences: list[Proof] = []
     for case in golden:
         answer = probes.core(case.gold[-1])
         bare = await subject.play(Try(case, "", "nothing"))
         tools = json.dumps([*bare.tools], default=str)
         where = {"the prompt": case.prompt, "a tool": tools}
         for name, text in where.items():
-            others = sum(probes.contains(text, one) for one in answers - {answer})
+            others = sum(probes.contains(text, wrong) for wrong in answers - {answer})
             # Options of a question hold the answers of others too.
             if probes.contains(text, answer) and others < 2:
-                found.append(Proof(case.id, answer, note=f"the answer stands in {name}"))
+                offences.append(Proof(case.id, answer, note=f"the answer stands in {name}"))
         place = hidden_place(case, answer)
-        found += [Proof(case.id, answer, note=f"the answer stands in {place}")] * bool(place)
-    share = len({one.task for one in found}) / max(1, len(golden))
-    return found if share > limit else [], f"in {share:.0%} of {len(golden)} tasks"
+        offences += [Proof(case.id, answer, note=f"the answer stands in {place}")] * bool(
+            place
+        )
+    share = len({proof.task for proof in offences}) / max(1, len(golden))
+    return offences if share > limit else [], f"in {share:.0%} of {len(golden)} tasks"
 
 
 def hidden_place(case: Case, answer: str) -> str:

@@ -57,114 +57,115 @@ def differs(first: Played, second: Played, limit: float, how: str) -> list[Proof
 
 async def repeated_score(subject: Subject, limit: float) -> Offences:
     """The same replies to the same task get the same score."""
-    found = []
+    proofs = []
     tries, repeats = typical(subject, 8), subject.few(REPEATS)
-    for one in tries:
-        first, *again = await subject.play_all([one] * repeats)
-        found += [piece for two in again for piece in differs(first, two, limit, "again")]
-    return found, f"{len(tries)} replies scored {repeats} times"
+    for attempt in tries:
+        first, *again = await subject.play_all([attempt] * repeats)
+        proofs += [piece for two in again for piece in differs(first, two, limit, "again")]
+    return proofs, f"{len(tries)} replies scored {repeats} times"
 
 
 async def order(subject: Subject, limit: float) -> Offences:
     """Scores are the same in another order, and of rollouts at the same time."""
     tries = typical(subject, 8)
-    found = []
+    proofs = []
     first = await subject.play_all(tries)
     backwards = (await subject.play_all(tries[::-1]))[::-1]
-    for one, two in zip(first, backwards):
-        found += differs(one, two, limit, "in another order")
+    for forwards, two in zip(first, backwards):
+        proofs += differs(forwards, two, limit, "in another order")
     for start in range(0, len(tries), AT_ONCE):
         some = tries[start : start + AT_ONCE]
         together = await asyncio.gather(*map(subject.play, some))
-        for one, two in zip(first[start:], together):
-            found += differs(one, two, limit, f"{AT_ONCE} at once")
-    return found, f"{len(tries)} replies in two orders and at once"
+        for forwards, two in zip(first[start:], together):
+            proofs += differs(forwards, two, limit, f"{AT_ONCE} at once")
+    return proofs, f"{len(tries)} replies in two orders and at once"
 
 
 async def in_groups(subject: Subject, limit: float) -> Offences:
     """A gold reply gets the same score with wrong ones and with a right one in its group."""
-    found, compared = [], 0
+    proofs, compared = [], 0
     for case in subject.golden[: subject.few(8)]:
         scores = []
-        for other in (WRONG, case.gold):
+        for replies in (WRONG, case.gold):
             session = RecordingSession(case.gold)
             with suppress(AtroposError):  # gold.passes reports it
-                beside = subject.rollouts.beside(case.item, session, [WRONG, other])
+                beside = subject.rollouts.beside(case.item, session, [WRONG, replies])
                 scores.append(await asyncio.wait_for(beside, PLAY_S))
         if None in scores or len(scores) < 2:
             continue
         compared += 1
         if abs(scores[0] - scores[1]) > limit:
             note = f"{scores[0]:.3g} beside wrong replies, {scores[1]:.3g} beside a right one"
-            found.append(Proof(case.id, case.gold[-1], note=note))
-    return found, f"{compared} gold replies beside others"
+            proofs.append(Proof(case.id, case.gold[-1], note=note))
+    return proofs, f"{compared} gold replies beside others"
 
 
 async def repeated_episode(subject: Subject, limit: float) -> Offences:
     """The same seed and replies bring the same observations."""
-    found = []
+    proofs = []
     tries = typical(subject, 8)
-    for one in tries:
-        first, second = await subject.play_all([one, one])
+    for attempt in tries:
+        first, second = await subject.play_all([attempt, attempt])
         if observed(first) != observed(second):
             pairs = zip(observed(first), observed(second))
             text = next(
                 (f"{a[1]!r} and {b[1]!r}" for a, b in pairs if a != b), "more messages"
             )
-            found.append(first.evidence(f"again it observes {text}"))
-    return found, f"{len(tries)} episodes played twice"
+            proofs.append(first.evidence(f"again it observes {text}"))
+    return proofs, f"{len(tries)} episodes played twice"
 
 
 async def finite(subject: Subject, limit: float) -> Offences:
     """Every score so far is a number up to the best one, and None only without an answer."""
     most = subject.best + limit if subject.card else float("inf")  # else it is unknown
-    numbers = [one for one in subject.played if one.score is not None]
-    found = [
-        one.evidence(f"over the best score {subject.best:g}")
-        for one in numbers
-        if one.score is not None and one.score > most
+    scores = [play.score for play in subject.played if play.score is not None]
+    proofs = [
+        play.evidence(f"over the best score {subject.best:g}")
+        for play in subject.played
+        if play.score is not None and play.score > most
     ]
-    found += [one.evidence() for one in subject.played if "cannot be trained on" in one.error]
+    proofs += [
+        play.evidence() for play in subject.played if "cannot be trained on" in play.error
+    ]
     named = ["gold", "another's", "empty"]
     if subject.of_class:  # it may leave short replies out, and has no scores for equal ones
         named = named[:2] if subject.golden else []
-    wrong = [one for one in subject.played if one.what in named]
-    unscored = [one for one in wrong if one.score is None and not one.error]
-    found += [
-        one.evidence("None: drawn again, so that only some are counted") for one in unscored
+    wrong = [play for play in subject.played if play.what in named]
+    unscored = [play for play in wrong if play.score is None and not play.error]
+    proofs += [
+        play.evidence("None: drawn again, so that only some are counted") for play in unscored
     ]
-    scores = [one.score for one in numbers if one.score is not None]
-    return found, f"{min(scores):g} to {max(scores):g}" if scores else "no reply has a score"
+    return proofs, f"{min(scores):g} to {max(scores):g}" if scores else "no reply has a score"
 
 
 async def quick(subject: Subject, limit: float) -> Offences:
     """Rollouts without the time of a model are short and leave the event loop free."""
     gaps, seconds = [], []
-    for one in typical(subject, 4):
+    for attempt in typical(subject, 4):
         async with longest_gap() as gap:
-            played = await subject.play(one)
+            played = await subject.play(attempt)
         gaps.append(gap[0])
         seconds.append(played.seconds)
     middle = sorted(gaps)[len(gaps) // 2]  # one long gap may be the machine's
     slowest = sorted(seconds)[int(0.95 * (len(seconds) - 1))]
     text = f"95 % within {slowest:.2g} s, blocks of {1000 * middle:.0f} ms"
-    found = []
+    proofs = []
     if slowest > limit:
-        found.append(Proof("", note=f"{slowest:.2g} s of a rollout, without the model"))
+        proofs.append(Proof("", note=f"{slowest:.2g} s of a rollout, without the model"))
     if middle > LONGEST_BLOCK_S:
-        found.append(Proof("", note=f"blocks the event loop for {1000 * middle:.0f} ms"))
-    return found, text
+        proofs.append(Proof("", note=f"blocks the event loop for {1000 * middle:.0f} ms"))
+    return proofs, text
 
 
 async def raised(subject: Subject, limit: float) -> Offences:
     """A server that fails is a failed rollout, and never a score."""
-    found = []
+    proofs = []
     for case in subject.cases[:2]:
         session = RecordingSession("", fail_at=0)
         played = await subject.play(Try(case, "", "a failed call"), session)
         if played.requests and played.score is not None:
-            found.append(played.evidence(f"a failed call of the model gets {played.score:g}"))
-    return found, "a failed call of the model raises"
+            proofs.append(played.evidence(f"a failed call of the model gets {played.score:g}"))
+    return proofs, "a failed call of the model raises"
 
 
 async def tools(subject: Subject, limit: float) -> Offences:
@@ -217,8 +218,8 @@ async def cancelled(subject: Subject, limit: float) -> Offences:
         seconds, how = await hold(subject, Try(case, ""), 0)
         if how or seconds > limit:
             found.append(Proof(case.id, note=f"a cancelled rollout {how or 'ends late'}"))
-    hanging = [one for one in subject.played if one.hangs]
-    return [*found, *(one.evidence() for one in hanging)], "a cancelled rollout ends"
+    hanging = [play for play in subject.played if play.hangs]
+    return [*found, *(play.evidence() for play in hanging)], "a cancelled rollout ends"
 
 
 def left() -> dict[str, int]:
@@ -226,7 +227,7 @@ def left() -> dict[str, int]:
     gc.collect()
     folder = Path("/proc/self/fd") if Path("/proc/self/fd").is_dir() else Path("/dev/fd")
     pool = ("asyncio_", "ThreadPoolExecutor")  # of the event loop
-    threads = [one for one in threading.enumerate() if not one.name.startswith(pool)]
+    threads = [thread for thread in threading.enumerate() if not thread.name.startswith(pool)]
     return {
         "descriptors": len(list(folder.iterdir())),
         "threads": len(threads),
@@ -294,6 +295,6 @@ def same_scores(ours: Sequence[Any], theirs: Sequence[Any], limit: float) -> lis
 async def outcomes(subject: Subject, most: int) -> list[Any]:
     """[task, score, messages] of ``most`` gold replies, to be compared with another process."""
     played = await subject.play_all([Try(c, c.gold, "gold") for c in subject.golden[:most]])
-    rows = [[one.case.id, one.score, observed(one)] for one in played]
+    rows = [[outcome.case.id, outcome.score, observed(outcome)] for outcome in played]
     found: list[Any] = json.loads(json.dumps(rows))  # tuples as lists, as the other sends them
     return found

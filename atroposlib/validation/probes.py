@@ -72,7 +72,9 @@ def with_core(reply: str, answer: str) -> str:
 
 def among(reply: str, others: Sequence[str]) -> list[str]:
     """Replies that list the answer in the middle of other answers."""
-    wrong = [one for one in dict.fromkeys(others) if one and one != core(reply)][:OTHERS]
+    wrong = [answer for answer in dict.fromkeys(others) if answer and answer != core(reply)][
+        :OTHERS
+    ]
     half = len(wrong) // 2
     listed = [*wrong[:half], core(reply), *wrong[half:]]
     joined = [", ".join(listed), "\n".join(listed), " or ".join(listed)]

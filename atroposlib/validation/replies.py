@@ -47,27 +47,27 @@ def scored(one: Played, subject: Subject) -> float:
 
 def best_score(played: Sequence[Played], limit: float, subject: Subject) -> Offences:
     least = subject.best - limit
-    low = [one for one in played if one.score is None or one.score < least]
+    low = [outcome for outcome in played if outcome.score is None or outcome.score < least]
     text = f"{len(played) - len(low)} of {len(played)} gold replies get {subject.best:g}"
-    return [one.evidence() for one in low], text
+    return [outcome.evidence() for outcome in low], text
 
 
 def no_score(played: Sequence[Played], limit: float, subject: Subject) -> Offences:
     most = scaled(limit, subject)
-    high = [one for one in played if one.error or scored(one, subject) > most]
+    high = [outcome for outcome in played if outcome.error or scored(outcome, subject) > most]
     text = f"{len(high)} of {len(played)} replies get over {most:.3g} or fail"
-    if unscored := sum(one.score is None and not one.error for one in played):
+    if unscored := sum(outcome.score is None and not outcome.error for outcome in played):
         text += f", {unscored} have no score"
-    return [one.evidence() for one in high], text
+    return [outcome.evidence() for outcome in high], text
 
 
 def low_mean(played: Sequence[Played], limit: float, subject: Subject) -> Offences:
     """No kind of reply has a mean above the limit, by more than chance in so few tasks."""
     kinds: dict[str, list[Played]] = {}
-    for one in played:
-        kinds.setdefault(one.what, []).append(one)
+    for outcome in played:
+        kinds.setdefault(outcome.what, []).append(outcome)
     means = {
-        what: sum(scored(one, subject) for one in some) / len(some)
+        what: sum(scored(outcome, subject) for outcome in some) / len(some)
         for what, some in kinds.items()
     }
     if not means:
@@ -76,9 +76,9 @@ def low_mean(played: Sequence[Played], limit: float, subject: Subject) -> Offenc
     chance = 0.5 / len(kinds[worst]) ** 0.5 if limit >= 0.5 else 0.0
     most = scaled(limit + chance, subject)
     text = f"mean {means[worst]:.3g} of {worst}, at most {most:.3g}"
-    failed = [one.evidence() for one in played if one.error]
-    high = [one for one in kinds[worst] if scored(one, subject) > most]
-    return failed + [one.evidence() for one in high] * (means[worst] > most), text
+    failed = [outcome.evidence() for outcome in played if outcome.error]
+    high = [outcome for outcome in kinds[worst] if scored(outcome, subject) > most]
+    return failed + [outcome.evidence() for outcome in high] * (means[worst] > most), text
 
 
 def small_change(played: Sequence[Played], limit: float, subject: Subject) -> Offences:
@@ -86,18 +86,20 @@ def small_change(played: Sequence[Played], limit: float, subject: Subject) -> Of
     before: dict[str, float] = {}
     changed: list[Proof] = []
     span = subject.best - subject.floor
-    for one in played:
-        kind, _, size = one.what.partition(" x")
-        if one.score is None:
+    for outcome in played:
+        kind, _, size = outcome.what.partition(" x")
+        if outcome.score is None:
             continue
         if not size:
-            before[one.case.id + kind] = one.score
+            before[outcome.case.id + kind] = outcome.score
             continue
-        first = before.get(one.case.id + kind)
+        first = before.get(outcome.case.id + kind)
         # A format that refuses text around the answer is no reward of length.
-        refused = one.score <= scaled(SLACK, subject)
-        if first is not None and not refused and abs(one.score - first) > limit * span:
-            changed.append(one.evidence(f"{one.what}: {first:.3g} becomes {one.score:.3g}"))
+        refused = outcome.score <= scaled(SLACK, subject)
+        if first is not None and not refused and abs(outcome.score - first) > limit * span:
+            changed.append(
+                outcome.evidence(f"{outcome.what}: {first:.3g} becomes {outcome.score:.3g}")
+            )
     return changed, f"{len(changed)} of {len(played)} scores change by over {limit:g}"
 
 
@@ -161,9 +163,9 @@ def swaps(subject: Subject) -> list[Try]:
     golden = subject.golden[: subject.few(32) + 1]
     pairs = zip(golden, [*golden[1:], *golden[:1]])
     return [
-        Try(case, other.gold, "the gold of another task")
-        for case, other in pairs
-        if list(case.gold) != list(other.gold)
+        Try(case, neighbour.gold, "the gold of another task")
+        for case, neighbour in pairs
+        if list(case.gold) != list(neighbour.gold)
     ]
 
 

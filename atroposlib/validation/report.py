@@ -64,7 +64,7 @@ class Report:
     def flagged(self, strict: bool = True) -> list[str]:
         """Checks that failed and, if ``strict``, those that warned."""
         counted = {Verdict.FAIL, Verdict.WARN} if strict else {Verdict.FAIL}
-        return [one.check for one in self.findings if one.verdict in counted]
+        return [finding.check for finding in self.findings if finding.verdict in counted]
 
     def passed(self, strict: bool = False) -> bool:
         return bool(self.findings) and not self.flagged(strict)
@@ -72,12 +72,12 @@ class Report:
     def as_json(self) -> str:
         findings = [
             {
-                "check": one.check,
-                "verdict": one.verdict.value,
-                "text": one.text,
-                "evidence": [piece.shortened() for piece in one.evidence[:SHOWN]],
+                "check": finding.check,
+                "verdict": finding.verdict.value,
+                "text": finding.text,
+                "evidence": [piece.shortened() for piece in finding.evidence[:SHOWN]],
             }
-            for one in self.findings
+            for finding in self.findings
         ]
         about = {name: getattr(self, name) for name in ("package", "version", "digest")}
         whole = {"environment": self.environment, **about, "passed": self.passed()}
@@ -91,15 +91,20 @@ class Report:
     def table(self) -> str:
         """One line for each finding, and the first evidence of those that did not pass."""
         lines = []
-        for one in self.findings:
-            lines.append(f"{one.check:<16} {one.verdict.value:<5} {one.text}".rstrip())
-            if one.evidence and one.verdict in (Verdict.FAIL, Verdict.WARN):
-                piece = one.evidence[0]
+        for finding in self.findings:
+            lines.append(
+                f"{finding.check:<16} {finding.verdict.value:<5} {finding.text}".rstrip()
+            )
+            if finding.evidence and finding.verdict in (Verdict.FAIL, Verdict.WARN):
+                piece = finding.evidence[0]
                 score = "no score" if piece.score is None else f"score {piece.score:.4g}"
                 shown = [f"task {piece.task}", *([repr(piece.reply)] if piece.reply else [])]
                 shown.append(piece.note or score)
                 lines.append(f"{'':<22} {printable(': '.join(shown))[:LINE_CHARS]}")
-        counts = {kind: [one.verdict for one in self.findings].count(kind) for kind in Verdict}
+        counts = {
+            kind: [finding.verdict for finding in self.findings].count(kind)
+            for kind in Verdict
+        }
         total = ", ".join(f"{count} {kind.value}" for kind, count in counts.items() if count)
         lines.append(f"{self.environment}: {total} in {self.seconds:.1f} s")
         if self.slow_s:

@@ -90,11 +90,15 @@ class ScriptedGroup:
 
     async def replies(self, prompt: str, n: int, request: Mapping[str, Any]) -> list[str]:
         alone = self.begun[:1] if len(self.scripts) == 1 else []
-        going_on = [one for one in self.begun if one.text and prompt.startswith(one.text)]
-        if found := alone or sorted(going_on, key=lambda one: -len(one.text)):
+        going_on = [
+            session
+            for session in self.begun
+            if session.text and prompt.startswith(session.text)
+        ]
+        if found := alone or sorted(going_on, key=lambda session: -len(session.text)):
             return [await found[0].reply(prompt, request)] * n
         started = [self._begin() for _ in range(min(n, len(self.scripts)))]
-        texts = [await one.reply(prompt, request) for one in started]
+        texts = [await session.reply(prompt, request) for session in started]
         return [texts[i % len(texts)] for i in range(n)]
 
     def _begin(self) -> Conversation:
@@ -108,7 +112,9 @@ class ScriptedGroup:
     def texts(self, script: int) -> list[str]:
         """What the samples of a script replied, all turns and the last one, without repeats."""
         begun = self.begun[script :: len(self.scripts)]
-        said = [text for one in begun for text in ("".join(one.given), *one.given[-1:])]
+        said = [
+            text for session in begun for text in ("".join(session.given), *session.given[-1:])
+        ]
         return list(dict.fromkeys(text.strip() for text in said))
 
 
@@ -138,7 +144,7 @@ class ScriptedEngine(APIServer):
         messages = kwargs.get("messages") or [
             {"role": role, "content": content} for role, content in TURN.findall(prompt)
         ]
-        sent = {"messages": [plain_message(one) for one in messages]}
+        sent = {"messages": [plain_message(message) for message in messages]}
         request = sent if messages else {"prompt": prompt}
         tools = kwargs.get("tools") or ()
         return await group.replies(

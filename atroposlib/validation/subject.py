@@ -108,7 +108,7 @@ class Subject:
     @property
     def pace_s(self) -> float:
         """Seconds of a rollout: the mean of those played."""
-        return sum(one.seconds for one in self.played) / max(1, len(self.played))
+        return sum(outcome.seconds for outcome in self.played) / max(1, len(self.played))
 
     @property
     def slow_s(self) -> float:
@@ -141,19 +141,28 @@ class Subject:
         except (Hanging, asyncio.TimeoutError):
             error, hangs = f"no end within {limit_s:.0f} s", True
         seconds = time.monotonic() - started
-        found = (score, error, session.requests, session.tools, seconds, hangs)
-        played = Played(one.case, one.replies, one.what, *found)
+        played = Played(
+            case=one.case,
+            replies=one.replies,
+            what=one.what,
+            score=score,
+            error=error,
+            requests=session.requests,
+            tools=session.tools,
+            seconds=seconds,
+            hangs=hangs,
+        )
         self.played.append(played)
         return played
 
     async def play_all(self, tries: Sequence[Try]) -> list[Played]:
         """Play one after another; ends after the first one that hangs."""
-        found: list[Played] = []
-        for one in tries:
-            found.append(await self.play(one))
-            if found[-1].hangs:
+        outcomes: list[Played] = []
+        for attempt in tries:
+            outcomes.append(await self.play(attempt))
+            if outcomes[-1].hangs:
                 break
-        return found
+        return outcomes
 
 
 async def prepare(env_cls: Any, settings: Any, cases: int | None = None) -> Subject:
@@ -218,8 +227,8 @@ async def case_of(subject: Subject, item: Any) -> Case:
             gold = subject.card.gold(item["task"])
     golds = (gold,) if isinstance(gold, str) else tuple(gold)
     bare = Case(item["id"], item, golds)
-    asked = (await subject.play(Try(bare, ""))).requests
-    return Case(item["id"], item, golds, asked[0] if asked else ())
+    requests = (await subject.play(Try(bare, ""))).requests
+    return Case(item["id"], item, golds, requests[0] if requests else ())
 
 
 def text_of(message: Mapping[str, Any]) -> str:

@@ -68,12 +68,12 @@ async def validated(env_cls: Any, words: Sequence[str], again: Sequence[str]) ->
             for check in (
                 *BEFORE,
                 *REPLY_CHECKS,
-                *(one for one in LOOKS if one not in BEFORE),
+                *(look for look in LOOKS if look not in BEFORE),
             ):
                 report.findings.append(await found_by(check, subject))
             if subject.golden:
                 apart = await compared([*again, *words], subject)
-                report.findings = [merged(one, apart) for one in report.findings]
+                report.findings = [merged(finding, apart) for finding in report.findings]
         finally:
             with boundary(report.environment, None, "close"):
                 await subject.env.close()
@@ -112,7 +112,7 @@ async def found_by(check: str, subject: Subject) -> CheckResult:
         limit = float("inf")
     played = await subject.play_all(tries)
     offences, text = row.decide(played, limit, subject)
-    if subject.of_class and not offences and all(one.score is None for one in played):
+    if subject.of_class and not offences and all(outcome.score is None for outcome in played):
         return CheckResult(check, Verdict.SKIP, f"{UNSCORED}, {len(played)} times")
     return CheckResult(
         check, row.severity if offences else Verdict.PASS, text + because, offences

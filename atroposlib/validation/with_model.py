@@ -59,7 +59,7 @@ async def measured(env_cls: Any, words: Sequence[str], url: str) -> list[CheckRe
 
 def rows_of(outcomes: Sequence[Outcome]) -> list[EvalSample]:
     """The rows of groups of a class as samples. Raises AtroposError: every rollout failed."""
-    errors = [one.error for one in outcomes if one.error is not None]
+    errors = [sample.error for sample in outcomes if sample.error is not None]
     if errors and len(errors) == len(outcomes):
         raise errors[-1]
     return [
@@ -84,9 +84,9 @@ def signal(
 ) -> CheckResult:
     """Mean within ``least`` of neither end, and groups whose scores differ."""
     groups: dict[str, list[float]] = {}
-    for one in samples:
-        if one.result is Result.SCORED:
-            groups.setdefault(one.item["id"], []).append(one.numbers["reward"])
+    for sample in samples:
+        if sample.result is Result.SCORED:
+            groups.setdefault(sample.item["id"], []).append(sample.numbers["reward"])
     if not groups:
         return CheckResult("signal", Verdict.WARN, "no rollout has a score")
     mean = statistics.fmean(score for scores in groups.values() for score in scores)
@@ -100,12 +100,13 @@ def signal(
 def tokens(samples: Sequence[EvalSample], limit: int, most: float) -> CheckResult:
     """Rows fit into ``max_token_length``, and few replies are cut."""
     lengths = {
-        one.item["id"]: len((one.shown.get(ROW) or {}).get("tokens") or ()) for one in samples
+        sample.item["id"]: len((sample.shown.get(ROW) or {}).get("tokens") or ())
+        for sample in samples
     }
-    cut = [one for one in samples if one.shown.get("finish_reason") == "length"]
+    cut = [sample for sample in samples if sample.shown.get("finish_reason") == "length"]
     long = [Proof(task, note=f"{n} tokens") for task, n in lengths.items() if n > limit]
     share = len(cut) / max(1, len(samples))
     text = f"at most {max(lengths.values(), default=0)} of {limit} tokens, {share:.0%} cut"
     if share > most:
-        long += [Proof(one.item["id"], note="the reply is cut") for one in cut]
+        long += [Proof(sample.item["id"], note="the reply is cut") for sample in cut]
     return CheckResult("tokens", Verdict.WARN if long else Verdict.PASS, text, long)

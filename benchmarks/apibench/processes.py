@@ -59,15 +59,15 @@ def _threads_s(pid: int) -> float:
 
 
 def _family(pid: int) -> list[int]:
-    found = [pid]
+    family = [pid]
     for thread in (_PROC / str(pid) / "task").iterdir():
         try:
             children = (thread / "children").read_text().split()
         except OSError:
             continue
         for child in children:
-            found += _family(int(child))
-    return found
+            family += _family(int(child))
+    return family
 
 
 WARM_BYTES = 512 * 2**20

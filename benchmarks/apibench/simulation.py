@@ -142,9 +142,9 @@ class Simulation:
         while not self._stop.is_set():
             status = await self._call(client, "GET", "/status-env", asked)
             if status is not None:
-                told = json.loads(status)
-                credit = min(2.0, credit + told["env_weight"] * len(self.env_ids))
-                if self._may_post(told, credit):
+                reply = json.loads(status)
+                credit = min(2.0, credit + reply["env_weight"] * len(self.env_ids))
+                if self._may_post(reply, credit):
                     credit -= 1.0
                     mark = next(self._marks)
                     body = f"{self._head}{mark}{tail}".encode()

@@ -70,9 +70,9 @@ def arithmetic(place: Place) -> list[Figure]:
             what = f"{name}: gradient error over that of padded"
             figures.append(below(what, apart["gradient"] / of_padded, MORE_THAN_PADDED))
     if place.on_cuda:
-        found = attention.varlen_kernel(torch.device("cuda"), torch.bfloat16, HEAD_DIM)
-        name = "none" if found is None else found.__qualname__.split(".")[0]
-        figures.append(holds("variable-length kernel", name, "one works", found is not None))
+        varlen = attention.varlen_kernel(torch.device("cuda"), torch.bfloat16, HEAD_DIM)
+        name = "none" if varlen is None else varlen.__qualname__.split(".")[0]
+        figures.append(holds("variable-length kernel", name, "one works", varlen is not None))
     return figures
 
 

@@ -30,11 +30,11 @@ def step(place: Place) -> list[Figure]:
     rows = {"groups": 8, "group_size": 8, "prompt": 256, "median": 400, "shortest": 32}
     load = workload(place, **rows, longest=1792, rows_per_pass=8, checkpointing=True)
     tokens = sum(len(row.tokens) for row in rows_of(load))
-    measured: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     figures = [Figure("rows", f"{load.groups * load.group_size}, {tokens:,} tokens")]
     for contestant in bench_trainer.ORDER:
         try:
-            measured[contestant] = bench_trainer.measure(contestant, load, None, steps=2)
+            results[contestant] = bench_trainer.measure(contestant, load, None, steps=2)
         except (ImportError, RuntimeError) as problem:  # RuntimeError: out of memory, or TRL
             why = f"{type(problem).__name__}: {problem}".split("\n")[0][:90]
             ours = contestant in ("shared", "packed", "padded")
@@ -42,10 +42,10 @@ def step(place: Place) -> list[Figure]:
         gc.collect()
         if place.on_cuda:
             torch.cuda.empty_cache()
-    base = measured["padded"]
+    base = results["padded"]
     computed = computed_gb(SIZES[load.size], "adamw", load.budget)
     figures.append(Figure("memory of a packed pass, computed", f"{computed:.2f} GB"))
-    for contestant, result in measured.items():
+    for contestant, result in results.items():
         speed = tokens / result["s"]
         figures += [
             ratio(f"{contestant}: speed", speed, tokens / base["s"], "tokens/s", "padded"),

@@ -229,8 +229,8 @@ def clipped(logprobs: Tensor, advantages: Tensor) -> Tensor:
 def right_padded(lists: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Values and where they are real, both (B, T)."""
     longest = max(map(len, lists))
-    values = [[*one, *[0] * (longest - len(one))] for one in lists]
-    real = [[int(t < len(one)) for t in range(longest)] for one in lists]
+    values = [[*row, *[0] * (longest - len(row))] for row in lists]
+    real = [[int(t < len(row)) for t in range(longest)] for row in lists]
     return torch.tensor(values, device=device), torch.tensor(real, device=device)
 
 

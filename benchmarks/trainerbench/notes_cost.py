@@ -55,7 +55,7 @@ def measure(steps: int) -> tuple[list[float], list[float], int]:
         state = TrainerState("run", step, step, None)
         learn(cfg, policy, optimizer, prepared, state, StopSignal(), values=values)
         if values is not None:
-            files = [pack_notes(one) for one in notes_of(groups, batch, prepared, values)]
+            files = [pack_notes(notes) for notes in notes_of(groups, batch, prepared, values)]
             size = len(zstandard.ZstdCompressor(level=1).compress(frames(files)))
         if step > 1:  # the first of each kind create optimizer state and load modules
             taken[step % 2].append(time.process_time() - before)

@@ -40,15 +40,15 @@ def letter(reply: str) -> str | None:
         text = plain_text(box)
     if alone := _ONLY_LETTER.fullmatch(text):
         return alone[1]
-    found = _LETTER.findall(text)
-    return found[-1] if found else None
+    letters = _LETTER.findall(text)
+    return letters[-1] if letters else None
 
 
 def short_answer(reply: str) -> str | None:
     """Text of the last line "Answer: ...", or the only line of a reply; None else."""
     text = answer_of(reply).strip()
-    found = _ANSWER.findall(text)
-    return found[-1] if found else text if text and "\n" not in text else None
+    answers = _ANSWER.findall(text)
+    return answers[-1] if answers else text if text and "\n" not in text else None
 
 
 def plain_words(text: str) -> list[str]:

@@ -13,7 +13,7 @@ OPERATIONS = {
 MAX_CHARS, MAX_BITS = 200, 512
 
 
-def calculated(text):
+def calculate_text(text):
     """Result of an expression of whole numbers with + - * // %, or the reason of none."""
 
     def number(node):

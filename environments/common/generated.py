@@ -49,14 +49,14 @@ def tasks_of(make: Callable[[random.Random], dict[str, Any] | None]) -> Callable
 
 def answer_in(text: str) -> str | None:
     """Content of the one pair of answer tags after the thinking; None without exactly one."""
-    found = _ANSWER.findall(answer_of(text))
-    return found[0].strip() if len(found) == 1 else None
+    answers = _ANSWER.findall(answer_of(text))
+    return answers[0].strip() if len(answers) == 1 else None
 
 
 def code_in(text: str, language: str) -> str | None:
     """The one fenced block after the thinking; None without exactly one."""
-    found = re.findall(rf"```(?:{language})?\n(.*?)```", answer_of(text), re.DOTALL)
-    return found[0] if len(found) == 1 else None
+    blocks = re.findall(rf"```(?:{language})?\n(.*?)```", answer_of(text), re.DOTALL)
+    return blocks[0] if len(blocks) == 1 else None
 
 
 def tool_call(name: str, /, **arguments: Any) -> str:
@@ -64,7 +64,7 @@ def tool_call(name: str, /, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
-def fenced(code: str, language: str) -> str:
+def code_block(code: str, language: str) -> str:
     return f"```{language}\n{code.rstrip()}\n```"
 
 

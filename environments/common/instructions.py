@@ -28,8 +28,8 @@ def paragraphs(text: str) -> list[str]:
 
 def parts(text: str, mark: str) -> list[str] | None:
     """Parts between lines or words ``mark``; None if one between two marks is empty."""
-    found = re.split(rf"\s?{re.escape(mark)}\s?", text.strip())
-    inner = [part for i, part in enumerate(found) if part.strip() or 0 < i < len(found) - 1]
+    pieces = re.split(rf"\s?{re.escape(mark)}\s?", text.strip())
+    inner = [part for i, part in enumerate(pieces) if part.strip() or 0 < i < len(pieces) - 1]
     return inner if all(part.strip() for part in inner) else None
 
 
@@ -60,10 +60,10 @@ def highlights(text: str) -> list[str]:
 
 
 def has_title(text: str) -> bool:
-    return any(one.strip() for one in re.findall(r"<<([^<>\n]+)>>", text))
+    return any(title.strip() for title in re.findall(r"<<([^<>\n]+)>>", text))
 
 
-def quoted(text: str) -> bool:
+def is_quoted(text: str) -> bool:
     inner = text.strip()
     return len(inner) > 2 and inner[0] == inner[-1] == '"'
 
@@ -98,24 +98,24 @@ def postscript(text: str, mark: str) -> bool:
 # --- IFEval -------------------------------------------------------------------------------
 
 
-def related(count: int, relation: str, bound: int) -> bool:
+def holds_relation(count: int, relation: str, bound: int) -> bool:
     return count < bound if relation == "less than" else count >= bound
 
 
 def two_responses(text: str) -> bool:
-    found = [part.strip() for part in text.split("******") if part.strip()]
-    return len(found) == 2 and found[0] != found[1]
+    responses = [part.strip() for part in text.split("******") if part.strip()]
+    return len(responses) == 2 and responses[0] != responses[1]
 
 
 def nth_paragraph(text: str, a: Arguments) -> bool:
-    found, n = paragraphs(text), a["nth_paragraph"]
-    whole = len(found) == a["num_paragraphs"] and 0 < n <= len(found)
-    return whole and first_word(found[n - 1]) == a["first_word"].lower()
+    texts, n = paragraphs(text), a["nth_paragraph"]
+    whole = len(texts) == a["num_paragraphs"] and 0 < n <= len(texts)
+    return whole and first_word(texts[n - 1]) == a["first_word"].lower()
 
 
-def divided(text: str, count: int) -> bool:
-    found = parts(text, "***")
-    return found is not None and len(found) == count
+def has_dividers(text: str, count: int) -> bool:
+    pieces = parts(text, "***")
+    return pieces is not None and len(pieces) == count
 
 
 OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
@@ -123,21 +123,21 @@ OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 # None: unknown. Sentences are split at their marks, not by a trained model.
 IFEVAL: dict[str, Callable[[str, Arguments], bool | None]] = {
     "keywords:existence": lambda t, a: all(occurrences(t, k) for k in a["keywords"]),
-    "keywords:frequency": lambda t, a: related(
+    "keywords:frequency": lambda t, a: holds_relation(
         occurrences(t, a["keyword"]), a["relation"], a["frequency"]
     ),
     "keywords:forbidden_words": lambda t, a: (
         not any(occurrences(t, k) for k in a["forbidden_words"])
     ),
-    "keywords:letter_frequency": lambda t, a: related(
+    "keywords:letter_frequency": lambda t, a: holds_relation(
         letters(t, a["letter"]), a["let_relation"], a["let_frequency"]
     ),
     "language:response_language": lambda t, a: None,  # needs a trained model of languages
-    "length_constraints:number_sentences": lambda t, a: related(
+    "length_constraints:number_sentences": lambda t, a: holds_relation(
         len(sentences(t)), a["relation"], a["num_sentences"]
     ),
-    "length_constraints:number_paragraphs": lambda t, a: divided(t, a["num_paragraphs"]),
-    "length_constraints:number_words": lambda t, a: related(
+    "length_constraints:number_paragraphs": lambda t, a: has_dividers(t, a["num_paragraphs"]),
+    "length_constraints:number_words": lambda t, a: holds_relation(
         len(words(t)), a["relation"], a["num_words"]
     ),
     "length_constraints:nth_paragraph_first_word": nth_paragraph,
@@ -146,7 +146,9 @@ IFEVAL: dict[str, Callable[[str, Arguments], bool | None]] = {
     ),
     "detectable_content:postscript": lambda t, a: postscript(t, a["postscript_marker"]),
     "detectable_format:number_bullet_lists": lambda t, a: len(bullets(t)) == a["num_bullets"],
-    "detectable_format:constrained_response": lambda t, a: any(one in t for one in OPTIONS),
+    "detectable_format:constrained_response": lambda t, a: any(
+        option in t for option in OPTIONS
+    ),
     "detectable_format:number_highlighted_sections": lambda t, a: (
         len(highlights(t)) >= a["num_highlights"]
     ),
@@ -159,8 +161,8 @@ IFEVAL: dict[str, Callable[[str, Arguments], bool | None]] = {
     "combination:two_responses": lambda t, a: two_responses(t),
     "combination:repeat_prompt": lambda t, a: begins_with(t, a["prompt_to_repeat"]),
     "startend:end_checker": lambda t, a: ends_with(t, a["end_phrase"]),
-    "startend:quotation": lambda t, a: quoted(t),
-    "change_case:capital_word_frequency": lambda t, a: related(
+    "startend:quotation": lambda t, a: is_quoted(t),
+    "change_case:capital_word_frequency": lambda t, a: holds_relation(
         len(capital_words(t)), a["capital_relation"], a["capital_frequency"]
     ),
     "change_case:english_capital": lambda t, a: t.isupper(),
@@ -169,24 +171,28 @@ IFEVAL: dict[str, Callable[[str, Arguments], bool | None]] = {
 }
 
 
-def loosened(text: str) -> Iterator[str]:
+def loose_variants(text: str) -> Iterator[str]:
     """The text, and without its first line, its last line, both, and stars."""
     rows = text.split("\n")
     for kept in (rows, rows[1:], rows[:-1], rows[1:-1]):
-        for one in ("\n".join(kept), "\n".join(kept).replace("*", "")):
-            yield one.strip()
+        for variant in ("\n".join(kept), "\n".join(kept).replace("*", "")):
+            yield variant.strip()
 
 
-def followed(
+def follow_verdicts(
     text: str, instructions: list[tuple[str, Arguments]], *, loose: bool = False
 ) -> list[bool | None]:
     """Of each IFEval instruction whether ``text`` follows it; ``loose``: one of its variants.
 
     An empty text follows none. Raises KeyError: an instruction or an argument is not IFEval's.
     """
-    found: list[bool | None] = []
+    results: list[bool | None] = []
     for name, arguments in instructions:
-        variants = [one for one in (loosened(text) if loose else [text]) if one.strip()]
-        verdicts = [IFEVAL[name](one, arguments) for one in variants]
-        found.append(None if verdicts and None in verdicts else any(verdicts))
-    return found
+        variants = [
+            variant
+            for variant in (loose_variants(text) if loose else [text])
+            if variant.strip()
+        ]
+        verdicts = [IFEVAL[name](variant, arguments) for variant in variants]
+        results.append(None if verdicts and None in verdicts else any(verdicts))
+    return results

@@ -62,16 +62,16 @@ Compare them in a sentence. Then end with one line: "Verdict: CORRECT", "Verdict
 
 def judge_server(config: Any, role: str = "judge") -> ServerManager | None:
     """Client of the server at ``<role>_base_url``; None without one."""
-    given = {
+    settings = {
         name: getattr(config, f"{role}_{name}")
         for name in ("base_url", "model_name", "api_key")
     }
-    if given["base_url"] is None:
+    if settings["base_url"] is None:
         return None
     server = APIServerConfig(
-        base_url=given["base_url"],
-        model_name=given["model_name"] or "default",
-        api_key=given["api_key"] or "",
+        base_url=settings["base_url"],
+        model_name=settings["model_name"] or "default",
+        api_key=settings["api_key"] or "",
     )
     return ServerManager([server])
 
@@ -89,11 +89,11 @@ async def judging(config: Any, role: str = "judge") -> AsyncIterator[ServerManag
 
 def verdict_in(text: str, words: Sequence[str]) -> str | None:
     """The word of the last "Verdict: ...", in lower case; None without one."""
-    found = re.findall(rf"verdict\W{{1,6}}({'|'.join(words)})\b", text, re.IGNORECASE)
-    return found[-1].lower() if found else None
+    verdicts = re.findall(rf"verdict\W{{1,6}}({'|'.join(words)})\b", text, re.IGNORECASE)
+    return verdicts[-1].lower() if verdicts else None
 
 
-async def graded(
+async def judge_reply(
     judge: ServerManager, config: Any, question: str, reference: str, reply: str, split: str
 ) -> dict[str, float] | None:
     """1 for one of GRADES and 0 for the others; None if the judge gives no clear verdict.

@@ -59,8 +59,8 @@ class ThresholdLengthPenaltyCalculator:
         in place. A group with a lower score is unchanged, because there brevity would compete
         with correctness.
         """
-        given = scores["scores"]
-        if len(given) > 0 and all(score == 1.0 for score in given):
+        raw = scores["scores"]
+        if len(raw) > 0 and all(score == 1.0 for score in raw):
             scores["scores"] = length_scores(
                 [len(row) for row in scores["tokens"]], self.config
             )

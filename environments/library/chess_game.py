@@ -18,7 +18,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from atroposlib.adapters import fits, imported
+from atroposlib.adapters import fits, import_package
 from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, distinct
 from atroposlib.envs import environment
 from atroposlib.envs.function_env.card import Card
@@ -63,7 +63,7 @@ def material(board, colour):
 # --- the tasks ----------------------------------------------------------------------------
 
 
-def shown(board, list_moves):
+def board_text(board, list_moves):
     """Position as text, lower-case pieces are black; the moves are sorted."""
     to_move = "White" if board.turn else "Black"
     lines = [f"{8 - i} {row}" for i, row in enumerate(str(board).splitlines())]
@@ -73,7 +73,7 @@ def shown(board, list_moves):
 
 
 def make(rng, start, list_moves):
-    chess, _ = imported("chess", "chess")
+    chess, _ = import_package("chess", "chess")
     board, gold = chess.Board(), ""
     for _ in range(MAX_PLIES if start == "mate" else rng.randint(2, 8)):
         if start == "mate" and (found := mates(board)):
@@ -87,7 +87,7 @@ def make(rng, start, list_moves):
     if board.is_game_over() or not (gold if start == "mate" else even):
         return None
     rules = RULES[start].format(me="White" if board.turn else "Black")
-    question = f"{rules}\n\n{shown(board, list_moves)}\n\n{HOW}"
+    question = f"{rules}\n\n{board_text(board, list_moves)}\n\n{HOW}"
     return {"question": question, "fen": board.fen(), "gold": gold}
 
 
@@ -123,7 +123,7 @@ def value(board, depth, low=-2 * MATE, high=2 * MATE):
     return low
 
 
-def searched(board, depth, rng):
+def search_move(board, depth, rng):
     """A best move of a search; with depth 0 any move."""
 
     def worth(move):
@@ -140,7 +140,7 @@ async def opponent(task, config):
     """Function (board) -> move. Raises chess.engine.EngineError, TimeoutError: Stockfish failed."""
     if config.opponent == "search":
         rng = random.Random(task["fen"])
-        yield lambda board: asyncio.to_thread(searched, board.copy(), config.depth, rng)
+        yield lambda board: asyncio.to_thread(search_move, board.copy(), config.depth, rng)
         return
     from chess import engine
 
@@ -177,7 +177,7 @@ async def game(task, model, config, board, answer):
             board.push(move)
         if outcome := board.outcome(claim_draw=True):
             return {"won": outcome.winner is me, "drawn": outcome.winner is None}
-        text = note + shown(board, config.list_moves)
+        text = note + board_text(board, config.list_moves)
         if not fits(model, text, config):
             break
         messages = [*reply.messages, {"role": "user", "content": text}]
@@ -221,7 +221,7 @@ CARD = Card(
     max_token_length=16384,
 )
 async def chess_game(task, model, config):
-    chess, _ = imported("chess", "chess")
+    chess, _ = import_package("chess", "chess")
     board = chess.Board(task["fen"])
     ended = {"won": 0.0, "drawn": 0.0, "material": 0.0, "illegal": 0.0}
     if config.start == "mate":

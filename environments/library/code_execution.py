@@ -8,7 +8,7 @@ compared outside. The score is 1 if all results are right. Needs bubblewrap.
 
 import json
 
-from atroposlib.environments.common.generated import SETTINGS, code_in, distinct, fenced
+from atroposlib.environments.common.generated import SETTINGS, code_block, code_in, distinct
 from atroposlib.envs import environment, sandbox
 from atroposlib.envs.function_env.card import Card
 
@@ -42,7 +42,7 @@ Reply with one block of code that defines solve."""
 HIDDEN = 12  # inputs
 
 
-def applied(steps, xs):
+def apply_steps(steps, xs):
     for step in steps:
         xs = eval(step, {"xs": xs})
     return xs
@@ -52,15 +52,15 @@ def make(rng):
     chosen = [(text, code, rng.randint(2, 7)) for text, code in rng.sample(STEPS, 3)]
     steps = [code.format(k=k) for _, code, k in chosen]
     inputs = [[rng.randint(-20, 20) for _ in range(rng.randint(4, 12))] for _ in range(HIDDEN)]
-    expected = [applied(steps, xs) for xs in inputs]
-    fewer = [[applied(steps[:i] + steps[i + 1 :], xs) for xs in inputs] for i in range(3)]
+    expected = [apply_steps(steps, xs) for xs in inputs]
+    fewer = [[apply_steps(steps[:i] + steps[i + 1 :], xs) for xs in inputs] for i in range(3)]
     if expected in fewer or sum(map(bool, expected)) < HIDDEN // 2:
         return None  # a step that changes nothing, or mostly empty lists
     listed = "\n".join(f"{i}. {text.format(k=k)}" for i, (text, _, k) in enumerate(chosen, 1))
     return {
         "question": RULES.format(steps=listed),
         "inputs": inputs,
-        "expected": [json.dumps(one) for one in expected],
+        "expected": [json.dumps(value) for value in expected],
         "solution": "".join(f"    xs = {step}\n" for step in steps),
     }
 
@@ -71,7 +71,7 @@ async def tasks(config):
 
 
 def gold(task):
-    return fenced(f"def solve(xs):\n{task['solution']}    return xs", "python")
+    return code_block(f"def solve(xs):\n{task['solution']}    return xs", "python")
 
 
 CARD = Card("code", data="made on the spot", licence="MIT", gold=gold, extras="bubblewrap")

@@ -12,7 +12,7 @@ import copy
 import json
 import string
 
-from atroposlib.environments.common.generated import SETTINGS, code_in, distinct, fenced
+from atroposlib.environments.common.generated import SETTINGS, code_block, code_in, distinct
 from atroposlib.envs import environment, sandbox
 from atroposlib.envs.function_env.card import Card
 
@@ -228,17 +228,17 @@ OTHER = {
 
 def places(tree):
     """Operators, comparisons and numbers that another could stand in for."""
-    found = []
+    nodes = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and type(node.value) is int:
-            found.append(node)
+            nodes.append(node)
         elif (
             isinstance(node, (ast.BinOp, ast.BoolOp, ast.AugAssign)) and type(node.op) in OTHER
         ):
-            found.append(node)
+            nodes.append(node)
         elif isinstance(node, ast.Compare) and type(node.ops[0]) in OTHER:
-            found.append(node)
-    return found
+            nodes.append(node)
+    return nodes
 
 
 def mistaken(rng, tree, count):
@@ -258,13 +258,13 @@ def results(module, function, calls):
     """JSON of what the module returns, or the name of the exception; for modules of this file."""
     names = {}
     exec(module, names)
-    found = []
+    values = []
     for call in calls:
         try:
-            found.append(json.dumps(names[function](*call)))
+            values.append(json.dumps(names[function](*call)))
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            found.append(type(error).__name__)
-    return found
+            values.append(type(error).__name__)
+    return values
 
 
 def make(rng):
@@ -272,16 +272,16 @@ def make(rng):
     tree, count = ast.parse(source), rng.randint(1, 2)
     broken, whole = mistaken(rng, tree, count), ast.unparse(tree)
     calls = [json.loads(json.dumps(arguments(rng))) for _ in range(HIDDEN)]
-    expected, found = results(whole, function, calls), results(broken, function, calls)
-    shown = next((i for i in range(HIDDEN) if found[i] != expected[i]), None)
+    expected, actual = results(whole, function, calls), results(broken, function, calls)
+    shown = next((i for i in range(HIDDEN) if actual[i] != expected[i]), None)
     if shown is None:
         return None  # the mistake does not show
     call = f"{function}({', '.join(map(repr, calls[shown]))})"
     question = RULES.format(
         count="a mistake" if count == 1 else "two mistakes",
-        module=fenced(broken, "python"),
+        module=code_block(broken, "python"),
         call=call,
-        wrong=found[shown],
+        wrong=actual[shown],
         right=expected[shown],
     )
     task = {"question": question, "function": function, "calls": calls, "expected": expected}
@@ -297,7 +297,7 @@ CARD = Card(
     "code",
     data="made on the spot from eight small modules",
     licence="MIT",
-    gold=lambda task: fenced(task["whole"], "python"),
+    gold=lambda task: code_block(task["whole"], "python"),
     extras="bubblewrap",
 )
 
@@ -314,9 +314,9 @@ async def code_repair(task, model, config):
     if module is None:
         return {"right": 0.0, "share": 0.0}
     function, calls = task["function"], task["calls"]
-    found, _ = await sandbox.results_of(module, function, calls, kind=config.sandbox)
-    same = sum(a == b for a, b in zip(found, task["expected"]))
-    return {"right": found == task["expected"], "share": same / len(calls)}
+    actual, _ = await sandbox.results_of(module, function, calls, kind=config.sandbox)
+    same = sum(a == b for a, b in zip(actual, task["expected"]))
+    return {"right": actual == task["expected"], "share": same / len(calls)}
 
 
 if __name__ == "__main__":

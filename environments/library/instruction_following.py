@@ -46,7 +46,7 @@ class Condition(NamedTuple):
 def put(text: str, *tokens: str) -> str:
     """The tokens in place of words of the filler."""
     left = list(tokens)
-    return _FILLED.sub(lambda found: left.pop(0) if left else found[0], text)
+    return _FILLED.sub(lambda match: left.pop(0) if left else match[0], text)
 
 
 def filler(n: int, per: int = 12) -> list[str]:
@@ -55,15 +55,15 @@ def filler(n: int, per: int = 12) -> list[str]:
     return [" ".join(whole[i * per : (i + 1) * per]).capitalize() for i in range(n)]
 
 
-def numbered(text: str) -> list[str]:
+def number_lines(text: str) -> list[str]:
     return [line.split()[0] for line in form.lines(text)]
 
 
 def strings(text: str) -> int | None:
     """Length of a JSON list of texts."""
-    found = form.parsed_json(text)
-    whole = isinstance(found, list) and all(isinstance(one, str) for one in found)
-    return len(found) if whole else None
+    parsed = form.parsed_json(text)
+    whole = isinstance(parsed, list) and all(isinstance(item, str) for item in parsed)
+    return len(parsed) if whole else None
 
 
 # By aspect, in the order in which a known text is changed; a task has at most one of each.
@@ -71,7 +71,7 @@ LAYOUT = (
     Condition(
         "Write exactly {n} sentences.",
         lambda t, n, **_: len(form.sentences(t)) == n,
-        lambda t, n, **_: " ".join(f"{one}." for one in filler(n)),
+        lambda t, n, **_: " ".join(f"{word}." for word in filler(n)),
     ),
     Condition(
         "Write exactly {n} lines.",
@@ -86,12 +86,12 @@ LAYOUT = (
     Condition(
         "Write a list of exactly {n} points, each a line that begins with '- ', and no other line.",
         lambda t, n, **_: len(form.bullets(t)) == len(form.lines(t)) == n,
-        lambda t, n, **_: "\n".join(f"- {one}" for one in filler(n)),
+        lambda t, n, **_: "\n".join(f"- {word}" for word in filler(n)),
     ),
     Condition(
         "Number {n} lines with '1.', '2.' and so on, and write no other line.",
-        lambda t, n, **_: numbered(t) == [f"{i}." for i in range(1, n + 1)],
-        lambda t, n, **_: "\n".join(f"{i}. {one}" for i, one in enumerate(filler(n), 1)),
+        lambda t, n, **_: number_lines(t) == [f"{i}." for i in range(1, n + 1)],
+        lambda t, n, **_: "\n".join(f"{i}. {word}" for i, word in enumerate(filler(n), 1)),
     ),
     Condition(
         "Reply with a JSON list of exactly {n} strings, and nothing else.",
@@ -100,7 +100,7 @@ LAYOUT = (
     ),
     Condition(
         "Write exactly {n} parts, with a line of three stars, ***, between them.",
-        lambda t, n, **_: form.divided(t, n),
+        lambda t, n, **_: form.has_dividers(t, n),
         lambda t, n, **_: "\n***\n".join(filler(n)),
     ),
     Condition(
@@ -108,7 +108,9 @@ LAYOUT = (
         lambda t, n, **_: (
             re.findall(r"(?m)^PART (\d+)$", t) == [f"{i}" for i in range(1, n + 1)]
         ),
-        lambda t, n, **_: "\n".join(f"PART {i}\n{one}" for i, one in enumerate(filler(n), 1)),
+        lambda t, n, **_: "\n".join(
+            f"PART {i}\n{word}" for i, word in enumerate(filler(n), 1)
+        ),
     ),
 )
 KEYWORD = (
@@ -193,7 +195,7 @@ EDGE = (
     ),
     Condition(
         "Put the whole reply in double quotation marks.",
-        lambda t, **_: form.quoted(t),
+        lambda t, **_: form.is_quoted(t),
         lambda t, **_: f'"{t}"',
     ),
     Condition(
@@ -232,7 +234,7 @@ CASE = (
         "Begin every word with a capital letter.",
         lambda t, **_: all(w[0].isupper() or w[0].isdigit() for w in form.words(t)),
         lambda t, **_: re.sub(
-            r"[^\W\d_]+", lambda found: found[0][0].upper() + found[0][1:], t
+            r"[^\W\d_]+", lambda match: match[0][0].upper() + match[0][1:], t
         ),
     ),
 )
@@ -243,7 +245,7 @@ def hold(task: dict[str, Any], text: str) -> list[bool]:
     """Of each condition of a task whether it holds; none holds for a text without a word."""
     some = bool(form.words(text))
     chosen = [ASPECTS[aspect][i] for aspect, i in task["conditions"]]
-    return [some and bool(one.holds(text, **task["values"])) for one in chosen]
+    return [some and bool(rule.holds(text, **task["values"])) for rule in chosen]
 
 
 def known_text(task: dict[str, Any]) -> str:
@@ -261,7 +263,7 @@ def make(rng):
     chosen = sorted([ASPECTS.index(KEYWORD), *rng.sample(others, rng.randint(1, 3))])
     conditions = [[aspect, rng.randrange(len(ASPECTS[aspect]))] for aspect in chosen]
     requests = [ASPECTS[aspect][i].request.format(**values) for aspect, i in conditions]
-    listed = "\n".join(f"- {one}" for one in requests)
+    listed = "\n".join(f"- {request}" for request in requests)
     question = f"Write a short text about {rng.choice(TOPICS)}.\n{listed}"
     task = {"question": question, "conditions": conditions, "values": values}
     if not all(hold(task, known_text(task))):

@@ -25,11 +25,17 @@ def make(rng, config):
         counts = Counter(phrase.replace(" ", ""))
         # Each count is as likely: most letters occur once, and "1" must not be a good answer.
         wanted = rng.choice(sorted({0, *counts.values()}))
-        letter = rng.choice([one for one in ascii_lowercase if counts[one] == wanted])
+        letter = rng.choice(
+            [candidate for candidate in ascii_lowercase if counts[candidate] == wanted]
+        )
         question = f"How many times does the letter {letter!r} occur in {shown!r}? {tail}"
         bare = f"{letter}: {shown}"
         apart = enumerate(phrase, 1)
-        steps = [f"{one} {phrase[:i].count(letter)}" for i, one in apart if one != " "]
+        steps = [
+            f"{character} {phrase[:i].count(letter)}"
+            for i, character in apart
+            if character != " "
+        ]
         answer = {"answer": str(counts[letter]), "steps": ", ".join(steps)}
         return {"question": bare if config.bare else question, **answer}
     question = f"Write {shown!r} backwards, letter by letter. {tail}"

@@ -33,13 +33,19 @@ def facts():
         if name.endswith(";") and len(text) == 1
     }
     return [
-        [(f"Which character is {unicodedata.name(one)}?", one) for one in characters],
         [
-            (f"Which character does HTML write as {name}?", one)
-            for name, one in entities.items()
-            if one.isprintable() and not one.isspace()
+            (f"Which character is {unicodedata.name(character)}?", character)
+            for character in characters
         ],
-        [(f"Which code of HTTP means {one.phrase!r}?", str(one.value)) for one in HTTPStatus],
+        [
+            (f"Which character does HTML write as {name}?", character)
+            for name, character in entities.items()
+            if character.isprintable() and not character.isspace()
+        ],
+        [
+            (f"Which code of HTTP means {code.phrase!r}?", str(code.value))
+            for code in HTTPStatus
+        ],
     ]
 
 

@@ -44,11 +44,11 @@ def make(rng):
         ]
         shapes.append([rng.choice([*INSIDE]), rng.choice([*COLOURS]), *middle, radius])
     kind, colour = rng.choice([*INSIDE]), rng.choice([*COLOURS])
-    of_kind = [one[1] for one in shapes if one[0] == kind]
+    of_kind = [shape[1] for shape in shapes if shape[0] == kind]
     ask, answer = rng.choice(
         [
             (f"How many {kind}s are there?", len(of_kind)),
-            (f"How many shapes are {colour}?", sum(one[1] == colour for one in shapes)),
+            (f"How many shapes are {colour}?", sum(shape[1] == colour for shape in shapes)),
             (f"How many {colour} {kind}s are there?", of_kind.count(colour)),
             *(
                 [(f"Which colour has the only {kind}?", of_kind[0])]
@@ -72,14 +72,16 @@ def scans(count):
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ConfigError("--env.source digits: pip install 'atropos-rl[digits]'") from error
-    found = load_digits()
+    digits = load_digits()
     return [
         {"id": f"digit/{i}", "ask": "Which digit is this?", "grey": grey, "answer": str(digit)}
-        for i, (grey, digit) in enumerate(zip(found.images.astype(int).tolist(), found.target))
+        for i, (grey, digit) in enumerate(
+            zip(digits.images.astype(int).tolist(), digits.target)
+        )
     ][:count]
 
 
-def drawn(shapes):
+def draw(shapes):
     """Lines of RGB pixels on white."""
     side = CELL * CELLS
     lines = [bytearray(b"\xff" * (3 * side)) for _ in range(side)]
@@ -92,7 +94,7 @@ def drawn(shapes):
     return lines
 
 
-def enlarged(grey):
+def enlarge(grey):
     """Lines of RGB pixels of an image with 17 levels, black on white."""
     wide = [b"".join(bytes([255 - 15 * v]) * (3 * SCALE) for v in row) for row in grey]
     return [row for row in wide for _ in range(SCALE)]
@@ -116,7 +118,7 @@ def png(lines):
 
 
 def picture(task):
-    lines = enlarged(task["grey"]) if "grey" in task else drawn(task["shapes"])
+    lines = enlarge(task["grey"]) if "grey" in task else draw(task["shapes"])
     return f"data:image/png;base64,{base64.b64encode(png(lines)).decode()}"
 
 

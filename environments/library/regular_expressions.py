@@ -44,14 +44,14 @@ SHOWN, MAX_CHARS, MATCH_WITHIN_S = 4, 120, 0.2
 LARGE_COUNT = re.compile(r"\{[^}]*\d{3}")
 
 
-def spelled(rng, pieces):
+def spell(rng, pieces):
     return "".join(
         "".join(rng.choice(letters) for _ in range(rng.randint(least, most)))
         for *_, letters, least, most in pieces
     )
 
 
-def damaged(rng, text, pieces):
+def damage(rng, text, pieces):
     """``text`` after one edit, or another order of the pieces."""
     i = rng.randrange(len(text)) if text else 0
     extra = rng.choice(VOWELS + DIGITS + "XYZ-._")
@@ -60,14 +60,14 @@ def damaged(rng, text, pieces):
         text[:i] + extra + text[i:],
         text[:i] + extra + text[i + 1 :],
     ]
-    return rng.choice([*edits, spelled(rng, rng.sample(pieces, len(pieces)))])
+    return rng.choice([*edits, spell(rng, rng.sample(pieces, len(pieces)))])
 
 
 def make(rng):
     pieces = rng.sample(PIECES, rng.randint(3, 5))
     pattern = "".join(piece[1] for piece in pieces)
-    yes = sorted({spelled(rng, pieces) for _ in range(40)})
-    edited = {damaged(rng, rng.choice(yes), pieces) for _ in range(60)}
+    yes = sorted({spell(rng, pieces) for _ in range(40)})
+    edited = {damage(rng, rng.choice(yes), pieces) for _ in range(60)}
     no = sorted(text for text in edited if not re.fullmatch(pattern, text))
     if min(len(yes), len(no)) < 4 * SHOWN:
         return None

@@ -51,10 +51,10 @@ HOW = (
 
 
 def names(rng, count):
-    found = {}
-    while len(found) < count:
-        found[(rng.choice(BEGIN) + rng.choice(MIDDLE) + rng.choice(END)).capitalize()] = None
-    return list(found)
+    taken = {}
+    while len(taken) < count:
+        taken[(rng.choice(BEGIN) + rng.choice(MIDDLE) + rng.choice(END)).capitalize()] = None
+    return list(taken)
 
 
 @cache
@@ -94,7 +94,7 @@ def terms(text):
 def searcher(entries):
     """Function (query) -> titles with the beginnings of their entries, by shared rare words."""
     held = {title: Counter(terms(text)) for title, text in entries.items()}
-    counts = Counter(word for one in held.values() for word in one)
+    counts = Counter(word for words in held.values() for word in words)
     weight = {word: math.log(len(entries) / count) for word, count in counts.items()}
 
     def search(query: str) -> str:
@@ -104,7 +104,7 @@ def searcher(entries):
             query: some words
         """
         asked = set(terms(query))
-        score = {t: sum(weight[w] for w in asked if w in one) for t, one in held.items()}
+        score = {t: sum(weight[w] for w in asked if w in words) for t, words in held.items()}
         best = sorted((t for t in score if score[t] > 0), key=lambda t: (-score[t], t))
         return (
             "\n".join(f"{t}: {entries[t].partition('. ')[0]}." for t in best[:FOUND])

@@ -14,7 +14,7 @@ import apsw
 from pydantic import Field
 
 from atroposlib.environments.common.bounded_sql import bounded, rows_of
-from atroposlib.environments.common.generated import SETTINGS, code_in, distinct, fenced
+from atroposlib.environments.common.generated import SETTINGS, code_block, code_in, distinct
 from atroposlib.envs import environment
 from atroposlib.envs.function_env.card import Card
 
@@ -79,7 +79,7 @@ def make(rng, hidden, tables):
     question, query = rng.choice(list(zip(lines[::2], lines[1::2])))
     schema = SCHEMA
     if tables < 3:
-        shown = [one for one in SCHEMA.split(";\n") if f" {one.split()[2]}" in query]
+        shown = [table for table in SCHEMA.split(";\n") if f" {table.split()[2]}" in query]
         if "{all}" in query or len(shown) > tables:
             return None
         schema = ";\n".join(shown)
@@ -133,7 +133,7 @@ CARD = Card(
     "code",
     data="made on the spot",
     licence="MIT",
-    gold=lambda task: fenced(task["query"], "sql"),
+    gold=lambda task: code_block(task["query"], "sql"),
 )
 
 

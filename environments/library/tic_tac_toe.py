@@ -28,7 +28,7 @@ def free(board):
     return [cell for cell, owner in enumerate(board) if owner == " "]
 
 
-def placed(board, cell, player):
+def place_mark(board, cell, player):
     return board[:cell] + player + board[cell + 1 :]
 
 
@@ -43,32 +43,35 @@ def value(board, player):
         return -1 - len(free(board))
     if not free(board):
         return 0
-    return max(-value(placed(board, cell, player), other(player)) for cell in free(board))
+    return max(-value(place_mark(board, cell, player), other(player)) for cell in free(board))
 
 
 def best(board, player):
     return max(
-        free(board), key=lambda c: (-value(placed(board, c, player), other(player)), -c)
+        free(board), key=lambda c: (-value(place_mark(board, c, player), other(player)), -c)
     )
 
 
 def positions():
     """Positions after two to four moves that are won for the player to move, not by one move."""
-    level, found = {" " * 9}, {}
+    level, boards = {" " * 9}, {}
     for ply in range(5):
         player = "XO"[ply % 2]
         for board in sorted(level) if ply >= 2 else ():
-            at_once = any(won(placed(board, cell, player), player) for cell in free(board))
+            at_once = any(won(place_mark(board, cell, player), player) for cell in free(board))
             if value(board, player) > 0 and not at_once:
                 name = board.replace(" ", ".")
-                found[name] = {"id": name, "board": board, "me": player}
+                boards[name] = {"id": name, "board": board, "me": player}
         level = {
-            placed(b, c, player) for b in level for c in free(b) if not won(b, other(player))
+            place_mark(b, c, player)
+            for b in level
+            for c in free(b)
+            if not won(b, other(player))
         }
-    return list(found.values())
+    return list(boards.values())
 
 
-def shown(board):
+def board_text(board):
     rows = [board[i : i + 3] for i in (0, 3, 6)]
     numbered = [
         [a if a != " " else str(3 * r + c + 1) for c, a in enumerate(row)]
@@ -83,10 +86,10 @@ def gold(task):
     while True:
         cell = best(board, me)
         moves.append(str(cell + 1))
-        board = placed(board, cell, me)
+        board = place_mark(board, cell, me)
         if won(board, me):
             return moves
-        board = placed(board, best(board, other(me)), other(me))
+        board = place_mark(board, best(board, other(me)), other(me))
 
 
 CARD = Card("games", data="made on the spot", licence="MIT", gold=gold, turns="2-4")
@@ -105,27 +108,27 @@ BARE = {"bare": Field(default=False, description="no rules: x or o to move, and 
 )
 async def tic_tac_toe(task, model, config):
     board, me = task["board"], task["me"]
-    first = RULES.format(me=me, board=shown(board))
+    first = RULES.format(me=me, board=board_text(board))
     ended = {"won": 0.0, "drawn": 0.0, "illegal": 0.0}
     if config.bare:
-        first = f"{me}\n{shown(board)}".lower()
+        first = f"{me}\n{board_text(board)}".lower()
     messages = [{"role": "user", "content": first}]
     while True:
         reply = await model.chat(messages)
         cell = int(reply) - 1 if reply.strip() in list("123456789") else -1
         if cell not in free(board):
             return ended | {"illegal": 1.0}
-        board = placed(board, cell, me)
+        board = place_mark(board, cell, me)
         if won(board, me):
             return ended | {"won": 1.0}
         if not free(board):
             return ended | {"drawn": 1.0}
-        board = placed(board, best(board, other(me)), other(me))
+        board = place_mark(board, best(board, other(me)), other(me))
         if won(board, other(me)):
             return ended
         if not free(board):
             return ended | {"drawn": 1.0}
-        then = shown(board).lower() if config.bare else shown(board)
+        then = board_text(board).lower() if config.bare else board_text(board)
         messages = [*reply.messages, {"role": "user", "content": then}]
 
 

@@ -27,18 +27,19 @@ def cells(word, row, column, direction):
     return [(row + i * down, column + i * right) for i in range(len(word))]
 
 
-def hidden(rng, size, count):
+def hide_words(rng, size, count):
     """A square as {(row, column): letter}, and the hidden words with their places."""
     square, places = {}, {}
     fitting = [word for word in words() if len(word) <= size]
     for word in rng.sample(fitting, count):
         for _ in range(100):
-            place = rng.randint(1, size), rng.randint(1, size), rng.choice(list(STEPS))
-            used = cells(word, *place)
+            row, column = rng.randint(1, size), rng.randint(1, size)
+            direction = rng.choice(list(STEPS))
+            used = cells(word, row, column, direction)
             free = all(square.get(at, a) == a for at, a in zip(used, word))
             if free and max(used[-1]) <= size:
                 square |= zip(used, word)
-                places[word] = place
+                places[word] = row, column, direction
                 break
     every = [(row, column) for row in range(1, size + 1) for column in range(1, size + 1)]
     return {at: square.get(at) or chr(97 + rng.randrange(26)) for at in every}, places
@@ -46,7 +47,7 @@ def hidden(rng, size, count):
 
 def tasks(config):
     def make(rng):
-        square, places = hidden(rng, config.size, config.words)
+        square, places = hide_words(rng, config.size, config.words)
         if len(places) < config.words:
             return None
         lines = ["".join(square[r, c] for c in side) for r in side]

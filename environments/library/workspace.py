@@ -14,8 +14,8 @@ from pathlib import Path
 
 import apsw
 
-from atroposlib.adapters import imported
-from atroposlib.adapters.mcp import connected
+from atroposlib.adapters import import_package
+from atroposlib.adapters.mcp import connect_tools
 from atroposlib.environments.common import workspace_server
 from atroposlib.environments.common.generated import SETTINGS, distinct, tool_call
 from atroposlib.envs import environment
@@ -100,8 +100,8 @@ def complaints(rng, stock):
     goods = [broken, *rng.choices(named, k=3)]
     rng.shuffle(goods)
     files = {
-        f"letter_{number}.txt": f"Dear shop, the {one} that I bought is broken.\n"
-        for number, one in zip(numbers, goods)
+        f"letter_{number}.txt": f"Dear shop, the {item} that I bought is broken.\n"
+        for number, item in zip(numbers, goods)
     }
     gone = {name for name, text in files.items() if f" {broken} " in text}
     after = {name: text for name, text in files.items() if name not in gone}
@@ -129,11 +129,11 @@ def make(rng):
     if (files, stock) == (files_after, after) or not all(files_after.values()):
         return None
     noise = rng.randint(100, 999)  # two tasks may have one text and another stock
-    other = {f"note_{noise}.txt": f"Call the bank about number {noise}.\n"}
+    distractors = {f"note_{noise}.txt": f"Call the bank about number {noise}.\n"}
     question = RULES.format(errand=f"{text} note_{noise}.txt is not your concern.")
     states = {
-        "before": [files | other, rows(stock)],
-        "after": [files_after | other, rows(after)],
+        "before": [files | distractors, rows(stock)],
+        "after": [files_after | distractors, rows(after)],
     }
     return {"question": question, **states, "calls": calls}
 
@@ -143,7 +143,7 @@ def rows(stock):
 
 
 def tasks(config):
-    imported("mcp", "mcp")
+    import_package("mcp", "mcp")
     return distinct(make, config.tasks, config.seed)
 
 
@@ -170,7 +170,7 @@ def state_of(folder):
 
 
 def gold(task):
-    return [*(tool_call(name, **given) for name, given in task["calls"]), "Done."]
+    return [*(tool_call(name, **arguments) for name, arguments in task["calls"]), "Done."]
 
 
 CARD = Card(
@@ -190,7 +190,9 @@ async def workspace(task, model):
     with tempfile.TemporaryDirectory(prefix="atropos-workspace-") as name:
         folder = Path(name)
         await asyncio.to_thread(lay_out, folder, task["before"])
-        async with connected([sys.executable, "-m", workspace_server.__name__, name]) as tools:
+        async with connect_tools(
+            [sys.executable, "-m", workspace_server.__name__, name]
+        ) as tools:
             await model.use_tools(task["question"], tools=tools, max_turns=MAX_TURNS)
         files, stock = await asyncio.to_thread(state_of, folder)
     wanted, stock_wanted = task["after"]

@@ -97,13 +97,14 @@ def compute(
             "advantage maxrl takes rewards as chances of success: from 0 up, also after"
             " reward_bias and an overlong penalty"
         )
-    advantages_R = _estimated(settings, rewards_R, groups)
+    advantages_R = _estimate(settings, rewards_R, groups)
     if normalise and normalises(settings):
         weights_R = lengths_R or [1.0] * count
         by_group = settings.advantage_norm == "group"
         for rows in groups.values() if by_group else [range(count)]:
-            of_rows = [advantages_R[row] for row in rows], [weights_R[row] for row in rows]
-            for row, value in zip(rows, _normalised(*of_rows)):
+            values = [advantages_R[row] for row in rows]
+            weights = [weights_R[row] for row in rows]
+            for row, value in zip(rows, _normalise(values, weights)):
                 advantages_R[row] = value
     return advantages_R
 
@@ -124,17 +125,17 @@ def normalise_tokens(
     With ``group_ids`` (R,) over the tokens of each group.
     """
     if group_ids:
-        found = [list(row) for row in advantages_R_T]
+        values_R_T = [list(row) for row in advantages_R_T]
         for rows in rows_by_group(group_ids).values():
-            for row, normal in zip(rows, normalise_tokens([found[row] for row in rows])):
-                found[row] = normal
-        return found
+            for row, normal in zip(rows, normalise_tokens([values_R_T[row] for row in rows])):
+                values_R_T[row] = normal
+        return values_R_T
     flat = [value for row in advantages_R_T for value in row]
-    values = iter(_normalised(flat, [1.0] * len(flat)))
+    values = iter(_normalise(flat, [1.0] * len(flat)))
     return [[next(values) for _ in row] for row in advantages_R_T]
 
 
-def varied(rewards: Any, group_ids: Any) -> list[bool]:
+def has_varied_rewards(rewards: Any, group_ids: Any) -> list[bool]:
     """Whether each row's group has unequal rewards: DAPO's dynamic filter, (R,).
 
     Equal means exactly equal; pass rewards as the environment gave them, since a length
@@ -163,7 +164,7 @@ def _raw(reward: float, of: _Moments) -> float:
     return reward
 
 
-def _centred(reward: float, of: _Moments) -> float:
+def _centre(reward: float, of: _Moments) -> float:
     return reward - of.mean
 
 
@@ -174,18 +175,18 @@ def _rloo(reward: float, of: _Moments) -> float:
 
 ESTIMATORS: dict[str, Callable[[float, _Moments], float]] = {
     "grpo": lambda reward, of: (reward - of.mean) / _divisor(of.std + of.eps),
-    "dr_grpo": _centred,
+    "dr_grpo": _centre,
     "rloo": _rloo,
     "lite_ppo": lambda reward, of: (reward - of.mean) / _divisor(of.batch_std + of.eps),
     "maxrl": lambda reward, of: (reward - of.mean) / _divisor(of.mean),
     "reinforce_pp": _raw,
-    "reinforce_pp_baseline": _centred,
+    "reinforce_pp_baseline": _centre,
     "gae": _raw,
     "raw": _raw,
 }
 
 
-def _estimated(
+def _estimate(
     settings: AdvantageSettings,
     rewards_R: list[float],
     groups: Mapping[Hashable, Sequence[int]],
@@ -203,7 +204,7 @@ def _estimated(
     return advantages_R
 
 
-def _normalised(values_N: list[float], weights_N: Sequence[float]) -> list[float]:
+def _normalise(values_N: list[float], weights_N: Sequence[float]) -> list[float]:
     if not any(weights_N):  # no token at all
         return values_N
     mean, std = _moments(values_N, weights_N)

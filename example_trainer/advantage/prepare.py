@@ -122,7 +122,9 @@ def _in_loss(
     """Rows that enter the loss with their advantage; the others get a reason, by their place."""
     informative = [True] * len(rows)
     if settings.dynamic_filter:
-        informative = estimators.varied([r.reward for r in rows], [r.group for r in rows])
+        informative = estimators.has_varied_rewards(
+            [r.reward for r in rows], [r.group for r in rows]
+        )
     kept = []
     for row, scalar, varies in zip(rows, scalars_R, informative):
         if not row.in_loss or not row.trained:

@@ -15,7 +15,7 @@ from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.model_dir import (
     TrainerState,
-    numbered,
+    numbered_directories,
     read_state,
     save_adapter,
     save_model,
@@ -74,7 +74,7 @@ class ModelExporter:
         """Delete the oldest exports of this run; those of other runs are kept."""
         ours = [
             path
-            for path in numbered(self._directory, f"{self._prefix}_*")
+            for path in numbered_directories(self._directory, f"{self._prefix}_*")
             if int(path.name.split("_")[-1]) <= state.step
             and (held := read_state(str(path))) is not None
             and held.run_id == state.run_id

@@ -94,10 +94,11 @@ class Recovery:
         self._cfg, self._world = cfg, world
         self._registration, self._identity = registration, dict(identity)
         self.enabled = cfg.recover_mode != "disabled"
-        every = (cfg.recover_every_epochs, cfg.recover_every_steps, cfg.recover_every_s)
-        if every == (None, None, None):
-            every = (None, None, EVERY_S)
-        self._frequency = Frequency(*every, since_s=time.time())
+        epochs, steps = cfg.recover_every_epochs, cfg.recover_every_steps
+        seconds = cfg.recover_every_s
+        if epochs is None and steps is None and seconds is None:
+            seconds = EVERY_S
+        self._frequency = Frequency(epochs, steps, seconds, since_s=time.time())
         self._counters = {"recovery": self._frequency, **(counters or {})}
         self._plan: StartingPoint | None = None
         # Of the last step, until its copy is taken for a checkpoint.
@@ -194,10 +195,10 @@ class Recovery:
 
     def _commit(self, client: RolloutClient | None, state: TrainerState) -> None:
         assert client is not None
-        if batch_no := self._committed(state):
+        if batch_no := self._committed_batch(state):
             client.commit(batch_no)
 
-    def _committed(self, state: TrainerState) -> int:
+    def _committed_batch(self, state: TrainerState) -> int:
         """Return the last batch contained in every possible fallback; 0 for none."""
         kept = self._snapshots.kept(state.step)
         if len(kept) < self._cfg.keep_recover:
@@ -292,7 +293,9 @@ class Recovery:
             if plan.snapshot is None and (aside := self._snapshots.set_aside()):
                 logger.info(f"training begins anew; earlier recovery checkpoints: {aside}")
         if state.step:
-            logger.info(f"continuing at step {state.step}{_named(plan.state, state)}")
+            logger.info(
+                f"continuing at step {state.step}{_name_differences(plan.state, state)}"
+            )
         return state
 
     def _look(self, client: RolloutClient) -> StartingPoint:
@@ -356,7 +359,7 @@ def _models(
     return models
 
 
-def _named(found: TrainerState, state: TrainerState) -> str:
+def _name_differences(found: TrainerState, state: TrainerState) -> str:
     if found.run_id != state.run_id:
         return (
             f" of run {found.run_id[:8]}, in a new run: its queue is trained on from the"

@@ -255,7 +255,7 @@ def headers_index(directory: Path, group: str) -> dict[str, Any]:
 
     Raises CheckpointError if a file cannot be read.
     """
-    found: dict[str, Any] = {}
+    index: dict[str, Any] = {}
     for path in sorted(directory.glob(f"{group}-*.safetensors")):
         try:
             with safe_open(path, framework="pt") as reader:
@@ -264,7 +264,7 @@ def headers_index(directory: Path, group: str) -> dict[str, Any]:
                     shape = part.get_shape()
                     place = {"file": path.name, "offsets": [0] * len(shape), "shape": shape}
                     entry = {"dtype": part.get_dtype(), "shape": shape, "parts": [place]}
-                    found[name] = entry
+                    index[name] = entry
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
-    return found
+    return index

@@ -35,7 +35,7 @@ from example_trainer.checkpoint.shards import (
 )
 from example_trainer.model.model_dir import (
     discard,
-    numbered,
+    numbered_directories,
     sync,
     tidy,
     whole_directory,
@@ -114,7 +114,7 @@ class Snapshots:
         """
         reached = [
             path
-            for path in numbered(self.directory, "step_*")
+            for path in numbered_directories(self.directory, "step_*")
             if int(path.name.removeprefix("step_")) <= step
         ]
         return reached[: -self._keep] if beyond else reached[-self._keep :]
@@ -136,7 +136,7 @@ class Snapshots:
 
     def set_aside(self) -> Path | None:
         """Move everything aside for another run; nothing is deleted."""
-        if not numbered(self.directory, "step_*"):
+        if not numbered_directories(self.directory, "step_*"):
             return None
         aside = free_name(self.directory.with_name(f"{self.directory.name}_earlier"))
         self.directory.rename(aside)
@@ -144,7 +144,7 @@ class Snapshots:
 
     def _candidates(self) -> Iterator[Path]:
         """Return the latest, then those before it, newest first."""
-        paths = numbered(self.directory, "step_*")
+        paths = numbered_directories(self.directory, "step_*")
         pointer = self.directory / POINTER
         latest = pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else ""
         names = [path.name for path in paths]

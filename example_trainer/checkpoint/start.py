@@ -45,16 +45,16 @@ def choose_start(
         held = state_in(snapshot)
         # Version k labels the weights after step k, regardless of the published versions.
         held = replace(held, version=held.step)
-        others = _differences(snapshot, identity)
-        if others and (held.run_id == run_id or cfg.recover_mode == "resume"):
+        differences = _differences(snapshot, identity)
+        if differences and (held.run_id == run_id or cfg.recover_mode == "resume"):
             raise ConfigError(
-                f"{snapshot.directory} was made with other settings: {others}. Use those,"
+                f"{snapshot.directory} was made with other settings: {differences}. Use those,"
                 " or begin anew with another save_path or recover_mode disabled"
             )
         if held.run_id == run_id:
             return StartingPoint(run_id, held, snapshot)
         over = held.step >= num_steps
-        if not others and (not over or cfg.recover_mode == "resume"):
+        if not differences and (not over or cfg.recover_mode == "resume"):
             return StartingPoint(run_id, replace(held, batch_no=None), snapshot)
     published = read_state(identity["model_name"])
     # Training on a file has no run, and an API has none before its first trainer.

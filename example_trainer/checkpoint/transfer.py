@@ -21,7 +21,7 @@ def send_to_rank0(
     with world.waiting("the shards of a recovery checkpoint"):
         for sender in senders:
             if world.is_rank0:
-                kept += _received(sender)
+                kept += _receive(sender)
             elif world.number == sender:
                 _send(shards)
     return kept
@@ -40,7 +40,7 @@ def _send(shards: Sequence[Shard]) -> None:
             dist.send(_as_bytes(shard.values), 0)
 
 
-def _received(sender: int) -> list[Shard]:
+def _receive(sender: int) -> list[Shard]:
     length = torch.tensor(0)
     dist.recv(length, sender)
     payload = torch.empty(int(length), dtype=torch.uint8)

@@ -196,7 +196,7 @@ class SnapshotWriter:
             written = write_shards(job.draft, 0, job.shards, self._proceed)
             for rank in range(1, self._world.count):
                 if rank not in job.silent:
-                    written.add(self._reported(job, rank))
+                    written.add(self._report_of(job, rank))
             self._proceed()
             seal(job.draft, written, job.documents)
         self._is_whole = True
@@ -210,7 +210,7 @@ class SnapshotWriter:
         key = f"{job.key}/{self._world.number}"
         self._world.store.set(key, msgspec.json.encode(report))
 
-    def _reported(self, job: _Job, rank: int) -> Written:
+    def _report_of(self, job: _Job, rank: int) -> Written:
         """The files of another rank, once it has synced them."""
         store, key = self._world.store, f"{job.key}/{rank}"
         while not store.check([key]):

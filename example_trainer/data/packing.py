@@ -65,10 +65,10 @@ class Pack:
 
     def new_tokens(self, row: RowTokens) -> int:
         """How many nodes adding this row would add."""
-        return len(row.tokens) - self._shared(row)
+        return len(row.tokens) - self._shared_length(row)
 
     def add(self, number: int, row: RowTokens) -> None:
-        shared, before = self._shared(row), len(self.tokens)
+        shared, before = self._shared_length(row), len(self.tokens)
         new = np.arange(before, before + len(row.tokens) - shared)
         path = np.concatenate([self.paths[-1][:shared], new]) if shared else new
         parents = np.concatenate([[-1], path[:-1]])[shared:]
@@ -80,7 +80,7 @@ class Pack:
         self.paths.append(path)
         self.last = row
 
-    def _shared(self, row: RowTokens) -> int:
+    def _shared_length(self, row: RowTokens) -> int:
         return 0 if self.last is None else self.last.shared_with(row)
 
 
@@ -257,8 +257,8 @@ class MicroBatch:
 
 def padding_share(microbatch: Sequence[MicroBatch]) -> float:
     """Share of the tokens that go through the model and belong to no row."""
-    computed = sum(one.computed for one in microbatch)
-    return 1.0 - sum(one.length for one in microbatch) / computed if computed else 0.0
+    computed = sum(pack.computed for pack in microbatch)
+    return 1.0 - sum(pack.length for pack in microbatch) / computed if computed else 0.0
 
 
 def plan_microbatches(
@@ -338,13 +338,13 @@ def plan_microbatch(
     # of the pairs. Rows that share a node may have sampled its next token differently.
     some = [rows[i] for i in row_ids]
     counts = [len(row.trained) for row in some]
-    nodes_N = _joined(path[row.trained_at] for path, row in zip(paths, some))
+    nodes_N = _join(path[row.trained_at] for path, row in zip(paths, some))
     temperatures_N = np.array([t for row in some for t in row.trained_temperatures])
     order = np.lexsort((temperatures_N, nodes_N))
     nodes_N, temperatures_N = nodes_N[order], temperatures_N[order]
     is_first = np.ones(len(nodes_N), dtype=bool)  # of the pairs of its position
     is_first[1:] = (nodes_N[1:] != nodes_N[:-1]) | (temperatures_N[1:] != temperatures_N[:-1])
-    targets_N = _joined(np.array(row.labels, np.int64)[row.trained_at] for row in some)
+    targets_N = _join(np.array(row.labels, np.int64)[row.trained_at] for row in some)
     return MicroBatch(
         packs=packs,
         starts=starts,
@@ -355,13 +355,13 @@ def plan_microbatch(
         head_index=np.cumsum(is_first) - 1,
         targets=targets_N[order],
         rows=np.repeat(np.arange(len(row_ids)), counts)[order],
-        columns=_joined(map(np.arange, counts))[order],
+        columns=_join(map(np.arange, counts))[order],
         row_ids=row_ids,
         teacher_ids=_teacher_ids(some, order),
     )
 
 
-def _joined(parts: Iterable[Ints]) -> Ints:
+def _join(parts: Iterable[Ints]) -> Ints:
     return np.concatenate([np.zeros(0, np.int64), *parts])
 
 

@@ -193,15 +193,15 @@ def _row(
     own = _own_advantages(group, g, batch.counts)
     return Row(
         tokens=tokens,
-        labels=_shifted(labels),
-        behaviour_logprobs=_shifted(logprobs),
-        versions=_shifted(versions),
+        labels=_shift(labels),
+        behaviour_logprobs=_shift(logprobs),
+        versions=_shift(versions),
         reward=group.scores[g],
         group=key,
-        temperatures=_shifted(temperatures),
+        temperatures=_shift(temperatures),
         names_temperature=known,
         spans=spans,
-        own_advantages=None if own is None else _shifted(own),
+        own_advantages=None if own is None else _shift(own),
         zero_advantage=bool(override.get("set_advantage_to_zero")),
         in_loss=fits,
         finish_reason=group.finish_reasons[g] if group.finish_reasons else None,
@@ -212,14 +212,14 @@ def _row(
     )
 
 
-def _shifted(values: list[V]) -> list[V]:
+def _shift(values: list[V]) -> list[V]:
     """Entry j becomes the one of token j + 1, the token that position j predicts."""
     return values[1:]
 
 
 def _shifted_row(values: list[list[V]] | None, g: int) -> list[V] | None:
     """Row ``g`` of an optional per-token field, shifted; None where it is absent or empty."""
-    return _shifted(values[g]) if values and values[g] else None
+    return _shift(values[g]) if values and values[g] else None
 
 
 def _behaviour_logprobs(

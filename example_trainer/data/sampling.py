@@ -74,12 +74,12 @@ def _divisor(temperature: float) -> float:
 
 def comparable_versions(versions: Sequence[int], spans: Sequence[SampledSpan]) -> list[int]:
     """(T - 1,) versions, unknown where the sampler's logprobs are of another distribution."""
-    found = list(versions)
+    comparable = list(versions)
     for span in (span for span in spans if _is_truncated(span) or shifts(span)):
         places = range(max(0, span["start"] - 1), span["end"] - 1)  # predict the span's tokens
         for j in places:
-            found[j] = MASKED_VERSION
-    return found
+            comparable[j] = MASKED_VERSION
+    return comparable
 
 
 def is_cut(span: Mapping[str, Any]) -> bool:

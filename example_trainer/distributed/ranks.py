@@ -167,11 +167,12 @@ def start(cfg: TrainingConfig, timeout_s: float | None = None) -> Iterator[Ranks
     if size == 1 and not cfg.cpu_offload:
         yield world
         return
-    waits = (cfg.batch_timeout_s, cfg.eval_timeout_s, cfg.publish_timeout_s)
-    longest = max(*waits, RECOVERY_WRITE_S)
+    longest = max(
+        cfg.batch_timeout_s, cfg.eval_timeout_s, cfg.publish_timeout_s, RECOVERY_WRITE_S
+    )
     bound_s = timeout_s or longest + SLACK_S
     world = replace(world, store=_meet(cfg.init_method, world, bound_s))
-    world = grouped(world, cfg.tensor_parallel, bound_s)
+    world = in_a_grid(world, cfg.tensor_parallel, bound_s)
     try:
         with world.waiting("the gradients and weights of a step"):
             yield world
@@ -244,7 +245,7 @@ def _meet(init_method: str, world: Ranks, timeout_s: float) -> Any:
                 f"world_size {world.size} needs a place to meet: start with torchrun, or set"
                 " init_method to tcp://host:port or file:///shared/path"
             )
-        store = _arrived(method, world)
+        store = _meet_at(method, world)
     # Values of the loop are CPU tensors on any device; gloo carries those.
     backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
     with world.waiting("the connection to all ranks"):
@@ -258,7 +259,7 @@ def _meet(init_method: str, world: Ranks, timeout_s: float) -> Any:
     return store
 
 
-def grouped(world: Ranks, tensor: int, timeout_s: float) -> Ranks:
+def in_a_grid(world: Ranks, tensor: int, timeout_s: float) -> Ranks:
     """The rank in a grid: neighbours share matrices, each ``tensor``-th rank shares rows."""
     if tensor == 1:
         return world
@@ -270,11 +271,19 @@ def grouped(world: Ranks, tensor: int, timeout_s: float) -> Ranks:
         for ranks in (grid, grid.T)
     )
     row, column = divmod(world.rank, tensor)
-    place = len(grid), world.device, tensor, column
-    return Ranks(row, *place, data_group, tensor_group, world.store)
+    return Ranks(
+        rank=row,
+        size=len(grid),
+        device=world.device,
+        tensor=tensor,
+        tensor_rank=column,
+        data_group=data_group,
+        tensor_group=tensor_group,
+        store=world.store,
+    )
 
 
-def _arrived(method: str, world: Ranks) -> Any:
+def _meet_at(method: str, world: Ranks) -> Any:
     """The store where ranks meet, once all of them are there."""
     bound = timedelta(seconds=START_TIMEOUT_S)
     with world.waiting(f"all ranks at {method}"):

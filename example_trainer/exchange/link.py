@@ -66,7 +66,11 @@ class _WholeModel(DiskPublisher):
     def stage(self, policy: Policy, state: TrainerState) -> Path:
         weights, directory = cast(ModelWeights, policy), self.directory(state)
         write_model(
-            *(directory, weights.model, weights.tokenizer, weights.tensors, state),
+            directory,
+            weights.model,
+            weights.tokenizer,
+            weights.tensors,
+            state,
             dtype=weights.model.dtype,
             untie_head=self.needs_untying(policy),
             durable=False,
@@ -108,7 +112,7 @@ class Link:
             self._publisher = enter(closing(_WholeModel(cfg, servers, announce, self.waits)))
             self._publisher.fleet.follow = roster.follow
             self.waits.phase("joining the run")
-            self.state = self._joined(held, checkpoints)
+            self.state = self._join_run(held, checkpoints)
             self.waits.checks.append(enter(Keeper(self._publisher)).check)
             pulse.servers = self._publisher.fleet.states
             left = cfg.training_steps - self.state.step
@@ -117,7 +121,7 @@ class Link:
             self.batch: ClaimedBatch | None = None  # that is trained on
             self._stack = stack.pop_all()
 
-    def _joined(self, held: TrainerState, checkpoints: Path) -> TrainerState:
+    def _join_run(self, held: TrainerState, checkpoints: Path) -> TrainerState:
         cfg = self._cfg
         registered = self._client.register(
             cfg.registration(

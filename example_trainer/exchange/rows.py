@@ -27,7 +27,7 @@ class TwoParts:
 
 def sample_of(row: Row) -> TwoParts:
     """The row in two parts; without a trained token its last token is the completion."""
-    kept = _kept(row)
+    kept = _kept_tokens(row)
     first = kept.index(1) if any(kept) else len(kept) - 1  # position j predicts token j + 1
     start = first + 1
     logprobs = _where(row, row.behaviour_logprobs)
@@ -55,7 +55,7 @@ def trl_fields(
         InvalidGroup: a group brings its own advantages.
     """
     rows = {row.place: row for row in batch.rows}
-    found: dict[str, list[Any]] = {
+    fields: dict[str, list[Any]] = {
         name: []
         for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", "recorded_score")
     }
@@ -68,20 +68,23 @@ def trl_fields(
         for place, tokens in enumerate(group.tokens):
             row = rows.get((number, place))
             if row is None:
-                sample, score = _untrained(tokens), None
+                sample, score = _untrained_tokens(tokens), None
             else:
                 _check(row, temperature)
                 long = not row.in_loss
-                sample, score = _untrained(tokens) if long else sample_of(row), row.reward
-            found["prompt_ids"].append(sample.prompt)
-            found["completion_ids"].append(sample.completion)
-            found["logprobs"].append(sample.logprobs)
-            found["env_mask"].append(sample.mask)
-            found["recorded_score"].append(score)
-    return found
+                sample, score = (
+                    _untrained_tokens(tokens) if long else sample_of(row),
+                    row.reward,
+                )
+            fields["prompt_ids"].append(sample.prompt)
+            fields["completion_ids"].append(sample.completion)
+            fields["logprobs"].append(sample.logprobs)
+            fields["env_mask"].append(sample.mask)
+            fields["recorded_score"].append(score)
+    return fields
 
 
-def _untrained(tokens: Sequence[int]) -> TwoParts:
+def _untrained_tokens(tokens: Sequence[int]) -> TwoParts:
     """Two tokens that cost no memory, and are not trained."""
     return TwoParts([tokens[0]], [tokens[-1]], [0], [0.0])
 
@@ -93,10 +96,12 @@ def _check(row: Row, temperature: float) -> None:
         )
     if not row.names_temperature or row.in_loss is False:
         return
-    others = {one for one in row.trained_temperatures if abs(one - temperature) > 1e-6}
-    if others:
+    temperatures = {
+        value for value in row.trained_temperatures if abs(value - temperature) > 1e-6
+    }
+    if temperatures:
         raise ConfigError(
-            f"group {row.group} was sampled at temperature {min(others):g}, and TRL scores at"
+            f"group {row.group} was sampled at temperature {min(temperatures):g}, and TRL scores at"
             f" {temperature:g}: set temperature of GRPOConfig to that of the environment"
         )
 
@@ -107,7 +112,7 @@ def _check(row: Row, temperature: float) -> None:
 def verl_output(row: Row) -> dict[str, Any]:
     """The fields of verl's ``AgentLoopOutput``; a turn is a run of tokens of one side."""
     sample = sample_of(row)
-    turns = 1 + sum(one != other for one, other in zip(sample.mask, [0, *sample.mask]))
+    turns = 1 + sum(bit != before for bit, before in zip(sample.mask, [0, *sample.mask]))
     return {
         "prompt_ids": sample.prompt,
         "response_ids": sample.completion,
@@ -141,19 +146,19 @@ def skyrl_output(rows: Sequence[Row]) -> dict[str, Any]:
     """SkyRL's ``GeneratorOutput`` of these rows."""
     samples = [sample_of(row) for row in rows]
     return {
-        "prompt_token_ids": [one.prompt for one in samples],
-        "response_ids": [one.completion for one in samples],
+        "prompt_token_ids": [sample.prompt for sample in samples],
+        "response_ids": [sample.completion for sample in samples],
         "rewards": [row.reward for row in rows],
-        "loss_masks": [one.mask for one in samples],
+        "loss_masks": [sample.mask for sample in samples],
         "stop_reasons": [row.finish_reason or "stop" for row in rows],
         "rollout_metrics": None,
-        "rollout_logprobs": [one.logprobs for one in samples],
+        "rollout_logprobs": [sample.logprobs for sample in samples],
     }
 
 
 def prime_rl_sample(row: Row, env_name: str, advantage: float) -> dict[str, Any]:
     """prime-rl's ``TrainingSample``: every list is as long as the tokens, (T,)."""
-    mask = [False, *(bool(one) for one in _kept(row))]
+    mask = [False, *(bool(bit) for bit in _kept_tokens(row))]
     temperatures = row.temperatures or [1.0] * len(row.labels)
     return {
         "token_ids": row.tokens,
@@ -162,7 +167,7 @@ def prime_rl_sample(row: Row, env_name: str, advantage: float) -> dict[str, Any]
         "temperatures": [1.0, *_where(row, temperatures, other=1.0)],
         "env_name": env_name,
         "advantages": [
-            {"loss": "rl", "values": [advantage if one else 0.0 for one in mask], "mask": mask}
+            {"loss": "rl", "values": [advantage if bit else 0.0 for bit in mask], "mask": mask}
         ],
         "reward": row.reward,
     }
@@ -170,25 +175,25 @@ def prime_rl_sample(row: Row, env_name: str, advantage: float) -> dict[str, Any]
 
 def tinker_datum(row: Row, advantage: float) -> dict[str, Any]:
     """Tinker's ``Datum`` for its losses ``importance_sampling`` and ``ppo``, (T - 1,) each."""
-    kept = _kept(row)
+    kept = _kept_tokens(row)
     return {
         "model_input": row.tokens[:-1],
         "loss_fn_inputs": {
             "target_tokens": row.tokens[1:],
             "logprobs": _where(row, row.behaviour_logprobs),
-            "advantages": [advantage * one for one in kept],
+            "advantages": [advantage * bit for bit in kept],
         },
     }
 
 
-def _kept(row: Row) -> list[int]:
+def _kept_tokens(row: Row) -> list[int]:
     """1 where a token is trained, (T - 1,)."""
     counts = row.in_loss and not row.zero_advantage
     return [int(counts and label != MASKED) for label in row.labels]
 
 
 def _where(row: Row, values: Sequence[float], other: float = 0.0) -> list[float]:
-    return [value if one else other for value, one in zip(values, _kept(row))]
+    return [value if is_kept else other for value, is_kept in zip(values, _kept_tokens(row))]
 
 
 def _versions(row: Row) -> list[int]:

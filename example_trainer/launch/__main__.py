@@ -53,7 +53,7 @@ def _run(args: argparse.Namespace) -> int:
             return node.run_servers(node.load_plan(args.plan), args.index, args.count)
         plan, role = node.load_plan(args.plan), (args.role, args.index, args.meet)
         if args.until_recorded:
-            return node.recorded(plan, node.run_role(plan, *role))
+            return node.recorded_status(plan, node.run_role(plan, *role))
         if "SLURM_JOB_ID" in os.environ:
             return node.run_role(plan, *role)
         node.exec_role(plan, *role)
@@ -86,14 +86,16 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     ray = what.add_parser(
         "ray", help="as actors of a Ray cluster, with this process as their owner"
     )
-    for one in (local, slurm, k8s, ray):
-        one.add_argument(
+    for module in (local, slurm, k8s, ray):
+        module.add_argument(
             "--config", action="append", default=[], metavar="FILE", required=True
         )
-        one.add_argument("--env", help="environment of a file of AReaL: a file, or a name")
-        one.add_argument("--out", help="logs, queue, checkpoints (as out=)")
-        one.add_argument("--nproc", type=int, help="trainer ranks per node (trainer.nproc=)")
-        one.add_argument("overrides", nargs="*", metavar="key=value")
+        module.add_argument("--env", help="environment of a file of AReaL: a file, or a name")
+        module.add_argument("--out", help="logs, queue, checkpoints (as out=)")
+        module.add_argument(
+            "--nproc", type=int, help="trainer ranks per node (trainer.nproc=)"
+        )
+        module.add_argument("overrides", nargs="*", metavar="key=value")
     local.add_argument("--no-live", dest="live", action="store_false", help=NO_LIVE)
     slurm.add_argument("--dry-run", action="store_true", help="write scripts, submit nothing")
     k8s.add_argument("--manifest", metavar="FILE", help="to write (default: NAME-k8s.yaml)")
@@ -142,12 +144,12 @@ def _slurm(plan: Plan, dry: bool) -> int:
     cfg = _for_cluster(plan)
     with FolderLock(plan.directory, ANOTHER_FOLDER):
         submission.require_ended(plan)
-        found = slurm.write(plan, cfg.trainer_retries)
+        jobs = slurm.write(plan, cfg.trainer_retries)
         if dry:
-            for job in found:
+            for job in jobs:
                 print(shlex.join(submission.command(plan, job, {})))
         else:
-            submission.submit(plan, found)
+            submission.submit(plan, jobs)
     return 0
 
 

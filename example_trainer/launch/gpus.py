@@ -80,7 +80,7 @@ def _gpus_of_servers(plan: Plan, visible: Sequence[str]) -> list[str]:
     wanted = plan.inference
     needed = wanted.count * wanted.tensor_parallel
     if VARIABLE in wanted.env:
-        return _named(wanted.env[VARIABLE])
+        return _names_of(wanted.env[VARIABLE])
     if wanted.first_gpu is not None:
         part = list(visible[wanted.first_gpu : wanted.first_gpu + needed])
     else:
@@ -111,10 +111,10 @@ def _gpus_of_trainer(plan: Plan, visible: Sequence[str], taken: Sequence[str]) -
 
 
 def _named_for_trainer(plan: Plan) -> list[str]:
-    return _named(plan.trainer.env.get(VARIABLE) or plan.trainer.gpus or "")
+    return _names_of(plan.trainer.env.get(VARIABLE) or plan.trainer.gpus or "")
 
 
-def _named(gpus: str) -> list[str]:
+def _names_of(gpus: str) -> list[str]:
     return [gpu.strip() for gpu in gpus.split(",") if gpu.strip()]
 
 

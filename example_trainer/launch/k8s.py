@@ -24,7 +24,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.utils.io import write_whole
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
-from example_trainer.launch.slurm import TOKEN, dumped, plan_path, token_files
+from example_trainer.launch.slurm import TOKEN, dump_plan, plan_path, token_files
 
 JOBSET = "jobset.x-k8s.io/v1alpha2"
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -45,8 +45,12 @@ def write(plan: Plan, path: Path) -> None:
         ConfigError: ``k8s.image`` or ``k8s.volume_claim`` is missing, or a name is too long.
     """
     before = path.read_text(encoding="utf-8") if path.exists() else ""
-    held = [one for one in yaml.safe_load_all(before) if one]
-    known = [one["stringData"][TOKEN].strip() for one in held if one.get("kind") == "Secret"]
+    held = [manifest for manifest in yaml.safe_load_all(before) if manifest]
+    known = [
+        manifest["stringData"][TOKEN].strip()
+        for manifest in held
+        if manifest.get("kind") == "Secret"
+    ]
     found = manifests(plan, known[0] if known else secrets.token_urlsafe(32))
     write_whole(path, yaml.safe_dump_all(found, sort_keys=False))
 
@@ -57,15 +61,17 @@ def manifests(plan: Plan, token: str) -> list[dict[str, Any]]:
         if not getattr(plan.k8s, key):
             raise ConfigError(f"k8s.{key} is missing: the pods of the run need it")
     name, (_, cfg) = label(plan.name), trainer_settings(plan)
-    of_pods = dumped(plan)
+    of_pods = dump_plan(plan)
     of_pods["slurm"]["python"] = plan.k8s.python  # of the commands that a node runs
     files = {plan_path(plan).name: json.dumps(of_pods), **token_files(token)}
     gpus = roles.gpus_of(plan)
     index = ("--index", "$(JOB_COMPLETION_INDEX)")
     meet = ("--until-recorded", "--meet", f"{name}-trainer-0-0.{name}:{MEETING_PORT}")
-    servers = ("inference", "inference", plan.inference.count, plan.restarts, index)
-    jobs = [_job(plan, "api", "api", 1, plan.restarts)]
-    jobs.append(_job(plan, *servers, gpus["inference"]))
+    servers = plan.inference.count
+    jobs = [
+        _job(plan, "api", "api", 1, plan.restarts),
+        _job(plan, "inference", "inference", servers, plan.restarts, index, gpus["inference"]),
+    ]
     for number, wanted in enumerate(plan.environments):
         own = label(f"env-{number}-{roles.environment_name(plan, number)}")
         words = ("--index", str(number))
@@ -130,7 +136,7 @@ def _pod(plan: Plan, role: str, words: tuple[str, ...], gpus: int) -> dict[str, 
     resources = {**DEFAULT_RESOURCES.get(role, {}), **plan.k8s.resources.get(role, {})}
     if gpus:
         resources.setdefault(plan.k8s.gpu, gpus)
-    given = {key: value for key, value in resources.items() if value is not None}
+    limits = {key: value for key, value in resources.items() if value is not None}
     address = {"fieldRef": {"fieldPath": "status.podIP"}}
     places = {"out": str(plan.directory), "files": FILES, "shm": "/dev/shm"}
     container = {
@@ -138,8 +144,10 @@ def _pod(plan: Plan, role: str, words: tuple[str, ...], gpus: int) -> dict[str, 
         "image": plan.k8s.image,
         "command": [*command, "--role", role, *words],
         "env": [{"name": "ATROPOS_HOST", "valueFrom": address}],
-        "resources": {"requests": given, "limits": dict(given)},
-        "volumeMounts": [{"name": one, "mountPath": path} for one, path in places.items()],
+        "resources": {"requests": limits, "limits": dict(limits)},
+        "volumeMounts": [
+            {"name": volume, "mountPath": path} for volume, path in places.items()
+        ],
     }
     volumes = [
         {"name": "out", "persistentVolumeClaim": {"claimName": plan.k8s.volume_claim}},

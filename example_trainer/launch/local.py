@@ -108,8 +108,8 @@ def invalid_settings(log: Path) -> ConfigError:
 
 def newest_weights(*parents: Path) -> Path | None:
     """Return the model or adapter directory below ``parents`` that was written last."""
-    found = [path for parent in parents for path in parent.absolute().glob("*/*config.json")]
-    return max(found, key=lambda path: path.stat().st_mtime).parent if found else None
+    configs = [path for parent in parents for path in parent.absolute().glob("*/*config.json")]
+    return max(configs, key=lambda path: path.stat().st_mtime).parent if configs else None
 
 
 def exit_status(prog: str, action: Callable[[], int]) -> int:
@@ -213,7 +213,7 @@ def supervise(
     run.start_servers(waiting, early)
     run.start_workers(early)
     run.watch(
-        lambda: run.completed(TRAINER) and over(),
+        lambda: run.has_completed(TRAINER) and over(),
         observe=lambda: view.show(snapshot()),
         poll_s=POLL_S,
     )
@@ -237,7 +237,7 @@ def processes(
         return ProcessSpec(name, command.argv, env, Path.cwd(), url, within_s, name != TRAINER)
 
     api = roles.api(plan, python, here, ports[0])
-    found = [spec("api", api, f"{at.api}/health", API_READY_TIMEOUT_S)]
+    specs = [spec("api", api, f"{at.api}/health", API_READY_TIMEOUT_S)]
     for i, url in enumerate(at.inference):
         command = roles.inference(
             plan,
@@ -251,13 +251,13 @@ def processes(
             memory_share=shares.memory_share,
         )
         bound_s = plan.inference.ready_within_s
-        found.append(spec(f"inference-{i}", command, f"{url}/health", bound_s))
+        specs.append(spec(f"inference-{i}", command, f"{url}/health", bound_s))
     for number, wanted in enumerate(plan.environments):
         for copy in range(wanted.count):
             name = roles.environment_name(plan, number)
             name = f"env-{number}-{name}" + (f"-{copy}" if wanted.count > 1 else "")
             command = roles.environment(plan, served, python, number, at)
-            found.append(spec(name, command, None, 0.0))
+            specs.append(spec(name, command, None, 0.0))
     trains = roles.trainer(plan, python, at, gpus=shares.trainer)
     trainer = spec(TRAINER, trains, None, 0.0)
-    return [*found, replace(trainer, env={**trainer.env, RUN_ID: "0"})]
+    return [*specs, replace(trainer, env={**trainer.env, RUN_ID: "0"})]

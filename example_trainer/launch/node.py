@@ -79,7 +79,7 @@ def exec_role(plan: Plan, role: str, index: int, meet: str | None) -> None:
     """
     command = command_of(plan, role, index, meet, os.environ)
     print(f"{role}: {' '.join(command.argv)}", flush=True)
-    env = {**os.environ, **_given(plan, command)}
+    env = {**os.environ, **_given_variables(plan, command)}
     os.execvpe(command.argv[0], list(command.argv), env)
 
 
@@ -90,7 +90,7 @@ def run_role(plan: Plan, role: str, index: int, meet: str | None) -> int:
     """
     command = command_of(plan, role, index, meet, os.environ)
     print(f"{role}: {' '.join(command.argv)}", flush=True)
-    env = {**os.environ, **_given(plan, command)}
+    env = {**os.environ, **_given_variables(plan, command)}
     child = subprocess.Popen(command.argv, env=env, preexec_fn=_end_with_parent)
     # SLURM signals every process of a step: passed on, a signal would count twice.
     passed_on = bool if "SLURM_JOB_ID" in os.environ else child.send_signal
@@ -129,8 +129,8 @@ def holds_job(env: Mapping[str, str]) -> bool:
         shown = subprocess.run(words, capture_output=True, text=True, timeout=HELD_S)
     except (OSError, subprocess.TimeoutExpired):
         return True
-    found = re.search(r" Restarts=(\d+) ", shown.stdout)
-    return found is None or int(found[1]) <= int(env.get("SLURM_RESTART_COUNT") or 0)
+    match = re.search(r" Restarts=(\d+) ", shown.stdout)
+    return match is None or int(match[1]) <= int(env.get("SLURM_RESTART_COUNT") or 0)
 
 
 def lost_job(env: Mapping[str, str]) -> Callable[[], bool]:
@@ -147,7 +147,7 @@ def lost_job(env: Mapping[str, str]) -> Callable[[], bool]:
     return is_lost
 
 
-def recorded(plan: Plan, status: int) -> int:
+def recorded_status(plan: Plan, status: int) -> int:
     """The status of a pod's trainer: 1 for a 0 without its record of the end."""
     until = time.monotonic() + RECORD_S
     while status == 0 and not plan.end_record.exists():
@@ -158,7 +158,7 @@ def recorded(plan: Plan, status: int) -> int:
     return status
 
 
-def _given(plan: Plan, command: Command) -> dict[str, str]:
+def _given_variables(plan: Plan, command: Command) -> dict[str, str]:
     token = (plan.files / TOKEN).read_text(encoding="utf-8").strip()
     return {"PYTHONUNBUFFERED": "1", **command.env, "ATROPOS_API_TOKEN": token}
 
@@ -174,7 +174,7 @@ def run_servers(plan: Plan, first: int, count: int) -> int:
     for place in range(count):
         index = first + place
         command = command_of(plan, "inference", index, None, os.environ)
-        env = {**gpus_at(plan, place, visible), **_given(plan, command)}
+        env = {**gpus_at(plan, place, visible), **_given_variables(plan, command)}
         specs.append(ProcessSpec(f"inference-{index}", command.argv, env, Path.cwd()))
     stop = StopRequest()
     stop.listen()
@@ -220,14 +220,20 @@ def command_of(
     if role == "api":
         port = plan.api.port or free_port()
         announce(plan, host, port)
-        found = roles.api(plan, python, "0.0.0.0", port)
+        command = roles.api(plan, python, "0.0.0.0", port)
         tokens = ("--tokens", str(plan.files / TOKENS), "--insecure-plaintext")
-        return Command((*found.argv, *tokens), found.env)
+        return Command((*command.argv, *tokens), command.env)
     file = plan.launched / ENDPOINTS / "api"
     if role == "inference":  # needs no API to start
         port = plan.inference.port + index if plan.inference.port else free_port()
         return roles.inference(
-            *(plan, served, python, "0.0.0.0", port, index, Endpoints("", api_file=file)),
+            plan,
+            served,
+            python,
+            "0.0.0.0",
+            port,
+            index,
+            Endpoints("", api_file=file),
             announced=host,
             memory_share=plan.inference.memory_share,
         )
@@ -253,7 +259,7 @@ def endpoints(
         url = file.read_text(encoding="utf-8").strip() if file.exists() else ""
         return Endpoints(url, api_file=file) if url else None
 
-    return _awaited(plan, "the address of the API", read, sleep)
+    return _await_file(plan, "the address of the API", read, sleep)
 
 
 def listed_servers(
@@ -265,17 +271,17 @@ def listed_servers(
 
         def read() -> tuple[str, ...] | None:
             listed = client.servers()
-            urls = tuple(one.url for one in listed.servers) if listed else ()
+            urls = tuple(server.url for server in listed.servers) if listed else ()
             return (
                 urls
                 if len(urls) >= (plan.inference.min_ready or plan.inference.count)
                 else None
             )
 
-        return _awaited(plan, "the inference servers in the directory", read, sleep)
+        return _await_file(plan, "the inference servers in the directory", read, sleep)
 
 
-def _awaited(
+def _await_file(
     plan: Plan, what: str, read: Callable[[], T | None], sleep: Callable[[float], None]
 ) -> T:
     until = time.monotonic() + plan.slurm.wait_s

@@ -31,7 +31,7 @@ from atroposlib.errors import ConfigError
 from example_trainer.launch.areal.options import is_areal, read_areal
 from example_trainer.launch.clusters import KubernetesSection, PlanSection, RaySection
 from example_trainer.launch.servers import choose_engine
-from example_trainer.settings.args import settings_of_files, validated
+from example_trainer.settings.args import settings_of_files, validate_as
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.files import (
     Assignment,
@@ -280,7 +280,7 @@ def read_plan(
     tree: dict[str, Any] = {}
     options: list[Assignment] = []
     trees = [(load_yaml(path), path) for path in files]
-    from_areal = any(is_areal(one) for one, _ in trees)
+    from_areal = any(is_areal(tree) for tree, _ in trees)
     if environment is not None and not from_areal:
         raise ConfigError("--env goes with a file of AReaL; here environments.script names it")
     for one_tree, path in trees:
@@ -289,24 +289,28 @@ def read_plan(
                 options += flatten({key: value}, path)
             else:
                 _merge(tree, {key: value}, path)
-    for one in overrides:
-        if from_areal and head_of(one.key) not in HEADS:
-            options.append(one)
+    for override in overrides:
+        if from_areal and head_of(override.key) not in HEADS:
+            options.append(override)
             continue
-        key = one.key if head_of(one.key) in HEADS else f"trainer.settings.{one.key}"
+        key = (
+            override.key
+            if head_of(override.key) in HEADS
+            else f"trainer.settings.{override.key}"
+        )
         path_in_tree = key.split(".")
         if path_in_tree[:2] == ["trainer", "settings"]:  # dotted keys of the trainer
             path_in_tree = ["trainer", "settings", ".".join(path_in_tree[2:])]
         for name in reversed(path_in_tree[1:]):
-            one = replace(one, value={name: one.value})
-        _merge(tree, {path_in_tree[0]: one.value}, one.where)
+            override = replace(override, value={name: override.value})
+        _merge(tree, {path_in_tree[0]: override.value}, override.where)
     notes: list[str] = []
     if from_areal:
         tree, notes = _with_areal(options, tree, environment, on_cluster)
     try:
         plan = Plan(**tree)
     except ValidationError as error:
-        sentences = "; ".join(_sentence(found) for found in error.errors())
+        sentences = "; ".join(_sentence(problem) for problem in error.errors())
         raise ConfigError(
             f"{', '.join(files)}: {sentences}" if files else sentences
         ) from error
@@ -341,7 +345,7 @@ def _with_areal(
 def _merge(tree: dict[str, Any], more: Mapping[str, Any], where: str, above: str = "") -> None:
     """Merge ``more`` into ``tree`` by section; of the trainer's settings the last wins."""
     if above == "trainer.settings.":
-        more = {one.key: one.value for one in flatten(more, where)}
+        more = {assignment.key: assignment.value for assignment in flatten(more, where)}
     for name, value in more.items():
         below = f"{above}{name}"
         old = tree.get(name)
@@ -358,10 +362,10 @@ def _sentence(found: Mapping[str, Any]) -> str:
     key = ".".join(str(part) for part in found["loc"])
     if found["type"] != "extra_forbidden":
         return f"{key}: {found['msg']}"
-    return f"{key} is no setting of the launcher{did_you_mean(key, _known())}"
+    return f"{key} is no setting of the launcher{did_you_mean(key, _known_sections())}"
 
 
-def _known() -> list[str]:
+def _known_sections() -> list[str]:
     below = [
         f"{head}.{name}"
         for head, model in SECTIONS.items()
@@ -379,7 +383,7 @@ def trainer_settings(plan: Plan) -> tuple[GivenSettings, TrainingConfig]:
         flatten(default_settings(plan), "the launcher"),
     )
     settings.notes = [*plan.notes, *settings.notes]
-    return settings, validated(TrainingConfig, settings)
+    return settings, validate_as(TrainingConfig, settings)
 
 
 def default_settings(plan: Plan) -> dict[str, Any]:

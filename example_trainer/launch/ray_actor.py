@@ -67,12 +67,12 @@ class ProcessActor:
         self.stopped, self.grace_s = attempt, grace_s
 
 
-def placed(ray: Any, group: Any, plan: Plan, parts: Sequence[Part]) -> list[Any]:
+def place_actors(ray: Any, group: Any, plan: Plan, parts: Sequence[Part]) -> list[Any]:
     """Return an actor for each part, in its bundle of the placement group."""
     place = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
     again = {"max_restarts": -1, "max_task_retries": -1, "max_concurrency": 8}
     env = {key: os.environ[key] for key in os.environ if key.startswith("ATROPOS_LOG_")}
-    first, found = [part.role for part in parts].index(TRAINER), []
+    first, actors = [part.role for part in parts].index(TRAINER), []
     for i, part in enumerate(parts):
         options = {**actor_options(part.resources), **again}
         options["scheduling_strategy"] = place(group, i)
@@ -80,5 +80,5 @@ def placed(ray: Any, group: Any, plan: Plan, parts: Sequence[Part]) -> list[Any]
         own = {**env, "PET_RDZV_CONF": f"is_host={int(i == first)}"}  # of torchrun
         logs = plan.directory / "logs"
         actor = ray.remote(**options)(ProcessActor)
-        found.append(actor.remote(part.name, words, own, Path.cwd(), logs))
-    return found
+        actors.append(actor.remote(part.name, words, own, Path.cwd(), logs))
+    return actors

@@ -32,7 +32,7 @@ from example_trainer.launch.local import (
     invalid_settings,
 )
 from example_trainer.launch.plan import Plan
-from example_trainer.launch.ray_actor import AGAIN, placed
+from example_trainer.launch.ray_actor import AGAIN, place_actors
 from example_trainer.launch.ray_parts import missing, parts
 from example_trainer.launch.slurm import FIRST_PORT, PORTS, WAIT_LINE_S
 
@@ -47,7 +47,7 @@ class RayRun:
         self.parts, self.logs = parts(plan), plan.directory / "logs"
         bundles = [part.resources for part in self.parts]
         self.group = ray.util.placement_group(bundles, strategy=plan.ray.strategy)
-        self.actors = placed(ray, self.group, plan, self.parts)
+        self.actors = place_actors(ray, self.group, plan, self.parts)
         self.start_at = dict.fromkeys(range(len(self.parts)), 0.0)  # of those that wait
         self.running: dict[Any, int] = {}  # by their results to come
         self.attempts, self.failures = Counter[int](), Counter[int]()
@@ -62,7 +62,7 @@ class RayRun:
             found = self.ray.wait([*self.running], timeout=POLL_S)[0] if self.running else []
             for ref in found:
                 if (i := self.running.pop(ref, None)) is not None:
-                    self._ended(i, self._code(i, ref), of_trainer)
+                    self._restart(i, self._code(i, ref), of_trainer)
 
     def _code(self, i: int, ref: Any) -> int:
         try:
@@ -75,7 +75,7 @@ class RayRun:
         if not self.start_at and now - self.told_at < WAIT_LINE_S:
             return
         table = self.ray.util.placement_group_table(self.group)
-        nodes = {one["NodeID"]: one for one in self.ray.nodes() if one["Alive"]}
+        nodes = {record["NodeID"]: record for record in self.ray.nodes() if record["Alive"]}
         places = table["bundles_to_node_id"]
         if lacking := [p for i, p in enumerate(self.parts) if places.get(i) not in nodes]:
             if now - self.told_at >= WAIT_LINE_S:
@@ -94,7 +94,7 @@ class RayRun:
             more = meet if i in of_trainer else ()
             self.running[self.actors[i].run.remote(self.attempts[i], more, home)] = i
 
-    def _ended(self, i: int, code: int, of_trainer: set[int]) -> None:
+    def _restart(self, i: int, code: int, of_trainer: set[int]) -> None:
         """Start it again, together with the other ranks. Raises as :func:`run_ray`."""
         name, role = self.parts[i].name, self.parts[i].role
         log = self.logs / f"{name}.log"
@@ -113,11 +113,11 @@ class RayRun:
             times = f"{limit + 1} times ({setting})"
             raise RunFailed(f"{line}, {times}; log: {log}", log_tail(log))
         print(f"{line}; starting it again ({self.failures[i]} of {limit})", flush=True)
-        for one in of_trainer if i in of_trainer else (i,):
-            self.actors[one].stop.remote(self.attempts[one], GRACE_S)
-            self.running = {ref: other for ref, other in self.running.items() if other != one}
-            self.attempts[one] += 1
-            self.start_at[one] = time.monotonic() + self.plan.restart_delay_s
+        for rank in of_trainer if i in of_trainer else (i,):
+            self.actors[rank].stop.remote(self.attempts[rank], GRACE_S)
+            self.running = {ref: index for ref, index in self.running.items() if index != rank}
+            self.attempts[rank] += 1
+            self.start_at[rank] = time.monotonic() + self.plan.restart_delay_s
 
     def end(self) -> None:
         """End every process, and wait for it."""

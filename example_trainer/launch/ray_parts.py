@@ -64,12 +64,12 @@ def missing(
         for key, amount in part.resources.items():
             if amount > max([node.get(key, 0) for node in nodes], default=0):
                 largest.setdefault(key, part)
-    found = [
+    lacking = [
         f"{amount:g} {key} ({free.get(key, 0):g} free)"
         for key, amount in needed.items()
         if amount > free.get(key, 0)
     ]
-    found += [
+    lacking += [
         f"a node with {p.resources[key]:g} {key} for {p.name}" for key, p in largest.items()
     ]
-    return ", ".join(found) or "nodes with room for each"
+    return ", ".join(lacking) or "nodes with room for each"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
-from atroposlib.utils.command.references import installed
+from atroposlib.utils.command.references import installed_environments
 from atroposlib.utils.io import write_whole
 from atroposlib.utils.models import weight_folders
 from example_trainer.launch.plan import (
@@ -25,7 +25,7 @@ from example_trainer.launch.plan import (
     trainer_settings,
 )
 from example_trainer.launch.servers import CHAT_TYPES, ServerCommand, choose_engine
-from example_trainer.settings.section import filled
+from example_trainer.settings.section import fill_words
 from example_trainer.settings.weights import ServingSettings
 from example_trainer.state import end
 
@@ -129,7 +129,7 @@ def environment(
     """Return the command of an environment; its script gets settings as a YAML file."""
     wanted = plan.environments[number]
     if wanted.command is not None:
-        words = filled(
+        words = fill_words(
             wanted.command,
             api_url=at.api,
             inference_url=at.inference[0] if at.inference else "",
@@ -159,7 +159,11 @@ def script_words(script: str) -> tuple[str, ...]:
         module = f"{READY}.{path.stem}{ending}"
         if find_spec(module) is not None:
             return ("-m", module)
-    names = {name for one in installed() for name in (one.name, f"{one.package}:{one.name}")}
+    names = {
+        name
+        for entry in installed_environments()
+        for name in (entry.name, f"{entry.package}:{entry.name}")
+    }
     adapter = script.partition(":")[0] if ":" in script else ""
     if script in names or (adapter and find_spec(f"atroposlib.adapters.{adapter}")):
         return ("-m", "atroposlib.cli.atropos", "env", "run", script)

@@ -62,7 +62,7 @@ def jobs(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
     Jobs with GPUs wait for the start of the others, which need none, and not the other way round.
     """
     api = _serve(_node(plan, "api"), plan.restarts)
-    found = [_job(plan, "api", "api", plan.slurm.api, f"{_waiting_lines()}\n\n{api}")]
+    scripts = [_job(plan, "api", "api", plan.slurm.api, f"{_waiting_lines()}\n\n{api}")]
     late: list[SlurmJob] = []
     for number, wanted in enumerate(plan.environments):
         name = f"env-{number}-{roles.environment_name(plan, number)}"
@@ -71,10 +71,10 @@ def jobs(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
         needs = roles.needs_servers(wanted)
         after = ("api", "inference") if needs else ("api",)
         job = _job(plan, name, "environments", options, body, after)
-        (late if needs else found).append(job)
-    first = tuple(job.name for job in found)
-    found += [_inference(plan, first), *late]
-    return [*found, _trainer(plan, trainer_retries, tuple(job.name for job in found))]
+        (late if needs else scripts).append(job)
+    first = tuple(job.name for job in scripts)
+    scripts += [_inference(plan, first), *late]
+    return [*scripts, _trainer(plan, trainer_retries, tuple(job.name for job in scripts))]
 
 
 def _waiting_lines() -> str:
@@ -90,15 +90,15 @@ def _inference(plan: Plan, after: tuple[str, ...]) -> SlurmJob:
     here, gpus = plan.slurm.servers_per_job, roles.gpus_of(plan)["inference"]
     wanted = here * gpus
     options = {"gpus-per-node": wanted, **plan.slurm.inference}
-    given = options["gpus-per-node"]
+    per_node = options["gpus-per-node"]
     if plan.inference.count % here:
         raise ConfigError(
             f"inference.count={plan.inference.count} is no multiple of"
             f" slurm.servers_per_job={here}"
         )
-    if str(given).isdecimal() and int(str(given)) < wanted:
+    if str(per_node).isdecimal() and int(str(per_node)) < wanted:
         raise ConfigError(
-            f"slurm.inference.gpus-per-node={given} is too few for slurm.servers_per_job={here}"
+            f"slurm.inference.gpus-per-node={per_node} is too few for slurm.servers_per_job={here}"
             f" servers of inference.tensor_parallel={gpus} GPUs"
         )
     words: tuple[str, ...] = ()
@@ -228,13 +228,13 @@ def _job(
         **plan.slurm.options,
         **options,
     }
-    given = {key: value for key, value in header.items() if _is_given(key, value)}
-    lines = ["#!/bin/bash", *(_option(key, value) for key, value in given.items())]
+    wanted = {key: value for key, value in header.items() if _is_given(key, value)}
+    lines = ["#!/bin/bash", *(_option(key, value) for key, value in wanted.items())]
     lines += ["", "set -euo pipefail", *plan.slurm.setup, ""]
     lines += [f"JOBS={shlex.quote(str(plan.launched / JOBS_FILE))}", FUNCTIONS, "", body]
     sources = {
         f"slurm.{section if key in options else 'options'}.{key}": str(value)
-        for key, value in given.items()
+        for key, value in wanted.items()
     }
     return SlurmJob(name, "\n".join(lines) + "\n", after, sources)
 
@@ -272,11 +272,11 @@ def write(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
     Raises:
         ConfigError: a value cannot stand in a script.
     """
-    found = jobs(plan, trainer_retries)
+    scripts = jobs(plan, trainer_retries)
     write_files(plan)
-    for job in found:
+    for job in scripts:
         write_whole(script_path(plan, job), job.script)
-    return found
+    return scripts
 
 
 def write_files(plan: Plan) -> None:
@@ -287,13 +287,13 @@ def write_files(plan: Plan) -> None:
     end.forget(plan.end_record)
     for old in (folder / ENDPOINTS).iterdir():
         old.unlink()
-    roles.write_yaml(plan_path(plan), dumped(plan))
+    roles.write_yaml(plan_path(plan), dump_plan(plan))
     token = _held_token(folder / TOKEN) or secrets.token_urlsafe(32)
     for name, text in token_files(token).items():
         write_whole(folder / name, text)
 
 
-def dumped(plan: Plan) -> dict[str, Any]:
+def dump_plan(plan: Plan) -> dict[str, Any]:
     """The plan for other nodes, which may work in another folder."""
     return {**plan.model_dump(), "out": str(plan.directory)}
 

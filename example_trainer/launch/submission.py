@@ -90,7 +90,7 @@ def submit(
 
 def _note_jobs(plan: Plan, ids: Sequence[str]) -> None:
     """Write the ids of the jobs that end with the run."""
-    write_whole(plan.launched / JOBS_FILE, "".join(f"{one}\n" for one in ids))
+    write_whole(plan.launched / JOBS_FILE, "".join(f"{job}\n" for job in ids))
 
 
 def _sbatch(words: Sequence[str], job: SlurmJob) -> str:
@@ -103,8 +103,8 @@ def _sbatch(words: Sequence[str], job: SlurmJob) -> str:
         raise SubmitFailed(f"cannot run sbatch: {error}") from error
     answer = done.stdout.strip().split(";")[0]
     if done.returncode != 0 or not answer.isdigit():
-        said = done.stderr.strip() or done.stdout.strip()
-        raise SubmitFailed(f"sbatch refused {job.name}: {said} ({suspects(job, said)})")
+        output = done.stderr.strip() or done.stdout.strip()
+        raise SubmitFailed(f"sbatch refused {job.name}: {output} ({suspects(job, output)})")
     return answer
 
 

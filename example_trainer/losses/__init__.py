@@ -83,8 +83,10 @@ def _with_arguments(formula: Formula) -> Loss:
         cfg: object,
         **more: Any,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        tensors = logprobs, proximal_logprobs, behaviour_logprobs, advantages, loss_mask
-        return formula(LossInputs(*tensors, **more), LossSettings.of(cfg))
+        inputs = LossInputs(
+            logprobs, proximal_logprobs, behaviour_logprobs, advantages, loss_mask, **more
+        )
+        return formula(inputs, LossSettings.of(cfg))
 
     loss.__doc__ = formula.__doc__
     return loss

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from example_trainer.losses.clip import Eps
 from example_trainer.losses.importance import trust_region
-from example_trainer.losses.tokens import LossInputs, bounded, ratio_metrics
+from example_trainer.losses.tokens import LossInputs, bound_log_ratio, ratio_metrics
 from example_trainer.settings.loss import LossSettings
 
 WEIGHT_EPS = Eps(1.0, 4.0)  # only the upper bound is used
@@ -29,7 +29,7 @@ def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, T
     either bound.
     """
     tokens, region = batch.tokens, trust_region(batch, settings)
-    log_ratio = bounded(region.log_ratio)
+    log_ratio = bound_log_ratio(region.log_ratio)
     ratio = log_ratio.detach().exp()
     most = 1 + WEIGHT_EPS.of(settings).high
     weight = region.weight * ratio.clamp(max=most)

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from example_trainer.losses.clip import TOKEN_EPS, clip
 from example_trainer.losses.importance import trust_region
-from example_trainer.losses.tokens import LossInputs, bounded, ratio_metrics
+from example_trainer.losses.tokens import LossInputs, bound_log_ratio, ratio_metrics
 from example_trainer.settings.loss import LossSettings
 
 
 def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over tokens of the weighted clipped objective, negated, and its metrics."""
     tokens, region = batch.tokens, trust_region(batch, settings)
-    log_ratio = bounded(region.log_ratio)
+    log_ratio = bound_log_ratio(region.log_ratio)
     eps = TOKEN_EPS.of(settings)
     clipped = clip(log_ratio.exp(), tokens.only(batch.advantages), eps, settings.dual_clip)
     batch.clipped.append(clipped.by_clip | clipped.by_dual)

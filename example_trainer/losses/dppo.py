@@ -17,14 +17,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from example_trainer.losses.tokens import LossInputs, bounded, ratio_metrics
+from example_trainer.losses.tokens import LossInputs, bound_log_ratio, ratio_metrics
 from example_trainer.settings.loss import LossSettings
 
 
 def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over tokens of the masked objective, negated, plus the penalty; and its metrics."""
     tokens, delta = batch.tokens, settings.dppo_delta
-    log_ratio = bounded(batch.log_ratio(batch.behaviour_logprobs))
+    log_ratio = bound_log_ratio(batch.log_ratio(batch.behaviour_logprobs))
     advantages = tokens.only(batch.advantages)
     with torch.no_grad():
         now, then = (

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from example_trainer.losses.clip import Eps, clip
 from example_trainer.losses.importance import trust_region
-from example_trainer.losses.tokens import LossInputs, bounded, ratio_metrics
+from example_trainer.losses.tokens import LossInputs, bound_log_ratio, ratio_metrics
 from example_trainer.settings.loss import LossSettings
 
 SEQUENCE_EPS = Eps(3e-4, 4e-4)
@@ -32,14 +32,14 @@ def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, T
     """
     tokens, region = batch.tokens, trust_region(batch, settings)
     log_ratio = region.log_ratio
-    ratio = bounded(tokens.row_mean(log_ratio)).exp().expand_as(log_ratio)
+    ratio = bound_log_ratio(tokens.row_mean(log_ratio)).exp().expand_as(log_ratio)
     # (B, 1) advantages become (B, T) by the where in ``only``.
     mean_advantage = tokens.row_mean(tokens.only(batch.advantages)).expand_as(log_ratio)
     clipped = clip(ratio, mean_advantage, SEQUENCE_EPS.of(settings))
     batch.clipped.append(clipped.by_clip)
     metrics = {
         "clip_ratio": tokens.total(clipped.by_clip),
-        **ratio_metrics(tokens, bounded(log_ratio)),
+        **ratio_metrics(tokens, bound_log_ratio(log_ratio)),
         "ratio_mean": tokens.total(ratio),
         **region.metrics,
     }

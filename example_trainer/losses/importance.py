@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from example_trainer.losses.tokens import LossInputs, bounded, kl
+from example_trainer.losses.tokens import LossInputs, bound_log_ratio, kl
 from example_trainer.settings.loss import LossSettings
 
 
@@ -57,12 +57,12 @@ def importance(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[
     """(B, T) weights without a gradient, and token sums of their metrics."""
     tokens = batch.tokens
     log_w = tokens.only(batch.proximal_logprobs) - tokens.only(batch.behaviour_logprobs)
-    drift = kl(bounded(log_w))
+    drift = kl(bound_log_ratio(log_w))
     if settings.importance_level == "sequence":
         log_w = tokens.row_mean(log_w).expand_as(log_w)
     elif settings.importance_level == "product":
         log_w = log_w.sum(-1, keepdim=True).expand_as(log_w)
-    weight = bounded(log_w).exp()
+    weight = bound_log_ratio(log_w).exp()
     # A NaN counts as within the bounds: masking would hide it.
     beyond = (weight > settings.importance_cap) | (weight < settings.importance_floor)
     capped = masked = torch.zeros_like(beyond)

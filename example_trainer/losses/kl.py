@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
-from example_trainer.losses.tokens import TokenMask, bounded, kl
+from example_trainer.losses.tokens import TokenMask, bound_log_ratio, kl
 
 
 def penalty(
@@ -42,7 +42,7 @@ def penalty(
     """
     tokens = TokenMask.of(torch.ones_like(logprobs) if mask is None else mask)
     if behaviour is not None:
-        log_ratio = bounded(tokens.only(logprobs) - tokens.only(behaviour.detach()))
+        log_ratio = bound_log_ratio(tokens.only(logprobs) - tokens.only(behaviour.detach()))
         return log_ratio.exp() * penalty(logprobs, ref_logprobs, estimator, mask)
     d = tokens.only(logprobs) - tokens.only(ref_logprobs.detach())
     if estimator == "k1":
@@ -50,5 +50,5 @@ def penalty(
     if estimator == "k2":
         return d**2 / 2
     if estimator == "k3":
-        return kl(bounded(-d))
+        return kl(bound_log_ratio(-d))
     raise ConfigError(f"kl_estimator {estimator!r} is unknown; there are: k1, k2, k3")

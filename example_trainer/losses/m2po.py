@@ -24,7 +24,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from example_trainer.losses.tokens import LossInputs, bounded, kl, ratio_metrics
+from example_trainer.losses.tokens import LossInputs, bound_log_ratio, kl, ratio_metrics
 from example_trainer.settings.loss import LossSettings
 
 
@@ -35,12 +35,12 @@ def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, T
     log_w = tokens.only(batch.proximal_logprobs.detach()) - behaviour
     if keep is None:
         keep = torch.ones_like(tokens.trained)
-        keep[tokens.trained] = kept(log_w[tokens.trained] ** 2, settings.m2_threshold)
-    log_ratio = bounded(tokens.only(batch.logprobs) - behaviour)
+        keep[tokens.trained] = kept_weights(log_w[tokens.trained] ** 2, settings.m2_threshold)
+    log_ratio = bound_log_ratio(tokens.only(batch.logprobs) - behaviour)
     objective = log_ratio.exp() * tokens.only(batch.advantages)
     metrics = {
         **ratio_metrics(tokens, log_ratio),
-        "importance_kl": tokens.total(kl(bounded(log_w))),
+        "importance_kl": tokens.total(kl(bound_log_ratio(log_w))),
         "filtered_ratio": tokens.total(keep == 0),
     }
     return tokens.loss_sum(-torch.where(keep != 0, objective, 0.0)), metrics
@@ -57,12 +57,12 @@ def batch_mask(
         torch.tensor([value for row in rows for value in row], dtype=torch.float64)
         for rows in (proximal_R_T, behaviour_R_T)
     )
-    kept_N = kept((proximal - behaviour) ** 2, settings.m2_threshold)
+    kept_N = kept_weights((proximal - behaviour) ** 2, settings.m2_threshold)
     flags = iter(kept_N.tolist())
     return [list(islice(flags, length)) for length in lengths]
 
 
-def kept(m2: Tensor, threshold: float) -> Tensor:
+def kept_weights(m2: Tensor, threshold: float) -> Tensor:
     """(N,) squared log weights -> (N,) bool, False for the fewest largest to leave out.
 
     A NaN is kept and makes the loss NaN.

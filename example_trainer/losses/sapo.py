@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from example_trainer.losses.importance import trust_region
-from example_trainer.losses.tokens import LossInputs, bounded, ratio_metrics
+from example_trainer.losses.tokens import LossInputs, bound_log_ratio, ratio_metrics
 from example_trainer.settings.loss import LossSettings
 
 
 def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
     """Sum over tokens of the gated objective, negated, and token sums of its metrics."""
     tokens, region = batch.tokens, trust_region(batch, settings)
-    log_ratio = bounded(region.log_ratio)
+    log_ratio = bound_log_ratio(region.log_ratio)
     advantages = tokens.only(batch.advantages)
     up, down = settings.sapo_tau_positive, settings.sapo_tau_negative
     tau = torch.where(advantages > 0, up, torch.full_like(log_ratio, down))

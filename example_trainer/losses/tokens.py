@@ -79,7 +79,7 @@ def at_least_float32(values: Tensor) -> Tensor:
     return values if values.dtype in (torch.float32, torch.float64) else values.float()
 
 
-def bounded(log_ratio: Tensor) -> Tensor:
+def bound_log_ratio(log_ratio: Tensor) -> Tensor:
     """``log_ratio`` limited to MAX_LOG_RATIO on both sides; no gradient beyond.
 
     Unlike Tensor.clamp this keeps a NaN visible: clamp gives a NaN the gradient 0.

@@ -228,19 +228,19 @@ def _agrees(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_dim: 
     lengths = [3, 3, 5]
     generator = torch.Generator(device).manual_seed(0)
 
-    def made(heads: int) -> Tensor:
+    def make_mask(heads: int) -> Tensor:
         shape = (sum(lengths), heads, head_dim)
         values = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
         return values.to(dtype).requires_grad_()
 
-    q, k, v = made(2), made(1), made(1)
+    q, k, v = make_mask(2), make_mask(1), make_mask(1)
     bounds = torch.tensor([0, 3, 6, 11], dtype=torch.int32, device=device)
     with torch.enable_grad():
-        found = kernel(q, k, v, bounds, max(lengths), None)
+        actual = kernel(q, k, v, bounds, max(lengths), None)
         expected = _by_span(q, k, v, [Span(2, 3, None), Span(1, 5, None)], None)
-        pairs = [(found, expected)]
+        pairs = [(actual, expected)]
         pairs += zip(
-            torch.autograd.grad(found.square().sum(), (q, k, v)),
+            torch.autograd.grad(actual.square().sum(), (q, k, v)),
             torch.autograd.grad(expected.square().sum(), (q, k, v)),
         )
     return all(

@@ -28,7 +28,7 @@ from example_trainer.model.scoring import (
     VALUE_HEADS,
     ValueModule,
     inputs_of,
-    scattered,
+    scatter,
     scored_mask,
     value_head,
 )
@@ -44,12 +44,12 @@ class ValueModel(PackedModel):
     def score(self, microbatch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Values of the trained tokens of one micro-batch and their mask, both (B, T)."""
         inputs = inputs_of(microbatch, self.device, padded=self.padded)
-        values = scattered(microbatch, self.module(inputs), self.device)
+        values = scatter(microbatch, self.module(inputs), self.device)
         return values, scored_mask(microbatch, self.device)
 
     def trained_values(self, rows: Sequence[Row]) -> list[list[float]]:
         """Value at every trained token, without a gradient; every rank calls it."""
-        return self._trained(rows, lambda microbatch: self.score(microbatch)[0])
+        return self._score_trained(rows, lambda microbatch: self.score(microbatch)[0])
 
 
 def scored_row(tokens: list[int], group: str) -> Row:

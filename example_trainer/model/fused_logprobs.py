@@ -206,13 +206,13 @@ class _Head:
         limit = CUDA_LOGITS if self.hidden.is_cuda else CPU_LOGITS
         size = max(SMALLEST_CHUNK, limit // len(self.weight))
         ends = list(accumulate(self.wanted.counts, initial=0))
-        found = []
+        parts = []
         for first in range(0, len(self.hidden), size):
             last = min(first + size, len(self.hidden))
             pairs = slice(ends[first], ends[last])
             local = self.wanted.positions[pairs] - first
-            found.append(_Chunk(slice(first, last), pairs, local, self.wanted.tokens[pairs]))
-        return found
+            parts.append(_Chunk(slice(first, last), pairs, local, self.wanted.tokens[pairs]))
+        return parts
 
     def inputs(self, chunk: _Chunk) -> Tensor:
         """(C, D) hidden / divisor, which spares a division of the logits."""

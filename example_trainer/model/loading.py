@@ -103,7 +103,7 @@ class Blueprint(Generic[P]):
         from transformers import AutoConfig
 
         load = AutoConfig.from_pretrained
-        return loaded(self.name, lambda: load(self.name, **self.options))
+        return load_quietly(self.name, lambda: load(self.name, **self.options))
 
     def drawn(self, config: Any) -> Any:
         """A model of this shape with random weights."""
@@ -124,7 +124,7 @@ class Blueprint(Generic[P]):
         # rounds to nothing.
         options = self.options | {"dtype": torch.float32, "output_loading_info": True}
         load = self.auto.from_pretrained
-        model, report = loaded(self.name, lambda: load(self.name, **options))
+        model, report = load_quietly(self.name, lambda: load(self.name, **options))
         unsaved = {key.split(".")[0] for key in report["missing_keys"]}
         return without_dropout(model.to(torch.device(device))), unsaved
 
@@ -159,7 +159,7 @@ def packed_model(
     """
     freezes = freezes and blueprint.compute_dtype is not torch.float32
     if world is not None and dist.is_initialized():
-        return _sharded(blueprint, world, prepare, freezes)
+        return _load_sharded(blueprint, world, prepare, freezes)
     if freezes:
         return _partly_low(blueprint, prepare)
     device = blueprint.settings.device
@@ -180,7 +180,7 @@ def _partly_low(
     """
     config = blueprint.config()
     bare = sharded.without_weights(lambda: blueprint.drawn(config))
-    found = _measured(blueprint, config, bare)
+    found = _measure(blueprint, config, bare)
     whole, unsaved = blueprint.whole("cpu")
     prepare(whole)
     frozen.hold_in(blueprint.compute_dtype, whole, sharded=False)
@@ -190,13 +190,13 @@ def _partly_low(
     return model, unsaved
 
 
-def _sharded(
+def _load_sharded(
     blueprint: Blueprint[P], world: Ranks, prepare: Callable[[Any], object], freezes: bool
 ) -> tuple[P, set[str]]:
     settings = blueprint.settings
     config = blueprint.config()
     bare = sharded.without_weights(lambda: blueprint.drawn(config))
-    found = run_on_rank0(world, lambda: _measured(blueprint, config, bare))
+    found = run_on_rank0(world, lambda: _measure(blueprint, config, bare))
     with torch.device("meta"):  # of the adapter
         prepare(bare)
     if freezes:
@@ -211,7 +211,7 @@ def _sharded(
     return model, unsaved
 
 
-def _measured(blueprint: Blueprint[P], config: Any, bare: Any) -> dict[str, Any]:
+def _measure(blueprint: Blueprint[P], config: Any, bare: Any) -> dict[str, Any]:
     """How to set up a model that no rank has whole; without a small copy by the whole on the CPU."""
     small = miniature(blueprint.drawn, config, bare)
     with contextlib.suppress(*UNFIT):
@@ -224,7 +224,7 @@ def _measured(blueprint: Blueprint[P], config: Any, bare: Any) -> dict[str, Any]
 def tokenizer(name: str) -> Any:
     from transformers import AutoTokenizer
 
-    return loaded(name, lambda: AutoTokenizer.from_pretrained(name))
+    return load_quietly(name, lambda: AutoTokenizer.from_pretrained(name))
 
 
 def without_dropout(model: Any) -> Any:
@@ -238,7 +238,7 @@ def without_dropout(model: Any) -> Any:
     return model.eval()
 
 
-def loaded(name: str, load: Callable[[], V]) -> V:
+def load_quietly(name: str, load: Callable[[], V]) -> V:
     """What ``load`` returns, without progress bars; ConfigError if the model cannot be read."""
     from transformers.utils import logging as reports
 

@@ -189,7 +189,7 @@ def _patch_config(path: Path, dtype: torch.dtype, untie_head: bool) -> None:
 @contextmanager
 def whole_directory(final: Path, *, durable: bool) -> Iterator[Path]:
     """A draft directory, renamed to ``final`` when the block ends without an error."""
-    draft, replaced = _beside(final, DRAFT), _beside(final, REPLACED)
+    draft, replaced = _sibling(final, DRAFT), _sibling(final, REPLACED)
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         _mend(final)
@@ -216,7 +216,7 @@ def whole_directory(final: Path, *, durable: bool) -> Iterator[Path]:
 
 def discard(directory: Path) -> None:
     """Delete a directory that no reader meets half deleted; what fails is left to :func:`tidy`."""
-    draft = _beside(directory, DRAFT)
+    draft = _sibling(directory, DRAFT)
     with suppress(OSError):
         directory.rename(draft)
         shutil.rmtree(draft)
@@ -231,14 +231,14 @@ def tidy(directory: Path) -> None:
 
 def _mend(final: Path) -> None:
     """Undo a writer that was killed, also between its two renames."""
-    draft, replaced = _beside(final, DRAFT), _beside(final, REPLACED)
+    draft, replaced = _sibling(final, DRAFT), _sibling(final, REPLACED)
     if replaced.exists() and not final.exists():
         replaced.rename(final)
     for leftover in (draft, replaced):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _beside(final: Path, suffix: str) -> Path:
+def _sibling(final: Path, suffix: str) -> Path:
     return final.with_name(f".{final.name}{suffix}")
 
 
@@ -251,7 +251,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def numbered(directory: Path, pattern: str) -> list[Path]:
+def numbered_directories(directory: Path, pattern: str) -> list[Path]:
     """Directories that match, such as ``step_*``, by the number at their end."""
     found = [path for path in directory.glob(pattern) if NUMBER.search(path.name)]
     return sorted(found, key=lambda path: int(NUMBER.split(path.name)[1]))

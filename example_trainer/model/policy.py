@@ -21,7 +21,7 @@ from example_trainer.model.scoring import (
     Backbone,
     TokenModule,
     inputs_of,
-    scattered,
+    scatter,
     scored_mask,
 )
 
@@ -101,18 +101,18 @@ class PackedModel:
         return self.plan(rows, divisor=self.world.size)[self.world.rank :: self.world.size]
 
     @torch.no_grad()
-    def _trained(
+    def _score_trained(
         self, rows: Sequence[Row], score: Callable[[MicroBatch], Tensor]
     ) -> list[list[float]]:
         """One number per trained token, of all ranks together; every rank calls it."""
         ends = list(accumulate((len(row.trained) for row in rows), initial=0))
-        scores = torch.zeros(ends[-1])
+        numbers = torch.zeros(ends[-1])
         with kept_casts(self.device, self.compute_dtype):
             for microbatch in self.plan_share(rows):
                 scored = score(microbatch).cpu()
                 for b, i in enumerate(microbatch.row_ids):
-                    scores[ends[i] : ends[i + 1]] = scored[b, : ends[i + 1] - ends[i]]
-        values = self.world.sum_(scores).tolist()
+                    numbers[ends[i] : ends[i + 1]] = scored[b, : ends[i + 1] - ends[i]]
+        values = self.world.sum_(numbers).tolist()
         return [values[start:end] for start, end in zip(ends, ends[1:])]
 
 
@@ -146,21 +146,21 @@ class Policy(PackedModel):
         entropy_N = entropy_H[inputs.wanted.positions]
         teacher = None
         if teacher_N_K is not None:
-            teacher = scattered(microbatch, teacher_N_K, self.device)
+            teacher = scatter(microbatch, teacher_N_K, self.device)
         return Scores(
-            logprobs=scattered(microbatch, logprobs_N, self.device),
-            entropy=scattered(microbatch, entropy_N, self.device),
+            logprobs=scatter(microbatch, logprobs_N, self.device),
+            entropy=scatter(microbatch, entropy_N, self.device),
             mask=scored_mask(microbatch, self.device),
             teacher=teacher,
         )
 
     def trained_logprobs(self, rows: Sequence[Row]) -> list[list[float]]:
         """Logprob of every trained token at its temperature, without a gradient. Collective."""
-        return self._trained(rows, lambda microbatch: self.score(microbatch).logprobs)
+        return self._score_trained(rows, lambda microbatch: self.score(microbatch).logprobs)
 
     def trained_entropies(self, rows: Sequence[Row]) -> list[list[float]]:
         """Entropy at every trained token, at its temperature, without a gradient. Collective."""
-        return self._trained(rows, lambda microbatch: self.score(microbatch).entropy)
+        return self._score_trained(rows, lambda microbatch: self.score(microbatch).entropy)
 
     def logprobs_of(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         """Logprob of every token but the first of each sequence, at temperature 1."""

@@ -52,17 +52,17 @@ def attention_window(model: Any) -> float:
 def probe(model: PackedModel, settings: LoadSettings) -> dict[str, Any]:
     """Measure a whole model and set it up; the arguments with which :func:`apply` does so."""
     choose_packing(model, settings)
-    found = {n: getattr(model, n) for n in ("padded", "share_prefixes", "rope_switch")}
+    facts = {n: getattr(model, n) for n in ("padded", "share_prefixes", "rope_switch")}
     if isinstance(model, Policy):
         check_head(model)
-        found["transform"] = astuple(model.module.transform)
+        facts["transform"] = astuple(model.module.transform)
         if settings.router_replay:
             transformer = inner_model(model.model)
-            found["routers"] = fitted_routers(
+            facts["routers"] = fitted_routers(
                 transformer, ids([PROBES[1].tokens], model.device)
             )
-            model.module.replay = RouterReplay(transformer, found["routers"])
-    return found
+            model.module.replay = RouterReplay(transformer, facts["routers"])
+    return facts
 
 
 def apply(
@@ -163,8 +163,8 @@ def _same(model: PackedModel, own: Sequence[Tensor], *, share: bool) -> bool:
     model.attention_crossover = float("inf")
     try:
         return all(
-            bool((found - own[i][column]).abs().max() <= PROBE_TOLERANCE * own[i].abs().max())
-            for i, column, found in _packed_hidden(model)
+            bool((hidden - own[i][column]).abs().max() <= PROBE_TOLERANCE * own[i].abs().max())
+            for i, column, hidden in _packed_hidden(model)
         )
     except (ConfigError, RuntimeError, TypeError, ValueError, IndexError):
         # Attention with more than dot products, or a model that fails on one line of many

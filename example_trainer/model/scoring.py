@@ -84,8 +84,8 @@ def _experts(microbatch: MicroBatch, device: torch.device) -> Tensor | None:
     width = len(microbatch.packs[0].experts[0]) // 2
     table = torch.full((microbatch.computed, width), -1)
     for pack, start in zip(microbatch.packs, microbatch.starts):
-        found = np.frombuffer(b"".join(pack.experts), np.int16).reshape(-1, width)
-        table[start : start + len(found)] = torch.from_numpy(found.astype(np.int64))
+        experts = np.frombuffer(b"".join(pack.experts), np.int16).reshape(-1, width)
+        table[start : start + len(experts)] = torch.from_numpy(experts.astype(np.int64))
     return table.to(device)
 
 
@@ -179,10 +179,10 @@ def inner_model(model: Any) -> Any:
 
 def decoder_layers(model: Any) -> nn.ModuleList:
     """The decoder layers, in order."""
-    found = [m for m in decoder(inner_model(model)).modules() if isinstance(m, nn.ModuleList)]
-    if not found:
+    lists = [m for m in decoder(inner_model(model)).modules() if isinstance(m, nn.ModuleList)]
+    if not lists:
         raise ConfigError(f"{type(inner_model(model)).__name__} has no list of decoder layers")
-    return max(found, key=len)
+    return max(lists, key=len)
 
 
 def output_head(model: Any) -> nn.Linear:
@@ -205,7 +205,7 @@ def value_head(model: Any) -> nn.Linear:
     raise ConfigError(f"{type(owner).__name__} has no linear value head")
 
 
-def scattered(microbatch: MicroBatch, values_N: Tensor, device: torch.device) -> Tensor:
+def scatter(microbatch: MicroBatch, values_N: Tensor, device: torch.device) -> Tensor:
     """(B, T) or (B, T, K), 0 where a row has fewer trained tokens; keeps the graph."""
     table = values_N.new_zeros(*microbatch.shape, *values_N.shape[1:])
     return table.index_put(
@@ -241,11 +241,11 @@ def pad_teacher(
         at_trained(rows[i], rows[i].teacher_logprobs or [[] for _ in rows[i].labels])
         for i in microbatch.row_ids
     ]
-    width = max((len(found) for row in entries for found in row), default=0)
+    width = max((len(candidates) for row in entries for candidates in row), default=0)
     logprobs = torch.zeros(*microbatch.shape, width)
     present = torch.zeros(*microbatch.shape, width, dtype=torch.bool)
     for b, row in enumerate(entries):
-        for t, found in enumerate(row):
-            logprobs[b, t, : len(found)] = torch.tensor(found)
-            present[b, t, : len(found)] = True
+        for t, entry in enumerate(row):
+            logprobs[b, t, : len(entry)] = torch.tensor(entry)
+            present[b, t, : len(entry)] = True
     return logprobs.to(device), present.to(device)

@@ -62,11 +62,11 @@ def fill(
         for name, target in model.state_dict(keep_vars=True).items()
         if ".lora_" not in name
     }
-    found = _saved(model, saved_as, targets) if saved_as else {}
-    filled = {id(targets[name]) for name in found}  # tied ones are one tensor
+    files = _saved_files(model, saved_as, targets) if saved_as else {}
+    filled = {id(targets[name]) for name in files}  # tied ones are one tensor
     absent = {n.split(".")[0] for n, target in targets.items() if id(target) not in filled}
     if absent <= HEADS:
-        for name, file in found.items():
+        for name, file in files.items():
             with safe_open(file, framework="pt") as reader:
                 scalar = targets[name].ndim == 0
                 value = reader.get_tensor(name) if scalar else reader.get_slice(name)
@@ -96,20 +96,22 @@ def _allocate(model: nn.Module, device: torch.device, place: torch.device) -> No
                 module._buffers[name] = at_rank if buffer.is_meta else buffer.to(device)
 
 
-def _saved(model: Any, name: str, targets: Mapping[str, Tensor]) -> dict[str, Path]:
+def _saved_files(model: Any, name: str, targets: Mapping[str, Tensor]) -> dict[str, Path]:
     """Files of the targets; none if a shape differs or transformers converts tensors on loading."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter
 
-    if any(isinstance(one, WeightConverter) for one in get_model_conversion_mapping(model)):
+    if any(
+        isinstance(mapping, WeightConverter) for mapping in get_model_conversion_mapping(model)
+    ):
         return {}
     local = Path(name).is_dir()
     directory = Path(name if local else snapshot_download(name, allow_patterns=[*FILES]))
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for file in (file for pattern in FILES for file in directory.glob(pattern)):
         with safe_open(file, framework="pt") as reader:
             for key in targets.keys() & reader.keys():
                 if list(targets[key].shape) != reader.get_slice(key).get_shape():
                     return {}
-                found.setdefault(key, file)
-    return found
+                files.setdefault(key, file)
+    return files

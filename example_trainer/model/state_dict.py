@@ -60,7 +60,7 @@ def full_weights(model: PackedModel, dtype: torch.dtype = torch.float32) -> dict
 
     Each is cast to ``dtype`` when it comes: there is no whole copy in another precision.
     """
-    return _collected(model, iter_weights(model), dtype)
+    return _collect(model, iter_weights(model), dtype)
 
 
 @torch.no_grad()
@@ -71,7 +71,7 @@ def trained_weights(model: PackedModel) -> dict[str, Tensor]:
     """
     entries = model.model.state_dict(keep_vars=True)
     trained = ((n, collectives.full_tensor(t)) for n, t in entries.items() if t.requires_grad)
-    return _collected(model, trained, torch.float32)
+    return _collect(model, trained, torch.float32)
 
 
 def trained_shards(model: PackedModel) -> dict[str, Tensor]:
@@ -94,7 +94,7 @@ def adapter_weights(model: PackedModel) -> dict[str, Tensor]:
     return {f"base_model.model.{name.replace(inner, '.')}": tensor for name, tensor in trained}
 
 
-def _collected(
+def _collect(
     model: PackedModel, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype
 ) -> dict[str, Tensor]:
     sources = _sources(model.model.state_dict(keep_vars=True))

@@ -83,7 +83,7 @@ class HeartbeatThread:
         """Keep the phase and set the resource it waits for."""
         self.phase(self._beat.phase, what)
 
-    def _timed(self) -> Heartbeat:
+    def _timed_heartbeat(self) -> Heartbeat:
         """The heartbeat of this moment, with the seconds in its phase and their median."""
         servers = self.servers()  # not under the lock: a publish that holds theirs sets phases
         with self._lock:
@@ -93,7 +93,7 @@ class HeartbeatThread:
             details["phase_s"] = round(time.monotonic() - self._phase_since, 1)
             if spent := self._spent.get(beat.phase):
                 details["phase_median_s"] = round(median(spent), 1)
-        if absent := [one.url for one in servers if one.silent_s is not None]:
+        if absent := [server.url for server in servers if server.silent_s is not None]:
             details["waits_for"] = absent[0][:NAME_CHARS]
             if beat.phase in SERVER_PHASES:
                 waiting_on = waiting_on or f"inference server {absent[0]}"[:WAIT_CHARS]
@@ -106,7 +106,7 @@ class HeartbeatThread:
             self._wake.clear()
             stopped = self._stop.is_set()  # before the beat: the last phase is sent
             with surviving(lambda bug: logger.error("a heartbeat is lost", exc_info=bug)):
-                self._send(self._timed())
+                self._send(self._timed_heartbeat())
             if not stopped:
                 self._wake.wait(INTERVAL_S)
 
@@ -169,48 +169,48 @@ class ServerRoster:
         if self._api is None or (listed := self._api.servers()) is None:
             return
         known = [engine.url for engine in fleet.engines]
-        for engine in self._connected(listed.joined(known, any_weights=True)):
+        for engine in self._usable_servers(listed.joined(known, any_weights=True)):
             fleet.join(engine)
         for url in listed.left([engine.url for engine in fleet.engines]):
             fleet.forget(url)
 
     def _first(self, wanted: int) -> list[InferenceServer]:
-        found: list[InferenceServer] = []
+        servers: list[InferenceServer] = []
         started, bound_s = time.monotonic(), self._settings.server_timeout_s
         while True:
             listed = self._api.servers() if self._api else None
             if listed is not None:
-                known = [engine.url for engine in found]
-                found += self._connected(listed.joined(known, any_weights=True))
+                known = [engine.url for engine in servers]
+                servers += self._usable_servers(listed.joined(known, any_weights=True))
             waited_s = time.monotonic() - started
             state = (
-                f"{len(found)} of {wanted} inference servers are in the directory of the rollout"
+                f"{len(servers)} of {wanted} inference servers are in the directory of the rollout"
                 f" API; {waited_s:.0f} s of at most {bound_s:.0f} s"
             )
-            if len(found) >= wanted:
-                return found
-            if waited_s > bound_s and found:
+            if len(servers) >= wanted:
+                return servers
+            if waited_s > bound_s and servers:
                 logger.warning(f"starting without the others: {state}")
-                return found
+                return servers
             if waited_s > bound_s:
                 why = "".join(f"; {url}: {problem}" for url, problem in self._problems.items())
                 raise InferenceUnavailable(f"{state}{why}")
             self._waits(state)
             time.sleep(0.5)
 
-    def _connected(self, urls: Sequence[str]) -> list[InferenceServer]:
+    def _usable_servers(self, urls: Sequence[str]) -> list[InferenceServer]:
         """The servers of ``urls`` that can be used now; why not is logged once."""
-        found = []
+        usable = []
         for url in urls:
             try:
                 engine = self._connect(url, 0.0)
                 engine.require(self._settings.publisher, self._settings.publish_adapter_name)
-                found.append(engine)
+                usable.append(engine)
             except AtroposError as error:
                 if self._problems.get(url) != str(error):
                     self._problems[url] = str(error)
                     logger.warning(f"inference server {url} is left out: {error}")
-        return found
+        return usable
 
     def _connect(self, url: str, wait_s: float) -> InferenceServer:
         server = connect(

@@ -17,7 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from atroposlib.live.view import formatted
+from atroposlib.live.view import format_value
 from atroposlib.wire import Heartbeat
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def picture(
     for heading, _, _ in COLUMNS:
         table.add_column(heading, justify="right", no_wrap=True)
     for record in records:
-        table.add_row(*(formatted(record.get(name), form) for _, name, form in COLUMNS))
+        table.add_row(*(format_value(record.get(name), form) for _, name, form in COLUMNS))
     last: Mapping[str, Any] = records[-1] if records else {}
     parts: list[Any] = [Text(doing(beat), style="bold"), table]
     below = [seconds_line(last)] + [f"{n} {v:.3g}" for n, v in _env_metrics(last)]

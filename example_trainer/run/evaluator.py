@@ -23,7 +23,7 @@ from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.run.connect import WaitReporter
 from example_trainer.settings.run import RunSettings
-from example_trainer.settings.section import filled
+from example_trainer.settings.section import fill_words
 from example_trainer.state import Frequency
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Evaluator:
         try:
             out.mkdir(parents=True, exist_ok=True)
             (out / RESULTS).unlink(missing_ok=True)  # left by an evaluation that is repeated
-            command = filled(
+            command = fill_words(
                 self._cfg.eval_command or [],
                 version=state.version,
                 step=state.step,

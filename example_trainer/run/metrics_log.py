@@ -138,7 +138,7 @@ class MetricsLog:
         whole["time"] = round(time.time(), 3)
         if self._run_id is not None:
             whole["run_id"] = self._run_id
-        numbers = tracked(whole)
+        numbers = tracked_numbers(whole)
         for tracker in self._trackers or []:
             tracker.log(numbers, record["step"])
             whole[f"failures_{tracker.name}"] = tracker.failures
@@ -225,14 +225,14 @@ def _truncated_share(rows: Sequence[Row]) -> float | None:
 def _lengths(rows: Sequence[Row]) -> dict[str, float | None]:
     """Prompt and completion lengths of rows; the prompt ends before the first trained token."""
     trained = [positions for row in rows if (positions := row.trained)]
-    found: dict[str, float | None] = {}
+    lengths: dict[str, float | None] = {}
     for name, values in (
         ("prompt_length", [positions[0] + 1 for positions in trained]),
         ("completion_length", [len(positions) for positions in trained]),
     ):
-        found[f"{name}_mean"] = statistics.fmean(values) if values else None
-        found[f"{name}_max"] = max(values, default=None)
-    return found
+        lengths[f"{name}_mean"] = statistics.fmean(values) if values else None
+        lengths[f"{name}_max"] = max(values, default=None)
+    return lengths
 
 
 class _Times:
@@ -308,7 +308,7 @@ def tracker_name(name: str) -> str:
     return f"{section}/{name if section in ('lengths', 'alignment') else rest}"
 
 
-def tracked(record: Mapping[str, Any]) -> dict[str, float]:
+def tracked_numbers(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the finite numbers of a record under their tracker names."""
     return {
         tracker_name(name): value

@@ -73,8 +73,12 @@ class Reporter:
     ) -> None:
         """Note an acked batch; none of the arguments changes any more."""
         if values is not None:
-            about = claimed.batch or [], batch, prepared, values, self._rows
-            self._put(lambda: self._send_notes(claimed, notes_of(*about)))
+            groups, rows = claimed.batch or [], self._rows
+            self._put(
+                lambda: self._send_notes(
+                    claimed, notes_of(groups, batch, prepared, values, rows)
+                )
+            )
 
     def step(self, step: int, record: Mapping[str, Any]) -> None:
         """Report the numbers of a finished step."""
@@ -103,8 +107,8 @@ class Reporter:
 
     def _send_notes(self, claimed: ClaimedBatch, notes: Iterator[GroupNotes]) -> None:
         files: list[bytes] = []
-        for one in notes:
-            files.append(pack_notes(one))
+        for note in notes:
+            files.append(pack_notes(note))
             if sum(map(len, files)) > BODY_BYTES:
                 self._client.send_notes(claimed, files)
                 files = []
@@ -137,18 +141,18 @@ class TokenValues:
         if self.whole is not None:
             return self.whole
         ends = list(accumulate(lengths_R, initial=0))
-        found, seen = torch.zeros(2, ends[-1]), set()
+        values, seen = torch.zeros(2, ends[-1]), set()
         for rows, logprobs, clipped in self.parts:
             logprobs = logprobs.float().cpu()
             clipped = None if clipped is None else clipped.float().cpu()
             for b, i in enumerate(rows):
                 place, length = slice(ends[i], ends[i + 1]), lengths_R[i]
                 if i not in seen:
-                    found[0, place] = logprobs[b, :length]
+                    values[0, place] = logprobs[b, :length]
                 if clipped is not None:
-                    found[1, place] = torch.maximum(found[1, place], clipped[b, :length])
+                    values[1, place] = torch.maximum(values[1, place], clipped[b, :length])
                 seen.add(i)
-        return found
+        return values
 
 
 def notes_of(

@@ -59,7 +59,9 @@ VARIABLES = (
     API_TOKEN,
     "ATROPOS_INFERENCE_TOKEN: token of the inference servers",
     "RANK, WORLD_SIZE, LOCAL_RANK: set by torchrun",
-    *(HUB, TRACKERS, GPUS),
+    HUB,
+    TRACKERS,
+    GPUS,
 )
 S = TypeVar("S", bound=BaseModel)
 logger = logging.getLogger(__name__)
@@ -84,7 +86,7 @@ def parse_args(argv: Sequence[str] | None = None, prog: str = PROG) -> TrainingC
     logs.configure(prog, args.log_format, args.log_level)
     try:
         settings = settings_of(args)
-        cfg = validated(TrainingConfig, settings)
+        cfg = validate_as(TrainingConfig, settings)
     except ConfigError as error:
         parser.error(str(error))
     for note in settings.notes if os.environ.get("RANK", "0") == "0" else ():
@@ -108,18 +110,18 @@ def config_to_run(argv: Sequence[str] | None = None) -> TrainingConfig:
 
 
 def config_from_args(args: argparse.Namespace) -> TrainingConfig:
-    """Settings from the result of :func:`build_parser`; raises as :func:`validated`."""
-    return validated(TrainingConfig, settings_of(args))
+    """Settings from the result of :func:`build_parser`; raises as :func:`validate_as`."""
+    return validate_as(TrainingConfig, settings_of(args))
 
 
 def settings_of(args: argparse.Namespace) -> GivenSettings:
     """Files first, then flags and overrides in their order."""
-    given = vars(args)
-    words = list(given.get("assignments", ()))
+    flags = vars(args)
+    words = list(flags.get("assignments", ()))
     # A namespace made by hand, as by callers of the original.
     known = FIELDS.keys() | RENAMED.keys()
-    words += [Assignment(k, v, flag(k)) for k, v in given.items() if k in known]
-    return settings_of_files(given.get("config", ()), words)
+    words += [Assignment(k, v, flag(k)) for k, v in flags.items() if k in known]
+    return settings_of_files(flags.get("config", ()), words)
 
 
 def settings_of_files(
@@ -129,7 +131,7 @@ def settings_of_files(
 ) -> GivenSettings:
     """The settings of ``before``, the files and ``after``; the last of each counts."""
     trees = [(load_yaml(path), str(path)) for path in paths]
-    of_files = [one for tree, path in trees for one in flatten(tree, path)]
+    of_files = [assignment for tree, path in trees for assignment in flatten(tree, path)]
     assignments, notes = [*before, *of_files, *after], list[str]()
     if any(is_areal_form(tree) for tree, _ in trees):
         assignments, notes = with_areal_defaults(assignments)
@@ -145,15 +147,17 @@ def with_areal_defaults(
 
     Raises ConfigError: the file trains by another command.
     """
-    given = {one.key: one.value for one in assignments}
-    if is_supervised(given):
-        assignments = [replace(one, key=as_actor(one.key)) for one in assignments]
-    defaults = left_out(given)
+    values = {assignment.key: assignment.value for assignment in assignments}
+    if is_supervised(values):
+        assignments = [
+            replace(assignment, key=as_actor(assignment.key)) for assignment in assignments
+        ]
+    defaults = left_out(values)
     made = [Assignment(key, value, "AReaL's default") for key, value in defaults.items()]
-    return [*made, *assignments], note_of(defaults, given)
+    return [*made, *assignments], note_of(defaults, values)
 
 
-def validated(kind: type[S], settings: GivenSettings) -> S:
+def validate_as(kind: type[S], settings: GivenSettings) -> S:
     """The given settings as ``kind``.
 
     Raises:
@@ -163,10 +167,10 @@ def validated(kind: type[S], settings: GivenSettings) -> S:
         return kind(**settings.values)
     except ValidationError as error:
         problems = []
-        for found in error.errors():
-            name = str(found["loc"][0])
-            problem = f"{settings.places.get(name, flag(name))}: {found['msg']}"
-            if found["type"] == "missing":
+        for detail in error.errors():
+            name = str(detail["loc"][0])
+            problem = f"{settings.places.get(name, flag(name))}: {detail['msg']}"
+            if detail["type"] == "missing":
                 assigned = f" (or {name}=...)" if kind is TrainingConfig else ""
                 problem = f"{flag(name)}{assigned} is required"
             problems.append(problem)

@@ -26,8 +26,14 @@ from example_trainer.settings.weights import ServingSettings
 __all__ = ["TrainingConfig", "parse_layers"]
 
 CHECKPOINT_IDENTITY = (
-    *("model_name", "optimizer", "trains_adapter", "lora_r", "lora_target_modules"),
-    *("lora_layer_indices", "train_layer_indices", "critic"),
+    "model_name",
+    "optimizer",
+    "trains_adapter",
+    "lora_r",
+    "lora_target_modules",
+    "lora_layer_indices",
+    "train_layer_indices",
+    "critic",
 )
 
 
@@ -52,8 +58,8 @@ class TrainingConfig(
     # Not a validator: pydantic would wrap the ConfigError in a ValidationError.
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        given = self.model_fields_set
-        if "vllm_restart_interval" in given and "publish_every" not in given:
+        names = self.model_fields_set
+        if "vllm_restart_interval" in names and "publish_every" not in names:
             self.publish_every = self.vllm_restart_interval
         if self.wandb_group is None and "wandb" in self.tracker_names:
             self.wandb_group = secrets.token_hex(4)

@@ -103,8 +103,10 @@ def translate(assignments: Sequence[Assignment]) -> GivenSettings:
             value has no counterpart here, or a reference is undefined or circular.
     """
     assignments, renamed = under_current_names(assignments)
-    meanings = [(one, meaning_of(one)) for one in resolved(assignments)]
-    found = GivenSettings()
+    meanings = [
+        (assignment, meaning_of(assignment)) for assignment in resolve_references(assignments)
+    ]
+    settings = GivenSettings()
     parts: dict[Any, dict[str, Any]] = {}
     last_of = {
         meaning.group: i
@@ -112,32 +114,38 @@ def translate(assignments: Sequence[Assignment]) -> GivenSettings:
         if isinstance(meaning, Combined)
     }
     ignored: dict[str, list[str]] = {}
-    for i, (one, meaning) in enumerate(meanings):
+    for i, (assignment, meaning) in enumerate(meanings):
         if isinstance(meaning, Ignored):
-            if one.value is not None:
-                ignored.setdefault(meaning.reason, []).append(one.key)
+            if assignment.value is not None:
+                ignored.setdefault(meaning.reason, []).append(assignment.key)
         elif isinstance(meaning, Unsupported):
-            if one.value not in (None, False):
-                raise ConfigError(f"{one.key} ({one.where}): {meaning.reason}")
+            if assignment.value not in (None, False):
+                raise ConfigError(f"{assignment.key} ({assignment.where}): {meaning.reason}")
         elif isinstance(meaning, Combined):
-            given = parts.setdefault(meaning.group, {})
-            _add_member(given, meaning.name, one.value)
+            members = parts.setdefault(meaning.group, {})
+            _add_member(members, meaning.name, assignment.value)
             if last_of[meaning.group] == i:
-                _put(found, one, converted(one, meaning.group, given))
-        elif one.value is None and (one.key not in _OURS or areal_names.is_group(one.key)):
-            found.values.pop(meaning.field, None)  # AReaL's null: not set
+                _put(settings, assignment, convert_value(assignment, meaning.group, members))
+        elif assignment.value is None and (
+            assignment.key not in _OURS or areal_names.is_group(assignment.key)
+        ):
+            settings.values.pop(meaning.field, None)  # AReaL's null: not set
         else:
-            _put(found, one, {meaning.field: converted(one, meaning.convert, one.value)})
+            _put(
+                settings,
+                assignment,
+                {meaning.field: convert_value(assignment, meaning.convert, assignment.value)},
+            )
     belong_elsewhere = [f"{listed_keys(keys)}: {why}" for why, keys in ignored.items()]
-    found.notes = renamed + found.notes + belong_elsewhere
-    return found
+    settings.notes = renamed + settings.notes + belong_elsewhere
+    return settings
 
 
 def _add_member(given: dict[str, Any], name: str, value: Any) -> None:
     """Add to a group; its null and its members replace each other, but for names with a dot."""
-    for other in list(given):
-        if "." not in name + other and "" in (name, other):
-            del given[other]
+    for option in list(given):
+        if "." not in name + option and "" in (name, option):
+            del given[option]
     given[name] = value
 
 
@@ -156,7 +164,7 @@ def under_current_names(
     assignments: Sequence[Assignment],
 ) -> tuple[list[Assignment], list[str]]:
     """The assignments with option names of earlier releases replaced, and a note for each."""
-    renamed = [replace(one, key=_current(one.key)) for one in assignments]
+    renamed = [replace(assignment, key=_current(assignment.key)) for assignment in assignments]
     old = dict.fromkeys(
         before.key.rpartition(".")[2]
         for before, after in zip(assignments, renamed)
@@ -171,7 +179,7 @@ def _current(key: str) -> str:
     return f"{section}{dot}{RENAMED[name]}" if is_old else key
 
 
-def converted(one: Assignment, convert: Any, value: Any) -> Any:
+def convert_value(one: Assignment, convert: Any, value: Any) -> Any:
     try:
         return convert(value)
     except ConfigError as error:
@@ -224,8 +232,8 @@ def meaning_of(one: Assignment) -> Meaning:
 
 def did_you_mean(key: str, known: Iterable[str] | None = None) -> str:
     """``; did you mean lr?``, or nothing."""
-    found = nearest_settings(key, [*_OURS, *areal_names.NAMES] if known is None else known)
-    return f"; did you mean {' or '.join(found)}?" if found else ""
+    nearest = nearest_settings(key, [*_OURS, *areal_names.NAMES] if known is None else known)
+    return f"; did you mean {' or '.join(nearest)}?" if nearest else ""
 
 
 # Names of other trainers that are spelt unlike ours.
@@ -263,58 +271,68 @@ def belongs_elsewhere(one: Assignment) -> bool:
     return isinstance(meaning_of(one), Ignored)
 
 
-def resolved(
+def resolve_references(
     assignments: Sequence[Assignment],
     keeps: Callable[[Assignment], bool] = belongs_elsewhere,
 ) -> list[Assignment]:
     """The same assignments without references; what ``keeps`` is true for may keep them."""
     assignments = list(_spread(assignments))
     latest: dict[str, Assignment] = {}
-    for one in assignments:
-        identity = _identity(one.key)
-        if one.key in _OURS:  # replaces AReaL's names of the setting; they keep each its own
+    for entry in assignments:
+        identity = _identity(entry.key)
+        if entry.key in _OURS:  # replaces AReaL's names of the setting; they keep each its own
             latest = {k: old for k, old in latest.items() if _identity(k) != identity}
-        latest |= {identity: one, one.key: one}
+        latest |= {identity: entry, entry.key: entry}
 
     def value_at(key: str, trail: tuple[str, ...]) -> Any:
         if key in trail:
             raise ConfigError(f"${{{key}}} refers to itself: {' -> '.join((*trail, key))}")
         identity = _identity(key)
-        one = latest.get(key) or latest.get(identity)
-        if one is not None and one.key not in trail:
-            return of(one.value, (*trail, key))
+        source = latest.get(key) or latest.get(identity)
+        if source is not None and source.key not in trail:
+            return of(source.value, (*trail, key))
         if identity in FIELDS and not FIELDS[identity].is_required():
             return FIELDS[identity].default
-        known = [one.key for one in assignments]
+        known = [assignment.key for assignment in assignments]
         raise ConfigError(f"${{{key}}} is not given anywhere{did_you_mean(key, known)}")
 
     def of(value: Any, trail: tuple[str, ...]) -> Any:
         if isinstance(value, list):
-            return [of(one, trail) for one in value]
+            return [of(item, trail) for item in value]
         if not isinstance(value, str):
             return value
         whole = REFERENCE.fullmatch(value)
         if whole is not None:
             return value_at(whole[1].strip(), trail)
-        return REFERENCE.sub(lambda found: str(value_at(found[1].strip(), trail)), value)
+        return REFERENCE.sub(lambda match: str(value_at(match[1].strip(), trail)), value)
 
     return [
-        (one if keeps(one) else replace(one, value=of(one.value, (one.key,))))
-        for one in assignments
+        (
+            assignment
+            if keeps(assignment)
+            else replace(assignment, value=of(assignment.value, (assignment.key,)))
+        )
+        for assignment in assignments
     ]
 
 
 def _spread(assignments: Sequence[Assignment]) -> Iterator[Assignment]:
     """The same, with a reference to a section as one to each of its given options."""
-    for one in assignments:
-        whole = REFERENCE.fullmatch(one.value) if isinstance(one.value, str) else None
+    for assignment in assignments:
+        whole = (
+            REFERENCE.fullmatch(assignment.value)
+            if isinstance(assignment.value, str)
+            else None
+        )
         section = whole[1].strip() + "." if whole else "."
-        options = [other.key for other in assignments if other.key.startswith(section)]
+        options = [
+            assignment.key for assignment in assignments if assignment.key.startswith(section)
+        ]
         for key in dict.fromkeys(options):
-            below = f"{one.key}.{key.removeprefix(section)}"
-            yield Assignment(below, f"${{{key}}}", one.where)
+            below = f"{assignment.key}.{key.removeprefix(section)}"
+            yield Assignment(below, f"${{{key}}}", assignment.where)
         if not options:
-            yield one
+            yield assignment
 
 
 def _identity(key: str) -> str:

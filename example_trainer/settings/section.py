@@ -53,7 +53,7 @@ def renamed_note(old: str) -> str:
     return f"{old} is now named {RENAMED[old]}"
 
 
-def filled(command: Sequence[str], **values: object) -> list[str]:
+def fill_words(command: Sequence[str], **values: object) -> list[str]:
     """The command with every ``{name}`` of the values filled in.
 
     Plain replacement, because an argument may be JSON, whose braces must stay.

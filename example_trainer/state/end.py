@@ -29,7 +29,7 @@ def record(path: Path, **facts: int | str) -> None:
     write_whole(path, json.dumps(facts) + "\n")
 
 
-def named() -> Path | None:
+def end_file() -> Path | None:
     """The file that the launcher named to this trainer."""
     text = os.environ.get(VARIABLE)
     return Path(text) if text else None

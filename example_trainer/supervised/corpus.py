@@ -157,17 +157,17 @@ def chat_rows(
     most chat templates these prompts are prefixes of each other, so that one row holds all;
     with a template that, for example, drops earlier reasoning, there is one row per turn.
     """
-    found: list[tuple[list[int], list[bool]]] = []
+    parts: list[tuple[list[int], list[bool]]] = []
     for i, message in enumerate(messages):
         if message["role"] not in UNMASKED_ROLES or i < trained_from:
             continue
         tokens, start = _turn(tokenizer, messages[:i], message)
         trained = [t >= start for t in range(len(tokens))]
-        if found and tokens[: len(found[-1][0])] == found[-1][0]:
-            before = found.pop()[1]
+        if parts and tokens[: len(parts[-1][0])] == parts[-1][0]:
+            before = parts.pop()[1]
             trained[: len(before)] = before
-        found.append((tokens, trained))
-    return [row_of(tokens, trained, group) for tokens, trained in found]
+        parts.append((tokens, trained))
+    return [row_of(tokens, trained, group) for tokens, trained in parts]
 
 
 def _turn(
@@ -223,7 +223,8 @@ def _text(line: dict[str, Any], key: str) -> str:
 def _messages(line: dict[str, Any], key: str) -> list[dict[str, Any]]:
     messages = line.get(key)
     if not isinstance(messages, list) or not all(
-        isinstance(one, dict) and "role" in one and "content" in one for one in messages
+        isinstance(message, dict) and "role" in message and "content" in message
+        for message in messages
     ):
         raise ConfigError(f"{key!r} has to be a list of messages with role and content")
     return messages

@@ -53,9 +53,9 @@ def reference_sums(
         policy = loading.load_reference(cfg.shared(), cfg.reference_model, world)
     sums = sums_of(policy)
     known: dict[int, float] = {}
-    for one in corpora:
-        for start in range(0, len(one.examples), cfg.lines_per_step):
-            rows = flat(one.examples[start : start + cfg.lines_per_step])
+    for source in corpora:
+        for start in range(0, len(source.examples), cfg.lines_per_step):
+            rows = flat(source.examples[start : start + cfg.lines_per_step])
             known |= dict(zip(map(id, rows), sums.of(rows).tolist()))
     return known
 

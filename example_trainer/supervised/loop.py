@@ -88,11 +88,11 @@ def fit(
         for step, lines in enumerate(lines_of_steps(cfg, len(examples), steps), 1):
             chosen = [examples[i] for i in lines]
             with clock.measure("train"):
-                told = objective.learn(chosen)
+                learned = objective.learn(chosen)
                 norm, stepped = clipped_step(optimizer, model, shared, step - 1, steps)
             if valid is not None and (step % valid_every == 0 or step == steps):
                 with clock.measure("valid"):
-                    told |= validate(objective, valid, cfg.lines_per_step)
+                    learned |= validate(objective, valid, cfg.lines_per_step)
             with clock.measure("save"):
                 state = TrainerState("", step, step, None)
                 exporter.maybe(model, state, epoch_ended=False)
@@ -101,7 +101,7 @@ def fit(
             record = {
                 "step": step,
                 "epoch": step / steps_of_epoch,
-                **told,
+                **learned,
                 "lr": optimizer.param_groups[0]["lr"],
                 "grad_norm": norm,
                 "updates_skipped": int(not stepped),

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser
-from example_trainer.settings.args import add_flag, command_parser, flag, validated
+from example_trainer.settings.args import add_flag, command_parser, flag, validate_as
 from example_trainer.settings.batch import StepSettings
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.files import GivenSettings
@@ -119,26 +119,26 @@ C = TypeVar("C", bound=FileTraining)
 def parse(model: type[C], argv: Sequence[str] | None = None) -> C:
     """Parse the command line and configure the logs; exits with status 2 on an error."""
     parser = build_parser(model)
-    given = vars(parser.parse_args(argv))
-    logs.configure(model.prog, given.pop("log_format"), given.pop("log_level"))
+    flags = vars(parser.parse_args(argv))
+    logs.configure(model.prog, flags.pop("log_format"), flags.pop("log_level"))
     try:
-        return validated(model, settings_of(model, given))
+        return validate_as(model, settings_of(model, flags))
     except ConfigError as error:
         parser.error(str(error))
 
 
 def settings_of(model: type[FileTraining], flags: dict[str, Any]) -> GivenSettings:
     """Combine settings of files and flags; flags take precedence."""
-    given = GivenSettings()
+    collected = GivenSettings()
     for path in flags.pop("config", ()):
         settings = load_yaml(path)
         known = model.model_fields.keys() | RENAMED.keys()
         if unknown := sorted(settings.keys() - known):
             raise ConfigError(f"{path}: {', '.join(unknown)}: no such setting")
-        given.values |= settings
-        given.places |= {key: f"{key} ({path})" for key in settings.keys() - flags.keys()}
-    given.values |= flags
-    return given
+        collected.values |= settings
+        collected.places |= {key: f"{key} ({path})" for key in settings.keys() - flags.keys()}
+    collected.values |= flags
+    return collected
 
 
 def build_parser(model: type[FileTraining]) -> CommandParser:

@@ -84,7 +84,6 @@ def learn(
     if proximal_R_T is None and len(parts) > 1 and losses.needs_proximal(cfg):
         proximal_R_T = policy.trained_logprobs(prepared.rows)
     sums, norms, skipped = StepMetrics(), [], 0
-    progress = state.step, cfg.training_steps
     for epoch in range(cfg.ppo_epochs):
         for number, indices in enumerate(parts):
             first = epoch == 0 and number == 0
@@ -102,12 +101,20 @@ def learn(
             update.accumulate(sums)
             if len(parts) == 1 and first:
                 proximal_R_T = update.own_R_T
-            norm, stepped = clipped_step(optimizer, policy, cfg, *progress)
+            norm, stepped = clipped_step(
+                optimizer, policy, cfg, state.step, cfg.training_steps
+            )
             norms.append(norm)
             skipped += not stepped
             if critic is not None:
                 _critic_backward(critic.model, update.prepared, cfg.critic_clip_eps, sums)
-                clipped_step(critic.optimizer, critic.model, critic.settings, *progress)
+                clipped_step(
+                    critic.optimizer,
+                    critic.model,
+                    critic.settings,
+                    state.step,
+                    cfg.training_steps,
+                )
     sums.share(policy.world)
     if values is not None:
         values.share(policy.world, [len(row.trained) for row in prepared.rows])
@@ -158,7 +165,7 @@ class _Update:
         """Backward of every micro-batch of this rank; the gradients are left in the parameters."""
         policy, rows, world = self.policy, self.prepared.rows, self.policy.world
         weights_R_T = self._weights()
-        kept_R_T = self._kept()
+        kept_R_T = self._kept_tokens()
         if self.values is not None and kept_R_T is not None:
             self.values.kept_R.update(zip(self.places, kept_R_T))
         sampled = Mismatch()
@@ -187,13 +194,13 @@ class _Update:
         weights_R_T = [[w] * len(r.trained) for w, r in zip(self.weights_R, rows)]
         if share == 1.0:
             return weights_R_T
-        kept_R_T = top_entropy.kept(self.policy.trained_entropies(rows), share)
+        kept_R_T = top_entropy.keep_top(self.policy.trained_entropies(rows), share)
         return [
             [w if is_kept else 0.0 for w, is_kept in zip(weights_T, kept_T)]
             for weights_T, kept_T in zip(weights_R_T, kept_R_T)
         ]
 
-    def _kept(self) -> list[list[bool]] | None:
+    def _kept_tokens(self) -> list[list[bool]] | None:
         """Trained tokens that the loss keeps, (R, T); None if it has no batch mask."""
         if (mask_of := losses.batch_mask(self.settings.loss)) is None:
             return None
@@ -221,7 +228,7 @@ class _Update:
             self.values.add(rows, scores.logprobs, batch.clipped)
         loss_sum = loss_sum + self._regularisers(microbatch, scores, batch)
         if self.settings.distill_coef > 0 and not losses.needs_teacher(self.settings.loss):
-            distilled, once = self._distilled(batch, scores.mask)
+            distilled, once = self._distil(batch, scores.mask)
             loss_sum = loss_sum + self.settings.distill_coef * distilled
             metrics = {**metrics, "distill_loss": once}
         torch.autograd.backward(loss_sum / self.divisor)
@@ -248,12 +255,12 @@ class _Update:
     ) -> LossInputs:
         device = self.policy.device
 
-        def padded(values_R_T: Sequence[Sequence[float]]) -> Tensor:
+        def pad(values_R_T: Sequence[Sequence[float]]) -> Tensor:
             return pad_to_tensor(microbatch, values_R_T, device)
 
         proximal = scores.logprobs.detach()
         if self.proximal_R_T is not None:
-            proximal = padded(self.proximal_R_T)
+            proximal = pad(self.proximal_R_T)
         elif self.settings.ppo_epochs > 1:
             for i, values in zip(microbatch.row_ids, proximal.tolist()):
                 self.own_R_T[i] = values[: len(self.prepared.rows[i].trained)]
@@ -265,16 +272,16 @@ class _Update:
         return LossInputs(
             logprobs=scores.logprobs,
             proximal_logprobs=proximal,
-            behaviour_logprobs=padded(self.behaviour_R_T),
-            advantages=padded(self.prepared.advantages_R_T),
-            loss_mask=padded(weights_R_T),
-            keep=None if kept_R_T is None else padded(kept_R_T) > 0,
+            behaviour_logprobs=pad(self.behaviour_R_T),
+            advantages=pad(self.prepared.advantages_R_T),
+            loss_mask=pad(weights_R_T),
+            keep=None if kept_R_T is None else pad(kept_R_T) > 0,
             student_logprobs=scores.teacher,
             teacher_logprobs=teacher_logprobs,
             teacher_mask=teacher_mask,
         )
 
-    def _distilled(self, batch: LossInputs, scored: Tensor) -> tuple[Tensor, Tensor]:
+    def _distil(self, batch: LossInputs, scored: Tensor) -> tuple[Tensor, Tensor]:
         """Distillation term of another loss, and the same with every token counting once."""
         student, teacher = batch.student_logprobs, batch.teacher_logprobs
         assert student is not None and teacher is not None  # asked for by self.teacher

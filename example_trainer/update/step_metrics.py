@@ -58,12 +58,12 @@ class StepMetrics:
         if names:
             parts = [self._sums[name] for name in names]
             parts += [self._counts[name] for name in names]
-            total = world.sum_(_stacked(parts, world))
+            total = world.sum_(_stack(parts, world))
             for i, name in enumerate(names):
                 self._sums[name], self._counts[name] = total[i], total[len(names) + i]
         if largest:
             # A sum is the one operation that a Ranks has: each rank fills its own column.
-            own = _stacked([self._maxima[name] for name in largest], world)
+            own = _stack([self._maxima[name] for name in largest], world)
             table = own.new_zeros(len(largest), world.size)
             table[:, world.rank] = own
             found = world.sum_(table).amax(dim=1)
@@ -71,15 +71,15 @@ class StepMetrics:
 
     def means(self) -> dict[str, float]:
         """Each sum over its count, left out where nothing was counted; and the maxima."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for name, value in self._sums.items():
             count = float(self._counts[name])
             if count > 0:
-                found[name] = float(value) / count
-        return {**found, **{name: float(value) for name, value in self._maxima.items()}}
+                values[name] = float(value) / count
+        return {**values, **{name: float(value) for name, value in self._maxima.items()}}
 
 
-def _stacked(numbers: list[Tensor], world: Ranks) -> Tensor:
+def _stack(numbers: list[Tensor], world: Ranks) -> Tensor:
     # Counts are CPU tensors; NCCL sums tensors of its device only.
     return torch.stack([number.to(world.device) for number in numbers])
 
@@ -130,12 +130,12 @@ def _largest(values: Tensor) -> Tensor:
 
 def with_deviations(means: Mapping[str, float]) -> dict[str, float]:
     """Replace ``<x>_square`` by ``<x>_std``, the deviation over tokens, using ``<x>_mean``."""
-    found = dict(means)
+    numbers = dict(means)
     for name in [name for name in means if name.endswith("_square")]:
         stem = name.removesuffix("_square")
-        variance = found.pop(name) - means[f"{stem}_mean"] ** 2
-        found[f"{stem}_std"] = math.sqrt(max(0.0, variance))
-    return found
+        variance = numbers.pop(name) - means[f"{stem}_mean"] ** 2
+        numbers[f"{stem}_std"] = math.sqrt(max(0.0, variance))
+    return numbers
 
 
 def device_memory(device: torch.device) -> dict[str, float]:

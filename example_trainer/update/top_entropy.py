@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 
-def kept(entropies_R_T: Sequence[Sequence[float]], share: float) -> list[list[bool]]:
+def keep_top(entropies_R_T: Sequence[Sequence[float]], share: float) -> list[list[bool]]:
     """For every trained token whether it is kept: ``share`` of all, at least one, ties too.
 
     A NaN is kept and makes the loss NaN.

@@ -124,7 +124,7 @@ class Transfer:
         if self.is_broken:
             return
         sending: Future[None] = self._pool.submit(self._group.send, bucket)
-        while not sending.done() and not self._refused():
+        while not sending.done() and not self._has_refused():
             running = {f for f in self._receiving if not f.done()}
             wait({sending, *running}, return_when=FIRST_COMPLETED)
         if not sending.done():
@@ -138,7 +138,7 @@ class Transfer:
 
     @property
     def is_broken(self) -> bool:
-        return self._problem is not None or self._refused()
+        return self._problem is not None or self._has_refused()
 
     def finish(self, timeout_s: float) -> list[tuple[str, object]]:
         """Wait for every server; return their failures, raise any other one."""
@@ -159,5 +159,5 @@ class Transfer:
         self._pool.shutdown(wait=False, cancel_futures=True)
         return failed
 
-    def _refused(self) -> bool:
+    def _has_refused(self) -> bool:
         return any(f.done() and f.exception() is not None for f in self._receiving)

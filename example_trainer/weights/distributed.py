@@ -135,12 +135,12 @@ class DistributedPublisher(Publisher):
         return bool(native)
 
     def _meeting_place(self) -> tuple[str, int]:
-        given = self.cfg.publish_group_address
-        if given is None:
+        address = self.cfg.publish_group_address
+        if address is None:
             return process_group.own_address(self.engines[0].url), 0
-        host, _, port = given.rpartition(":")
+        host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
-            raise ConfigError(f"publish_group_address is host:port, not {given!r}")
+            raise ConfigError(f"publish_group_address is host:port, not {address!r}")
         return host, int(port)
 
     def _begin(self, cuts: Sequence[Sequence[TensorSpec]], version: int) -> Transfer:
@@ -154,7 +154,7 @@ class DistributedPublisher(Publisher):
             )
             for cut in cuts
         ]
-        receive = self.fleet.timed(lambda engine: engine.receive(spec, told, version))
+        receive = self.fleet.measure_load(lambda engine: engine.receive(spec, told, version))
         return Transfer(group, self._joined, receive)
 
     def _end(self, transfer: Transfer | None) -> bool:

@@ -88,7 +88,7 @@ class Fleet:
         """Look no more for a server that was left out."""
         if self.absent.pop(url, None) is not None:
             self.behind.discard(url)
-            for engine in [one for one in self.engines if one.url == url]:
+            for engine in [candidate for candidate in self.engines if candidate.url == url]:
                 self.engines.remove(engine)
                 engine.http.close()
             logger.warning(f"inference server {url} has left; {len(self.engines)} remain")
@@ -106,9 +106,9 @@ class Fleet:
     def counts(self) -> dict[str, Any]:
         """Metrics of a step: counts, the largest second and byte figure, and those of each server."""
         of_each = {url: self.measured[url] for url in self.urls if url in self.measured}
-        names = sorted({name for one in of_each.values() for name in one})
+        names = sorted({name for figures in of_each.values() for name in figures})
         largest = {
-            f"servers_{name}": max(one.get(name, 0) for one in of_each.values())
+            f"servers_{name}": max(figures.get(name, 0) for figures in of_each.values())
             for name in names
         }
         return {
@@ -129,12 +129,12 @@ class Fleet:
         A call of a publish waits for minutes, so servers are asked meanwhile whether they live.
         """
         now = time.monotonic()
-        asked = self.present if self.lock.locked() else []
-        answers = call_all(asked, lambda engine: engine.http.is_ready(PROBE_S))
+        paused = self.present if self.lock.locked() else []
+        answers = call_all(paused, lambda engine: engine.http.is_ready(PROBE_S))
         since = self._unanswered
         self._unanswered = {
             engine.url: since.get(engine.url, now)
-            for engine, ready in zip(asked, answers)
+            for engine, ready in zip(paused, answers)
             if ready is not True
         }
         silent = self._unanswered | self._awaited | self.absent
@@ -143,15 +143,15 @@ class Fleet:
             for e in self.engines
         ]
 
-    def timed(self, load: Action) -> Callable[[InferenceServer], None]:
+    def measure_load(self, load: Action) -> Callable[[InferenceServer], None]:
         """The action, which notes its seconds."""
 
-        def timed(engine: InferenceServer) -> None:
+        def load_measured(engine: InferenceServer) -> None:
             began = time.monotonic()
             load(engine)
             self.measure(engine, load_s=time.monotonic() - began)
 
-        return timed
+        return load_measured
 
     def leave_out(self, failed: Iterable[Failure]) -> list[Failure]:
         """Leave out the servers that gave no answer; return the other failures."""
@@ -246,10 +246,10 @@ class Fleet:
             PublishFailed: one refused; all that answer stay paused.
         """
 
-        timed = self.timed(action)
-        failed = self._failures(timed, slow_s=self.slow_s)
+        measured = self.measure_load(action)
+        failed = self._failures(measured, slow_s=self.slow_s)
         for _ in range(retries):
-            failed = self._failures(timed, among=failed, slow_s=self.slow_s)
+            failed = self._failures(measured, among=failed, slow_s=self.slow_s)
         if failed:
             raise self.half_updated("load", failed)
 

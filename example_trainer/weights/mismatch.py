@@ -108,7 +108,7 @@ def reduce_mismatch(found: Mismatch, world: Ranks) -> Mismatch:
     if world.size == 1:
         return found
     of_ranks = gather_objects(world, asdict(found))
-    return sum((Mismatch(**one) for one in of_ranks), Mismatch())
+    return sum((Mismatch(**rank) for rank in of_ranks), Mismatch())
 
 
 def sampled_temperature(
@@ -124,7 +124,7 @@ def sampled_temperature(
         replace(r, temperatures=[t] * len(r.labels)) for t in TEMPERATURES for r in chosen
     ]
     ours_R_T = policy.trained_logprobs([*chosen, *tried])
-    found = []
+    temperatures = []
     for first in range(0, len(ours_R_T), len(chosen)):
         apart = [
             abs(ours - theirs)
@@ -134,10 +134,10 @@ def sampled_temperature(
             )
             if is_compared
         ]
-        found.append(fmean(apart))
-    named, *others = found
-    best = min(range(len(others)), key=others.__getitem__)
-    return (TEMPERATURES[best] if others[best] <= LEFT_OVER * named else None), chosen
+        temperatures.append(fmean(apart))
+    named, *different = temperatures
+    best = min(range(len(different)), key=different.__getitem__)
+    return (TEMPERATURES[best] if different[best] <= LEFT_OVER * named else None), chosen
 
 
 def about_truncation(rows: Sequence[Row]) -> str:
@@ -219,8 +219,8 @@ def _about_precision(policy: Policy, server: dict[str, Any]) -> list[str]:
     there = server["dtype"]
     if there is not None and there != here:
         return [f"It computes in {there}, the trainer in {here}: start both with one dtype."]
-    found = server["found"]
-    if there is None and 0 < found["total"] < ROUNDING_NATS * found["tokens"]:
+    precision = server["found"]
+    if there is None and 0 < precision["total"] < ROUNDING_NATS * precision["tokens"]:
         return [
             f"The difference is as small as rounding: compare the server's dtype with the"
             f" trainer's, which is {here}."

@@ -33,13 +33,13 @@ class NodeDiskPublisher(DiskPublisher):
 
     def load_from(self, engine: InferenceServer, path: str, version: int) -> None:
         # Asked again: a node that was lost meanwhile, or has just joined, has no copy yet.
-        engine.load(self._copied(engine, path), version)
+        engine.load(self._copy_for(engine, path), version)
 
     def _copy_everywhere(self, path: Path) -> None:
         self.fleet.gather()
-        self.fleet.do(lambda engine: self._copied(engine, str(path), staging=True))
+        self.fleet.do(lambda engine: self._copy_for(engine, str(path), staging=True))
 
-    def _copied(self, engine: InferenceServer, path: str, staging: bool = False) -> str:
+    def _copy_for(self, engine: InferenceServer, path: str, staging: bool = False) -> str:
         """The directory that a server loads."""
         began = time.monotonic()
         try:

@@ -75,10 +75,10 @@ class Publisher:
             CheckpointError: nothing could be staged; no server was touched.
         """
         with self.fleet.lock:
-            while not self._published(policy, state):
+            while not self._publish_once(policy, state):
                 logger.warning("no server took the weights: publishing again")
 
-    def _published(self, policy: Policy, state: TrainerState) -> bool:
+    def _publish_once(self, policy: Policy, state: TrainerState) -> bool:
         """Publish once; False if a server was lost in a way that needs all steps again."""
         world = policy.world
         if self.cfg.debug_loading and world.is_rank0:
@@ -104,7 +104,7 @@ class Publisher:
         """Whether servers are gone or restarted; if all are, wait for one. Rank 0 only."""
         fleet, before = self.fleet, len(self.fleet.absent)
         for engine in fleet.present:
-            self._lost(engine)
+            self._leave_out_lost(engine)
         if len(fleet.absent) == before:
             return False
         if self._held is None:
@@ -126,7 +126,7 @@ class Publisher:
             self.fleet.follow(self.fleet)
             engines = [e for e in self.engines if e.url not in self.fleet.renewing]
             held = self._held
-            lost = call_all(engines, self._lost)
+            lost = call_all(engines, self._leave_out_lost)
             due = [
                 engine
                 for engine, why in zip(engines, lost)
@@ -138,7 +138,7 @@ class Publisher:
             self.fleet.lock.release()
         self.fleet.call_most(due, partial(self._renew, held), self.fleet.slow_s, needed=0)
 
-    def _lost(self, engine: InferenceServer) -> str | None:
+    def _leave_out_lost(self, engine: InferenceServer) -> str | None:
         """Leave out a server that is gone or restarted; return why."""
         why = None
         if not engine.http.is_ready():
@@ -227,7 +227,7 @@ class Publisher:
 def bytes_in(path: Path) -> int:
     """Size of a file, or of all files below a directory."""
     files = [path] if path.is_file() else path.rglob("*")
-    return sum(one.stat().st_size for one in files if one.is_file())
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 class Keeper:

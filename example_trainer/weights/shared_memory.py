@@ -65,7 +65,7 @@ class SharedWeightsFile:
         name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}.safetensors"
         self.path = memory_directory() / name
         self._bytes = torch.frombuffer(
-            _mapped(self.path, len(header) + ends[-1]), dtype=torch.uint8
+            _map_file(self.path, len(header) + ends[-1]), dtype=torch.uint8
         )
         self._bytes[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
         self.remove = weakref.finalize(self, self.path.unlink, missing_ok=True)
@@ -121,7 +121,7 @@ def _header(tensors: Sequence[TensorSpec], ends: Sequence[int]) -> tuple[bytes, 
     return header, header.index(UNFINISHED.rjust(VERSION_CHARS).encode())
 
 
-def _mapped(path: Path, size: int) -> mmap.mmap:
+def _map_file(path: Path, size: int) -> mmap.mmap:
     descriptor = -1
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
@@ -246,8 +246,10 @@ class SharedMemoryPublisher(Publisher):
         if self._buffer is not None:
             return
         if policy.device.type == "cuda" and all(e.opens_cuda_memory for e in self.engines):
-            given = self.cfg.vllm_config_path
-            path = Path(given) if given else self.cfg.published.resolve() / BRIDGE_FILE
+            configured = self.cfg.vllm_config_path
+            path = (
+                Path(configured) if configured else self.cfg.published.resolve() / BRIDGE_FILE
+            )
             self._buffer = CudaBuffer(self._specs, policy.device, path, self.cfg.model_name)
         else:
             self._buffer = SharedWeightsFile(self._specs)

@@ -98,11 +98,11 @@ def check_servers(
     def ask() -> dict[str, Any]:
         return _ask_all(engines, sequences, ours, version, agreement, fleet)
 
-    asked = run_on_rank0(policy.world, ask)
-    if asked["wrong"] is None:
-        agreement.usual = asked["usual"]  # the same on every rank
-        return Mismatch(**asked["worst"])
-    server = asked["wrong"]
+    answers = run_on_rank0(policy.world, ask)
+    if answers["wrong"] is None:
+        agreement.usual = answers["usual"]  # the same on every rank
+        return Mismatch(**answers["worst"])
+    server = answers["wrong"]
     causes = explain_mismatch(policy, sequences, server, version)
     found = Mismatch(**server["found"])
     here = "initial weights" if version is None else f"version {version}"
@@ -135,19 +135,19 @@ def _ask_all(
                 raise
             fleet.leave_out([(engine.url, gone)])
             continue
-        found = sum(map(compare, ours, theirs, repeat(agreement.tolerance)), Mismatch())
-        if not agreement.accepts(found, Tokens.GIVEN, source=engine.url):
+        difference = sum(map(compare, ours, theirs, repeat(agreement.tolerance)), Mismatch())
+        if not agreement.accepts(difference, Tokens.GIVEN, source=engine.url):
             wrong = {
                 "url": engine.url,
                 "version": engine.version(),
                 "dtype": engine.dtype(),
                 "stale_head": engine.wants_untied_head,
-                "found": asdict(found),
+                "found": asdict(difference),
                 "theirs": theirs,
                 "tolerance": agreement.tolerance,
             }
-            return {"worst": asdict(found), "wrong": wrong}
-        worst = max(worst, found, key=lambda mismatch: mismatch.max)
+            return {"worst": asdict(difference), "wrong": wrong}
+        worst = max(worst, difference, key=lambda mismatch: mismatch.max)
     return {"worst": asdict(worst), "wrong": None, "usual": agreement.usual}
 
 
@@ -165,13 +165,13 @@ def check_published(
     """
     try:
         fleet = publisher.fleet
-        found = check_servers(policy, fleet.present, sequences, version, agreement, fleet)
+        mismatch = check_servers(policy, fleet.present, sequences, version, agreement, fleet)
     except StaleWeights:
         publisher.fleet.pause_all()
         raise
     if not sequences:
         return {}
-    return {"publish_mismatch_mean": found.mean, "publish_mismatch_max": found.max}
+    return {"publish_mismatch_mean": mismatch.mean, "publish_mismatch_max": mismatch.max}
 
 
 def check_start(policy: Policy, publisher: Publisher, agreement: Agreement) -> Mismatch:
@@ -236,16 +236,16 @@ def check_temperature(
             (ours,) = policy.trained_logprobs([row])
             ours_T = ours[-len(tokens) :]
             by_temperature[temperature] = compare(ours_T, theirs, agreement.tolerance)
-        found = by_temperature[PROBE_TEMPERATURE]
+        mismatch = by_temperature[PROBE_TEMPERATURE]
         scale = 1 / PROBE_TEMPERATURE
-        if agreement.accepts(found, Tokens.SAMPLED, scale):
+        if agreement.accepts(mismatch, Tokens.SAMPLED, scale):
             continue
         unscaled = agreement.accepts(by_temperature[1.0], Tokens.SAMPLED, scale)
         why = UNSCALED if unscaled else "They are not those of temperature 1 either."
         raise StaleWeights(
             f"{url} agrees with the trainer on a given text, but sampled at temperature"
             f" {PROBE_TEMPERATURE} its tokens come with other logprobs than the trainer's at"
-            f" that temperature: {found}; at most {agreement.text(Tokens.SAMPLED)}. {why}"
+            f" that temperature: {mismatch}; at most {agreement.text(Tokens.SAMPLED)}. {why}"
         )
 
 

@@ -93,20 +93,22 @@ class WeightWorker:
 
     def receive_weights(self, spec: str) -> str:
         """Load tensors as they arrive; each is freed once its layer is loaded."""
-        told = json.loads(spec)
-        if self._weight_group is None or self._weight_group[0].name != told["name"]:
+        request = json.loads(spec)
+        if self._weight_group is None or self._weight_group[0].name != request["name"]:
             held = self._weight_group[0].name if self._weight_group else None
-            raise ValueError(f"this worker is in group {held!r}, not {told['name']!r}")
+            raise ValueError(f"this worker is in group {held!r}, not {request['name']!r}")
         group, members = self._weight_group
         where = self.device if group.backend == "nccl" else torch.device("cpu")
 
-        def received() -> Iterator[tuple[str, Tensor]]:
-            for key, dtype, shape in zip(told["names"], told["dtypes"], told["shapes"]):
+        def receive() -> Iterator[tuple[str, Tensor]]:
+            for key, dtype, shape in zip(
+                request["names"], request["dtypes"], request["shapes"]
+            ):
                 tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=where)
                 process_group.wait(process_group.broadcast(members, tensor), group)
                 yield key, tensor
 
-        return self._reload(received())
+        return self._reload(receive())
 
     def leave_weight_group(self, name: str) -> str:
         if self._weight_group is not None and self._weight_group[0].name == name:
@@ -121,12 +123,12 @@ class WeightWorker:
     def _reload(self, weights: Weights) -> str:
         seen: list[str] = []
 
-        def counted() -> Iterator[tuple[str, Tensor]]:
+        def count() -> Iterator[tuple[str, Tensor]]:
             for name, tensor in weights:
                 seen.append(name)
                 yield name, tensor
 
-        self.model_runner.reload_weights(weights_iterator=counted())
+        self.model_runner.reload_weights(weights_iterator=count())
         self._refresh_tied_head()
         return f"{len(seen)} tensors"
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from atroposlib.adapters import fits, imported, training_episodes
+from atroposlib.adapters import fits, import_package, training_episodes
 from atroposlib.errors import ConfigError
 
 
@@ -30,7 +30,7 @@ def test_no_adapter_imports_its_package_at_its_own_import():
 def test_a_missing_package_is_one_line_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(ConfigError, match=r"gymnasium.*pip install 'atropos-rl\[gymnasium\]'"):
-        imported("gymnasium", "gymnasium")
+        import_package("gymnasium", "gymnasium")
 
 
 def test_episodes_of_two_seeds_are_different_and_none_is_evaluated():

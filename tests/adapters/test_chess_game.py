@@ -101,11 +101,11 @@ def test_the_search_takes_what_hangs_and_mates_where_it_can():
 
     rng = random.Random(1)
     hanging = chess.Board("4k3/8/8/3q4/8/8/8/3RK3 w - - 0 1")
-    assert game.searched(hanging, 2, rng).uci() == "d1d5"
-    assert game.searched(chess.Board(BACK_RANK), 3, rng).uci() == "a1a8"
+    assert game.search_move(hanging, 2, rng).uci() == "d1d5"
+    assert game.search_move(chess.Board(BACK_RANK), 3, rng).uci() == "a1a8"
     guarded = chess.Board("4k3/8/2p5/3p4/8/8/8/3QK3 w - - 0 1")
-    assert game.searched(guarded, 2, rng).uci() != "d1d5"
-    assert game.searched(guarded, 0, rng) in guarded.legal_moves
+    assert game.search_move(guarded, 2, rng).uci() != "d1d5"
+    assert game.search_move(guarded, 0, rng) in guarded.legal_moves
 
 
 @pytest.mark.skipif(STOCKFISH is None, reason="Stockfish is not installed")

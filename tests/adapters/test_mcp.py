@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from atroposlib.adapters.mcp import McpConfig, connected, mcp, plain_names, text_of
+from atroposlib.adapters.mcp import McpConfig, connect_tools, mcp, plain_names, text_of
 from atroposlib.envs.rollout.causes import OnlyFailures
 from atroposlib.errors import ConfigError, RolloutError
 from atroposlib.testing.fake_inference import FakeInference
@@ -40,7 +40,7 @@ async def sums(task, reply):
 
 
 async def test_tools_have_plain_names_schemas_and_results_as_text(capfd):
-    async with connected(OURS) as tools:
+    async with connect_tools(OURS) as tools:
         by_name = {tool.name: tool for tool in tools}
         assert list(by_name) == ["add_up", "add_up_2", "draw", "fail", "leave"]
         add = by_name["add_up"]
@@ -58,7 +58,7 @@ async def test_tools_have_plain_names_schemas_and_results_as_text(capfd):
 
 async def test_a_server_of_another_author_is_used(tmp_path):
     if find_spec("mcp_server_time") is not None:
-        async with connected([sys.executable, "-m", "mcp_server_time"]) as tools:
+        async with connect_tools([sys.executable, "-m", "mcp_server_time"]) as tools:
             (now,) = [tool for tool in tools if tool.name == "get_current_time"]
             assert "Europe/Oslo" in await now.call({"timezone": "Europe/Oslo"})
             assert "error" in (await now.call({"timezone": "Mars"})).lower()
@@ -66,7 +66,7 @@ async def test_a_server_of_another_author_is_used(tmp_path):
     program = "import mcp_server_sqlite as s; s.main()"
     pytest.importorskip("mcp_server_sqlite", reason="make adapters installs it")
     command = [sys.executable, "-c", program, "--db-path", str(tmp_path / "db.sqlite")]
-    async with connected(command) as tools:
+    async with connect_tools(command) as tools:
         by_name = {tool.name: tool for tool in tools}
         await by_name["create_table"].call({"query": "CREATE TABLE t (n INTEGER)"})
         await by_name["write_query"].call({"query": "INSERT INTO t VALUES (41)"})
@@ -83,7 +83,7 @@ async def test_a_server_of_another_author_is_used(tmp_path):
 )
 async def test_a_command_that_starts_no_server_is_named_with_its_stderr(command, reason):
     with pytest.raises(ConfigError, match=rf"(?s)no MCP server by .*{reason}"):
-        async with connected(command):
+        async with connect_tools(command):
             pass
     with pytest.raises(ConfigError, match="no MCP server by"):
         env = mcp([TASK], command)(sums.rollout)  # in setup, before any rollout
@@ -100,7 +100,7 @@ async def _set_up(env_cls):
 async def test_a_server_that_does_not_answer_in_time_is_an_error():
     silent = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     with pytest.raises(ConfigError, match="TimeoutError"):
-        async with connected(silent, timeout_s=0.5):
+        async with connect_tools(silent, timeout_s=0.5):
             pass
 
 
@@ -109,11 +109,11 @@ async def test_a_server_ends_with_its_block_and_errors_of_the_block_pass_unchang
         return tools[0].session
 
     with pytest.raises(KeyError, match="mine"):
-        async with connected(OURS):
+        async with connect_tools(OURS):
             raise KeyError("mine")
 
     async def forever(started):
-        async with connected(OURS) as tools:
+        async with connect_tools(OURS) as tools:
             started.set_result(tools)
             await asyncio.Event().wait()
 
@@ -131,7 +131,7 @@ async def test_the_environment_variables_of_a_server_are_those_given(monkeypatch
     monkeypatch.setenv("SECRET_OF_THE_TRAINER", "1")
     shown = "import os, sys; sys.exit(' '.join(sorted(os.environ)))"
     with pytest.raises(ConfigError) as raised:
-        async with connected([sys.executable, "-c", shown], env={"FOR_SERVER": "1"}):
+        async with connect_tools([sys.executable, "-c", shown], env={"FOR_SERVER": "1"}):
             pass
     assert "FOR_SERVER" in str(raised.value)
     assert "SECRET_OF_THE_TRAINER" not in str(raised.value).partition("ends with")[2]

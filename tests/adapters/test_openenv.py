@@ -8,7 +8,13 @@ from contextlib import ExitStack
 import pytest
 
 from atroposlib.adapters import openenv as adapter
-from atroposlib.adapters.openenv import Contract, OpenEnvConfig, action_in, address, shown
+from atroposlib.adapters.openenv import (
+    Contract,
+    OpenEnvConfig,
+    action_in,
+    address,
+    observation_text,
+)
 from atroposlib.envs.function_env.card import play
 from atroposlib.errors import ConfigError
 from atroposlib.processes import free_port
@@ -119,8 +125,8 @@ def test_no_server_and_a_wrong_address_end_the_run_before_a_rollout():
 
 
 def test_observations_and_actions_by_their_fields():
-    assert shown({"text": "hi", "reward": None, "done": False}) == "hi"
-    assert shown({"a": 1, "b": "x"}) == '{"a": 1, "b": "x"}'
+    assert observation_text({"text": "hi", "reward": None, "done": False}) == "hi"
+    assert observation_text({"a": 1, "b": "x"}) == '{"a": 1, "b": "x"}'
     one = Contract("n", {"properties": {"message": {"type": "string"}, "metadata": {}}})
     two = Contract("n", {"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}})
     assert action_in("go <action>", one) == {"message": "go <action>"}

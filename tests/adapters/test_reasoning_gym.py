@@ -6,7 +6,7 @@ import pytest
 
 from atroposlib.adapters.reasoning_gym import (
     ReasoningGymConfig,
-    extracted,
+    answer_part,
     make_dataset,
     reasoning_gym,
     scorer,
@@ -34,7 +34,7 @@ NOWHERE = "http://127.0.0.1:9"
     ],
 )
 def test_tagged_answers_precede_named_answers_and_both_precede_the_last_line(text, scored):
-    assert extracted(text) == scored
+    assert answer_part(text) == scored
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,9 @@ async def test_the_answer_of_the_package_is_a_gold_reply(name):
         else:
             reply = gold(task)
             async with scorer(ReasoningGymConfig(**settings)) as dataset:
-                assert dataset.score_answer(answer=extracted(reply), entry=task["entry"]) == 1
+                assert (
+                    dataset.score_answer(answer=answer_part(reply), entry=task["entry"]) == 1
+                )
 
 
 async def test_training_held_out_and_example_questions_are_disjoint(make_env):

@@ -8,7 +8,7 @@ import pytest
 
 from atroposlib.environments import tau2_server
 from atroposlib.environments.common.judge import judging
-from atroposlib.environments.common.tau2_domains import known, offered, package
+from atroposlib.environments.common.tau2_domains import offered_tasks, package, tasks_by_id
 from atroposlib.environments.tau2_server import GREETING, gold, tau2
 from atroposlib.envs.function_env.card import ScriptedSession, play
 from atroposlib.envs.function_env.rollout_model import Model
@@ -26,7 +26,7 @@ COUNTS = {
 
 
 def rows_of_mock():
-    return offered("mock", "base")
+    return offered_tasks("mock", "base")
 
 
 async def score(row, replies, **settings):
@@ -36,8 +36,8 @@ async def score(row, replies, **settings):
 @pytest.mark.slow
 @pytest.mark.parametrize(("domain", "split"), COUNTS)
 async def test_the_own_actions_of_tasks_pass_and_silence_does_not(domain, split):
-    rows = offered(domain, split)
-    assert (len(known(domain, split)), len(rows)) == COUNTS[domain, split]
+    rows = offered_tasks(domain, split)
+    assert (len(tasks_by_id(domain, split)), len(rows)) == COUNTS[domain, split]
     for row in rows[:: 1 + len(rows) // 10]:  # a replay is 0.3 s of CPU
         assert await score(row, gold(row)) == 1.0, row
         assert await score(row, "") == 0.0, row
@@ -53,7 +53,7 @@ async def test_adversarial_replies_and_the_actions_of_other_tasks_earn_nothing(r
 
 
 async def test_in_telecom_the_model_acts_on_the_phone_too_if_there_is_no_customer():
-    rows = offered("telecom", "test")[:8]
+    rows = offered_tasks("telecom", "test")[:8]
     for row in rows:
         assert await score(row, gold(row), domain="telecom") == 1.0, row
         assert await score(row, "Done.", domain="telecom") == 0.0, row
@@ -67,7 +67,7 @@ async def test_actions_without_a_last_message_are_cut_and_earn_nothing():
 
 
 async def test_wrong_calls_get_the_packages_error_and_powers_are_not_computed():
-    row = offered("retail", "test")[0]
+    row = offered_tasks("retail", "test")[0]
     calls = [
         ("get_order_details", {"order_id": "#W0"}),
         ("get_order_details", {"number": 1}),
@@ -117,7 +117,7 @@ def acts_alone(row):
 
 
 async def test_in_telecom_the_customer_has_tools_and_the_model_has_not_those():
-    row = next(row for row in offered("telecom", "test") if acts_alone(row))
+    row = next(row for row in offered_tasks("telecom", "test") if acts_alone(row))
     *actions, _ = gold(row)
     customer = ScriptedSession(["It is broken.", *actions, "Works now.", "###STOP###"])
     reward, model = await served(row, ["Try it.", "Anything else?"], customer)

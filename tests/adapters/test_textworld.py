@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atroposlib.adapters import textworld as adapter
-from atroposlib.adapters.textworld import TextWorldConfig, allowed, command_in
+from atroposlib.adapters.textworld import TextWorldConfig, command_in, is_game_command
 from atroposlib.envs.function_env.card import play
 from atroposlib.errors import ConfigError
 
@@ -162,7 +162,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     ],
 )
 def test_a_command_is_one_action_of_the_game(command, fine):
-    assert allowed(command, VERBS) is fine
+    assert is_game_command(command, VERBS) is fine
 
 
 def test_the_command_is_the_last_one_in_tags():

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from atroposlib.adapters.mcp import connected
+from atroposlib.adapters.mcp import connect_tools
 from atroposlib.environments.common import workspace_server
 from atroposlib.environments.common.generated import tool_call
 from atroposlib.environments.library import workspace as env
@@ -37,7 +37,7 @@ def tools(tmp_path):
     by_name = {tool.__name__: tool for tool in made}
 
     def call(name, /, **given):
-        result = workspace_server.called(by_name, name, given)
+        result = workspace_server.call_tool(by_name, name, given)
         return result["content"][0]["text"], result["isError"]
 
     return call
@@ -46,7 +46,7 @@ def tools(tmp_path):
 async def test_the_server_lists_its_tools_and_answers_over_stdio(tmp_path):
     env.lay_out(tmp_path, TASK["before"])
     command = [sys.executable, "-m", workspace_server.__name__, str(tmp_path)]
-    async with connected(command) as tools:
+    async with connect_tools(command) as tools:
         by_name = {tool.name: tool for tool in tools}
         assert by_name["write_file"].schema["required"] == ["name", "text"]
         assert by_name["calculate"].description.startswith("Calculate with whole numbers")

@@ -52,7 +52,7 @@ def test_the_list_is_a_line_for_each_name(capsys):
 
 
 def test_environments_of_the_library_are_listed_and_found_by_name():
-    assert "letters" in [one.name for one in env_files.listed()]
+    assert "letters" in [one.name for one in env_files.list_environments()]
     assert env_files.load("letters").name == "letters"
 
 

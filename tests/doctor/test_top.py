@@ -51,12 +51,12 @@ def test_it_fits_a_terminal_of_24_lines(processes):
     found = still(trainer(age_s=26.0), *many)
     rows = top.lines(found, diagnose(found), 23)
     assert len(rows) <= 23
-    assert all(top.styled(row, 80).cell_len <= 80 for row in rows)
+    assert all(top.fit_line(row, 80).cell_len <= 80 for row in rows)
 
 
 def test_control_characters_of_names_are_escaped():
     found = moving(trainer(), env(name="\x1b[31m\x07evil-0a1b2c"))
-    text = "".join(top.styled(row, 80).plain for row in top.lines(found, [], 24))
+    text = "".join(top.fit_line(row, 80).plain for row in top.lines(found, [], 24))
     assert "\x1b" not in text and "\x07" not in text and r"\x1b[31m" in text
 
 

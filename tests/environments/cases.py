@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from atroposlib.cli.env_files import Listed, listed, load
+from atroposlib.cli.env_files import Listed, list_environments, load
 from atroposlib.validation import probes
 
 GROUP = 2
@@ -191,7 +191,9 @@ CASES = {
     "tool_use_turnlevel_advantage": Case({"rows.jsonl": TALKS}, **REPLAY),
 }
 ENVIRONMENTS = {
-    one.name: one for one in listed() if one.module.startswith("atroposlib.environments.")
+    one.name: one
+    for one in list_environments()
+    if one.module.startswith("atroposlib.environments.")
 }
 MOST_TOKENS = ("max_tokens", "max_new_tokens", "max_turn_tokens")  # of a reply
 # Of each environment that has such a setting: few tasks, no other program.

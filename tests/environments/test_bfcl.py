@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from atroposlib.environments.bfcl import bfcl, matched, same, schema, tasks
+from atroposlib.environments.bfcl import bfcl, match_calls, same, schema, tasks
 from atroposlib.envs.function_env.card import play
 from atroposlib.errors import ConfigError, DatasetUnavailable
 
@@ -131,8 +131,8 @@ def test_values_are_compared_as_the_leaderboard_does(value, allowed, equal):
 
 def test_calls_match_in_any_order_even_where_the_first_choice_is_wrong():
     loose, strict = {"f": {"x": [1, 2]}}, {"f": {"x": [1]}}
-    assert matched([("f", {"x": 1}), ("f", {"x": 2})], [loose, strict])
-    assert not matched([("f", {"x": 2}), ("f", {"x": 2})], [loose, strict])
+    assert match_calls([("f", {"x": 1}), ("f", {"x": 2})], [loose, strict])
+    assert not match_calls([("f", {"x": 2}), ("f", {"x": 2})], [loose, strict])
 
 
 def test_a_schema_keeps_what_is_no_type():

@@ -66,20 +66,20 @@ def test_every_instruction_of_ifeval_has_a_case():
 @pytest.mark.parametrize("name", CASES)
 def test_an_instruction_is_followed_by_one_text_and_not_by_another(name):
     arguments, right, wrong = CASES[name]
-    assert form.followed(right, [(name, arguments)]) == [True]
-    assert form.followed(wrong, [(name, arguments)]) == [False]
-    assert form.followed(" \n", [(name, arguments)]) == [False]
+    assert form.follow_verdicts(right, [(name, arguments)]) == [True]
+    assert form.follow_verdicts(wrong, [(name, arguments)]) == [False]
+    assert form.follow_verdicts(" \n", [(name, arguments)]) == [False]
 
 
 def test_loosely_the_first_and_last_line_and_stars_do_not_count():
     wanted = [("startend:quotation", {}), ("punctuation:no_comma", {})]
-    assert form.followed('Sure, here:\n"*a*"\nBye', wanted) == [False, False]
-    assert form.followed('Sure, here:\n"*a*"\nBye', wanted, loose=True) == [True, True]
+    assert form.follow_verdicts('Sure, here:\n"*a*"\nBye', wanted) == [False, False]
+    assert form.follow_verdicts('Sure, here:\n"*a*"\nBye', wanted, loose=True) == [True, True]
 
 
 def test_a_language_is_not_checked_and_never_called_wrong():
     wanted = [("language:response_language", {"language": "de"})]
-    assert form.followed("Guten Tag", wanted) == [None]
+    assert form.follow_verdicts("Guten Tag", wanted) == [None]
 
 
 def test_deep_json_is_no_json():

@@ -55,8 +55,8 @@ def test_watching_ends_when_the_run_is_done(children, spec):
         may_end=lambda: {"trainer", "other"},
     )
     looks = []
-    run.watch(lambda: run.completed("trainer"), observe=lambda: looks.append(1))
-    assert run.completed("trainer") and looks
+    run.watch(lambda: run.has_completed("trainer"), observe=lambda: looks.append(1))
+    assert run.has_completed("trainer") and looks
     assert printed in ([], ["other is done"])
 
 

@@ -14,7 +14,7 @@ def test_vllm_is_installed_without_packages_that_have_no_cpu_build():
         'pandas; extra == "bench"',
         "fastapi[standard]<0.137.0",
     ]
-    assert vllm_env.wanted(lines) == [lines[0], lines[3], lines[5], lines[7]]
+    assert vllm_env.wanted_requirements(lines) == [lines[0], lines[3], lines[5], lines[7]]
 
 
 def test_a_vllm_environment_counts_only_when_it_was_finished(tmp_path):

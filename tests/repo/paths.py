@@ -1,27 +1,30 @@
-"""Files and functions of the product that run for one everyday operation.
+"""How much of the product runs, and must be read, for one everyday operation.
 
-    python -m tests.repo.paths              files and functions of every operation
-    python -m tests.repo.paths --functions  the functions by file as well
+    python -m tests.repo.paths              figures of every operation, its deepest stack, files
+    python -m tests.repo.paths --functions  the functions of each file as well
 
-Each operation runs once before it is recorded, so imports, connections and caches do not
-count. The bounds are in test_paths.py.
+Figures: functions, the lines of their definitions, and the deepest stack of calls of the
+product. Each operation runs once before it is recorded, so imports, connections and caches do
+not count. The bounds are in test_paths.py.
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import sys
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("atroposlib", "example_trainer")
+from tests.repo.sources import PACKAGES, ROOT, Source
+
 FAKES = "atroposlib/testing/"  # the other side of a connection, not the operation
 GROUP = {
     "tokens": [[1, 5, 9], [1, 5, 7]],
@@ -31,7 +34,55 @@ GROUP = {
     "versions": [[-1, -1, 0], [-1, -1, 0]],
 }
 
-Functions = dict[str, set[str]]  # functions by file
+# Bodies that CPython 3.12 runs without a frame of their own.
+INLINED = ("<listcomp>", "<setcomp>", "<dictcomp>")
+IN_THE_BACKGROUND = ("indexer",)  # threads that work behind the operations, at any time
+
+Functions = dict[str, dict[int, str]]  # names by the line of their code, by file
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What one operation ran."""
+
+    functions: Functions
+    deepest: tuple[str, ...]
+
+    @property
+    def figures(self) -> dict[str, int]:
+        """The figures that are bounded."""
+        ran = [definitions(source_of(file), names) for file, names in self.functions.items()]
+        return {
+            "functions": sum(functions for functions, _ in ran),
+            "function lines": sum(lines for _, lines in ran),
+            "deepest stack": len(self.deepest),
+        }
+
+
+def source_of(file: str) -> Source:
+    """The source of a file of the product."""
+    return Source(Path(file), (ROOT / file).read_text(encoding="utf-8"))
+
+
+def definitions(source: Source, first_lines: Collection[int]) -> tuple[int, int]:
+    """How many functions begin at one of the lines, and how many lines they have.
+
+    The lines of a function inside of another one count once. A lambda is a part of the function
+    around it.
+    """
+    ran = [
+        node
+        for node in source.nodes
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        # The code of a function begins at its first decorator.
+        and min([node.lineno, *(d.lineno for d in node.decorator_list)]) in first_lines
+    ]
+    lines = {n for node in ran for n in range(node.lineno, (node.end_lineno or 0) + 1)}
+    return len(ran), len(lines)
+
+
+def name_of(code: CodeType) -> str:
+    return str(getattr(code, "co_qualname", code.co_name))
 
 
 class Recorder:
@@ -42,20 +93,38 @@ class Recorder:
 
     def __init__(self) -> None:
         self.on = False
-        self.functions: Functions = defaultdict(set)
+        self.functions: Functions = defaultdict(dict)
+        self.deepest: tuple[str, ...] = ()
         self._known: dict[str, str | None] = {}
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         if not self.on or event != "call":
             return
-        if threading.current_thread().name == "indexer":  # behind the operations, at any time
+        if threading.current_thread().name in IN_THE_BACKGROUND:
             return
-        code = frame.f_code
+        file = self._file_of(frame.f_code)
+        if file is not None:
+            self.functions[file][frame.f_code.co_firstlineno] = name_of(frame.f_code)
+            stack = self._stack_of(frame)
+            if len(stack) > len(self.deepest):
+                self.deepest = stack
+
+    def _file_of(self, code: CodeType) -> str | None:
+        """The file of a function of the product; None for all others."""
+        if code.co_name == "<module>" or code.co_name in INLINED:
+            return None
         if code.co_filename not in self._known:
             self._known[code.co_filename] = product_file(code.co_filename)
-        file = self._known[code.co_filename]
-        if file is not None and code.co_name != "<module>":
-            self.functions[file].add(getattr(code, "co_qualname", code.co_name))
+        return self._known[code.co_filename]
+
+    def _stack_of(self, frame: FrameType | None) -> tuple[str, ...]:
+        """Functions of the product in the calls that led to ``frame``, the first one first."""
+        names: list[str] = []
+        while frame is not None:
+            if self._file_of(frame.f_code) is not None:
+                names.append(name_of(frame.f_code))
+            frame = frame.f_back
+        return tuple(reversed(names))
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -207,21 +276,28 @@ OPERATIONS: dict[str, Callable[[Recorder], None]] = {
 }
 
 
-def record(operation: str) -> Functions:
-    """The functions by file that ``operation`` runs, sorted by file."""
+def record(operation: str) -> Recording:
+    """What ``operation`` runs, sorted by file."""
     recorder = Recorder()
     with recorder.installed():
         OPERATIONS[operation](recorder)
-    return dict(sorted(recorder.functions.items()))
+    return Recording(dict(sorted(recorder.functions.items())), recorder.deepest)
 
 
 def main() -> None:
+    from tests.repo.test_paths import BOUNDS
+
     for operation in OPERATIONS:
-        found = record(operation)
-        functions = sum(len(names) for names in found.values())
-        print(f"{operation}: {len(found)} files, {functions} functions")
-        for file, names in found.items():
-            listed = f": {', '.join(sorted(names))}" if "--functions" in sys.argv else ""
+        recording = record(operation)
+        print(f"{operation}:")
+        for figure, today in recording.figures.items():
+            bound, target = BOUNDS[operation][figure]
+            print(f"  {figure:16}{today:>6}, bound {bound}, target {target}")
+        print("  " + " > ".join(recording.deepest))
+        for file, names in recording.functions.items():
+            listed = (
+                f": {', '.join(sorted(names.values()))}" if "--functions" in sys.argv else ""
+            )
             print(f"  {file} {len(names)}{listed}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,20 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("atroposlib", "example_trainer")
 PRODUCT = (*PACKAGES, "environments", "helpers")
 SOURCE = (*PRODUCT, "benchmarks", "scripts")
+
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+# Ten times as fast as tokenize, and the same for Python 3.10, whose f-strings hold no quote
+# of their own kind.
+STRING_OR_COMMENT = re.compile(
+    r"""
+    \"{3} (?: [^"\\] | \\. | "(?!"") )* \"{3}
+    | \'{3} (?: [^'\\] | \\. | '(?!'') )* \'{3}
+    | " (?: [^"\\\n] | \\. )* "
+    | ' (?: [^'\\\n] | \\. )* '
+    | (?P<comment> \#[^\n]* )
+    """,
+    re.DOTALL | re.VERBOSE,
+)
 
 Graph = dict[str, set[str]]
 
@@ -32,6 +47,25 @@ class Source:
     def nodes(self) -> tuple[ast.AST, ...]:
         return tuple(ast.walk(self.tree))
 
+    @cached_property
+    def docstrings(self) -> tuple[tuple[int, str], ...]:
+        """Docstrings with their first line."""
+        pairs: list[tuple[int, str]] = []
+        pending: list[ast.AST] = [self.tree]
+        while pending:
+            node = pending.pop()
+            if isinstance(node, DOCUMENTED) and node.body:
+                text = ast.get_docstring(node)
+                pairs += [(node.body[0].lineno, text)] if text else []
+            # Expressions hold no docstring; a handler or a case holds statements.
+            pending += [n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.expr)]
+        return tuple(sorted(pairs))
+
+    @cached_property
+    def comments(self) -> tuple[tuple[int, str], ...]:
+        """Comments with their first line; lines of comment one below the other are joined."""
+        return tuple(comments_of(self.text)) if "#" in self.text else ()
+
     @property
     def is_init(self) -> bool:
         return self.path.name == "__init__.py"
@@ -50,6 +84,27 @@ class Source:
 def parsed(text: str, path: Path) -> ast.Module:
     """Syntax tree of a file of Python 3.10, made once for all tests of a process."""
     return ast.parse(text, filename=str(path), feature_version=(3, 10))
+
+
+def comments_of(text: str) -> list[tuple[int, str]]:
+    """First line and text of each comment, in order."""
+    comments: list[tuple[int, str]] = []
+    last = (-1, -1)  # line and column of a comment that stands alone on its line
+    line, counted_to = 1, 0
+    for token in STRING_OR_COMMENT.finditer(text):
+        if token["comment"] is None:
+            continue
+        line, counted_to = line + text.count("\n", counted_to, token.start()), token.start()
+        line_start = text.rfind("\n", 0, token.start()) + 1
+        column = token.start() - line_start
+        words = token["comment"].lstrip("#: ").strip()
+        alone = not text[line_start : token.start()].strip()
+        if alone and last == (line - 1, column):
+            comments[-1] = (comments[-1][0], f"{comments[-1][1]} {words}")
+        else:
+            comments.append((line, words))
+        last = (line, column) if alone else (-1, -1)
+    return comments
 
 
 @dataclass(frozen=True)
@@ -140,7 +195,7 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    components: list[list[str]] = []
 
     def visit(node: str) -> None:
         index[node] = low[node] = len(index)
@@ -156,12 +211,12 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
             component = sorted(stack[cut:])
             del stack[cut:]
             if len(component) > 1:
-                found.append(component)
+                components.append(component)
 
     for node in sorted(graph):
         if node not in index:
             visit(node)
-    return sorted(found)
+    return sorted(components)
 
 
 def folder_graph(repository: Repository) -> Graph:

@@ -7,7 +7,7 @@ import re
 
 from tests.repo.sources import parsed
 
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 600  # most stay below 300: a figure of test_ratchets.py
 MAX_FUNCTION_LINES = 80
 # Exceptions with their reason; a short list is the point of the test.
 LONGER_ON_PURPOSE: dict[str, str] = {}

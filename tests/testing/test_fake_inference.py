@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from atroposlib.testing.fake_inference import FakeInference, rendered
+from atroposlib.testing.fake_inference import FakeInference, render_messages
 
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
@@ -17,7 +17,7 @@ async def test_the_reply_function_gets_the_rendered_prompt_and_the_index():
     fake = FakeInference(reply=lambda prompt, i: f"{len(prompt)} {i}")
     async with client_of(fake) as http:
         reply = (await http.post("/v1/chat/completions", json={**HELLO, "n": 2})).json()
-    length = len(rendered(HELLO["messages"]))
+    length = len(render_messages(HELLO["messages"]))
     texts = [choice["message"]["content"] for choice in reply["choices"]]
     assert texts == [f"{length} 0", f"{length} 1"]
     assert fake.paths == ["/v1/chat/completions"]

@@ -186,7 +186,7 @@ def weights(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
 
 def matrices(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     """Tensor parallelism on two ranks, two steps against those of one rank."""
-    pair = ranks.grouped(world, 2, 60)
+    pair = ranks.in_a_grid(world, 2, 60)
     families = Path(cfg.model_name).parent
     if world.is_rank0:
         write(family_of("qwen3"), families / "qwen3")

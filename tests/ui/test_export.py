@@ -11,9 +11,9 @@ import re
 import pytest
 
 from atroposlib.api.archive.load import explored
-from atroposlib.cli.view import selected, view
+from atroposlib.cli.view import select_rollouts, view
 from atroposlib.errors import ConfigError
-from atroposlib.ui.export import bundled, exported_page
+from atroposlib.ui.export import bundle, exported_page
 
 HOSTILE = "</script><script>window.pwned = 1</script><!--<script>\u2028 &amp; ]]> \x00"
 
@@ -53,7 +53,7 @@ def test_only_scripts_and_styles_of_the_page_may_run():
 
 
 def test_the_bundle_has_every_module_after_those_that_it_imports():
-    script = bundled()
+    script = bundle()
     assert not re.search(r"^(import|export) ", script, re.MULTILINE)
     assert "import(" not in script
     made = re.findall(r'^modules\["(\w+\.js)"\] = ', script, re.MULTILINE)
@@ -86,14 +86,14 @@ def test_an_export_has_the_groups_of_the_rollouts_that_pass(groups, tmp_path, ca
 
 def test_an_export_beyond_its_bound_is_cut_and_tells_so(groups):
     with explored(groups, None) as (_, explorer):
-        whole = selected(explorer, {})
+        whole = select_rollouts(explorer, {})
         assert (len(whole["rollouts"]), whole["note"]) == (10, "10 rollouts")
-        cut = selected(explorer, {}, max_bytes=4000)
+        cut = select_rollouts(explorer, {}, max_bytes=4000)
         assert 0 < len(cut["rollouts"]) < 10
         assert re.match(r"\d rollouts of 10: cut at 0.0\d+ MB", cut["note"])
         for given in ({"env": "none"}, {"colour": "red"}):
             with pytest.raises(ConfigError):
-                selected(explorer, given)
+                select_rollouts(explorer, given)
 
 
 @pytest.mark.browser

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.utils.backoff import Backoff, jittered
+from atroposlib.utils.backoff import Backoff, with_jitter
 
 BACKOFF = Backoff(initial_s=0.2, max_s=5.0)
 
@@ -18,6 +18,6 @@ def test_a_pause_doubles_up_to_its_maximum(failures, pause_s):
 
 
 def test_jitter_takes_away_at_most_half_of_a_pause():
-    assert jittered(4.0, lambda: 0.0) == 2.0
-    assert jittered(4.0, lambda: 0.5) == 3.0
-    assert all(2.0 <= jittered(4.0) <= 4.0 for _ in range(100))
+    assert with_jitter(4.0, lambda: 0.0) == 2.0
+    assert with_jitter(4.0, lambda: 0.5) == 3.0
+    assert all(2.0 <= with_jitter(4.0) <= 4.0 for _ in range(100))

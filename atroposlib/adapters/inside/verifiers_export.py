@@ -21,7 +21,7 @@ import verifiers.v1 as vf
 from pydantic import Field
 
 from atroposlib.envs.function_env import FunctionEnv, FunctionEnvConfig, Model
-from atroposlib.envs.function_env.card import play, scored
+from atroposlib.envs.function_env.card import play, score_session
 from atroposlib.envs.function_env.data import Indexed, prepare, task_id
 from atroposlib.envs.function_env.rewards import number
 from atroposlib.envs.function_env.rollout_model import client_of
@@ -50,11 +50,11 @@ class ExportedTask(vf.Task[ExportedData]):  # type: ignore[misc]
     @vf.reward  # type: ignore[untyped-decorator]
     async def total_reward(self, trace: Any) -> float:
         """The score. Raises TaskError: there is none, which is never a 0."""
-        found = trace.info.get(REWARD)
-        if found is None or found["score"] is None:
-            why = "the environment gave no score" if found else "run it with its own harness"
+        reward = trace.info.get(REWARD)
+        if reward is None or reward["score"] is None:
+            why = "the environment gave no score" if reward else "run it with its own harness"
             raise vf.TaskError(f"task {self.data.id}: {why}")
-        return float(found["score"])
+        return float(reward["score"])
 
     @vf.metric  # type: ignore[untyped-decorator]
     async def reward_parts(self, trace: Any) -> dict[str, float]:
@@ -91,7 +91,7 @@ class ExportedTaskset(vf.Taskset[ExportedTask, ExportedConfig]):  # type: ignore
 
     def read(self) -> Any:
         """The rows, with the data set opened anew."""
-        prepared = _prepared(self.environment, self.config.settings)
+        prepared = _prepare_class(self.environment, self.config.settings)
         with ThreadPoolExecutor(1) as aside:  # this thread may have a running loop
             source, held_out = aside.submit(asyncio.run, prepared).result()
         if self.config.held_out:
@@ -113,11 +113,13 @@ def settings_of(env_cls: type[FunctionEnv], settings: dict[str, Any]) -> Functio
     return cast(FunctionEnvConfig, env_cls.env_config_cls(**settings))
 
 
-async def _prepared(env_cls: type[FunctionEnv], settings: dict[str, Any]) -> Any:
-    given, config = env_cls.definition, settings_of(env_cls, settings)
+async def _prepare_class(env_cls: type[FunctionEnv], settings: dict[str, Any]) -> Any:
+    definition, config = env_cls.definition, settings_of(env_cls, settings)
     if config.gold_examples:
         raise ConfigError("gold_examples: verifiers has no examples before a task")
-    return await prepare(given.dataset, given.eval_dataset, config, env=env_cls.name or "")
+    return await prepare(
+        definition.dataset, definition.eval_dataset, config, env=env_cls.name or ""
+    )
 
 
 class Endpoint:
@@ -176,7 +178,7 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         env_cls, held_out = self.environment, data.held_out
         config = settings_of(env_cls, data.settings)
 
-        async def opened() -> Any:
+        async def open_run() -> Any:
             return Endpoint(endpoint, secret)
 
         model = Model(
@@ -184,12 +186,12 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
             "eval" if held_out else "train",
             config.eval_temperature if held_out else config.temperature,
             config.max_tokens,
-            open_endpoint=opened,
+            open_endpoint=open_run,
             stop=config.stop,
         )
         async with client_of(endpoint, secret, timeout=None) as client:
             model.session = EndpointSession(client, ctx.model, data.system_prompt)
-            reward = with_posted(await scored(env_cls, data.task, model, config), model)
+            reward = with_posted(await score_session(env_cls, data.task, model, config), model)
         trace.info[REWARD] = {"score": reward.score, "metrics": dict(reward.metrics)}
         return vf.ProgramResult(0, "", "")
 

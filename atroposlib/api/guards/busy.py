@@ -7,7 +7,7 @@ import time
 
 from starlette.responses import JSONResponse, Response
 
-from atroposlib.utils.backoff import jittered
+from atroposlib.utils.backoff import with_jitter
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ _LOG_EVERY_S = 60.0
 
 def retry_after(seconds: float) -> str:
     """A Retry-After of one to two times so many seconds, so that callers spread out."""
-    return str(round(jittered(2 * seconds)))
+    return str(round(with_jitter(2 * seconds)))
 
 
 class BusyReplies:

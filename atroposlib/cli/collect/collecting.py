@@ -236,8 +236,10 @@ def require_free(status: RunStatus, url: str, resumed: str | None = None) -> Non
     belongs to another trainer.
     """
     lives = any(
-        one.role == "trainer" and one.age_s < LIVE_TRAINER_S and one.phase != "done"
-        for one in status.participants
+        participant.role == "trainer"
+        and participant.age_s < LIVE_TRAINER_S
+        and participant.phase != "done"
+        for participant in status.participants
     )
     ours = resumed is not None and status.run_id == resumed and not lives
     if status.state != "EMPTY" and not ours:

@@ -66,11 +66,11 @@ def found(reference: str) -> Exported:
     Raises ConfigError: it is a class, or reads data that no package holds.
     """
     env_cls = env_files.load(reference)
-    given = getattr(env_cls, "definition", None)
-    if given is None:
+    definition = getattr(env_cls, "definition", None)
+    if definition is None:
         raise ConfigError(f"{reference}: only environments of @environment are exported")
     config, _ = env_cls.config_init()
-    source, card = identity(env_cls, config), given.card
+    source, card = identity(env_cls, config), definition.card
     name = re.sub(r"\W", "_", env_cls.name or env_cls.__name__)
     expression, copied = f"load({json.dumps(reference)})", {}
     requires = [distribution.requirement(extras(env_cls, card))]

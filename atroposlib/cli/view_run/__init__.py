@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None, *, images: bool = False) -> int:
         refuse_exposure(options)
         with (
             bind(options.host, options.port, backlog=128) as listener,
-            opened(options, by_default) as source,
+            open_source(options, by_default) as source,
         ):
             app = build_app(name, options, source, images)
             print(f"{name} on http://{options.host}:{listener.getsockname()[1]}", flush=True)
@@ -89,7 +89,7 @@ def refuse_exposure(options: argparse.Namespace) -> None:
 
 
 @contextmanager
-def opened(options: argparse.Namespace, by_default: bool) -> Iterator[Source]:
+def open_source(options: argparse.Namespace, by_default: bool) -> Iterator[Source]:
     """The groups of the API or of the archive; ``by_default``: no tokenizer was named.
 
     Raises:

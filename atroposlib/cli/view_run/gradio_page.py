@@ -48,27 +48,27 @@ def mount(app: Any, source: Source, name: str, samples: int, *, images: bool) ->
             legend = {"show_legend": i == 1, **coloured}
             shown.append(gr.HighlightedText(label=f"Tokens {i} by probability", **legend))
 
-        def moved(found: ShownGroup | None, following: Any) -> list[Any]:
+        def move(found: ShownGroup | None, following: Any) -> list[Any]:
             unchanged = [gr.skip()] * (len(shown) + 1)
             values = [*fields(found, samples, images), found.number] if found else unchanged
             return [source.status, *values, following]
 
-        def grabbed(number: int) -> list[Any]:
+        def grab_number(number: int) -> list[Any]:
             if source.after(number) is None:
                 source.fetch()
-            return moved(source.after(number), False)
+            return move(source.after(number), False)
 
         def tick(number: int, following: bool) -> list[Any]:
             if not source.take:
                 source.fetch()
             newest = source.before(math.inf) if following else None
-            return moved(newest if newest and newest.number > number else None, gr.skip())
+            return move(newest if newest and newest.number > number else None, gr.skip())
 
         outputs = [status, *shown, at, follow]
         hidden: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-        grab.click(grabbed, at, outputs, api_name="get_batch")
-        newer.click(lambda number: moved(source.after(number), False), at, outputs, **hidden)
-        older.click(lambda number: moved(source.before(number), False), at, outputs, **hidden)
+        grab.click(grab_number, at, outputs, api_name="get_batch")
+        newer.click(lambda number: move(source.after(number), False), at, outputs, **hidden)
+        older.click(lambda number: move(source.before(number), False), at, outputs, **hidden)
         gr.Timer(POLL_S).tick(tick, [at, follow], outputs, **hidden)
     theme = gr.themes.Default(font=["system-ui", "sans-serif"], font_mono=["monospace"])
     gr.mount_gradio_app(app, page, "", footer_links=[], theme=theme, ssr_mode=False)
@@ -78,11 +78,13 @@ def fields(group: ShownGroup, samples: int, images: bool) -> list[Any]:
     """Values of the fields, from the title on; those of a missing sample are empty."""
     values: list[Any] = [f"{group.number}: {group.title}"]
     if images:
-        values.append([one for one in map(_picture, group.images) if one is not None])
+        values.append(
+            [picture for picture in map(_picture, group.images) if picture is not None]
+        )
     # Beside an image, the text after its mark.
     values.append(group.prompt.rpartition("[Image]")[2] if images else group.prompt)
-    for one in group.samples:
-        values += one
+    for sample in group.samples:
+        values += sample
     return values + [None, "", []] * (samples - len(group.samples))
 
 

@@ -85,14 +85,14 @@ def images_of(group: ScoredData, texts: Sequence[str]) -> list[bytes]:
     )
     coded = _BARE_IMAGE.findall(images)
     coded += [url for text in (images, messages, *texts) for url in _IMAGE.findall(text)]
-    found: list[bytes] = []
-    for one in dict.fromkeys(coded):
-        if len(found) < MAX_IMAGES and len(one) < MAX_IMAGE_CHARACTERS:
+    decoded: list[bytes] = []
+    for token in dict.fromkeys(coded):
+        if len(decoded) < MAX_IMAGES and len(token) < MAX_IMAGE_CHARACTERS:
             try:
-                found.append(base64.b64decode(one))
+                decoded.append(base64.b64decode(token))
             except binascii.Error:
                 continue
-    return found
+    return decoded
 
 
 class Source(Protocol):
@@ -133,7 +133,7 @@ class ArchivedGroups:
     def _first(self, condition: str, number: float) -> ShownGroup | None:
         sql = f"SELECT gid FROM rollout WHERE row = 0 AND {condition} LIMIT {PASSED}"
         found = (self._shown(gid) for (gid,) in self._explorer.index.read(sql, (number,)))
-        return next((one for one in found if one is not None), None)
+        return next((value for value in found if value is not None), None)
 
     def _read(self, gid: int) -> ShownGroup | None:
         group = self._explorer.stored(gid)
@@ -165,10 +165,12 @@ class GroupSource:
                 self.status = str(error)
 
     def after(self, number: int) -> ShownGroup | None:
-        return next((one for one in list(self._kept) if one.number > number), None)
+        return next((group for group in list(self._kept) if group.number > number), None)
 
     def before(self, number: float) -> ShownGroup | None:
-        return next((one for one in reversed(list(self._kept)) if one.number < number), None)
+        return next(
+            (group for group in reversed(list(self._kept)) if group.number < number), None
+        )
 
     def _watch(self) -> str:
         latest = self._client.latest_example()  # takes nothing from the trainer

@@ -73,7 +73,7 @@ async def play(
 
     Raises RolloutError: the reward failed. Errors of the function pass unchanged.
     """
-    return await _played(env_cls, task, replies, env_cls.env_config_cls(**settings))
+    return await _play(env_cls, task, replies, env_cls.env_config_cls(**settings))
 
 
 async def examples(env_cls: Any, tasks: Sequence[Any], config: Any) -> list[Example]:
@@ -86,13 +86,13 @@ async def examples(env_cls: Any, tasks: Sequence[Any], config: Any) -> list[Exam
         raise ConfigError(f"--env.gold_examples {wanted}: {env_cls.name} has no card=")
     if len(tasks) <= wanted:
         raise ConfigError(f"--env.gold_examples {wanted}: there are {len(tasks)} tasks")
-    found = []
+    shots = []
     for place in random.Random(config.seed).sample(range(len(tasks)), wanted + 1):
         task = tasks[place]
-        _, model = await _played(env_cls, task, card.gold(task), config)
+        _, model = await _play(env_cls, task, card.gold(task), config)
         messages = model.replies[-1].messages
-        found.append(Example(task_id(task), [m for m in messages if m["role"] != "system"]))
-    return found
+        shots.append(Example(task_id(task), [m for m in messages if m["role"] != "system"]))
+    return shots
 
 
 class Example(NamedTuple):
@@ -102,23 +102,25 @@ class Example(NamedTuple):
     messages: list[dict[str, Any]]
 
 
-async def _played(
+async def _play(
     env_cls: Any, task: Any, replies: Replies, config: Any
 ) -> tuple[Reward, Model]:
     async def refuse(*_: Any) -> NoReturn:
         raise ConfigError("an agent with a client needs a server, not given replies")
 
     model = Model(ScriptedSession(replies), "eval", 0.0, 512, open_endpoint=refuse)
-    return await scored(env_cls, task, model, config), model
+    return await score_session(env_cls, task, model, config), model
 
 
-async def scored(env_cls: Any, task: Any, model: Model, config: Any) -> Reward:
+async def score_session(env_cls: Any, task: Any, model: Model, config: Any) -> Reward:
     """Reward of one rollout on the session of ``model``, in a lifespan of its own."""
-    given = env_cls.definition
-    lifespan = manager_of(given.lifespan, config) if given.lifespan else nullcontext()
+    definition = env_cls.definition
+    lifespan = (
+        manager_of(definition.lifespan, config) if definition.lifespan else nullcontext()
+    )
     async with lifespan as resources:
         offered = {"config": config, "resources": resources}
-        returned = await call_user(given.function, task, model, **offered)
+        returned = await call_user(definition.function, task, model, **offered)
         name = env_cls.name or ""
-        plan: RewardPlan = given.rewards.reweighted(config.reward_weights)
+        plan: RewardPlan = definition.rewards.with_weights(config.reward_weights)
         return await plan.score(name, task_id(task), task, returned, offered)

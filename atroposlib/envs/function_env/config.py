@@ -11,7 +11,7 @@ from typing import Any, cast
 from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
 
-from atroposlib.envs.cli import described
+from atroposlib.envs.cli import name_rejected_settings
 from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.errors import ConfigError
 from atroposlib.utils.cli import with_default
@@ -85,7 +85,7 @@ def config_class(
         __doc__=f"Settings of the environment {name!r}.",
         **fields,
     )
-    with described(name):
+    with name_rejected_settings(name):
         made(**defaults)
     return cast(type[FunctionEnvConfig], made)
 

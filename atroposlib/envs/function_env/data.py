@@ -87,13 +87,13 @@ def require_unique_ids(rows: Sequence[Any], *, env: str) -> None:
         if j != i and _digest(rows[j]) != _digest(task):
             raise ConfigError(
                 f"{env}: rows {j} and {i} are different tasks with the id {task['id']!r}, so "
-                f"their rewards would share a baseline: {_shown(rows[j])} and {_shown(task)}. "
+                f"their rewards would share a baseline: {_task_text(rows[j])} and {_task_text(task)}. "
                 "Make the ids unique, for example with the name of the part in front, or leave "
                 "them out"
             )
 
 
-def _shown(task: Any) -> str:
+def _task_text(task: Any) -> str:
     text = repr(plain(task))
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
@@ -226,10 +226,10 @@ def eval_rows(rows: Iterable[Any], most: int) -> list[Any]:
     """
     if most >= 0:
         return list(itertools.islice(rows, most))
-    found = list(itertools.islice(rows, MAX_EVAL_ITEMS + 1))
-    if len(found) > MAX_EVAL_ITEMS:
+    items = list(itertools.islice(rows, MAX_EVAL_ITEMS + 1))
+    if len(items) > MAX_EVAL_ITEMS:
         raise ConfigError(f"eval_dataset: over {MAX_EVAL_ITEMS} items; set --env.eval_items")
-    return found
+    return items
 
 
 # --- order and place ----------------------------------------------------------------
@@ -251,14 +251,14 @@ class Indexed:
         if 0 <= self.epochs <= epoch:
             return None
         if self._order[0] != epoch:
-            self._order = (epoch, self._ordered(epoch))
+            self._order = (epoch, self._order_of(epoch))
         task = self.rows[self._order[1][position]]
         return item_of(task, place, epoch, is_unique=True)
 
     def trained(self) -> list[Any]:
         return [self.rows[i] for i in self.indices]
 
-    def _ordered(self, epoch: int) -> Sequence[int]:
+    def _order_of(self, epoch: int) -> Sequence[int]:
         if not self.shuffle:
             return self.indices
         rng = random.Random(f"{self.seed}/{epoch}")

@@ -142,11 +142,13 @@ def _check_signature(label: str, function: Callable[..., Any], lifespan: Any) ->
         )
     parameters = list(inspect.signature(function).parameters.values())
     offered = ["config"] if lifespan is None else ["config", "resources"]
-    others = [p.name for p in parameters[2:] if p.default is p.empty and p.name not in offered]
-    if len(parameters) < 2 or others:
-        hint = "; give @environment a lifespan" if others == ["resources"] else ""
+    unknown = [
+        p.name for p in parameters[2:] if p.default is p.empty and p.name not in offered
+    ]
+    if len(parameters) < 2 or unknown:
+        hint = "; give @environment a lifespan" if unknown == ["resources"] else ""
         raise ConfigError(
-            f"{label}: takes (task, model) or (task, model, config), not {others}{hint}"
+            f"{label}: takes (task, model) or (task, model, config), not {unknown}{hint}"
         )
 
 
@@ -163,7 +165,7 @@ class FunctionEnv(BaseEnv):
         self.data_place: dict[str, Any] = {}  # restored by load_checkpoint
         self.held_out: list[TaskItem] = []
         self._cursor: Cursor | None = None
-        plan = self.definition.rewards.reweighted(self.config.reward_weights)
+        plan = self.definition.rewards.with_weights(self.config.reward_weights)
         self.rollouts = RolloutRunner(self, self.config, self.definition.function, plan)
 
     @classmethod
@@ -183,9 +185,9 @@ class FunctionEnv(BaseEnv):
         if any(server.returns_tokens for server in self.server.servers):
             # Takes seconds of imports and reading: not on the event loop, which handles signals.
             await asyncio.to_thread(lambda: self.tokenizer)
-        given = self.definition
+        definition = self.definition
         source, self.held_out = await prepare(
-            given.dataset, given.eval_dataset, self.config, env=self.label()
+            definition.dataset, definition.eval_dataset, self.config, env=self.label()
         )
         self._cursor = Cursor(source)
         if self.config.gold_examples:
@@ -193,8 +195,8 @@ class FunctionEnv(BaseEnv):
             self.rollouts.examples = await examples(type(self), tasks, self.config)
         if self.server.tool_parser is None:
             self.server.tool_parser = TOOL_PARSER
-        if given.lifespan is not None:
-            await self.rollouts.enter(given.lifespan)
+        if definition.lifespan is not None:
+            await self.rollouts.enter(definition.lifespan)
 
     @property
     def cursor(self) -> Cursor:

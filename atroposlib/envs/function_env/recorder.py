@@ -91,10 +91,8 @@ class Recorder:
     def rows(self) -> list[ScoredDataItem]:
         """An unscored row for each history; every sample is trained in one of them."""
         return [
-            from_node(
-                found, 0.0, messages=self.calls[int(found.turns[-1].completion_id)] or None
-            )
-            for found in self._samples.rows()
+            from_node(row, 0.0, messages=self.calls[int(row.turns[-1].completion_id)] or None)
+            for row in self._samples.rows()
         ]
 
 
@@ -121,7 +119,7 @@ def groups_of(
         for turn in range(max(len(seat.rows) for seat in seats))
     ):
         rows = [
-            seat.rows[turn] if turn < len(seat.rows) else _untrained(rollout.first_row)
+            seat.rows[turn] if turn < len(seat.rows) else _prompt_row(rollout.first_row)
             for seat, rollout in zip(seats, rollouts)
         ]
         scored = [
@@ -138,10 +136,10 @@ def groups_of(
         seat_id = f"{group_id}/{name}" if name else group_id
         group["group_id"] = seat_id if turn == 0 else f"{seat_id}#{turn + 1}"
         named_R = [dict(rollout.reward.metrics) for rollout in rollouts]
-        found = {**about, **({"endpoint": name} if name else {})}
-        found |= {} if groups else {"metrics": means}
+        fields = {**about, **({"endpoint": name} if name else {})}
+        fields |= {} if groups else {"metrics": means}
         facts_R = [row_facts(rollout.metadata, None) for rollout in rollouts]
-        group["metadata"] = {**found, "named_rewards": named_R, "rows": facts_R}
+        group["metadata"] = {**fields, "named_rewards": named_R, "rows": facts_R}
         groups.append(group)
     return groups
 
@@ -168,7 +166,7 @@ def metrics_of(reward: Reward) -> dict[str, float]:
     return {**reward.metrics, **score}
 
 
-def _untrained(row: ScoredDataItem) -> ScoredDataItem:
+def _prompt_row(row: ScoredDataItem) -> ScoredDataItem:
     """The prompt of ``row``, without trained tokens: a valid row that enters no loss.
 
     A row with images stays whole: each image has its tokens in it.

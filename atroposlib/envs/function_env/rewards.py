@@ -59,20 +59,20 @@ class RewardPlan:
             return cls()
         if callable(rewards):
             rewards = [rewards]
-        given: Mapping[Any, float] = (
-            rewards if isinstance(rewards, Mapping) else {one: 1.0 for one in rewards}
+        pairs: Mapping[Any, float] = (
+            rewards if isinstance(rewards, Mapping) else {reward: 1.0 for reward in rewards}
         )
-        if all(isinstance(key, str) for key in given):
-            return cls({str(key): float(weight) for key, weight in given.items()})
-        if not all(callable(key) for key in given):
+        if all(isinstance(key, str) for key in pairs):
+            return cls({str(key): float(weight) for key, weight in pairs.items()})
+        if not all(callable(key) for key in pairs):
             raise ConfigError("rewards: names or functions, not both")
-        functions = {_name_of(function): function for function in given}
-        if len(functions) < len(given):
+        functions = {_name_of(function): function for function in pairs}
+        if len(functions) < len(pairs):
             raise ConfigError("rewards: two functions have the same name")
-        weights = {_name_of(function): float(weight) for function, weight in given.items()}
+        weights = {_name_of(function): float(weight) for function, weight in pairs.items()}
         return cls(weights, functions)
 
-    def reweighted(self, weights: Mapping[str, float]) -> RewardPlan:
+    def with_weights(self, weights: Mapping[str, float]) -> RewardPlan:
         """The same rewards with some other ``weights``.
 
         Raises ConfigError: a weight has no reward.
@@ -102,7 +102,7 @@ class RewardPlan:
         """
         if not self.functions:
             with boundary(env, item, "reward", code):
-                return combined(returned, self.weights)
+                return combine_rewards(returned, self.weights)
         if returned is None:
             return Reward(None)
         values: dict[str, Any] = {}
@@ -111,10 +111,10 @@ class RewardPlan:
                 value = await call_user(function, task, returned, **offered)
                 values[name] = value if value is None else number(value, f"reward {name!r}")
         with boundary(env, item, "reward"):
-            return combined(values, self.weights)
+            return combine_rewards(values, self.weights)
 
 
-def combined(returned: Any, weights: Mapping[str, float]) -> Reward:
+def combine_rewards(returned: Any, weights: Mapping[str, float]) -> Reward:
     """One reward from the value of a rollout, or from those of its reward functions.
 
     None, or None for a reward that counts, is no score. A reward of weight 0 is only logged.
@@ -170,10 +170,10 @@ async def call_user(function: Callable[..., Any], *args: Any, **offered: Any) ->
     A sync function runs in a thread, so that a slow reward does not stop other rollouts.
     """
     wanted = inspect.signature(function).parameters
-    given = {name: value for name, value in offered.items() if name in wanted}
+    arguments = {name: value for name, value in offered.items() if name in wanted}
     if is_async(function):
-        return await function(*args, **given)
-    result = await asyncio.to_thread(partial(function, *args, **given))
+        return await function(*args, **arguments)
+    result = await asyncio.to_thread(partial(function, *args, **arguments))
     return await result if inspect.isawaitable(result) else result
 
 

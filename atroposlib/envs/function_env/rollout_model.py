@@ -45,7 +45,7 @@ Messages = Union[str, Sequence[Message]]  # text stands for one user message
 Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
-def _remembered(method: Method) -> Method:
+def _keep_coroutine(method: Method) -> Method:
     """``method``, with its coroutine and the caller's line kept: ``await`` may be forgotten."""
 
     @wraps(method)
@@ -74,9 +74,9 @@ class Reply(str):
     @classmethod
     def of(cls, history: Sequence[Message], choice: Any) -> Reply:
         """Reply from a ``choice`` of a chat or, without a history, of a text completion."""
-        said = getattr(choice, "message", None)
-        reply = cls(choice.text if said is None else said.content or "")
-        calls = (said and said.tool_calls) or []
+        message = getattr(choice, "message", None)
+        reply = cls(choice.text if message is None else message.content or "")
+        calls = (message and message.tool_calls) or []
         reply.tool_calls = [
             dict(call) if isinstance(call, Mapping) else call.model_dump() for call in calls
         ]
@@ -111,7 +111,7 @@ class Model:
     rewards: dict[int, float] = field(default_factory=dict)  # by index of the reply
     _is_context_full: bool = False
 
-    @_remembered
+    @_keep_coroutine
     async def chat(
         self, messages: Messages, *, tools: Sequence[Tool] = (), **sampling: Any
     ) -> Reply:
@@ -148,9 +148,9 @@ class Model:
         params = self._params(sampling)
         with self._noting_full_context():
             completion = await self.session.chat_completion(messages=shown, **params)
-        return self._replied(completion, history, shown)
+        return self._reply_of(completion, history, shown)
 
-    @_remembered
+    @_keep_coroutine
     async def use_tools(
         self,
         messages: Messages,
@@ -179,7 +179,7 @@ class Model:
             reply = await self.chat([*reply.messages, *answers], tools=tools, **sampling)
         return reply
 
-    @_remembered
+    @_keep_coroutine
     async def complete(self, prompt: str | Sequence[int], **sampling: Any) -> Reply:
         """Continue ``prompt``, text or token ids, without a chat template.
 
@@ -188,9 +188,9 @@ class Model:
         params = self._params(sampling)
         with self._noting_full_context():
             completion = await self.session.completion(prompt=prompt, **params)
-        return self._replied(completion)
+        return self._reply_of(completion)
 
-    @_remembered
+    @_keep_coroutine
     async def endpoint(self, name: str = "", *, trainable: bool = True) -> AgentSession:
         """Address for an agent with its own client: ``base_url`` and ``api_key``.
 
@@ -215,7 +215,7 @@ class Model:
             raise ConfigError("model.reward: rewards the last reply, and there is none yet")
         self.rewards[len(self.replies) - 1] = number(reward, "the reward of a reply")
 
-    @_remembered
+    @_keep_coroutine
     async def openai(self, name: str = "", *, trainable: bool = True) -> AsyncOpenAI:
         """Client of the package ``openai`` for :meth:`endpoint`; the model name is ignored."""
         endpoint = await self.endpoint(name, trainable=trainable)
@@ -272,7 +272,7 @@ class Model:
         }
         return {**defaults, **sampling}
 
-    def _replied(
+    def _reply_of(
         self,
         completion: Any,
         history: Sequence[Message] | None = None,  # None: of a text completion

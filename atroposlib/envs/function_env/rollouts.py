@@ -144,7 +144,7 @@ class RolloutRunner:
         server = self.env.server
         async with AsyncExitStack() as stack:
             session: Any = server
-            if all(one.returns_tokens for one in server.servers):
+            if all(engine.returns_tokens for engine in server.servers):
                 # As in training: exactly the same prompt tokens and tool calls.
                 opening = server.managed_server(tokenizer=self.env.tokenizer)
                 session = await stack.enter_async_context(opening)
@@ -175,7 +175,7 @@ class RolloutRunner:
         offered = {"config": self.config, "resources": self.resources}
         try:
             with boundary(env, name, "rollout", self.function):
-                returned = await self._called(item, model, offered)
+                returned = await self._call_function(item, model, offered)
         except AtroposError as error:
             if not _ended_by_context(error, model):
                 raise
@@ -184,7 +184,9 @@ class RolloutRunner:
             reward = await self.plan.score(env, name, task, returned, offered, self.function)
         return with_posted(reward, model)
 
-    async def _called(self, item: TaskItem, model: Model, offered: dict[str, Any]) -> Any:
+    async def _call_function(
+        self, item: TaskItem, model: Model, offered: dict[str, Any]
+    ) -> Any:
         """What the function returns."""
         env, name = self.env.label(), item["id"]
         try:
@@ -214,7 +216,7 @@ class RolloutRunner:
         given: bool = False,  # agents, too, get the replies of ``session``
     ) -> Model:
         config = self.config
-        others = [one.messages for one in self.examples if one.id != item["id"]]
+        others = [example.messages for example in self.examples if example.id != item["id"]]
         temperature = config.temperature if split == "train" else config.eval_temperature
 
         async def open_endpoint() -> AgentSession:
@@ -239,7 +241,9 @@ class RolloutRunner:
             max_tokens=config.max_tokens,
             stop=config.stop,
             describe_tools=config.describe_tools,
-            examples=[one for messages in others[: config.gold_examples] for one in messages],
+            examples=[
+                message for messages in others[: config.gold_examples] for message in messages
+            ],
             open_endpoint=open_endpoint,
         )
 
@@ -380,13 +384,13 @@ def metrics_by_item(samples: Sequence[EvalSample], times: int) -> list[dict[str,
     pairs = {pair for sample in samples for pair in sample.numbers.items()}
     graded = {name for name, value in pairs if value not in (0.0, 1.0)}
     powers = [2**n for n in range(1, times.bit_length())]
-    found = []
+    means = []
     for numbers in by_item.values():
         metrics = mean_metrics(numbers)
         for name in tuple(metrics) if times > 1 else ():
-            values = [one[name] for one in numbers if name in one]
+            values = [number[name] for number in numbers if name in number]
             for k in (k for k in powers if k <= len(values) and name not in graded):
                 metrics[f"{name}_pass@{k}"] = pass_at_k(len(values), int(sum(values)), k)
             metrics[f"{name}_best@{times}"] = max(values)
-        found.append(metrics)
-    return found
+        means.append(metrics)
+    return means

@@ -77,19 +77,19 @@ def _arguments(tool: Callable[..., Any]) -> type[BaseModel]:
 
 async def answer(tools: Sequence[Tool], call: Mapping[str, Any]) -> dict[str, Any]:
     """The ``tool`` message with the result of one tool call."""
-    asked = call["function"]
+    function = call["function"]
     by_name = {name_of(tool): tool for tool in tools if not isinstance(tool, Mapping)}
-    tool = by_name.get(asked["name"])
+    tool = by_name.get(function["name"])
     if tool is None:
-        content = f"error: there is no tool {asked['name']!r}, only {sorted(by_name)}"
+        content = f"error: there is no tool {function['name']!r}, only {sorted(by_name)}"
     elif isinstance(tool, ToolObject):
-        arguments = object_in(asked["arguments"])
+        arguments = object_in(function["arguments"])
         content = "error: the arguments are not a JSON object"
         if arguments is not None:
             content = _text(await tool.call(arguments))
     else:
         try:
-            given = _arguments(tool).model_validate_json(asked["arguments"] or "{}")
+            parsed = _arguments(tool).model_validate_json(function["arguments"] or "{}")
         except ValidationError as error:
             mistakes = "; ".join(
                 f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}"
@@ -97,7 +97,7 @@ async def answer(tools: Sequence[Tool], call: Mapping[str, Any]) -> dict[str, An
             )
             content = f"error: {mistakes}"
         else:
-            values = {name: getattr(given, name) for name in type(given).model_fields}
+            values = {name: getattr(parsed, name) for name in type(parsed).model_fields}
             content = _text(await call_user(tool, **values))
     return {"role": "tool", "tool_call_id": call.get("id"), "content": content}
 
@@ -109,10 +109,10 @@ def name_of(tool: Callable[..., Any] | ToolObject) -> str:
 def object_in(text: str | None) -> dict[str, Any] | None:
     """The arguments of a call; None if they are not a JSON object."""
     try:
-        found = json.loads(text or "{}")
+        value = json.loads(text or "{}")
     except json.JSONDecodeError:
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 def _text(result: Any) -> str:

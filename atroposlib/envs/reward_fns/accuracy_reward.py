@@ -68,19 +68,19 @@ class AccuracyReward(RewardFunction):
         gold = stated_answer(gold) or gold.strip()
         if len(boxed_answers(text)) > self.max_boxed_threshold or not gold:
             return 0.0
-        given = stated_answer(text)
-        if given is None:
+        stated = stated_answer(text)
+        if stated is None:
             announced = list(ANNOUNCED.finditer(text))
             if not announced:
                 return 0.0
             text = text[announced[-1].start() :]
         else:
-            same = same_answer(given, gold, self.tolerance)
+            same = same_answer(stated, gold, self.tolerance)
             if same is not None:
                 return float(same)
-            if len(given) > MAX_ANSWER_CHARS:
+            if len(stated) > MAX_ANSWER_CHARS:
                 return 0.0
-            text = in_box(given)
+            text = in_box(stated)
         try:
             return float(shared_process().equal(text, in_box(gold)))
         except CheckFailed as failure:

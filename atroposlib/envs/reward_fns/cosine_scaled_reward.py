@@ -82,7 +82,7 @@ def embed(texts: Sequence[str], model_name: str) -> NDArray[np.float32]:
 
     Raises ConfigError: torch is not installed.
     """
-    tokenizer, model = _loaded(model_name)
+    tokenizer, model = _load_model(model_name)
     import torch
 
     inputs = tokenizer(
@@ -102,7 +102,7 @@ def embed(texts: Sequence[str], model_name: str) -> NDArray[np.float32]:
 
 
 @lru_cache(maxsize=MODELS_KEPT)
-def _loaded(model_name: str) -> tuple[Any, Any]:
+def _load_model(model_name: str) -> tuple[Any, Any]:
     try:
         import torch  # noqa: F401  (transformers imports without it and then has no models)
     except ImportError as error:

@@ -81,7 +81,7 @@ class RewardRegistry:
             self._load(name)
             entry = self._find(name)
         if entry is None:
-            known = ", ".join(sorted({*self._entries, *_offered()}))
+            known = ", ".join(sorted({*self._entries, *_names()}))
             raise UnknownReward(f"no reward {name!r}; there are {known}")
         return entry
 
@@ -98,11 +98,13 @@ class RewardRegistry:
             ConfigError: the configuration has no type, or arguments the reward does not take.
         """
         config = name_or_config
-        given: dict[str, Any] = {"type": config} if isinstance(config, str) else dict(config)
-        name = given.pop("type", None)
+        settings: dict[str, Any] = (
+            {"type": config} if isinstance(config, str) else dict(config)
+        )
+        name = settings.pop("type", None)
         if not isinstance(name, str):
             raise ConfigError(f"reward {config!r}: needs a 'type', the name of the reward")
-        arguments = {**defaults, **given.pop("params", {}), **given}
+        arguments = {**defaults, **settings.pop("params", {}), **settings}
         entry = self.get(name)
         try:
             if isinstance(entry, type):
@@ -133,9 +135,9 @@ class RewardRegistry:
             if "type" in config:
                 self.get(config["type"])
             inner = config.get("params") or {}
-            for found in (config.get("reward_functions"), config.get("rewards"), inner):
-                if found:
-                    self.load_required_functions(found)
+            for value in (config.get("reward_functions"), config.get("rewards"), inner):
+                if value:
+                    self.load_required_functions(value)
         elif not isinstance(config, RewardFunction):
             self.load_required_functions(getattr(config, "reward_functions", []))
 
@@ -149,12 +151,12 @@ class RewardRegistry:
     def _find(self, name: str) -> RewardClass | PlainReward | None:
         if name in self._entries:
             return self._entries[name]
-        squashed = {_squashed(known): entry for known, entry in self._entries.items()}
-        return squashed.get(_squashed(name))
+        squashed = {_squash(known): entry for known, entry in self._entries.items()}
+        return squashed.get(_squash(name))
 
     def _load(self, name: str) -> None:
         for module, offered in _modules().items():
-            if _squashed(name) in (_squashed(module), _squashed(offered)):
+            if _squash(name) in (_squash(module), _squash(offered)):
                 importlib.import_module(f"{PACKAGE}.{module}")
 
 
@@ -163,7 +165,7 @@ def _default_name(entry: Any) -> str:
     return (name.removesuffix("reward") or name) if isinstance(entry, type) else name
 
 
-def _squashed(name: str) -> str:
+def _squash(name: str) -> str:
     return name.lower().replace("_", "")
 
 
@@ -174,7 +176,7 @@ def _modules() -> dict[str, str]:
     return {name: name.removesuffix("_reward") for name in found}
 
 
-def _offered() -> list[str]:
+def _names() -> list[str]:
     return [name for module, name in _modules().items() if module != name]
 
 

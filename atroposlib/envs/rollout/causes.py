@@ -123,7 +123,7 @@ def _inner(error: BaseException) -> BaseException:
     return error
 
 
-def described(error: AtroposError) -> str:
+def describe_error(error: AtroposError) -> str:
     """What failed and where, in one line."""
     where = user_line(error) if isinstance(error, ConfigError) else None
     return f"{where}: {error}{where.source}" if where else str(error)
@@ -178,7 +178,7 @@ class Repeats:
 
     def failed(self, error: AtroposError) -> None:
         """Count an error by its cause."""
-        self.note(cause_of(error), described(error), error)
+        self.note(cause_of(error), describe_error(error), error)
 
 
 @dataclass
@@ -208,7 +208,7 @@ def hopeless(error: AtroposError) -> OnlyFailures:
     failure = error.__cause__ if isinstance(error, IncompleteGroup) else error
     shown = failure if isinstance(failure, AtroposError) else error
     fix = f"all samples of the first {PROBED_ITEMS} items failed by this: {remedy_of(shown)}"
-    ended = OnlyFailures(f"{described(shown)}\n{fix}")
+    ended = OnlyFailures(f"{describe_error(shown)}\n{fix}")
     ended.after_log = "" if isinstance(shown, IncompleteGroup) else fix  # that is not logged
     ended.__cause__ = shown
     return ended
@@ -229,7 +229,7 @@ async def gather_probed(
     finished, logged_at = 0, time.monotonic()
     logger.info("evaluation of %d samples, %d at once", len(samples), at_once)
 
-    async def counted(sample: T) -> R:
+    async def count_errors(sample: T) -> R:
         nonlocal finished, logged_at
         result = await work(sample)
         finished += 1
@@ -241,10 +241,10 @@ async def gather_probed(
     for number, (_, of_item) in enumerate(groupby(samples, item_of)):
         if probe.over:
             break
-        drawn = await gather_bounded(of_item, counted, at_once)
+        drawn = await gather_bounded(of_item, count_errors, at_once)
         done += drawn
         errors = [error for error in map(error_of, drawn) if error is not None]
         alike = len(errors) == len(drawn) and len({*map(mistake_of, errors)}) == 1
         if ended := probe.end(number, errors[-1] if alike else None):
             raise ended
-    return done + await gather_bounded(samples[len(done) :], counted, at_once)
+    return done + await gather_bounded(samples[len(done) :], count_errors, at_once)

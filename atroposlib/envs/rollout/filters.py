@@ -101,14 +101,14 @@ def filter_group(
     ``nodes`` are those of its rollout; an accepted group has what they tell of its rows.
     """
     try:
-        return _judged(with_sampled(group, nodes), rules)
+        return _judge(with_sampled(group, nodes), rules)
     except InvalidGroup as problem:
         return RejectedGroup(RejectReason.INVALID, str(problem))
     except NOT_A_GROUP as problem:
         return RejectedGroup(RejectReason.MALFORMED, repr(problem))
 
 
-def _judged(group: ScoredDataGroup, rules: FilterRules) -> AcceptedGroup | RejectedGroup:
+def _judge(group: ScoredDataGroup, rules: FilterRules) -> AcceptedGroup | RejectedGroup:
     missing = [name for name in _REQUIRED if group.get(name) is None]
     if missing:
         return RejectedGroup(RejectReason.INVALID, f"{missing[0]}: missing")
@@ -160,8 +160,8 @@ def _rows_of(advantages: list[Any], tokens: Sequence[Sequence[int]]) -> list[Any
     if len(advantages) != len(tokens):
         return advantages
     return [
-        [one] * len(row) if isinstance(one, (int, float)) else one
-        for one, row in zip(advantages, tokens)
+        [advantage] * len(row) if isinstance(advantage, (int, float)) else advantage
+        for advantage, row in zip(advantages, tokens)
     ]
 
 
@@ -191,7 +191,9 @@ def with_sampled(group: ScoredDataGroup, nodes: Sequence[Node]) -> ScoredDataGro
     named = [fields.get(k) for k in ("generation_params", "group_overrides")]
     named += fields.get("overrides") or ()
     temperatures = {span["temperature"] for row in whole.get("sampling") or () for span in row}
-    if len(temperatures) == 1 and not any("temperature" in (one or {}) for one in named):
+    if len(temperatures) == 1 and not any(
+        "temperature" in (sampling or {}) for sampling in named
+    ):
         whole["generation_params"] = {**(named[0] or {}), "temperature": temperatures.pop()}
     return cast(ScoredDataGroup, whole)
 
@@ -202,17 +204,17 @@ def _found_in(nodes: Sequence[Node], group: Mapping[str, Any]) -> dict[str, Any]
     logprobs_G = plain(group.get("inference_logprobs")) or [None] * len(tokens_G)
     sampling, versions, endings, routed = [], [], [], []
     for tokens, masks, logprobs in zip(tokens_G, masks_G, logprobs_G):
-        found = _spans(tokens, masks, logprobs, nodes)
+        spans = _spans(tokens, masks, logprobs, nodes)
         of_row = [MASKED_VERSION] * len(tokens)
-        for span, node in found:
+        for span, node in spans:
             for t in range(span["start"], span["end"]):
                 of_row[t] = MASKED_VERSION if masks[t] == MASKED else node.versions[t]
-        whole = found and found[-1][0]["end"] == len(tokens)
-        sampling.append([span for span, _ in found])
+        whole = spans and spans[-1][0]["end"] == len(tokens)
+        sampling.append([span for span, _ in spans])
         versions.append(of_row)
-        last = [joined((0, node.routed_experts), end=at["end"]) for at, node in found[-1:]]
+        last = [joined((0, node.routed_experts), end=at["end"]) for at, node in spans[-1:]]
         routed += last or [None]
-        endings.append(found[-1][0].get("finish_reason") if whole else None)
+        endings.append(spans[-1][0].get("finish_reason") if whole else None)
     if not any(sampling):
         return {}
     known = any(version >= 0 for row in versions for version in row)
@@ -225,7 +227,7 @@ def _spans(
     tokens: list[int], masks: list[int], logprobs: list[float] | None, nodes: Sequence[Node]
 ) -> list[tuple[dict[str, Any], Node]]:
     """Spans of the row, ascending, and their nodes; of several that fit, the newest counts."""
-    found: dict[int, tuple[dict[str, Any], Node]] = {}
+    spans: dict[int, tuple[dict[str, Any], Node]] = {}
     # Longer nodes last: of one the row would be a part.
     for node in sorted(reversed(nodes), key=lambda node: len(node.tokens) > len(tokens)):
         for span in node.spans:
@@ -239,9 +241,9 @@ def _spans(
             if start < end and same and tokens[:end] == node.tokens[:end]:
                 whole = end == span["end"]
                 kept = {k: v for k, v in span.items() if whole or k != "finish_reason"}
-                found.setdefault(start, ({**kept, "end": end}, node))
+                spans.setdefault(start, ({**kept, "end": end}, node))
     apart: list[tuple[dict[str, Any], Node]] = []
-    for start in sorted(found):
+    for start in sorted(spans):
         if not apart or apart[-1][0]["end"] <= start:
-            apart.append(found[start])
+            apart.append(spans[start])
     return apart

@@ -98,7 +98,13 @@ ALL_OR_NONE = (
     "distill_logprobs",
 )  # optional fields that either all rows have or none: they are aligned by row
 PER_ROW = (
-    *("tokens", "masks", "scores", "sampling", "finish_reasons", "outcomes", "overrides"),
+    "tokens",
+    "masks",
+    "scores",
+    "sampling",
+    "finish_reasons",
+    "outcomes",
+    "overrides",
     "routed_experts",
     *ALL_OR_NONE,
 )
@@ -280,8 +286,8 @@ def standard_errors(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def _values(metrics: Iterable[Mapping[str, float] | None]) -> dict[str, list[float]]:
     seen: dict[str, list[float]] = {}
-    for one in metrics:
-        for name, value in (one or {}).items():
+    for metric in metrics:
+        for name, value in (metric or {}).items():
             seen.setdefault(name, []).append(float(value))
     return seen
 
@@ -302,9 +308,9 @@ def _split_shared(
     """The entries equal in all mappings, and the other entries of each mapping."""
     first = params[0] if params else {}
     shared = {
-        k: v for k, v in first.items() if all(k in other and other[k] == v for other in params)
+        k: v for k, v in first.items() if all(k in row and row[k] == v for row in params)
     }
-    return shared, [{k: v for k, v in one.items() if k not in shared} for one in params]
+    return shared, [{k: v for k, v in row.items() if k not in shared} for row in params]
 
 
 # --- rows without a score --------------------------------------------------------------

@@ -193,16 +193,16 @@ class WorkerPool:
 
     def figures(self) -> dict[str, float | str]:
         """Counts and the last error, for heartbeats."""
-        starts = [one["start_time"] for one in self.running.values()]
-        found: dict[str, float | str] = {
+        starts = [rollout["start_time"] for rollout in self.running.values()]
+        numbers: dict[str, float | str] = {
             "rollouts_running": len(self.running),
             "oldest_rollout_s": time.monotonic() - min(starts) if starts else 0.0,
             "rollouts_failed": self.counts["failed"] + self.counts["timed_out"],
             "failed_in_a_row": self.consecutive_errors,
         }
         if self.last_error is not None:
-            found["last_error"] = str(self.last_error)[:ERROR_CHARS]
-        return found
+            numbers["last_error"] = str(self.last_error)[:ERROR_CHARS]
+        return numbers
 
     def next_waiting(self) -> RolloutTask | None:
         """The oldest item to retry, else the oldest of the backlog."""
@@ -219,7 +219,7 @@ class WorkerPool:
         task = asyncio.ensure_future((self.handle or self.roll_out)(job.uuid))
         self.tasks.add(task)
         self.jobs[job.uuid] = task
-        task.add_done_callback(lambda done: self._ended(job, done))
+        task.add_done_callback(lambda done: self._on_end(job, done))
         self.running[job.uuid] = {
             "item": job.item,
             "worker": task,
@@ -299,7 +299,7 @@ class WorkerPool:
         if again:
             self.retries.append(job)
 
-    def _ended(self, job: RolloutTask, task: asyncio.Task[Any]) -> None:
+    def _on_end(self, job: RolloutTask, task: asyncio.Task[Any]) -> None:
         self.tasks.discard(task)
         self.running.pop(job.uuid, None)  # an overridden handle_env may leave it
         self.jobs.pop(job.uuid, None)

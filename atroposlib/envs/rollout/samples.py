@@ -99,7 +99,7 @@ async def collect_group(
     drawing = _Drawing(sample, item, group_size, failed, code or sample, redraws=group_size)
     # Cancels the other samples if one raises: their group is given up.
     drawn = await gather_or_cancel(drawing.one() for _ in range(group_size))
-    items = [one for one in drawn if one is not None]
+    items = [item for item in drawn if item is not None]
     if {*drawing.ends} == {NO_SCORE}:
         raise returned_none(drawing.code, group_size)
     if len(items) < group_size:
@@ -118,13 +118,13 @@ def _alike(items: Sequence[ScoredDataItem]) -> list[ScoredDataItem]:
     absent = {name for name in ALL_OR_NONE if any(item.get(name) is None for item in whole)}
     defaults: dict[str, Any] = {} if "messages" in absent else {"messages": []}
 
-    def fitted(item: ScoredDataItem) -> ScoredDataItem:
+    def fit_item(item: ScoredDataItem) -> ScoredDataItem:
         if item.get("outcomes") != "truncated":
             return item
         known = {k: v for k, v in item.items() if k not in absent and v is not None}
         return cast(ScoredDataItem, {**defaults, **known})
 
-    return list(map(fitted, items))
+    return list(map(fit_item, items))
 
 
 @dataclass

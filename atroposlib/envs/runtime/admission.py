@@ -90,9 +90,11 @@ class RolloutAdmission:
             del self._held[admission_id]
         if over:
             self._ask_at = float("-inf")  # room was released
-            await asyncio.gather(*(self._client.release_admission(one) for one in over))
+            await asyncio.gather(
+                *(self._client.release_admission(admission) for admission in over)
+            )
         now = time.monotonic()
-        for admission_id in [one for one, due in self._held.items() if due <= now]:
+        for admission_id in [held for held, due in self._held.items() if due <= now]:
             # The API may refuse an expired one. Its rollout continues: it is paid for.
             await self._client.request_admission(
                 who, size, ttl_s=ADMISSION_TTL_S, admission_id=admission_id

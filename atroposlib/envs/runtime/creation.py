@@ -55,7 +55,7 @@ def make_named_env(
         _require_names(settings)
     wait = settings.mode != "serve" and not server.use_proxy
 
-    async def named() -> tuple[CommandSettings, Any]:
+    async def read_settings() -> tuple[CommandSettings, Any]:
         try:
             if must_answer:
                 await require_answers(server.servers)
@@ -67,7 +67,7 @@ def make_named_env(
 
     loop = asyncio.new_event_loop()  # asyncio.run would take the constructor's loop away
     try:
-        known, tokenizer = loop.run_until_complete(named())
+        known, tokenizer = loop.run_until_complete(read_settings())
     finally:
         loop.close()
     # Outside the event loop: constructors of older environments require that.
@@ -93,18 +93,18 @@ async def _named_more(
         configs = named[namespace]
         if configs is None or not (more.switch and getattr(settings.env, more.switch)):
             continue
-        asked = ServerManager(configs)
-        if asked.template is not None:
+        manager = ServerManager(configs)
+        if manager.template is not None:
             raise ConfigError(f"--{namespace}.base_url {DIRECTORY}: of the trained model only")
         try:
-            unnamed = any(server.config.model_name == UNNAMED for server in asked.servers)
-            await identify(asked.servers, wait=unnamed)
+            unnamed = any(server.config.model_name == UNNAMED for server in manager.servers)
+            await identify(manager.servers, wait=unnamed)
         except ConfigError as error:
             text = str(error).replace(f"--{OPENAI_NAMESPACE}.", f"--{namespace}.")
             raise ConfigError(text) from error
         finally:
-            await asked.close()
-        named[namespace] = [server.config for server in asked.servers]
+            await manager.close()
+        named[namespace] = [server.config for server in manager.servers]
     return named
 
 
@@ -145,18 +145,18 @@ def make_env(
         "slurm": settings.manager.slurm,
         "testing": settings.manager.testing,
     }
-    others: dict[str, Any] = {
+    endpoints: dict[str, Any] = {
         more[name].argument: servers
         for name, servers in settings.more_servers.items()
         if servers is not None
     }
     construct: Callable[..., None] = env.__init__  # type: ignore[misc]  # of the same class
     try:
-        inspect.signature(construct).bind(**first, **others)
+        inspect.signature(construct).bind(**first, **endpoints)
     except TypeError:
-        construct(*first.values(), **others)
+        construct(*first.values(), **endpoints)
     else:
-        construct(**first, **others)
+        construct(**first, **endpoints)
     return env
 
 
@@ -169,13 +169,13 @@ async def named_by_servers(
     """
     named = "tokenizer_name" in config.model_fields_set
     tokens = [server for server in servers if isinstance(server, TokenServer)]
-    found = await identify(servers, wait=wait or bool(tokens and not named))
-    if found and not named:
-        logger.info("tokenizer of the served model: %s", found[0])
-        config = config.model_copy(update={"tokenizer_name": found[0]})
+    names = await identify(servers, wait=wait or bool(tokens and not named))
+    if names and not named:
+        logger.info("tokenizer of the served model: %s", names[0])
+        config = config.model_copy(update={"tokenizer_name": names[0]})
     elif tokens and not named:
         logger.warning("no server names a tokenizer: default %s", config.tokenizer_name)
-    if not tokens or not (found or named):
+    if not tokens or not (names or named):
         return config, None
     tokenizer = load_tokenizer_named(config.tokenizer_name)
     for server in tokens:
@@ -185,15 +185,15 @@ async def named_by_servers(
 
 async def identify(servers: Sequence[APIServer], *, wait: bool) -> list[str]:
     """Ask each server for its model; returns directories or hub names of those that list one."""
-    asked = [server for server in servers if isinstance(server, OpenAICompatibleServer)]
-    for server in asked:
+    engines = [server for server in servers if isinstance(server, OpenAICompatibleServer)]
+    for server in engines:
         try:
             await server.identify()
         except InferenceUnavailable:
             logger.info("%s does not answer; %s", server.root_url, server.health.remedy)
-    if wait and asked and not any(server.identified for server in asked):
-        await asked[0].health.wait_until_healthy()
-    return [server.directory for server in asked if server.directory]
+    if wait and engines and not any(server.identified for server in engines):
+        await engines[0].health.wait_until_healthy()
+    return [server.directory for server in engines if server.directory]
 
 
 async def require_answers(servers: Sequence[APIServer]) -> None:

@@ -318,7 +318,7 @@ class EnvRuntime(EnvHooks):
         labelled = []
         for group in groups_in(scored_data):
             try:
-                labelled.append(self._labelled(group, item, sender))
+                labelled.append(self._label(group, item, sender))
             except NOT_A_GROUP as problem:
                 self.group_stats.drop(RejectReason.MALFORMED, repr(problem), item)
         rules = FilterRules(
@@ -330,12 +330,12 @@ class EnvRuntime(EnvHooks):
         kept: Sequence[AcceptedGroup] = await filter_groups(
             labelled, rules, self.group_stats, item
         )
-        for one in kept:
-            await self._record_group(one, item)
+        for accepted in kept:
+            await self._record_group(accepted, item)
         if sender is not None and kept:
             kept = await sender.send(kept, item, run_id)
         self.group_stats.kept_since_log += len(kept)
-        return [one.group for one in kept]
+        return [accepted.group for accepted in kept]
 
     async def _record_group(self, one: AcceptedGroup, item: Item) -> None:
         group = one.group
@@ -350,7 +350,7 @@ class EnvRuntime(EnvHooks):
         if self.group_file is not None:
             self.group_file.write(group)
 
-    def _labelled(
+    def _label(
         self, group: ScoredDataGroup, item: Item, sender: GroupSender | None
     ) -> ScoredDataGroup:
         copy = with_metadata(group, item=item_label(item), env=self.label())

@@ -176,21 +176,21 @@ def append_samples(path: Path, samples: Sequence[Mapping[str, Any]], step: int) 
 
 def by_item(samples: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """Samples of each item: of one ``id``, ``item`` or ``seed``, else of one prompt."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
+    groups: dict[str, list[Mapping[str, Any]]] = {}
     for place, sample in enumerate(samples):
         names = (sample.get(name) for name in ("id", "item", "seed", "prompt"))
         item = next((name for name in names if name is not None), place)
-        found.setdefault(
+        groups.setdefault(
             item if isinstance(item, str) else json.dumps(plain(item)), []
         ).append(sample)
-    return found
+    return groups
 
 
 def default_errors(
     samples: Sequence[Mapping[str, Any]], metrics: Mapping[str, Any]
 ) -> dict[str, float]:
     """The standard errors, clustered by item, of those metrics that are means of a field."""
-    items = [mean_metrics(map(_numbers, one)) for one in by_item(samples).values()]
+    items = [mean_metrics(map(_numbers, tries)) for tries in by_item(samples).values()]
     means, errors = mean_metrics(items), standard_errors(items)
     return {
         name: error
@@ -209,13 +209,16 @@ def transcripts(samples: Sequence[Mapping[str, Any]], env: str) -> list[dict[str
     groups = []
     for item, rows in by_item(samples).items():
         numbers_G = list(map(_numbers, rows))
-        named = [{k: v for k, v in one.items() if k not in NO_REWARD} for one in numbers_G]
+        named = [
+            {k: v for k, v in numbers.items() if k not in NO_REWARD} for numbers in numbers_G
+        ]
         about = {"item": item, "env": env, "named_rewards": named}
         errors = {"errors": [row.get("error") for row in rows]}
         group: dict[str, Any] = {
             "messages": [_conversation(row) for row in rows],
             "scores": [
-                one.get("reward", one.get("score", one.get("exact"))) for one in numbers_G
+                numbers.get("reward", numbers.get("score", numbers.get("exact")))
+                for numbers in numbers_G
             ],
             "finish_reasons": [row.get("finish_reason") for row in rows],
             "metadata": {**about, **(errors if any(errors["errors"]) else {})},

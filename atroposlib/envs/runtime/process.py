@@ -13,7 +13,7 @@ import logging
 import time
 from pathlib import Path
 
-from atroposlib.envs.rollout.causes import OnlyFailures, described
+from atroposlib.envs.rollout.causes import OnlyFailures, describe_error
 from atroposlib.envs.rollout.pool import WorkerPool
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.runtime.evaluation import TRANSCRIPTS
@@ -51,7 +51,9 @@ async def run_process(env: EnvRuntime) -> int:
         await _log_result(env, wanted)
     kept, last = env.pool.counts["kept"], env.pool.last_error
     if kept < wanted:
-        reason = f"the last error: {described(last)}" if last else f"counts: {_counts(env)}"
+        reason = (
+            f"the last error: {describe_error(last)}" if last else f"counts: {_counts(env)}"
+        )
         raise OnlyFailures(
             f"{kept} of {wanted} groups were made from {env.pool.started} items, and there "
             f"is no further item; {reason}\n"
@@ -121,7 +123,7 @@ def _stop_if_only_failing(env: EnvRuntime, pool: WorkerPool) -> None:
     if gone is not None and time.monotonic() - gone < env.config.api_timeout_s:
         return  # a server is absent: waiting may help, other items would not
     message = f"{pool.consecutive_empty_items} items in a row gave no group ({_counts(env)})"
-    last = f"\nthe last error: {described(pool.last_error)}" if pool.last_error else ""
+    last = f"\nthe last error: {describe_error(pool.last_error)}" if pool.last_error else ""
     raise OnlyFailures(message + last) from pool.last_error
 
 

@@ -51,10 +51,10 @@ class Reports:
     async def send(self, client: AsyncRolloutClient, who: EnvIdentifier) -> None:
         """Report what is due; best effort. The first that fails ends it: heartbeats go on."""
         now, named = self._clock(), who.model_dump()
-        for reason in [one for one in self._counts if self._due.get(one, now) <= now]:
+        for reason in [reason for reason in self._counts if self._due.get(reason, now) <= now]:
             self._due[reason] = now + EVERY_S
             report = DropReport(**named, reason=reason, count=self._counts.pop(reason))
-            sample = await asyncio.to_thread(_packed, self._samples.pop(reason, None))
+            sample = await asyncio.to_thread(_pack_small, self._samples.pop(reason, None))
             if not await client.report_drops(report, sample):
                 return
         if self._step is not None:
@@ -63,7 +63,7 @@ class Reports:
             await client.report_step(StepReport.of(numbers, role="env", step=step, **named))
 
 
-def _packed(group: Mapping[str, Any] | None) -> bytes:
+def _pack_small(group: Mapping[str, Any] | None) -> bytes:
     """The group in binary form; nothing where it has none, or is too large."""
     from atroposlib.wire.binary import pack_columns  # numpy loads where it is used
 

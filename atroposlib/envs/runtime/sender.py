@@ -79,7 +79,7 @@ class GroupStats:
 
     def mostly_dropped(self) -> str | None:
         """The share and the reason if most of the last groups were dropped, else None."""
-        lost, count = [one for one in self.recent if one], len(self.recent)
+        lost, count = [event for event in self.recent if event], len(self.recent)
         if len(lost) < 3 or 2 * len(lost) < count:
             return None
         reason = mode(reason for reason, _ in lost)
@@ -208,8 +208,8 @@ class GroupSender:
     def _drop(
         self, groups: Sequence[AcceptedGroup], reason: RejectReason, detail: str, item: Any
     ) -> None:
-        for one in groups:
-            self.stats.drop(reason, detail, item, one.group)
+        for group in groups:
+            self.stats.drop(reason, detail, item, group.group)
 
 
 class GroupFile:
@@ -227,7 +227,7 @@ class GroupFile:
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("xb")
-        self._file.write(msgspec.json.encode(group, enc_hook=_shown) + b"\n")
+        self._file.write(msgspec.json.encode(group, enc_hook=_json_form) + b"\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -236,7 +236,7 @@ class GroupFile:
             self._file.close()
 
 
-def _shown(value: Any) -> Any:
+def _json_form(value: Any) -> Any:
     """Values of fields that only the file holds: those without a JSON form become their repr."""
     known = plain(value)
     return repr(value) if known is value else known

@@ -333,7 +333,7 @@ class Serve:
         """Report the current activity to the API; an absent API is not waited for."""
         env = self.env
         servers = await env.server.states()
-        silent = next((one for one in servers if one.silent_s is not None), None)
+        silent = next((server for server in servers if server.silent_s is not None), None)
         stats, details = env.group_stats, env.pool.figures()
         details |= {**stats.totals(), **stats.recent_reward(), "clock": time.time(), **last}
         reason = self.waiting_on

@@ -44,7 +44,7 @@ class ServerWatch:
             for server in new:
                 if isinstance(server, TokenServer):
                     await server.require_tokenizer(env.tokenizer, env.config.tokenizer_name)
-            self._checks = [one for one in self._checks if not one.done()]
+            self._checks = [check for check in self._checks if not check.done()]
             self._checks.append(asyncio.ensure_future(self._check(new)))
         env.count_workers()
 
@@ -70,7 +70,7 @@ class ServerWatch:
 
     async def _check(self, servers: Sequence[APIServer]) -> None:
         try:
-            await gather_or_cancel(one.health.wait_until_healthy() for one in servers)
+            await gather_or_cancel(server.health.wait_until_healthy() for server in servers)
         except ConfigError as error:
             self._shutdown.fail(error)
         except InferenceUnavailable as error:

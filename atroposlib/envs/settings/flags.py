@@ -57,8 +57,8 @@ def read_flags(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> dict[st
     """
     pairs = list(flag_pairs(words))
     flagged = {name: text for name, text in pairs if name}
-    given = with_new_names(flagged, ENV_NAMESPACE + NAMESPACE_SEP)
-    for name, text in given.items():
+    renamed = with_new_names(flagged, ENV_NAMESPACE + NAMESPACE_SEP)
+    for name, text in renamed.items():
         if name not in fields:
             raise ConfigError(f"unknown flag --{name}{_hint(name, fields)}")
         is_switch, is_file = "BOOL" in type_name(fields[name].annotation), name == CONFIG_FLAG
@@ -69,7 +69,7 @@ def read_flags(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> dict[st
     for name, word in pairs:
         if not name:
             raise ConfigError(f"{word!r} belongs to no flag; write --<name> <value>")
-    return given
+    return renamed
 
 
 def _hint(name: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib import __version__
-from atroposlib.utils.command.references import digest, installed
+from atroposlib.utils.command.references import digest, installed_environments
 from atroposlib.wire import EnvSource
 
 logger = logging.getLogger(__name__)
@@ -23,13 +23,18 @@ def identity(env_cls: type, config: Any) -> EnvSource:
     """
     module = sys.modules.get(env_cls.__module__)
     files = [path for path in (module_files(module), *data_files(env_cls, config)) if path]
-    found = digest(files)
+    content = digest(files)
     if env_cls.__module__.startswith(OURS):
-        return EnvSource(package="atroposlib", version=__version__, digest=found)
-    for one in installed():
-        if one.module.partition(":")[0] == env_cls.__module__ and not one.problem:
-            return EnvSource(package=one.package, version=one.version, digest=found)
-    return EnvSource(digest=found)
+        return EnvSource(package="atroposlib", version=__version__, digest=content)
+    for environment in installed_environments():
+        if (
+            environment.module.partition(":")[0] == env_cls.__module__
+            and not environment.problem
+        ):
+            return EnvSource(
+                package=environment.package, version=environment.version, digest=content
+            )
+    return EnvSource(digest=content)
 
 
 def module_files(module: Any) -> Path | None:
@@ -43,10 +48,10 @@ def module_files(module: Any) -> Path | None:
 
 def data_files(env_cls: type, config: Any) -> list[Path]:
     """Local files that the data set, or a setting ``dataset_path``, names."""
-    given = getattr(env_cls, "definition", None)
+    definition = getattr(env_cls, "definition", None)
     named = [getattr(config, "dataset_path", None)]
-    named += [given.dataset, given.eval_dataset] if given is not None else []
-    paths = [Path(one) for one in named if isinstance(one, (str, Path))]
+    named += [definition.dataset, definition.eval_dataset] if definition is not None else []
+    paths = [Path(path) for path in named if isinstance(path, (str, Path))]
     return [path for path in paths if path.exists()]
 
 

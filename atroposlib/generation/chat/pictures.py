@@ -55,14 +55,14 @@ def _image_part(part: Any, where: str) -> Message | None:
     """The part in OpenAI's form; None for one of another kind."""
     if isinstance(part, str):
         return None
-    kind, given = part.get("type"), part.get("image_url")
+    kind, source = part.get("type"), part.get("image_url")
     if kind == "image":  # Anthropic's
-        given = part.get("source") or {}
-        if given.get("type") == "base64":
-            given = f"data:{given.get('media_type')};base64,{given.get('data')}"
+        source = part.get("source") or {}
+        if source.get("type") == "base64":
+            source = f"data:{source.get('media_type')};base64,{source.get('data')}"
     elif kind not in ("image_url", "input_image"):
         return None
-    image = dict(given) if isinstance(given, Mapping) else {"url": given}
+    image = dict(source) if isinstance(source, Mapping) else {"url": source}
     url = image.get("url")
     if not is_picture(url):
         shown = str(url)[:SHOWN_CHARACTERS]

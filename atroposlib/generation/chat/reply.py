@@ -50,7 +50,7 @@ class WholeTexts:
         if content != whole:
             self._whole_of[content] = whole
 
-    def restored(self, message: Message) -> Message:
+    def with_stop_string(self, message: Message) -> Message:
         """An earlier reply with its stop string, so that its tokens are continued."""
         content = message.get("content")
         whole = self._whole_of.get(content) if isinstance(content, str) else None

@@ -20,7 +20,7 @@ GUARD = "\u2060\u2063"  # a pair of invisible characters that no text has
 _PATTERNS: WeakKeyDictionary[Any, re.Pattern[str] | None] = WeakKeyDictionary()
 
 
-def guarded(tokenizer: Any, content: str) -> str:
+def guard_tokens(tokenizer: Any, content: str) -> str:
     """``content`` with a guard inside every text of a special token."""
     pattern = _special_pattern(tokenizer)
     if pattern is None:
@@ -28,7 +28,7 @@ def guarded(tokenizer: Any, content: str) -> str:
     return pattern.sub(lambda match: match[0][0] + GUARD + match[0][1:], content)
 
 
-def unguarded(text: str) -> str:
+def remove_guards(text: str) -> str:
     """``text`` without guards."""
     return text.replace(GUARD, "")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from atroposlib.errors import ConfigError, TokensMissing
-from atroposlib.generation.chat.special_tokens import GUARD, guarded
+from atroposlib.generation.chat.special_tokens import GUARD, guard_tokens
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 
@@ -64,7 +64,7 @@ def render(
     """
     shown = template_messages(messages)
     if guard:
-        shown = [_guarded(tokenizer, message) for message in shown]
+        shown = [_guard(tokenizer, message) for message in shown]
     options: dict[str, Any] = {
         **(template_kwargs or {}),
         **({"tools": tools} if tools else {}),
@@ -74,14 +74,14 @@ def render(
         lines = [f"{m['role']}: {m['content']}" for m in shown]
         return "\n".join([*lines, "assistant:"] if ask else lines)
 
-    def rendered(turns: list[Message], add_generation_prompt: bool) -> str:
+    def render_turns(turns: list[Message], add_generation_prompt: bool) -> str:
         asked = {"tokenize": False, "add_generation_prompt": add_generation_prompt, **options}
         return str(_call(tokenizer.apply_chat_template, turns, **asked))
 
     if not preserve_think_blocks:
-        text = rendered(shown, ask)
+        text = render_turns(shown, ask)
     else:
-        text = rendered(_shielded(shown, _opened_thinking(shown, rendered)), ask)
+        text = render_turns(_shield(shown, _opened_thinking(shown, render_turns)), ask)
         for marker, shield in _SHIELDS.items():
             text = text.replace(shield, marker)
     return text if begun is None else _up_to_end_of(begun, text)
@@ -118,10 +118,10 @@ def _up_to_end_of(begun: str, text: str) -> str:
     )
 
 
-def _guarded(tokenizer: Any, message: Message) -> Message:
+def _guard(tokenizer: Any, message: Message) -> Message:
     if message.get("role") == "assistant":
         return message
-    return {**message, "content": guarded(tokenizer, message["content"])}
+    return {**message, "content": guard_tokens(tokenizer, message["content"])}
 
 
 def shows_tools(tokenizer: Any, tools: Sequence[Any]) -> bool:
@@ -133,7 +133,7 @@ def shows_tools(tokenizer: Any, tools: Sequence[Any]) -> bool:
 def encode_prompt(tokenizer: Any, text: str) -> list[int]:
     """Ids of a whole prompt; a chat template has added the special tokens already."""
     first, *pieces = text.split(GUARD)
-    ids = _encoded(tokenizer, first, special=not has_template(tokenizer))
+    ids = _encode(tokenizer, first, special=not has_template(tokenizer))
     for piece in pieces:
         ids += _encoded_after(tokenizer, ids, piece)
     return ids
@@ -155,11 +155,11 @@ def _encoded_after(tokenizer: Any, before: Sequence[int], text: str) -> list[int
     if not text:
         return []
     for anchor in (decoded(tokenizer, before[-1:], skip_special=False), *_ANCHORS):
-        alone = _encoded(tokenizer, anchor, special=False) if anchor else []
-        both = _encoded(tokenizer, anchor + text, special=False)
+        alone = _encode(tokenizer, anchor, special=False) if anchor else []
+        both = _encode(tokenizer, anchor + text, special=False)
         if alone and both[: len(alone)] == alone:  # else the prefix merged with the text
             return both[len(alone) :]
-    return _encoded(tokenizer, text, special=False)
+    return _encode(tokenizer, text, special=False)
 
 
 def decoded(tokenizer: Any, ids: Sequence[int], *, skip_special: bool) -> str:
@@ -198,7 +198,7 @@ def continuation(
     return decoded(tokenizer, tokens, skip_special=skip_special)
 
 
-def _encoded(tokenizer: Any, text: str, *, special: bool) -> list[int]:
+def _encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:
     return list(_call(tokenizer.encode, text, add_special_tokens=special))
 
 
@@ -226,7 +226,7 @@ def _opened_thinking(
     return opened.group() if opened else ""
 
 
-def _shielded(messages: list[Message], opened: str) -> list[Message]:
+def _shield(messages: list[Message], opened: str) -> list[Message]:
     shown = []
     for message in messages:
         if message.get("role") == "assistant":

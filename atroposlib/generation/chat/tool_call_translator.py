@@ -101,7 +101,7 @@ class ToolCallTranslator:
         A template that renders calls (``ToolParser.native``) gets them unchanged.
         """
         plain = [plain_message(message) for message in messages]
-        return plain if self.parser.native else [self._converted(one) for one in plain]
+        return plain if self.parser.native else [self._convert(message) for message in plain]
 
     def decode_with_tool_awareness(
         self, token_ids: Sequence[int], has_tools: bool = False, before: Sequence[int] = ()
@@ -124,7 +124,7 @@ class ToolCallTranslator:
             return True
         return bool(text) and not decoded(self.tokenizer, [token], skip_special=True)
 
-    def _converted(self, message: Message) -> Message:
+    def _convert(self, message: Message) -> Message:
         calls = message.get("tool_calls")
         if message.get("role") != "assistant" or not calls:
             return message

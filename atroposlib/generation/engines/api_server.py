@@ -168,8 +168,8 @@ class APIServer(LegacyHealth, ABC):
         async def attempt(**kwargs: Any) -> list[Generation]:
             version = self.announced_version
             outputs = await self._request_tokens(kwargs)
-            self._require_current([v for one in outputs for v in one.versions], version)
-            return [with_version(one, version) for one in outputs]
+            self._require_current([v for output in outputs for v in output.versions], version)
+            return [with_version(output, version) for output in outputs]
 
         if self._overrides_token_call():
             return await attempt(**kwargs)
@@ -198,13 +198,13 @@ class APIServer(LegacyHealth, ABC):
     async def state(self) -> ServerState:
         """Requests of this process, and whether the server answers them."""
         slots = self.train_stats.slots, self.eval_stats.slots
-        running = sum(one.in_use for one in slots)
+        running = sum(slot.in_use for slot in slots)
         known = self._newest_version != UNKNOWN_VERSION
         return ServerState(
             url=self.root_url,
             silent_s=await self.health.silence_s() if running else None,
             running=running,
-            waiting=sum(one.waiting for one in slots),
+            waiting=sum(slot.waiting for slot in slots),
             version=self._newest_version if known else None,
             tokens_per_s=self.train_stats.tokens_per_s() + self.eval_stats.tokens_per_s(),
         )

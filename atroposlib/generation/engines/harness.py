@@ -47,7 +47,7 @@ class ServerHarness(APIServer):
     """Responses by exact prompt. Raises InferenceRefused for an unprepared prompt."""
 
     def __init__(self, config: Any = None, *unused: Any) -> None:
-        super().__init__(_completed(config))
+        super().__init__(_complete(config))
         self.chats: dict[str, ChatCompletion] = {}
         self.completions: dict[str, Completion] = {}
         self.token_outputs: dict[str, FourTuple] = {}
@@ -60,7 +60,7 @@ class ServerHarness(APIServer):
 
     @config.setter
     def config(self, given: Any) -> None:
-        self._config = _completed(given)
+        self._config = _complete(given)
 
     def set_desired_response(
         self, messages: Sequence[Mapping[str, Any]], response: ChatCompletion
@@ -83,11 +83,11 @@ class ServerHarness(APIServer):
 
     async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
         self.calls.append(kwargs)
-        return _prepared(self.chats, chat_key(kwargs["messages"]), "set_desired_response")
+        return _prepare(self.chats, chat_key(kwargs["messages"]), "set_desired_response")
 
     async def _completion_wrapper(self, **kwargs: Any) -> Completion:
         self.calls.append(kwargs)
-        return _prepared(self.completions, kwargs["prompt"], "set_desired_completion")
+        return _prepare(self.completions, kwargs["prompt"], "set_desired_completion")
 
     async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> FourTuple:
         self.calls.append(kwargs)
@@ -96,7 +96,7 @@ class ServerHarness(APIServer):
             raise ConfigError(
                 "the harness finds responses by prompt text: pass prompt, not ids alone"
             )
-        return _prepared(self.token_outputs, prompt, "set_tokens_and_logprobs_response")
+        return _prepare(self.token_outputs, prompt, "set_tokens_and_logprobs_response")
 
 
 def chat_key(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -104,7 +104,7 @@ def chat_key(messages: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(f"role:{m['role']}\ncontent:{m['content']}" for m in messages)
 
 
-def _completed(given: Any) -> APIServerConfig:
+def _complete(given: Any) -> APIServerConfig:
     """``given``, or settings with its attributes: configs of tests have one or two."""
     if isinstance(given, APIServerConfig):
         return given
@@ -113,7 +113,7 @@ def _completed(given: Any) -> APIServerConfig:
     return APIServerConfig(**{"health_check": False, **found})
 
 
-def _prepared(answers: Mapping[str, T], key: str, setter: str) -> T:
+def _prepare(answers: Mapping[str, T], key: str, setter: str) -> T:
     if key not in answers:
         raise InferenceRefused(404, f"no response is prepared; call {setter} for: {key}")
     return answers[key]

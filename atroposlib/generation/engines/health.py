@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from atroposlib.errors import InferenceUnavailable
 from atroposlib.generation.engines.http import HttpClient, current_call
-from atroposlib.utils.backoff import Backoff, jittered
+from atroposlib.utils.backoff import Backoff, with_jitter
 from atroposlib.utils.http.sockets import start_hint
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class HealthMonitor:
         if self.state is HealthState.DOWN and idle and due:
             self._recheck = asyncio.get_running_loop().create_task(self._probe_once())
 
-    def answered(self) -> None:
+    def note_answer(self) -> None:
         """Record an answer to any call."""
         self._answered_at, self._silent_since = time.monotonic(), None
 
@@ -121,7 +121,7 @@ class HealthMonitor:
         except asyncio.TimeoutError:
             healthy = False
         if healthy:
-            self.answered()
+            self.note_answer()
             return None
         self._silent_since = began if self._silent_since is None else self._silent_since
         return time.monotonic() - self._silent_since
@@ -138,7 +138,7 @@ class HealthMonitor:
         self.state = HealthState.HEALTHY if healthy else HealthState.DOWN
         if healthy:
             self.waiting_on = None
-            self.answered()
+            self.note_answer()
 
     async def _probe_once(self) -> bool:
         """Probe, unless the last probe is under a second old: 500 waiters send one."""
@@ -247,7 +247,7 @@ async def with_retries(
     while True:
         try:
             result = await attempt()
-            health.answered()
+            health.note_answer()
             return result, failed + 1
         except RETRYABLE_ERRORS as cause:
             failed += 1
@@ -257,5 +257,5 @@ async def with_retries(
                     f"{health.name}: {MAX_ATTEMPTS} attempts failed, the last with: {cause}"
                 ) from cause
             logger.warning("%s: attempt %d failed: %s", health.name, failed, cause)
-        await asyncio.sleep(jittered(BACKOFF.pause_s(failed)))
+        await asyncio.sleep(with_jitter(BACKOFF.pause_s(failed)))
         await health.wait_until_healthy()

@@ -258,8 +258,11 @@ def _not_served(wanted: str, root: str, ids: Sequence[str]) -> str:
 async def _require_generation(http: HttpClient, root: str) -> None:
     """Require a route that generates: it answers an empty body by 401, 500 or JSON."""
     for path in GENERATION_PATHS:
-        found = await http.send("POST", root + path, json={})
-        is_json, code = "json" in found.headers.get("content-type", ""), found.status_code
+        response = await http.send("POST", root + path, json={})
+        is_json, code = (
+            "json" in response.headers.get("content-type", ""),
+            response.status_code,
+        )
         if code in (502, 503, 504):
             raise InferenceUnavailable(f"POST {root}{path}: status {code}")
         if code in (401, 403, 500) or is_json and code not in (404, 405, 501):

@@ -300,8 +300,8 @@ class TokenServer(OpenAICompatibleServer):
 
     async def _prompt_ids(self, kwargs: dict[str, Any]) -> list[int]:
         """The ids to send. A tokenizer is loaded only for text, or for a possible double BOS."""
-        given = kwargs.get("input_ids")
-        if given is None or (len(given) > 1 and given[0] == given[1]):
+        input_ids = kwargs.get("input_ids")
+        if input_ids is None or (len(input_ids) > 1 and input_ids[0] == input_ids[1]):
             await self._load_tokenizer()
         return prompt_ids(kwargs, vars(self).get("tokenizer"))
 

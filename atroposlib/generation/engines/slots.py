@@ -49,7 +49,7 @@ def generated_tokens(result: Any) -> int:
     if isinstance(result, tuple):
         return sum(map(len, result[1]))
     if isinstance(result, list):
-        return sum(len(one.tokens) for one in result)
+        return sum(len(output.tokens) for output in result)
     return getattr(getattr(result, "usage", None), "completion_tokens", None) or 0
 
 

@@ -156,5 +156,5 @@ def up_to_eos(tokens: Sequence[int], eos: int | None) -> list[int]:
 
 def _number(value: Any) -> float:
     """A logprob that is a number, or a list of only the sampled token's logprob."""
-    found = value[0] if isinstance(value, list) and value else value
-    return float(require(found if found != [] else None, "logprobs", GENERATE_PATH))
+    first = value[0] if isinstance(value, list) and value else value
+    return float(require(first if first != [] else None, "logprobs", GENERATE_PATH))

@@ -53,7 +53,7 @@ def router(sessions: Sessions, auth: ProxyAuth) -> APIRouter:
             api = APIS[name](session, raw)
             call = session.call(api.request, CallIdentity.of(name, body, request.headers))
             if api.stream:
-                return await _streamed(api, call, sessions.limits.keep_alive_s)
+                return await _stream_response(api, call, sessions.limits.keep_alive_s)
             await asyncio.wait({call.task})
             reply = api.reply(_response_of(call))
             call.delivered = call.delivered or not await request.is_disconnected()
@@ -93,7 +93,9 @@ def router(sessions: Sessions, auth: ProxyAuth) -> APIRouter:
     return routes
 
 
-async def _streamed(api: AgentApi[Any], call: IdempotentCall, keep_alive_s: float) -> Response:
+async def _stream_response(
+    api: AgentApi[Any], call: IdempotentCall, keep_alive_s: float
+) -> Response:
     """Stream the response. A failure after ``keep_alive_s`` becomes a frame, not a status."""
     await asyncio.wait({call.task}, timeout=keep_alive_s)
     if call.task.done():
@@ -132,12 +134,12 @@ def _token_count(text: str, ids: list[int]) -> Json:
 def json_object(body: bytes) -> Json:
     """Decode a JSON object; an empty body is an empty one. Raises InferenceRefused (400)."""
     try:
-        found = msgspec.json.decode(body) if body else {}
+        value = msgspec.json.decode(body) if body else {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InferenceRefused(400, f"the body is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise InferenceRefused(400, "the body is not a JSON object")
-    return found
+    return value
 
 
 def json_reply(payload: Any, status: int = 200) -> Response:

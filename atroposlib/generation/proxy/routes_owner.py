@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from atroposlib.errors import InferenceRefused
-from atroposlib.generation.proxy.apis.exchange import Json, parsed
+from atroposlib.generation.proxy.apis.exchange import Json, parse_body
 from atroposlib.generation.proxy.auth import ProxyAuth, read_body
 from atroposlib.generation.proxy.routes_agent import json_object, json_reply
 from atroposlib.generation.proxy.session import ProxySession, SessionSettings
@@ -43,7 +43,7 @@ def router(sessions: Sessions, auth: ProxyAuth) -> APIRouter:
 
 async def _body_of(request: Request, sessions: Sessions, shape: type[B]) -> B:
     body = await read_body(request, sessions.limits.max_body_bytes)
-    return parsed(json_object(body), shape)
+    return parse_body(json_object(body), shape)
 
 
 # --- all sessions ---------------------------------------------------------------------
@@ -141,10 +141,10 @@ def _add_session_routes(routes: APIRouter, sessions: Sessions, auth: ProxyAuth) 
     async def reward(
         request: Request, session: ProxySession = Depends(session_of)
     ) -> Response:
-        given = await _body_of(request, sessions, RewardBody)
-        completion = session.reward(given.reward, given.completion_id)
+        body = await _body_of(request, sessions, RewardBody)
+        completion = session.reward(body.reward, body.completion_id)
         return json_reply(
-            {"uuid": session.uuid, "completion_id": completion, "reward": given.reward}
+            {"uuid": session.uuid, "completion_id": completion, "reward": body.reward}
         )
 
     @routes.post("/sessions/{session_id}/reset")

@@ -157,7 +157,7 @@ class SampleTree:
         Of samples with equal tokens, one without a continuation is preferred.
         """
         best: tuple[int, bool, int] = (0, True, 0)  # end, still a leaf, minus index
-        found: int | None = None
+        deepest: int | None = None
         open_nodes = [(index, 0) for index in self._children[None]]
         while open_nodes:
             index, at = open_nodes.pop()
@@ -166,10 +166,10 @@ class SampleTree:
                 continue
             end = at + len(segment)
             rank = (end, not self._children[index], -index)
-            if found is None or rank > best:
-                best, found = rank, index
+            if deepest is None or rank > best:
+                best, deepest = rank, index
             open_nodes += [(child, end) for child in self._children[index]]
-        return found, best[0]
+        return deepest, best[0]
 
     def _path(self, leaf: int) -> list[int]:
         path: list[int] = []
@@ -198,7 +198,9 @@ class SampleTree:
             masked_tokens=masked,
             logprobs=logprobs,
             versions=versions,
-            spans=[span for i, one in zip(path, samples) if i in fresh for span in one.span],
+            spans=[
+                span for i, sample in zip(path, samples) if i in fresh for span in sample.span
+            ],
             routed_experts=joined(*(sample.routed for sample in samples)),
             images=samples[-1].images,
             reward=returns[0],
@@ -231,9 +233,9 @@ def discounted_returns(
     returns: list[float | None] = []
     later: float | None = None
     for i, reward in enumerate(reversed(rewards)):
-        given = [r for r in (reward, final if i == 0 else None) if r is not None]
+        earned = [r for r in (reward, final if i == 0 else None) if r is not None]
         if later is not None:
-            given.append(discount * later)
-        later = sum(given) if given else None
+            earned.append(discount * later)
+        later = sum(earned) if earned else None
         returns.append(later)
     return returns[::-1]

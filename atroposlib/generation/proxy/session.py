@@ -86,37 +86,37 @@ class ProxySession:
         if original is not None:
             return original
         response_id = new_id()
-        work = self._sample(self._completed(request), response_id)
+        work = self._sample(self._with_settings(request), response_id)
         return self.calls.start(identity, response_id, work)
 
-    def _completed(self, request: SamplingRequest) -> SamplingRequest:
+    def _with_settings(self, request: SamplingRequest) -> SamplingRequest:
         """The request with the session's settings."""
         settings = self.settings
         sampling = {**request.sampling, **settings.sampling}
-        asked = sampling.get("max_tokens") or settings.max_tokens or DEFAULT_MAX_TOKENS
-        sampling["max_tokens"] = min(asked, settings.max_tokens or asked)
+        limit = sampling.get("max_tokens") or settings.max_tokens or DEFAULT_MAX_TOKENS
+        sampling["max_tokens"] = min(limit, settings.max_tokens or limit)
         stop = [*request.stop, *settings.stop]
         split = request.split or settings.split
         return replace(request, sampling=sampling, stop=stop, split=split)
 
     def _keywords(self, request: SamplingRequest) -> Json:
         """Arguments of the managed session. Raises ConfigError for tools that stay unseen."""
-        found, settings = request.keywords(), self.settings
+        keywords, settings = request.keywords(), self.settings
         if not request.tools or not settings.tool_parser or settings.describe_tools is None:
-            return found
+            return keywords
         if isinstance(self.managed, ManagedServer):  # else the server renders the prompt
-            found["messages"] = with_visible_tools(
+            keywords["messages"] = with_visible_tools(
                 request.messages,
                 request.tools,
                 self.managed.tokenizer,
                 settings.tool_parser,
                 describe=settings.describe_tools,
             )
-        return found
+        return keywords
 
     async def prompt(self, request: SamplingRequest) -> tuple[str, list[int]]:
         """Text and token ids of a prompt, unsampled. Raises InferenceRefused (400)."""
-        request = self._completed(request)
+        request = self._with_settings(request)
         render = getattr(self.managed, "prompt_of", None)
         if render is None:
             raise InferenceRefused(
@@ -161,7 +161,7 @@ class ProxySession:
         if completion_id is None:
             state = self.managed.get_state()
             return list(state["nodes"] if "nodes" in state else state["sequences"].values())
-        call = self.calls.succeeded(bare_id(completion_id))
+        call = self.calls.finished_call(bare_id(completion_id))
         if call is None:
             raise InferenceRefused(404, f"no completion {completion_id} in this session")
         return self.managed.nodes_for(call.task.result().completion)

@@ -250,8 +250,8 @@ async def assign_server(
 
 def address_of(server: Any) -> str | None:
     """``base_url`` of the server's config; None where a stand-in of a test has none."""
-    found = getattr(server.config, "base_url", None)
-    return None if found is None else str(found)
+    address = getattr(server.config, "base_url", None)
+    return None if address is None else str(address)
 
 
 def _server_at(servers: Sequence[Any], base_url: str) -> Any:

@@ -65,8 +65,8 @@ def returns_tokens(server: APIServer) -> bool:
 
 def token_servers(servers: Sequence[APIServer]) -> Sequence[APIServer]:
     """The servers that return token ids; ``servers`` itself if all or none do."""
-    found = [one for one in servers if returns_tokens(one)]
-    return found if 0 < len(found) < len(servers) else servers
+    usable = [server for server in servers if returns_tokens(server)]
+    return usable if 0 < len(usable) < len(servers) else servers
 
 
 @dataclass(eq=False)
@@ -86,10 +86,14 @@ class FailoverRoute:
         started = time.monotonic()
 
         def others() -> list[APIServer]:
-            return [one for one in self.servers if one not in (server, *failed)]
+            return [
+                candidate for candidate in self.servers if candidate not in (server, *failed)
+            ]
 
         while True:
-            server = self._choose([one for one in self.servers if one not in failed], split)
+            server = self._choose(
+                [candidate for candidate in self.servers if candidate not in failed], split
+            )
             try:
                 with call_context(
                     CallContext(lambda: any_available(others()), self.routing_key)

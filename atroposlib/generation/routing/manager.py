@@ -93,9 +93,9 @@ class ServerManager(RoutedCalls):
         # Changed in place: routes of running calls hold this list.
         self.servers: list[APIServer] = [ServerHarness()] if testing else []
         if self.template is None:
-            self.servers += map(self._connected, listed)
+            self.servers += map(self._connect, listed)
 
-    def _connected(self, config: APIServerConfig) -> APIServer:
+    def _connect(self, config: APIServerConfig) -> APIServer:
         by_type = self._server_class is APIServer
         backend = backend_for(config.server_type) if by_type else self._server_class
         return backend(config, self.reasoning_config)
@@ -110,7 +110,7 @@ class ServerManager(RoutedCalls):
         known = [server.root_url for server in self.servers]
         joined = directory.joined(known)
         new = [
-            self._connected(self.template.model_copy(update={"base_url": f"{url}/v1"}))
+            self._connect(self.template.model_copy(update={"base_url": f"{url}/v1"}))
             for url in joined
         ]
         for server in new:
@@ -118,7 +118,7 @@ class ServerManager(RoutedCalls):
             await server.update_weight(self._weight)
         left = directory.left([*known, *joined])
         gone = [server for server in self.servers if server.root_url in left]
-        self.servers[:] = [one for one in self.servers if one not in gone] + new
+        self.servers[:] = [known for known in self.servers if known not in gone] + new
         for server in gone:
             server.health.mark_suspect()
             await server.close()  # ends requests that would wait for a node that is gone
@@ -231,7 +231,7 @@ class ServerManager(RoutedCalls):
 
     async def states(self) -> list[ServerState]:
         """Requests and silence of every server, for heartbeats."""
-        own = [one for one in self.servers if isinstance(one, APIServer)]
+        own = [engine for engine in self.servers if isinstance(engine, APIServer)]
         return list(await asyncio.gather(*(server.state() for server in own)))
 
     async def close(self) -> None:

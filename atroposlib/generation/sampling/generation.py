@@ -242,18 +242,18 @@ _LIMIT_NAMES = ("max_tokens", "max_new_tokens", "max_completion_tokens")  # the 
 
 
 def _given_limit(kwargs: Mapping[str, Any]) -> dict[str, int]:
-    given = [kwargs[name] for name in _LIMIT_NAMES if kwargs.get(name) is not None]
-    return {"max_tokens": int(given[-1])} if given else {}
+    limits = [kwargs[name] for name in _LIMIT_NAMES if kwargs.get(name) is not None]
+    return {"max_tokens": int(limits[-1])} if limits else {}
 
 
 def stop_strings(params: Mapping[str, Any]) -> list[str]:
     """The stop strings of ``stop``, a string or a list; empty ones are left out."""
-    return [one for one in _stops(params) if isinstance(one, str) and one]
+    return [stop for stop in _stops(params) if isinstance(stop, str) and stop]
 
 
 def with_stop_ids(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """``kwargs`` with the token ids in ``stop`` as ``stop_token_ids``."""
-    ids = [one for one in _stops(kwargs) if isinstance(one, int)]
+    ids = [stop for stop in _stops(kwargs) if isinstance(stop, int)]
     if not ids:
         return dict(kwargs)
     known = [*(kwargs.get("stop_token_ids") or ()), *ids]

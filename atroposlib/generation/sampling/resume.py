@@ -49,12 +49,12 @@ async def generate_with_resume(
     """
     outputs = await ask(list(input_ids), params)
     return await gather_or_cancel(
-        _finished(output, i, params, ask, decoder, stall_timeout_s)
+        _finish(output, i, params, ask, decoder, stall_timeout_s)
         for i, output in enumerate(outputs)
     )
 
 
-async def _finished(
+async def _finish(
     output: Generation,
     index: int,
     params: Params,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from atroposlib.errors import ConfigError
 from atroposlib.generation.chat.pictures import pictures_in
 from atroposlib.generation.chat.reply import WholeTexts, message_of, text_of
-from atroposlib.generation.chat.special_tokens import unguarded
+from atroposlib.generation.chat.special_tokens import remove_guards
 from atroposlib.generation.chat.template import (
     Messages,
     continuation,
@@ -208,7 +208,7 @@ class ManagedServer:
             ended = {"continue_final_message": False, **pop_template_kwargs(kwargs)}
             prompt = self._render(messages, None, ended)
             input_ids = encode_prompt(self.tokenizer, prompt)
-            prompt = unguarded(prompt)
+            prompt = remove_guards(prompt)
         elif input_ids is None and prompt is not None:
             input_ids = self.tokenizer.encode(prompt)
         if input_ids is None:
@@ -224,8 +224,8 @@ class ManagedServer:
         await self._load_tokenizer()
         tools = self._active_tools(kwargs.get("tools"))
         text = self._render(kwargs["messages"], tools, pop_template_kwargs(kwargs))
-        ids = self._extended(text, lambda: encode_prompt(self.tokenizer, text), ())[1]
-        return unguarded(text), ids
+        ids = self._extend(text, lambda: encode_prompt(self.tokenizer, text), ())[1]
+        return remove_guards(text), ids
 
     # --- what was sampled -------------------------------------------------------------
 
@@ -274,14 +274,17 @@ class ManagedServer:
             messages = self._translator.convert_messages_for_template(messages)
         return render(
             self.tokenizer,
-            [self._whole_texts.restored(plain_message(message)) for message in messages],
+            [
+                self._whole_texts.with_stop_string(plain_message(message))
+                for message in messages
+            ],
             preserve_think_blocks=self.preserve_think_blocks,
             tools=tools,
             template_kwargs=template_kwargs,
             guard=True,
         )
 
-    def _extended(
+    def _extend(
         self, prompt_text: str, encode: Callable[[], Sequence[int]] | None, ids: Sequence[int]
     ) -> tuple[SequenceNode | None, list[int]]:
         """The sequence that the prompt continues, and the ids to send.
@@ -310,9 +313,9 @@ class ManagedServer:
             raise ConfigError("stream: completions are returned whole; leave it out")
         # Nodes of this call must not appear after a reset() during it.
         sequences = self._sequences
-        parent, input_ids = self._extended(prompt_text, encode, ids)
+        parent, input_ids = self._extend(prompt_text, encode, ids)
         outputs = await sample_tokens(self.server, prompt_text, input_ids, kwargs)
-        return outputs, self._kept(sequences, parent, prompt_text, outputs)
+        return outputs, self._keep(sequences, parent, prompt_text, outputs)
 
     async def _sample_pictures(
         self, messages: Messages, images: Sequence[str], kwargs: dict[str, Any]
@@ -322,9 +325,9 @@ class ManagedServer:
         ids = outputs[0].prompt_ids
         parent = extended_by_tokens(sequences.candidates(), ids, images)
         text = decoded(self.tokenizer, ids, skip_special=False)
-        return outputs, self._kept(sequences, parent, text, outputs)
+        return outputs, self._keep(sequences, parent, text, outputs)
 
-    def _kept(
+    def _keep(
         self,
         sequences: SequenceList | SequenceTree,
         parent: SequenceNode | None,
@@ -345,8 +348,9 @@ class ManagedServer:
         return nodes
 
     def _text_of(self, output: Generation, *, skip_special: bool) -> str:
-        ids = (output.prompt_ids, output.tokens)
-        return continuation(self.tokenizer, *ids, skip_special=skip_special)
+        return continuation(
+            self.tokenizer, output.prompt_ids, output.tokens, skip_special=skip_special
+        )
 
     def _chat_choice(
         self,

@@ -25,7 +25,7 @@ from atroposlib.generation.chat.template import plain_message
 from atroposlib.generation.engines.health import BACKOFF, MAX_ATTEMPTS
 from atroposlib.generation.engines.http import HttpClient, read_json
 from atroposlib.generation.sessions.sequences import SequenceNode, record
-from atroposlib.utils.backoff import jittered
+from atroposlib.utils.backoff import with_jitter
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
@@ -203,7 +203,7 @@ class _ProxyClient(HttpClient):
                 failed += 1
                 if failed == MAX_ATTEMPTS:
                     raise
-                await asyncio.sleep(jittered(BACKOFF.pause_s(failed)))
+                await asyncio.sleep(with_jitter(BACKOFF.pause_s(failed)))
         try:
             return dict(read_json(response).payload)
         except InferenceRefused as refusal:

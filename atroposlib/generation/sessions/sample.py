@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 from atroposlib.errors import ConfigError, TokensMissing
 from atroposlib.generation.chat.pictures import chat_content
-from atroposlib.generation.chat.special_tokens import unguarded
+from atroposlib.generation.chat.special_tokens import remove_guards
 from atroposlib.generation.chat.template import PROMPT_END, Messages, plain_message
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.sampling.generation import (
@@ -52,7 +52,7 @@ async def sample_tokens(
     a result without token ids, or without one logprob per token.
     """
     kwargs = with_configured(kwargs, server.config)
-    prompt_text = unguarded(prompt_text)
+    prompt_text = remove_guards(prompt_text)
     if has_generate(server):
         request = {k: kwargs[k] for k in _REQUEST_OPTIONS if kwargs.get(k) is not None}
         outputs: list[Generation] = await server.generate(  # type: ignore[union-attr]
@@ -86,13 +86,15 @@ async def sample_chat(
     version = getattr(server, "announced_version", None)
     plain = [plain_message(message) for message in messages]
     completion = await server.chat_completion(
-        messages=[{**one, "content": chat_content(one.get("content"))} for one in plain],
+        messages=[
+            {**message, "content": chat_content(message.get("content"))} for message in plain
+        ],
         **{**sampling_params(kwargs), **options},
         logprobs=True,
         return_token_ids=True,
     )
     ids = getattr(completion, "prompt_token_ids", None)
-    if ids is None or any(not hasattr(one, "token_ids") for one in completion.choices):
+    if ids is None or any(not hasattr(choice, "token_ids") for choice in completion.choices):
         raise TokensMissing(
             f"{server.config.base_url} returned no token ids of a prompt with pictures, so its "
             "replies cannot be trained on: vLLM returns them; with server_type openai any "
@@ -102,14 +104,16 @@ async def sample_chat(
     outputs = [
         Generation(
             prompt_ids=list(ids),
-            tokens=list(one.token_ids),
-            logprobs=[entry.logprob for entry in getattr(one.logprobs, "content", None) or ()],
-            versions=[UNKNOWN_VERSION] * len(one.token_ids),
-            finish_reason=finish_reason_text(one.finish_reason),
+            tokens=list(choice.token_ids),
+            logprobs=[
+                entry.logprob for entry in getattr(choice.logprobs, "content", None) or ()
+            ],
+            versions=[UNKNOWN_VERSION] * len(choice.token_ids),
+            finish_reason=finish_reason_text(choice.finish_reason),
             sampling=sampling,
             images=images,
         )
-        for one in completion.choices
+        for choice in completion.choices
     ]
     return [with_version(output, version) for output in outputs]
 

@@ -320,4 +320,4 @@ def record_outputs(outputs: FourTuple, sampling: Mapping[str, float]) -> None:
         made = from_four_tuple(prompt_ids, tokens, logprobs, reasons)
     except TokensMissing:  # for the caller to find
         return
-    record([extend_node(None, replace(one, sampling=sampling), "") for one in made])
+    record([extend_node(None, replace(sample, sampling=sampling), "") for sample in made])

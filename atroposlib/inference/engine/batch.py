@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from atroposlib.inference.engine.kv_cache import resized
+from atroposlib.inference.engine.kv_cache import resize_tensor
 from atroposlib.inference.engine.request import GenerationRequest, SequenceState
 from atroposlib.inference.engine.sampling import RowParams
 
@@ -130,9 +130,9 @@ class RunningBatch:
     def resize(self, capacity: tuple[int, int], used: tuple[int, int]) -> None:
         """Change (rows, columns); the ``used`` (rows, columns) keep their content."""
         for name, old in self._columns.items():
-            self._columns[name] = resized(old, capacity[:1], used[:1])
-        self.tokens = resized(self.tokens, capacity, used)
-        self.logprobs = resized(self.logprobs, capacity, used)
+            self._columns[name] = resize_tensor(old, capacity[:1], used[:1])
+        self.tokens = resize_tensor(self.tokens, capacity, used)
+        self.logprobs = resize_tensor(self.logprobs, capacity, used)
 
     def join(self, sequences: list[SequenceState]) -> slice:
         """Give each sequence the next row; memory must have been reserved."""

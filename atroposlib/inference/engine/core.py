@@ -166,7 +166,7 @@ class EngineCore:
             ids, lengths = self.served.padded([prompts[i] for i in group])
             self.batch.tokens[rows, : ids.shape[1]] = ids[source]
             targets = torch.arange(rows.start, rows.stop, device=self.served.device)
-            with self._recorded() as routed:
+            with self._record_routers() as routed:
                 logits = self.served.prefill(ids, lengths, self._cache, targets, source)
             _keep_experts(sequences, lines, routed, len(ids))
             self.counters.prefilled_tokens += sum(len(prompts[i]) for i in group)
@@ -178,13 +178,13 @@ class EngineCore:
         rows = slice(0, len(batch))
         positions = batch.column("length", rows) - 1
         last = batch.tokens[torch.arange(len(batch), device=self.served.device), positions]
-        with self._recorded() as routed:
+        with self._record_routers() as routed:
             logits = self.served.decode(last, positions, self._cache, batch.widest())
         _keep_experts(batch.sequences, range(len(batch)), routed, len(batch))
         self.counters.decode_steps += 1
         self._sample(rows, logits)
 
-    def _recorded(self) -> AbstractContextManager[list[Any]]:
+    def _record_routers(self) -> AbstractContextManager[list[Any]]:
         """Outputs of the routers in a pass; none unless a running request asks for experts."""
         asked = self.served.routers if self.batch.any_experts else ()
         return outputs_of([router.module for router in asked])
@@ -228,10 +228,10 @@ class EngineCore:
         top_ids, top_values = top_logprobs(scaled, k) if k else (None, None)
         stopped: list[int] = []
         for row, sequence in zip(watched, sequences):
-            at, asked = row - rows.start, sequence.request.params.top_logprobs
+            at, wanted = row - rows.start, sequence.request.params.top_logprobs
             token = int(tokens[at])
-            if asked and top_ids is not None and top_values is not None:
-                ids, values = top_ids[at, :asked].tolist(), top_values[at, :asked].tolist()
+            if wanted and top_ids is not None and top_values is not None:
+                ids, values = top_ids[at, :wanted].tolist(), top_values[at, :wanted].tolist()
                 sequence.top.append(dict(zip(ids, values)))
             piece = sequence.text.push(token) if sequence.text else ""
             if token in sequence.request.params.stop_token_ids or sequence.text_stopped:

@@ -54,9 +54,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = self.shared.dtype, key_states.device
-        capacity = (self.shared.num_rows, self.shared.num_columns)
+        rows, columns = self.shared.num_rows, self.shared.num_columns
         self.keys, self.values = (
-            states.new_zeros(*capacity, states.shape[1], states.shape[3], dtype=self.dtype)
+            states.new_zeros(rows, columns, states.shape[1], states.shape[3], dtype=self.dtype)
             for states in (key_states, value_states)
         )
         self.is_initialized = True
@@ -82,8 +82,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return self.keys[view].transpose(1, 2), self.values[view].transpose(1, 2)
 
     def resize(self, capacity: tuple[int, int], used: tuple[int, int]) -> None:
-        self.keys = resized(self.keys, capacity, used)
-        self.values = resized(self.values, capacity, used)
+        self.keys = resize_tensor(self.keys, capacity, used)
+        self.values = resize_tensor(self.values, capacity, used)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return query_length, 0  # asked in prefill only: decode brings its own mask
@@ -149,7 +149,7 @@ def plan_capacity(
     return need[0], needed_columns
 
 
-def resized(old: Tensor, shape: tuple[int, ...], used: tuple[int, ...]) -> Tensor:
+def resize_tensor(old: Tensor, shape: tuple[int, ...], used: tuple[int, ...]) -> Tensor:
     """A zeroed tensor with these leading sizes; the ``used`` corner of ``old`` is kept."""
     new = old.new_zeros(*shape, *old.shape[len(shape) :])
     corner = tuple(slice(size) for size in used)

@@ -70,7 +70,7 @@ class ServedModel:
         with causal attention no real token ever sees it.
         """
         cache.write = PrefillWrite(rows, source)
-        hidden = self._hidden(ids, None, self._positions(ids.shape[1]), cache)
+        hidden = self._hidden_states(ids, None, self._positions(ids.shape[1]), cache)
         return self._logits(hidden[torch.arange(len(ids), device=self.device), lengths - 1])
 
     @torch.inference_mode()
@@ -81,7 +81,7 @@ class ServedModel:
         width = min(-(-width // WIDTH_STEP) * WIDTH_STEP, cache.num_columns)
         rows = torch.arange(len(tokens), device=self.device)
         cache.write = DecodeWrite(rows * cache.num_columns + positions, len(tokens), width)
-        hidden = self._hidden(
+        hidden = self._hidden_states(
             tokens[:, None], self._decode_mask(positions, width), positions[:, None], cache
         )
         return self._logits(hidden[:, 0])
@@ -92,7 +92,7 @@ class ServedModel:
     ) -> list[list[dict[int, float] | None]]:
         """Teacher-forced logprobs of prompts: per position the actual token, then the top."""
         ids, _ = self.padded(prompts)
-        hidden = self._hidden(ids, None, self._positions(ids.shape[1]), None)
+        hidden = self._hidden_states(ids, None, self._positions(ids.shape[1]), None)
         scored: list[list[dict[int, float] | None]] = []
         for prompt, states, temperature, k in zip(prompts, hidden, temperatures, top):
             entries: list[dict[int, float] | None] = [None]
@@ -119,7 +119,7 @@ class ServedModel:
             )
         ]
 
-    def _hidden(
+    def _hidden_states(
         self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: SlotCache | None
     ) -> Tensor:
         with autocast(self.device, self.dtype):
@@ -245,10 +245,10 @@ def _context_limit(config: Any, asked: int | None) -> int:
     if window and (explicit is None or "sliding_attention" in kinds):
         limits.append(window)
     rope = getattr(config, "rope_parameters", None) or {}
-    for one in [rope] if "rope_type" in rope else rope.values():  # else by kind of layer
-        if one.get("rope_type") in ("dynamic", "longrope"):
+    for scaling in [rope] if "rope_type" in rope else rope.values():  # else by kind of layer
+        if scaling.get("rope_type") in ("dynamic", "longrope"):
             # past this length one long row would change the positions of its whole batch
-            limits.append(one.get("original_max_position_embeddings") or limits[0])
+            limits.append(scaling.get("original_max_position_embeddings") or limits[0])
     allowed = int(min(limits))
     if asked is not None and asked > allowed:
         raise ConfigError(f"--max-model-len {asked} is more than the model's {allowed}")

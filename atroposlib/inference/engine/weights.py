@@ -37,19 +37,19 @@ CONFIG_FILE = "adapter_config.json"
 def load_in_place(model: Any, directory: str | Path) -> int:
     """Copy ``directory``/*.safetensors into ``model``; as :func:`copy_tensors`."""
     with ExitStack() as stack:
-        found: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
         for file in weight_files(Path(directory)):
             reader = _reader(file, stack)
-            found.update({name: reader for name in reader.keys()})
-        if not found.keys() <= model.state_dict().keys():
-            if (converted := _converted(model, directory)) is not None:
+            tensors.update({name: reader for name in reader.keys()})
+        if not tensors.keys() <= model.state_dict().keys():
+            if (converted := _convert(model, directory)) is not None:
                 return copy_tensors(model, converted)
-        shapes = {n: tuple(r.get_slice(n).get_shape()) for n, r in found.items()}
+        shapes = {n: tuple(r.get_slice(n).get_shape()) for n, r in tensors.items()}
         verify_shapes(model, shapes, complete=True)
-        return copy_tensors(model, {n: r.get_tensor(n) for n, r in found.items()})
+        return copy_tensors(model, {n: r.get_tensor(n) for n, r in tensors.items()})
 
 
-def _converted(model: Any, directory: str | Path) -> dict[str, Tensor] | None:
+def _convert(model: Any, directory: str | Path) -> dict[str, Tensor] | None:
     """The weights under the names of ``model``; None if the directory is of another model.
 
     transformers saves the experts of some models one by one and holds them as one tensor.
@@ -139,11 +139,11 @@ def verify_shapes(
     targets: dict[str, Tensor] = model.state_dict(keep_vars=True)
     unknown = sorted(set(shapes) - set(targets))
     if unknown:
-        raise WeightsError(f"the served model has no {_listed(unknown)}")
+        raise WeightsError(f"the served model has no {_name_list(unknown)}")
     written = {targets[name].data_ptr() for name in shapes}
     missing = sorted(n for n, t in targets.items() if t.data_ptr() not in written)
     if complete and missing:
-        raise WeightsError(f"the new weights lack {_listed(missing)}")
+        raise WeightsError(f"the new weights lack {_name_list(missing)}")
     for name, shape in shapes.items():
         if tuple(targets[name].shape) != shape:
             expected = tuple(targets[name].shape)
@@ -153,10 +153,10 @@ def verify_shapes(
 def _verify_ties(targets: Mapping[str, Tensor], staged: Mapping[str, Tensor]) -> None:
     first_name: dict[int, str] = {}
     for name, tensor in staged.items():
-        other = first_name.setdefault(targets[name].data_ptr(), name)
-        if other != name and not torch.equal(staged[other], tensor):
+        first = first_name.setdefault(targets[name].data_ptr(), name)
+        if first != name and not torch.equal(staged[first], tensor):
             raise WeightsError(
-                f"{name} and {other} are one tensor here but differ in the files"
+                f"{name} and {first} are one tensor here but differ in the files"
             )
 
 
@@ -171,7 +171,7 @@ def verify_finite(staged: Mapping[str, Tensor]) -> None:
             raise WeightsError(f"{name} holds numbers that are not finite")
 
 
-def _listed(names: list[str]) -> str:
+def _name_list(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 

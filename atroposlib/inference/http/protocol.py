@@ -78,7 +78,7 @@ class SamplingFields(BaseModel):
         texts = [getattr(self, name, None) for name in _TEXTS]
         prompt = getattr(self, "prompt", None)
         prompts = prompt if isinstance(prompt, list) else [prompt]
-        texts += [one for one in prompts if isinstance(one, str)]
+        texts += [text for text in prompts if isinstance(text, str)]
         try:  # half of a surrogate pair is no text: tokenizers fail on it
             json.dumps(texts, ensure_ascii=False).encode()
         except UnicodeEncodeError:
@@ -119,17 +119,17 @@ class SamplingFields(BaseModel):
             raise InferenceRefused(400, f"at most {MAX_TOP_LOGPROBS} top logprobs, not {top}")
         default = min(self.default_max_tokens, context_left)
         given = (self.max_completion_tokens, self.max_tokens, default)
-        asked = next(limit for limit in given if limit is not None)
+        max_tokens = next(limit for limit in given if limit is not None)
         stops = self.stop if isinstance(self.stop, list) else [self.stop]
-        stop_ids = [one for one in stops if isinstance(one, int)]
+        stop_ids = [stop for stop in stops if isinstance(stop, int)]
         return SamplingParams(
-            max_tokens=min(asked, context_left),
+            max_tokens=min(max_tokens, context_left),
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=max(self.top_k, 0),
-            min_tokens=min(self.min_tokens, asked),
+            min_tokens=min(self.min_tokens, max_tokens),
             seed=self.seed,
-            stop=tuple(one for one in stops if isinstance(one, str)),
+            stop=tuple(stop for stop in stops if isinstance(stop, str)),
             stop_token_ids=frozenset([*stop_ids, *(self.stop_token_ids or ())]),
             ignore_eos=self.ignore_eos,
             top_logprobs=top,

@@ -92,7 +92,9 @@ def weights_router(service: InferenceService) -> APIRouter:
         model_path: Text, weight_version: NumberOrNone = None
     ) -> JsonResponse:
         _require_of_run(model_path)
-        return _changed(engine, lambda: engine.update_weights(model_path, weight_version))
+        return _change_weights(
+            engine, lambda: engine.update_weights(model_path, weight_version)
+        )
 
     @routes.post("/copy_to_node")
     def copy_to_node(path: Text) -> JsonResponse:
@@ -105,14 +107,14 @@ def weights_router(service: InferenceService) -> APIRouter:
     @routes.post("/update_weights_from_shared_memory")
     def update_weights_from_shared_memory(path: Text, weight_version: Number) -> JsonResponse:
         load = partial(load_shared, path=path, version=weight_version)
-        return _changed(engine, lambda: engine.replace_weights(load, weight_version))
+        return _change_weights(engine, lambda: engine.replace_weights(load, weight_version))
 
     @routes.post("/v1/load_lora_adapter")
     def load_lora_adapter(
         lora_name: Text, lora_path: Text, weight_version: NumberOrNone = None
     ) -> JsonResponse:
         _require_of_run(lora_path)
-        return _changed(
+        return _change_weights(
             engine, lambda: engine.load_adapter(lora_path, lora_name, weight_version)
         )
 
@@ -120,7 +122,9 @@ def weights_router(service: InferenceService) -> APIRouter:
     def unload_lora_adapter(
         lora_name: Text, weight_version: NumberOrNone = None
     ) -> JsonResponse:
-        return _changed(engine, lambda: engine.unload_adapter(lora_name, weight_version))
+        return _change_weights(
+            engine, lambda: engine.unload_adapter(lora_name, weight_version)
+        )
 
     @routes.post("/collective_rpc")
     def collective_rpc(
@@ -173,7 +177,7 @@ def group_router(service: InferenceService, group: WeightGroup) -> APIRouter:
             load = partial(copy_tensors, tensors=tensors)
             return engine.replace_weights(load, body.weight_version)
 
-        return _changed(engine, receive)
+        return _change_weights(engine, receive)
 
     @routes.post("/destroy_weights_update_group")
     def destroy_weights_update_group(group_name: Text = WEIGHTS_GROUP) -> Json:
@@ -190,7 +194,7 @@ def _require_of_run(directory: str) -> None:
         raise InferenceRefused(403, str(error)) from error
 
 
-def _changed(engine: Engine, change: Callable[[], int]) -> JsonResponse:
+def _change_weights(engine: Engine, change: Callable[[], int]) -> JsonResponse:
     """The reply to ``change``, which returns the number of replaced tensors."""
     try:
         count = change()

@@ -113,7 +113,7 @@ class InferenceService:
         """Return all results; cancel every request when the client disconnects."""
         for request in requests:
             self.engine.submit(request)
-        gone = asyncio.ensure_future(_disconnected(http))
+        gone = asyncio.ensure_future(_wait_for_disconnect(http))
         results = asyncio.ensure_future(_results(requests))
         try:
             ends: set[asyncio.Future[Any]] = {gone, results}
@@ -154,7 +154,7 @@ async def _results(requests: list[GenerationRequest]) -> list[RequestResult]:
     return [await asyncio.wrap_future(request.future) for request in requests]
 
 
-async def _disconnected(http: Request) -> None:
+async def _wait_for_disconnect(http: Request) -> None:
     """Return when the client has disconnected; the body has been read before."""
     while (await http.receive())["type"] != "http.disconnect":
         pass

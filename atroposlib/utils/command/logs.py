@@ -26,8 +26,20 @@ TOKEN_PREFIX = "atr_"  # of every token of this package; secret scanners look fo
 OURS = ("atroposlib", "example_trainer", "environments", "__main__")
 # Libraries that log every request or file at level info.
 NOISY = (
-    *("uvicorn", "httpx", "httpcore", "openai", "urllib3", "asyncio", "filelock", "fsspec"),
-    *("huggingface_hub", "datasets", "transformers", "torch", "matplotlib", "markdown_it"),
+    "uvicorn",
+    "httpx",
+    "httpcore",
+    "openai",
+    "urllib3",
+    "asyncio",
+    "filelock",
+    "fsspec",
+    "huggingface_hub",
+    "datasets",
+    "transformers",
+    "torch",
+    "matplotlib",
+    "markdown_it",
 )
 _SECRET = re.compile(
     rf"{TOKEN_PREFIX}[A-Za-z0-9_-]{{16,}}"
@@ -86,12 +98,12 @@ def _text(event: dict[str, Any]) -> str:
     if source.partition(".")[0] not in OURS:
         event["logger"] = source
     words = [f"{moment} {level:<7} {process}  {message}"]
-    words += [f"{key}={_quoted(value)}" for key, value in event.items()]
+    words += [f"{key}={_quote(value)}" for key, value in event.items()]
     line = printable(" ".join(words))  # one event is one line
     return line if exception is None else f"{line}\n{printable(exception, LINES)}"
 
 
-def _quoted(value: object) -> str:
+def _quote(value: object) -> str:
     text = str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
@@ -148,7 +160,9 @@ def configure(
 def style() -> str:
     """The format of this process's logs; text before :func:`configure`."""
     handlers = logging.getLogger().handlers
-    return next((one.style for one in handlers if isinstance(one, ProcessHandler)), "text")
+    return next(
+        (handler.style for handler in handlers if isinstance(handler, ProcessHandler)), "text"
+    )
 
 
 def _log_exception(kind: type[BaseException], error: BaseException, trace: Any) -> None:

@@ -139,12 +139,12 @@ def whole(least: int, most: float = float("inf")) -> Callable[[str], int]:
     """Type of an option: a whole number within these bounds."""
     bounds = f"from {least}" + (f" to {most}" if most < float("inf") else "")
 
-    def checked(text: str) -> int:
+    def check_bounds(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) <= most:
             raise argparse.ArgumentTypeError(f"a whole number {bounds}, not {text!r}")
         return int(text)
 
-    return checked
+    return check_bounds
 
 
 PORT = whole(0, 65_535)

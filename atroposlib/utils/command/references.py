@@ -54,7 +54,7 @@ class Reference:
     argument: str = ""
 
 
-def installed(found: Iterable[Distribution] | None = None) -> list[Listed]:
+def installed_environments(found: Iterable[Distribution] | None = None) -> list[Listed]:
     """Environments of installed packages, by their metadata alone.
 
     A package whose metadata cannot be used is listed with the reason.
@@ -73,7 +73,7 @@ def installed(found: Iterable[Distribution] | None = None) -> list[Listed]:
             name = getattr(where, "stem", "") or "?"
             problem = f"broken metadata: {type(error).__name__}: {error}"
             listed[name, "?"] = Listed("?", "", "", name, problem=problem)
-    return sorted(listed.values(), key=lambda one: (one.name, one.package))
+    return sorted(listed.values(), key=lambda entry: (entry.name, entry.package))
 
 
 def _name(package: Distribution) -> str:
@@ -117,25 +117,33 @@ def resolve(text: str, known: Sequence[Listed]) -> Reference:
     if place.endswith(".py"):
         return Reference(file=Path(place), attribute=rest)
     if rest:
-        adapter = next((one for one in known if one.name == place and one.is_adapter), None)
+        adapter = next(
+            (entry for entry in known if entry.name == place and entry.is_adapter), None
+        )
         if adapter is not None:
             return Reference(listed=adapter, argument=rest)
-        found = [one for one in known if (one.package, one.name) == (place, rest)]
+        matches = [entry for entry in known if (entry.package, entry.name) == (place, rest)]
     else:
-        found = [one for one in known if one.name == text]
+        matches = [entry for entry in known if entry.name == text]
         # A module of this package, such as gsm8k_server, may be named as its file is.
-        found = found or [one for one in known if one.module.rpartition(".")[2] == text]
-    if not found:
-        names = [one.name for one in known] + [f"{one.package}:{one.name}" for one in known]
+        matches = matches or [
+            entry for entry in known if entry.module.rpartition(".")[2] == text
+        ]
+    if not matches:
+        names = [entry.name for entry in known] + [
+            f"{entry.package}:{entry.name}" for entry in known
+        ]
         hint = did_you_mean(text, names)
         raise ConfigError(f"no file and no environment {text!r}{hint} (`atropos env list`)")
-    if len(found) > 1:
-        full = " or ".join(f"{one.package}:{one.name}" for one in found)
-        raise ConfigError(f"{len(found)} packages name an environment {text!r}: write {full}")
-    if found[0].problem:
-        raise ConfigError(f"{text}: {found[0].package}: {found[0].problem}; reinstall it")
-    _, _, attribute = found[0].module.partition(":")
-    return Reference(listed=found[0], attribute=attribute)
+    if len(matches) > 1:
+        full = " or ".join(f"{entry.package}:{entry.name}" for entry in matches)
+        raise ConfigError(
+            f"{len(matches)} packages name an environment {text!r}: write {full}"
+        )
+    if matches[0].problem:
+        raise ConfigError(f"{text}: {matches[0].package}: {matches[0].problem}; reinstall it")
+    _, _, attribute = matches[0].module.partition(":")
+    return Reference(listed=matches[0], attribute=attribute)
 
 
 def digest(files: Iterable[Path]) -> str:

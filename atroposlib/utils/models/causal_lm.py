@@ -38,12 +38,12 @@ class LogitTransform:
 
 def decoder(model: Any) -> Any:
     """The module from tokens to hidden states; ConfigError if the model has none."""
-    found = model.get_decoder()
-    if found is model:  # Llama 4's text model does not name it
-        found = getattr(model, "model", model)
-    if found is model:
+    inner = model.get_decoder()
+    if inner is model:  # Llama 4's text model does not name it
+        inner = getattr(model, "model", model)
+    if inner is model:
         raise ConfigError(f"{type(model).__name__} has no decoder apart from its output head")
-    return found
+    return inner
 
 
 def measured_transform(model: Any, tokens: Any, tolerance: float) -> LogitTransform | None:

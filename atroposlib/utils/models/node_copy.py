@@ -36,27 +36,27 @@ def copy_once(directory: str) -> tuple[str, int]:
         if target.exists():
             return str(target), 0
         copies = sorted(
-            (one for one in folder.iterdir() if one.name != ".lock"),
-            key=lambda one: one.stat().st_mtime_ns,
+            (path for path in folder.iterdir() if path.name != ".lock"),
+            key=lambda path: path.stat().st_mtime_ns,
         )
-        older = [one for one in copies if not one.name.startswith(".")][-KEPT:]
-        for one in (*copies, draft):
-            if one not in older:  # before the copy, which needs the room
-                shutil.rmtree(one, ignore_errors=True)
+        older = [copy for copy in copies if not copy.name.startswith(".")][-KEPT:]
+        for copy in (*copies, draft):
+            if copy not in older:  # before the copy, which needs the room
+                shutil.rmtree(copy, ignore_errors=True)
         draft.mkdir()
         for file in filter(Path.is_file, source.iterdir()):  # nothing of folders in it
             shutil.copyfile(file, draft / file.name)
         os.utime(draft)
         draft.rename(target)
-        return str(target), sum(one.stat().st_size for one in target.rglob("*"))
+        return str(target), sum(path.stat().st_size for path in target.rglob("*"))
 
 
 def _folder(published: Path) -> Path:
     """The folder for copies from a directory, which no other user can write."""
     own = node_folder()
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = own.lstat()
-    if own.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    status = own.lstat()
+    if own.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(f"{own} is not a folder that only this user can write")
     folder = own / blake2b(str(published).encode(), digest_size=8).hexdigest()
     folder.mkdir(exist_ok=True)

@@ -50,16 +50,16 @@ def routers_of(model: Any, tokens: Tensor) -> list[Router]:
 
     None if a layer chooses experts in another way.
     """
-    found = decoder(model)
-    choosing = [(_layer(name), m) for name, m in found.named_modules() if hasattr(m, "top_k")]
+    body = decoder(model)
+    choosing = [(_layer(name), m) for name, m in body.named_modules() if hasattr(m, "top_k")]
     with outputs_of([module for _, module in choosing]) as outputs:
         if choosing:
-            found(tokens, use_cache=False)
+            body(tokens, use_cache=False)
     routers = [
         Router(module, layer, *output)
         for (layer, module), output in zip(choosing, outputs)
         if isinstance(output, tuple)
-        and [getattr(one, "ndim", 0) for one in output] == [2, 2, 2]
+        and [getattr(tensor, "ndim", 0) for tensor in output] == [2, 2, 2]
         and output[1].shape == output[2].shape == (tokens.numel(), output[2].shape[1])
         and not output[2].is_floating_point()
     ]
@@ -99,15 +99,15 @@ def fitted_routers(model: Any, tokens: Tensor) -> dict[str, list[Any]]:
 
     Raises ConfigError without routers, or for one whose weights no formula gives.
     """
-    found = {
+    fitted = {
         type(router.module).__name__: _fitted(router) for router in routers_of(model, tokens)
     }
-    if not found:
+    if not fitted:
         raise ConfigError(
             f"router_replay: {type(model).__name__} has no layers of experts, or routers"
             " that do not return logits, weights and indices; set it to false"
         )
-    return found
+    return fitted
 
 
 def _fitted(router: Router) -> list[Any]:
@@ -152,30 +152,32 @@ class RouterReplay:
     def read(self, routed: RoutedExperts | None, num_tokens: int) -> list[bytes]:
         """(L, K) int16 of each token; raises InvalidGroup if another model sampled the row."""
         count, top_k = len(self.layers), self.top_k
-        found = np.full((num_tokens, count, top_k), -1, np.int16)
-        given = decoded(routed)[:num_tokens] if routed else found[:0]
+        rows = np.full((num_tokens, count, top_k), -1, np.int16)
+        prompt_rows = decoded(routed)[:num_tokens] if routed else rows[:0]
         # Engines report dense layers as well, or the product of the dimensions alone.
-        layers, rest = divmod(given[:1].size, top_k) if len(given) else (count, 0)
+        layers, rest = divmod(prompt_rows[:1].size, top_k) if len(prompt_rows) else (count, 0)
         if (
             rest
             or layers not in (count, self.num_layers)
-            or given.max(initial=-1) >= self.num_experts
+            or prompt_rows.max(initial=-1) >= self.num_experts
         ):
             problem = (
                 f"not of a model with {count} routers of {top_k} of {self.num_experts} experts"
             )
             raise InvalidGroup("routed_experts", "", problem)
-        given = given.reshape(len(given), layers, top_k)
-        found[: len(given)] = given if layers == count else given[:, self.layers]
-        return [token.tobytes() for token in found]
+        prompt_rows = prompt_rows.reshape(len(prompt_rows), layers, top_k)
+        rows[: len(prompt_rows)] = (
+            prompt_rows if layers == count else prompt_rows[:, self.layers]
+        )
+        return [token.tobytes() for token in rows]
 
     def _replay(self, i: int, formula: Any, module: Any, args: Any, output: Any) -> Any:
         if self.experts is None:
             return None
         logits, weights, indices = output
-        given = self.experts.view(len(indices), -1, indices.shape[1])[:, i]
-        differs = (given.sort(-1)[0] != indices.sort(-1)[0]).any(-1, keepdim=True)
-        differs &= (given >= 0).all(-1, keepdim=True)
-        indices = torch.where(differs, given, indices)
+        replayed = self.experts.view(len(indices), -1, indices.shape[1])[:, i]
+        differs = (replayed.sort(-1)[0] != indices.sort(-1)[0]).any(-1, keepdim=True)
+        differs &= (replayed >= 0).all(-1, keepdim=True)
+        indices = torch.where(differs, replayed, indices)
         other = formula(logits.float(), indices).to(weights.dtype)
         return logits, torch.where(differs, other, weights), indices

@@ -110,10 +110,10 @@ def local_tokenizer(name: str) -> Any:
         if not directory.is_dir():
             from huggingface_hub import try_to_load_from_cache
 
-            found = try_to_load_from_cache(name, "tokenizer.json")
-            if not isinstance(found, str):
+            cached = try_to_load_from_cache(name, "tokenizer.json")
+            if not isinstance(cached, str):
                 return None
-            directory = Path(found).parent
+            directory = Path(cached).parent
         return load_tokenizer_named(str(directory))
     except (ConfigError, ImportError, OSError, ValueError, KeyError):
         return None

@@ -158,9 +158,9 @@ class PlainTokenizer:
 
 def with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
     """``message`` with its reasoning under the names that templates read."""
-    given = [message[name] for name in REASONING if message.get(name) is not None]
+    texts = [message[name] for name in REASONING if message.get(name) is not None]
     return (
-        {"thinking": given[0], **message, "reasoning_content": given[0]}
-        if given
+        {"thinking": texts[0], **message, "reasoning_content": texts[0]}
+        if texts
         else {**message}
     )

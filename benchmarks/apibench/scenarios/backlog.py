@@ -23,7 +23,7 @@ _METHOD = (
 
 def run(plan: Plan) -> Section:
     bodies = pool(8, BIG, Encoding.JSON)
-    size = sum(len(one.data) for one in bodies) / len(bodies)
+    size = sum(len(body.data) for body in bodies) / len(bodies)
     count = max(2 * _CLAIMS + 2, round(plan.backlog_gb * 1e9 / size))
     kind = servers.ours(source=plan.source)
     kind = replace(kind, arguments=(*kind.arguments, "--max-store-gb", "16"))

@@ -119,7 +119,7 @@ def _decoding(plan: Plan, ways: list[_Way]) -> list[Figure]:
 
     made = [group(BIG, 0, 1000 + i % 4) for i in range(plan.batch_groups)]
     text = json.dumps({"batch": made}).encode()
-    frames = [packed(one) for one in made]
+    frames = [packed(group) for group in made]
 
     def seconds(work: Callable[[], object]) -> tuple[float, ...]:
         taken = []

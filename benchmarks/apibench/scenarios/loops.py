@@ -21,7 +21,7 @@ _LESS, _MORE = Better.LESS, Better.MORE
 
 
 def run(plan: Plan) -> Section:
-    found: dict[tuple[str, str, Better], list[float]] = defaultdict(list)
+    rates: dict[tuple[str, str, Better], list[float]] = defaultdict(list)
     bodies = pool(4, BIG, Encoding.JSON)
     for _ in range(plan.loop_repeats):
         for loop, http in product(("uvloop", "asyncio"), ("httptools", "h11")):
@@ -39,9 +39,9 @@ def run(plan: Plan) -> Section:
                     cost_ms(plan, kind, BIG, bodies),
                 ),
             ):
-                found[f"{kind.name}: {what}", unit, better].append(value)
+                rates[f"{kind.name}: {what}", unit, better].append(value)
     figures = [
         Figure(what, unit, tuple(repeats), better=better)
-        for (what, unit, better), repeats in found.items()
+        for (what, unit, better), repeats in rates.items()
     ]
     return Section("Event loop and HTTP parser", _METHOD, tuple(figures))

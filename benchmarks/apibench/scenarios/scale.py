@@ -76,7 +76,7 @@ class Bench:
 
     def used(self) -> tuple[float, float, float]:
         """CPU seconds of the servers and of the database, and MB of the servers."""
-        each = [one.usage() for one in self.replicas]
+        each = [replica.usage() for replica in self.replicas]
         behind = usage(self.database).cpu_s if self.database else 0.0
         return sum(u.cpu_s for u in each), behind, sum(u.rss_bytes for u in each) / 1e6
 
@@ -150,7 +150,7 @@ def _measure(plan: Plan, bench: Bench, posters: int, encoding: Encoding) -> dict
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     path = "/groups" if bench.first.generation else "/scored_data_list"
-    ports = [one.port for one in bench.replicas]
+    ports = [replica.port for replica in bench.replicas]
     work = Posters(ports, path, ids, encoding, plan.post_seconds)
     job = spawn.Process(target=_post_all, args=(work, theirs))
     job.start()
@@ -163,7 +163,7 @@ def _measure(plan: Plan, bench: Bench, posters: int, encoding: Encoding) -> dict
     job.join()
     formed = posted.accepted * GROUP.rows // BATCH
     mtok = posted.accepted * GROUP.tokens / 1e6
-    found = {
+    rates = {
         "claim and ack, 99 %": percentile(waits, 0.99),
         "batches of those formed": 100 * batches / formed if formed else 0.0,
         "groups accepted": posted.accepted / plan.post_seconds,
@@ -172,12 +172,12 @@ def _measure(plan: Plan, bench: Bench, posters: int, encoding: Encoding) -> dict
         "memory of the servers": after[2],
     }
     if posted.seconds:
-        found["a post, median"] = percentile(posted.seconds, 0.5)
+        rates["a post, median"] = percentile(posted.seconds, 0.5)
     if mtok:
-        found["CPU of the servers"] = (after[0] - before[0]) / mtok
+        rates["CPU of the servers"] = (after[0] - before[0]) / mtok
     if mtok and bench.database:
-        found["CPU of the database"] = (after[1] - before[1]) / mtok
-    return found
+        rates["CPU of the database"] = (after[1] - before[1]) / mtok
+    return rates
 
 
 def _train(server: Server, accept: str, seconds: float) -> tuple[int, list[float]]:

@@ -33,23 +33,23 @@ class _Rate:
 
 
 def run(plan: Plan) -> Section:
-    found: dict[str, list[_Rate]] = {"JSON": [], "binary": [], "naive": []}
+    rates: dict[str, list[_Rate]] = {"JSON": [], "binary": [], "naive": []}
     ours = servers.ours(source=plan.source)
     count, naive_count = plan.sustained_batches, plan.naive_sustained_batches
     for repeat in range(plan.repeats):
-        found["JSON"].append(_measure(plan, ours, Encoding.JSON, False, count))
-        found["binary"].append(_measure(plan, ours, Encoding.BINARY, True, count))
+        rates["JSON"].append(_measure(plan, ours, Encoding.JSON, False, count))
+        rates["binary"].append(_measure(plan, ours, Encoding.BINARY, True, count))
         if repeat < plan.naive_batch_repeats:
             naive = _measure(plan, servers.NAIVE, Encoding.JSON, False, naive_count)
-            found["naive"].append(naive)
+            rates["naive"].append(naive)
     figures = []
     for way, target in (("JSON", times(20)), ("binary", times(70))):
         figures.append(
             Figure(
                 what=f"posts and batches, {way}",
                 unit="Mtok/s",
-                ours=tuple(rate.tokens_s / 1e6 for rate in found[way]),
-                naive=tuple(rate.tokens_s / 1e6 for rate in found["naive"]),
+                ours=tuple(rate.tokens_s / 1e6 for rate in rates[way]),
+                naive=tuple(rate.tokens_s / 1e6 for rate in rates["naive"]),
                 better=Better.MORE,
                 target=target,
             )
@@ -58,8 +58,8 @@ def run(plan: Plan) -> Section:
             Figure(
                 what=f"posts and batches, {way}",
                 unit="CPU s/Mtok",
-                ours=tuple(rate.cpu_s for rate in found[way]),
-                naive=tuple(rate.cpu_s for rate in found["naive"]),
+                ours=tuple(rate.cpu_s for rate in rates[way]),
+                naive=tuple(rate.cpu_s for rate in rates["naive"]),
             )
         )
     return Section("Posts and batches, sustained", _METHOD, tuple(figures))
@@ -100,7 +100,7 @@ class _Flow:
             Refused: a post or a batch was refused.
         """
         work = [self._trainer, *[self._poster] * POSTERS]
-        threads = [threading.Thread(target=self._guarded, args=(one,)) for one in work]
+        threads = [threading.Thread(target=self._guarded, args=(job,)) for job in work]
         for thread in threads:
             thread.start()
         for thread in threads:

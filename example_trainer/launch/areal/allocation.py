@@ -34,7 +34,7 @@ def parse(text: str) -> Allocation:
         raise ConfigError(
             f"{text}: servers and trainer have each their own GPUs; write + for |"
         )
-    found: dict[str, Any] = {"gpus": 0}
+    parts: dict[str, Any] = {"gpus": 0}
     for part in filter(None, text.split("+")):
         match = PART.fullmatch(part.strip())
         sizes = dict(re.findall(r"([dtpce])(\d+)", match[2])) if match else {}
@@ -52,13 +52,13 @@ def parse(text: str) -> Allocation:
                 " d for c, and bound the rows of a pass with trainer.max_tokens_per_microbatch"
             )
         gpus = math.prod(int(size) for name, size in sizes.items() if name != "e")
-        found["gpus"] += gpus
+        parts["gpus"] += gpus
         if engine in TRAINERS:
-            found["ranks"] = gpus
+            parts["ranks"] = gpus
         else:
-            found |= {"engine": engine, "servers": int(sizes.get("d", 1))}
-            found["tensor_parallel"] = int(sizes.get("t", 1))
-    return Allocation(**found)
+            parts |= {"engine": engine, "servers": int(sizes.get("d", 1))}
+            parts["tensor_parallel"] = int(sizes.get("t", 1))
+    return Allocation(**parts)
 
 
 def places(
@@ -73,20 +73,20 @@ def places(
             f"{wanted.gpus} GPUs are allocated, but cluster.n_nodes x cluster.n_gpus_per_node"
             f" are {nodes * gpus_per_node}"
         )
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if wanted.engine is not None:
-        found |= {"inference.engine": wanted.engine, "inference.count": wanted.servers}
-        found["inference.tensor_parallel"] = wanted.tensor_parallel
+        settings |= {"inference.engine": wanted.engine, "inference.count": wanted.servers}
+        settings["inference.tensor_parallel"] = wanted.tensor_parallel
     if wanted.ranks is None:
-        return found
+        return settings
     per_node = min(wanted.ranks, gpus_per_node or wanted.ranks) if on_cluster else wanted.ranks
     if wanted.ranks % per_node:
         raise ConfigError(
             f"{wanted.ranks} ranks of the trainer do not fill nodes of {per_node}"
         )
-    found |= {"trainer.nproc": per_node, "trainer.nodes": wanted.ranks // per_node}
+    settings |= {"trainer.nproc": per_node, "trainer.nodes": wanted.ranks // per_node}
     if not on_cluster and wanted.engine not in (None, "local"):
         served = wanted.servers * wanted.tensor_parallel
-        found["inference.first_gpu"] = 0
-        found["trainer.gpus"] = ",".join(str(served + i) for i in range(wanted.ranks))
-    return found
+        settings["inference.first_gpu"] = 0
+        settings["trainer.gpus"] = ",".join(str(served + i) for i in range(wanted.ranks))
+    return settings

@@ -29,7 +29,12 @@ from example_trainer.settings.areal.defaults import (
     note_of,
 )
 from example_trainer.settings.areal.names import Ignored, same
-from example_trainer.settings.files import Assignment, listed_keys, meaning_of, resolved
+from example_trainer.settings.files import (
+    Assignment,
+    listed_keys,
+    meaning_of,
+    resolve_references,
+)
 
 Group = Callable[[Mapping[str, Any], RunContext], Places]
 ENV, OPENAI, SETTINGS = "env.", "openai.", "trainer.settings."
@@ -82,7 +87,7 @@ GROUPS: dict[Group, str] = {
     # launcher
     values.directories: "experiment_name trial_name cluster.fileroot saver.fileroot"
     " stats_logger.fileroot",
-    values.allocated: "allocation_mode actor.backend rollout.backend cluster.n_nodes"
+    values.allocate: "allocation_mode actor.backend rollout.backend cluster.n_nodes"
     " cluster.n_gpus_per_node",
     values.resources: "launcher.inference_server_cpus_per_gpu launcher.trainer_cpus_per_gpu"
     " launcher.inference_server_mem_per_gpu launcher.trainer_mem_per_gpu",
@@ -130,15 +135,23 @@ def read_areal(
         ConfigError: an option is unknown or has no counterpart; says what to write.
         DatasetUnavailable: the file of the data cannot be read.
     """
-    own = {one.key: one.value for one in assignments if one.key.startswith(ENV)}
-    is_supervised({one.key: one.value for one in assignments})  # before any unknown option
-    given = given_options([one for one in assignments if one.key not in own])
-    run = look(given, values.environment_of(given, environment), on_cluster)
-    run.engine = choose_engine(values.allocation_of(given).engine or "auto")
-    tree = translated(values.completed(given), run)
+    own = {
+        assignment.key: assignment.value
+        for assignment in assignments
+        if assignment.key.startswith(ENV)
+    }
+    is_supervised(
+        {assignment.key: assignment.value for assignment in assignments}
+    )  # before any unknown option
+    options = given_options(
+        [assignment for assignment in assignments if assignment.key not in own]
+    )
+    run = look(options, values.environment_of(options, environment), on_cluster)
+    run.engine = choose_engine(values.allocation_of(options).engine or "auto")
+    tree = translate_options(values.with_defaults(options), run)
     config = tree["environments"][0]["config"]
     config["env"] |= {key.removeprefix(ENV): value for key, value in own.items()}
-    notes = note_of(left_out(given), given)
+    notes = note_of(left_out(options), options)
     return tree, notes + [f"{listed_keys(keys)}: {why}" for why, keys in run.notes.items()]
 
 
@@ -182,14 +195,14 @@ def given_options(assignments: Sequence[Assignment]) -> dict[str, Any]:
         launched = is_launched(one.key) or one.key.startswith("model.")
         return isinstance(meaning_of(one), Ignored) and not launched
 
-    found: dict[str, Any] = {}
-    for one in resolved(assignments, stays):
-        found.pop(one.key, None)  # keeps the order of the last assignments
-        found[one.key] = one.value
-    return {key: value for key, value in found.items() if value != MISSING}
+    options: dict[str, Any] = {}
+    for assignment in resolve_references(assignments, stays):
+        options.pop(assignment.key, None)  # keeps the order of the last assignments
+        options[assignment.key] = assignment.value
+    return {key: value for key, value in options.items() if value != MISSING}
 
 
-def translated(given: Mapping[str, Any], run: RunContext) -> dict[str, Any]:
+def translate_options(given: Mapping[str, Any], run: RunContext) -> dict[str, Any]:
     """Return the sections of a plan; notes are added to ``run``.
 
     Raises ConfigError: a value has no counterpart here; names the option.
@@ -203,7 +216,7 @@ def translated(given: Mapping[str, Any], run: RunContext) -> dict[str, Any]:
                 done.add(group)
                 places |= group(given, run)
             elif key in PLACES:
-                places |= _placed(key, value, run)
+                places |= _places_of(key, value, run)
         except (ConfigError, TypeError, ValueError) as error:
             raise ConfigError(f"{key}: {error}") from error
     for key, value in given.items():
@@ -212,7 +225,7 @@ def translated(given: Mapping[str, Any], run: RunContext) -> dict[str, Any]:
     return sections(places, run.environment)
 
 
-def _placed(key: str, value: Any, run: RunContext) -> Places:
+def _places_of(key: str, value: Any, run: RunContext) -> Places:
     name, place = key.rpartition(".")[2], PLACES[key]
     if value in (None, "", [], NEUTRAL.get(name, NEUTRAL.get(key))):
         return {}

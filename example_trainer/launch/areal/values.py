@@ -85,7 +85,7 @@ def environment_of(given: Given, named: str | None) -> str:
     return str(named or usual)
 
 
-def completed(given: Given) -> dict[str, Any]:
+def with_defaults(given: Given) -> dict[str, Any]:
     """The options after AReaL's defaults of those left out; the model of SFT as the actor.
 
     One text of SFT makes one sequence, and its data may have no type.
@@ -106,24 +106,27 @@ def directories(given: Given, run: RunContext) -> Places:
     """As in AReaL all files of a trial lie below cluster.fileroot/experiment_name/trial_name."""
     names = [str(given[k]) for k in ("experiment_name", "trial_name") if k in given]
     root = given.get("cluster.fileroot", "runs")
-    found = {"out": str(Path(os.path.expanduser(root), *names))}
+    places = {"out": str(Path(os.path.expanduser(root), *names))}
     if names:
-        found["name"] = re.sub(r"[^\w.-]", "-", "_".join(names))
+        places["name"] = re.sub(r"[^\w.-]", "-", "_".join(names))
     for key in ("saver.fileroot", "stats_logger.fileroot"):
         if given.get(key) not in (None, given.get("cluster.fileroot")):
-            found[f"trainer.settings.{key}"] = given[key]
-    return found
+            places[f"trainer.settings.{key}"] = given[key]
+    return places
 
 
 def allocation_of(given: Given) -> allocation.Allocation:
     """Of allocation_mode, or of the backends that newer versions have instead."""
     backends = [given.get("rollout.backend"), given.get("actor.backend")]
     return allocation.parse(
-        str(given.get("allocation_mode") or "+".join(str(one) for one in backends if one))
+        str(
+            given.get("allocation_mode")
+            or "+".join(str(backend) for backend in backends if backend)
+        )
     )
 
 
-def allocated(given: Given, run: RunContext) -> Places:
+def allocate(given: Given, run: RunContext) -> Places:
     nodes, per_node = given.get("cluster.n_nodes"), given.get("cluster.n_gpus_per_node")
     wanted = allocation_of(given)
     if wanted.engine is not None:
@@ -148,7 +151,7 @@ RESOURCES: dict[str, dict[str, Callable[[int], Any]]] = {
 
 def resources(given: Given, run: RunContext) -> Places:
     """CPUs and MB per GPU as those of a process, for each kind of cluster."""
-    ranks = allocated(given, run).get("trainer.nproc", 1)
+    ranks = allocate(given, run).get("trainer.nproc", 1)
     gpus_of = {"inference_server": allocation_of(given).tensor_parallel, "trainer": ranks}
     return {
         place.format(role.removesuffix("_server")): value_of(per_gpu * gpus)
@@ -206,7 +209,7 @@ WIRED = frozenset(
 
 def server_options(given: Given, run: RunContext) -> Places:
     """Options of the section of the engine that runs; those without a place as its arguments."""
-    found, args = Places(), list[str]()
+    places, args = Places(), list[str]()
     for key, value in given.items():
         section, _, name = key.partition(".")
         if section not in ("sglang", "vllm") or value in (None, ""):
@@ -216,10 +219,10 @@ def server_options(given: Given, run: RunContext) -> Places:
         elif name in WIRED:
             run.note(key, "follows from allocation_mode and the trainer's settings")
         elif name in SERVER_PLACES:
-            found[SERVER_PLACES[name]] = value
+            places[SERVER_PLACES[name]] = value
         else:
             args += argument(section, name, value)
-    return {**found, "inference.args": args}
+    return {**places, "inference.args": args}
 
 
 def argument(engine: str, name: str, value: Any) -> list[str]:
@@ -240,26 +243,26 @@ def argument(engine: str, name: str, value: Any) -> list[str]:
 
 
 def temperatures(given: Given, run: RunContext) -> Places:
-    found = Places()
+    places = Places()
     for section, name in (("gconfig", "temperature"), ("eval_gconfig", "eval_temperature")):
         value = 0.0 if given.get(f"{section}.greedy") else given.get(f"{section}.temperature")
         if value is not None:
-            found |= run.of_env(f"{section}.temperature", value, name)
-    return found
+            places |= run.of_env(f"{section}.temperature", value, name)
+    return places
 
 
 def lengths(given: Given, run: RunContext) -> Places:
     """Tokens of an answer, and of a sequence: the longest prompt and the longest answer."""
     answer = given.get("gconfig.max_new_tokens")
-    sequence, found = given.get("train_dataset.max_length"), Places()
+    sequence, places = given.get("train_dataset.max_length"), Places()
     if answer is not None:
         sequence = (PROMPT_TOKENS if sequence is None else sequence) + answer
         own = [name for name in ("max_tokens", "max_new_tokens") if name in run.fields]
-        found = {"openai.sampling.max_tokens": answer, **{f"env.{k}": answer for k in own}}
+        places = {"openai.sampling.max_tokens": answer, **{f"env.{k}": answer for k in own}}
     known = [n for n in (sequence, given.get("gconfig.max_tokens")) if n is not None]
     if known:
-        found |= {"env.max_token_length": min(known), "trainer.settings.seq_len": min(known)}
-    return found
+        places |= {"env.max_token_length": min(known), "trainer.settings.seq_len": min(known)}
+    return places
 
 
 def dataset(given: Given, run: RunContext) -> Places:
@@ -304,10 +307,10 @@ def epochs(given: Given, run: RunContext) -> Places:
         if times is not None:
             run.note("total_train_epochs", "of data not counted here; set total_train_steps")
         return {}
-    found: Places = {"trainer.settings.steps_per_epoch": steps}
+    places: Places = {"trainer.settings.steps_per_epoch": steps}
     if times is not None:
-        found["trainer.settings.training_steps"] = steps * times
-    return found
+        places["trainer.settings.training_steps"] = steps * times
+    return places
 
 
 def evaluations(given: Given, run: RunContext) -> Places:
@@ -322,7 +325,7 @@ def evaluations(given: Given, run: RunContext) -> Places:
     if given.get("evaluator.freq_secs") is not None:
         run.note("evaluator.freq_secs", "environments evaluate by steps: evaluator.freq_steps")
     has_data = given.get("valid_dataset", "given") is not None
-    found: Places = {"env.steps_per_eval": steps if steps and has_data else 0}
+    places: Places = {"env.steps_per_eval": steps if steps and has_data else 0}
     if given.get("evaluator.eval_before_train"):
-        found["env.eval_at_start"] = True
-    return found
+        places["env.eval_at_start"] = True
+    return places

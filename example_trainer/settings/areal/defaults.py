@@ -93,7 +93,9 @@ def left_out(given: Mapping[str, Any]) -> dict[str, Any]:
 
     def is_given(key: str) -> bool:
         names = (key, *_OTHER_NAMES.get(key, ()))
-        return bool(keys.intersection(names)) or any(one.startswith(f"{key}.") for one in keys)
+        return bool(keys.intersection(names)) or any(
+            name.startswith(f"{key}.") for name in keys
+        )
 
     return {key: value for key, value in defaults.items() if not is_given(key)}
 
@@ -107,7 +109,7 @@ def has_reference(given: Mapping[str, Any]) -> bool:
 
 def note_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Lines that name the defaults taken, and those that are not AReaL's."""
-    listed = ", ".join(f"{key}={_written(value)}" for key, value in defaults.items())
+    listed = ", ".join(f"{key}={_value_text(value)}" for key, value in defaults.items())
     lines = [f"left out, so AReaL's defaults: {listed}"] if listed else []
     if is_supervised(given):
         return lines
@@ -124,5 +126,5 @@ def note_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _written(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return {None: "null", True: "true", False: "false"}.get(value, str(value))

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
-from atroposlib.utils.backoff import Backoff, jittered
+from atroposlib.utils.backoff import Backoff, with_jitter
 from atroposlib.utils.http.sockets import CONNECT_TIMEOUT_S, kept_alive
 from atroposlib.utils.models.process_group import GroupSpec
 
@@ -131,7 +131,7 @@ class Http:
                 f"inference server at {self.url}: {gone}; {waited_s:.0f} s of at most"
                 f" {patience_s:.0f} s"
             )
-            time.sleep(min(jittered(BACKOFF.pause_s(failures)), patience_s - waited_s))
+            time.sleep(min(with_jitter(BACKOFF.pause_s(failures)), patience_s - waited_s))
 
 
 class InferenceServer(ABC):

@@ -89,7 +89,7 @@ class VllmEngine(InferenceServer):
             self._rpc("load_checkpoint", path=directory)
         else:
             self._rpc("reload_weights", weights_path=directory)
-        self._loaded(version)
+        self._require_loaded(version)
 
     def load_adapter(self, directory: str, version: int, name: str | None) -> None:
         if self.http.has_route("/lora/load"):
@@ -101,11 +101,11 @@ class VllmEngine(InferenceServer):
             body = {"lora_name": name, "lora_path": directory}
             self.http.post("/v1/load_lora_adapter", {**body, "load_inplace": True})
             self._adapter = name
-        self._loaded(version)
+        self._require_loaded(version)
 
     def load_shared(self, path: str, version: int) -> None:
         self._rpc("load_shared", path=path, version=str(version))
-        self._loaded(version)
+        self._require_loaded(version)
 
     def copy_to_node(self, directory: str) -> tuple[str, int]:
         results = self._rpc("copy_to_node", path=directory)["results"]
@@ -137,7 +137,7 @@ class VllmEngine(InferenceServer):
             )
         else:
             self._receive_natively(whole)
-        self._loaded(version)
+        self._require_loaded(version)
 
     def _receive_natively(self, whole: Bucket) -> None:
         # From 0.17 on an update is bracketed; 0.16 has the one call.
@@ -192,7 +192,7 @@ class VllmEngine(InferenceServer):
     def _rpc(self, method: str, **kwargs: str) -> Any:
         return self.http.post("/collective_rpc", {"method": method, "kwargs": kwargs})
 
-    def _loaded(self, version: int) -> None:
+    def _require_loaded(self, version: int) -> None:
         # Prefixes computed with the old weights must not be reused with the new ones.
         self.http.post("/reset_prefix_cache", optional=True)
         self.label(version)

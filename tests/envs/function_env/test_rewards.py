@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atroposlib.envs.function_env.rewards import Reward, RewardPlan, call_user, combined
+from atroposlib.envs.function_env.rewards import Reward, RewardPlan, call_user, combine_rewards
 from atroposlib.errors import ConfigError, RolloutError
 
 
@@ -33,7 +33,7 @@ from atroposlib.errors import ConfigError, RolloutError
     ],
 )
 def test_rewards_are_weighted_and_none_means_no_score(returned, weights, score, metrics):
-    reward = combined(returned, weights)
+    reward = combine_rewards(returned, weights)
     assert reward.score == (None if score is None else pytest.approx(score))
     assert reward.metrics == metrics
 
@@ -54,7 +54,7 @@ def test_an_invalid_reward_is_rejected_by_name_and_not_counted_as_zero(
     returned, weights, problem
 ):
     with pytest.raises(ValueError, match=problem):
-        combined(returned, weights)
+        combine_rewards(returned, weights)
 
 
 @given(
@@ -66,7 +66,7 @@ def test_the_score_is_the_weighted_sum_in_any_order(named):
     values = {name: value for name, (value, _) in named.items()}
     weights = {name: weight for name, (_, weight) in reversed(list(named.items()))}
     expected = sum(value * weight for value, weight in named.values())
-    assert combined(values, weights).score == pytest.approx(expected)
+    assert combine_rewards(values, weights).score == pytest.approx(expected)
 
 
 async def exact(task, answer):
@@ -82,7 +82,7 @@ async def test_reward_functions_may_be_sync_or_async():
     reward = await plan.score("env", "item", "7", "7", {"config": {"most": 4}})
     assert reward == Reward(1.375, {"exact": 1.0, "short": 0.75})
     assert (await plan.score("env", "item", "7", None, {})).score is None
-    assert plan.reweighted({"short": 0}).weights == {"exact": 1.0, "short": 0.0}
+    assert plan.with_weights({"short": 0}).weights == {"exact": 1.0, "short": 0.0}
 
 
 async def test_a_failing_reward_function_raises_with_env_item_and_function():
@@ -111,4 +111,4 @@ def test_ambiguous_and_unknown_reward_names_are_rejected():
     with pytest.raises(ConfigError, match="two functions have the same name"):
         RewardPlan.of([exact, partial(exact)])
     with pytest.raises(ConfigError, match=r"no reward 'exat', .*; did you mean exact\?"):
-        RewardPlan.of([exact]).reweighted({"exat": 1.0})
+        RewardPlan.of([exact]).with_weights({"exat": 1.0})

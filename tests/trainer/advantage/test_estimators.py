@@ -203,7 +203,7 @@ def test_maxrl_weighs_a_success_by_how_rare_it_is_and_refuses_rewards_below_0():
 def test_rewards_may_be_a_list_a_tuple_an_array_or_a_tensor(kind):
     found = estimators.compute(kind([0.0, 1.0]), kind([7, 7]))
     assert found == [-1.0, 1.0] and all(type(x) is float for x in found)
-    assert estimators.varied(kind([0.0, 1.0]), kind([7, 7])) == [True, True]
+    assert estimators.has_varied_rewards(kind([0.0, 1.0]), kind([7, 7])) == [True, True]
 
 
 def test_a_list_of_tensors_is_a_list_of_numbers():
@@ -223,7 +223,7 @@ def test_settings_may_be_any_object_with_some_of_the_fields():
 
 def test_an_empty_batch_is_empty():
     assert all(compute(name, [], []) == [] for name in EVERY)
-    assert estimators.varied([], []) == []
+    assert estimators.has_varied_rewards([], []) == []
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_invalid_reward_is_rejected_with_its_row_name(wrong):
     with pytest.raises(InvalidGroup, match=r"rewards\[2\]"):
         estimators.compute([0.0, 1.0, wrong], ["a"] * 3)
     with pytest.raises(InvalidGroup, match=r"rewards\[2\]"):
-        estimators.varied([0.0, 1.0, wrong], ["a"] * 3)
+        estimators.has_varied_rewards([0.0, 1.0, wrong], ["a"] * 3)
 
 
 def test_lists_of_different_length_are_refused():
@@ -255,8 +255,15 @@ def test_an_unknown_estimator_is_refused_with_the_known_ones():
 
 def test_a_group_varies_if_any_two_rewards_differ():
     rewards, groups = [1, 0, 1, 0, 1, 0.5], ["even", "odd", "even", "odd", "odd", "alone"]
-    assert estimators.varied(rewards, groups) == [False, True, False, True, True, False]
+    assert estimators.has_varied_rewards(rewards, groups) == [
+        False,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_rewards_that_differ_by_rounding_differ():
-    assert estimators.varied([0.3, 0.1 + 0.2], ["a", "a"]) == [True, True]
+    assert estimators.has_varied_rewards([0.3, 0.1 + 0.2], ["a", "a"]) == [True, True]

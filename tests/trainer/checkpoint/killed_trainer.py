@@ -307,7 +307,7 @@ def every_checkpoint_loads(w: Ranks) -> int:
 
     found = 0
     recover = w.save_path / "recover"
-    for directory in model_dir.numbered(recover, "step_*"):
+    for directory in model_dir.numbered_directories(recover, "step_*"):
         assert snapshots.problem_of(directory) is None, snapshots.problem_of(directory)
         snapshot = snapshots.Snapshot(directory)
         for group in ("weights", "optimizer"):
@@ -315,8 +315,8 @@ def every_checkpoint_loads(w: Ranks) -> int:
         found += 1
     if (recover / snapshots.POINTER).exists():
         assert (recover / (recover / snapshots.POINTER).read_text()).is_dir()
-    models = model_dir.numbered(w.save_path, "step_*")
-    models += model_dir.numbered(w.save_path / "published", "version_*")
+    models = model_dir.numbered_directories(w.save_path, "step_*")
+    models += model_dir.numbered_directories(w.save_path / "published", "version_*")
     for directory in models:
         AutoModelForCausalLM.from_pretrained(directory)
         assert model_dir.read_state(str(directory)) is not None

@@ -122,7 +122,7 @@ def matrices(
     cfg: TrainingConfig, world: Ranks, client: RolloutClient | None
 ) -> dict[str, Any]:
     """Two ranks that share matrices: norms and embeddings are equal, and written once."""
-    pair = ranks.grouped(world, 2, 600)
+    pair = ranks.in_a_grid(world, 2, 600)
     own = cfg.model_copy(update={"save_path": f"{cfg.save_path}_of_pair"})
     return _saved_and_resumed(own, pair, client, pair)
 

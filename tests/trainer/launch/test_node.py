@@ -125,7 +125,7 @@ def test_the_trainer_of_a_pod_is_done_by_its_own_record_only(
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         status = node.run_role(written, "trainer", 0, None)
-        assert node.recorded(written, status) == expected
+        assert node.recorded_status(written, status) == expected
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -166,7 +166,7 @@ PARENT = """
 import sys
 from example_trainer.launch import node
 node.command_of = lambda *given: node.Command((sys.executable, "-c", {child!r}), {{}})
-node._given = lambda plan, command: {{}}
+node._given_variables = lambda plan, command: {{}}
 node.run_role(None, "api", 0, None)
 """
 CHILD = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"

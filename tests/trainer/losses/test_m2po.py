@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from example_trainer import losses
-from example_trainer.losses.m2po import batch_mask, kept
+from example_trainer.losses.m2po import batch_mask, kept_weights
 from tests.examples import examples
 from tests.trainer.loss_batches import batch_of_ratios, gradient, random_batch, run, settings
 
@@ -32,7 +32,7 @@ LOG_W = [1.0, 0.3, 0.1, 0.0]  # squares 1, 0.09, 0.01, 0
 )
 def test_m2po_leaves_out_the_fewest_farthest_tokens(log_w, threshold, expected):
     m2 = torch.tensor(log_w, dtype=torch.double) ** 2
-    assert kept(m2, threshold).tolist() == expected
+    assert kept_weights(m2, threshold).tolist() == expected
 
 
 def test_m2po_is_the_unclipped_ratio_of_kept_tokens():

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from example_trainer.losses.tokens import MAX_LOG_RATIO, LossInputs, TokenMask, bounded, kl
+from example_trainer.losses.tokens import (
+    MAX_LOG_RATIO,
+    LossInputs,
+    TokenMask,
+    bound_log_ratio,
+    kl,
+)
 
 NAN = float("nan")
 
@@ -20,7 +26,7 @@ def test_sums_go_over_trained_tokens_with_and_without_weights():
 
 
 def test_a_log_ratio_is_bounded_and_a_nan_stays_one():
-    found = bounded(torch.tensor([-1e3, 0.5, 1e3, NAN]))
+    found = bound_log_ratio(torch.tensor([-1e3, 0.5, 1e3, NAN]))
     assert found[:3].tolist() == [-MAX_LOG_RATIO, 0.5, MAX_LOG_RATIO]
     assert found[3].isnan()
 

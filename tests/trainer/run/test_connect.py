@@ -45,7 +45,7 @@ def test_a_phase_that_was_left_before_has_the_median_of_its_seconds():
     pulse = HeartbeatThread(lambda beat: None, "trainer x")
     for phase in ("training", "saving", "training", "saving", "training"):
         pulse.phase(phase)
-    found = pulse._timed().details
+    found = pulse._timed_heartbeat().details
     assert 0 <= found["phase_median_s"] < 30 and 0 <= found["phase_s"] < 30
 
 
@@ -56,11 +56,11 @@ def test_a_publish_waits_on_the_absent_server_and_training_does_not():
         ServerState(url="http://gpu1:9001", silent_s=3.0),
     ]
     pulse.phase("training")
-    assert pulse._timed().waiting_on is None
+    assert pulse._timed_heartbeat().waiting_on is None
     pulse.phase("publishing weights")
-    assert pulse._timed().waiting_on == "inference server http://gpu1:9001"
+    assert pulse._timed_heartbeat().waiting_on == "inference server http://gpu1:9001"
     pulse.waiting_on("an answer of both")
-    assert pulse._timed().waiting_on == "an answer of both"
+    assert pulse._timed_heartbeat().waiting_on == "an answer of both"
 
 
 # --- servers of the directory -----------------------------------------------------------

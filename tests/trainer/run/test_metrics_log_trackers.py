@@ -12,7 +12,7 @@ from atroposlib import trackers
 from atroposlib.errors import ConfigError
 from atroposlib.trackers.jsonl import read_steps
 from example_trainer.run.display import LineDisplay
-from example_trainer.run.metrics_log import MetricsLog, tracked, tracker_name
+from example_trainer.run.metrics_log import MetricsLog, tracked_numbers, tracker_name
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_metrics_keep_their_dashboard_names_and_sections(ours, theirs):
 
 def test_only_finite_numbers_go_to_trackers():
     record = {"step": 3, "time": 1.0, "loss": float("nan"), "keys": ["a"], "lr": 1, "ok": True}
-    assert tracked(record) == {"train/lr": 1.0}
+    assert tracked_numbers(record) == {"train/lr": 1.0}
 
 
 def test_no_two_metrics_share_a_name():

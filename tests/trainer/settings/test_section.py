@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from example_trainer import TrainingConfig, parse_args
-from example_trainer.settings.section import filled
+from example_trainer.settings.section import fill_words
 from example_trainer.supervised.settings import SftConfig, parse
 
 OLD_NAMES = [
@@ -47,7 +47,7 @@ def test_training_on_files_accepts_old_option_names(file):
 
 def test_a_command_gets_values_in_its_placeholders_and_keeps_other_braces():
     words = ["eval", "{url}/v1", '{"step": {step}}', "{other}"]
-    assert filled(words, url="http://a", step=3) == [
+    assert fill_words(words, url="http://a", step=3) == [
         "eval",
         "http://a/v1",
         '{"step": 3}',

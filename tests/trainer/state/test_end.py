@@ -20,6 +20,6 @@ def test_a_record_is_written_whole_and_forgotten(tmp_path):
 
 def test_the_launcher_names_the_file(monkeypatch):
     monkeypatch.delenv(end.VARIABLE, raising=False)
-    assert end.named() is None
+    assert end.end_file() is None
     monkeypatch.setenv(end.VARIABLE, "/runs/a/ended.json")
-    assert end.named() == Path("/runs/a/ended.json")
+    assert end.end_file() == Path("/runs/a/ended.json")

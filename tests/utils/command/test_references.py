@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from atroposlib.errors import ConfigError
-from atroposlib.utils.command.references import GROUP, Listed, digest, installed, resolve
+from atroposlib.utils.command.references import (
+    GROUP,
+    Listed,
+    digest,
+    installed_environments,
+    resolve,
+)
 
 KNOWN = [
     Listed("gsm8k", "atroposlib.environments.gsm8k_server", "", "atroposlib"),
@@ -65,7 +71,7 @@ def package(tmp_path):
         (folder / "METADATA").write_text(about if metadata is None else metadata)
         (folder / "entry_points.txt").write_text(points)
 
-    write.found = lambda: installed(Distribution.discover(path=[str(tmp_path)]))
+    write.found = lambda: installed_environments(Distribution.discover(path=[str(tmp_path)]))
     return write
 
 

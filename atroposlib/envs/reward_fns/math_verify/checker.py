@@ -218,13 +218,13 @@ def equal(text: str, gold: str) -> bool:
         )
         return [value for value in found if not is_undefined(value)]
 
-    expected, given = read(gold), read(text)
-    if not expected or not given:
+    expected, actual = read(gold), read(text)
+    if not expected or not actual:
         return False
-    if not verify(expected, given, timeout_seconds=None, raise_on_error=True):
+    if not verify(expected, actual, timeout_seconds=None, raise_on_error=True):
         return False
     golds = [value for value in expected if not isinstance(value, str)]
-    values = [value for value in given if not isinstance(value, str)]
+    values = [value for value in actual if not isinstance(value, str)]
     return not golds or not values or not all(differ(value, golds[0]) for value in values)
 
 

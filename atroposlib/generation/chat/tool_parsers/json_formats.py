@@ -41,7 +41,7 @@ class HermesParser(AnswerParser):
 
     def write(self, calls: Sequence[FoundCall]) -> str:
         return "\n".join(
-            self.OPEN + json_text(_named(call, "arguments")) + self.CLOSE for call in calls
+            self.OPEN + json_text(_with_name(call, "arguments")) + self.CLOSE for call in calls
         )
 
 
@@ -78,7 +78,7 @@ class Llama3JsonParser(AnswerParser):
         return content, calls
 
     def write(self, calls: Sequence[FoundCall]) -> str:
-        return "; ".join(json_text(_named(call, "parameters")) for call in calls)
+        return "; ".join(json_text(_with_name(call, "parameters")) for call in calls)
 
 
 class MistralParser(AnswerParser):
@@ -111,9 +111,9 @@ class MistralParser(AnswerParser):
         return content, calls
 
     def write(self, calls: Sequence[FoundCall]) -> str:
-        listed = [_named(call, "arguments") for call in calls]
+        listed = [_with_name(call, "arguments") for call in calls]
         return self.TAG + json_text(listed) if calls else ""
 
 
-def _named(call: FoundCall, key: str) -> dict[str, object]:
+def _with_name(call: FoundCall, key: str) -> dict[str, object]:
     return {"name": call.name, key: arguments_value(call)}

@@ -57,7 +57,7 @@ class Qwen3CoderParser(AnswerParser):
         return text[:start], calls
 
     def write(self, calls: Sequence[FoundCall]) -> str:
-        return "\n".join(_written(call) for call in calls)
+        return "\n".join(_call_text(call) for call in calls)
 
 
 def _arguments(name: str, written: Mapping[str, str], tools: Tools) -> str:
@@ -69,7 +69,7 @@ def _arguments(name: str, written: Mapping[str, str], tools: Tools) -> str:
     )
 
 
-def _written(call: FoundCall) -> str:
+def _call_text(call: FoundCall) -> str:
     arguments = arguments_value(call)
     lines = [
         f"<parameter={key}>\n{value if isinstance(value, str) else json_text(value)}\n"

@@ -42,13 +42,14 @@ class VllmParser(AnswerParser):
         request = self._request(
             messages=[], model="any", tools=[dict(tool) for tool in tools], tool_choice="auto"
         )
-        found = self._parser.extract_tool_calls(text, request=request)
-        if not found.tools_called:
+        extracted = self._parser.extract_tool_calls(text, request=request)
+        if not extracted.tools_called:
             return text, []
         calls = [
-            FoundCall(call.function.name, call.function.arguments) for call in found.tool_calls
+            FoundCall(call.function.name, call.function.arguments)
+            for call in extracted.tool_calls
         ]
-        return found.content or "", calls
+        return extracted.content or "", calls
 
     def write(self, calls: Sequence[FoundCall]) -> str:
         return HermesParser().write(calls)

@@ -46,7 +46,7 @@ def _alternatives(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Itera
         return
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        yield from _alternatives(_resolved(reference, root), root, depth + 1)
+        yield from _alternatives(_resolve(reference, root), root, depth + 1)
     for key in ("anyOf", "oneOf", "allOf"):
         inner = schema.get(key)
         for alternative in inner if isinstance(inner, list) else ():
@@ -55,7 +55,7 @@ def _alternatives(schema: Any, root: Mapping[str, Any], depth: int = 0) -> Itera
         yield schema
 
 
-def _resolved(reference: str, root: Mapping[str, Any]) -> Any:
+def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
     target: Any = root
     for part in reference.removeprefix("#/").split("/"):
         target = target.get(part) if isinstance(target, Mapping) else None

@@ -24,7 +24,7 @@ from atroposlib.generation.proxy.apis.exchange import (
     Json,
     SamplingRequest,
     SamplingResponse,
-    parsed,
+    parse_body,
 )
 
 B = TypeVar("B", bound=ApiBody)
@@ -66,7 +66,7 @@ class AgentApi(ABC, Generic[B]):
 
     def __init__(self, session: ApiSession, raw: Json) -> None:
         self.session = session
-        self.body = parsed(raw, self.body_type)
+        self.body = parse_body(raw, self.body_type)
         self.stream = bool(self.body.stream)
         for name in self.rejected_fields:
             if raw.get(name):

@@ -123,10 +123,10 @@ def messages_events(opening: Json, whole: Json) -> Iterator[Json]:
 def _input_of(arguments: str) -> Json:
     """Arguments as the JSON object that Anthropic's clients expect."""
     try:
-        given = json.loads(arguments or "{}")
+        value = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
         return {"arguments": arguments}
-    return given if isinstance(given, dict) else {"arguments": given}
+    return value if isinstance(value, dict) else {"arguments": value}
 
 
 def _opening(response: SamplingResponse) -> Json:

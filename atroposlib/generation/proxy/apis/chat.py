@@ -195,7 +195,7 @@ class TextApi(CompletionsApi[TextBody]):
         )
 
     def whole(self, choice: Choice, response: SamplingResponse) -> Json:
-        shown = self._ended(choice.content or "", choice)
+        shown = self._last_chunk(choice.content or "", choice)
         if self.body.return_token_ids:
             shown["prompt_token_ids"] = response.prompt_ids
         return shown
@@ -203,9 +203,9 @@ class TextApi(CompletionsApi[TextBody]):
     def chunks(self, choice: Choice) -> Iterator[Json]:
         for text in pieces(choice.content or ""):
             yield {"text": text, "logprobs": None, "finish_reason": None}
-        yield self._ended("", choice)
+        yield self._last_chunk("", choice)
 
-    def _ended(self, text: str, choice: Choice) -> Json:
+    def _last_chunk(self, text: str, choice: Choice) -> Json:
         reason = choice.finish_reason
         return {"text": text, "logprobs": self._logprobs(choice), "finish_reason": reason}
 

@@ -54,20 +54,20 @@ class SamplingRequest:
 
     def keywords(self) -> Json:
         """Arguments of ``ManagedServer.chat_completion`` or ``completion``."""
-        found: Json = {**self.sampling}
+        fields: Json = {**self.sampling}
         if self.prompt is not None:
-            found["prompt"] = self.prompt
+            fields["prompt"] = self.prompt
         else:
-            found["messages"] = self.messages
+            fields["messages"] = self.messages
             optional = {
                 "tools": self.tools,
                 "tool_choice": self.tool_choice,
                 "chat_template_kwargs": self.template,
             }
-            found.update({name: value for name, value in optional.items() if value})
+            fields.update({name: value for name, value in optional.items() if value})
         if self.stop:
-            found["stop"] = self.stop
-        return found
+            fields["stop"] = self.stop
+        return fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class ApiBody(msgspec.Struct, kw_only=True):
     stream: bool | None = None
 
 
-def parsed(body: Any, shape: type[B]) -> B:
+def parse_body(body: Any, shape: type[B]) -> B:
     """``body`` as a declared type. Raises InferenceRefused (400) with the field, not its value."""
     try:
         return msgspec.convert(body, shape)
@@ -122,24 +122,24 @@ def sampling_of(
     do without a proxy.
     """
     known = frozenset(read.__struct_fields__) | IGNORED_FIELDS
-    found = {k: v for k, v in raw.items() if k not in known and v is not None}
-    extra = found.pop("extra_body", None) or {}
+    fields = {k: v for k, v in raw.items() if k not in known and v is not None}
+    extra = fields.pop("extra_body", None) or {}
     if not isinstance(extra, Mapping):
         raise InferenceRefused(400, "extra_body: an object is expected")
-    found.update(extra)
+    fields.update(extra)
     for name in ("n", "temperature"):
         if raw.get(name) is not None:
-            found[name] = raw[name]
-    n = found.setdefault("n", 1)
+            fields[name] = raw[name]
+    n = fields.setdefault("n", 1)
     if not isinstance(n, int) or not 1 <= n <= MAX_CHOICES:
         raise InferenceRefused(400, f"n: 1 to {MAX_CHOICES}")
-    found.setdefault("temperature", 1.0)
+    fields.setdefault("temperature", 1.0)
     if max_tokens:
-        found["max_tokens"] = max_tokens
-    for name, value in found.items():
+        fields["max_tokens"] = max_tokens
+    for name, value in fields.items():
         if not _is_bounded(value):
             raise InferenceRefused(400, f"{name}: a number is beyond 64 bits")
-    return found
+    return fields
 
 
 def _is_bounded(value: Any) -> bool:

@@ -106,7 +106,7 @@ class IdempotentCalls:
             if call.task.done() and not call.delivered
         )
 
-    def succeeded(self, response_id: str) -> IdempotentCall | None:
+    def finished_call(self, response_id: str) -> IdempotentCall | None:
         """The finished call with this response."""
         found = (call for call in self._calls() if call.response_id == response_id)
         return next((call for call in found if call.task.done() and not call.failed), None)

@@ -12,7 +12,7 @@ from atroposlib.generation.proxy.apis.exchange import (
     finish_reason_of,
     function_tools,
     new_id,
-    parsed,
+    parse_body,
     plain_messages,
     reject_formats,
     sampling_of,
@@ -26,7 +26,7 @@ class Body(msgspec.Struct):
 
 def test_an_invalid_field_is_reported_without_its_value():
     with pytest.raises(InferenceRefused, match=r"\$\.messages") as error:
-        parsed({"messages": "secret"}, Body)
+        parse_body({"messages": "secret"}, Body)
     assert "secret" not in str(error.value)
 
 

@@ -18,7 +18,7 @@ from example_trainer.launch.areal.options import (
     given_options,
     group_of,
     is_areal,
-    translated,
+    translate_options,
 )
 from example_trainer.launch.areal.values import WIRED, RunContext, server_options
 from example_trainer.launch.plan import Plan, trainer_settings
@@ -72,7 +72,7 @@ def plan_of(*words: str, engine: str = "sglang", reference: bool = False):
     assignments = read_file(REFERENCE) if reference else []
     run = a_run(engine)
     given = given_options([*assignments, *map(parse_override, words)])
-    return Plan(**translated(given, run)), run
+    return Plan(**translate_options(given, run)), run
 
 
 def test_every_option_of_the_reference_has_an_outcome():
@@ -93,7 +93,7 @@ def test_no_default_of_the_reference_stops_a_whole_run():
     keys = [key for keys in run.notes.values() for key in keys]
     assert len(keys) == len(set(keys))
     for one in read_file(REFERENCE):
-        Plan(**translated(given_options([one]), a_run()))
+        Plan(**translate_options(given_options([one]), a_run()))
 
 
 def test_options_of_one_file_reach_every_process():
