@@ -78,12 +78,12 @@ def encode_group(
         raise CorruptPayload([member.gid]) from error
 
 
-def json_of(payload: Bytes) -> Iterator[bytes]:
+def json_of(payload: Bytes) -> Iterator[Bytes]:
     """A stored group as JSON, in pieces."""
     return in_turn(to_json(PackedGroup(payload, WHOLE_BYTES)))
 
 
-def in_turn(pieces: Iterator[bytes]) -> Iterator[bytes]:
+def in_turn(pieces: Iterator[Bytes]) -> Iterator[Bytes]:
     """The pieces; in this process one is made at a time."""
     while True:
         with ONE_CONVERSION:
@@ -93,7 +93,7 @@ def in_turn(pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield piece
 
 
-def _frame_of(group: GroupArrays) -> Iterator[bytes]:
+def _frame_of(group: GroupArrays) -> Iterator[Bytes]:
     size, pieces = file_of(group)
     yield frame_head(size)
     yield from pieces
@@ -125,7 +125,7 @@ class Masked:
 # --- JSON ---------------------------------------------------------------------------------
 
 
-def to_json(group: GroupArrays) -> Iterator[bytes]:
+def to_json(group: GroupArrays) -> Iterator[Bytes]:
     """JSON in pieces: every key of the record, in its order."""
     head = group.head
     arrays = head.arrays()
@@ -162,7 +162,7 @@ def _masks(group: GroupArrays) -> Iterator[Array]:
         yield np.where(trained.take(len(tokens)), tokens, np.int32(MASKED))
 
 
-def _rows(group: GroupArrays, chunks: Iterator[Array]) -> Iterator[bytes]:
+def _rows(group: GroupArrays, chunks: Iterator[Array]) -> Iterator[Bytes]:
     """A member with a number per token; short rows are written together."""
     numbers = TakenNumbers(chunks)
     opening = b"["
@@ -172,11 +172,13 @@ def _rows(group: GroupArrays, chunks: Iterator[Array]) -> Iterator[bytes]:
         if size <= _NUMBERS:
             values = _written(numbers.take(size))
             ends = np.cumsum(lengths[first:last])[:-1]
-            yield opening + _dumps(np.split(values, ends))[1:-1]
+            yield opening
+            yield memoryview(_dumps(np.split(values, ends)))[1:-1]
         else:
             for start in range(0, size, _NUMBERS):
-                part = _dumps(_written(numbers.take(min(_NUMBERS, size - start))))[1:-1]
-                yield (b"," if start else opening + b"[") + part
+                part = _dumps(_written(numbers.take(min(_NUMBERS, size - start))))
+                yield b"," if start else opening + b"["
+                yield memoryview(part)[1:-1]
             yield b"]"
         opening = b","
     yield b"]"

@@ -251,7 +251,7 @@ def row_chunks(body: Text, place: slice, dtype: Any, lists: bool) -> Iterator[Ro
         if end - at <= CHUNK_BYTES:
             if not lists:  # as many rows as fit
                 end = max(end, body.rfind(b"]", end, min(at + CHUNK_BYTES, last)) + 1)
-            chunk = _parsed_rows(b"[%b]" % bytes(body[at:end]), dtype, lists)
+            chunk = _parsed_rows(_in_brackets(b"[", body, at, end, b"]"), dtype, lists)
             n_rows += len(chunk.lengths)
             yield chunk
         else:
@@ -264,6 +264,11 @@ def row_chunks(body: Text, place: slice, dtype: Any, lists: bool) -> Iterator[Ro
             return
         _require(at < last and body[at] == ord(","))
         at += 1
+
+
+def _in_brackets(opening: bytes, body: Text, begin: int, end: int, closing: bytes) -> bytes:
+    with memoryview(body) as whole, whole[begin:end] as part:
+        return b"".join((opening, part, closing))
 
 
 def _end_of_row(body: Text, at: int, last: int, lists: bool) -> int:
@@ -282,7 +287,7 @@ def _parts_of_row(
         cut = body.find(b"]" if lists else b",", begin + CHUNK_BYTES, end - 1)
         cut = end - 1 if cut < 0 else cut + lists
         _require(cut - begin <= CHUNK_BYTES + GAP_BYTES)
-        text = b"[[%b]]" % bytes(body[begin:cut])
+        text = _in_brackets(b"[[", body, begin, cut, b"]]")
         chunk = _parsed_rows(text, dtype, lists)
         _require(len(chunk.lengths) == 1 and chunk.lengths[0] > 0)
         yield RowChunk(chunk.lengths, goes_on, chunk.counts, chunk.values)
