@@ -40,8 +40,7 @@ from atroposlib.wire import Heartbeat, Participant, ServerDirectory
 from atroposlib.wire.status import ServerState
 
 FORGET_AFTER_S = 3600.0
-# The oldest are dropped first; names come from callers and cost memory.
-MAX_PARTICIPANTS = 1024  # of each role
+MAX_PARTICIPANTS = 1024  # of each role; names cost memory, so the oldest are dropped first
 MAX_SERVERS = 1024
 SYNC_S = MINIMUM_TIMEOUT_S / 4  # between two writes of a request for other replicas
 _NOBODY: Mapping[int, float] = {}

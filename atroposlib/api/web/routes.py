@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route, request_response
 
 from atroposlib.api.codec.formats import Body
 from atroposlib.api.common.waiting import IsDisconnected
@@ -23,14 +24,17 @@ GONE_EXTENSION = "atropos.gone"  # set by SlowClientProtocol
 
 
 class BytesRoute(APIRoute):
-    """A route whose handler takes the request only, without FastAPI's dependencies.
+    """A route whose handler takes the request only, run by Starlette without FastAPI's part.
 
-    It appears in the OpenAPI document like any other, and costs a third less.
+    It appears in the OpenAPI document like any other, and a poll costs a sixth less.
     """
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        endpoint: Callable[[Request], Coroutine[Any, Any, Response]] = self.endpoint
-        return endpoint
+    matches = Route.matches
+    handle = Route.handle
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **settings: Any) -> None:
+        super().__init__(path, endpoint, **settings)
+        self.app = request_response(endpoint)
 
 
 class JsonRoute(APIRoute):

@@ -65,9 +65,10 @@ class Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = MutableHeaders(scope=message)
-            headers.update(self._headers())
-            if headers.get("content-type", "").startswith("text/event-stream"):
+            if headers := self._headers():
+                MutableHeaders(scope=message).update(headers)
+            content_type = dict(message["headers"]).get(b"content-type", b"")
+            if content_type.startswith(b"text/event-stream"):
                 self.endless_since = time.monotonic()
         self.bytes_out += len(message.get("body", b""))
         await self._send(message)
