@@ -27,7 +27,7 @@ from atroposlib.generation import ServerManager
 from atroposlib.wire import MASKED, ScoredData
 from atroposlib.wire.columns import from_group
 
-READY_WITHIN_S = 120.0
+READY_WITHIN_S = 300.0
 SAMPLES = 2
 
 

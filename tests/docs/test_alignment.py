@@ -42,7 +42,8 @@ def test_the_script_of_the_page_runs_on_a_tiny_model(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
     script = DOCS / "examples" / "alignment_table.py"
     command = [sys.executable, str(script), "--model", str(model)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
     # An untrained model may emit role markers, which its own template cannot render back:
     # its second answer then begins a separate row.
     assert 1 in check_rows(done.stdout) <= {0, 1}

@@ -130,8 +130,10 @@ async def test_the_readme_environment_runs_in_serve_mode(page, name, source, env
         )
         trainer = api.trainer(batch_size=env.config.group_size, num_steps=2)
         serving = asyncio.ensure_future(env.env_manager())
-        claimed = await asyncio.to_thread(trainer.claim, wait_s=20.0)
-        (group,) = claimed.batch
+        batch = None
+        while batch is None and not serving.done():
+            batch = (await asyncio.to_thread(trainer.claim, wait_s=5.0)).batch
+        (group,) = batch
         assert len(group.scores) == env.config.group_size
         env.serving.shutdown.request("the test has seen enough")
         await asyncio.wait_for(serving, 600)
