@@ -43,7 +43,7 @@ def rounding(place: Place) -> list[Figure]:
             continue
         figures += [
             Figure(f"{name}: {f.what}", f.value, f.bound, f.ok)
-            for f in served(place, model, ONE_STEP[name])
+            for f in serve_weights(place, model, ONE_STEP[name])
         ]
     if place.on_cuda:  # a CPU has no device to offload from: two ranks are in the tests
         figures.append(shards(place))
@@ -58,16 +58,16 @@ def models(place: Place) -> dict[str, Path | None]:
     return {"random": weights(place), "SmolLM2": trained if has_trained else None}
 
 
-def served(place: Place, model: Path, lr: float) -> list[Figure]:
+def serve_weights(place: Place, model: Path, lr: float) -> list[Figure]:
     """A correct server is accepted; one a step behind is refused within two batches."""
     server = load_model(str(model), device=place.device, dtype="bfloat16")
     policy = loading.load(settings(place, model))
     limits = Agreement.of("bfloat16")
-    looks = [distance(policy, sampled(server, seed)) for seed in range(BATCHES)]
+    looks = [distance(policy, sample_tokens(server, seed)) for seed in range(BATCHES)]
     accepted = sum(limits.accepts(look, Tokens.SAMPLED) for look in looks)
     total = sum(looks, Mismatch())
-    train_once(policy, sampled(server, BATCHES), lr)
-    stale = [distance(policy, sampled(server, BATCHES + 1 + i)) for i in range(2)]
+    train_once(policy, sample_tokens(server, BATCHES), lr)
+    stale = [distance(policy, sample_tokens(server, BATCHES + 1 + i)) for i in range(2)]
     refused = not all([limits.accepts(look, Tokens.SAMPLED) for look in stale])
     return [
         below("server against trainer, mean", total.mean, SERVER_MEAN, " nats"),
@@ -106,7 +106,7 @@ def settings(place: Place, model: Path, **more: object) -> TrainingConfig:
 
 
 @torch.inference_mode()
-def sampled(server: ServedModel, seed: int) -> list[Row]:
+def sample_tokens(server: ServedModel, seed: int) -> list[Row]:
     """Rows that the local engine sampled, with its logprobs."""
     core = EngineCore(server, EngineLimits(), seed=seed, weight_version=0)
     params = SamplingParams(max_tokens=24, ignore_eos=True)

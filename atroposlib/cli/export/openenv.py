@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, words = parser.parse_known_args(argv)
     options = parser.with_log_settings(options, "warning")
     logs.configure(PROG, options.log_format, options.log_level)
-    app = app_of(made(options.environment, words), options.sessions, options.idle_s)
+    app = app_of(
+        environment_to_serve(options.environment, words), options.sessions, options.idle_s
+    )
     listener = bind(options.host, options.port, BACKLOG)
     print(f"ws://{options.host}:{options.port}/ws", flush=True)
     names = (*LOOPBACK_HOSTS, socket.gethostname(), options.host, *options.allow_host)
@@ -52,7 +54,7 @@ def _refuse(status: int, detail: str) -> JSONResponse:
     return JSONResponse({"detail": detail}, status)
 
 
-def made(reference: str, words: Sequence[str] = ()) -> Any:
+def environment_to_serve(reference: str, words: Sequence[str] = ()) -> Any:
     """The environment, without a model. Raises ConfigError: it is a class, or wrong settings."""
     from atroposlib.envs.cli import read_settings
     from atroposlib.envs.function_env import FunctionEnv
