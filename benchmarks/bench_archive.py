@@ -131,7 +131,7 @@ FILTERS = {  # filter -> a frequent value and a rare one
 SORTS = ("-arrived", "arrived", "reward", "-reward", "-diff_max", "-n_tokens", "-step")
 
 
-def recorded(index: Index, rows: int) -> float:
+def record_rows(index: Index, rows: int) -> float:
     """Write a run of ``rows`` rollouts by the records that posts and notes make; its seconds.
 
     Nothing is posted: a million posts take an hour of a server, and the index is what is timed.
@@ -186,7 +186,7 @@ def recorded_group(chance: random.Random, gid: int, no: int, stale: bool) -> Row
     return RowFacts(gid, env, float(gid), no, "dropped" if stale else "pending", named)
 
 
-def filtered() -> dict[str, dict[str, str]]:
+def filter_queries() -> dict[str, dict[str, str]]:
     """Each filter alone in every order, and each pair of them in the usual order."""
     alone = [{name: value} for name, values in FILTERS.items() for value in values]
     queries = [filters | {"sort": sort} for filters in ({}, *alone) for sort in SORTS]
@@ -202,7 +202,7 @@ def filtered() -> dict[str, dict[str, str]]:
     }
 
 
-def timed(call: Callable[[], object]) -> float:
+def time_query(call: Callable[[], object]) -> float:
     """CPU time (ms) of a call and of its JSON, the least of two."""
     times = []
     for _ in range(2):
@@ -216,7 +216,7 @@ def show_screens(rows: int, folder: Path) -> None:
     fresh = not (folder / "index.sqlite").exists()
     index = Index(folder / "index.sqlite")
     if fresh:
-        spent = recorded(index, rows)
+        spent = record_rows(index, rows)
         print(
             f"written in {spent:.0f} s, {spent / rows * 16e3:.2f} ms a group of 16 with notes"
         )
@@ -243,13 +243,13 @@ def show_screens(rows: int, folder: Path) -> None:
         "4,096 tokens": lambda: explorer.row(1, 0, {}),
     }
     for name, call in views.items():
-        print(f"{name}: {timed(call):.1f} ms of CPU")
+        print(f"{name}: {time_query(call):.1f} ms of CPU")
     for kind, read in (("list", explorer.rollouts), ("histogram", explorer.histogram)):
         times = {}
-        for name, query in filtered().items():
+        for name, query in filter_queries().items():
             if kind == "histogram" and query.pop("sort", "-arrived") != "-arrived":
                 continue
-            times[name] = timed(lambda: read(query))
+            times[name] = time_query(lambda: read(query))
         worst = sorted(times, key=times.__getitem__, reverse=True)
         print(
             f"{kind}, {len(times)} filters and pairs: median "

@@ -33,10 +33,14 @@ def main() -> None:
     ways: dict[str, Callable[[], bytes]] = {
         NAIVE: lambda: gzip.compress(json.dumps(group).encode(), 9),
         "json.dumps": lambda: json.dumps(group).encode(),
-        "our JSON + gzip": lambda: as_json([sent(group, rules)], [""], compress=True).content,
-        "our JSON": lambda: as_json([sent(group, rules)], [""], compress=False).content,
-        "arrays + zstd": lambda: as_frames([sent(group, rules)], [""], compress=True).content,
-        "arrays": lambda: as_frames([sent(group, rules)], [""], compress=False).content,
+        "our JSON + gzip": lambda: (
+            as_json([send_groups(group, rules)], [""], compress=True).content
+        ),
+        "our JSON": lambda: as_json([send_groups(group, rules)], [""], compress=False).content,
+        "arrays + zstd": lambda: (
+            as_frames([send_groups(group, rules)], [""], compress=True).content
+        ),
+        "arrays": lambda: as_frames([send_groups(group, rules)], [""], compress=False).content,
     }
     ways["arrays"]()  # the modules are loaded
     tokens = options.rows * options.tokens
@@ -50,7 +54,7 @@ def main() -> None:
         print(f"{name:22}{cpu_ms:14.1f}{size / tokens:11.2f}{naive_s / seconds:13.1f}x")
 
 
-def sent(group: dict[str, Any], rules: FilterRules) -> Any:
+def send_groups(group: dict[str, Any], rules: FilterRules) -> Any:
     """What the runtime does with a group before it is packed."""
     copy = with_metadata(group, env="bench")  # type: ignore[arg-type]
     kept = filter_group(copy, rules)

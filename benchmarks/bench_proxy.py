@@ -81,7 +81,7 @@ async def measure(options: argparse.Namespace, scratch: Path) -> None:
     instant_kind = Kind("instant", (__file__, "--serve-instant", "{port}"), health="/health")
     with Server(instant_kind) as instant_server:
         words = ("-m", "atroposlib.generation.proxy.main", "--port", "{port}")
-        config = ("--config", str(configured(scratch, instant_server.port)))
+        config = ("--config", str(configure(scratch, instant_server.port)))
         with Server(Kind("proxy", (*words, *config), health="/health")) as proxy:
             async with client_of(instant_server) as instant, client_of(proxy) as agent:
                 for context in options.context:
@@ -113,15 +113,15 @@ async def talk(
         messages = [{"role": "user", "content": (QUESTION * context)[:context]}]
         for _ in range(turns):
             body = {"model": "m", "messages": messages, "max_tokens": 64}
-            direct = await timed(instant, "/v1/chat/completions", body)
-            pairs.append((direct, await timed(agent, path, body)))
+            direct = await time_calls(instant, "/v1/chat/completions", body)
+            pairs.append((direct, await time_calls(agent, path, body)))
             messages.append({"role": "assistant", "content": ANSWER})
             messages.append({"role": "user", "content": QUESTION})
         await agent.delete(f"/{opened['uuid']}")
     return pairs
 
 
-async def timed(client: httpx.AsyncClient, path: str, body: Any) -> float:
+async def time_calls(client: httpx.AsyncClient, path: str, body: Any) -> float:
     started = time.perf_counter()
     (await client.post(path, json=body)).raise_for_status()
     return time.perf_counter() - started
@@ -146,7 +146,7 @@ def percentiles(values: Any) -> tuple[float, float]:
     return 1e3 * statistics.median(values), 1e3 * twentieths[-1]
 
 
-def configured(scratch: Path, port: int) -> Path:
+def configure(scratch: Path, port: int) -> Path:
     char_tokenizer().save_pretrained(scratch / "tokenizer")
     path = scratch / "servers.json"
     server = {"base_url": f"http://127.0.0.1:{port}/v1", "server_type": "vllm"}

@@ -185,7 +185,7 @@ def matrix_peak(device: Any) -> float:
     return 2 * size**3 / best
 
 
-def report(load: Workload, found: dict[str, dict[str, Any]]) -> None:
+def report(load: Workload, results: dict[str, dict[str, Any]]) -> None:
     rows = rows_of(load)
     tokens = sum(len(row.tokens) for row in rows)
     trained = sum(len(row.trained) for row in rows)
@@ -199,8 +199,8 @@ def report(load: Workload, found: dict[str, dict[str, Any]]) -> None:
     head += ["x", "loss", "grad norm"]
     print("| " + " | ".join(head) + " |")
     print("|" + " --- |" * len(head))
-    base = found.get("shared", next(iter(found.values())))
-    for name, result in found.items():
+    base = results.get("shared", next(iter(results.values())))
+    for name, result in results.items():
         if "failed" in result:
             print(f"| {name} | {result['failed']} |" + " |" * (len(head) - 2))
             continue

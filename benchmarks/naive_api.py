@@ -158,10 +158,10 @@ class Gunzip:
         body = gzip.decompress(body)
         headers[b"content-length"] = str(len(body)).encode()
 
-        async def inflated() -> Message:
+        async def inflate() -> Message:
             return {"type": "http.request", "body": body, "more_body": False}
 
-        await self.app(dict(scope, headers=list(headers.items())), inflated, send)
+        await self.app(dict(scope, headers=list(headers.items())), inflate, send)
 
 
 app = FastAPI()

@@ -119,10 +119,12 @@ def setup_of(case: Case, options: argparse.Namespace) -> Setup:
 def result_of(case: Case, options: argparse.Namespace, stop: StopRequest) -> Result:
     """The result in ``out``, or the one of a run that is made now."""
     outcome = run_once(setup_of(case, options), stop, bound_s=options.bound)
-    return measured(case, outcome.steps, outcome.checks[-1].reward or 0.0, outcome.seconds)
+    return measure_study(
+        case, outcome.steps, outcome.checks[-1].reward or 0.0, outcome.seconds
+    )
 
 
-def measured(
+def measure_study(
     case: Case, steps: Sequence[dict[str, Any]], heldout: float, seconds: float
 ) -> Result:
     """Figures of the steady part, the second half: the environment has run ahead by then."""

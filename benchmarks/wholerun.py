@@ -105,7 +105,7 @@ def run(
     """
     with Children(setup.out / "logs", stop) as children:
         plan = plan_of(setup, children)
-        specs = [changed(spec, setup) for spec in processes(plan)]
+        specs = [changed_settings(spec, setup) for spec in processes(plan)]
         ends = {"trainer", "environment"}
         parts = Supervisor(
             specs,
@@ -123,7 +123,7 @@ def run(
         heldout = Heldout(plan.heldout_dir)
         parts.watch(
             lambda: (
-                _checked(heldout, setup.recipe.steps) or parts.has_completed("environment")
+                _has_checked(heldout, setup.recipe.steps) or parts.has_completed("environment")
             ),
             what="the last check of the environment",
             within_s=min(max(0.0, bound_s - seconds), LAST_CHECK_TIMEOUT_S),
@@ -134,7 +134,7 @@ def run(
     return Outcome(steps, heldout.read(), seconds, spent)
 
 
-def _checked(heldout: Heldout, step: int) -> bool:
+def _has_checked(heldout: Heldout, step: int) -> bool:
     checks = heldout.read()
     return bool(checks) and checks[-1].step >= step
 
@@ -160,7 +160,7 @@ def plan_of(setup: Setup, children: Children) -> QuickstartPlan:
     )
 
 
-def changed(spec: ProcessSpec, setup: Setup) -> ProcessSpec:
+def changed_settings(spec: ProcessSpec, setup: Setup) -> ProcessSpec:
     if spec.name == "environment":
         return replace(spec, argv=with_flags(spec.argv, setup.environment))
     if spec.name != "trainer":

@@ -51,14 +51,14 @@ def choice(question: str, options: list[str], right: Any, topic: str = "") -> Qu
     return Question("\n".join([question.strip(), *lines]), answer, topic)
 
 
-def shuffled(question: str, right: str, wrong: list[str], topic: str = "") -> Question:
+def shuffle_choices(question: str, right: str, wrong: list[str], topic: str = "") -> Question:
     """Options in an order that depends on the question alone."""
     options = [right, *wrong]
     random.Random(question).shuffle(options)
     return choice(question, options, options.index(right), topic)
 
 
-def labelled(row: Row, text: str = "question") -> Question:
+def labelled_question(row: Row, text: str = "question") -> Question:
     """Rows with ``choices`` of label and text, and ``answerKey``."""
     options = row["choices"]
     return choice(row[text], options["text"], list(options["label"]).index(row["answerKey"]))
@@ -72,13 +72,13 @@ def truthful(row: Row) -> Question:
     targets = row["mc1_targets"]
     options, labels = list(targets["choices"]), list(targets["labels"])
     right = options.pop(labels.index(1))
-    return shuffled(row["question"], right, options)
+    return shuffle_choices(row["question"], right, options)
 
 
 def gpqa(row: Row) -> Question:
     wrong = [row[f"Incorrect Answer {n}"] for n in (1, 2, 3)]
     topic = row.get("High-level domain") or ""
-    return shuffled(row["Question"], row["Correct Answer"], wrong, topic)
+    return shuffle_choices(row["Question"], row["Correct Answer"], wrong, topic)
 
 
 def blank(row: Row) -> Question:
@@ -147,10 +147,16 @@ BENCHMARKS = {
     "aime24": Benchmark("HuggingFaceH4/aime_2024", "train", FORMULA, formula()),
     "aime25": Benchmark("math-ai/aime25", "test", FORMULA, formula()),
     "amc23": Benchmark("math-ai/amc23", "test", FORMULA, formula("question")),
-    "arc": Benchmark("allenai/ai2_arc:ARC-Challenge", "test", CHOICE, labelled, "train"),
-    "arc_easy": Benchmark("allenai/ai2_arc:ARC-Easy", "test", CHOICE, labelled, "train"),
+    "arc": Benchmark(
+        "allenai/ai2_arc:ARC-Challenge", "test", CHOICE, labelled_question, "train"
+    ),
+    "arc_easy": Benchmark(
+        "allenai/ai2_arc:ARC-Easy", "test", CHOICE, labelled_question, "train"
+    ),
     "boolq": Benchmark("google/boolq", "validation", CHOICE, yes_or_no, "train"),
-    "commonsense_qa": Benchmark("tau/commonsense_qa", "validation", CHOICE, labelled, "train"),
+    "commonsense_qa": Benchmark(
+        "tau/commonsense_qa", "validation", CHOICE, labelled_question, "train"
+    ),
     "drop": Benchmark(
         "ucinlp/drop",
         "validation",
@@ -180,7 +186,7 @@ BENCHMARKS = {
         "allenai/openbookqa:main",
         "test",
         CHOICE,
-        lambda row: labelled(row, "question_stem"),
+        lambda row: labelled_question(row, "question_stem"),
         "train",
     ),
     "piqa": Benchmark(
@@ -246,7 +252,7 @@ BENCHMARKS = {
 # --- the environment ----------------------------------------------------------------------
 
 
-def chosen(name: str) -> Benchmark:
+def choose_benchmark(name: str) -> Benchmark:
     if name not in BENCHMARKS:
         known = f"{', '.join(BENCHMARKS)}{did_you_mean(name, BENCHMARKS)}"
         raise ConfigError(f"no benchmark {name!r}, only {known}")
@@ -255,7 +261,11 @@ def chosen(name: str) -> Benchmark:
 
 async def tested_questions(config) -> list[dict[str, Any]]:
     """The test split, each question with its ``shots`` examples."""
-    benchmark, name, path = chosen(config.benchmark), config.benchmark, config.dataset_path
+    benchmark, name, path = (
+        choose_benchmark(config.benchmark),
+        config.benchmark,
+        config.dataset_path,
+    )
     tasks = await asyncio.to_thread(benchmark.questions, benchmark.split, path, name)
     if not config.shots:
         return tasks
@@ -282,7 +292,7 @@ def examples_of(benchmark: Benchmark, config) -> list[dict[str, Any]]:
 
 def training_questions(config) -> Iterator[dict[str, Any]]:
     """Questions of the training split, in a new order in every pass; read at the first one."""
-    examples = examples_of(chosen(config.benchmark), config)
+    examples = examples_of(choose_benchmark(config.benchmark), config)
     for epoch in itertools.count():
         yield from random.Random(f"{config.seed}/{epoch}").sample(examples, len(examples))
 
@@ -316,7 +326,7 @@ def prompt(task: Row, kind: Kind, think: bool) -> list[dict[str, str]]:
 )
 async def benchmarks(task, model, config, resources):
     """Known benchmarks, measured with standard errors; ``--env.benchmark`` names one."""
-    benchmark = chosen(config.benchmark)
+    benchmark = choose_benchmark(config.benchmark)
     reply, gold = await model.chat(prompt(task, benchmark.kind, config.think)), task["answer"]
     if resources is not None and benchmark.metric == "contains":  # it stands in for a judge
         verdict = judge_reply(

@@ -45,13 +45,13 @@ def rows_of(path: str | None, name: str) -> list[dict[str, Any]]:
         raise DatasetUnavailable(f"bfcl: {path} has no {name}: {error}; {HOW}") from error
 
 
-def schema(given: Any) -> Any:
+def schema(node: Any) -> Any:
     """A description of parameters with the types of JSON schema."""
-    if isinstance(given, list):
-        return [schema(value) for value in given]
-    if not isinstance(given, dict):
-        return given
-    made = {key: schema(value) for key, value in given.items()}
+    if isinstance(node, list):
+        return [schema(value) for value in node]
+    if not isinstance(node, dict):
+        return node
+    made = {key: schema(value) for key, value in node.items()}
     if isinstance(made.get("type"), str):
         made["type"] = TYPES.get(made["type"], made["type"])
         if made["type"] == "any":
@@ -134,7 +134,7 @@ def match_calls(
     )
 
 
-def called(reply: Any) -> list[tuple[str, Any]]:
+def calls_of(reply: Any) -> list[tuple[str, Any]]:
     """Names and arguments; arguments that are no JSON are None."""
     calls = []
     for call in reply.tool_calls:
@@ -163,7 +163,7 @@ def called(reply: Any) -> list[tuple[str, Any]]:
 )
 async def bfcl(task, model):
     reply = await model.chat(task["messages"], tools=task["tools"])
-    calls, expected = called(reply), task["expected"]
+    calls, expected = calls_of(reply), task["expected"]
     if not expected:
         return not calls and bool(reply.strip())
     return len(calls) == len(expected) and match_calls(calls, expected)

@@ -90,11 +90,11 @@ def tasks(config: DatasetConfig, source: str | None, split: str) -> list[dict[st
     return [task(f"{split}/{i}", row, config) for i, row in enumerate(rows)]
 
 
-def trained(config: DatasetConfig) -> list[dict[str, Any]]:
+def training_items(config: DatasetConfig) -> list[dict[str, Any]]:
     return tasks(config, config.dataset_name, config.split)
 
 
-def tested(config: DatasetConfig) -> list[dict[str, Any]] | None:
+def test_items(config: DatasetConfig) -> list[dict[str, Any]] | None:
     if not config.eval_split:
         return None
     return tasks(config, config.eval_dataset_name or config.dataset_name, config.eval_split)
@@ -118,7 +118,7 @@ def _reward_functions(wanted: str) -> dict[str, tuple[Any, float]]:
     return rewards
 
 
-async def answered(model: Any, messages: list[dict[str, str]], config: DatasetConfig) -> str:
+async def answer_of(model: Any, messages: list[dict[str, str]], config: DatasetConfig) -> str:
     """The reply, with the prefill it began with."""
     sampling = {"top_p": config.top_p} if model.split == "train" else {}
     if config.prefill is None:
@@ -128,10 +128,10 @@ async def answered(model: Any, messages: list[dict[str, str]], config: DatasetCo
     return config.prefill + await model.complete(prompt, **sampling)
 
 
-@environment(trained, eval_dataset=tested, config=DatasetConfig)
+@environment(training_items, eval_dataset=test_items, config=DatasetConfig)
 async def dataset_environment(task, model, config):
     """Rows of a data set, scored by rewards that the settings name."""
-    text = await answered(model, task["messages"], config)
+    text = await answer_of(model, task["messages"], config)
     total, numbers = 0.0, {}
     for name, (reward, weight) in rewards_of(config).items():
         # In a thread: math-verify and embeddings take long.

@@ -191,10 +191,12 @@ class RlaifEnv(SequentialEnv):
         )
         return [verdict(choice.message.content or "") for choice in completion.choices]
 
-    async def compare(self, question, one, other, split):
-        """Win rate of the text ``one`` over ``other``; raises JudgeError."""
+    async def compare(self, question, first, second, split):
+        """Win rate of the text ``first`` over ``second``; raises JudgeError."""
         as_first, as_second = await gather_bounded(
-            [(one, other), (other, one)], lambda pair: self.votes(question, *pair, split), 2
+            [(first, second), (second, first)],
+            lambda pair: self.votes(question, *pair, split),
+            2,
         )
         return win_rate(as_first, as_second)
 

@@ -25,7 +25,7 @@ class TurnLevelConfig(ToolUseConfig):
     )
 
 
-def standardised(values: list[float]) -> list[float]:
+def standardise(values: list[float]) -> list[float]:
     """(value - mean) / standard deviation; zeros where all are equal."""
     spread = float(np.std(values))
     return [0.0 if spread < MIN_STD else (v - float(np.mean(values))) / spread for v in values]
@@ -37,11 +37,11 @@ def turn_advantages(turn_scores: list[list[float]], outcomes: list[float], weigh
     Scores [[1, 1], [0]] with outcomes [1, 0] and weight 1: the first turn is +1 or -1, as is
     the outcome. The second turn has no comparison: [[2, 1], [-2]].
     """
-    of_outcome = standardised(outcomes)
+    of_outcome = standardise(outcomes)
     advantages: list[list[float]] = [[] for _ in turn_scores]
     for t in range(max(map(len, turn_scores))):
         takers = [g for g, scores in enumerate(turn_scores) if len(scores) > t]
-        of_turn = standardised([turn_scores[g][t] for g in takers])
+        of_turn = standardise([turn_scores[g][t] for g in takers])
         for g, advantage in zip(takers, of_turn):
             advantages[g].append(advantage + weight * of_outcome[g])
     return advantages

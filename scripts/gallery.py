@@ -93,17 +93,17 @@ def page(current: str) -> str:
 # --- the table ----------------------------------------------------------------------------
 
 
-def row(one: Listed, measured: dict[str, Any]) -> str:
+def row(entry: Listed, measured: dict[str, Any]) -> str:
     """Row of the table; a figure that was not measured is a dash."""
-    spec = find_spec(one.module)
+    spec = find_spec(entry.module)
     assert spec is not None and spec.origin is not None
     lines = len(Path(spec.origin).read_text(encoding="utf-8").splitlines())
-    name, kind = f"`{one.name}`", KINDS.get(one.name, "-")
-    if card := card_of(one):
-        name, kind = f"[{one.name}](#{one.name})", card.kind
+    name, kind = f"`{entry.name}`", KINDS.get(entry.name, "-")
+    if card := card_of(entry):
+        name, kind = f"[{entry.name}](#{entry.name})", card.kind
     seconds = (f"{measured[mode]:.1f}" if mode in measured else "-" for mode in MODES)
     scored = measured.get("replies", "-")
-    return f"| {' | '.join([name, one.about, kind, str(lines), *seconds, scored])} |\n"
+    return f"| {' | '.join([name, entry.about, kind, str(lines), *seconds, scored])} |\n"
 
 
 MODES = ("process", "evaluate")
@@ -113,16 +113,16 @@ ROLLOUT = "A rollout:"
 # --- a card -------------------------------------------------------------------------------
 
 
-def card_of(one: Listed) -> Card | None:
+def card_of(entry: Listed) -> Card | None:
     """The card of an environment; None of one without."""
-    env_cls = getattr(import_module(one.module), one.name, None)
+    env_cls = getattr(import_module(entry.module), entry.name, None)
     card: Card | None = getattr(getattr(env_cls, "definition", None), "card", None)
     return card
 
 
-async def section(one: Listed, current: str) -> str:
+async def section(entry: Listed, current: str) -> str:
     """Card, command, curve and sample of one environment."""
-    module, name = import_module(one.module), one.name
+    module, name = import_module(entry.module), entry.name
     env_cls = getattr(module, name)
     card, about = env_cls.definition.card, (module.__doc__ or "").split("\n\n")
     facts = {

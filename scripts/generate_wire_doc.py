@@ -74,8 +74,8 @@ def all_blocks() -> dict[str, str]:
     }
 
 
-def example(said: Exchange) -> str:
-    return code_block("http", said.request) + code_block("http", said.reply)
+def example(exchange: Exchange) -> str:
+    return code_block("http", exchange.request) + code_block("http", exchange.reply)
 
 
 def code_block(language: str, text: str) -> str:

@@ -96,12 +96,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return markdown
 
 
-def site_link(found: re.Match[str], here: str, repository: str) -> str:
+def site_link(match: re.Match[str], here: str, repository: str) -> str:
     """A link of the repository as one of the site, of the forge, or as plain text."""
-    image, text, target = found.groups()
+    image, text, target = match.groups()
     path, mark, anchor = target.partition("#")
     if "://" in target or not path or path.startswith("mailto:"):
-        return found.group()
+        return match.group()
     source = SOURCE_OF.get(here, f"docs/{here}")
     wanted = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
     page = {**OUTSIDE, **HOME}.get(wanted)
@@ -138,12 +138,12 @@ def help_of_commands() -> Iterator[str]:
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Put drawings of docs/images/ inline; show roles of docstrings as code."""
 
-    def inline(found: re.Match[str]) -> str:
-        text, name = found.groups()
+    def inline(match: re.Match[str]) -> str:
+        text, name = match.groups()
         drawing = ROOT / "docs/images" / f"{name}.svg"
         svg = drawing.read_text(encoding="utf-8")
         if 'class="drawing"' not in svg:  # a plot, with colours of its own
-            return found.group()
+            return match.group()
         return f'<figure aria-label="{text}">{svg[svg.index("<svg") :]}</figure>'
 
     return DRAWING.sub(inline, ROLE.sub(r"<code>\1</code>", html))

@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-WHOLE = 100  # examples of a property that names no number of its own
+WHOLE = 100  # examples of a property that names no number
 
 
 def register_profiles() -> None:

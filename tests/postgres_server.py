@@ -71,7 +71,7 @@ class PostgresServer:
         return f"postgresql://{user}@/postgres?host={self.folder}&schema={schema}"
 
     def fresh_url(self) -> str:
-        """A URL whose schema nobody used before."""
+        """A URL with an unused schema."""
         return self.url(f"run_{next(self._schemas)}")
 
     def start(self) -> None:
@@ -158,7 +158,7 @@ def children_of(parent: int) -> list[int]:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process exists; one that nobody has waited for does not run."""
+    """Whether a process exists; one that was not waited for does not run."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -211,7 +211,7 @@ def version_of(folder: Path, user: str | None) -> int:
 
 
 def unprivileged() -> str | None:
-    """Whom to run as: PostgreSQL refuses root. None: as whoever we are."""
+    """Whom to run as: PostgreSQL refuses root. None: as the user of this process."""
     if os.geteuid() != 0:
         return None
     known = {entry.pw_name for entry in pwd.getpwall()}
@@ -248,6 +248,6 @@ def _do_without() -> NoReturn:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """One server for the session; each test takes a schema of its own."""
+    """One server for the session; each test takes its own schema."""
     with running_server() as server:
         yield server

@@ -21,7 +21,7 @@ def served(app: Any, ws: str = "none") -> Iterator[str]:
         app, log_level="error", access_log=False, ws=ws, timeout_graceful_shutdown=1
     )
     server = uvicorn.Server(settings)
-    # The listener takes connections before the server runs, so nobody has to wait for it.
+    # The listener takes connections before the server runs, so no caller has to wait for it.
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

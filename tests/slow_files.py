@@ -2,7 +2,7 @@
 
     pytest --junitxml=JUNIT.xml ... ; python -m tests.slow_files JUNIT.xml
 
-writes slow_files.txt: files whose tests take over MEAN_S each and SUM_S together, beside those
+writes slow_files.txt: files whose tests take over MEAN_S each and SUM_S together, next to those
 that mark themselves. tests/conftest.py reads it.
 """
 

@@ -103,7 +103,7 @@ def asked_of(row: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[st
 
 
 def response_of(
-    asked: Mapping[str, Any], messages: Sequence[Any], reply: Reply
+    request: Mapping[str, Any], messages: Sequence[Any], reply: Reply
 ) -> dict[str, Any]:
     """The turns after the request as one response of the Responses API."""
     items: list[dict[str, Any]] = []
@@ -129,9 +129,9 @@ def response_of(
         "status": "incomplete" if cut else "completed",
         "incomplete_details": cut,
         "output": items,
-        "parallel_tool_calls": asked.get("parallel_tool_calls") is not False,
-        "tool_choice": asked.get("tool_choice") or "auto",
-        "tools": asked.get("tools") or [],
+        "parallel_tool_calls": request.get("parallel_tool_calls") is not False,
+        "tool_choice": request.get("tool_choice") or "auto",
+        "tools": request.get("tools") or [],
     }
 
 

@@ -112,18 +112,18 @@ def _package() -> Any:
     return import_package("textworld", "textworld")[0]
 
 
-def _settings(add_arguments: Any, given: dict[str, Any]) -> dict[str, Any]:
+def _settings(add_arguments: Any, values: dict[str, Any]) -> dict[str, Any]:
     """Settings of a challenge: its defaults and the given ones."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     names = {action.dest for action in parser._actions} - {"help"}
     for action in parser._actions:
-        if action.required and action.dest not in given:
+        if action.required and action.dest not in values:
             raise ConfigError(f"--env.env_kwargs: {action.dest} is missing: {action.help}")
         action.required = False
-    for name in set(given) - names:
+    for name in set(values) - names:
         raise KeyError(f"{name}{did_you_mean(name, sorted(names))}")
-    return {**vars(parser.parse_args([])), **given}
+    return {**vars(parser.parse_args([])), **values}
 
 
 @lru_cache(maxsize=MAX_GAMES)

@@ -212,13 +212,13 @@ def print_settings(target: str) -> None:
     print(json.dumps({"own": own, "fields": [*type(config).model_fields]}))
 
 
-def _module_of(found: references.Reference, target: str) -> ModuleType:
+def _module_of(reference: references.Reference, target: str) -> ModuleType:
     from atroposlib.envs.cli import importing
 
-    if found.listed is not None:
+    if reference.listed is not None:
         with boundary(target, None, "import"):
-            return importlib.import_module(found.listed.module.partition(":")[0])
-    path = found.file
+            return importlib.import_module(reference.listed.module.partition(":")[0])
+    path = reference.file
     if path is None or not path.is_file():
         raise ConfigError(f"{path}: no such file")
     sys.path.insert(0, str(path.resolve().parent))  # as `python FILE` does

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.with_log_settings(options, "warning")
     logs.configure(PROG, options.log_format, options.log_level)
     try:
-        asyncio.run(try_out(made(options, words), options.n))
+        asyncio.run(try_out(environment_to_try(options, words), options.n))
     except AtroposError as error:
         from atroposlib.envs.rollout.causes import describe_error
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def made(options: argparse.Namespace, words: Sequence[str]) -> Any:
+def environment_to_try(options: argparse.Namespace, words: Sequence[str]) -> Any:
     """The environment with its settings."""
     from atroposlib.envs.cli import read_settings
     from atroposlib.envs.runtime.creation import make_named_env

@@ -23,7 +23,7 @@ from atroposlib.errors import AtroposError, RolloutError, boundary
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser
 from atroposlib.validation.report import Report
-from atroposlib.validation.validate import print_outcomes, validated
+from atroposlib.validation.validate import print_outcomes, validate_subject
 from atroposlib.wire import EnvSource
 
 PROG = "atropos env validate"
@@ -64,7 +64,7 @@ async def validate(reference: str, words: Sequence[str] = ()) -> Report:
     Raises AtroposError: it cannot be imported, set up or checked.
     """
     again = (sys.executable, "-c", AGAIN, reference)
-    return await validated(env_files.load(reference), words, again)
+    return await validate_subject(env_files.load(reference), words, again)
 
 
 def again() -> None:
@@ -79,10 +79,10 @@ def validate_apart(reference: str, words: Sequence[str], model: str | None) -> R
         with boundary(reference, None, FAULT):
             report = await validate(reference, words)
             if model:
-                from atroposlib.validation.with_model import measured
+                from atroposlib.validation.with_model import measure_samples
 
                 env_cls = env_files.load(reference)
-                report.findings += await measured(env_cls, words, model)
+                report.findings += await measure_samples(env_cls, words, model)
             return report
 
     loop = asyncio.new_event_loop()

@@ -151,26 +151,26 @@ def bootstrap_interval(differences: Sequence[float]) -> tuple[float | None, floa
     return float(low), float(high)
 
 
-def lines_of(found: Mapping[str, Any]) -> list[str]:
+def lines_of(result: Mapping[str, Any]) -> list[str]:
     """The comparison as lines of text."""
     interval = "no interval from one item"
-    if found["low"] is not None:
-        interval = "95% interval {low:+.4f} to {high:+.4f}".format(**found)
-    equal = found["items"] - found["better"] - found["worse"]
+    if result["low"] is not None:
+        interval = "95% interval {low:+.4f} to {high:+.4f}".format(**result)
+    equal = result["items"] - result["better"] - result["worse"]
     lines = [
         "{metric} over {items} items: {mean_a:.4f} -> {mean_b:.4f}, difference "
-        "{difference:+.4f}, ".format(**found)
+        "{difference:+.4f}, ".format(**result)
         + interval,
-        "better on {better} items, worse on {worse}, equal on ".format(**found) + str(equal),
-        "characters of an answer: {length_a:.1f} -> {length_b:.1f}".format(**found),
+        "better on {better} items, worse on {worse}, equal on ".format(**result) + str(equal),
+        "characters of an answer: {length_a:.1f} -> {length_b:.1f}".format(**result),
     ]
-    if found["finish_a"] or found["finish_b"]:
-        before, after = map(_counts, (found["finish_a"], found["finish_b"]))
+    if result["finish_a"] or result["finish_b"]:
+        before, after = map(_counts, (result["finish_a"], result["finish_b"]))
         lines.append(f"finish reasons: {before} -> {after}")
-    if found["unscored"]:
-        lines.append("{unscored} items are left out: all samples failed".format(**found))
+    if result["unscored"]:
+        lines.append("{unscored} items are left out: all samples failed".format(**result))
     for name in ("A", "B"):
-        items = found[f"only_{name.lower()}"]
+        items = result[f"only_{name.lower()}"]
         lines.append(f"solved by {name} only: {len(items)}")
         lines += [f"  {index}: {logs.printable(item)}" for index, item in items[:ITEMS_SHOWN]]
         if len(items) > ITEMS_SHOWN:

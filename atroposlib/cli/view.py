@@ -66,20 +66,20 @@ def view(argv: Sequence[str] | None = None) -> int:
 
 
 def select_rollouts(
-    explorer: Explorer, given: Mapping[str, str], max_bytes: int = EXPORT_BYTES
+    explorer: Explorer, filters: Mapping[str, str], max_bytes: int = EXPORT_BYTES
 ) -> dict[str, Any]:
     """The rollouts that the filters let pass with their groups and tokens, up to a size.
 
     Raises:
         ConfigError: an unknown filter or value, or no rollout passes.
     """
-    require_known(given, *FILTERS, "sort")
+    require_known(filters, *FILTERS, "sort")
     runs, curves = explorer.runs({}), explorer.curves({})
     keys = ",".join(curves.keys[:MAX_KEYS])
     replies: dict[str, Any] = {"runs": runs, "curves": explorer.curves({"keys": keys})}
     rows: list[RolloutRow] = []
     batches: dict[int, BatchDetail] = {}
-    page, n_bytes = explorer.rollouts({**given, "limit": str(MAX_LIMIT)}), 0
+    page, n_bytes = explorer.rollouts({**filters, "limit": str(MAX_LIMIT)}), 0
     counted = page.counted
     while n_bytes <= max_bytes:
         for row in page.rows:
@@ -95,7 +95,7 @@ def select_rollouts(
                     batches[row.batch_no] = explorer.batch(row.batch_no, {})
         if page.next is None:
             break
-        page = explorer.rollouts({**given, "limit": str(MAX_LIMIT), "after": page.next})
+        page = explorer.rollouts({**filters, "limit": str(MAX_LIMIT), "after": page.next})
     if not rows:
         raise ConfigError(f"no rollout to export: {n_bytes} of {max_bytes} bytes found")
     replies |= {f"batches/{no}": batch for no, batch in batches.items()}

@@ -79,9 +79,9 @@ def fit_line(line: Line, width: int) -> Text:
     return text
 
 
-def summary(e: Evidence, found: Sequence[Finding]) -> str:
+def summary(e: Evidence, findings: Sequence[Finding]) -> str:
     """The run in one line."""
-    what = f"{found[0].severity}: {found[0].cause}" if found else f"{moving(e)}"
+    what = f"{findings[0].severity}: {findings[0].cause}" if findings else f"{moving(e)}"
     return f"step {e.count('current_step'):.0f}  {flow(e)}  {what}"
 
 
@@ -96,7 +96,7 @@ def flow(e: Evidence) -> str:
     )
 
 
-def lines(e: Evidence, found: Sequence[Finding], height: int = 10_000) -> list[Line]:
+def lines(e: Evidence, findings: Sequence[Finding], height: int = 10_000) -> list[Line]:
     """The whole table; processes are cut where the terminal is low."""
     state = e.status.get("state", "no answer")
     title = f"{e.url}  {state}  step {e.count('current_step'):.0f}"
@@ -112,8 +112,8 @@ def lines(e: Evidence, found: Sequence[Finding], height: int = 10_000) -> list[L
         batches.append(
             (f"batch {batch['no']}: {delivery}, lease {batch['lease_s']:.0f} s", "")
         )
-    first = findings_page(found[:1], moving(e)).split("\n")
-    why = [(text, COLORS[found[0].severity] if found else "green") for text in first[:5]]
+    first = findings_page(findings[:1], moving(e)).split("\n")
+    why = [(text, COLORS[findings[0].severity] if findings else "green") for text in first[:5]]
     room = height - len(head) - len(batches) - len(why) - 1
     if len(processes) > room:
         more = (f"and {len(processes) - room + 1} more", "dim")
@@ -121,23 +121,23 @@ def lines(e: Evidence, found: Sequence[Finding], height: int = 10_000) -> list[L
     return [*head, *processes, *batches, ("", ""), *why]
 
 
-def _row(e: Evidence, one: Process) -> Line:
+def _row(e: Evidence, process: Process) -> Line:
     """A process: its phase and figures; a silent one greyed, without the wait it reported."""
-    head = f"{one['role']:<9} {label(one)[:17]:<17} {one['age_s']:>3.0f}s  "
-    if (silent_s := silence_s(one)) > SILENT_S:
-        return f"{head}silent since {silent_s:.0f} s ({one['phase']})", "bright_black"
-    parts = [str(one["phase"])]
-    if number(one, "phase_s"):
-        parts[0] += f" {number(one, 'phase_s'):.0f} s"
-    if one.get("waiting_on"):
-        parts.append(f"waits for {one['waiting_on']}")
-    for name, form in _FIGURES.get(one["role"], {}).items():
-        if isinstance(value := one["details"].get(name), (int, float)):
+    head = f"{process['role']:<9} {label(process)[:17]:<17} {process['age_s']:>3.0f}s  "
+    if (silent_s := silence_s(process)) > SILENT_S:
+        return f"{head}silent since {silent_s:.0f} s ({process['phase']})", "bright_black"
+    parts = [str(process["phase"])]
+    if number(process, "phase_s"):
+        parts[0] += f" {number(process, 'phase_s'):.0f} s"
+    if process.get("waiting_on"):
+        parts.append(f"waits for {process['waiting_on']}")
+    for name, form in _FIGURES.get(process["role"], {}).items():
+        if isinstance(value := process["details"].get(name), (int, float)):
             parts.append(form.format(value))
-    shares = [s for s in e.status.get("shares") or () if s["name"].startswith(label(one))]
-    if one["role"] == "env" and shares:
+    shares = [s for s in e.status.get("shares") or () if s["name"].startswith(label(process))]
+    if process["role"] == "env" and shares:
         parts.append(f"share {shares[0]['realised']:.0%} of {shares[0]['asked']:.0%}")
-    return head + ", ".join(parts), "yellow" if one.get("waiting_on") else ""
+    return head + ", ".join(parts), "yellow" if process.get("waiting_on") else ""
 
 
 _FIGURES = {

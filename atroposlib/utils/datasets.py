@@ -114,17 +114,17 @@ def _jsonl_rows(file: Path) -> Iterator[Any]:
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield _parsed(line, f"{file}, line {number}")
+                yield _parse(line, f"{file}, line {number}")
 
 
 def _json_rows(file: Path) -> Iterator[Any]:
-    rows = _parsed(file.read_text(encoding="utf-8"), str(file))
+    rows = _parse(file.read_text(encoding="utf-8"), str(file))
     if not isinstance(rows, list):
         raise DatasetUnavailable(f"{file}: a .json file holds one list of objects")
     yield from rows
 
 
-def _parsed(text: str, where: str) -> Any:
+def _parse(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:

@@ -25,11 +25,11 @@ def metrics_table(
         arrow = "↑" if any(word in name for word in HIGHER_IS_BETTER) else ""
         group = task_name if i == 0 else ""
         version = "1" if i == 0 else ""
-        rows.append(f"|{group}|{version}|none| |{shown}|{arrow}|{_shown(value)}|{error}|")
+        rows.append(f"|{group}|{version}|none| |{shown}|{arrow}|{_cell_text(value)}|{error}|")
     return "\n".join(rows)
 
 
-def _shown(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     try:
         return f"{float(value):.4f}"
     except (TypeError, ValueError):

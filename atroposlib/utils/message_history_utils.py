@@ -99,7 +99,7 @@ def ensure_trajectory_token_limit(
         if missing:
             logger.warning("step %d is left out: it has no %s", i, ", ".join(missing))
             continue
-        shortened = _shortened(step, tokenizer, max_trajectory_tokens)
+        shortened = _shorten(step, tokenizer, max_trajectory_tokens)
         if shortened is None:
             logger.warning(
                 "step %d is left out: over %d tokens even without its middle turns",
@@ -111,7 +111,7 @@ def ensure_trajectory_token_limit(
     return fitting
 
 
-def _shortened(
+def _shorten(
     step: Mapping[str, Any], tokenizer: Any, max_tokens: int
 ) -> dict[str, Any] | None:
     """``step`` with as few turns removed as make it fit; None if no number does."""

@@ -97,7 +97,7 @@ def render_turn(
     if _keeps_content(tokenizer, message, tokens[start:], tokens[:start]):
         return tokens, start
     prompt = _render_prompt(tokenizer, before)
-    content = _unopened(_content(message), _text(tokenizer, prompt[-OPENING_TOKENS:]))
+    content = _without_opening(_content(message), _text(tokenizer, prompt[-OPENING_TOKENS:]))
     sampled = [int(token) for token in tokenizer.encode(content, add_special_tokens=False)]
     end = tokens[_length_without_end(tokenizer, tokens) :]
     return [*prompt, *sampled, *end], len(prompt)
@@ -108,7 +108,7 @@ def _content(message: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else ""  # parts and calls are the template's
 
 
-def _unopened(content: str, prompt_end: str) -> str:
+def _without_opening(content: str, prompt_end: str) -> str:
     """``content`` without the opening mark of its reasoning, if the prompt ends with that."""
     opening = opening_of(prompt_end)
     mark = opening.rstrip()
@@ -125,7 +125,7 @@ def _keeps_content(
     """Whether the content is in the tokens of its turn, apart from white space."""
     if not hasattr(tokenizer, "decode"):
         return True
-    content = _unopened(_content(message), _text(tokenizer, before[-OPENING_TOKENS:]))
+    content = _without_opening(_content(message), _text(tokenizer, before[-OPENING_TOKENS:]))
     return "".join(content.split()) in "".join(_text(tokenizer, turn).split())
 
 

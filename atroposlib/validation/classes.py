@@ -111,7 +111,7 @@ class ClassRollouts:
         token = PLAYING.set(group)
         try:
             with boundary(env.label(), name, "rollout", type(env).collect_trajectories):
-                scored = await self._collected(item["task"])
+                scored = await self._collect_group(item["task"])
                 if scored:
                     scored = await env.postprocess_histories(scored)
             with boundary(env.label(), name, "score", type(env).collect_trajectories):
@@ -120,7 +120,7 @@ class ClassRollouts:
             PLAYING.reset(token)
             await env.cleanup()
 
-    async def _collected(self, item: Any) -> Any:
+    async def _collect_group(self, item: Any) -> Any:
         if not self.alone:
             return (await self.env.collect_trajectories(item))[0]
         sample, _ = await self.env.collect_trajectory(item)
@@ -163,7 +163,7 @@ def score_in(rows: Sequence[ReplyRow], group: ScriptedGroup) -> float | None:
     return next(iter(scores), None)
 
 
-async def opened(env_cls: Any, settings: Any) -> Any:
+async def open_case(env_cls: Any, settings: Any) -> Any:
     """The environment with scripted replies in place of its servers."""
     config = settings.env
     changes: dict[str, Any] = {"group_size": min(SAMPLES, config.group_size)}

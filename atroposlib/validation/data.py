@@ -37,7 +37,7 @@ async def split(subject: Subject, limit: float) -> Offences:
     """No task is trained and held out, by its id or by its prompt."""
     held_out = subject.env.held_out[: len(subject.cases)]
     trained = {item["id"] for item in subject.items}
-    ids = {probes.normalised(case.prompt): case.id for case in subject.cases}
+    ids = {probes.normalise_text(case.prompt): case.id for case in subject.cases}
     offences = [
         Proof(i["id"], note="its id is trained too") for i in held_out if i["id"] in trained
     ]
@@ -46,7 +46,7 @@ async def split(subject: Subject, limit: float) -> Offences:
     identify = not drawn and len(ids) > len(subject.cases) / 2
     for item in held_out if identify and not offences else ():
         case = await case_of(subject, item)
-        prompt = probes.normalised(case.prompt)
+        prompt = probes.normalise_text(case.prompt)
         if prompt and prompt in ids:
             offences.append(Proof(case.id, note=f"has the prompt of {ids[prompt]}"))
     return offences, f"{len(subject.env.held_out)} held-out tasks"

@@ -222,7 +222,7 @@ async def cancelled(subject: Subject, limit: float) -> Offences:
     return [*found, *(play.evidence() for play in hanging)], "a cancelled rollout ends"
 
 
-def left() -> dict[str, int]:
+def leftovers() -> dict[str, int]:
     """Open descriptors, threads, children and temporary files of this process."""
     gc.collect()
     folder = Path("/proc/self/fd") if Path("/proc/self/fd").is_dir() else Path("/dev/fd")
@@ -254,7 +254,7 @@ async def nothing_left(subject: Subject, limit: float) -> Offences:
     stages = {"ended": count, "cancelled": min(count, CANCELLED)}
     found: list[Proof] = []
     for how, number in stages.items():
-        before = left()
+        before = leftovers()
         for i in range(number):
             one = tries[i % len(tries)]
             if how == "ended":
@@ -269,7 +269,7 @@ async def grown(before: dict[str, int], count: int, limit: float, how: str) -> l
     loop = asyncio.get_running_loop()
     until = loop.time() + GRACE_S
     while True:
-        more = {kind: n - before[kind] for kind, n in left().items()}
+        more = {kind: n - before[kind] for kind, n in leftovers().items()}
         over = {kind: n for kind, n in more.items() if n > max(1, limit * count)}
         if not over or loop.time() > until:
             break

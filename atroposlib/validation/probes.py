@@ -70,7 +70,7 @@ def with_core(reply: str, answer: str) -> str:
     return reply[: match.start(group)] + answer + reply[match.end(group) :]
 
 
-def among(reply: str, others: Sequence[str]) -> list[str]:
+def mix_among(reply: str, others: Sequence[str]) -> list[str]:
     """Replies that list the answer in the middle of other answers."""
     wrong = [answer for answer in dict.fromkeys(others) if answer and answer != core(reply)][
         :OTHERS
@@ -81,13 +81,13 @@ def among(reply: str, others: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(with_core(reply, text) for text in joined))
 
 
-def padded(reply: str, times: int) -> str:
+def pad_reply(reply: str, times: int) -> str:
     """``times`` the length, at least: filler before the answer."""
     count = 1 + times * len(reply) // len(FILLER)
     return FILLER * max(1, count) + reply
 
 
-def normalised(text: str) -> str:
+def normalise_text(text: str) -> str:
     """Words and signs, such as the + of a sum; neither case nor punctuation of sentences."""
     return " ".join(re.findall(r"\w+|[^\w\s.,:;!?'\"]", text.lower()))
 

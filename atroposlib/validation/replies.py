@@ -35,12 +35,12 @@ class ReplyCheck:
 # --- decisions ------------------------------------------------------------------------
 
 
-def scaled(share: float, subject: Subject) -> float:
+def scale_score(share: float, subject: Subject) -> float:
     """The score at ``share`` of the way from the floor to the best one."""
     return subject.floor + share * (subject.best - subject.floor)
 
 
-def scored(one: Played, subject: Subject) -> float:
+def score_of(one: Played, subject: Subject) -> float:
     """The score; of a reply without one the floor, since it is not trained on."""
     return subject.floor if one.score is None else one.score
 
@@ -53,8 +53,10 @@ def best_score(played: Sequence[Played], limit: float, subject: Subject) -> Offe
 
 
 def no_score(played: Sequence[Played], limit: float, subject: Subject) -> Offences:
-    most = scaled(limit, subject)
-    high = [outcome for outcome in played if outcome.error or scored(outcome, subject) > most]
+    most = scale_score(limit, subject)
+    high = [
+        outcome for outcome in played if outcome.error or score_of(outcome, subject) > most
+    ]
     text = f"{len(high)} of {len(played)} replies get over {most:.3g} or fail"
     if unscored := sum(outcome.score is None and not outcome.error for outcome in played):
         text += f", {unscored} have no score"
@@ -67,17 +69,17 @@ def low_mean(played: Sequence[Played], limit: float, subject: Subject) -> Offenc
     for outcome in played:
         kinds.setdefault(outcome.what, []).append(outcome)
     means = {
-        what: sum(scored(outcome, subject) for outcome in some) / len(some)
+        what: sum(score_of(outcome, subject) for outcome in some) / len(some)
         for what, some in kinds.items()
     }
     if not means:
         return [], "no two tasks to compare"
     worst = max(means, key=means.__getitem__)
     chance = 0.5 / len(kinds[worst]) ** 0.5 if limit >= 0.5 else 0.0
-    most = scaled(limit + chance, subject)
+    most = scale_score(limit + chance, subject)
     text = f"mean {means[worst]:.3g} of {worst}, at most {most:.3g}"
     failed = [outcome.evidence() for outcome in played if outcome.error]
-    high = [outcome for outcome in kinds[worst] if scored(outcome, subject) > most]
+    high = [outcome for outcome in kinds[worst] if score_of(outcome, subject) > most]
     return failed + [outcome.evidence() for outcome in high] * (means[worst] > most), text
 
 
@@ -95,7 +97,7 @@ def small_change(played: Sequence[Played], limit: float, subject: Subject) -> Of
             continue
         first = before.get(outcome.case.id + kind)
         # A format that refuses text around the answer is no reward of length.
-        refused = outcome.score <= scaled(SLACK, subject)
+        refused = outcome.score <= scale_score(SLACK, subject)
         if first is not None and not refused and abs(outcome.score - first) > limit * span:
             changed.append(
                 outcome.evidence(f"{outcome.what}: {first:.3g} becomes {outcome.score:.3g}")
@@ -110,7 +112,7 @@ def gold_replies(subject: Subject) -> list[Try]:
     return [Try(case, case.gold, "gold") for case in subject.golden[: subject.few(32)]]
 
 
-def fixed(texts: Mapping[str, str], most: int) -> Plan:
+def fixed_replies(texts: Mapping[str, str], most: int) -> Plan:
     """The same texts in each of ``most`` cases, by their names."""
     return lambda subject: [
         Try(case, [text] * TURNS, what)
@@ -175,7 +177,7 @@ def lists_of_answers(subject: Subject) -> list[Try]:
         Try(case, case.ending(reply), "the gold among others")
         for case in subject.golden[: subject.few(8)]
         if len(set(answers)) > 1 and probes.core(case.gold[-1])
-        for reply in probes.among(case.gold[-1], answers)
+        for reply in probes.mix_among(case.gold[-1], answers)
         if reply != case.gold[-1]
     ]
 
@@ -199,8 +201,8 @@ def lengths(subject: Subject) -> list[Try]:
         if list(case.gold) != list(other.gold):
             kinds.append(("another's gold", other.gold))
         for kind, gold in kinds:
-            replies = {"": gold[-1], " x2": probes.padded(gold[-1], 2)}
-            replies[" x8"] = probes.padded(gold[-1], 8)
+            replies = {"": gold[-1], " x2": probes.pad_reply(gold[-1], 2)}
+            replies[" x8"] = probes.pad_reply(gold[-1], 8)
             tries += [
                 Try(case, [*gold[:-1], text], kind + size) for size, text in replies.items()
             ]
@@ -209,9 +211,9 @@ def lengths(subject: Subject) -> list[Try]:
 
 REPLY_CHECKS: dict[str, ReplyCheck] = {
     "gold.passes": ReplyCheck(gold_replies, best_score),
-    "null.fails": ReplyCheck(fixed(probes.NOTHING, 8), no_score, needs_gold=False),
+    "null.fails": ReplyCheck(fixed_replies(probes.NOTHING, 8), no_score, needs_gold=False),
     "echo.fails": ReplyCheck(echoes, no_score, needs_gold=False),
-    "garbage.fails": ReplyCheck(fixed(probes.GARBAGE, 4), no_score, needs_gold=False),
+    "garbage.fails": ReplyCheck(fixed_replies(probes.GARBAGE, 4), no_score, needs_gold=False),
     "constant.fails": ReplyCheck(constants, low_mean),
     "swap.fails": ReplyCheck(swaps, low_mean),
     "many.fails": ReplyCheck(lists_of_answers, no_score, Verdict.WARN),

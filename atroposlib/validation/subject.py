@@ -14,7 +14,7 @@ from typing import Any
 from atroposlib.envs.function_env.card import Card, Replies, card_of
 from atroposlib.envs.function_env.env import FunctionEnv
 from atroposlib.errors import AtroposError, ConfigError, boundary
-from atroposlib.validation.classes import ALONE, ClassRollouts, items_of, opened
+from atroposlib.validation.classes import ALONE, ClassRollouts, items_of, open_case
 from atroposlib.validation.report import Proof
 from atroposlib.validation.sessions import (
     Hanging,
@@ -126,14 +126,14 @@ class Subject:
         return max(3 if self.pace_s < 1 else 2, int(most * SLOW_S / self.pace_s))
 
     async def play(
-        self, one: Try, session: RecordingSession | None = None, limit_s: float = PLAY_S
+        self, attempt: Try, session: RecordingSession | None = None, limit_s: float = PLAY_S
     ) -> Played:
         """Play one rollout within ``limit_s``; errors of the environment are part of the outcome."""
-        session = session or RecordingSession(one.replies)
+        session = session or RecordingSession(attempt.replies)
         started, score, error, hangs = time.monotonic(), None, "", False
         try:
             with interrupted_after(limit_s + 1):
-                rollout = self.rollouts.given(one.case.item, session)
+                rollout = self.rollouts.given(attempt.case.item, session)
                 reward, _ = await asyncio.wait_for(rollout, limit_s)
                 score = reward.score
         except AtroposError as failure:
@@ -142,9 +142,9 @@ class Subject:
             error, hangs = f"no end within {limit_s:.0f} s", True
         seconds = time.monotonic() - started
         played = Played(
-            case=one.case,
-            replies=one.replies,
-            what=one.what,
+            case=attempt.case,
+            replies=attempt.replies,
+            what=attempt.what,
             score=score,
             error=error,
             requests=session.requests,
@@ -174,7 +174,7 @@ async def prepare(env_cls: Any, settings: Any, cases: int | None = None) -> Subj
     """
     refused: list[str] = []
     with no_network(refused):
-        subject = await created(env_cls, settings)
+        subject = await create_environment(env_cls, settings)
         subject.refused = refused
         with boundary(subject.env.label(), None, "setup"):
             await asyncio.wait_for(subject.env.setup(), SETUP_S)
@@ -197,7 +197,7 @@ async def prepare(env_cls: Any, settings: Any, cases: int | None = None) -> Subj
     return subject
 
 
-async def created(env_cls: Any, settings: Any) -> Subject:
+async def create_environment(env_cls: Any, settings: Any) -> Subject:
     """The environment with given replies in place of a model."""
     from atroposlib.envs.runtime.creation import make_env
 
@@ -206,7 +206,7 @@ async def created(env_cls: Any, settings: Any) -> Subject:
         server: Any = ScriptedServer()
         env: Any = make_env(env_cls, settings, server, tokenizer=object())
         return Subject(env, card, env.rollouts, {"score.group": ALONE})
-    env = await opened(env_cls, settings)
+    env = await open_case(env_cls, settings)
     rollouts = ClassRollouts(env, card)
     return Subject(env, card, rollouts, rollouts.left_out)
 

@@ -47,7 +47,7 @@ UNSCORED = "the class gives no group, or leaves the reply out of it"
 BEFORE = ("data.loads", "data.split", "leak.prompt")  # the checks of replies
 
 
-async def validated(env_cls: Any, words: Sequence[str], again: Sequence[str]) -> Report:
+async def validate_subject(env_cls: Any, words: Sequence[str], again: Sequence[str]) -> Report:
     """Run every check that needs no model; ``words`` are flags such as --env.level 2.
 
     ``again`` is the command of a second process, which calls :func:`print_outcomes`.
@@ -73,7 +73,9 @@ async def validated(env_cls: Any, words: Sequence[str], again: Sequence[str]) ->
                 report.findings.append(await found_by(check, subject))
             if subject.golden:
                 apart = await compared([*again, *words], subject)
-                report.findings = [merged(finding, apart) for finding in report.findings]
+                report.findings = [
+                    merge_results(finding, apart) for finding in report.findings
+                ]
         finally:
             with boundary(report.environment, None, "close"):
                 await subject.env.close()
@@ -119,11 +121,11 @@ async def found_by(check: str, subject: Subject) -> CheckResult:
     )
 
 
-def merged(one: CheckResult, apart: Sequence[Proof]) -> CheckResult:
+def merge_results(result: CheckResult, apart: Sequence[Proof]) -> CheckResult:
     """The finding of score.repeat with what another process found."""
-    if one.check != "score.repeat" or not apart or one.verdict is Verdict.SKIP:
-        return one
-    return CheckResult(one.check, Verdict.FAIL, one.text, [*one.evidence, *apart])
+    if result.check != "score.repeat" or not apart or result.verdict is Verdict.SKIP:
+        return result
+    return CheckResult(result.check, Verdict.FAIL, result.text, [*result.evidence, *apart])
 
 
 async def compared(command: Sequence[str], subject: Subject) -> Sequence[Proof]:

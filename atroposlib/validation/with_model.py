@@ -22,7 +22,7 @@ GROUPS, GROUP = 8, 4
 LEAST_VARIED = 0.2  # share of groups whose scores differ
 
 
-async def measured(env_cls: Any, words: Sequence[str], url: str) -> list[CheckResult]:
+async def measure_samples(env_cls: Any, words: Sequence[str], url: str) -> list[CheckResult]:
     """Findings of a few groups of the model at ``url``.
 
     Raises AtroposError: the server does not answer, or every rollout failed.

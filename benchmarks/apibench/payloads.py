@@ -104,7 +104,7 @@ def packed(made: dict[str, Any]) -> bytes:
     return pack_group(ScoredData(**made), compress=True)
 
 
-def framed(made: dict[str, Any]) -> bytes:
+def frame_groups(made: dict[str, Any]) -> bytes:
     """One group as the body of POST /groups."""
     from atroposlib.wire.binary import frames
 

@@ -38,10 +38,10 @@ def _one(pid: int) -> Usage:
     ticks = (int(fields[11]) + int(fields[12])) * _TICK_S
     pages = int(fields[21])
     rss = pages * os.sysconf("SC_PAGE_SIZE")
-    return Usage(max(ticks, _threads_s(pid)), rss, _written(pid))
+    return Usage(max(ticks, _threads_s(pid)), rss, _bytes_written(pid))
 
 
-def _written(pid: int) -> int:
+def _bytes_written(pid: int) -> int:
     for line in (_PROC / str(pid) / "io").read_text().splitlines():
         if line.startswith("write_bytes:"):
             return int(line.split()[1])

@@ -12,7 +12,7 @@ COLUMNS = 100  # of prose
 _HEAD = ("what", "unit", "ours", "naive", "machine", "ratio (pairs)", "target", "")
 
 
-def shown(value: float | None) -> str:
+def cell_text(value: float | None) -> str:
     """Three digits that mean something. Example: 0.01234 -> 0.0123, 1234.5 -> 1,234."""
     if value is None:
         return ""
@@ -27,22 +27,22 @@ def target_text(target: Target | None) -> str:
     times = "" if target.on_value else "x"
     parts = []
     if target.at_least is not None:
-        parts.append(f">= {shown(target.at_least)}{times}")
+        parts.append(f">= {cell_text(target.at_least)}{times}")
     if target.at_most is not None:
-        parts.append(f"<= {shown(target.at_most)}{times}")
+        parts.append(f"<= {cell_text(target.at_most)}{times}")
     return ", ".join(parts)
 
 
 def cells(figure: Figure) -> tuple[str, ...]:
-    ratio = f"{shown(figure.ratio)}x" if figure.ratio is not None else ""
+    ratio = f"{cell_text(figure.ratio)}x" if figure.ratio is not None else ""
     if figure.spread is not None and len(figure.ours) > 1 and len(figure.naive) > 1:
-        ratio += f" ({shown(figure.spread[0])}-{shown(figure.spread[1])})"
+        ratio += f" ({cell_text(figure.spread[0])}-{cell_text(figure.spread[1])})"
     return (
         figure.what,
         figure.unit + (", more is better" if figure.better is Better.MORE else ""),
-        shown(figure.best(figure.ours)),
-        shown(figure.best(figure.naive)),
-        shown(figure.best(figure.limit)),
+        cell_text(figure.best(figure.ours)),
+        cell_text(figure.best(figure.naive)),
+        cell_text(figure.best(figure.limit)),
         ratio,
         target_text(figure.target),
         figure.verdict.value,

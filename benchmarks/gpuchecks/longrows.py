@@ -56,15 +56,15 @@ class Published(NamedTuple):
 
 def full(place: Place) -> list[Figure]:
     """Every weight is trained, 0.6B."""
-    return measured(place, 0)
+    return measure_rows(place, 0)
 
 
 def adapter(place: Place) -> list[Figure]:
     """A LoRA adapter of rank 16 on all linear layers, 4B."""
-    return measured(place, ADAPTER_RANK)
+    return measure_rows(place, ADAPTER_RANK)
 
 
-def measured(place: Place, rank: int) -> list[Figure]:
+def measure_rows(place: Place, rank: int) -> list[Figure]:
     """The shorter rows first; what does not fit the memory is a line and ends nothing."""
     lengths = {SHORT: SHORT, LONG: LONG} if place.on_cuda else DRY
     load = row_load(place, lengths[LONG], rank)

@@ -47,7 +47,7 @@ def publish(place: Place) -> list[Figure]:
     """Publish changed weights twice each way; a server's logprobs follow the trainer's."""
     model = weights(place)
     figures = []
-    with served(model, place.device) as url:
+    with serve_model(model, place.device) as url:
         for seed, name in enumerate(PUBLISHERS):
             cfg = settings(place, model, weight_publisher=name)
             policy = loading.load(cfg)
@@ -127,7 +127,7 @@ def nccl(place: Place) -> list[Figure]:
 
 
 @contextmanager
-def served(model: Path, device: str) -> Iterator[str]:
+def serve_model(model: Path, device: str) -> Iterator[str]:
     """A local server on a free port, in a thread of this process; yields its URL."""
     engine = Engine(
         load_model(str(model), device=device),

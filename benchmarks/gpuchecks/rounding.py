@@ -51,7 +51,7 @@ def rounding(place: Place) -> list[Figure]:
             continue
         figures += [
             Figure(f"{name}: {f.what}", f.value, f.bound, f.ok)
-            for f in served(place, model, RATES[name])
+            for f in server_figures(place, model, RATES[name])
         ]
     return [*figures, *shards(place)]
 
@@ -64,12 +64,12 @@ def models(place: Place) -> dict[str, Path | None]:
     return {"random": weights(place), "SmolLM2": trained if has_trained else None}
 
 
-def served(place: Place, model: Path, rate: float) -> list[Figure]:
+def server_figures(place: Place, model: Path, rate: float) -> list[Figure]:
     """A correct server is accepted; one that is behind is refused within two batches."""
     server = load_model(str(model), device=place.device, dtype="bfloat16")
     policy = loading.load(settings(place, model))
     limits = Agreement.of("bfloat16")
-    batches = [sampled(server, seed) for seed in range(BATCHES)]
+    batches = [sample_tokens(server, seed) for seed in range(BATCHES)]
     looks = [distance(policy, rows) for rows in batches]
     accepted = sum(limits.accepts(look, Tokens.SAMPLED) for look in looks)
     figures = [
@@ -80,7 +80,7 @@ def served(place: Place, model: Path, rate: float) -> list[Figure]:
         ),
     ]
     steps = train_until_stale(policy, server, rate)
-    stale = [distance(policy, sampled(server, BATCHES + 1 + i)) for i in range(2)]
+    stale = [distance(policy, sample_tokens(server, BATCHES + 1 + i)) for i in range(2)]
     refused = not all([limits.accepts(look, Tokens.SAMPLED) for look in stale])
     return [
         *figures,
@@ -150,7 +150,7 @@ def settings(place: Place, model: Path, **more: object) -> TrainingConfig:
 
 
 @torch.inference_mode()
-def sampled(server: ServedModel, seed: int) -> list[Row]:
+def sample_tokens(server: ServedModel, seed: int) -> list[Row]:
     """Rows that the local engine sampled, with its logprobs."""
     core = EngineCore(server, EngineLimits(), seed=seed, weight_version=0)
     params = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -188,7 +188,7 @@ def train_until_stale(policy: Policy, server: ServedModel, rate: float) -> int:
         RuntimeError: MAX_STEPS did not move the logprobs so far.
     """
     optimizer = torch.optim.AdamW(policy.parameters(), lr=rate)
-    rows = sampled(server, BATCHES)
+    rows = sample_tokens(server, BATCHES)
     for step in range(1, MAX_STEPS + 1):
         for plan in policy.plan(rows):
             scores = policy.score(plan)

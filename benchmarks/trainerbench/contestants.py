@@ -134,7 +134,7 @@ class FullLogits(Padded):
         with torch.no_grad():
             -(logprobs.exp() * logprobs).sum(-1)  # the entropy, as everyone logs it
         advantages = torch.tensor([row.reward for row in rows], device=self.device)
-        loss = (clipped(chosen, advantages[:, None]) * mask[:, 1:]).sum() / tokens
+        loss = (clip_gradients(chosen, advantages[:, None]) * mask[:, 1:]).sum() / tokens
         torch.autograd.backward(loss)
         return float(loss.detach()), ids.numel()
 
@@ -221,7 +221,7 @@ def autocast(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
-def clipped(logprobs: Tensor, advantages: Tensor) -> Tensor:
+def clip_gradients(logprobs: Tensor, advantages: Tensor) -> Tensor:
     ratio = (logprobs - logprobs.detach()).exp()
     return -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
 

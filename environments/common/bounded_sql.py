@@ -18,7 +18,9 @@ READS = (apsw.SQLITE_SELECT, apsw.SQLITE_READ, apsw.SQLITE_FUNCTION, apsw.SQLITE
 WRITES = (apsw.SQLITE_INSERT, apsw.SQLITE_UPDATE, apsw.SQLITE_DELETE)
 
 
-def bounded(database: apsw.Connection, allowed: Iterable[int] = READS) -> apsw.Connection:
+def bound_database(
+    database: apsw.Connection, allowed: Iterable[int] = READS
+) -> apsw.Connection:
     """The database, from now on with the limits, and for the allowed actions only."""
     for limit, value in LIMITS.items():
         database.limit(limit, value)

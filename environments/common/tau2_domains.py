@@ -97,8 +97,8 @@ def holds(env, assertion):
         return False
 
 
-def same(one, other):
-    pairs = (one.tools, other.tools), (one.user_tools, other.user_tools)
+def same(first, second):
+    pairs = (first.tools, second.tools), (first.user_tools, second.user_tools)
     return all(a is b or a.db == b.db for a, b in pairs)
 
 
@@ -154,17 +154,17 @@ def history(task):
     return [as_message(message) for message in (state and state.message_history) or ()]
 
 
-def as_message(one):
-    message = {"role": one.role, "content": one.content or ""}
-    if one.role == "tool":
-        message["tool_call_id"] = one.id
-    elif one.tool_calls:
+def as_message(turn):
+    message = {"role": turn.role, "content": turn.content or ""}
+    if turn.role == "tool":
+        message["tool_call_id"] = turn.id
+    elif turn.tool_calls:
         message["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
                 "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
             }
-            for call in one.tool_calls
+            for call in turn.tool_calls
         ]
     return message

@@ -15,7 +15,7 @@ from typing import Any
 
 import apsw
 
-from atroposlib.environments.common.bounded_sql import READS, WRITES, bounded, rows_of
+from atroposlib.environments.common.bounded_sql import READS, WRITES, bound_database, rows_of
 from atroposlib.environments.common.calculation import calculate_text
 
 DATABASE = "data.sqlite"
@@ -29,7 +29,7 @@ def toolbox(folder: Path) -> list[Callable[..., str]]:
     """Tools on a folder; their parameters are texts. Raise OSError, ValueError, apsw.Error."""
     database = apsw.Connection(str(folder / DATABASE))
     database.execute(f"PRAGMA max_page_count = {MAX_PAGES}")
-    bounded(database, (*READS, *WRITES))
+    bound_database(database, (*READS, *WRITES))
 
     def place(name: str) -> Path:
         if not _NAME.fullmatch(name):
@@ -82,15 +82,19 @@ def describe_tool(tool: Callable[..., str]) -> dict[str, Any]:
     return {"name": tool.__name__, "description": tool.__doc__, "inputSchema": schema}
 
 
-def call_tool(tools: dict[str, Callable[..., str]], name: str, given: dict[str, Any]) -> Any:
+def call_tool(
+    tools: dict[str, Callable[..., str]], name: str, arguments: dict[str, Any]
+) -> Any:
     """Result of a call, or the error that is its text."""
     try:
         if name not in tools:
             raise ValueError(f"Unknown tool: {name}")
         wanted = set(inspect.signature(tools[name]).parameters)
-        if set(given) != wanted or not all(isinstance(value, str) for value in given.values()):
+        if set(arguments) != wanted or not all(
+            isinstance(value, str) for value in arguments.values()
+        ):
             raise ValueError(f"the arguments are {sorted(wanted)}, as texts")
-        text, failed = tools[name](**given), False
+        text, failed = tools[name](**arguments), False
     except (OSError, ValueError, apsw.Error) as error:
         text, failed = f"error: {getattr(error, 'strerror', None) or error}", True
     return {"content": [{"type": "text", "text": text}], "isError": failed}

@@ -13,7 +13,7 @@ from functools import partial
 import apsw
 from pydantic import Field
 
-from atroposlib.environments.common.bounded_sql import bounded, rows_of
+from atroposlib.environments.common.bounded_sql import bound_database, rows_of
 from atroposlib.environments.common.generated import SETTINGS, code_block, code_in, distinct
 from atroposlib.envs import environment
 from atroposlib.envs.function_env.card import Card
@@ -71,7 +71,7 @@ def database(seed):
     shop.executemany("INSERT INTO customers VALUES (?, ?, ?, ?)", people)
     shop.executemany("INSERT INTO products VALUES (?, ?, ?, ?)", goods)
     shop.executemany("INSERT INTO orders VALUES (?, ?, ?, ?, ?)", sold)
-    return bounded(shop)
+    return bound_database(shop)
 
 
 def make(rng, hidden, tables):

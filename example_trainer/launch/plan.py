@@ -181,10 +181,10 @@ class SlurmSection(PlanSection):
 
     @field_validator(*DEFAULT_OPTIONS, mode="before")
     @classmethod
-    def _over_the_defaults(cls, given: Any, info: ValidationInfo) -> Any:
-        if not isinstance(given, dict):
-            return given
-        return {**DEFAULT_OPTIONS[str(info.field_name)], **given}
+    def _over_the_defaults(cls, values: Any, info: ValidationInfo) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {**DEFAULT_OPTIONS[str(info.field_name)], **values}
 
 
 class Plan(PlanSection):
@@ -358,10 +358,10 @@ def _merge(tree: dict[str, Any], more: Mapping[str, Any], where: str, above: str
             raise ConfigError(f"{below} ({where}) is a group of settings in one place only")
 
 
-def _sentence(found: Mapping[str, Any]) -> str:
-    key = ".".join(str(part) for part in found["loc"])
-    if found["type"] != "extra_forbidden":
-        return f"{key}: {found['msg']}"
+def _sentence(problem: Mapping[str, Any]) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] != "extra_forbidden":
+        return f"{key}: {problem['msg']}"
     return f"{key} is no setting of the launcher{did_you_mean(key, _known_sections())}"
 
 

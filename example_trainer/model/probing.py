@@ -124,7 +124,7 @@ def rope_switch(model: PackedModel, own: Tensor) -> float:
     tokens, longest = PROBES[0].tokens, model.max_tokens_per_row
     start = list(range(len(tokens)))
 
-    def beside(length: int) -> Tensor:
+    def hidden_beside(length: int) -> Tensor:
         """(T - 1, D) of the probe in a pass of ``length`` positions."""
         end = [length - len(tokens) + i for i in start]
         positions = ids([start, end], model.device)
@@ -132,18 +132,18 @@ def rope_switch(model: PackedModel, own: Tensor) -> float:
         return hidden[0, :-1]
 
     try:
-        if longest <= len(tokens) or _close(far := beside(longest), own):
+        if longest <= len(tokens) or _close(far := hidden_beside(longest), own):
             return float("inf")
     except (TypeError, ValueError):
         return float("inf")  # a model without positions
     short, switch = len(tokens), longest
     while switch - short > 1:
         middle = (short + switch) // 2
-        if _close(beside(middle), own):
+        if _close(hidden_beside(middle), own):
             short = middle
         else:
             switch = middle
-    if not _close(beside(switch), far):
+    if not _close(hidden_beside(switch), far):
         raise ConfigError(
             f"{type(inner_model(model.model)).__name__} rotates positions by the length of the"
             f" pass from {switch} tokens on, in more than two ways: set seq_len {short} or less"

@@ -203,21 +203,21 @@ class _Assign(argparse.Action):
             parser.error(str(error))
         namespace.assignments = [*getattr(namespace, "assignments", ()), one]
 
-    def assignment(self, values: Any, given: str) -> Assignment:
-        return Assignment(self.dest, values, given)
+    def assignment(self, values: Any, text: str) -> Assignment:
+        return Assignment(self.dest, values, text)
 
 
 class _Switch(_Assign, argparse.BooleanOptionalAction):
     """``--x`` and ``--no-x``."""
 
-    def assignment(self, values: Any, given: str) -> Assignment:
-        return Assignment(self.dest, not given.startswith("--no-"), given)
+    def assignment(self, values: Any, text: str) -> Assignment:
+        return Assignment(self.dest, not text.startswith("--no-"), text)
 
 
 class _Set(_Assign):
     """``--set key=value``; :func:`with_set` makes it of a bare ``key=value``."""
 
-    def assignment(self, values: Any, given: str) -> Assignment:
+    def assignment(self, values: Any, text: str) -> Assignment:
         return parse_override(values)
 
 

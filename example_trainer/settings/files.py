@@ -141,12 +141,12 @@ def translate(assignments: Sequence[Assignment]) -> GivenSettings:
     return settings
 
 
-def _add_member(given: dict[str, Any], name: str, value: Any) -> None:
+def _add_member(members: dict[str, Any], name: str, value: Any) -> None:
     """Add to a group; its null and its members replace each other, but for names with a dot."""
-    for option in list(given):
+    for option in list(members):
         if "." not in name + option and "" in (name, option):
-            del given[option]
-    given[name] = value
+            del members[option]
+    members[name] = value
 
 
 def listed_keys(keys: Iterable[str]) -> str:
@@ -179,21 +179,23 @@ def _current(key: str) -> str:
     return f"{section}{dot}{RENAMED[name]}" if is_old else key
 
 
-def convert_value(one: Assignment, convert: Any, value: Any) -> Any:
+def convert_value(assignment: Assignment, convert: Any, value: Any) -> Any:
     try:
         return convert(value)
     except ConfigError as error:
-        raise ConfigError(f"{one.key} ({one.where}): {error}") from error
+        raise ConfigError(f"{assignment.key} ({assignment.where}): {error}") from error
 
 
-def _put(found: GivenSettings, one: Assignment, values: Mapping[str, Any]) -> None:
+def _put(settings: GivenSettings, assignment: Assignment, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if name == "note":
-            found.notes.append(f"{one.key}: {value}")
+            settings.notes.append(f"{assignment.key}: {value}")
             continue
-        found.values[name] = as_field(name, value)
-        found.places[name] = (
-            one.where if one.where.startswith("--") else f"{one.key} ({one.where})"
+        settings.values[name] = as_field(name, value)
+        settings.places[name] = (
+            assignment.where
+            if assignment.where.startswith("--")
+            else f"{assignment.key} ({assignment.where})"
         )
 
 
@@ -220,14 +222,16 @@ _OURS: dict[str, Renamed] = {
 }
 
 
-def meaning_of(one: Assignment) -> Meaning:
+def meaning_of(assignment: Assignment) -> Meaning:
     """The meaning of a key. Raises ConfigError for an unknown one."""
-    meaning = _OURS.get(one.key) or areal_names.meaning_of(one.key)
+    meaning = _OURS.get(assignment.key) or areal_names.meaning_of(assignment.key)
     if meaning is not None:
         return meaning
-    if areal_names.is_group(one.key) and one.value is None:
+    if areal_names.is_group(assignment.key) and assignment.value is None:
         return Ignored("")
-    raise ConfigError(f"{one.key} ({one.where}) is not a setting{did_you_mean(one.key)}")
+    raise ConfigError(
+        f"{assignment.key} ({assignment.where}) is not a setting{did_you_mean(assignment.key)}"
+    )
 
 
 def did_you_mean(key: str, known: Iterable[str] | None = None) -> str:

@@ -34,15 +34,15 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _accept_old_names(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        settings = dict(given)
-        for old in RENAMED.keys() & given.keys():
+    def _accept_old_names(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        settings = dict(values)
+        for old in RENAMED.keys() & values.keys():
             new = RENAMED[old]
             if new not in cls.model_fields:
                 continue
-            if new in given:
+            if new in values:
                 raise ValueError(f"{old} is the old name of {new}; give one of them")
             logging.getLogger(__name__).warning("%s", renamed_note(old))
             settings[new] = settings.pop(old)

@@ -74,33 +74,33 @@ class Agreement:
         return max(LEAST_NATS[tokens], TIMES_USUAL * self.usual[tokens])
 
     def accepts(
-        self, found: Mismatch, tokens: Tokens, scale: float = 1.0, source: str = ""
+        self, mismatch: Mismatch, tokens: Tokens, scale: float = 1.0, source: str = ""
     ) -> bool:
-        """Whether ``found`` is rounding. A true result is learned from.
+        """Whether ``mismatch`` is rounding. A true result is learned from.
 
         Args:
             scale: of the differences: 1 / temperature where the logprobs were divided by it.
             source: the server, where it is known.
         """
         spare = 1 if self.judges_mean else 0  # of few tokens one may be such a rare one
-        if found.beyond > scale * self.max_share * found.tokens + spare:
+        if mismatch.beyond > scale * self.max_share * mismatch.tokens + spare:
             return False
         most = self.most(tokens)
         if most is None:
             return True
-        if found.mean > scale * most:
-            is_far = found.mean > scale * max(AT_ONCE_NATS, 2 * most)
+        if mismatch.mean > scale * most:
+            is_far = mismatch.mean > scale * max(AT_ONCE_NATS, 2 * most)
             if is_far or tokens not in self.usual or (tokens, source) in self.doubts:
                 return False
             logger.warning(
-                f"{found} is above the usual of {tokens.value} tokens ({self.text(tokens)}):"
+                f"{mismatch} is above the usual of {tokens.value} tokens ({self.text(tokens)}):"
                 " the run ends if the next comparison is, too"
             )
             self.doubts.add((tokens, source))
         else:
             self.doubts.discard((tokens, source))
-        if found.tokens and scale == 1.0:
-            mean = min(found.mean, most)
+        if mismatch.tokens and scale == 1.0:
+            mean = min(mismatch.mean, most)
             before = self.usual.get(tokens, mean)
             self.usual[tokens] = MEMORY * before + (1 - MEMORY) * mean
         return True

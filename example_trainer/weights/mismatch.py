@@ -103,11 +103,11 @@ def sampled_mismatch(
     )
 
 
-def reduce_mismatch(found: Mismatch, world: Ranks) -> Mismatch:
+def reduce_mismatch(mismatch: Mismatch, world: Ranks) -> Mismatch:
     """The mismatch of all ranks together, the same on each, so that all stop or none."""
     if world.size == 1:
-        return found
-    of_ranks = gather_objects(world, asdict(found))
+        return mismatch
+    of_ranks = gather_objects(world, asdict(mismatch))
     return sum((Mismatch(**rank) for rank in of_ranks), Mismatch())
 
 
@@ -153,16 +153,16 @@ def about_truncation(rows: Sequence[Row]) -> str:
     )
 
 
-def about_temperature(found: float, rows: Sequence[Row]) -> str:
+def about_temperature(temperature: float, rows: Sequence[Row]) -> str:
     """A sentence about tokens sampled at another temperature than their rows name."""
     named = sorted({t for row in rows for t in row.trained_temperatures})
     source = "name"
     if not all(row.names_temperature for row in rows):
         source = "name none, so that it was taken for"
     return (
-        f"Found: the tokens have the trainer's logprobs at temperature {found:g}, and their rows"
+        f"Found: the tokens have the trainer's logprobs at temperature {temperature:g}, and their rows"
         f" {source} {', '.join(f'{t:g}' for t in named)}. Sample through managed_server of this"
-        f" version, or send generation_params={{'temperature': {found:g}}} with the groups. "
+        f" version, or send generation_params={{'temperature': {temperature:g}}} with the groups. "
     )
 
 

@@ -275,7 +275,7 @@ class SamplerCheck:
     def metric(self) -> str:
         return "logprob_mismatch" if self.is_held else "logprob_drift"
 
-    def require(self, policy: Policy, found: Mismatch) -> None:
+    def require(self, policy: Policy, mismatch: Mismatch) -> None:
         """Judge the distance of all ranks. Collective.
 
         Raises:
@@ -286,9 +286,9 @@ class SamplerCheck:
         if version is None:
             return
         if self.is_held:
-            near = agreement.accepts(found, Tokens.SAMPLED)
+            near = agreement.accepts(mismatch, Tokens.SAMPLED)
         else:
-            near = found.mean <= max(agreement.tolerance, DRIFT_NATS)
+            near = mismatch.mean <= max(agreement.tolerance, DRIFT_NATS)
         if near:
             return
         temperature, tried = sampled_temperature(policy, self.rows, version)
@@ -297,12 +297,12 @@ class SamplerCheck:
             cause = cause or about_truncation(tried)
             raise StaleWeights(
                 f"tokens sampled at version {version} do not have the logprobs of the trainer's"
-                f" version {version}: {found}; at most {agreement.text(Tokens.SAMPLED)}. The batch was not"
+                f" version {version}: {mismatch}; at most {agreement.text(Tokens.SAMPLED)}. The batch was not"
                 f" trained on and not acked. {cause}{SAMPLED_LIKELY}"
             )
         if cause and not all(row.names_temperature for row in tried):
             raise StaleWeights(
-                f"tokens sampled at version {version} are {found.mean:.3g} nats per token from"
+                f"tokens sampled at version {version} are {mismatch.mean:.3g} nats per token from"
                 f" the trainer's newer weights. The batch was not trained on and not acked. {cause}"
             )
         if cause:  # the row knows better: an update can resemble a temperature

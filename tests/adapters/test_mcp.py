@@ -1,4 +1,4 @@
-"""MCP servers of ours and of another author, with the installed major of the package."""
+"""Our MCP servers, and servers of another author, with the installed major of the package."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A run on a real Ray of this machine, through the loss of a node and of its launcher.
 
 The head of the cluster has no CPUs. Of the two other nodes the one with the trainer is killed, and
-nobody helps. As a program it prints steps before, seconds of standstill and steps after:
+no hand helps. As a program it prints steps before, seconds of standstill and steps after:
 
     python -m tests.adapters.test_ray_cluster
 """

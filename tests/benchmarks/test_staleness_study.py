@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import staleness_study as study
 from learn_reasoning_gym import Learned, figures
-from wholerun import Setup, changed, with_flags
+from wholerun import Setup, changed_settings, with_flags
 
 from atroposlib.processes import ProcessSpec
 from atroposlib.quickstart.recipes import COPY
@@ -25,7 +25,7 @@ def test_flags_replace_existing_flags_or_are_appended():
 def test_several_ranks_start_under_torchrun_and_share_the_cores():
     spec = ProcessSpec("trainer", ("py", "-m", "example_trainer.grpo"), {}, Path("."))
     setup = Setup(Path("."), COPY, "tiny", 0, trainer={"--loss": "ppo"}, ranks=2, cores=8)
-    started = changed(spec, setup)
+    started = changed_settings(spec, setup)
     assert started.argv[1:4] == ("-m", "torch.distributed.run", "--standalone")
     assert started.argv[-4:] == ("-m", "example_trainer.grpo", "--loss", "ppo")
     assert started.env["OMP_NUM_THREADS"] == "4"
@@ -48,7 +48,7 @@ def steps(rewards, ages):
 def test_a_run_is_measured_over_its_second_half():
     case = study.Case(staleness=4, loss="grpo", seed=0)
     rewards, ages = [0.0] * 4 + [0.5, 0.5, 1.0, 1.0], [0] * 4 + [4] * 4
-    result = study.measured(case, steps(rewards, ages), heldout=0.9, seconds=30.0)
+    result = study.measure_study(case, steps(rewards, ages), heldout=0.9, seconds=30.0)
     assert (result.staleness_mean, result.staleness_p95, result.staleness_max) == (2.0, 4, 4)
     assert (result.tokens_per_s, result.steps_per_min, result.wait_share) == (50, 60, 0.25)
     assert result.reward_last == pytest.approx(0.6)  # the last five
@@ -56,7 +56,9 @@ def test_a_run_is_measured_over_its_second_half():
 
 def test_the_table_has_a_row_per_setting_with_the_spread_over_seeds():
     results = [
-        study.measured(study.Case(level, loss, seed), steps([0.1] * 8, [level] * 8), held, 1.0)
+        study.measure_study(
+            study.Case(level, loss, seed), steps([0.1] * 8, [level] * 8), held, 1.0
+        )
         for level in (0, 8)
         for loss in ("grpo", "decoupled")
         for seed, held in enumerate((0.2, 0.4))

@@ -1,4 +1,4 @@
-"""The watcher beside the inference servers of a node."""
+"""The watcher next to the inference servers of a node."""
 
 from __future__ import annotations
 

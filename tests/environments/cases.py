@@ -201,7 +201,7 @@ SMALL = {
     "max_token_length": "4000",
     "tasks": "60",
     "describe_tools": "true",  # the template of the tiny model has none
-    "sandbox": "none",  # bubblewrap has tests of its own
+    "sandbox": "none",  # bubblewrap has separate tests
     **dict.fromkeys(
         ("eval_items", "eval_problems", "eval_questions", "eval_requests", "held_out_words"),
         "4",

@@ -68,7 +68,7 @@ def flags_of(tmp_path):
 
 @pytest.fixture
 def command(monkeypatch, tmp_path, flags_of):
-    """Run a mode of an environment to its end; those of STARTED as a process of their own."""
+    """Run a mode of an environment to its end; those of STARTED as separate processes."""
 
     def start(name, mode, url, tokenizer, *, reply_tokens=8, **more):
         flags = flags_of(name, url, tokenizer, reply_tokens)

@@ -7,7 +7,13 @@ import inspect
 
 import pytest
 
-from atroposlib.environments.benchmarks import BENCHMARKS, CHOICE, benchmarks, choice, chosen
+from atroposlib.environments.benchmarks import (
+    BENCHMARKS,
+    CHOICE,
+    benchmarks,
+    choice,
+    choose_benchmark,
+)
 from atroposlib.errors import ConfigError, DatasetUnavailable
 from atroposlib.testing.fake_inference import FakeInference
 
@@ -128,7 +134,7 @@ def test_a_row_is_read_and_only_the_right_reply_scores(name, write_rows):
     path = write_rows(f"{one.split}.jsonl", [row])
     [task] = one.questions(one.split, path, name)
     assert task["id"] == f"{name}/{one.split}/0"
-    if name in ("gpqa", "truthfulqa"):  # options in an order of their own
+    if name in ("gpqa", "truthfulqa"):  # their options have another order
         assert f"{task['answer']}. {answer}" in task["text"]
     else:
         assert task["answer"] == answer
@@ -154,7 +160,7 @@ def test_a_row_of_another_form_is_named_with_its_columns(write_rows):
 
 def test_an_unknown_benchmark_is_named_with_the_known_ones():
     with pytest.raises(ConfigError, match="'gsm8', only aime24.*did you mean gsm8k"):
-        chosen("gsm8")
+        choose_benchmark("gsm8")
 
 
 def test_a_right_answer_may_be_an_index_or_a_letter():

@@ -1,4 +1,4 @@
-"""The judge of SimpleQA: a server of its own, three verdicts, and no score without a clear one."""
+"""The judge of SimpleQA: a separate server, three verdicts, and no score without a clear one."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ async def test_evaluate_measures_a_server_that_returns_text_only(make_env, evalu
 
 @environment([{"id": "one"}], max_tokens=64)
 async def agent(task, model):
-    """An agent with a client of its own."""
+    """An agent with its own client."""
     url = picture({"shapes": [["circle", "red", 50, 50, 20]]})
     parts = [{"type": "text", "text": "How many red circles are there?"}]
     parts += [{"type": "image_url", "image_url": {"url": url}}]

@@ -83,7 +83,7 @@ def env_of(monkeypatch):
                 }
             )
             if "sandbox" in type(config).model_fields:
-                config.sandbox = "none"  # bubblewrap has tests of its own
+                config.sandbox = "none"  # bubblewrap has separate tests
             env = env_cls(config, [server])
             env.tokenizer = char_tokenizer(ASCII_ALPHABET)
             return env

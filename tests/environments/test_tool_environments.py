@@ -224,7 +224,7 @@ async def test_each_turn_gets_the_advantage_of_the_calls_in_that_turn(
         env = make_env(TurnLevelToolUseEnv, url, dataset_path=conversations, group_size=2)
         (group,) = await groups_made(env, 1)
     best = group["scores"].index(max(group["scores"]))
-    # The first turn was right in both: only the outcome (+1 or -1) speaks for it.
+    # The first turn was right in both: only the outcome (+1 or -1) counts for it.
     for row, sign in ((best, 1.0), (1 - best, -1.0)):
         of_trained = [
             a for a, m in zip(group["advantages"][row], group["masks"][row]) if m != -100

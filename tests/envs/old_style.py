@@ -88,7 +88,7 @@ class TokenizingEnv(OldStyleEnv):
 
 
 class NodesConfig(BaseEnvConfig):
-    """A subclass with fields of its own."""
+    """A subclass with more fields."""
 
     temperature: float = 1.0
     extra_words: List[str] = ["please"]
@@ -252,7 +252,7 @@ class HooksEnv(NodesEnv):
 
 
 class JobEnv(TokenizingEnv):
-    """A constructor whose third parameter has a name of its own."""
+    """A constructor whose third parameter has another name."""
 
     name = "old_job"
 

@@ -34,7 +34,7 @@ async def test_the_runtimes_metrics_have_their_names(env):
     env.completion_lengths = list(range(1, 101))
     for timings in (env.task_duration, env.succeeded_task_duration, env.mainloop_timings):
         timings += [1.0, 3.0]
-    env.failed_task_duration += [2.0]  # one alone says nothing about spread
+    env.failed_task_duration += [2.0]  # one value has no spread
     env.workers_added_list += [1, 2]
     await env.wandb_log({"train/percent_correct": 0.5})
     ((metrics, step),) = sink.emitted

@@ -87,7 +87,7 @@ def test_process_changes_defaults_that_flags_can_change_back():
     assert settings.env.ensure_scores_are_not_same is False
     assert settings.env.include_messages is True
     assert settings.env.data_path_to_save_groups == "data/mine.jsonl"
-    assert settings.env.use_wandb is False  # config_init said so
+    assert settings.env.use_wandb is False  # set by config_init
     back = read("process", "--env.include_messages", "false")
     assert back.env.include_messages is False
     assert read("serve").env.ensure_scores_are_not_same is True

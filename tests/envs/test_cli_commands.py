@@ -1,4 +1,4 @@
-"""serve, process and evaluate as commands of pydantic-cli, run by programs of their own."""
+"""serve, process and evaluate as commands of pydantic-cli, run by separate programs."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def env_class(shape: str, **config) -> type[BaseEnv]:
 
 
 def words_of(source: str, values: dict[str, str], tmp_path) -> list[str]:
-    """Flags, a file, or both: then the file says something else, and the flags must win."""
+    """Flags, a file, or both: then the file holds another value, and the flags must win."""
     words = [f"--{name}={value}" for name, value in values.items()] if source != "yaml" else []
     if source != "flags":
         document: dict[str, dict] = {}

@@ -48,7 +48,7 @@ Sums.cli()
 """
 NOT_ASYNC = SCRIPT.replace("await model", "model")
 RETURNS = "    return answer == str(task['sum'])"
-# name -> (changes of the script, flags, exit status, what stderr says)
+# name -> (changes of the script, flags, exit status, text of stderr)
 MISTAKES: dict[str, tuple[dict[str, str], list[str], int, list[str]]] = {
     "nan": ({"body": "    return float('nan')"}, [], 1, ["env.py:6: ValueError", "is nan"]),
     "string": ({"body": "    return 'good'"}, [], 1, ["env.py:6:", "not str 'good'"]),

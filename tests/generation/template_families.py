@@ -201,7 +201,7 @@ def _backend(kind: str) -> Any:
 @functools.cache
 def tokenizer_of(family: Family, kind: str = "words") -> Any:
     """``words``: byte-level BPE with merges; ``bytes``: none; ``metaspace``: SentencePiece's;
-    ``prefixed``: with a space of its own before the first word."""
+    ``prefixed``: with an extra space before the first word."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast(

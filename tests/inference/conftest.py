@@ -54,7 +54,7 @@ def other_reference(other_dir: Path) -> ServedModel:
 
 @pytest.fixture
 def make_engine(model_dir: Path) -> Iterator[Callable[..., Engine]]:
-    """Engines of their own: a test may reload weights or pause."""
+    """Separate engines: a test may reload weights or pause."""
     started: list[Engine] = []
 
     def make(directory: Path = model_dir, **limits: int) -> Engine:

@@ -1,4 +1,4 @@
-"""A SLURM of two nodes on this machine, each node with namespaces of its own.
+"""A SLURM of two nodes on this machine, each node with its own namespaces.
 
 A node has its own network (a veth pair on a common bridge), processes, host name and hosts file;
 it shares the files, /sys included. The loss of a node is the kill of the first process of its

@@ -1,6 +1,6 @@
 """Nodes of a cluster that are lost and come back elsewhere; nothing else is started again.
 
-The processes are those of the jobs of a cluster, each in a session of its own: SIGKILL to all of
+The processes are those of the jobs of a cluster, each in its own session: SIGKILL to all of
 one session is the loss of its node. Ports are free ones, so what comes back has another address.
 Run as a program it prints the seconds of each recovery:
 

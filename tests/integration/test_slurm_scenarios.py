@@ -1,6 +1,6 @@
 """Scenarios of a run on a real SLURM of this machine: losses, limits and returns of its jobs.
 
-Each is a run of a tiny model on a cluster of its own (slurm_cluster.py). Afterwards every step
+Each is a run of a tiny model on its own cluster (slurm_cluster.py). Afterwards every step
 must have been done once, on every batch once, and every group trained once. They are skipped with
 the reason where SLURM is absent. As a program it prints steps before, seconds of standstill, and
 steps after; arguments choose scenarios:

@@ -34,7 +34,7 @@ GROUP = {
     "versions": [[-1, -1, 0], [-1, -1, 0]],
 }
 
-# Bodies that CPython 3.12 runs without a frame of their own.
+# Bodies that CPython 3.12 runs without a separate frame.
 INLINED = ("<listcomp>", "<setcomp>", "<dictcomp>")
 IN_THE_BACKGROUND = ("indexer",)  # threads that work behind the operations, at any time
 

@@ -21,7 +21,7 @@ BOUNDS = {
     },
     "managed row": {
         "functions": (141, 110),
-        "function lines": (1354, 1050),
+        "function lines": (1362, 1050),
         "deepest stack": (14, 11),
     },
     "claim a batch": {

@@ -3,7 +3,7 @@
 loop       jumps; a loop with nothing scheduled is a failure, not a wait
 executor   runs a call after a drawn delay, on the loop
 writer     of a store: commits what waits after a drawn delay of the disk
-Blocking   blocking code in a thread that alternates with the loop and never runs beside it
+Blocking   blocking code in a thread that alternates with the loop and never runs at the same time
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TURN_S = 1e-9  # of the loop; without it a wait below the clock's resolution wou
 
 
 class Stuck(AssertionError):
-    """Nothing is scheduled: whatever waits would wait for ever."""
+    """Nothing is scheduled: every waiting task would wait without end."""
 
 
 class _Jumps(selectors.SelectSelector):

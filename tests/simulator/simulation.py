@@ -38,7 +38,7 @@ class Outcome:
 
 
 class Simulation:
-    """The director: starts actors, does what the plan says to them, and looks."""
+    """The director: starts actors, acts on them by the plan, and looks."""
 
     def __init__(self, plan: Plan, folder: Path | None) -> None:
         self.plan, loop = plan, asyncio.get_running_loop()

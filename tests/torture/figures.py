@@ -58,7 +58,7 @@ def in_own_process(run: Callable[..., Figures], *sizes: int) -> Figures:
 @contextmanager
 def fast_folder() -> Iterator[Path]:
     """A folder in memory where there is one: an fsync there costs nothing, and what is
-    tested here is what the code says to the disk, not how long the disk takes."""
+    tested here is what the code requests of the disk, not how long the disk takes."""
     memory = Path("/dev/shm")
     place = memory if os.access(memory, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="torture-", dir=place) as name:

@@ -1,4 +1,4 @@
-"""Every architecture has the logprobs of a plain forward, and is run as the guide says."""
+"""Every architecture has the logprobs of a plain forward, and is run as in the guide."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def values(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
 
 
 def replayed(cfg: TrainingConfig, world: Ranks) -> list[float]:
-    """Distance of logprobs under other experts from those of a whole model, and of its own."""
+    """Distance of logprobs under other experts from those of a whole model, and from its own."""
     own = cfg.model_copy(update={"model_name": str(Path(cfg.model_name).parent / "mixtral")})
     own.router_replay = True
     experts_R = [np.add.outer(np.array(one.tokens), np.arange(2)) % 4 for one in ROWS]

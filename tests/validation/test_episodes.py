@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from atroposlib.validation.episodes import differs, left, same_scores
+from atroposlib.validation.episodes import differs, leftovers, same_scores
 from atroposlib.validation.subject import Case, Played
 
 CASE = Case("a", {})
@@ -29,9 +29,9 @@ def test_another_process_has_the_same_tasks_and_scores():
 
 
 def test_an_open_file_is_counted():
-    before = left()
+    before = leftovers()
     opened = os.open(os.devnull, os.O_RDONLY)
     try:
-        assert left()["descriptors"] == before["descriptors"] + 1
+        assert leftovers()["descriptors"] == before["descriptors"] + 1
     finally:
         os.close(opened)

@@ -27,13 +27,13 @@ def test_another_answer_takes_the_place_of_the_last_one():
 
 
 def test_the_answer_stands_in_the_middle_of_others():
-    listed = probes.among("<answer>5</answer>", ["1", "2", "5", "3", "4"])
+    listed = probes.mix_among("<answer>5</answer>", ["1", "2", "5", "3", "4"])
     assert listed[0] == "<answer>1, 2, 5, 3, 4</answer>"
 
 
 def test_prompts_are_compared_with_their_signs():
-    assert probes.normalised("What is 3 + 4?") == probes.normalised("what is 3 + 4")
-    assert probes.normalised("3 + 4") != probes.normalised("3 - 4")
+    assert probes.normalise_text("What is 3 + 4?") == probes.normalise_text("what is 3 + 4")
+    assert probes.normalise_text("3 + 4") != probes.normalise_text("3 - 4")
 
 
 def test_an_answer_is_found_as_whole_words_only():

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.with_log_settings(options, "warning")
     logs.configure(PROG, options.log_format, options.log_level)
     names = (*LOOPBACK_HOSTS, socket.gethostname(), options.host, *options.allow_host)
-    env = made(options.environment, words)
+    env = environment_to_serve(options.environment, words)
     app = app_of(env, options.sessions, options.idle_s, names)
     listener = bind(options.host, options.port, BACKLOG)
     print(f"ws://{options.host}:{options.port}/ws", flush=True)
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def made(reference: str, words: Sequence[str] = ()) -> Any:
+def environment_to_serve(reference: str, words: Sequence[str] = ()) -> Any:
     """The environment, without a model. Raises ConfigError: it is a class, or wrong settings."""
     from atroposlib.envs.cli import read_settings
     from atroposlib.envs.function_env import FunctionEnv

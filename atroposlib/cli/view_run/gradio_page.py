@@ -48,9 +48,9 @@ def mount(app: Any, source: Source, name: str, samples: int, *, images: bool) ->
             legend = {"show_legend": i == 1, **coloured}
             shown.append(gr.HighlightedText(label=f"Tokens {i} by probability", **legend))
 
-        def move(found: ShownGroup | None, following: Any) -> list[Any]:
+        def move(group: ShownGroup | None, following: Any) -> list[Any]:
             unchanged = [gr.skip()] * (len(shown) + 1)
-            values = [*fields(found, samples, images), found.number] if found else unchanged
+            values = [*fields(group, samples, images), group.number] if group else unchanged
             return [source.status, *values, following]
 
         def grab_number(number: int) -> list[Any]:

@@ -58,7 +58,7 @@ class RewardFunction(ABC):
         Raises RolloutError: ``compute`` failed, or did not return a score for each completion.
         """
         with boundary(self.name, f"{len(completions)} completions", "reward"):
-            scores = _checked(self.compute(completions, **kwargs), len(completions))
+            scores = _require_scores(self.compute(completions, **kwargs), len(completions))
         weighted = [None if score is None else score * self.weight for score in scores]
         self.log_metrics(scores, weighted)
         return weighted
@@ -72,7 +72,7 @@ class RewardFunction(ABC):
         known = inspect.signature(cls).parameters
         options = {name: kwargs.pop(name) for name in [*kwargs] if name in known}
         scores = cls(**options).compute(completions, *columns, **kwargs)
-        return _checked(scores, len(completions))
+        return _require_scores(scores, len(completions))
 
     def set_wandb_logger(self, logger: Any) -> None:
         """Log to ``logger.log(metrics)`` from now on; None stops it."""
@@ -116,7 +116,7 @@ class RewardFunction(ABC):
         return ""
 
 
-def _checked(scores: Sequence[float | None], count: int) -> Scores:
+def _require_scores(scores: Sequence[float | None], count: int) -> Scores:
     checked = [None if score is None else float(score) for score in scores]
     if len(checked) != count:
         raise ValueError(f"{len(checked)} scores for {count} completions")

@@ -104,12 +104,12 @@ def chat_key(messages: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(f"role:{m['role']}\ncontent:{m['content']}" for m in messages)
 
 
-def _complete(given: Any) -> APIServerConfig:
-    """``given``, or settings with its attributes: configs of tests have one or two."""
-    if isinstance(given, APIServerConfig):
-        return given
-    named = [name for name in APIServerConfig.model_fields if hasattr(given, name)]
-    found = {name: getattr(given, name) for name in named}
+def _complete(config: Any) -> APIServerConfig:
+    """``config``, or settings with its attributes: configs of tests have one or two."""
+    if isinstance(config, APIServerConfig):
+        return config
+    named = [name for name in APIServerConfig.model_fields if hasattr(config, name)]
+    found = {name: getattr(config, name) for name in named}
     return APIServerConfig(**{"health_check": False, **found})
 
 

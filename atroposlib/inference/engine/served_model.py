@@ -229,7 +229,7 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
     return names[dtype]
 
 
-def _context_limit(config: Any, asked: int | None) -> int:
+def _context_limit(config: Any, wanted: int | None) -> int:
     """Tokens a sequence may have: asked, at most what the positions and windows allow.
 
     A sliding-window layer equals full attention up to its window; beyond it this cache would
@@ -250,9 +250,9 @@ def _context_limit(config: Any, asked: int | None) -> int:
             # past this length one long row would change the positions of its whole batch
             limits.append(scaling.get("original_max_position_embeddings") or limits[0])
     allowed = int(min(limits))
-    if asked is not None and asked > allowed:
-        raise ConfigError(f"--max-model-len {asked} is more than the model's {allowed}")
-    return asked or allowed
+    if wanted is not None and wanted > allowed:
+        raise ConfigError(f"--max-model-len {wanted} is more than the model's {allowed}")
+    return wanted or allowed
 
 
 @torch.inference_mode()

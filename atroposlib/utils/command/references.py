@@ -67,7 +67,7 @@ def installed_environments(found: Iterable[Distribution] | None = None) -> list[
             own = [] if name.lower() in seen else list(_points(package))
             seen.add(name.lower())  # the first on the path hides others of its name
             for point in own:
-                listed.setdefault((name, point.name), _listed(package, point))
+                listed.setdefault((name, point.name), _entry_of(package, point))
         except (KeyError, TypeError, ValueError, OSError) as error:
             where = getattr(package, "_path", "?")  # there is no public name of the folder
             name = getattr(where, "stem", "") or "?"
@@ -89,7 +89,7 @@ def _points(package: Distribution) -> Iterator[EntryPoint]:
         yield from (point for point in package.entry_points if point.group in GROUPS)
 
 
-def _listed(package: Distribution, point: EntryPoint) -> Listed:
+def _entry_of(package: Distribution, point: EntryPoint) -> Listed:
     about = package.metadata
     module = point.value.partition(":")[0].strip()
     problem = ""

@@ -56,11 +56,11 @@ def measured_transform(model: Any, tokens: Any, tolerance: float) -> LogitTransf
     Returns:
         None if no transform with numbers of the configuration does.
     """
-    hidden, own = _amplified(model, tokens, 1.0)
+    hidden, own = _amplify(model, tokens, 1.0)
     head = model.get_output_embeddings()
     gain = LARGE / max(head(hidden).abs().max().item(), 1e-6)
     pairs = [(head(hidden).float(), own)]
-    hidden, own = _amplified(model, tokens, gain)
+    hidden, own = _amplify(model, tokens, gain)
     pairs.append((head(hidden).float(), own))
 
     def fits(transform: LogitTransform) -> bool:
@@ -72,10 +72,10 @@ def measured_transform(model: Any, tokens: Any, tolerance: float) -> LogitTransf
             for products, own in pairs
         )
 
-    return next(filter(fits, _stated(model.config.get_text_config())), None)
+    return next(filter(fits, _stated_logits(model.config.get_text_config())), None)
 
 
-def _stated(config: Any) -> Iterator[LogitTransform]:
+def _stated_logits(config: Any) -> Iterator[LogitTransform]:
     """Transforms with the configuration's numbers; the plain one first."""
     scales = [value for name in SCALES if (value := getattr(config, name, None))]
     either_way = [1.0, *scales, *(1 / value for value in scales)]
@@ -83,7 +83,7 @@ def _stated(config: Any) -> Iterator[LogitTransform]:
     return (LogitTransform(scale, cap) for cap, scale in product(caps, either_way))
 
 
-def _amplified(model: Any, tokens: Any, gain: float) -> tuple[Any, Any]:
+def _amplify(model: Any, tokens: Any, gain: float) -> tuple[Any, Any]:
     """Hidden states (1, T, D) times ``gain``, and the model's own logits of them (1, T, V)."""
     seen = []
 

@@ -49,13 +49,13 @@ def widen_residual(embedding: nn.Module, dtype: torch.dtype) -> None:
     changes.
     """
 
-    def widened(module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
+    def widen(module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
         if not torch.is_autocast_enabled(embedded.device.type):
             return embedded
         return embedded.to(dtype).float()
 
     if dtype is not torch.float32:
-        embedding.register_forward_hook(widened)
+        embedding.register_forward_hook(widen)
 
 
 def wide_product(left: Tensor, right: Tensor) -> Tensor:

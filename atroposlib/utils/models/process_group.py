@@ -46,7 +46,7 @@ class GroupSpec:
         }
 
 
-def bound(group: GroupSpec) -> timedelta:
+def bind_device(group: GroupSpec) -> timedelta:
     """Timeout of every wait of one member for another."""
     return timedelta(seconds=group.timeout_s)
 
@@ -77,7 +77,7 @@ def _store(group: GroupSpec, **place: Any) -> Any:
         group.address,
         group.port,
         group.world_size,
-        timeout=bound(group),
+        timeout=bind_device(group),
         **place,
     )
 
@@ -92,7 +92,7 @@ def join(store: Any, group: GroupSpec, rank: int) -> Any:
         store = dist.PrefixStore(prefix, store)
     if group.backend == "nccl":
         settings = dist.ProcessGroupNCCL.Options()
-        settings._timeout = bound(group)
+        settings._timeout = bind_device(group)
         name, value = NCCL_ERRORS
         before = os.environ.get(name)
         os.environ[name] = value  # read by the constructor, per group
@@ -102,7 +102,7 @@ def join(store: Any, group: GroupSpec, rank: int) -> Any:
             os.environ.pop(name) if before is None else os.environ.update({name: before})
     gloo = dist.ProcessGroupGloo
     options = gloo._Options()
-    options._timeout = bound(group)
+    options._timeout = bind_device(group)
     near = is_loopback(group.address)
     options._devices = [
         gloo.create_device(hostname="127.0.0.1") if near else gloo.create_default_device()
@@ -121,7 +121,7 @@ def wait(work: Any, group: GroupSpec) -> None:
     """Wait until a broadcast is complete here. Raises RuntimeError if it broke or is late."""
     if group.backend == "nccl":
         # Without a bound it only orders streams: a broken broadcast would look complete.
-        work.wait(bound(group))
+        work.wait(bind_device(group))
     else:
         work.wait()
 

@@ -100,7 +100,7 @@ def fitted_routers(model: Any, tokens: Tensor) -> dict[str, list[Any]]:
     Raises ConfigError without routers, or for one whose weights no formula gives.
     """
     fitted = {
-        type(router.module).__name__: _fitted(router) for router in routers_of(model, tokens)
+        type(router.module).__name__: _fit(router) for router in routers_of(model, tokens)
     }
     if not fitted:
         raise ConfigError(
@@ -110,7 +110,7 @@ def fitted_routers(model: Any, tokens: Tensor) -> dict[str, list[Any]]:
     return fitted
 
 
-def _fitted(router: Router) -> list[Any]:
+def _fit(router: Router) -> list[Any]:
     for kind, normalised in product(range(len(SCORES)), (False, True)):
         plain = _weights(kind, normalised, 1.0, router.logits.float(), router.indices)
         scale = float(f"{float(router.weights.sum() / plain.sum()):.5g}")

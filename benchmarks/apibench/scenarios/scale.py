@@ -129,20 +129,20 @@ def _figures(name: str, ours: dict[str, float], naive: dict[str, float]) -> list
 def _servers(plan: Plan, store: str) -> Iterator[Bench]:
     with ExitStack() as stack:
 
-        def started(store: str) -> Server:
+        def start_replicas(store: str) -> Server:
             ours = servers.ours(store, plan.source)
             kind = servers.Kind(ours.name, (*ours.arguments, *_ROOM), ours.source)
             return stack.enter_context(Server(kind, plan.scratch))
 
         if store != REPLICAS:
-            yield Bench([started(store)])
+            yield Bench([start_replicas(store)])
             return
         sys.path.append(str(HERE.parent))
         from tests.postgres_server import running_server
 
         database = stack.enter_context(running_server())
         url = database.fresh_url()
-        yield Bench([started(url), started(url)], database.pid)
+        yield Bench([start_replicas(url), start_replicas(url)], database.pid)
 
 
 def _measure(plan: Plan, bench: Bench, posters: int, encoding: Encoding) -> dict[str, float]:
@@ -229,7 +229,7 @@ def _bodies(ids: Sequence[int], encoding: Encoding) -> Iterator[tuple[bytes, ...
     shared = json.dumps([made]).encode().removesuffix(b"}]")
     for env in ids:
         if encoding is Encoding.BINARY:
-            yield (payloads.framed(made | {"env_id": env}),)
+            yield (payloads.frame_groups(made | {"env_id": env}),)
         else:
             yield shared, b', "env_id": %d}]' % env
 

@@ -100,7 +100,7 @@ class _Flow:
             Refused: a post or a batch was refused.
         """
         work = [self._trainer, *[self._poster] * POSTERS]
-        threads = [threading.Thread(target=self._guarded, args=(job,)) for job in work]
+        threads = [threading.Thread(target=self._keep_failure, args=(job,)) for job in work]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -108,7 +108,7 @@ class _Flow:
         if self.failure is not None:
             raise Refused(str(self.failure))
 
-    def _guarded(self, work: Callable[[Client], None]) -> None:
+    def _keep_failure(self, work: Callable[[Client], None]) -> None:
         client = Client(self.port)
         try:
             work(client)

@@ -191,9 +191,9 @@ def given_options(assignments: Sequence[Assignment]) -> dict[str, Any]:
     Raises ConfigError: an option is unknown, or a reference is undefined or circular.
     """
 
-    def stays(one: Assignment) -> bool:
-        launched = is_launched(one.key) or one.key.startswith("model.")
-        return isinstance(meaning_of(one), Ignored) and not launched
+    def stays(assignment: Assignment) -> bool:
+        launched = is_launched(assignment.key) or assignment.key.startswith("model.")
+        return isinstance(meaning_of(assignment), Ignored) and not launched
 
     options: dict[str, Any] = {}
     for assignment in resolve_references(assignments, stays):
@@ -202,24 +202,24 @@ def given_options(assignments: Sequence[Assignment]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if value != MISSING}
 
 
-def translate_options(given: Mapping[str, Any], run: RunContext) -> dict[str, Any]:
+def translate_options(options: Mapping[str, Any], run: RunContext) -> dict[str, Any]:
     """Return the sections of a plan; notes are added to ``run``.
 
     Raises ConfigError: a value has no counterpart here; names the option.
     """
     places: Places = {"env.use_wandb": False, "env.total_steps": -1, "env.steps_per_eval": 0}
     done = set()
-    for key, value in given.items():
+    for key, value in options.items():
         group = group_of(key)
         try:
             if group is not None and group not in done:
                 done.add(group)
-                places |= group(given, run)
+                places |= group(options, run)
             elif key in PLACES:
                 places |= _places_of(key, value, run)
         except (ConfigError, TypeError, ValueError) as error:
             raise ConfigError(f"{key}: {error}") from error
-    for key, value in given.items():
+    for key, value in options.items():
         if not is_launched(key) or (key in TRAINER_TOO and value is not None):
             places[SETTINGS + key] = value
     return sections(places, run.environment)

@@ -69,14 +69,14 @@ class RunContext:
         return {}
 
 
-def environment_of(given: Given, named: str | None) -> str:
+def environment_of(options: Given, named: str | None) -> str:
     """The environment that plays the part of AReaL's workflow.
 
     Raises ConfigError: none is named, and none is known for this data set; says what to write.
     """
-    path = given.get("train_dataset.path")
+    path = options.get("train_dataset.path")
     known = known_dataset(path)
-    usual = SFT_ENVIRONMENT if is_supervised(given) else known and known.environment
+    usual = SFT_ENVIRONMENT if is_supervised(options) else known and known.environment
     if not (named or usual):
         raise ConfigError(
             f"train_dataset.path {path}: no environment is known to ask its questions; write"
@@ -85,13 +85,13 @@ def environment_of(given: Given, named: str | None) -> str:
     return str(named or usual)
 
 
-def with_defaults(given: Given) -> dict[str, Any]:
+def with_defaults(options: Given) -> dict[str, Any]:
     """The options after AReaL's defaults of those left out; the model of SFT as the actor.
 
     One text of SFT makes one sequence, and its data may have no type.
     """
-    sft = {"gconfig.n_samples": 1, TYPE: "sft"} if is_supervised(given) else {}
-    return {**left_out(given), **sft, **{as_actor(key): v for key, v in given.items()}}
+    sft = {"gconfig.n_samples": 1, TYPE: "sft"} if is_supervised(options) else {}
+    return {**left_out(options), **sft, **{as_actor(key): v for key, v in options.items()}}
 
 
 def known_dataset(path: Any) -> Dataset | None:
@@ -102,33 +102,33 @@ def known_dataset(path: Any) -> Dataset | None:
 # --- the run and its processes -----------------------------------------------------------
 
 
-def directories(given: Given, run: RunContext) -> Places:
+def directories(options: Given, run: RunContext) -> Places:
     """As in AReaL all files of a trial lie below cluster.fileroot/experiment_name/trial_name."""
-    names = [str(given[k]) for k in ("experiment_name", "trial_name") if k in given]
-    root = given.get("cluster.fileroot", "runs")
+    names = [str(options[k]) for k in ("experiment_name", "trial_name") if k in options]
+    root = options.get("cluster.fileroot", "runs")
     places = {"out": str(Path(os.path.expanduser(root), *names))}
     if names:
         places["name"] = re.sub(r"[^\w.-]", "-", "_".join(names))
     for key in ("saver.fileroot", "stats_logger.fileroot"):
-        if given.get(key) not in (None, given.get("cluster.fileroot")):
-            places[f"trainer.settings.{key}"] = given[key]
+        if options.get(key) not in (None, options.get("cluster.fileroot")):
+            places[f"trainer.settings.{key}"] = options[key]
     return places
 
 
-def allocation_of(given: Given) -> allocation.Allocation:
+def allocation_of(options: Given) -> allocation.Allocation:
     """Of allocation_mode, or of the backends that newer versions have instead."""
-    backends = [given.get("rollout.backend"), given.get("actor.backend")]
+    backends = [options.get("rollout.backend"), options.get("actor.backend")]
     return allocation.parse(
         str(
-            given.get("allocation_mode")
+            options.get("allocation_mode")
             or "+".join(str(backend) for backend in backends if backend)
         )
     )
 
 
-def allocate(given: Given, run: RunContext) -> Places:
-    nodes, per_node = given.get("cluster.n_nodes"), given.get("cluster.n_gpus_per_node")
-    wanted = allocation_of(given)
+def allocate(options: Given, run: RunContext) -> Places:
+    nodes, per_node = options.get("cluster.n_nodes"), options.get("cluster.n_gpus_per_node")
+    wanted = allocation_of(options)
     if wanted.engine is not None:
         wanted = replace(wanted, engine=run.engine)  # which may have been replaced
     return allocation.places(wanted, nodes, per_node, run.on_cluster)
@@ -149,23 +149,23 @@ RESOURCES: dict[str, dict[str, Callable[[int], Any]]] = {
 }
 
 
-def resources(given: Given, run: RunContext) -> Places:
+def resources(options: Given, run: RunContext) -> Places:
     """CPUs and MB per GPU as those of a process, for each kind of cluster."""
-    ranks = allocate(given, run).get("trainer.nproc", 1)
-    gpus_of = {"inference_server": allocation_of(given).tensor_parallel, "trainer": ranks}
+    ranks = allocate(options, run).get("trainer.nproc", 1)
+    gpus_of = {"inference_server": allocation_of(options).tensor_parallel, "trainer": ranks}
     return {
         place.format(role.removesuffix("_server")): value_of(per_gpu * gpus)
         for role, gpus in gpus_of.items()
         for what, places in RESOURCES.items()
-        if (per_gpu := given.get(f"launcher.{role}_{what}_per_gpu")) is not None
+        if (per_gpu := options.get(f"launcher.{role}_{what}_per_gpu")) is not None
         for place, value_of in places.items()
     }
 
 
-def container(given: Given, run: RunContext) -> Places:
+def container(options: Given, run: RunContext) -> Places:
     """Words in front of each role's command; API and environments share the trainer's image."""
     option = {
-        k.rpartition(".")[2]: v for k, v in given.items() if k.startswith("launcher.slurm.")
+        k.rpartition(".")[2]: v for k, v in options.items() if k.startswith("launcher.slurm.")
     }
     mounts = option.get("container_mounts")
     words = [option.get("container_type", "apptainer"), "exec", "--nv"]
@@ -207,10 +207,10 @@ WIRED = frozenset(
 )
 
 
-def server_options(given: Given, run: RunContext) -> Places:
+def server_options(options: Given, run: RunContext) -> Places:
     """Options of the section of the engine that runs; those without a place as its arguments."""
     places, args = Places(), list[str]()
-    for key, value in given.items():
+    for key, value in options.items():
         section, _, name = key.partition(".")
         if section not in ("sglang", "vllm") or value in (None, ""):
             continue
@@ -242,42 +242,44 @@ def argument(engine: str, name: str, value: Any) -> list[str]:
 # --- the environment ----------------------------------------------------------------------
 
 
-def temperatures(given: Given, run: RunContext) -> Places:
+def temperatures(options: Given, run: RunContext) -> Places:
     places = Places()
     for section, name in (("gconfig", "temperature"), ("eval_gconfig", "eval_temperature")):
-        value = 0.0 if given.get(f"{section}.greedy") else given.get(f"{section}.temperature")
+        value = (
+            0.0 if options.get(f"{section}.greedy") else options.get(f"{section}.temperature")
+        )
         if value is not None:
             places |= run.of_env(f"{section}.temperature", value, name)
     return places
 
 
-def lengths(given: Given, run: RunContext) -> Places:
+def lengths(options: Given, run: RunContext) -> Places:
     """Tokens of an answer, and of a sequence: the longest prompt and the longest answer."""
-    answer = given.get("gconfig.max_new_tokens")
-    sequence, places = given.get("train_dataset.max_length"), Places()
+    answer = options.get("gconfig.max_new_tokens")
+    sequence, places = options.get("train_dataset.max_length"), Places()
     if answer is not None:
         sequence = (PROMPT_TOKENS if sequence is None else sequence) + answer
         own = [name for name in ("max_tokens", "max_new_tokens") if name in run.fields]
         places = {"openai.sampling.max_tokens": answer, **{f"env.{k}": answer for k in own}}
-    known = [n for n in (sequence, given.get("gconfig.max_tokens")) if n is not None]
+    known = [n for n in (sequence, options.get("gconfig.max_tokens")) if n is not None]
     if known:
         places |= {"env.max_token_length": min(known), "trainer.settings.seq_len": min(known)}
     return places
 
 
-def dataset(given: Given, run: RunContext) -> Places:
+def dataset(options: Given, run: RunContext) -> Places:
     """The data of the environment, whose held-out part serves as AReaL's valid_dataset.
 
     Raises ConfigError: the path is not local, and the environment reads another set of the
     hub.
     """
     path, known = (
-        given.get("train_dataset.path"),
-        known_dataset(given.get("train_dataset.path")),
+        options.get("train_dataset.path"),
+        known_dataset(options.get("train_dataset.path")),
     )
-    if given.get("valid_dataset.path") not in (None, path):
+    if options.get("valid_dataset.path") not in (None, path):
         run.note("valid_dataset.path", "the environment evaluates its own held-out tasks")
-    if given.get("train_dataset.shuffle") is False:
+    if options.get("train_dataset.shuffle") is False:
         run.note("train_dataset.shuffle", "the environment orders its tasks by env.seed")
     is_usual = known is not None and known[:2] == (run.environment, path)
     if path is None or is_usual:
@@ -293,15 +295,15 @@ def dataset(given: Given, run: RunContext) -> Places:
     return run.of_env("train_dataset.path", path, "dataset_name")
 
 
-def steps_of_epoch(given: Given, run: RunContext) -> int | None:
-    prompts = given.get("train_dataset.batch_size")
+def steps_of_epoch(options: Given, run: RunContext) -> int | None:
+    prompts = options.get("train_dataset.batch_size")
     return None if run.rows is None or prompts is None else max(1, run.rows // prompts)
 
 
-def epochs(given: Given, run: RunContext) -> Places:
+def epochs(options: Given, run: RunContext) -> Places:
     """Steps of an epoch where the number of rows is known; epochs then end the run as in AReaL."""
-    steps, times = steps_of_epoch(given, run), given.get("total_train_epochs")
-    if given.get("total_train_steps") is not None:
+    steps, times = steps_of_epoch(options, run), options.get("total_train_epochs")
+    if options.get("total_train_steps") is not None:
         times = None
     if steps is None:
         if times is not None:
@@ -313,19 +315,19 @@ def epochs(given: Given, run: RunContext) -> Places:
     return places
 
 
-def evaluations(given: Given, run: RunContext) -> Places:
+def evaluations(options: Given, run: RunContext) -> Places:
     """The environment evaluates between the trainer's steps; without a frequency never."""
-    steps, times = given.get("evaluator.freq_steps"), given.get("evaluator.freq_epochs")
+    steps, times = options.get("evaluator.freq_steps"), options.get("evaluator.freq_epochs")
     if steps is None and times is not None:
-        steps = (steps_of_epoch(given, run) or 0) * times
+        steps = (steps_of_epoch(options, run) or 0) * times
         if steps == 0:
             run.note(
                 "evaluator.freq_epochs", "of data not counted here; set evaluator.freq_steps"
             )
-    if given.get("evaluator.freq_secs") is not None:
+    if options.get("evaluator.freq_secs") is not None:
         run.note("evaluator.freq_secs", "environments evaluate by steps: evaluator.freq_steps")
-    has_data = given.get("valid_dataset", "given") is not None
+    has_data = options.get("valid_dataset", "given") is not None
     places: Places = {"env.steps_per_eval": steps if steps and has_data else 0}
-    if given.get("evaluator.eval_before_train"):
+    if options.get("evaluator.eval_before_train"):
         places["env.eval_at_start"] = True
     return places

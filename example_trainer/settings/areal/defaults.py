@@ -58,17 +58,17 @@ def is_areal_form(tree: Mapping[str, Any]) -> bool:
     return has_model and not _OF_A_RUN.isdisjoint(tree)
 
 
-def is_supervised(given: Mapping[str, Any]) -> bool:
+def is_supervised(options: Mapping[str, Any]) -> bool:
     """Whether the options train on given texts, without rewards.
 
     ``train_dataset.type`` decides; without it a ``model`` in place of the actor does.
 
     Raises ConfigError: they train a reward model or on preferences; names the command.
     """
-    kind = given.get(TYPE)
-    if kind is None and any(key.startswith("model.") for key in given):
+    kind = options.get(TYPE)
+    if kind is None and any(key.startswith("model.") for key in options):
         kind = "sft"
-    if given.get("model.is_critic"):
+    if options.get("model.is_critic"):
         kind = "rw"
     if kind in _OTHER_COMMANDS:
         raise ConfigError(f"{TYPE} {kind}: {_OTHER_COMMANDS[kind]}")
@@ -82,14 +82,14 @@ def as_actor(key: str) -> str:
     return re.sub(r"^model[.]", "actor.", key)
 
 
-def left_out(given: Mapping[str, Any]) -> dict[str, Any]:
-    """AReaL's defaults of the options that ``given`` leaves out; raises as is_supervised."""
+def left_out(options: Mapping[str, Any]) -> dict[str, Any]:
+    """AReaL's defaults that ``options`` leaves out; raises as is_supervised."""
     defaults = dict(_OPTIMIZER)
-    if not is_supervised(given):
+    if not is_supervised(options):
         defaults |= _POLICY
-        if has_reference(given):
+        if has_reference(options):
             defaults |= _KL
-    keys = {as_actor(key) for key in given}
+    keys = {as_actor(key) for key in options}
 
     def is_given(key: str) -> bool:
         names = (key, *_OTHER_NAMES.get(key, ()))
@@ -100,25 +100,25 @@ def left_out(given: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in defaults.items() if not is_given(key)}
 
 
-def has_reference(given: Mapping[str, Any]) -> bool:
+def has_reference(options: Mapping[str, Any]) -> bool:
     """Whether a reference model is configured: AReaL has a KL term with one only."""
-    return given.get("ref", "given") is not None and any(
-        key.startswith("ref.") for key in given
+    return options.get("ref", "given") is not None and any(
+        key.startswith("ref.") for key in options
     )
 
 
-def note_of(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+def note_of(defaults: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
     """Lines that name the defaults taken, and those that are not AReaL's."""
     listed = ", ".join(f"{key}={_value_text(value)}" for key, value in defaults.items())
     lines = [f"left out, so AReaL's defaults: {listed}"] if listed else []
-    if is_supervised(given):
+    if is_supervised(options):
         return lines
-    if "actor.kl_ctl" not in given and not has_reference(given):
+    if "actor.kl_ctl" not in options and not has_reference(options):
         lines.append(
             "actor.kl_ctl: no KL without ref, where AReaL's 0.1 has no reference model"
         )
-    is_decoupled = given.get("actor.use_decoupled_loss")
-    if is_decoupled and not any("imp_weight" in key or "rejection" in key for key in given):
+    is_decoupled = options.get("actor.use_decoupled_loss")
+    if is_decoupled and not any("imp_weight" in key or "rejection" in key for key in options):
         lines.append(
             "actor.behav_imp_weight_cap: AReaL bounds no importance weight without it; here it"
             " is cut at importance_cap"

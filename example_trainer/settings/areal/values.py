@@ -35,25 +35,25 @@ SWITCHES = {
 }
 
 
-def level(given: Given, name: str) -> str | None:
+def level(options: Given, name: str) -> str | None:
     """A level of a norm: batch where left out; AReaL's files write none as null and "none"."""
-    value = None if "" in given else given.get(name, "batch")
+    value = None if "" in options else options.get(name, "batch")
     return None if value in (None, "none", "null") else str(value)
 
 
-def reward_norm(given: Given) -> dict[str, Any]:
+def reward_norm(options: Given) -> dict[str, Any]:
     """The estimator whose baseline and scale this norm is; with a critic it is gae."""
-    critic = given.get("critic.path")
+    critic = options.get("critic.path")
     if critic is not None:
-        if given.keys() & set(NORM_OPTIONS.split()):
+        if options.keys() & set(NORM_OPTIONS.split()):
             raise ConfigError("a critic serves advantage gae, which takes no reward_norm")
         return {"critic": True, "critic_model": critic, "advantage": "gae"}
-    if not given.keys() - {"critic.path"}:
+    if not options.keys() - {"critic.path"}:
         return {}
     wanted = (
-        level(given, "mean_level"),
-        level(given, "std_level"),
-        bool(given.get("mean_leave1out")),
+        level(options, "mean_level"),
+        level(options, "std_level"),
+        bool(options.get("mean_leave1out")),
     )
     if wanted not in ESTIMATORS:
         raise ConfigError(
@@ -62,14 +62,14 @@ def reward_norm(given: Given) -> dict[str, Any]:
             " grpo (group, group), dr_grpo (group, null), lite_ppo (group, batch),"
             " rloo (group leaving one out, null), reinforce_pp (batch, batch), raw (null, null)"
         )
-    eps = {} if given.get("eps") is None else {"advantage_eps": float(given["eps"])}
-    notes = without_effect(given, "group_size std_unbiased")
+    eps = {} if options.get("eps") is None else {"advantage_eps": float(options["eps"])}
+    notes = without_effect(options, "group_size std_unbiased")
     if wanted[0] == "batch":
         notes.append("a norm over the batch counts each trained token once, not each row")
     return {"advantage": ESTIMATORS[wanted], **eps, **as_note(notes)}
 
 
-def without_effect(given: Given, names: str) -> list[str]:
+def without_effect(options: Given, names: str) -> list[str]:
     """Notes about options of a norm that change nothing here."""
     reasons = {
         "group_size": "groups carry their own ids: group_size has no effect",
@@ -77,129 +77,129 @@ def without_effect(given: Given, names: str) -> list[str]:
         "eps": "the deviation of advantages has a floor and no eps",
         "mean_leave1out": "the mean of advantages leaves none out",
     }
-    return [reasons[name] for name in names.split() if given.get(name)]
+    return [reasons[name] for name in names.split() if options.get(name)]
 
 
 def as_note(notes: list[str]) -> dict[str, Any]:
     return {"note": "; ".join(notes)} if notes else {}
 
 
-def advantage_norm(given: Given) -> dict[str, Any]:
-    wanted = (level(given, "mean_level"), level(given, "std_level"))
+def advantage_norm(options: Given) -> dict[str, Any]:
+    wanted = (level(options, "mean_level"), level(options, "std_level"))
     names = {("batch", "batch"): "batch", ("group", "group"): "group", (None, None): "none"}
     if wanted not in names:
         raise ConfigError(
             "advantages are normalised over the batch (batch, batch), over each group (group,"
             f" group) or not at all, not with mean_level {wanted[0]} and std_level {wanted[1]}"
         )
-    notes = without_effect(given, "group_size std_unbiased eps mean_leave1out")
+    notes = without_effect(options, "group_size std_unbiased eps mean_leave1out")
     return {"advantage_norm": names[wanted], **as_note(notes)}
 
 
-def loss(given: Given) -> dict[str, Any]:
+def loss(options: Given) -> dict[str, Any]:
     """Loss and importance weight, which AReaL's switches and the data's type choose together."""
-    bounds = _importance(given) if given.keys() - SWITCHES else {}
-    return {**bounds, **_formula(given)}
+    bounds = _importance(options) if options.keys() - SWITCHES else {}
+    return {**bounds, **_formula(options)}
 
 
-def _formula(given: Given) -> dict[str, Any]:
-    if is_supervised({TYPE: given.get("type")}):
+def _formula(options: Given) -> dict[str, Any]:
+    if is_supervised({TYPE: options.get("type")}):
         return {"loss": "cross_entropy"}
-    if given.get("m2_threshold") is not None:
-        return {"loss": "m2po", "m2_threshold": given["m2_threshold"]}
-    if given.get("use_sapo_loss"):
-        return {"loss": "sapo", **_centre(given)}
-    if given.get("importance_sampling_level") == "sequence":
-        return {"loss": "gspo", **_centre(given)}
-    if "use_decoupled_loss" not in given and "recompute_logprob" not in given:
+    if options.get("m2_threshold") is not None:
+        return {"loss": "m2po", "m2_threshold": options["m2_threshold"]}
+    if options.get("use_sapo_loss"):
+        return {"loss": "sapo", **_centre(options)}
+    if options.get("importance_sampling_level") == "sequence":
+        return {"loss": "gspo", **_centre(options)}
+    if "use_decoupled_loss" not in options and "recompute_logprob" not in options:
         return {}
-    if given.get("use_decoupled_loss"):
+    if options.get("use_decoupled_loss"):
         return {"loss": "decoupled"}
-    return {"loss": "ppo" if given.get("recompute_logprob") else "grpo", **_centre(given)}
+    return {"loss": "ppo" if options.get("recompute_logprob") else "grpo", **_centre(options)}
 
 
-def _centre(given: Given) -> dict[str, Any]:
+def _centre(options: Given) -> dict[str, Any]:
     """Not decoupled: ratios to recomputed logprobs, without a weight, or to the sampler's."""
-    if given.get("use_decoupled_loss"):
+    if options.get("use_decoupled_loss"):
         return {}
-    if given.get("recompute_logprob"):
+    if options.get("recompute_logprob"):
         return {"importance_weight": "none"}
     return {"ratio_to": "sampler"}
 
 
-def _importance(given: Given) -> dict[str, Any]:
+def _importance(options: Given) -> dict[str, Any]:
     """How the weight proximal / behaviour is bounded."""
     # Beyond the cap AReaL leaves tokens out; only later versions can cut their weight.
-    level, _, action = str(given.get("behave_imp_weight_mode", "token_mask")).partition("_")
-    if "behav_imp_weight_cap" in given and level != "disabled":
-        cap = given["behav_imp_weight_cap"]
+    level, _, action = str(options.get("behave_imp_weight_mode", "token_mask")).partition("_")
+    if "behav_imp_weight_cap" in options and level != "disabled":
+        cap = options["behav_imp_weight_cap"]
         bounds = {"importance_weight": action, "importance_cap": cap}
         bounds |= {"importance_level": level} if level == "sequence" else {}
         return {} if cap is None else bounds
     if (
-        "" in given or level == "disabled"
+        "" in options or level == "disabled"
     ):  # AReaL then drops the weight silently; here it has to be explicit
         raise ConfigError(
             "without bounds AReaL leaves the importance weight out of the loss; if that is"
             " meant, set importance_weight=none"
         )
-    if given.get("metric", "ratio") != "ratio":
+    if options.get("metric", "ratio") != "ratio":
         raise ConfigError("only the metric ratio bounds importance weights here")
-    per_sequence = given.get("level") == "sequence"
-    if per_sequence and given.get("agg", "mean") != "mean":
+    per_sequence = options.get("level") == "sequence"
+    if per_sequence and options.get("agg", "mean") != "mean":
         raise ConfigError(
             "a sequence's weight is the mean of its log weights here; set agg=mean"
         )
     settings: dict[str, Any] = {"importance_level": "sequence" if per_sequence else "token"}
-    if "action" in given:
-        settings["importance_weight"] = "truncate" if given["action"] == "clamp" else "mask"
-    if given.get("upper") is not None:
-        settings["importance_cap"] = given["upper"]
-    if given.get("lower") is not None:
-        settings["importance_floor"] = given["lower"]
+    if "action" in options:
+        settings["importance_weight"] = "truncate" if options["action"] == "clamp" else "mask"
+    if options.get("upper") is not None:
+        settings["importance_cap"] = options["upper"]
+    if options.get("lower") is not None:
+        settings["importance_floor"] = options["lower"]
     return settings
 
 
-def kl(given: Given) -> dict[str, Any]:
+def kl(options: Given) -> dict[str, Any]:
     """AReaL takes the KL off the reward, by the estimator k1 by default."""
-    coefficient = given.get("kl_ctl") or 0
+    coefficient = options.get("kl_ctl") or 0
     if not coefficient:
-        return {} if "kl_ctl" not in given else {"kl_coef": 0.0}
+        return {} if "kl_ctl" not in options else {"kl_coef": 0.0}
     return {
         "kl_coef": coefficient,
         "kl_in": "reward",
-        "kl_estimator": given.get("kl_estimator") or "k1",
+        "kl_estimator": options.get("kl_estimator") or "k1",
     }
 
 
-def overlong(given: Given) -> dict[str, Any]:
-    if not given.get("overlong_reward_penalty"):
+def overlong(options: Given) -> dict[str, Any]:
+    if not options.get("overlong_reward_penalty"):
         return {"overlong_tokens": 0}
-    if given.get("overlong_tokens") is None:
+    if options.get("overlong_tokens") is None:
         raise ConfigError("overlong_reward_penalty needs overlong_tokens")
-    factor = given.get("overlong_penalty_factor")
-    settings = {"overlong_tokens": given["overlong_tokens"]}
+    factor = options.get("overlong_penalty_factor")
+    settings = {"overlong_tokens": options["overlong_tokens"]}
     return settings if factor is None else {**settings, "overlong_penalty": factor}
 
 
-def batch(given: Given) -> dict[str, Any]:
+def batch(options: Given) -> dict[str, Any]:
     """AReaL counts prompts, the trainer here sequences: n_samples of each prompt."""
-    if given.get("prompts") is None or given.get("n_samples") is None:
+    if options.get("prompts") is None or options.get("n_samples") is None:
         return {}
     return {
-        "batch_size": given["n_samples"],
-        "gradient_accumulation_steps": given["prompts"],
+        "batch_size": options["n_samples"],
+        "gradient_accumulation_steps": options["prompts"],
     }
 
 
-def trackers(given: Given) -> dict[str, Any]:
+def trackers(options: Given) -> dict[str, Any]:
     """Every tracker whose mode is not disabled, tensorboard by its path."""
     off = (None, False, "disabled")
-    return {"trackers": [name for name, mode in given.items() if mode not in off]}
+    return {"trackers": [name for name, mode in options.items() if mode not in off]}
 
 
-def run_name(given: Given) -> dict[str, Any]:
-    words = [given.get("experiment_name"), given.get("trial_name")]
+def run_name(options: Given) -> dict[str, Any]:
+    words = [options.get("experiment_name"), options.get("trial_name")]
     return {"run_name": "_".join(str(word) for word in words if word is not None) or None}
 
 
@@ -224,16 +224,16 @@ def optimizer(value: Any) -> Any:
     return names[value]
 
 
-def staleness(given: Given) -> dict[str, Any]:
+def staleness(options: Given) -> dict[str, Any]:
     """async_training false: a batch is generated by the weights that it trains."""
-    if given.get("async_training") is False:
+    if options.get("async_training") is False:
         return {"max_staleness": 0}
-    if "max_head_offpolicyness" in given:
-        return {"max_staleness": given["max_head_offpolicyness"]}
+    if "max_head_offpolicyness" in options:
+        return {"max_staleness": options["max_head_offpolicyness"]}
     return {}
 
 
-def dropout(given: Given) -> dict[str, Any]:
-    if given["disable_dropout"]:
+def dropout(options: Given) -> dict[str, Any]:
+    if options["disable_dropout"]:
         return {"lora_dropout": 0.0}
     return {"note": "the model has no dropout anyway, as the sampler; lora_dropout is LoRA's"}

@@ -1,4 +1,4 @@
-"""Environments of ours as a server of OpenEnv, with the client of the real package."""
+"""Our environments as a server of OpenEnv, with the client of the real package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from atroposlib.adapters.openenv import openenv
 from atroposlib.adapters.openenv_server import app_of
-from atroposlib.cli.export.openenv import made
+from atroposlib.cli.export.openenv import environment_to_serve
 from atroposlib.envs.function_env.card import ScriptedSession
 from atroposlib.errors import ConfigError
 from tests.serving import served
@@ -27,7 +27,7 @@ def server():
 
         def start(name, *words, **settings):
             reference = f"{TURNS}:{name}" if name in TURNS.read_text() else name
-            app = app_of(made(reference, words), **settings)
+            app = app_of(environment_to_serve(reference, words), **settings)
             return running.enter_context(served(app, ws="websockets-sansio"))
 
         yield start
@@ -52,7 +52,7 @@ async def played(url, seed, replies):
 
 async def ours(reference, seed, replies, *words):
     """The reward of the same task and replies without a server."""
-    env = made(reference, words)
+    env = environment_to_serve(reference, words)
     await env.setup()
     try:
         for _ in range(seed + 1):
@@ -72,7 +72,7 @@ async def test_turns_of_a_rollout_are_steps_and_rewards_are_added(server):
 
 @pytest.mark.parametrize("name", ["letters", "tic_tac_toe", "calculator", "sql_queries"])
 async def test_rewards_are_those_of_ours_for_the_same_replies(server, name):
-    url, env = server(name), made(name)
+    url, env = server(name), environment_to_serve(name)
     card = env.definition.card
     await env.setup()
     tasks = [(await env.get_next_item())["task"] for _ in range(3)]
@@ -165,4 +165,4 @@ async def test_the_adapter_of_openenv_plays_it(server, sampled):
 
 def test_a_class_is_refused():
     with pytest.raises(ConfigError, match="only environments of @environment"):
-        made("math_server_zero")
+        environment_to_serve("math_server_zero")

@@ -17,7 +17,7 @@ from apibench.figures import (
     times,
 )
 from apibench.simulation import share_error
-from apibench.tables import BEGIN, END, page, shown, summary, table, with_page
+from apibench.tables import BEGIN, END, cell_text, page, summary, table, with_page
 
 
 def cost(**more):
@@ -99,7 +99,7 @@ def test_the_share_error_is_the_worst_weight_in_points():
     [(None, ""), (0.0, "0"), (0.012345, "0.0123"), (12.34, "12.3"), (1234.5, "1,234")],
 )
 def test_a_number_is_shown_with_its_significant_digits(value, text):
-    assert shown(value) == text
+    assert cell_text(value) == text
 
 
 def test_a_table_omits_empty_columns():

@@ -27,7 +27,7 @@ PROMPT = "<|user|>2+2?<|assistant|>"
 
 @contextmanager
 def page_of(*words, images=False):
-    """The command as a process of its own, because Gradio leaves event loops open."""
+    """The command as a separate process, because Gradio leaves event loops open."""
     start = f"import sys; from atroposlib.cli.view_run import main; main(images={images})"
     command = [sys.executable, "-c", start, "--port", "0", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

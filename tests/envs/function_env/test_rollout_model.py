@@ -290,7 +290,7 @@ async def test_an_agent_can_be_evaluated_like_any_function(
 
 
 class Vault:
-    """A tool with a schema of its own, the state of one task, and an end."""
+    """A tool with its own schema, the state of one task, and an end."""
 
     name, description = "open_vault", "Open the vault."
     schema = {"type": "object", "properties": {"code": {"type": "integer"}}}

@@ -30,7 +30,7 @@ def test_the_repetition_penalty_of_a_table_of_texts(text, score):
 def test_repetition_rates_are_shares_of_repeated_text():
     words = "very very good cake and good cake and good cake".split()  # 10 words
     rates = repetition_rates(words, [words[:5], words[2:5], words[5:]], frozenset())
-    assert rates["word"] == pytest.approx(4 / 10)  # good and cake, each said twice more
+    assert rates["word"] == pytest.approx(4 / 10)  # good and cake, each repeated twice
     assert rates["consecutive"] == pytest.approx(1 / 10)  # very very
     # 3 of 8 triples, 2 of 7 quadruples and 1 of 6 quintuples return
     assert rates["phrase"] == pytest.approx(3 / 8 + (4 / 3) * 2 / 7 + (5 / 3) * 1 / 6)

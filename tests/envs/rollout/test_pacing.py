@@ -219,8 +219,8 @@ def test_the_run_does_not_end_before_the_batch_size_is_known():
     ("step", "current", "version", "queued", "settled"),
     [
         (10, 10, 9, 8, False),  # delivered, still trained on
-        (10, 10, 10, 8, True),  # the version says so
-        (10, 10, 0, 0, True),  # acked, by a trainer that tells no versions
+        (10, 10, 10, 8, True),  # by the version
+        (10, 10, 0, 0, True),  # acked, by a trainer that reports no versions
         (10, 11, 0, 8, True),  # a later batch was delivered
     ],
 )

@@ -19,7 +19,7 @@ GROUP = {"tokens": [[1]], "masks": [[1]], "scores": [1.0]}
 
 
 class Script:
-    """An environment whose rollouts do what the test says."""
+    """An environment whose rollouts end as the test sets."""
 
     def __init__(self, collect=None, post=None):
         self.collect, self.post = collect, post

@@ -33,5 +33,5 @@ class ForkingEnv(ToyEnv):
 
 
 if __name__ == "__main__":
-    warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+    warnings.simplefilter("ignore", DeprecationWarning)  # forks and threads
     ForkingEnv.cli()

@@ -112,7 +112,7 @@ async def test_a_chosen_tracker_records_the_run_of_an_environment(
         "trackio": "trackio/atropos.db",
     }
     (file,) = tmp_path.glob(files[name])
-    # SQLite may keep the newest pages in a file of its own, until a later checkpoint.
+    # SQLite may keep the newest pages in a separate file, until a later checkpoint.
     recorded = b"".join(part.read_bytes() for part in file.parent.glob(f"{file.name}*"))
     assert b"train/completion_lengths" in recorded
     assert not any("failed" in line for line in capsys.readouterr().out.splitlines())

@@ -244,7 +244,7 @@ async def test_wandb_is_opened_only_if_configured(process_env, monkeypatch):
 
 
 class SampleEnv(ToyEnv):
-    """One sample at a time; ``script`` says what the next ones are."""
+    """One sample at a time; ``script`` holds the next results."""
 
     collect_trajectories = BaseEnv.collect_trajectories
     script = ()

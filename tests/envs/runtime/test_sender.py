@@ -31,7 +31,7 @@ def kept(key: str = "k") -> AcceptedGroup:
 
 
 class Scripted:
-    """A client whose posts end as the test says."""
+    """A client whose posts end as the test sets."""
 
     def __init__(self, *ends):
         self.ends = list(ends)

@@ -46,5 +46,5 @@ def test_an_installed_package_is_found_by_its_module(tmp_path, monkeypatch):
     module = tmp_path / "written_installed.py"
     module.write_text(CODE.format(data=["a"], name="one"))
     listed = [Listed("one", "written_installed:one", "", "games", "1.4")]
-    monkeypatch.setattr(identities, "installed", lambda: listed)
+    monkeypatch.setattr(identities, "installed_environments", lambda: listed)
     assert of(module) == EnvSource(package="games", version="1.4", digest=of(module).digest)

@@ -1,4 +1,4 @@
-"""Refusals that say that the context of the model is full, in the words of each engine."""
+"""Refusals because the context of the model is full, in the words of each engine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """For tests of the proxy: a tokenizer with tool calls in it, a scripted server, a tiny model.
 
 The tokenizer has whole tool calls as single tokens, so a random model makes real calls, and
-``th`` beside ``t`` and ``h``, so it samples texts in ways the tokenizer never would.
+``th`` next to ``t`` and ``h``, so it samples texts in ways the tokenizer never would.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ OPTIONAL = {
     "flash-attn": "is compiled for the CUDA and the torch of a machine",
     "vllm": "has an environment of its own",
 }
-APART = ("verifiers",)  # its extras have environments of their own, without pins
+APART = ("verifiers",)  # its extras have separate environments, without pins
 OURS = ("atroposlib", "environments", "example_trainer", "helpers")
 LIGHT = ["atroposlib", "atroposlib.wire", "atroposlib.client", "atroposlib.envs.base"]
 LIGHT += ["atroposlib.api.server", "atroposlib.cli.run_api"]

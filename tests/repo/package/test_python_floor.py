@@ -1,4 +1,4 @@
-"""The sources run on Python 3.10, whichever Python runs this test."""
+"""The sources run on Python 3.10, also where another Python runs this test."""
 
 from __future__ import annotations
 

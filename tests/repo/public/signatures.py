@@ -304,7 +304,7 @@ SIGNATURES = {
     "example_trainer:parse_args": "",
     "example_trainer:config_from_args": "args",
 }
-# Names of ours: the documents of the original describe these parameters, without their names.
+# Our names: the documents of the original describe these parameters, without their names.
 # They are promised by position only.
 OURS = {
     "atroposlib.envs.base:BaseEnv.postprocess_histories",

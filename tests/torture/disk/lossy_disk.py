@@ -233,7 +233,7 @@ class LossySegments(SegmentFiles):
 
 
 class LossyVfs(apsw.VFS):
-    """SQLite on whichever :class:`Disk` is put in."""
+    """SQLite on the :class:`Disk` that is put in."""
 
     def __init__(self, name: str, disk: Disk) -> None:
         self.name, self.disk = name, disk

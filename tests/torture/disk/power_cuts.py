@@ -73,7 +73,7 @@ def anything(actions: Actions, rng: random.Random) -> Callable[[], object]:
 
 
 class Walk:
-    """One disk and what happens on it. Each cut leaves it in a folder of its own."""
+    """One disk and what happens on it. Each cut leaves it in a new folder."""
 
     def __init__(self, vfs: LossyVfs, folder: Path, rng: random.Random, setting: str) -> None:
         self._vfs, self._folder, self._rng, self._setting = vfs, folder, rng, setting
@@ -150,7 +150,7 @@ class Walk:
         self._learn_what_landed()
 
     def _learn_what_landed(self) -> None:
-        """In which order the threads came is for the store to say, and all that was
+        """The store decides in which order the threads came, and all that was
         acknowledged must be among what is there."""
         duel = self.actions.duel
         while self._posted:
@@ -195,7 +195,7 @@ class Walk:
         return True
 
     def _resume(self) -> None:
-        """What the cut left open in ways nobody can see (the end of a lease, one rank of
+        """What the cut left open in ways no caller can see (the end of a lease, one rank of
         several) ends with the next generation of the trainer."""
         self.actions.trainer.start(self.actions.trainer.size, self.actions.trainer.commits)
 

@@ -1,7 +1,7 @@
 """One environment through every outage: what it finished is trained on, once, and it stays.
 
 API killed, reset, answering 503, not there yet; inference server killed; the environment
-itself stopped by signals and killed. The environment's file of groups says what it finished,
+itself stopped by signals and killed. The environment's file of groups lists what it finished,
 the trainer's list and the queue's file what became of it.
 """
 

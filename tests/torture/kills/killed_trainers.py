@@ -2,7 +2,7 @@
 
 A run of six steps loses its trainer up to six times: in a step, in a save, in a publish,
 while starting, anywhere. Compared are batches, metrics, learning rates, random numbers,
-weights and optimizer, bit for bit; and whatever is on disk after a kill loads.
+weights and optimizer, bit for bit; and all that is on disk after a kill loads.
 """
 
 from __future__ import annotations

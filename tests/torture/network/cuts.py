@@ -1,6 +1,6 @@
 """A run whose parts are on nodes of a bad network, while that network is cut between them.
 
-Real processes, each on a node of its own: API with PostgreSQL on another node, environment,
+Real processes, each on its own node: API with PostgreSQL on another node, environment,
 trainer that publishes after each step, local inference server. All links have delay and loss.
 
     python -m tests.torture.network.cuts 30 [PAIR ...]
@@ -63,7 +63,7 @@ class Cluster(Nodes):
             super().start(role, index)
 
     def lose_for_good(self, part: str) -> None:
-        """Its node is gone without a word, and its process serves on another one."""
+        """Its node is gone without a word, and its process serves on another node."""
         self.network.cut_off(self.place[part])
         self.lose(f"{part}-0")
         self.place[part] = f"other {part}"

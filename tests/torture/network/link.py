@@ -1,6 +1,6 @@
 """Nodes in network namespaces, joined by a loop in user space that delays, drops and cuts.
 
-Each node has a TUN device, of which this process holds the other end: whatever one node sends to
+Each node has a TUN device, of which this process holds the other end: all that a node sends to
 another passes through the loop as an IP packet, so TCP behaves as on a bad network. Needs Linux,
 root and /dev/net/tun; no kernel module for emulation.
 """
@@ -88,7 +88,7 @@ class Network:
                 _enter(own.fileno())
 
     def cut(self, one: str, other: str) -> None:
-        """Drop every packet between two nodes from now on; neither is told."""
+        """Drop every packet between two nodes from now on, without notice to either."""
         self._cut.add(frozenset((self._number[one], self._number[other])))
 
     def cut_off(self, name: str) -> None:

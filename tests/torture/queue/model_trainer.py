@@ -80,7 +80,7 @@ class ModelTrainer:
             self.held[got.no] = got
 
     def train(self, acks: int) -> None:
-        """On the oldest batch at hand; ``acks`` ranks get to say so before something breaks."""
+        """On the oldest batch at hand; ``acks`` ranks ack before something breaks."""
         if not self.held:
             return
         batch = self.held.pop(min(self.held))

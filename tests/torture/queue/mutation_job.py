@@ -1,4 +1,4 @@
-"""Each mutant before its judge, in a process of its own."""
+"""Each mutant before its judge, in a separate process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTICED, SURVIVED, BROKEN = "noticed", "survived", "broken"
 
 
 def judge(name: str, examples: int) -> None:
-    """Raises whatever the judge raises."""
+    """Raises the error of the judge."""
     chosen = list(Judge)
     if name != UNCHANGED:
         who, patch = MUTANTS[name]

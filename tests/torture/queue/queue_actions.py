@@ -168,7 +168,7 @@ class Actions:
         self.claim(10.0)
 
     def an_ack_is_lost(self, world_size: int) -> None:
-        """All ranks but one said so, then the lease ended: all have to say so again."""
+        """All ranks but one acked, then the lease ended: all have to ack again."""
         self.claim(1.0, world_size)
         self.trainer.train(world_size - 1)
         self.tick(5.0)
@@ -182,7 +182,7 @@ class Actions:
         self.trainer.commit()
 
     def a_claim_without_a_name_is_lost(self) -> None:
-        """A commit that reaches beyond its batch must leave that to whoever claims it next."""
+        """A commit that reaches beyond its batch must leave that to the next claimant."""
         generation, now = self.duel.model.run.generation, self.now
         if self.duel.model.batches_in(GroupState.LEASED) or not self.trainer.commits:
             return
@@ -195,7 +195,7 @@ class Actions:
             self.duel.ack(batch.no, generation, batch.epoch, rank=None, commit=False)
 
     def a_batch_kills_trainers(self) -> None:
-        """At its delivery limit it comes after another one; the next is dead and revived."""
+        """At its delivery limit it comes after another batch; the next is dead and revived."""
         for _ in range(3):
             self.claim(10.0, most=2)
             self.trainer.start(self.trainer.size, commits=True)

@@ -55,7 +55,7 @@ WISH = st.builds(
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Subclasses say which store it is, and what a crash of it looks like."""
+    """Subclasses set which store it is, and what a crash of it looks like."""
 
     counted = Counter[str]()  # over all examples, for the line of figures
 
@@ -252,7 +252,7 @@ class SqliteMachine(QueueMachine):
 class PostgresMachine(QueueMachine):
     """A crash is the end of every session, from the server's side."""
 
-    server: PostgresServer  # both set by whoever runs it
+    server: PostgresServer  # both set by the caller
     shared_store: Store
 
     def open(self) -> Store:

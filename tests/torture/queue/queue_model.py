@@ -1,7 +1,7 @@
 """Reference model of the queue as a few dictionaries; every store must behave like it.
 
 Plain loops over everything, no index, no counter: slow, and short enough to believe.
-Group ids and batch numbers are the store's to choose, so calls that make some are told.
+Group ids and batch numbers are the store's to choose, so calls that make some receive them.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ GROUPS_PER_BATCH = 64
 ROWS = 4
 TOKENS = 128  # per row
 SAMPLES = 40  # of memory and disk, over the run
-# A leak of one small object per group passes both, whatever the length of the run.
+# A leak of one small object per group passes both at any length of the run.
 MAY_GROW_PER_GROUP = 400  # bytes
 MAY_GROW = 16 * MB
 

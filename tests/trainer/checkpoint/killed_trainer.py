@@ -1,7 +1,7 @@
 """A trainer killed by SIGKILL, and its leftovers: used by a test and by `make torture`.
 
 Rollout API and inference server live on in this process. Groups are posted beforehand, so
-that every run of the trainer sees the same batches. A trainer is a process of its own that
+that every run of the trainer sees the same batches. A trainer is a separate process that
 gets SIGKILL when a file or an answer shows that it is in the middle of something.
 """
 

@@ -196,7 +196,7 @@ def test_a_checkpoint_of_the_format_before_brings_back_every_bit(start, queued, 
     for name, tensor in everything(again).items():
         assert torch.equal(tensor, expected[name]), name
     assert again.step() != keys[-1]
-    assert start().state.step == 3  # of the present format, beside the older one
+    assert start().state.step == 3  # of the present format, next to the older one
 
 
 def _rewrite_as_format_1(directory):

@@ -129,7 +129,7 @@ def test_there_is_a_microbatch_for_every_rank(padded):
     packs = pack_rows(rows, **EVERYTHING)
     plan = plan_microbatches(packs, rows, 1000, divisor=4, padded=padded)
     assert [len(one.row_ids) for one in plan] == [1, 1, 1, 0]
-    # The idle rank computes one token, which nobody scores.
+    # The idle rank computes one token, which has no score.
     assert plan[-1].computed == 1 and plan[-1].length == 0 and plan[-1].shape == (1, 1)
 
 

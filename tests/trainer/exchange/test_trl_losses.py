@@ -95,7 +95,7 @@ def log_weights(batch):
     return (batch["proximal"] - batch["behaviour"]) * batch["mask"]
 
 
-WEIGHTS = {  # TRL's vllm_importance_sampling_mode with cap 1.5, computed as it says
+WEIGHTS = {  # TRL's vllm_importance_sampling_mode with cap 1.5, computed by its documents
     "token_truncate": lambda w, mask: w.exp().clamp(max=1.5),
     "token_mask": lambda w, mask: w.exp().masked_fill(w.exp() > 1.5, 0.0),
     "sequence_truncate": lambda w, mask: w.sum(-1, keepdim=True).exp().clamp(max=1.5),

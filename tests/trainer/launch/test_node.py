@@ -106,7 +106,7 @@ sys.exit({status})
     ("body", "records", "status", "expected"),
     [
         ("", True, 0, 0),
-        ("", False, 0, 1),  # a status that came from somebody else
+        ("", False, 0, 1),  # a status that came from another process
         ("", False, 75, 75),
         ("os.kill(os.getpid(), 9)", False, 0, 137),
         ("signal.signal(15, lambda *_: sys.exit(75)); os.kill(os.getppid(), 15); time.sleep(600)",

@@ -1,4 +1,4 @@
-"""Bundles of a Ray placement group, what is said while it waits, and Ray that is absent."""
+"""Bundles of a Ray placement group, its log lines while it waits, and Ray that is absent."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_m2po_is_the_unclipped_ratio_of_kept_tokens():
 
 
 def test_the_batch_mask_of_m2po_does_not_depend_on_microbatches():
-    """Alone, row 0 would lose its far token; beside row 1 the mean is small enough."""
+    """Alone, row 0 would lose its far token; with row 1 the mean is small enough."""
     far = batch_of_ratios([[math.exp(0.4), 1.0]], [[1.0]], [[1.0, 1.0]])
     far["proximal"] = far["logprobs"].clone()
     keep = batch_mask([[0.4, 0.0], [0.0] * 8], [[0.0, 0.0], [0.0] * 8], settings())

@@ -10,7 +10,7 @@ from example_trainer.model import adapter, loading
 
 @pytest.fixture(scope="session")
 def gqa_dir(tmp_path_factory):
-    """A Qwen2 with two query heads to a key head, biases, and an output head of its own."""
+    """A Qwen2 with two query heads to a key head, biases, and a separate output head."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from atroposlib.testing.tiny import char_tokenizer

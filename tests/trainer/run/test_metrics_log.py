@@ -61,7 +61,7 @@ def test_batch_metrics():
     assert (told["prompt_length_mean"], told["prompt_length_max"]) == (1.0, 1)
     assert (told["completion_length_mean"], told["completion_length_max"]) == (5 / 3, 2)
     assert told["filtered_share"] == 0.0
-    assert told["truncated_share"] is None  # no engine said why it stopped
+    assert told["truncated_share"] is None  # no engine returned why it stopped
 
 
 def test_truncated_share_uses_finish_reasons_and_filtered_share_all_rows():
@@ -72,7 +72,7 @@ def test_truncated_share_uses_finish_reasons_and_filtered_share_all_rows():
     batch = to_rows([group], 64)
     prepared = Prepared(batch.rows[:2], [])
     told = batch_metrics(ClaimedBatch(batch=[group]), batch, prepared, version=0)
-    assert told["truncated_share"] == 0.5  # of the two rows that count and told
+    assert told["truncated_share"] == 0.5  # the two rows that count and have a reason
     assert told["filtered_share"] == 0.5  # one failed, one was left out later
 
 
@@ -103,7 +103,7 @@ def test_steps_trained_again_after_a_restart_replace_the_earlier_lines(config):
             log.write({"step": step, "tokens": 1, "loss": 1.0})
     found = read_steps(cfg.metrics_file)
     assert [(line["step"], line["loss"]) for line in found] == [(1, 0.0), (2, 1.0), (3, 1.0)]
-    # Neither the torn line nor a second one of a step: whoever reads line by line can.
+    # Neither the torn line nor a second one of a step: a reader of lines can.
     lines = [json.loads(line) for line in cfg.metrics_file.read_text().splitlines()]
     assert [line["step"] for line in lines if "step" in line] == [1, 2, 3]
 

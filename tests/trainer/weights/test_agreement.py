@@ -23,7 +23,7 @@ def test_of_float32_one_token_in_a_hundred_may_be_beyond_and_no_mean_is_judged(k
     assert not exact.accepts(Mismatch(tokens=1000, beyond=11), kind)
     assert not exact.accepts(Mismatch(tokens=5, beyond=1), kind)
     assert exact.accepts(Mismatch(), kind) and exact.most(kind) is None
-    assert Agreement.of("bfloat16", 0.5) == Agreement(0.5, 0.01)  # as the user says
+    assert Agreement.of("bfloat16", 0.5) == Agreement(0.5, 0.01)  # as the user sets
 
 
 # Mean in nats and share beyond 0.2: SmolLM2-135M in bfloat16, servers and trainers of all kinds.

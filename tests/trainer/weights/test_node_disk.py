@@ -10,7 +10,7 @@ EXACT = 1e-4
 
 
 def told_paths(servers, monkeypatch):
-    """The directories that servers are told to load."""
+    """The directories that servers are to load."""
     paths = []
     for server in servers:
         load = server.client.load

@@ -87,7 +87,7 @@ def test_a_correct_server_is_accepted_and_one_a_step_or_five_behind_refused_by_t
     for batch in range(4):
         found = apart(policy, sampled(served, 10 * seed + batch))
         assert limits.accepts(found, Tokens.SAMPLED)
-    assert found.mean > 1e-3  # there is rounding to be told from
+    assert found.mean > 1e-3  # there is rounding to compare with
     optimizer = torch.optim.AdamW(policy.parameters(), lr=5e-4)
     for step in range(5):
         rows = sampled(served, 10 * seed + 5 + step)

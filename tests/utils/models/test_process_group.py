@@ -21,7 +21,13 @@ def test_process_group_is_compatible_with_one_made_by_torch():
     def other_end():
         store = PrefixStore(group.name, process_group.guest_store(group))
         there, _ = _new_process_group_helper(
-            2, 1, [], "gloo", store, group_name=group.name, timeout=process_group.bound(group)
+            2,
+            1,
+            [],
+            "gloo",
+            store,
+            group_name=group.name,
+            timeout=process_group.bind_device(group),
         )
         there.broadcast(received, 0).wait()
 
@@ -54,7 +60,7 @@ def test_only_nccl_waits_with_a_bound():
     for backend in ("nccl", "gloo"):
         group = process_group.GroupSpec("127.0.0.1", 1, 2, backend, "weights", 20.0)
         process_group.wait(Work(), group)
-    assert waits == [(process_group.bound(group),), ()]
+    assert waits == [(process_group.bind_device(group),), ()]
 
 
 def test_cpu_has_no_identifier_of_a_gpu():

@@ -157,7 +157,7 @@ CANDIDATES = [
     "sglang:d2",
 ]
 BASE = ["actor.path=m", "gconfig.max_new_tokens=5", "total_train_epochs=1"]
-# What each needs beside it to have an effect, by the beginning of its name.
+# What each needs with it to have an effect, by the beginning of its name.
 BESIDE = {
     "launcher.inference_server": ["allocation_mode=sglang:d1+fsdp:d1"],
     "launcher.trainer_": ["allocation_mode=sglang:d1+fsdp:d1"],

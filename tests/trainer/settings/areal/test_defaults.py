@@ -113,7 +113,7 @@ def test_single_options_of_areal_bring_no_defaults():
 CANDIDATES = [True, False, None, 3, 0.37, 2.5, "x", "group", "sequence", "sft", "auto", "disk"]
 CANDIDATES += ["sgd", "sequence_mask", "clamp", "linear", "ratio", "mean"]
 NORM = {"mean_level": "group", "std_level": "group"}
-# What each needs beside it to have an effect, by the beginning of its name.
+# What each needs with it to have an effect, by the beginning of its name.
 BESIDE = {
     "actor.reward_norm.": {f"actor.reward_norm.{name}": value for name, value in NORM.items()},
     "actor.adv_norm.": {f"actor.adv_norm.{name}": value for name, value in NORM.items()},
