@@ -26,7 +26,7 @@ GONE_EXTENSION = "atropos.gone"  # set by SlowClientProtocol
 class BytesRoute(APIRoute):
     """A route whose handler takes the request only, run by Starlette without FastAPI's part.
 
-    It appears in the OpenAPI document like any other, and a poll costs a sixth less.
+    It appears in the OpenAPI document like any other, and a poll costs an eighth less.
     """
 
     matches = Route.matches
