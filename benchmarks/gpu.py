@@ -112,7 +112,7 @@ def main() -> int:
 
 
 def chosen_checks(only: str | None, device: str) -> list[Check]:
-    """Those that ``only`` lists by name or group; without it what fits one command.
+    """Checks that ``only`` lists by name or group; without it what fits one command.
 
     Raises:
         SystemExit: a name is neither.

@@ -52,7 +52,7 @@ STORE_VARIABLE = "ATROPOS_STORE"
 DATA_DIR_VARIABLE = "ATROPOS_DATA_DIR"
 TOKENS_VARIABLE = "ATROPOS_TOKENS"
 HOSTS_VARIABLE = "ATROPOS_ALLOW_HOST"
-CHANGING_GETS = ("/batch", "/reset_data")  # of the original
+CHANGING_GETS = ("/batch", "/reset_data")  # the original changes its queue by both
 HOLD_S = 30.0  # maximum wait of a post of the original's form for space in the store
 
 

@@ -20,7 +20,7 @@ from atroposlib.wire.messages import MASKED, ScoredData
 from atroposlib.wire.safetensors import Array
 
 MAX_ROWS = 4096
-MAX_TOKENS = 2**23  # of a group
+MAX_TOKENS = 2**23  # a group has at most so many
 INT32 = np.iinfo(np.int32)
 FLOATS = ("inference_logprobs", "ref_logprobs", "advantages")  # one per token
 REST = (  # non-numeric fields; advantages only if they do not fit the tokens
@@ -53,14 +53,14 @@ class Distilled:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """One group: G sequences with T tokens in total."""
+    """A group: G sequences with T tokens in total."""
 
     seq_lens: Array  # (G,)
     tokens: Array  # (T,) ints
     trained: Array  # (T,) bools
     scores: Array  # (G,) float64
     labels: Array | None = None  # (T,) ints, -100 where not trained; None: the tokens
-    floats: dict[str, Array] = field(default_factory=dict)  # of FLOATS, each (T,)
+    floats: dict[str, Array] = field(default_factory=dict)  # keys are FLOATS, values (T,)
     versions: Array | None = None  # (T,)
     distilled: Distilled | None = None
     routed_experts: Array | None = None  # (T, L, K), see wire.routing
@@ -68,7 +68,7 @@ class Columns:
     group_id: str | None = None
     idempotency_key: str | None = None
     incarnation: int | None = None
-    rest: dict[str, bytes] = field(default_factory=dict)  # of REST, each a JSON value
+    rest: dict[str, bytes] = field(default_factory=dict)  # keys are REST, values JSON
 
     @property
     def head(self) -> Columns:

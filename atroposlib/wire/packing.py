@@ -26,12 +26,12 @@ from atroposlib.wire.group_arrays import (
 from atroposlib.wire.safetensors import Array
 
 FORMAT = "atropos-group/1"
-ZSTD_LEVEL = 1  # of numbers higher levels save nothing, and take twice the time to pack
+ZSTD_LEVEL = 1  # higher levels save nothing of numbers and take twice the time
 CHOICES = ("distill_token_ids", "distill_logprobs")
 TEXTS = ("group_id", "idempotency_key")
-NAMED = ("env_id", *TEXTS, "incarnation")  # in the metadata
+NAMED = ("env_id", *TEXTS, "incarnation")  # the metadata holds them
 IN_REST = (*REST, *TEXTS)
-MAX_NAMED_CHARACTERS = 2048  # of a text in the header, which has at most 64 KiB
+MAX_NAMED_CHARACTERS = 2048  # the header has at most 64 KiB
 # Of arrays of one width in a file.
 _ORDER = (
     "tokens",

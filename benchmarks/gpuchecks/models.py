@@ -26,7 +26,7 @@ ENTROPY = 1.75  # nats of a token, as of a trained model that writes freely
 # tiny shape's logprobs by 0.0064 nats, rounded logits give 0.0128 and a rounded residual stream
 # 0.0114; at 0.7 the products of the layers hide half of that.
 ADDED = 0.4
-TOKENS = 96  # that entropy and ADDED are measured on
+TOKENS = 96  # entropy and ADDED are measured on so many
 
 
 def workload(place: Place, **real: Any) -> Workload:

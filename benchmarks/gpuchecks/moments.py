@@ -15,7 +15,7 @@ from gpuchecks.figures import Figure, Place, above, holds
 from gpuchecks.models import weights
 
 STEPS = 3
-SPARED = 7.5  # of the 8 bytes of a parameter that two moments take
+SPARED = 7.5  # two moments take 8 bytes of a parameter
 
 
 class Training(NamedTuple):
@@ -27,7 +27,7 @@ class Training(NamedTuple):
 
 
 def offloaded(place: Place) -> list[Figure]:
-    """The same steps with the moments on the device and in main memory."""
+    """Take the same steps with the moments on the device and in main memory."""
     plain, spared = (trained(place, offload) for offload in (False, True))
     same = all(
         torch.equal(ours, theirs) for ours, theirs in zip(spared.weights, plain.weights)

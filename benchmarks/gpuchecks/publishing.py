@@ -39,7 +39,7 @@ PUBLISHERS = ("disk", "shared_memory", "distributed")
 SEQUENCES = [[6 + (start * place) % 58 for place in range(1, 61)] for start in (1, 3, 5, 7)]
 # Mean nats of given texts between a server and the trainer, rounding included.
 SAME_NATS = {"float32": 1e-4, "bfloat16": 0.1}
-MOVED_NATS = 1.0  # by each publish here, far above both
+MOVED_NATS = 1.0  # each publish here moves them by more
 TIMEOUT_S = 30.0
 
 

@@ -60,7 +60,7 @@ class OffloadedAdamW(torch.optim.AdamW):
                 self._replace(parameter, name, self._host[key])
 
     def _moments(self, parameter: nn.Parameter) -> list[tuple[str, Tensor]]:
-        """This rank's part of each moment; the count of steps stays on the device."""
+        """Name and this rank's part of each moment; the count of steps stays on the device."""
         return [
             (name, value._local_tensor if isinstance(value, DTensor) else value)
             for name, value in self.state.get(parameter, {}).items()

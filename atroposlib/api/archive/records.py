@@ -276,9 +276,8 @@ SELECT batch_no, COALESCE(env, ''), COUNT(*), SUM(reward), SUM(reward * reward),
     SUM(outcome = 'truncated')
 FROM rollout WHERE batch_no = ? GROUP BY env
 """
-BATCH = (  # columns that are those of the ledger
-    *("no", "state", "epoch", "generation", "tries", "lease_until", "world_size", "ranks"),
-    *("n_seq", "min_version"),
+BATCH = tuple(  # the ledger has these columns, too
+    "no state epoch generation tries lease_until world_size ranks n_seq min_version".split()
 )
 _STATE_OF = {"open": "leased"}  # of a batch -> of its groups
 _RESET = (

@@ -31,7 +31,7 @@ from atroposlib.wire.safetensors import Array, Bytes, MalformedBody
 
 # Conversions hold Python's lock, so many at once would take memory and delay the event loop.
 ONE_CONVERSION = threading.Lock()
-_NUMBERS = 2**15  # that are written at a time
+_NUMBERS = 2**15  # so many are written at a time
 _FILL = {
     "mask": 0,
     "labels": MASKED,

@@ -53,7 +53,7 @@ _ADVANTAGES = "advantages"
 
 
 class ArrayParts:
-    """One array in parts; those of a large group are compressed, each alone."""
+    """An array in parts; those of a large group are compressed, each alone."""
 
     def __init__(self, compressed: bool) -> None:
         self._compressed = compressed

@@ -80,7 +80,7 @@ class Structure:
 def _escaped(text: Array) -> Array:
     """Positions after an odd number of backslashes."""
     slashes = np.flatnonzero(text == ord("\\"))
-    first = np.flatnonzero(np.diff(slashes, prepend=-2) != 1)  # of each run
+    first = np.flatnonzero(np.diff(slashes, prepend=-2) != 1)  # the first of each run
     lengths = np.diff(first, append=len(slashes))
     odd = lengths % 2 == 1
     escaped: Array = slashes[first[odd]] + lengths[odd]
@@ -177,7 +177,7 @@ def _end_of_value(body: Text, begin: int, depth: int) -> int:
 
 
 def _end_of_rows(body: Text, at: int, depth: int) -> int:
-    """Where ``depth`` brackets close at once. A search for one byte is the fastest."""
+    """Position where ``depth`` brackets close at once. A search for one byte is the fastest."""
     while True:
         at = body.find(b"]", at) + 1
         _require(at > 0)
@@ -249,7 +249,7 @@ def row_chunks(body: Text, place: slice, dtype: Any, lists: bool) -> Iterator[Ro
         at = _after_blanks(body, at)
         end = _end_of_row(body, at, last, lists)
         if end - at <= CHUNK_BYTES:
-            if not lists:  # as many rows as fit
+            if not lists:  # the chunk ends with the last row that fits
                 end = max(end, body.rfind(b"]", end, min(at + CHUNK_BYTES, last)) + 1)
             chunk = _parsed_rows(_in_brackets(b"[", body, at, end, b"]"), dtype, lists)
             n_rows += len(chunk.lengths)
@@ -298,7 +298,7 @@ def _parts_of_row(
 
 
 class _OfThread(threading.local):
-    """One parser per thread, which keeps its buffers of a chunk."""
+    """Parsers by thread; each keeps its buffers of a chunk."""
 
     def __init__(self) -> None:
         self.parser = simdjson.Parser()

@@ -26,7 +26,7 @@ class Threads:
         self.inflating = Pool(2, executor)
         self.writes = Pool(4, executor)  # disk-bound: concurrent writes share an fsync
         self.batches = Pool(8, executor)
-        self.windows = Pool(40, executor)  # of batches that are being sent
+        self.windows = Pool(40, executor)  # windows are of batches that are being sent
         self.reads = Pool(4, executor)
 
 

@@ -110,7 +110,7 @@ class BodyMemory:
         first_bytes = max(in_flight_bytes, 2 * min(max_bytes, FIRST_BYTES))
         self._first = FairBudget(first_bytes, wait_s, problem, self._check_soon)
         self._rest = FairBudget(2 * max_bytes, wait_s, problem, self._check_soon)
-        self.receiving: set[BodyArrival] = set()  # of these a slow one may be cut off
+        self.receiving: set[BodyArrival] = set()  # a slow one may be cut off
         self._check: asyncio.TimerHandle | None = None
 
     def arrival(self, max_bytes: int) -> BodyArrival:

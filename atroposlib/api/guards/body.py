@@ -30,12 +30,12 @@ from atroposlib.api.guards.inflate import (
 )
 from atroposlib.utils.http.gate import FACTS_KEY
 
-CREDITED = "/groups"  # of clients that wait after a 429; older ones would drop the groups
+CREDITED = "/groups"  # its clients wait after a 429; older ones would drop the groups
 POSTS = frozenset({CREDITED, "/scored_data", "/scored_data_list"})  # they carry groups
 SMALL_BYTES = 64 * 2**10  # control messages never queue behind groups
-TURN_KEY = "atropos.turn"  # of the scope: gives the turn back
+TURN_KEY = "atropos.turn"  # a key of the scope; its value gives the turn back
 _POSTS_PER_S = 256  # about; for Retry-After
-_FIRST_WITHIN_S = 1.0  # for the first bytes of a body that arrives at speed
+_FIRST_WITHIN_S = 1.0  # the first bytes of a body at speed have arrived by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class BodyLimits:
 
     post_bytes: int = 128 * 2**20  # a list of 48 groups of 16 x 4096 tokens as JSON
     notes_bytes: int = 32 * 2**20  # about a batch
-    sample_bytes: int = 2 * 2**20  # of a dropped group
+    sample_bytes: int = 2 * 2**20  # a sample of a dropped group is at most so long
     control_bytes: int = 256 * 2**10  # all other messages, which are parsed on the event loop
     in_flight_bytes: int = 128 * 2**20  # the first bytes of all bodies
     memory_s: float = 30.0  # wait for memory
@@ -134,7 +134,7 @@ class RequestBody:
         if status == 503:
             line_s = 1 + self._line.waiting // _POSTS_PER_S
             headers["retry-after"] = retry_after(max(RETRY_AFTER_S, line_s))
-            if path == CREDITED:  # whose clients wait as long as Retry-After asks
+            if path == CREDITED:  # its clients wait as long as Retry-After asks
                 return JSONResponse({"detail": str(error), "status": "busy"}, 429, headers)
         return JSONResponse({"detail": str(error)}, status, headers=headers)
 
@@ -188,7 +188,7 @@ class RequestBody:
     async def _inflated(self, encoding: str, arrival: BodyArrival) -> Body:
         packed, max_bytes = arrival.received.whole(), arrival.received.max_bytes
         size = await self._inflating.run(inflated_size, encoding, packed, max_bytes)
-        if size > SMALL_BYTES:  # before it is inflated, not after
+        if size > SMALL_BYTES:  # a turn is needed before it is inflated, not after
             await arrival.reserve(size)
         pieces = inflate(encoding, packed, size)
         if size > WHOLE_BYTES:

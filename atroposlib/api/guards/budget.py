@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 
 class BudgetExceeded(Exception):
-    """Other requests hold too many bytes and did not free them in time."""
+    """Error: requests before this one hold too many bytes and did not free them in time."""
 
 
 class FairBudget:
@@ -39,7 +39,7 @@ class FairBudget:
 
     @property
     def missing(self) -> int:
-        """What has to be freed for the first request that waits."""
+        """Bytes that have to be freed for the first request that waits."""
         return self._waiting[0][0] - self._left if self._waiting else 0
 
     async def take(self, size: int) -> None:
@@ -80,7 +80,7 @@ class FairBudget:
 
 
 class Reservation(AbstractContextManager["Reservation"]):
-    """What one request holds of ``budget``; a context manager that frees it."""
+    """Bytes that a request holds of ``budget``; a context manager that frees them."""
 
     def __init__(self, budget: FairBudget) -> None:
         self._budget = budget

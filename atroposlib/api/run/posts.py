@@ -209,7 +209,7 @@ class Posts:
         """Update counters, the latest example and waiting claims after a durable put."""
         context = self._context
         context.metrics.accepted(new, stored)
-        fresh = [(group, one) for group, one in zip(new, stored) if not one.duplicate]
+        fresh = [pair for pair in zip(new, stored) if not pair[1].duplicate]
         if not fresh:
             return
         for mark in chain.from_iterable(group.marks for group, _ in fresh):
@@ -218,11 +218,18 @@ class Posts:
         small = len(last.payload) <= LATEST_BYTES
         self._latest = answer.gid, bytes(last.payload) if small else None
         context.queue_stats.added(sum(len(group.payload) for group, _ in fresh))
-        for group, one in fresh:
-            env = None if group.env is None else context.name_of(group.env)
-            named = (one.gid, env, group.arrived, group.arrived_version, one.state.value)
-            if group.facts is not None:
-                context.indexer.submit(RowFacts(*named, group.facts))
+        for group, accepted in fresh:
+            if group.facts is None:
+                continue
+            rows = RowFacts(
+                gid=accepted.gid,
+                env=None if group.env is None else context.name_of(group.env),
+                arrived=group.arrived,
+                arrived_version=group.arrived_version,
+                state=accepted.state.value,
+                facts=group.facts,
+            )
+            context.indexer.submit(rows)
         context.on_groups_added()
         context.events.publish("groups", groups=len(fresh), gid=answer.gid)
 

@@ -240,8 +240,15 @@ class RolloutService:
                 raise ConfigError("env_id: missing; the reply to /register-env has it")
             who = wire.EnvIdentifier(env_id=report.env_id, run_id=report.run_id)
             name = (await self._calling_env(who, caller)).wandb_name
-        about = report.role, name, report.step, self.context.clock(), report.values
-        return self.context.indexer.submit(StepFact(*about, report.batch_no))
+        step = StepFact(
+            role=report.role,
+            name=name,
+            step=report.step,
+            at=self.context.clock(),
+            values=report.values,
+            batch_no=report.batch_no,
+        )
+        return self.context.indexer.submit(step)
 
     async def report_drops(
         self, report: wire.DropReport, sample: ParsedGroup | None, caller: Caller | None = None

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from atroposlib.errors import surviving
 
 NO_REPLY = 499  # the client left, or the process stops, before a reply began
-FACTS_KEY = "atropos.facts"  # of the ASGI scope
+FACTS_KEY = "atropos.facts"  # a key of the ASGI scope
 
 
 class RequestFacts:
@@ -53,9 +53,13 @@ class Exchange:
     ) -> None:
         self._receive, self._send, self._headers = receive, send, headers
         self.began = time.monotonic()
-        self.status: int | None = None  # until a response begins
+        self.status: int | None = None  # it is None until a response begins
         self.bytes_in = self.bytes_out = 0
         self.endless_since: float | None = None  # an event stream begins once, then never ends
+
+    def end_without_reply(self) -> None:
+        """Record that the client had left."""
+        self.status = NO_REPLY
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -140,7 +144,7 @@ class Gate:
         if response is not None:
             return
         if exchange.status == 500 and isinstance(error, ConnectionError):
-            exchange.status = NO_REPLY  # the client had left
+            exchange.end_without_reply()
         raise error
 
 

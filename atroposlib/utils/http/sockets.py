@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from atroposlib.errors import ConfigError
 
-LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")  # as the Host header writes them
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")  # the Host header writes them so
 # A connection whose peer vanished ends within SILENCE_S. Without that a request waits for its own
 # timeout, of minutes, and what was not acknowledged is sent again in pauses of up to two minutes, also
 # after a network is back. Calls may be repeated: a connection that ends too early costs one retry.
