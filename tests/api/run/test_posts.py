@@ -189,7 +189,7 @@ async def test_a_held_post_of_a_disconnected_client_stores_no_groups(tmp_path):
 
 
 async def test_a_large_example_is_read_from_the_store_until_it_is_freed(api):
-    text = random.Random(0).randbytes(200_000).hex()  # compression takes half
+    text = random.Random(0).randbytes(400_000).hex()  # compression takes half
     large = group(4, metadata={"text": text})
     generation = await api.registered()
     await api.post("/scored_data", large)
