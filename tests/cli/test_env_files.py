@@ -59,7 +59,9 @@ def test_environments_of_the_library_are_listed_and_found_by_name():
 def test_two_environments_of_one_name_are_listed_with_their_packages(monkeypatch, capsys):
     theirs = Listed("copy", "copies", "Theirs", "copies", "1.2", "text")
     broken = Listed("wordle", "wordle", "", "wordle", "0.1", problem="its module is missing")
-    monkeypatch.setattr(env_files.references, "installed", lambda: [theirs, broken])
+    monkeypatch.setattr(
+        env_files.references, "installed_environments", lambda: [theirs, broken]
+    )
     env_files.show([])
     printed = " ".join(capsys.readouterr().out.split())
     assert "atroposlib:copy " in printed

@@ -52,7 +52,9 @@ def view_run(tmp_path):
 
 
 def openenv_server(tmp_path):
-    return app_of(openenv.made(f"{sources.ROOT}/tests/adapters/toys/turns.py:digits"))
+    return app_of(
+        openenv.environment_to_serve(f"{sources.ROOT}/tests/adapters/toys/turns.py:digits")
+    )
 
 
 # Each server, by the module that puts its gate.

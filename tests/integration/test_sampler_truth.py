@@ -177,7 +177,7 @@ def received(group: dict, *, binary: bool) -> ScoredData:
     if binary:
         return unpack_group(pack_group(fields))
     kept = read_group(msgspec.json.encode(fields), "application/json").payload
-    return msgspec.json.decode(kept, type=ScoredData)
+    return unpack_group(kept)
 
 
 def differences(policy: Policy, rows: list[Row]) -> list[float]:

@@ -129,7 +129,7 @@ def _routes_out(router: APIRouter, service: RolloutService) -> None:
         if latest is None:
             return of_json(NO_EXAMPLE)
         windows = in_windows(json_of(latest), service.context.threads.windows)
-        joined = (b"".join(pieces) async for pieces in windows)
+        joined = (b"".join(window.pieces) async for window in windows)
         return StreamingResponse(joined, media_type="application/json")
 
     @router.get("/batch", responses=refusals(409) | delivered())

@@ -17,7 +17,7 @@ from collections.abc import (
 )
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 from starlette.requests import Request
@@ -52,6 +52,8 @@ class DeliveryReply(Response):
 
     JSON is ``head``, the groups joined by commas, ``tail``. Frames are
     ``application/x-atropos-groups``. Both carry ``X-Atropos-Batch`` and ``-Epoch``.
+
+    A body of one window names its length, and each body of frames without masked tokens.
 
     A damaged group aborts the connection before the body is complete (or is answered 503,
     if nothing was sent yet). So does a client that takes longer than ``send_timeout_s`` for
@@ -122,13 +124,19 @@ class DeliveryReply(Response):
         gone = client_gone(Request(scope, receive))
         started = False
         try:
+            if scope.get("http_version") == "1.0" and "content-length" not in self.headers:
+                # Such a client knows no chunks; the body is made twice for it.
+                size = await self._pool.run(lambda: sum(map(len, self._pieces())))
+                self.headers["content-length"] = str(size)
             async with aclosing(in_windows(self._pieces(), self._pool)) as windows:
                 last = b""
-                async for pieces in windows:
+                async for window in windows:
                     if not started:
+                        if window.is_last:
+                            self.headers["content-length"] = str(window.size)
                         await self._out(send, self._start())
                         started = True
-                    for chunk in _chunks(pieces):
+                    for chunk in _chunks(window.pieces):
                         if await gone():
                             return False
                         await self._out(send, _body(last))
@@ -180,32 +188,41 @@ class DeliveryReply(Response):
         yield self._tail
 
 
-async def in_windows(source: Iterator[Bytes], pool: Pool) -> AsyncGenerator[list[Bytes], None]:
-    """Lists of pieces of a blocking source, about a window each; one is read ahead."""
+class Window(NamedTuple):
+    """Neighbouring pieces of a body."""
+
+    pieces: list[Bytes]
+    size: int  # bytes
+    is_last: bool
+
+
+async def in_windows(source: Iterator[Bytes], pool: Pool) -> AsyncGenerator[Window, None]:
+    """The pieces of a blocking source; one window is read ahead."""
     ahead = _read_ahead(source, pool)
     try:
-        while pieces := await ahead:
+        while not (window := await ahead).is_last:
             ahead = _read_ahead(source, pool)
-            yield pieces
+            yield window
+        yield window
     finally:
         ahead.cancel()
         await asyncio.wait([ahead])
 
 
-def _read_ahead(source: Iterator[Bytes], pool: Pool) -> asyncio.Task[list[Bytes]]:
+def _read_ahead(source: Iterator[Bytes], pool: Pool) -> asyncio.Task[Window]:
     task = asyncio.create_task(pool.run(_window, source))
     task.add_done_callback(_looked_at)
     return task
 
 
-def _window(source: Iterator[Bytes]) -> list[Bytes]:
+def _window(source: Iterator[Bytes]) -> Window:
     pieces, size = [], 0
     for piece in source:
         pieces.append(piece)
         size += len(piece)
         if size >= AHEAD_BYTES:
-            break
-    return pieces
+            return Window(pieces, size, is_last=False)
+    return Window(pieces, size, is_last=True)
 
 
 def _windows_of(members: Sequence[BatchMember]) -> Iterator[Sequence[BatchMember]]:

@@ -226,7 +226,7 @@ def test_no_more_samples_of_dropped_groups_are_kept_than_the_bound(monkeypatch):
     monkeypatch.setattr("atroposlib.api.archive.records.MAX_SAMPLES", 2)
     facts = read_group(msgspec.json.encode(group()), "", None).facts
     index = Index(None)
-    index.write([DropFact("e", "short", 1, 0.0, "json", b"", facts) for _ in range(5)])
+    index.write([DropFact("e", "short", 1, 0.0, b"", facts) for _ in range(5)])
     assert index.read("SELECT id FROM drop_sample") == [(4,), (5,)]
     assert index.read("SELECT DISTINCT gid FROM rollout") == [(-5,), (-4,)]
     index.close()

@@ -86,7 +86,8 @@ class Shelf:
 class Client:
     """Receiving client, which may disconnect or stop reading."""
 
-    def __init__(self, hangs_up_after=None, stops_after=None):
+    def __init__(self, hangs_up_after=None, stops_after=None, version="1.1"):
+        self.version = version
         self.sent, self.told, self.aborted = [], [], False
         self.hangs_up_after, self.stops_after = hangs_up_after, stops_after
         self.hung_up, self.finished = asyncio.Event(), asyncio.Event()
@@ -125,7 +126,8 @@ class Client:
             **more,
         )
         extensions = {ABORT_EXTENSION: {"now": self.abort}}
-        scope = {"type": "http", "method": "POST", "extensions": extensions}
+        scope = {"type": "http", "http_version": self.version, "method": "POST"}
+        scope["extensions"] = extensions
         await reply(scope, self.receive, self.send)
         assert self.finished.is_set()
         return self
@@ -156,7 +158,7 @@ async def test_json_is_written_from_the_stored_files():
     shelf = Shelf(group(1), group(2))
     got = await Client().get(shelf)
     groups = b",".join(b"".join(json_of(payload)) for payload in shelf.payloads.values())
-    assert got.body == HEAD + groups + TAIL and "content-length" not in got.headers
+    assert got.body == HEAD + groups + TAIL
     assert (got.headers["x-atropos-batch"], got.headers["x-atropos-epoch"]) == ("7", "2")
     assert [one.tokens[0][0] for one in got.batch] == [1, 2]
 
@@ -217,6 +219,23 @@ async def test_large_groups_are_sent_in_chunks_and_one_group_is_read_ahead():
     assert shelf.reads == [[0], [1], [2], [3]] and len(got.batch) == 4
     stuck = await Client(stops_after=2).get(shelf, send_timeout_s=0.2)
     assert shelf.reads[4:] == [[0], [1]] and not stuck.whole
+
+
+@pytest.mark.parametrize(("version", "is_named"), [("1.0", True), ("1.1", False)])
+async def test_a_long_body_of_json_names_its_length_to_clients_without_chunks(
+    version, is_named
+):
+    got = await Client(version=version).get(Shelf(*[large(i) for i in range(2)]))
+    assert ("content-length" in got.headers) == is_named and len(got.batch) == 2
+    assert not is_named or got.headers["content-length"] == str(len(got.body))
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_a_body_of_one_window_names_its_length(version):
+    shelf = Shelf(group(1), group(2))
+    got = await Client(version=version).get(shelf)
+    assert got.headers["content-length"] == str(len(got.body)) and len(got.batch) == 2
+    assert len(shelf.reads) == (2 if version == "1.0" else 1)
 
 
 async def test_small_groups_are_read_together():

@@ -42,7 +42,11 @@ def test_every_option_has_a_sentence(generator):
 def test_a_model_joined_from_parts_shows_each_option_once(generator):
     (section,) = [one for one in generator.SECTIONS if one.title == "Trainer"]
     models = generator.load(section.parts)
-    shown = [line.split("`")[1] for line in generator.joined(section, models) if "| `" in line]
+    shown = [
+        line.split("`")[1]
+        for line in generator.joined_tables(section, models)
+        if "| `" in line
+    ]
     assert sorted(shown) == sorted(generator.load(section.target).model_fields)
 
 

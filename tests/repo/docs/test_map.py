@@ -77,9 +77,9 @@ def test_every_line_of_the_map_fits_its_width(root, generator):
 
 
 def test_a_long_phrase_is_cut_between_words(generator):
-    assert generator.shortened("one two three", 13) == "one two three"
-    assert generator.shortened("one two three", 12) == "one two ..."
-    assert generator.shortened("one two, three four", 14) == "one two ..."
+    assert generator.shorten("one two three", 13) == "one two three"
+    assert generator.shorten("one two three", 12) == "one two ..."
+    assert generator.shorten("one two, three four", 14) == "one two ..."
 
 
 def test_a_map_may_be_flat_or_indented():

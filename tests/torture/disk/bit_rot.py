@@ -52,7 +52,7 @@ def read_after_a_flip(folder: Path, payloads: list[bytes]) -> tuple[str, int]:
         got = {}
         for gid in range(1, GROUPS + 1):
             try:
-                got[gid] = store.read([gid])[0].data
+                got[gid] = store.read([gid])[0]
             except CorruptPayload:
                 pass
         wrong = sum(data != payloads[gid - 1] for gid, data in got.items())
