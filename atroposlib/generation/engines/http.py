@@ -7,11 +7,12 @@ a response that is not JSON              -> InferenceUnavailable   (a proxy's er
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,7 @@ class HttpClient:
     # time out.
     max_connections: int
     api_key: str | None
+    _running: set[asyncio.Task[httpx.Response]] = field(default_factory=set)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -85,6 +87,11 @@ class HttpClient:
         )
 
     async def aclose(self) -> None:
+        """Close the connections; requests that run fail with InferenceUnavailable."""
+        # Also one that is still being opened: httpx closes those that are open.
+        running, self._running = self._running, set()
+        for request in running:
+            request.cancel()
         client = vars(self).pop("client", None)
         if client is not None:
             await client.aclose()
@@ -125,10 +132,19 @@ class HttpClient:
         import httpx
 
         timeout = httpx.USE_CLIENT_DEFAULT if timeout_s is None else httpx.Timeout(timeout_s)
-        try:
-            return await self.client.request(
+        request = asyncio.ensure_future(
+            self.client.request(
                 method, url, json=json, headers=_with_routing_key(headers), timeout=timeout
             )
+        )
+        running = self._running
+        running.add(request)
+        try:
+            return await request
+        except asyncio.CancelledError:
+            if running is self._running:  # the caller was cancelled
+                raise
+            raise InferenceUnavailable(f"{method} {url}: the connection was closed") from None
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as cause:
             raise ConfigError(f"base_url: {url} is not an http address: {cause}") from cause
         except httpx.TimeoutException as cause:
@@ -140,6 +156,8 @@ class HttpClient:
         except httpx.TransportError as cause:
             reason = str(cause) or type(cause).__name__
             raise InferenceUnavailable(f"{method} {url}: {reason}") from cause
+        finally:
+            running.discard(request)
 
 
 def _with_routing_key(headers: Mapping[str, str] | None) -> dict[str, str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
-from atroposlib.errors import ConfigError, InferenceRefused
+from atroposlib.errors import ConfigError, InferenceRefused, InferenceUnavailable
 from atroposlib.generation.configs import APIServerConfig
-from atroposlib.generation.engines.http import server_root
+from atroposlib.generation.engines.http import HttpClient, server_root
 from atroposlib.generation.engines.openai import OpenAIServer
 from atroposlib.generation.engines.sglang import SGLangServer
 from atroposlib.generation.engines.vllm import VLLMServer
@@ -30,6 +33,39 @@ async def test_an_address_that_is_not_a_url_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="base_url"):
         await server.chat_completion(messages=HELLO)
     await server.close()
+
+
+def hanging() -> tuple[HttpClient, asyncio.Event]:
+    """A client whose connection is never open, and the event of its first request."""
+    begun = asyncio.Event()
+
+    async def hang(request: httpx.Request) -> httpx.Response:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    client = HttpClient(timeout_s=600, max_connections=1, api_key=None)
+    vars(client)["client"] = httpx.AsyncClient(transport=httpx.MockTransport(hang))
+    return client, begun
+
+
+async def test_a_request_whose_connection_is_being_opened_ends_with_its_client() -> None:
+    client, begun = hanging()
+    request = asyncio.ensure_future(client.send("GET", "http://host:1/"))
+    await begun.wait()
+    await client.aclose()
+    with pytest.raises(InferenceUnavailable, match="the connection was closed"):
+        await asyncio.wait_for(request, 600)
+
+
+async def test_a_cancelled_request_stays_cancelled() -> None:
+    client, begun = hanging()
+    request = asyncio.ensure_future(client.send("GET", "http://host:1/"))
+    await begun.wait()
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    await client.aclose()
 
 
 async def test_a_server_without_names_takes_model_and_tokenizer_of_vllm(connect, fake) -> None:
