@@ -181,11 +181,9 @@ def keys_are_not_unique() -> None:
 
 @mutant
 def a_key_with_other_content_is_absorbed() -> None:
-    def around(original: Any, new_rows: Any, known: Any) -> Any:
+    def around(original: Any, new_groups: Any, known: Any) -> Any:
         alike = {key: replace(old, digest=b"?") for key, old in known.items()}
-        return original(
-            [replace(row, group=replace(row.group, digest=b"?")) for row in new_rows], alike
-        )
+        return original([replace(group, digest=b"?") for group in new_groups], alike)
 
     wrap(put, "_fresh", around)
 
