@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from math import prod
 
@@ -167,7 +167,7 @@ def _rows(group: GroupArrays, chunks: Iterator[Array]) -> Iterator[Bytes]:
     numbers = TakenNumbers(chunks)
     opening = b"["
     lengths = group.head.seq_lens.tolist()
-    for first, last in _runs(lengths):
+    for first, last in neighbours_within(_NUMBERS, lengths):
         size = sum(lengths[first:last])
         if size <= _NUMBERS:
             values = _written(numbers.take(size))
@@ -183,15 +183,15 @@ def _rows(group: GroupArrays, chunks: Iterator[Array]) -> Iterator[Bytes]:
     yield b"]"
 
 
-def _runs(lengths: list[int]) -> Iterator[tuple[int, int]]:
-    """Neighbours of at most ``_NUMBERS`` in all, as (first, last + 1); a longer one alone."""
-    first, size = 0, 0
-    for i, length in enumerate(lengths):
-        if i > first and size + length > _NUMBERS:
+def neighbours_within(bound: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Neighbours of at most ``bound`` in all, as (first, last + 1); a larger one alone."""
+    first, total = 0, 0
+    for i, size in enumerate(sizes):
+        if i > first and total + size > bound:
             yield first, i
-            first, size = i, 0
-        size += length
-    yield first, len(lengths)
+            first, total = i, 0
+        total += size
+    yield first, len(sizes)
 
 
 def _written(values: Array) -> Array:

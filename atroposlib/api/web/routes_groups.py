@@ -34,7 +34,7 @@ from atroposlib.api.web.routes import (
     client_gone,
     of_json,
 )
-from atroposlib.api.web.streaming import DeliveryReply, in_windows
+from atroposlib.api.web.streaming import DeliveryReply, in_windows, size_of
 from atroposlib.errors import NotRegistered, StoreFull
 from atroposlib.wire import (
     AdmissionRelease,
@@ -128,9 +128,13 @@ def _routes_out(router: APIRouter, service: RolloutService) -> None:
         latest = await service.posts.latest()
         if latest is None:
             return of_json(NO_EXAMPLE)
-        windows = in_windows(json_of(latest), service.context.threads.windows)
+        pool = service.context.threads.windows
+        # Written twice, so that its length is known: it is one group, and seldom asked for.
+        size = await pool.run(lambda: size_of(json_of(latest)))
+        windows = in_windows(json_of(latest), pool)
         joined = (b"".join(window.pieces) async for window in windows)
-        return StreamingResponse(joined, media_type="application/json")
+        headers = {"content-length": str(size)}
+        return StreamingResponse(joined, media_type="application/json", headers=headers)
 
     @router.get("/batch", responses=refusals(409) | delivered())
     async def batch(request: Request) -> Response:

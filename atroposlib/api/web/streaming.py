@@ -28,9 +28,10 @@ from atroposlib.api.codec.delivery import (
     Encoding,
     accepted_encoding,
     encode_group,
+    neighbours_within,
 )
 from atroposlib.api.common.pools import Pool
-from atroposlib.api.common.records import BatchMember, Delivery
+from atroposlib.api.common.records import Delivery
 from atroposlib.api.store import Store
 from atroposlib.api.web.errors_http import error_response
 from atroposlib.api.web.routes import client_gone
@@ -80,7 +81,7 @@ class DeliveryReply(Response):
         on_corrupt: Callable[[CorruptPayload], Awaitable[None]],
         send_timeout_s: float = 60.0,
     ) -> None:
-        self._store, self._delivery, self._pool = store, delivery, pool
+        self._store, self._members, self._pool = store, delivery.members, pool
         self._form = accepted_encoding(accept)
         self._min_version = delivery.batch.min_version
         frames = self._form is Encoding.FRAMES
@@ -96,11 +97,10 @@ class DeliveryReply(Response):
 
     def _length(self) -> int | None:
         """Size of the body in bytes, if it is known before it is written."""
-        members = self._delivery.members
-        masked = any(member.is_older_than(self._min_version) for member in members)
+        masked = any(member.is_older_than(self._min_version) for member in self._members)
         if self._form is Encoding.JSON or masked:
             return None
-        return sum(FRAME_HEAD_BYTES + member.n_bytes for member in members)
+        return sum(FRAME_HEAD_BYTES + member.n_bytes for member in self._members)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sent = False
@@ -126,7 +126,7 @@ class DeliveryReply(Response):
         try:
             if scope.get("http_version") == "1.0" and "content-length" not in self.headers:
                 # Such a client knows no chunks; the body is made twice for it.
-                size = await self._pool.run(lambda: sum(map(len, self._pieces())))
+                size = await self._pool.run(lambda: size_of(self._pieces()))
                 self.headers["content-length"] = str(size)
             async with aclosing(in_windows(self._pieces(), self._pool)) as windows:
                 last = b""
@@ -176,15 +176,14 @@ class DeliveryReply(Response):
     def _pieces(self) -> Iterator[Bytes]:
         """The body. Blocking: reads the store, a window of groups at a time."""
         yield self._head
-        first = True
-        for window in _windows_of(self._delivery.members):
+        sizes = [member.n_bytes for member in self._members]
+        for start, end in neighbours_within(WINDOW_BYTES, sizes):
+            window = self._members[start:end]
             payloads = self._store.read([member.gid for member in window]) if window else []
-            for member, payload in zip(window, payloads):
-                data = encode_group(payload, member, self._form, self._min_version)
-                if self._form is Encoding.JSON:
-                    yield b"" if first else b","
-                yield from data
-                first = False
+            for i, (member, payload) in enumerate(zip(window, payloads), start):
+                if self._form is Encoding.JSON and i:
+                    yield b","
+                yield from encode_group(payload, member, self._form, self._min_version)
         yield self._tail
 
 
@@ -194,6 +193,11 @@ class Window(NamedTuple):
     pieces: list[Bytes]
     size: int  # bytes
     is_last: bool
+
+
+def size_of(pieces: Iterator[Bytes]) -> int:
+    """Bytes of a body that is not kept. Blocking."""
+    return sum(map(len, pieces))
 
 
 async def in_windows(source: Iterator[Bytes], pool: Pool) -> AsyncGenerator[Window, None]:
@@ -223,17 +227,6 @@ def _window(source: Iterator[Bytes]) -> Window:
         if size >= AHEAD_BYTES:
             return Window(pieces, size, is_last=False)
     return Window(pieces, size, is_last=True)
-
-
-def _windows_of(members: Sequence[BatchMember]) -> Iterator[Sequence[BatchMember]]:
-    """Neighbours whose sizes fit into one window; at least one window, possibly empty."""
-    start, size = 0, 0
-    for i, member in enumerate(members):
-        if i > start and size + member.n_bytes > WINDOW_BYTES:
-            yield members[start:i]
-            start, size = i, 0
-        size += member.n_bytes
-    yield members[start:]
 
 
 def _chunks(pieces: Sequence[Bytes]) -> Iterator[bytes]:

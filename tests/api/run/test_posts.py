@@ -193,7 +193,9 @@ async def test_a_large_example_is_read_from_the_store_until_it_is_freed(api):
     large = group(4, metadata={"text": text})
     generation = await api.registered()
     await api.post("/scored_data", large)
-    assert (await api.get("/latest_example"))["metadata"]["text"] == text
+    reply = await api.http.get("/latest_example")
+    assert reply.json()["metadata"]["text"] == text
+    assert reply.headers["content-length"] == str(len(reply.content))
     await api.trained(generation)
     assert (await api.get("/latest_example"))["tokens"] == []
 
