@@ -34,13 +34,17 @@ def main() -> None:
         NAIVE: lambda: gzip.compress(json.dumps(group).encode(), 9),
         "json.dumps": lambda: json.dumps(group).encode(),
         "our JSON + gzip": lambda: (
-            as_json([send_groups(group, rules)], [""], compress=True).content
+            as_json([packable_group(group, rules)], [""], compress=True).content
         ),
-        "our JSON": lambda: as_json([send_groups(group, rules)], [""], compress=False).content,
+        "our JSON": lambda: (
+            as_json([packable_group(group, rules)], [""], compress=False).content
+        ),
         "arrays + zstd": lambda: (
-            as_frames([send_groups(group, rules)], [""], compress=True).content
+            as_frames([packable_group(group, rules)], [""], compress=True).content
         ),
-        "arrays": lambda: as_frames([send_groups(group, rules)], [""], compress=False).content,
+        "arrays": lambda: (
+            as_frames([packable_group(group, rules)], [""], compress=False).content
+        ),
     }
     ways["arrays"]()  # the modules are loaded
     tokens = options.rows * options.tokens
@@ -54,7 +58,7 @@ def main() -> None:
         print(f"{name:22}{cpu_ms:14.1f}{size / tokens:11.2f}{naive_s / seconds:13.1f}x")
 
 
-def send_groups(group: dict[str, Any], rules: FilterRules) -> Any:
+def packable_group(group: dict[str, Any], rules: FilterRules) -> Any:
     """What the runtime does with a group before it is packed."""
     copy = with_metadata(group, env="bench")  # type: ignore[arg-type]
     kept = filter_group(copy, rules)

@@ -57,7 +57,7 @@ SAME_CODE = "tiny shapes: the code of the smaller size"
 CHECKS = (
     Check("arithmetic", "arithmetic.arithmetic", 90),
     Check("rounding", "rounding.rounding", 60),
-    Check("optimizer offload", "moments.offloaded", 45),
+    Check("optimizer offload", "moments.compare_places", 45),
     Check("publish", "publishing.publish", 75),
     Check("cuda ipc", "publishing.cuda_ipc", 60, "CUDA IPC needs CUDA"),
     Check("nccl", "publishing.nccl", 45, "NCCL needs CUDA"),

@@ -159,7 +159,7 @@ class Reference:
             parts.append(self.logprobs(row, dtype).gather(-1, labels[:, None])[:, 0].cpu())
         return torch.cat(parts)
 
-    def sampled(self, rows: Sequence[Row]) -> list[Row]:
+    def with_likely_labels(self, rows: Sequence[Row]) -> list[Row]:
         """The rows with labels that the model itself would write: likely ones, large logits."""
         generator = torch.Generator(self.device).manual_seed(0)
         likely = []

@@ -26,9 +26,9 @@ class Training(NamedTuple):
     seconds: float
 
 
-def offloaded(place: Place) -> list[Figure]:
+def compare_places(place: Place) -> list[Figure]:
     """Take the same steps with the moments on the device and in main memory."""
-    plain, spared = (trained(place, offload) for offload in (False, True))
+    plain, spared = (train(place, offload) for offload in (False, True))
     same = all(
         torch.equal(ours, theirs) for ours, theirs in zip(spared.weights, plain.weights)
     )
@@ -47,7 +47,7 @@ def offloaded(place: Place) -> list[Figure]:
     return figures
 
 
-def trained(place: Place, offload: bool) -> Training:
+def train(place: Place, offload: bool) -> Training:
     cfg = TrainingConfig(
         model_name=str(weights(place)),
         device=place.device,
@@ -58,7 +58,7 @@ def trained(place: Place, offload: bool) -> Training:
     )
     policy = loading.load(cfg)
     optimizer = build_optimizer(policy, cfg)
-    before = allocated(place)
+    before = allocated_bytes(place)
     resting, seconds = 0, 0.0
     for step in range(STEPS):
         generator = torch.Generator(policy.device).manual_seed(step)
@@ -69,13 +69,13 @@ def trained(place: Place, offload: bool) -> Training:
         began = time.perf_counter()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        resting = allocated(place) - before  # waits for the device
+        resting = allocated_bytes(place) - before  # waits for the device
         seconds = time.perf_counter() - began
     ends = [parameter.detach().cpu() for parameter in policy.parameters()]
     return Training(ends, resting, seconds)
 
 
-def allocated(place: Place) -> int:
+def allocated_bytes(place: Place) -> int:
     if not place.on_cuda:
         return 0
     torch.cuda.synchronize()

@@ -240,7 +240,7 @@ def load_optimizer_state(
         else:
             kind = getattr(torch, dtype.removeprefix("torch."))
             value = world.broadcast_(torch.empty(shape, dtype=kind, device=world.device))
-        optimizer.state[parameter][entry] = _place(optimizer, parameter, value)
+        optimizer.state[parameter][entry] = _local_state(optimizer, parameter, value)
         if isinstance(optimizer, OffloadedAdamW):
             optimizer.offload(parameter)
 
@@ -251,7 +251,7 @@ def _saved_name(optimizer: torch.optim.Optimizer) -> str:
     return torch.optim.AdamW.__name__ if plain else type(optimizer).__name__
 
 
-def _place(
+def _local_state(
     optimizer: torch.optim.Optimizer, parameter: nn.Parameter, value: Sliceable
 ) -> Tensor:
     """A whole state tensor where this optimizer keeps the state of this parameter."""
