@@ -78,23 +78,22 @@ def rollouts_wanted(config: BaseEnvConfig, queue: Queue, cap: int) -> int:
     return max(0, min(cap, max(room, groups_short_of_minimum(config, queue))))
 
 
-def should_stop(
-    config: BaseEnvConfig, current_step: int, queue_size: int, batches_open: int = 1
-) -> bool:
+def should_stop(config: BaseEnvConfig, status: EnvStatus) -> bool:
     """Whether the delivered batches and the batches in the queue complete the run.
 
-    Args:
-        queue_size: groups, including those of batches that are delivered and not acked. These
-            batches count as steps too, so all but one of them are subtracted. (If none is
-            open, one batch more than needed is made: queued groups may become too old.)
-        batches_open: batches delivered and not acked; 2 for a trainer that fetches ahead.
+    The status alone decides: with groups added that were accepted meanwhile, as pacing adds
+    them, a group that the status counts already would end the run a group too early.
+
+    Its queue includes the groups of batches that are delivered and not acked. These batches
+    count as steps too, so all but one of them are subtracted. (If none is open, one batch more
+    than needed is made: queued groups may become too old.)
     """
-    if current_step >= config.total_steps:
+    if status.current_step >= config.total_steps:
         return True
     if config.batch_size <= 0:
         return False
-    counted_once = current_step - max(0, batches_open - 1)
-    queued_batches = queue_size * config.group_size // config.batch_size
+    counted_once = status.current_step - max(0, (status.batches_open or 1) - 1)
+    queued_batches = status.queue_size * config.group_size // config.batch_size
     return counted_once + queued_batches > config.total_steps
 
 

@@ -168,7 +168,7 @@ class Serve:
         try:
             await env.get_status()
             await env.env_step_checks()
-            if self._run_is_complete():
+            if self.status is not None and pacing.should_stop(env.config, self.status):
                 self.complete = True
                 return
             if self.status is not None:
@@ -201,7 +201,10 @@ class Serve:
         self._run.status, self._accepted_before = status, accepted
 
     def _queue(self) -> pacing.Queue:
-        """The queue as of now: a send that ends during an await leaves no room twice."""
+        """The queue as of now or fuller: a send that ends during an await leaves no room twice.
+
+        A group that arrives while the status is on its way counts twice, until the next one.
+        """
         status, sender = self.status, self.sender
         if status is None or sender is None:
             return pacing.Queue(0)
@@ -279,12 +282,6 @@ class Serve:
                 return
             self._next = None
             env.pool.start(job)
-
-    def _run_is_complete(self) -> bool:
-        batches_open = (self.status.batches_open if self.status else None) or 1
-        return pacing.should_stop(
-            self.env.config, self._run.step, self._queue().queue_size, batches_open
-        )
 
     def _update_phase(self) -> None:
         pool, limit = self.env.pool, self.env.config.max_failures_in_a_row

@@ -30,6 +30,17 @@ def settings(group, batch, ahead=3, **more):
     )
 
 
+def status(step, queued, **more):
+    values = {"self_queue_size": queued, "max_group_size": 8, **more}
+    return EnvStatus(
+        current_step=step,
+        queue_size=queued,
+        unallocated_fraction=1.0,
+        env_weight=1.0,
+        **values,
+    )
+
+
 @pytest.mark.parametrize(
     ("group", "batch", "ahead", "queued", "workers", "wanted"),
     [
@@ -201,18 +212,19 @@ def test_what_is_due_follows_the_floor_rule(old, new, interval, due):
     ],
 )
 def test_the_run_ends_when_the_last_batch_can_be_filled(step, queued, total, stop):
-    assert should_stop(settings(8, 64, total_steps=total), step, queued) is stop
+    config = settings(8, 64, total_steps=total)
+    assert should_stop(config, status(step, queued)) is stop
 
 
 def test_batches_fetched_ahead_are_not_counted_as_steps_and_as_queue():
     """Two of three are delivered and leased; nothing is queued for the third."""
     config = settings(8, 64, total_steps=3)
-    assert not should_stop(config, 2, 16, batches_open=2)
-    assert should_stop(config, 2, 24, batches_open=2)
+    assert not should_stop(config, status(2, 16, batches_open=2))
+    assert should_stop(config, status(2, 24, batches_open=2))
 
 
 def test_the_run_does_not_end_before_the_batch_size_is_known():
-    assert not should_stop(settings(8, -1, total_steps=3), 0, 100)
+    assert not should_stop(settings(8, -1, total_steps=3), status(0, 100))
 
 
 @pytest.mark.parametrize(
@@ -240,12 +252,5 @@ def test_an_evaluation_waits_for_the_weights_of_its_step(
     ],
 )
 def test_groups_that_make_no_batch_are_not_waited_for(held, own, batch_size, groups):
-    status = EnvStatus(
-        current_step=2,
-        queue_size=held,
-        unallocated_fraction=1.0,
-        self_queue_size=own,
-        max_group_size=2,
-        env_weight=1.0,
-    )
-    assert groups_of_batches(status, batch_size) == groups
+    answer = status(2, held, self_queue_size=own, max_group_size=2)
+    assert groups_of_batches(answer, batch_size) == groups

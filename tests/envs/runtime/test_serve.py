@@ -135,6 +135,32 @@ async def test_groups_accepted_between_the_status_and_the_start_leave_no_room_tw
     await asyncio.wait_for(serving, WAIT_S)
 
 
+async def test_groups_that_arrive_while_the_status_is_read_do_not_end_the_run_early(
+    api, fake, inference_url, toy_config
+):
+    """The six groups of the first turn are in the second status and accepted since it began."""
+    client = api.trainer(batch_size=4, num_steps=4)
+    env = toy_env(
+        toy_config, inference_url, rollout_server_url=api.url, max_batches_offpolicy=3
+    )
+    env.config.total_steps = 4
+    env.gate = asyncio.Event()
+    serving = asyncio.ensure_future(env.env_manager())
+    await eventually(lambda: env.serving and env.serving.sender)
+    read = env.serving.client.status_env
+
+    async def read_after_all_sends(who):
+        if len(env.rolled_out) == 6:
+            env.gate.set()
+            await eventually(lambda: env.pool.busy == 0)
+        return await read(who)
+
+    env.serving.client.status_env = read_after_all_sends
+    await train(client, 4, serving)
+    await asyncio.wait_for(serving, WAIT_S)
+    assert env.group_stats.sent >= 8
+
+
 async def test_environment_waits_for_the_trainer_and_reports_it(
     api, fake, inference_url, toy_config
 ):
