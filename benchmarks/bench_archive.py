@@ -38,6 +38,7 @@ from atroposlib.api.archive.records import (
 from atroposlib.api.codec import read_group
 from atroposlib.api.codec.formats import GROUP_MEDIA
 from atroposlib.api.codec.row_facts import GroupFacts, RowFact
+from atroposlib.api.store.sql.run import LoadRun
 from atroposlib.api.store.sqlite import SqliteStore
 from atroposlib.wire.binary import frames, pack_group
 
@@ -226,7 +227,7 @@ def show_screens(rows: int, folder: Path) -> None:
     store = SqliteStore(folder / "store")
     if not store.kept(0, 1):
         parsed = read_group(large_group(0), GROUP_MEDIA)
-        store.put([parsed], store.load().revision, lambda buffer, size: ())
+        store.put([parsed], store.ask(LoadRun()).revision, lambda buffer, size: ())
     explorer = Explorer(index, store)
     views: dict[str, Callable[[], object]] = {
         "runs": lambda: explorer.runs({}),

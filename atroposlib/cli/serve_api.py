@@ -26,6 +26,7 @@ from atroposlib.api.guards.slow_clients import SlowClientProtocol
 from atroposlib.api.guards.tokens import TokenFile
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
+from atroposlib.api.store.sql.run import reset_run
 from atroposlib.cli.api_options import parse, variable_of
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
@@ -128,7 +129,7 @@ def build_app(options: argparse.Namespace) -> FastAPI:
         archive_bytes=archive_bytes - index_bytes,
     )
     if options.fresh:
-        store.reset()
+        store.do(reset_run)
     return create_app(
         store,
         tokens=tokens,

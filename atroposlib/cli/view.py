@@ -23,6 +23,7 @@ from atroposlib.api.archive.filters import FILTERS, MAX_LIMIT, require_known
 from atroposlib.api.archive.load import EVERYTHING, explored, place
 from atroposlib.api.archive.run_views import MAX_KEYS
 from atroposlib.api.store import Store
+from atroposlib.api.store.sql.put import MarkReplies
 from atroposlib.errors import ConfigError, CorruptPayload, UnknownGroup
 from atroposlib.ui.export import exported_page
 from atroposlib.utils.command.parser import PORT, CommandParser
@@ -144,7 +145,7 @@ def archive(argv: Sequence[str] | None = None) -> int:
             )
         elif options.verb == "prune":
             before = store.stats().disk_bytes
-            store.mark()  # any commit frees what exceeds the bound
+            store.do(MarkReplies())  # any commit frees what exceeds the bound
             print(f"{before - store.stats().disk_bytes} bytes are freed")
         elif options.verb == "verify":
             damaged = list(_damaged_groups(store))

@@ -9,6 +9,7 @@ import pytest
 
 from atroposlib.api.archive.load import explored
 from atroposlib.api.server import create_view
+from atroposlib.api.store.sql.run import LoadRun, SaveRun
 from atroposlib.cli.view import archive, view
 from atroposlib.errors import ConfigError, StoreLocked
 from tests.api.harness import Api, sampled
@@ -114,7 +115,7 @@ def test_pruning_frees_retired_segments_and_no_held_group(tmp_path, capsys):
 
     store = SqliteStore(tmp_path, archive_bytes=10**6, segment_bytes=4)
     put(store, group(json.dumps(sampled(0)), 8))
-    generation = store.save(b"{}", store.load().revision, fence=True).generation
+    generation = store.do(SaveRun(b"{}", store.ask(LoadRun()).revision, fence=True)).generation
     ack(store, claim(store, generation), commit=True)
     put(store, group(json.dumps(sampled(1)), 8))
     store.close()

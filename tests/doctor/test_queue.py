@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from atroposlib.api.decisions.batching import no_batch
+from atroposlib.api.decisions.blocked import no_batch
 from atroposlib.doctor import queue as rules
 from atroposlib.doctor.diagnosis import diagnose
 from atroposlib.doctor.evidence import Rule, Sample

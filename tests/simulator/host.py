@@ -21,7 +21,7 @@ import httpx
 from fastapi.dependencies import models as dependencies
 
 from atroposlib.api.common.pools import Threads
-from atroposlib.api.decisions.batching import is_full
+from atroposlib.api.decisions.blocked import is_full
 from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
 from atroposlib.api.server import create_app
 from atroposlib.api.store import Store
@@ -151,7 +151,7 @@ class ApiHost:
         """State, environment and sequences of each group in the store, by its key."""
         assert self.life is not None
         sql = "SELECT key, state, env, n_seq FROM groups"
-        found = self.life.store._read(lambda c: c.execute(sql))
+        found = self.life.store.ask(lambda c: c.execute(sql))
         return {key: (state, env, n_seq) for key, state, env, n_seq in found}
 
     @property

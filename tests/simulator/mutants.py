@@ -24,10 +24,10 @@ def ack_lost() -> None:
     """One in eight is answered and not recorded."""
     count = iter(range(10**9))
 
-    def around(original: Any, connection: Any, *args: Any) -> Any:
-        return True if next(count) % 8 == 7 else original(connection, *args)
+    def around(original: Any, ack: Any, connection: Any) -> Any:
+        return True if next(count) % 8 == 7 else original(ack, connection)
 
-    wrap(ack_queries, "ack", around)
+    wrap(ack_queries.Ack, "__call__", around)
 
 
 def key_ignored() -> None:

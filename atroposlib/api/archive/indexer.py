@@ -34,6 +34,8 @@ from atroposlib.api.codec.row_facts import facts_of
 from atroposlib.api.decisions.run_state import run_of
 from atroposlib.api.store import Store
 from atroposlib.api.store.sql.claim import LEDGER_GROUPS
+from atroposlib.api.store.sql.ledger import Arrivals, ChangedBatches, Members
+from atroposlib.api.store.sql.run import LoadRun, run_start
 from atroposlib.errors import CorruptPayload, InvalidGroup, StoreError, surviving
 from atroposlib.wire.binary import PackedGroup
 from atroposlib.wire.safetensors import MalformedBody
@@ -233,11 +235,11 @@ class Indexer:
             return
         self._dirty = False
         self._begin_run()
-        rows = {row.no: row for row in self._store.ledger(self._settled)}
+        rows = {row.no: row for row in self._store.ask(ChangedBatches(self._settled))}
         facts: list[Record] = []
         for no, row in rows.items():
             if self._known.get(no) != astuple(row):
-                gids = tuple(member.gid for member in self._store.members(no))
+                gids = tuple(member.gid for member in self._store.ask(Members(no)))
                 facts.append(BatchFact(row, gids))
         # Dissolved, dropped, or of a run that was reset.
         gone = self._known.keys() - rows.keys()
@@ -257,13 +259,13 @@ class Indexer:
 
     def _begin_run(self) -> None:
         """Set the index aside if the store has begun another run since."""
-        begun = self._store.begun()
+        begun = self._store.ask(run_start)
         if begun != self.index.begun:
             self.index.write(self._changed_states(_HELD))
             self.index.begin_run(begun)
             self._known, self._settled = {}, begun[1]
             self._dirty = self._behind = self._held_changed = True
-        run = RunFacts.of(run_of(self._store.load()))
+        run = RunFacts.of(run_of(self._store.ask(LoadRun())))
         if run.run_id and run != self.index.run:
             self.index.set_value("run", msgspec.json.encode(run).decode())
 
@@ -276,7 +278,7 @@ class Indexer:
         changed: dict[int, tuple[str, int | None] | None] = {}
         for start in range(0, len(gids), FILL_GROUPS):
             some = gids[start : start + FILL_GROUPS]
-            found = self._store.arrivals(some)
+            found = self._store.ask(Arrivals(some))
             for gid in some:
                 now = (found[gid].state, found[gid].batch_no) if gid in found else None
                 if now != shown[gid]:
@@ -315,8 +317,8 @@ class Indexer:
         return max(self.index.begun[0], last - FILL_GROUPS)
 
     def _add(self, gids: list[int]) -> None:
-        ledger = self._store.arrivals(gids)
-        names = {env.env_id: env.wandb_name for env in run_of(self._store.load()).envs}
+        ledger = self._store.ask(Arrivals(gids))
+        names = {env.env_id: env.wandb_name for env in run_of(self._store.ask(LoadRun())).envs}
         records: list[Record] = []
         for gid in gids:
             try:

@@ -22,6 +22,7 @@ from atroposlib.api.codec.json import read_json_group, stored_form
 from atroposlib.api.decisions.run_state import run_of
 from atroposlib.api.store import Store
 from atroposlib.api.store.postgres import PostgresStore
+from atroposlib.api.store.sql.run import LoadRun
 from atroposlib.api.store.sqlite import DATABASE, SqliteStore
 from atroposlib.errors import ConfigError, InvalidGroup
 from atroposlib.wire.explore import RolloutRow
@@ -116,7 +117,7 @@ def explored(
 def _explored(
     store: Store, tokenizer: str | None, again: bool = False
 ) -> Iterator[tuple[Store, Explorer]]:
-    facts = RunFacts.of(run_of(store.load()))
+    facts = RunFacts.of(run_of(store.ask(LoadRun())))
     facts = replace(facts, state=None, tokenizer=tokenizer or facts.tokenizer)
     indexer = Indexer(Index(store.archive), store)
     try:
@@ -128,7 +129,7 @@ def _explored(
 
 def put_files(store: SqliteStore, paths: Sequence[Path]) -> None:
     """Put the groups of .jsonl files into a store of its own; other lines are counted."""
-    odd, revision = 0, store.load().revision
+    odd, revision = 0, store.ask(LoadRun()).revision
     with fileinput.input(paths, mode="rb") as file:
         while lines := list(islice(file, PUT_GROUPS)):
             groups = []

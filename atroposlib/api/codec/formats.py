@@ -178,7 +178,7 @@ def read_binary_group(body: Body | memoryview, key: str | None = None) -> Parsed
 def read_frames(body: Body) -> list[ParsedGroup]:
     """Parse the groups in frames; those of a large body stay views of it."""
     if isinstance(body, (bytes, bytearray)):
-        return parse_each(lambda file: read_binary_group(bytes(file)), split_frames(body))
+        return parse_each(read_binary_group, map(bytes, split_frames(body)))
     return parse_each(read_binary_group, split_frames(memoryview(whole(body))))
 
 

@@ -14,6 +14,8 @@ from atroposlib.wire.group_arrays import Columns, GroupArrays
 from atroposlib.wire.numbers import finite, whole
 from atroposlib.wire.safetensors import Array
 
+SUMMED_TOKENS = 2**18  # at once: their copy in a wider type takes two megabytes
+
 
 class RowFact(NamedTuple):
     """Facts of one row; None: unknown. The names are columns of the index."""
@@ -142,22 +144,16 @@ class _RowSums:
         """``combine`` over the values of each row."""
         result = np.full(len(self._ends), start)
         at = 0
-        for values in _short(chunks):
-            first, last = np.searchsorted(
-                self._ends, (at, at + len(values) - 1), side="right"
-            ).tolist()
-            begins = np.concatenate([[0], self._ends[first:last] - at])
-            part = combine.reduceat(values, begins, dtype=result.dtype)
-            result[first : last + 1] = combine(result[first : last + 1], part)
-            at += len(values)
+        for chunk in chunks:
+            for begin in range(0, len(chunk), SUMMED_TOKENS):
+                values = chunk[begin : begin + SUMMED_TOKENS]
+                bounds = (at, at + len(values) - 1)
+                first, last = np.searchsorted(self._ends, bounds, side="right").tolist()
+                begins = np.concatenate([[0], self._ends[first:last] - at])
+                part = combine.reduceat(values, begins, dtype=result.dtype)
+                result[first : last + 1] = combine(result[first : last + 1], part)
+                at += len(values)
         return result
-
-
-def _short(chunks: Iterable[Array]) -> Iterator[Array]:
-    """Parts of the chunks, of which a copy in a wider type takes two megabytes at most."""
-    for values in chunks:
-        for start in range(0, len(values), 2**18):
-            yield values[start : start + 2**18]
 
 
 def _turns(messages: bytes | None, G: int) -> tuple[list[int | None], list[int | None]]:

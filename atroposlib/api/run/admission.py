@@ -9,6 +9,7 @@ from atroposlib.api.guards.auth import own_id
 from atroposlib.api.guards.tokens import Caller
 from atroposlib.api.run.context import ServiceContext
 from atroposlib.api.run.run_cache import require_plain
+from atroposlib.api.store.sql.run import Admit, Admitted, Release
 from atroposlib.wire import AdmissionReply, AdmissionRequest, ids
 
 
@@ -59,7 +60,7 @@ class AdmissionControl:
 
     async def _admit(self, wanted: AdmissionGrant, allowed: int, now: float) -> int:
         context = self._context
-        return await context.threads.reads.run(context.store.admit, wanted, allowed, now)
+        return await context.threads.reads.run(context.store.do, Admit(wanted, allowed, now))
 
     async def _relief(self) -> int | None:
         """Extra budget of one batch that breaks a deadlock, or None if there is no deadlock.
@@ -72,13 +73,12 @@ class AdmissionControl:
         stats = await context.queue_stats.read()
         if stats.batches_open or await context.blocked_reason() is None:
             return None
-        if await context.threads.reads.run(context.store.admitted, context.clock()):
+        if await context.threads.reads.run(context.store.ask, Admitted(context.clock())):
             return None
         return stats.sequences_accepted + size
 
     async def release(self, admission_id: str, caller: Caller | None = None) -> bool:
         """End an admission. False if it is unknown or has expired."""
         require_plain("admission_id", admission_id)
-        context = self._context
-        name = own_id(caller, admission_id)
-        return await context.threads.reads.run(context.store.release, name)
+        context, release = self._context, Release(own_id(caller, admission_id))
+        return await context.threads.reads.run(context.store.do, release)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from atroposlib.api.archive.records import notes_in
 from atroposlib.api.common.records import (
@@ -33,12 +33,29 @@ from atroposlib.api.common.waiting import (
     wait_at_most,
 )
 from atroposlib.api.decisions.allocation import shard
-from atroposlib.api.decisions.batching import StalenessRule, choose, is_full
+from atroposlib.api.decisions.batching import choose
+from atroposlib.api.decisions.blocked import is_full
 from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
 from atroposlib.api.decisions.run_state import rebase, require_polled, start
+from atroposlib.api.decisions.staleness import StalenessRule
 from atroposlib.api.decisions.stalled import with_stalled
 from atroposlib.api.run.context import ServiceContext
 from atroposlib.api.run.run_cache import MAX_ATTEMPTS, require_plain
+from atroposlib.api.store.sql.ack import (
+    Ack,
+    ClaimInTurn,
+    Commit,
+    Discard,
+    DropDead,
+    EndTurn,
+    Extend,
+    Lookup,
+    Revive,
+    Rewind,
+    last_turn,
+)
+from atroposlib.api.store.sql.claim import ClaimBatch
+from atroposlib.api.store.sql.writer import Work, name_of
 from atroposlib.errors import ConfigError, CorruptPayload, RunChanged, StaleGeneration
 from atroposlib.wire import ClaimRequest
 
@@ -49,7 +66,6 @@ OPEN_RECHECK_S = 1.0  # maximum, while the lease of an open batch may expire
 SHARED_RECHECK_S = 0.25  # maximum, where another replica may accept groups
 _MAX_COUNT = 2**63 - 1  # the largest integer of a store
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -131,16 +147,14 @@ class Claims:
             world_size=asked.world_size,
             max_deliveries=self._max_deliveries,
         )
-        store = context.store
-        chooser = self._chooser(run, is_full(stats, store.max_bytes))
+        chooser = self._chooser(run, is_full(stats, context.store.max_bytes))
         got: LeasedBatch | str
         if in_turn:
-            call = store.claim_in_turn
-            got, acked = await self._blocking(call, claim, chooser, revision)
+            got, acked = await self._do(ClaimInTurn(claim, chooser, revision))
             if acked is not None:
                 self._note_acked(acked)
         else:
-            got = await self._blocking(store.claim, claim, chooser)
+            got = await self._do(ClaimBatch(claim, chooser))
         context.queue_stats.invalidate()
         if isinstance(got, LeasedBatch):
             context.metrics.delivered(got, run.policy_version)
@@ -172,7 +186,7 @@ class Claims:
     async def shard_of(self, no: int, generation: int, epoch: int, rank: int) -> Delivery:
         """The shard of ``rank`` of a batch that another rank claimed."""
         _require_counts(no, generation, epoch)
-        batch = await self._blocking(self._context.store.lookup, no, generation, epoch)
+        batch = await self._ask(Lookup(no, generation, epoch))
         return self._delivery(batch, rank)
 
     async def ack(self, no: int, generation: int, epoch: int, rank: int | None = None) -> bool:
@@ -182,9 +196,7 @@ class Claims:
         await context.run_cache.refresh_if_old()
         trainer = context.run.trainer
         commit = trainer is None or not trainer.commits
-        first = await self._blocking(
-            context.store.ack, no, generation, epoch, rank=rank, commit=commit
-        )
+        first = await self._do(Ack(no, generation, epoch, rank=rank, commit=commit))
         if first:
             self._note_acked(no)
         return first
@@ -194,10 +206,9 @@ class Claims:
     ) -> int:
         """Index the trainer's notes about a delivered batch, or its shard; the rows noted."""
         _require_counts(no, generation, epoch, rank or 0)
-        store, threads = self._context.store, self._context.threads
-        batch = await self._blocking(store.lookup, no, generation, epoch, freed=True)
+        batch = await self._ask(Lookup(no, generation, epoch, freed=True))
         members = self._delivery(batch, rank).members
-        facts = await threads.parsing.run(notes_in, body, no, members)
+        facts = await self._context.threads.parsing.run(notes_in, body, no, members)
         return sum(len(one.rows) for one in facts if self._context.indexer.submit(one))
 
     def _note_acked(self, no: int) -> None:
@@ -209,14 +220,14 @@ class Claims:
         """Extend the lease: it ends ``lease_s`` from now."""
         _require_counts(no, generation, epoch)
         until = self._context.clock() + lease_s
-        await self._blocking(self._context.store.extend, no, generation, epoch, until)
+        await self._do(Extend(no, generation, epoch, until))
         self._context.queue_stats.invalidate()
 
     async def commit(self, no: int, generation: int) -> CommitResult:
         """Free all batches up to ``no``, which a durable checkpoint holds."""
         _require_counts(no, generation)
         context = self._context
-        result = await self._blocking(context.store.commit, no, generation)
+        result = await self._do(Commit(no, generation))
         context.on_groups_removed()
         context.metrics.committed.inc(result.committed)
         context.events.publish("committed", no=no, batches=result.committed)
@@ -231,7 +242,7 @@ class Claims:
         """Queue again what was acked after batch ``no``, the last one of the checkpoint."""
         _require_counts(no, generation)
         context = self._context
-        rewound = await self._blocking(context.store.rewind, no, generation, rewind_id)
+        rewound = await self._do(Rewind(no, generation, rewind_id))
         if rewound.repeated:
             return rewound
         context.on_groups_removed()
@@ -242,11 +253,10 @@ class Claims:
 
     async def settle_dead(self, no: int, revive: bool) -> bool:
         """Deliver a dead batch again, or free it; False if ``no`` is none."""
-        store = self._context.store
-        found = await self._blocking(store.revive if revive else store.drop_dead, no)
+        is_dead = await self._do(Revive(no) if revive else DropDead(no))
         self._context.on_groups_removed()
         self._context.events.publish("revived" if revive else "dead_dropped", no=no)
-        return found
+        return is_dead
 
     async def discard(self, batch: LeasedBatch, error: CorruptPayload) -> None:
         """Dissolve a batch with damaged groups; the others are delivered in a later batch."""
@@ -255,7 +265,7 @@ class Claims:
             f"{len(error.gids)} groups of batch {batch.no} are damaged in the store and set aside as "
             f"dead (dead_groups of /status): {error}"
         )
-        await self._blocking(context.store.discard, batch.no, error.gids)
+        await self._do(Discard(batch.no, error.gids))
         context.on_groups_removed()
         context.events.publish("corrupt", no=batch.no, groups=len(error.gids))
 
@@ -265,9 +275,15 @@ class Claims:
             await self.extend(batch.no, batch.generation, batch.epoch, lease_s=-1.0)
             self._context.groups_changed.notify()
 
-    async def _blocking(self, call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
-        timed = self._context.metrics.timed
-        return await self._context.threads.batches.run(lambda: timed(call, *args, **more))
+    async def _do(self, operation: Work[T]) -> T:
+        return await self._timed(operation, self._context.store.do)
+
+    async def _ask(self, query: Work[T]) -> T:
+        return await self._timed(query, self._context.store.ask)
+
+    async def _timed(self, work: Work[T], call: Callable[[Work[T]], T]) -> T:
+        metrics, threads = self._context.metrics, self._context.threads
+        return await threads.batches.run(metrics.timed, name_of(work), partial(call, work))
 
 
 def _require_counts(*counts: int) -> None:
@@ -343,7 +359,7 @@ class LegacyBatchEndpoint:
         end = now() + REPLY_TIMEOUT_S
         while (self._sending or context.store.shared) and now() < end:
             ended = self._ended.subscribe()
-            turn = await context.threads.batches.run(context.store.turn)
+            turn = await context.threads.batches.run(context.store.ask, last_turn)
             if turn is None or turn.generation != generation:
                 break
             if turn.reply is not ReplyState.SENDING:
@@ -353,6 +369,7 @@ class LegacyBatchEndpoint:
 
     async def end(self, batch: LeasedBatch, sent: bool) -> None:
         """Record whether the reply with ``batch`` was sent whole."""
-        await self._context.threads.batches.run(self._context.store.end_turn, batch, sent)
+        context = self._context
+        await context.threads.batches.run(context.store.do, EndTurn(batch, sent))
         self._sending = False
         self._ended.notify()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from threading import Lock
 from time import monotonic
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -40,7 +40,6 @@ _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"
 # Creation times would double the page, and no dashboard uses them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -137,13 +136,13 @@ class Metrics:
         self._labelled(self._requests, method, route, status).inc()
         self._labelled(self._latency, route).observe(seconds)
 
-    def timed(self, call: Callable[P, T], *args: P.args, **more: P.kwargs) -> T:
-        """Run a call of the store, from any thread, and record its duration by its name."""
+    def timed(self, name: str, call: Callable[[], T]) -> T:
+        """Run a call of the store, from any thread, and record its duration by ``name``."""
         begun = monotonic()
         try:
-            return call(*args, **more)
+            return call()
         finally:
-            self.observe_store(call.__name__, monotonic() - begun)
+            self.observe_store(name, monotonic() - begun)
 
     def observe_store(self, call: str, seconds: float) -> None:
         """Record the duration of a call of the store."""

@@ -35,7 +35,7 @@ from atroposlib.api.guards.auth import own_id, require_env
 from atroposlib.api.guards.tokens import Caller
 from atroposlib.api.run.context import ServiceContext
 from atroposlib.api.run.run_cache import MAX_ATTEMPTS
-from atroposlib.api.store.sql.put import ReplyInDoubt
+from atroposlib.api.store.sql.put import MarkReplies, ReplyInDoubt
 from atroposlib.api.store.sql.writer import OPERATION_TIMEOUT_S, gave_up
 from atroposlib.errors import (
     CorruptPayload,
@@ -103,7 +103,7 @@ class Posts:
     async def _mark(self, gids: Sequence[int], gone: bool) -> None:
         """Note before the reply to these groups whether the client still waits for it."""
         if gone:
-            await self._context.threads.writes.run(self._context.store.mark, (), gids)
+            await self._do(MarkReplies(lost=gids))
             return
         self._confirmed.update(gids)
         if self._flush is None or self._flush.done():
@@ -114,8 +114,11 @@ class Posts:
             await asyncio.sleep(CONFIRM_WITHIN_S)
             confirmed = tuple(self._confirmed)
             with suppress(StoreError):  # a later put deletes them
-                await self._context.threads.writes.run(self._context.store.mark, confirmed)
+                await self._do(MarkReplies(confirmed))
                 self._confirmed.difference_update(confirmed)
+
+    async def _do(self, operation: MarkReplies) -> None:
+        await self._context.threads.writes.run(self._context.store.do, operation)
 
     async def _keep(self, post: Post) -> list[tuple[NewGroup, Stored]]:
         """Put, and wait for free space within the hold of the post."""
@@ -253,7 +256,7 @@ class Posts:
     def close(self) -> None:
         """Record confirmed replies before the store closes."""
         with suppress(StoreError):
-            self._context.store.mark(tuple(self._confirmed))
+            self._context.store.do(MarkReplies(tuple(self._confirmed)))
 
 
 def _checked(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import takewhile
 from time import monotonic
 
@@ -21,6 +20,7 @@ from atroposlib.api.common.records import RunDocument
 from atroposlib.api.common.run_record import EnvEntry, RunRecord
 from atroposlib.api.decisions.run_state import run_of
 from atroposlib.api.store import Store
+from atroposlib.api.store.sql.run import LoadRun, SaveRun
 from atroposlib.errors import AtroposError, ConfigError, RunChanged, StoreError
 
 MAX_ATTEMPTS = 50  # of one transition; each failure is a transition of another process
@@ -56,7 +56,7 @@ class RunCache:
         self._on_change = on_change
         self._turn = asyncio.Lock()  # concurrent saves of one process would only conflict
         self._waiting: list[_Change] = []  # in the order in which they get their turn
-        self.view = _view_of(store.load())
+        self.view = _view_of(store.ask(LoadRun()))
         self._read_at = monotonic()
 
     async def update(
@@ -116,9 +116,9 @@ class RunCache:
                 body = msgspec.json.encode(msgspec.structs.replace(run, envs=()))
                 fork = run.starts[-1] if run.incarnation > view.run.incarnation else None
                 envs = _changed(() if view.whole else view.run.envs, run.envs)
-                save = partial(self._store.save, fence=fence, fork=fork, envs=envs)
+                save = SaveRun(body, view.revision, fence=fence, fork=fork, envs=envs)
                 try:
-                    document = await self._pool.run(save, body, view.revision)
+                    document = await self._pool.run(self._store.do, save)
                 except RunChanged:
                     await self.refresh()
                     continue
@@ -135,11 +135,11 @@ class RunCache:
         """Read the run from the store. True if it was newer than the cached one."""
         known = self.view
         last = known.run.envs[-1].env_id if known.run.envs else -1
-        document = await self._pool.run(self._store.load, last)
+        document = await self._pool.run(self._store.ask, LoadRun(last))
         if document.revision > known.revision:
             view = _view_of(document)
             if known.run.envs and not _extends(view, known):
-                view = _view_of(await self._pool.run(self._store.load))
+                view = _view_of(await self._pool.run(self._store.ask, LoadRun()))
             elif known.run.envs:
                 envs = known.run.envs + view.run.envs
                 view = replace(view, run=msgspec.structs.replace(view.run, envs=envs))

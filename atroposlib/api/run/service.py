@@ -32,6 +32,8 @@ from atroposlib.api.run.doctor import Doctor
 from atroposlib.api.run.posts import Posts
 from atroposlib.api.run.run_cache import RunView
 from atroposlib.api.store import Store
+from atroposlib.api.store.sql.ack import After
+from atroposlib.api.store.sql.run import begin_run, reset_run
 from atroposlib.errors import ConfigError
 from atroposlib.wire import ids
 
@@ -101,7 +103,7 @@ class RolloutService:
         if run_state.is_repeated(self.run, body):
             return context.view
         if body.holds is not None:
-            after = await context.threads.reads.run(self.store.after, body.holds)
+            after = await context.threads.reads.run(self.store.ask, After(body.holds))
             run_state.require_rewindable(*after, body.holds)
         trained = (await context.queue_stats.read()).sequences_trained
 
@@ -118,7 +120,7 @@ class RolloutService:
 
         view = await context.run_cache.update(join, fence=True)
         if anew:
-            await context.threads.writes.run(context.store.begin_run)
+            await context.threads.writes.run(self.store.do, begin_run)
             context.indexer.begin_run()
         self.events.publish(
             "registered", generation=view.generation, batch_size=body.batch_size
@@ -137,7 +139,7 @@ class RolloutService:
     async def reset(self) -> None:
         """Delete the run and all groups. Ids of its environments become invalid."""
         context = self.context
-        document = await context.threads.reads.run(self.store.reset)
+        document = await context.threads.reads.run(self.store.do, reset_run)
         view = RunView(RunRecord(), document.revision, document.generation)
         context.run_cache.apply(view)
         context.indexer.begin_run()

@@ -12,6 +12,7 @@ from atroposlib import wire
 from atroposlib.api.codec import formats
 from atroposlib.api.common.records import Delivery
 from atroposlib.api.run.service import RolloutService
+from atroposlib.api.store.sql.ack import dead_batches
 from atroposlib.api.web.openapi import NOTES, delivered, refusals
 from atroposlib.api.web.routes import JsonRoute, body_of, client_gone, of_json
 from atroposlib.api.web.streaming import DeliveryReply
@@ -68,7 +69,7 @@ def batch_routes(service: RolloutService) -> APIRouter:
 
     @router.get("/dead", responses=refusals())
     async def dead() -> Response:
-        found = await service.context.threads.reads.run(service.store.dead)
+        found = await service.context.threads.reads.run(service.store.ask, dead_batches)
         return of_json({"batches": found})
 
     @router.post("/{no}/revive", responses=refusals())

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from atroposlib.api.run.events import Subscription, frames
 from atroposlib.api.run.metrics import CONTENT_TYPE
 from atroposlib.api.run.service import RolloutService
+from atroposlib.api.store.sql.run import LoadRun
 from atroposlib.api.web.openapi import refusals
 from atroposlib.api.web.routes import of_json
 
@@ -72,7 +73,7 @@ class Health:
         if monotonic() < self._good_until:
             return None
         with anyio.move_on_after(STORE_TIMEOUT_S):
-            await in_thread(self._service.store.load, abandon_on_cancel=True)
+            await in_thread(self._service.store.ask, LoadRun(), abandon_on_cancel=True)
             self._good_until = monotonic() + HEALTH_CACHE_S
             return None
         return f"the store did not answer within {STORE_TIMEOUT_S:g} s"

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from atroposlib.api.common.records import GroupSummary
 from atroposlib.api.decisions import fair_share
-from atroposlib.api.decisions.batching import StalenessRule, choose, complete_buffer
+from atroposlib.api.decisions.batching import choose, complete_buffer
+from atroposlib.api.decisions.staleness import StalenessRule
 from tests.api.decisions.summaries import SOME, groups, needs, pick, queue_of, weights
 
 # --- what is chosen -----------------------------------------------------------------

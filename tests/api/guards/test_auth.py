@@ -341,7 +341,7 @@ async def test_ids_of_bound_tokens_name_nothing_of_another_environment(app, issu
 
 
 async def test_tokens_of_environments_cannot_hide_or_end_the_trainer(app, issued, monkeypatch):
-    monkeypatch.setattr("atroposlib.api.run.context.MAX_PARTICIPANTS", 8)
+    monkeypatch.setattr("atroposlib.api.run.liveness.MAX_PARTICIPANTS", 8)
     async with http_of(app) as http:
         beat = {"role": "trainer", "name": "t", "phase": "training"}
         trainer, env = bearer(issued[1]["trainer"]), bearer(issued[1]["env"])

@@ -9,6 +9,7 @@ import struct
 import pytest
 
 from atroposlib.api.common.records import ReplyState
+from atroposlib.api.store.sql.ack import ClaimInTurn, last_turn
 from tests.api.guards.test_slow_clients import serving
 from tests.api.harness import ENV, group, marks
 
@@ -46,16 +47,15 @@ async def test_a_get_whose_run_changes_meanwhile_is_answered(api):
     await api.started()
     await api.post("/scored_data", group(4))
     service, loop = api.service, asyncio.get_running_loop()
-    claim, envs = service.context.store.claim_in_turn, iter(range(2))
+    do, envs = service.context.store.do, iter(range(2))
 
-    def beaten_by_a_registration(*args):
-        for _ in envs:
+    def do_after_a_registration(operation):
+        if isinstance(operation, ClaimInTurn) and next(envs, None) is not None:
             joined = api.post("/register-env", ENV)
             asyncio.run_coroutine_threadsafe(joined, loop).result(600)
-            break
-        return claim(*args)
+        return do(operation)
 
-    service.context.store.claim_in_turn = beaten_by_a_registration
+    service.context.store.do = do_after_a_registration
     assert marks(await api.get("/batch")) == [1]
 
 
@@ -119,7 +119,7 @@ async def test_a_batch_that_a_dead_trainer_never_read_is_delivered_again(api):
             await asyncio.sleep(0.01)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()  # a reset, as of a process that died with unread bytes
-        while api.service.store.turn().reply is not ReplyState.LOST:
+        while api.service.store.ask(last_turn).reply is not ReplyState.LOST:
             await asyncio.sleep(0.01)
         assert marks(await api.get("/batch")) == [1]
     assert marks(await api.get("/batch")) == [2]

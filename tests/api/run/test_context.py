@@ -8,6 +8,7 @@ import pytest
 
 from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S, run_of
 from atroposlib.api.store import open_store
+from atroposlib.api.store.sql.run import LoadRun
 from tests.api import harness
 from tests.api.harness import ENV, TRAINER, Api, group, marks
 
@@ -19,7 +20,7 @@ async def replicas(tmp_path, monkeypatch):
     store.shared = True
     monkeypatch.setattr(harness, "open_store", lambda *_: store)
     monkeypatch.setattr("atroposlib.api.run.run_cache.SHARED_STORE_LAG_S", 0.0)
-    monkeypatch.setattr("atroposlib.api.run.context.SHARED_STORE_LAG_S", 0.0)
+    monkeypatch.setattr("atroposlib.api.run.queue_stats.SHARED_STORE_LAG_S", 0.0)
     pair = Api(tmp_path), Api(tmp_path)
     yield pair
     for api in pair:
@@ -92,7 +93,7 @@ async def test_environments_that_left_or_are_forgotten_are_so_at_each_replica(
         await other.post("/disconnect-env", {"env_id": joined["env_id"]})
         for api in replicas:
             await api.get("/info")
-            assert api.service.run.envs == run_of(api.service.store.load()).envs
+            assert api.service.run.envs == run_of(api.service.store.ask(LoadRun())).envs
             assert not api.service.run.envs[-1].connected
     assert 12 <= len(api.service.run.envs) < 18
 

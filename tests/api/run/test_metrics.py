@@ -160,7 +160,7 @@ def test_a_call_of_the_store_is_measured_under_its_name_also_when_it_fails():
 
     metrics = Metrics()
     with pytest.raises(KeyError):
-        metrics.timed(claim, 3)
+        metrics.timed("claim", lambda: claim(3))
     assert scrape(metrics)["atropos_store_seconds_count", "claim"] == 1
 
 

@@ -20,6 +20,7 @@ from atroposlib.api.decisions.run_state import (
 from atroposlib.api.run.run_cache import RunCache
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.store import open_store
+from atroposlib.api.store.sql.run import LoadRun, SaveRun
 from atroposlib.errors import StaleGeneration, UnknownEnv
 from atroposlib.wire import RegisterEnv, Registration
 
@@ -70,32 +71,32 @@ async def test_a_run_saved_whole_by_an_earlier_version_is_continued():
     store, run = open_store("memory"), RunRecord(run_id="r")
     for _ in range(3):
         run, _ = join(run, ENV)
-    store.save(msgspec.json.encode(run), 0)
+    store.do(SaveRun(msgspec.json.encode(run), 0))
     one, other = (RunCache(store, Pool(2), lambda old, new: None) for _ in range(2))
     assert one.view.run == run
     await one.update(lambda run: leave(run, 1))
     await other.update(joining([]))  # from the older revision: it reads again
     await one.refresh()
-    assert one.view.run == other.view.run == run_of(store.load())
+    assert one.view.run == other.view.run == run_of(store.ask(LoadRun()))
     assert [env.connected for env in one.view.run.envs] == [True, False, True, True]
     store.close()
 
 
 async def test_a_join_writes_and_reads_the_new_environments_only(run_cache, monkeypatch):
     store, written, read = run_cache._store, [], []
-    save, load = store.save, store.load
+    do, ask = store.do, store.ask
 
-    def saving(*args, envs, **more):
-        written.append(len(envs))
-        return save(*args, envs=envs, **more)
+    def saving(save):
+        written.append(len(save.envs))
+        return do(save)
 
-    def loading(after_env=-1):
-        read.append(load(after_env))
+    def loading(load):
+        read.append(ask(load))
         return read[-1]
 
-    monkeypatch.setattr(store, "save", saving)
+    monkeypatch.setattr(store, "do", saving)
     other = RunCache(store, Pool(2), lambda old, new: None)
-    monkeypatch.setattr(store, "load", loading)
+    monkeypatch.setattr(store, "ask", loading)
     for _ in range(20):
         await run_cache.update(joining([]))
         await other.refresh()
@@ -151,10 +152,10 @@ async def test_a_late_copy_of_a_registration_fences_nobody_in_any_store(store):
     service = RolloutService(store, lambda: 0.0, threads=Threads())
     first, second = (TRAINER.model_copy(update={"register_id": one}) for one in ("1", "2"))
     views = await asyncio.gather(*(service.register(first) for _ in range(3)))
-    assert {view.generation for view in views} == {store.load().generation}
+    assert {view.generation for view in views} == {store.ask(LoadRun()).generation}
     assert (await service.register(second)).generation == views[0].generation + 1
     again = RolloutService(store, lambda: 0.0, threads=Threads())  # after a restart
     with pytest.raises(StaleGeneration):
         await again.register(first)
     assert (await again.register(second)).generation == views[0].generation + 1
-    assert store.load().generation == views[0].generation + 1
+    assert store.ask(LoadRun()).generation == views[0].generation + 1

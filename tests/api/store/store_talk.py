@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 from atroposlib.api.common.records import Claim, GroupState, NewGroup, Selection
+from atroposlib.api.store.sql.ack import Ack
+from atroposlib.api.store.sql.claim import ClaimBatch
+from atroposlib.api.store.sql.run import LoadRun, SaveRun
 
 LEASE_S = 10.0
 ENDED_S = LEASE_S  # the first moment after a lease that was taken at time 0
@@ -58,17 +61,17 @@ def first_of(n_seq):
 
 def register(store):
     """The next trainer generation."""
-    run = store.load()
-    return store.save(run.body or b"run", run.revision, fence=True).generation
+    run = store.ask(LoadRun())
+    return store.do(SaveRun(run.body or b"run", run.revision, fence=True)).generation
 
 
 def claim(store, generation, size=8, now=0.0, choose=None, **more):
     asked = Claim(generation=generation, size=size, now=now, lease_s=LEASE_S, **more)
-    return store.claim(asked, choose or oldest(size))
+    return store.do(ClaimBatch(asked, choose or oldest(size)))
 
 
 def ack(store, batch, *, rank=None, commit=False):
-    return store.ack(batch.no, batch.generation, batch.epoch, rank=rank, commit=commit)
+    return store.do(Ack(batch.no, batch.generation, batch.epoch, rank=rank, commit=commit))
 
 
 def held(store, state=GroupState.PENDING):

@@ -18,8 +18,8 @@ from tests.client.harness import registration, served_api
 async def test_the_health_result_is_cached_briefly(api, monkeypatch):
     monkeypatch.setattr(routes_ops, "HEALTH_CACHE_S", 600.0)
     store, looks = api.app.state.service.store, []
-    load = store.load
-    monkeypatch.setattr(store, "load", lambda: looks.append(1) or load())
+    ask = store.ask
+    monkeypatch.setattr(store, "ask", lambda query: looks.append(1) or ask(query))
     for _ in range(3):
         assert await api.get("/health") == {"status": "ok"}
     assert len(looks) == 1
@@ -28,17 +28,17 @@ async def test_the_health_result_is_cached_briefly(api, monkeypatch):
 async def test_health_fails_if_the_store_does_not_answer(api, monkeypatch):
     stuck = threading.Event()
     monkeypatch.setattr(routes_ops, "STORE_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(api.app.state.service.store, "load", stuck.wait)
+    monkeypatch.setattr(api.app.state.service.store, "ask", lambda query: stuck.wait())
     reply = await api.http.get("/health")
     stuck.set()
     assert (reply.status_code, reply.json()["status"]) == (503, "store_silent")
 
 
 async def test_health_fails_with_the_error_of_the_store(api, monkeypatch):
-    def fail():
+    def fail(query):
         raise StoreError("the disk is gone")
 
-    monkeypatch.setattr(api.app.state.service.store, "load", fail)
+    monkeypatch.setattr(api.app.state.service.store, "ask", fail)
     reply = await api.http.get("/health")
     assert (reply.status_code, reply.json()["detail"]) == (503, "the disk is gone")
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from atroposlib.api.common.records import Claim, NewGroup
 from atroposlib.api.decisions.batching import choose, complete_buffer
+from atroposlib.api.store.sql.claim import ClaimBatch
+from atroposlib.api.store.sql.run import SaveRun
 from atroposlib.api.store.sqlite import DATABASE, SqliteStore
 from atroposlib.errors import ConfigError, CorruptPayload, StoreError
 from tests.torture.figures import Figures, fast_folder
@@ -26,10 +28,12 @@ UNREADABLE = "refused by SQLite"
 def filled(folder: Path, rng: random.Random) -> list[bytes]:
     payloads = [rng.randbytes(PAYLOAD_BYTES) for _ in range(GROUPS)]
     store = SqliteStore(folder)
-    run = store.save(b"run", 0, fence=True)
+    run = store.do(SaveRun(b"run", 0, fence=True))
     store.put([NewGroup(payload, 4) for payload in payloads], run.revision, complete_buffer)
     claim = Claim(generation=run.generation, size=16, now=0.0, lease_s=9.0)
-    store.claim(claim, lambda queue, fair_share: choose(queue, fair_share, batch_size=16))
+    store.do(
+        ClaimBatch(claim, lambda queue, fair_share: choose(queue, fair_share, batch_size=16))
+    )
     store.close()  # the log is in the file now
     return payloads
 

@@ -11,6 +11,9 @@ import apsw
 
 from atroposlib.api.common.records import Claim, NewGroup
 from atroposlib.api.decisions.batching import choose, complete_buffer
+from atroposlib.api.store.sql.ack import Ack, Commit
+from atroposlib.api.store.sql.claim import ClaimBatch
+from atroposlib.api.store.sql.run import LoadRun, SaveRun
 from atroposlib.api.store.sqlite import RESERVE_BYTES, SqliteStore
 from atroposlib.api.store.sqlite.segment_files import SegmentFiles
 from atroposlib.errors import StoreFull
@@ -68,7 +71,7 @@ class Filler:
 
     def __init__(self, store: SqliteStore, seed: int) -> None:
         self._store, self._rng = store, random.Random(seed)
-        self.run = store.save(b"run", store.load().revision, fence=True)
+        self.run = store.do(SaveRun(b"run", store.ask(LoadRun()).revision, fence=True))
         self.acknowledged: dict[int, bytes] = {}
         self.refused = 0
 
@@ -94,8 +97,10 @@ class Filler:
         trained = 0
         while True:
             claim = Claim(generation=self.run.generation, size=BATCH, now=0.0, lease_s=60.0)
-            batch = self._store.claim(
-                claim, lambda q, fair_share: choose(q, fair_share, batch_size=BATCH)
+            batch = self._store.do(
+                ClaimBatch(
+                    claim, lambda q, fair_share: choose(q, fair_share, batch_size=BATCH)
+                )
             )
             if isinstance(batch, str):
                 return trained
@@ -103,8 +108,8 @@ class Filler:
                 assert self.acknowledged.pop(gid) == payload
                 trained += 1
             who = (batch.no, batch.generation, batch.epoch)
-            assert self._store.ack(*who, rank=None, commit=False)
-            self._store.commit(batch.no, batch.generation)
+            assert self._store.do(Ack(*who, rank=None, commit=False))
+            self._store.do(Commit(batch.no, batch.generation))
 
 
 def full_disk_campaign(rounds: int, seed: int = 0) -> Figures:

@@ -18,7 +18,8 @@ from pathlib import Path
 import apsw
 
 from atroposlib.api.common.records import NewGroup
-from atroposlib.api.decisions.batching import StalenessRule, complete_buffer
+from atroposlib.api.decisions.batching import complete_buffer
+from atroposlib.api.decisions.staleness import StalenessRule
 from atroposlib.api.store.sqlite import RESERVE_BYTES, SqliteStore
 from atroposlib.api.store.sqlite.payload_log import SEGMENT_BYTES
 from atroposlib.errors import ConfigError, CorruptPayload, StoreError

@@ -8,13 +8,21 @@ from typing import Any
 
 from atroposlib.api.common.records import GroupState, Selection
 from atroposlib.api.decisions import batching
-from atroposlib.api.decisions.batching import StalenessRule
+from atroposlib.api.decisions.staleness import StalenessRule
 from atroposlib.api.store.sql import ack as ack_queries
 from atroposlib.api.store.sql import claim as claim_queries
 from atroposlib.api.store.sql import put, run, schema, sql_store, writer
 from atroposlib.errors import KeyConflict
 from tests.torture.queue import log_mutants  # noqa: F401 - registers its bugs
-from tests.torture.queue.mutation import MUTANTS, Judge, mutant, noticed_by, rewrite, wrap
+from tests.torture.queue.mutation import (
+    MUTANTS,
+    Judge,
+    mutant,
+    noticed_by,
+    rewrite,
+    rewrite_operation,
+    wrap,
+)
 
 __all__ = ["MUTANTS"]
 
@@ -97,12 +105,11 @@ def a_revived_batch_keeps_its_number() -> None:
 
 @mutant
 def one_rank_acks_for_all() -> None:
-    def around(original: Any, connection: Any, *args: Any) -> Any:
-        *who, rank, commit = args
-        done = original(connection, *who, rank, commit)
-        return done or (rank is not None and original(connection, *who, None, commit))
+    def around(original: Any, ack: Any, connection: Any) -> Any:
+        done = original(ack, connection)
+        return done or (ack.rank is not None and original(replace(ack, rank=None), connection))
 
-    wrap(ack_queries, "ack", around)
+    wrap(ack_queries.Ack, "__call__", around)
 
 
 @mutant
@@ -112,13 +119,7 @@ def ranks_of_an_older_delivery_count() -> None:
 
 @mutant
 def extend_does_nothing() -> None:
-    wrap(
-        ack_queries,
-        "extend",
-        lambda original, c, no, generation, epoch, until: ack_queries.lookup(
-            c, no, generation, epoch
-        ),
-    )
+    wrap(ack_queries.Extend, "__call__", lambda original, extend, c: extend.row(c))
 
 
 # --- checkpoints --------------------------------------------------------------------
@@ -126,7 +127,7 @@ def extend_does_nothing() -> None:
 
 @mutant
 def commit_frees_one_too_many() -> None:
-    rewrite(ack_queries, "commit", "'acked' AND no <= ?", "'acked' AND no <= ? + 1")
+    rewrite_operation(ack_queries.Commit, "'acked' AND no <= ?", "'acked' AND no <= ? + 1")
 
 
 @mutant
@@ -136,27 +137,27 @@ def commit_forgets_open_batches() -> None:
 
 @mutant
 def commit_counts_claims_without_a_name() -> None:
-    rewrite(ack_queries, "commit", "claim_id IS NOT NULL", "TRUE")
+    rewrite_operation(ack_queries.Commit, "claim_id IS NOT NULL", "TRUE")
 
 
 @mutant
 def rewind_leaves_one_out() -> None:
-    rewrite(ack_queries, "rewind", "no > ?", "no > ? + 1")
+    rewrite_operation(ack_queries.Rewind, "no > ?", "no > ? + 1")
 
 
 @mutant
 def rewind_leaves_the_old_owner_in_charge() -> None:
-    rewrite(ack_queries, "rewind", "generation = ?,", "generation = max(?, generation),")
+    rewrite_operation(
+        ack_queries.Rewind, "generation = ?,", "generation = max(?, generation),"
+    )
 
 
 @mutant
 def a_registration_fences_nobody() -> None:
     wrap(
-        run,
-        "save",
-        lambda original, c, body, revision, _, *fork: original(
-            c, body, revision, False, *fork
-        ),
+        run.SaveRun,
+        "__call__",
+        lambda original, save, c: original(replace(save, fence=False), c),
     )
 
 
@@ -167,7 +168,7 @@ def a_reset_counts_batches_from_one() -> None:
         connection.execute("UPDATE meta SET last_batch = 0")
         return done
 
-    wrap(run, "reset", around)
+    wrap(run, "reset_run", around)
 
 
 # --- groups -------------------------------------------------------------------------
@@ -209,10 +210,10 @@ def a_late_post_joins_the_changed_run() -> None:
 
 @mutant
 def two_saves_of_one_revision() -> None:
-    def around(original: Any, c: Any, body: bytes, revision: int, *more: Any) -> Any:
-        return original(c, body, schema.read_meta(c).revision, *more)
+    def around(original: Any, save: Any, c: Any) -> Any:
+        return original(replace(save, revision=schema.read_meta(c).revision), c)
 
-    wrap(run, "save", around)
+    wrap(run.SaveRun, "__call__", around)
 
 
 @mutant
@@ -331,18 +332,18 @@ def staleness_is_one_off() -> None:
 
 @mutant
 def a_lease_asked_for_again_is_granted_again() -> None:
-    def around(original: Any, connection: Any, asked: Any, budget: int, now: float) -> Any:
+    def around(original: Any, admit: Any, connection: Any) -> Any:
         connection.execute(
-            "DELETE FROM admission WHERE admission_id = ?", (asked.admission_id,)
+            "DELETE FROM admission WHERE admission_id = ?", (admit.grant.admission_id,)
         )
-        return original(connection, asked, budget, now)
+        return original(admit, connection)
 
-    wrap(run, "admit", around)
+    wrap(run.Admit, "__call__", around)
 
 
 @mutant
 def admission_forgets_what_was_committed() -> None:
-    rewrite(run, "admit", "FROM totals", "FROM totals WHERE state <> 'committed'")
+    rewrite_operation(run.Admit, "FROM totals", "FROM totals WHERE state <> 'committed'")
 
 
 # --- bugs that only a crash or a disk fault shows -----------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -37,23 +38,38 @@ def wrap(module: Any, name: str, around: Callable[..., Any]) -> None:
     setattr(module, name, lambda *args, **kwargs: around(original, *args, **kwargs))
 
 
+@dataclass
+class Rewriting:
+    """A connection that executes other SQL wherever ``old`` stands in it."""
+
+    connection: Any
+    old: str
+    new: str
+
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> Any:
+        return self.connection.execute(statement.replace(self.old, self.new), values)
+
+    def execute_many(self, statement: str, rows: Sequence[Any]) -> None:
+        self.connection.execute_many(statement.replace(self.old, self.new), rows)
+
+
+def rewrite_operation(operation: type, old: str, new: str) -> None:
+    """As :func:`rewrite`, for the SQL that an operation sends."""
+    wrap(
+        operation,
+        "__call__",
+        lambda original, op, connection: original(op, Rewriting(connection, old, new)),
+    )
+
+
 def rewrite(module: Any, name: str, old: str, new: str) -> None:
     """Change the SQL that a function of a module sends, wherever ``old`` stands in it."""
 
-    class Rewriting:
-        def __init__(self, connection: Any) -> None:
-            self._connection = connection
-
-        def execute(self, statement: str, values: Sequence[Any] = ()) -> Any:
-            return self._connection.execute(statement.replace(old, new), values)
-
-        def execute_many(self, statement: str, rows: Sequence[Any]) -> None:
-            self._connection.execute_many(statement.replace(old, new), rows)
-
     def rewritten(original: Callable[..., Any], first: Any, *args: Any) -> Any:
         if not isinstance(first, schema.QueueCounters):
-            return original(Rewriting(first), *args)
-        plain, first.connection = first.connection, Rewriting(first.connection)
+            return original(Rewriting(first, old, new), *args)
+        plain = first.connection
+        first.connection = Rewriting(plain, old, new)
         try:
             return original(first, *args)
         finally:

@@ -13,6 +13,7 @@ from atroposlib.api.common.records import (
     NewGroup,
 )
 from atroposlib.api.store import Store
+from atroposlib.api.store.sql.put import MarkReplies
 from atroposlib.errors import KeyConflict, RunChanged, StaleGeneration
 from tests.torture.queue.model_trainer import Handle, ModelTrainer
 from tests.torture.queue.queue_duel import Duel, Wish
@@ -99,10 +100,10 @@ class Actions:
         gid = gids[i % len(gids)]
         since, _ = model.unconfirmed[gid]
         if fate in ("lost", "elsewhere"):
-            self.duel.store.mark(lost=[gid])
+            self.duel.store.do(MarkReplies(lost=[gid]))
             model.unconfirmed[gid] = (since, True)
         elif fate == "confirmed":
-            self.duel.store.mark(confirmed=[gid])
+            self.duel.store.do(MarkReplies(confirmed=[gid]))
             del model.unconfirmed[gid]
         again = replace(model.groups[gid].new, arrived=self.now)
         if fate == "elsewhere":  # an equal group of another environment is no repeat

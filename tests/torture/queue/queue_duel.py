@@ -24,8 +24,23 @@ from atroposlib.api.common.records import (
     StoreStats,
 )
 from atroposlib.api.decisions import fair_share
-from atroposlib.api.decisions.batching import StalenessRule, choose, complete_buffer
+from atroposlib.api.decisions.batching import choose, complete_buffer
+from atroposlib.api.decisions.staleness import StalenessRule
 from atroposlib.api.store import Store
+from atroposlib.api.store.sql import run
+from atroposlib.api.store.sql.ack import (
+    Ack,
+    Commit,
+    Discard,
+    DropDead,
+    Extend,
+    Lookup,
+    Revive,
+    Rewind,
+    dead_batches,
+)
+from atroposlib.api.store.sql.claim import ClaimBatch
+from atroposlib.api.store.sql.run import Admit, Admitted, FreeAbsent, LoadRun, Release, SaveRun
 from atroposlib.api.store.sql.schema import Connection, Row
 from atroposlib.errors import AtroposError, CorruptPayload, StoreError
 from tests.torture.queue.queue_model import KEEPS_PAYLOAD, Model, ModelBatch
@@ -59,7 +74,7 @@ class Duel:
     def __init__(self, store: Store, max_bytes: int) -> None:
         self.store = store
         self.model = Model(max_bytes)
-        self.model.run = store.load()
+        self.model.run = store.ask(LoadRun())
         self.archived = False  # whether the store keeps all retired payloads
         # What a failed call would have done to the model, had it landed.
         self.in_flight: Callable[[Model], Any] | None = None
@@ -114,7 +129,7 @@ class Duel:
             return as_batch(model, model.claim(claim, choose_alike, no))
 
         try:
-            got = self._both(lambda: self.store.claim(claim, choose_and_note), tell)
+            got = self._both(lambda: self.store.do(ClaimBatch(claim, choose_and_note)), tell)
         except StoreError:
             if wrong:
                 raise wrong[0] from None
@@ -127,7 +142,7 @@ class Duel:
 
     def lookup(self, no: int, generation: int, epoch: int) -> Any:
         return self._both(
-            lambda: self.store.lookup(no, generation, epoch),
+            lambda: self.store.ask(Lookup(no, generation, epoch)),
             lambda model, _: as_batch(model, model.lookup(no, generation, epoch)),
         )
 
@@ -135,68 +150,70 @@ class Duel:
         self, no: int, generation: int, epoch: int, *, rank: int | None, commit: bool
     ) -> Any:
         return self._both(
-            lambda: self.store.ack(no, generation, epoch, rank=rank, commit=commit),
+            lambda: self.store.do(Ack(no, generation, epoch, rank=rank, commit=commit)),
             lambda model, _: model.ack(no, generation, epoch, rank, commit),
         )
 
     def extend(self, no: int, generation: int, epoch: int, lease_until: float) -> Any:
         return self._both(
-            lambda: self.store.extend(no, generation, epoch, lease_until),
+            lambda: self.store.do(Extend(no, generation, epoch, lease_until)),
             lambda model, _: model.extend(no, generation, epoch, lease_until),
         )
 
     def commit(self, no: int, generation: int) -> Any:
         return self._both(
-            lambda: self.store.commit(no, generation),
+            lambda: self.store.do(Commit(no, generation)),
             lambda model, _: model.commit(no, generation),
         )
 
     def rewind(self, no: int, generation: int) -> Any:
         return self._both(
-            lambda: self.store.rewind(no, generation),
+            lambda: self.store.do(Rewind(no, generation)),
             lambda model, _: model.rewind(no, generation),
         )
 
     def discard(self, no: int, gids: Sequence[int]) -> None:
         self._both(
-            lambda: self.store.discard(no, gids),
+            lambda: self.store.do(Discard(no, gids)),
             lambda model, _: model.discard(no, gids),
         )
 
     def settle_dead(self, no: int, *, revive: bool) -> None:
-        store = self.store.revive if revive else self.store.drop_dead
+        settle = Revive(no) if revive else DropDead(no)
         self._both(
-            lambda: store(no),
+            lambda: self.store.do(settle),
             lambda model, _: model.revive(no) if revive else model.drop_dead(no),
         )
-        assert [(one.no, one.groups) for one in self.store.dead()] == self.model.dead()
+        assert [
+            (one.no, one.groups) for one in self.store.ask(dead_batches)
+        ] == self.model.dead()
 
     def free_absent(self, live: Sequence[int]) -> None:
         self._both(
-            lambda: self.store.free_absent(live), lambda model, _: model.free_absent(live)
+            lambda: self.store.do(FreeAbsent(live)), lambda model, _: model.free_absent(live)
         )
 
     def admit(self, asked: AdmissionGrant, budget: int, now: float) -> Any:
         return self._both(
-            lambda: self.store.admit(asked, budget, now),
+            lambda: self.store.do(Admit(asked, budget, now)),
             lambda model, _: model.admit(asked, budget, now),
         )
 
     def release(self, admission_id: str) -> None:
         self._both(
-            lambda: self.store.release(admission_id),
+            lambda: self.store.do(Release(admission_id)),
             lambda model, _: model.release(admission_id),
         )
 
     def save(self, body: bytes, revision: int, *, fence: bool) -> RunDocument:
         self._both(
-            lambda: self.store.save(body, revision, fence=fence),
+            lambda: self.store.do(SaveRun(body, revision, fence=fence)),
             lambda model, _: model.save(body, revision, fence),
         )
         return self.model.run
 
     def reset(self) -> None:
-        self._both(self.store.reset, lambda model, _: model.reset())
+        self._both(lambda: self.store.do(run.reset_run), lambda model, _: model.reset())
 
     def chosen(
         self, queue: Sequence[GroupSummary], mixed: bytes | None, claim: Claim, wish: Wish
@@ -226,16 +243,16 @@ class Duel:
     def require_same_books(self, now: float) -> None:
         """The store's counts equal a recount, and the bound holds."""
         stats = self.store.stats()
-        wanted, run = counts_of(self.model), self.store.load()
+        wanted, run = counts_of(self.model), self.store.ask(LoadRun())
         assert counts_in(stats) == wanted, f"{counts_in(stats)} instead of {wanted}"
         assert run == self.model.run, f"{run} instead of {self.model.run}"
         assert stats.retained_bytes <= self.model.max_bytes
-        assert sum(self.store.admitted(now).values()) == self.model.admitted(now)
+        assert sum(self.store.ask(Admitted(now)).values()) == self.model.admitted(now)
 
     def require_same_files(self) -> None:
         """A store with a payload log that was just opened: the files hold what the rows
         name, not a byte more, and the counts of live bytes are those of the rows."""
-        files, known = self.store._log._files, self.store._read(_segments)
+        files, known = self.store._log._files, self.store.ask(_segments)
         sizes = {no: files.path(no).stat().st_size for no in files.numbers()}
         assert sizes == {no: n for no, n, _, _ in known if n}, f"{sizes} instead of {known}"
         assert all(live == counted for _, _, live, counted in known), known

@@ -17,9 +17,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from atroposlib.api.decisions.batching import StalenessRule
+from atroposlib.api.decisions.staleness import StalenessRule
 from atroposlib.api.store import Store
 from atroposlib.api.store.memory import MemoryStore
+from atroposlib.api.store.sql import run
 from atroposlib.api.store.sqlite import DATABASE, SqliteStore
 from tests.postgres_server import PostgresServer
 from tests.torture.queue.queue_actions import MAX_BYTES, SIZES, Actions, Draft
@@ -256,7 +257,8 @@ class PostgresMachine(QueueMachine):
     shared_store: Store
 
     def open(self) -> Store:
-        self.shared_store.reset()  # a schema for each example would take most of the time
+        # A schema for each example would take most of the time.
+        self.shared_store.do(run.reset_run)
         return self.shared_store
 
     @rule(sure=st.integers(0, 3))

@@ -75,7 +75,7 @@ class PostgresStore(Store):
         writer = Writer(database.PostgresDatabase(self._server))
         super().__init__(writer, self._readers.run, max_bytes)
         if archive_bytes is not None:
-            self._write(lambda c: c.execute("UPDATE archive SET bound = ?", (archive_bytes,)))
+            self.do(lambda c: c.execute("UPDATE archive SET bound = ?", (archive_bytes,)))
         if data_dir is not None:  # the directory may have served other databases
             name = f"postgres-{digest_of(url.encode()).hex()[:8]}"
             self.archive = data_dir / "archive" / name / "index.sqlite"
@@ -83,14 +83,14 @@ class PostgresStore(Store):
     _archived = "SELECT digest, body FROM archived JOIN payload USING (gid) WHERE gid = ?"
 
     def pin(self, gids: Sequence[int], kept: bool = True) -> None:
-        [(bound,)] = self._read(lambda c: c.execute("SELECT bound FROM archive"))
+        [(bound,)] = self.ask(lambda c: c.execute("SELECT bound FROM archive"))
         if not bound:
             super().pin(gids, kept)
         sql = (
             "INSERT INTO pinned SELECT gid FROM payload WHERE gid IN {} ON CONFLICT DO NOTHING"
         )
         sql = sql if kept else "DELETE FROM pinned WHERE gid IN {}"
-        self._write(lambda c: for_all(c, sql, gids))
+        self.do(lambda c: for_all(c, sql, gids))
 
     def stats(self) -> StoreStats:
         def look(connection: Connection) -> StoreStats:
@@ -98,7 +98,7 @@ class PostgresStore(Store):
             [(n_bytes,)] = connection.execute("SELECT n_bytes FROM archive")
             return replace(found, disk_bytes=found.retained_bytes + n_bytes)
 
-        return self._read(look)
+        return self.ask(look)
 
     def now(self) -> float:
         return self._server.now()

@@ -1,10 +1,14 @@
-"""SQL of ack, extend, commit, rewind and discard, and of GET /batch, which acks and claims."""
+"""Operations on delivered batches: ack, extend, commit, rewind, discard; and GET /batch.
+
+Those with a ``generation`` raise StaleGeneration if it is not the current one, or if there is
+no such batch; those with an ``epoch`` also if a later delivery owns the batch, or if it is dead.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 import msgspec
 
@@ -21,9 +25,9 @@ from atroposlib.api.common.records import (
 )
 from atroposlib.api.store.sql.claim import (
     BatchRow,
+    ClaimBatch,
     as_batch,
     batches,
-    claim,
     dissolve,
     drop,
     end_open,
@@ -49,94 +53,163 @@ from atroposlib.errors import ConfigError, StaleGeneration
 NO_GENERATION = -1  # generation of a batch that a rewind reopened
 
 
-def _owned(connection: Connection, no: int, generation: int, epoch: int) -> BatchRow:
-    """The batch, for the caller that holds it."""
-    read_meta(connection).require_generation(generation)
-    rows = batches(connection, "no = ? AND state <> 'dead'", no) if 0 < no <= MAX_INT64 else []
-    if not rows or not _holds(rows[0], generation, epoch):
-        raise StaleGeneration(f"delivery {epoch} of batch {no} is not the latest one")
-    return rows[0]
-
-
 def _holds(row: BatchRow, generation: int, epoch: int) -> bool:
     return row.generation == generation and row.first_epoch <= epoch <= row.epoch
 
 
-def lookup(
-    connection: Connection, no: int, generation: int, epoch: int, freed: bool = False
-) -> LeasedBatch:
-    row = _owned(connection, no, generation, epoch)
-    if row.state == BatchState.COMMITTED.value and not freed:
-        raise StaleGeneration(f"batch {no} is committed")
-    return as_batch(row, members_of(connection, no))
+def _numbered(connection: Connection, no: int, where: str) -> list[BatchRow]:
+    """Batch ``no`` if ``where`` holds for it: a list of one or none."""
+    return batches(connection, f"no = ? AND {where}", no) if 0 < no <= MAX_INT64 else []
 
 
-def extend(
-    connection: Connection, no: int, generation: int, epoch: int, lease_until: float
-) -> None:
-    _owned(connection, no, generation, epoch)
-    connection.execute("UPDATE batch SET lease_until = ? WHERE no = ?", (lease_until, no))
+@dataclass(frozen=True)
+class _OfHolder:
+    """Operation of the caller that holds delivery ``epoch`` of batch ``no``."""
+
+    no: int
+    generation: int
+    epoch: int
+
+    def row(self, connection: Connection) -> BatchRow:
+        """The batch. StaleGeneration: its latest delivery is a later one."""
+        read_meta(connection).require_generation(self.generation)
+        rows = _numbered(connection, self.no, "state <> 'dead'")
+        if not rows or not _holds(rows[0], self.generation, self.epoch):
+            raise StaleGeneration(
+                f"delivery {self.epoch} of batch {self.no} is not the latest one"
+            )
+        return rows[0]
 
 
-def ack(
-    connection: Connection,
-    no: int,
-    generation: int,
-    epoch: int,
-    rank: int | None,
-    commit: bool,
-) -> bool:
-    row = _owned(connection, no, generation, epoch)
-    if rank is not None and not 0 <= rank < row.world_size:
-        raise ConfigError(f"rank: batch {no} has the ranks 0 .. {row.world_size - 1}")
-    if row.state != BatchState.OPEN.value:
-        return False
-    if rank is not None:
-        ranks = {int(one) for one in row.ranks.split(",") if one} | {rank}
-        text = ",".join(str(one) for one in sorted(ranks))
-        connection.execute("UPDATE batch SET ranks = ? WHERE no = ?", (text, no))
-        if len(ranks) < row.world_size:
+@dataclass(frozen=True)
+class Lookup(_OfHolder):
+    """The batch as delivered; with ``freed`` also one whose payloads may be freed."""
+
+    freed: bool = False
+
+    def __call__(self, connection: Connection) -> LeasedBatch:
+        row = self.row(connection)
+        if row.state == BatchState.COMMITTED.value and not self.freed:
+            raise StaleGeneration(f"batch {self.no} is committed")
+        return as_batch(row, members_of(connection, self.no))
+
+
+@dataclass(frozen=True)
+class Extend(_OfHolder):
+    """Move the end of a lease."""
+
+    lease_until: float
+
+    def __call__(self, connection: Connection) -> None:
+        self.row(connection)
+        connection.execute(
+            "UPDATE batch SET lease_until = ? WHERE no = ?", (self.lease_until, self.no)
+        )
+
+
+@dataclass(frozen=True)
+class Ack(_OfHolder):
+    """Record that the batch was trained on. True for the operation that changed it.
+
+    With a ``rank`` the batch is acked after those of all ``world_size`` ranks. ``commit`` frees
+    the payloads at once, for trainers that never rewind.
+
+    Raises:
+        ConfigError: there is no such rank.
+    """
+
+    _: KW_ONLY
+    rank: int | None = None
+    commit: bool = False
+
+    def __call__(self, connection: Connection) -> bool:
+        row = self.row(connection)
+        if self.rank is not None and not 0 <= self.rank < row.world_size:
+            raise ConfigError(f"rank: batch {self.no} has the ranks 0 .. {row.world_size - 1}")
+        if row.state != BatchState.OPEN.value:
             return False
-    with counting(connection) as counters:
-        end_open(counters, row, BatchState.ACKED)
-        if commit:
-            _commit(counters, row)
-            prune(counters)
-    return True
+        if self.rank is not None:
+            ranks = {int(rank) for rank in row.ranks.split(",") if rank} | {self.rank}
+            text = ",".join(str(rank) for rank in sorted(ranks))
+            connection.execute("UPDATE batch SET ranks = ? WHERE no = ?", (text, self.no))
+            if len(ranks) < row.world_size:
+                return False
+        with counting(connection) as counters:
+            end_open(counters, row, BatchState.ACKED)
+            if self.commit:
+                _commit(counters, row)
+                prune(counters)
+        return True
 
 
 MAX_NAMED_OPEN = 100  # of the batches that a commit leaves open, in its reply
 
 
-def commit(connection: Connection, no: int, generation: int) -> CommitResult:
-    with counting(connection) as counters:
-        # A named claim is repeated until its reply arrives. The reply to an unnamed one may be
-        # lost, and its batch untrained.
-        _count_as_acked(counters, no, generation, "claim_id IS NOT NULL")
-        rows = batches(connection, "state = 'acked' AND no <= ?", no)
-        for row in rows:
-            _commit(counters, row)
-        prune(counters)
-        left = batches(connection, "state = 'open' AND no <= ?", no)
-        return CommitResult(len(rows), tuple(row.no for row in left[:MAX_NAMED_OPEN]))
+@dataclass(frozen=True)
+class Commit:
+    """Free all batches up to ``no``, whose effect a durable checkpoint holds.
+
+    Open ones count as acked if their claim had a name; others stay open.
+    """
+
+    no: int
+    generation: int
+
+    def __call__(self, connection: Connection) -> CommitResult:
+        with counting(connection) as counters:
+            # A named claim is repeated until its reply arrives. The reply to an unnamed one may
+            # be lost, and its batch untrained.
+            _count_as_acked(counters, self.no, self.generation, "claim_id IS NOT NULL")
+            rows = batches(connection, "state = 'acked' AND no <= ?", self.no)
+            for row in rows:
+                _commit(counters, row)
+            prune(counters)
+            left = batches(connection, "state = 'open' AND no <= ?", self.no)
+            return CommitResult(len(rows), tuple(row.no for row in left[:MAX_NAMED_OPEN]))
 
 
-def rewind(
-    connection: Connection, no: int, generation: int, rewind_id: str = ""
-) -> RewindResult:
-    with counting(connection) as counters:
-        if rewind_id and _is_repeated(counters, generation, rewind_id):
-            [(again,)] = connection.execute(_OPEN_AFTER, (no,))
-            return RewindResult(again, after(connection, no)[1], repeated=True)
-        _count_as_acked(counters, no, generation)
-        for row in batches(connection, "state = 'open' AND no > ?", no):
-            _let_go(counters, row)  # prefetched: it is delivered again in its turn
-        rows = batches(connection, "state = 'acked' AND no > ?", no)
-        for row in rows:
-            transfer_batch(counters, row, GroupState.ACKED, GroupState.LEASED)
-            _let_go(counters, row)
-        counters.add(batches_open=len(rows), batches_acked=-len(rows))
-        return RewindResult(replayed=len(rows), gone=after(connection, no)[1])
+@dataclass(frozen=True)
+class Rewind:
+    """Return to the checkpoint that holds batches up to ``no``; 0 is the beginning.
+
+    Acked and open batches after ``no`` are delivered again, first and in their order; their
+    former holders are fenced. Open batches up to ``no`` count as acked. A rewind with the
+    ``rewind_id`` of an earlier one of its generation changes nothing.
+    """
+
+    no: int
+    generation: int
+    rewind_id: str = ""
+
+    def __call__(self, connection: Connection) -> RewindResult:
+        with counting(connection) as counters:
+            if self.rewind_id and _is_repeated(counters, self.generation, self.rewind_id):
+                [(again,)] = connection.execute(_OPEN_AFTER, (self.no,))
+                return RewindResult(again, self._gone(connection), repeated=True)
+            _count_as_acked(counters, self.no, self.generation)
+            for row in batches(connection, "state = 'open' AND no > ?", self.no):
+                _let_go(counters, row)  # prefetched: it is delivered again in its turn
+            rows = batches(connection, "state = 'acked' AND no > ?", self.no)
+            for row in rows:
+                transfer_batch(counters, row, GroupState.ACKED, GroupState.LEASED)
+                _let_go(counters, row)
+            counters.add(batches_open=len(rows), batches_acked=-len(rows))
+            return RewindResult(replayed=len(rows), gone=self._gone(connection))
+
+    def _gone(self, connection: Connection) -> int:
+        return After(self.no)(connection)[1]
+
+
+@dataclass(frozen=True)
+class After:
+    """The last batch formed, and how many after batch ``no`` are committed."""
+
+    no: int
+
+    def __call__(self, connection: Connection) -> tuple[int, int]:
+        gone = "SELECT COUNT(*) FROM batch WHERE state = 'committed' AND no > ?"
+        [(n_batches,)] = connection.execute(gone, (self.no,))
+        return read_meta(connection).last_batch, n_batches
 
 
 _OPEN_AFTER = "SELECT COUNT(*) FROM batch WHERE state = 'open' AND no > ?"
@@ -154,11 +227,6 @@ def _is_repeated(counters: QueueCounters, generation: int, rewind_id: str) -> bo
     known = [*(known if of == generation else ()), rewind_id][-MAX_REWINDS:]
     keep_document(counters.connection, _REWINDS, msgspec.json.encode((generation, known)))
     return False
-
-
-def after(connection: Connection, no: int) -> tuple[int, int]:
-    gone = "SELECT COUNT(*) FROM batch WHERE state = 'committed' AND no > ?"
-    return read_meta(connection).last_batch, connection.execute(gone, (no,))[0][0]
 
 
 def _let_go(counters: QueueCounters, row: BatchRow) -> None:
@@ -183,7 +251,8 @@ def _count_as_acked(
         end_open(counters, row, BatchState.ACKED)
 
 
-def dead(connection: Connection) -> list[DeadBatch]:
+def dead_batches(connection: Connection) -> list[DeadBatch]:
+    """Batches that were set aside, and 0 for damaged groups of no batch."""
     rows = connection.execute(
         "SELECT COALESCE(batch_no, 0), COUNT(*), SUM(n_seq), SUM(n_bytes) FROM groups "
         "WHERE state = 'dead' GROUP BY batch_no ORDER BY 1"
@@ -191,37 +260,60 @@ def dead(connection: Connection) -> list[DeadBatch]:
     return [DeadBatch(*map(int, row)) for row in rows]
 
 
-def revive(connection: Connection, no: int) -> bool:
-    rows = batches(connection, "no = ? AND state = 'dead'", no) if 0 < no <= MAX_INT64 else []
-    with counting(connection) as counters:
-        for row in rows:
-            transfer_batch(counters, row, GroupState.DEAD, GroupState.LEASED)
-            _let_go(counters, row)
-            renumber(counters, row)
-        counters.add(batches_open=len(rows), batches_dead=-len(rows))
-    return bool(rows)
+@dataclass(frozen=True)
+class Revive:
+    """Deliver a dead batch again, with the next number. False if ``no`` is none."""
 
+    no: int
 
-def drop_dead(connection: Connection, no: int) -> bool:
-    sql = "SELECT gid FROM groups WHERE state = 'dead' AND COALESCE(batch_no, 0) = ?"
-    gids = [gid for (gid,) in connection.execute(sql, (min(max(no, 0), MAX_INT64),))]
-    with counting(connection) as counters:
-        drop(counters, gids, GroupState.DEAD)
-        if gids and no:
-            connection.execute("UPDATE groups SET batch_no = NULL WHERE batch_no = ?", (no,))
-            connection.execute("DELETE FROM batch WHERE no = ?", (no,))
-            counters.add(batches_dead=-1)
-    return bool(gids)
-
-
-def discard(connection: Connection, no: int, gids: Sequence[int]) -> None:
-    rows = batches(connection, "no = ? AND state = 'open'", no) if 0 < no <= MAX_INT64 else []
-    if not rows:
-        return
-    damaged = {member.gid for member in members_of(connection, no)} & set(gids)
-    if damaged:
+    def __call__(self, connection: Connection) -> bool:
+        rows = _numbered(connection, self.no, "state = 'dead'")
         with counting(connection) as counters:
-            dissolve(counters, rows[0], sorted(damaged))
+            for row in rows:
+                transfer_batch(counters, row, GroupState.DEAD, GroupState.LEASED)
+                _let_go(counters, row)
+                renumber(counters, row)
+            counters.add(batches_open=len(rows), batches_dead=-len(rows))
+        return bool(rows)
+
+
+@dataclass(frozen=True)
+class DropDead:
+    """Free a dead batch; its groups count as dropped. False if ``no`` is none."""
+
+    no: int
+
+    def __call__(self, connection: Connection) -> bool:
+        no = min(max(self.no, 0), MAX_INT64)
+        sql = "SELECT gid FROM groups WHERE state = 'dead' AND COALESCE(batch_no, 0) = ?"
+        gids = [gid for (gid,) in connection.execute(sql, (no,))]
+        with counting(connection) as counters:
+            drop(counters, gids, GroupState.DEAD)
+            if gids and no:
+                connection.execute(
+                    "UPDATE groups SET batch_no = NULL WHERE batch_no = ?", (no,)
+                )
+                connection.execute("DELETE FROM batch WHERE no = ?", (no,))
+                counters.add(batches_dead=-1)
+        return bool(gids)
+
+
+@dataclass(frozen=True)
+class Discard:
+    """Mark damaged groups of open batch ``no`` DEAD and dissolve the batch, so that its other
+    groups are delivered in a new one. A batch that is not open is unchanged."""
+
+    no: int
+    gids: Sequence[int]
+
+    def __call__(self, connection: Connection) -> None:
+        rows = _numbered(connection, self.no, "state = 'open'")
+        if not rows:
+            return
+        members = {member.gid for member in members_of(connection, self.no)}
+        if damaged := members & set(self.gids):
+            with counting(connection) as counters:
+                dissolve(counters, rows[0], sorted(damaged))
 
 
 def _commit(counters: QueueCounters, row: BatchRow) -> None:
@@ -237,41 +329,60 @@ def _commit(counters: QueueCounters, row: BatchRow) -> None:
 # --- GET /batch -----------------------------------------------------------------------
 
 
-def turn(connection: Connection) -> BatchTurn | None:
+def last_turn(connection: Connection) -> BatchTurn | None:
+    """The last delivery to GET /batch."""
     body = document(connection, TURN)
     return None if body is None else msgspec.json.decode(body, type=BatchTurn)
 
 
-def claim_in_turn(
-    connection: Connection, asked: Claim, choose: Chooser, revision: int
-) -> tuple[LeasedBatch | str, int | None]:
-    """See :meth:`atroposlib.api.store.sql.sql_store.Store.claim_in_turn`."""
-    meta = read_meta(connection)
-    meta.require_generation(asked.generation)
-    meta.require_revision(revision)
-    last, acked = turn(connection), None
-    if last is None or last.generation != asked.generation:
-        last = BatchTurn(generation=asked.generation)
-    if last.reply is ReplyState.SENT:
-        with suppress(StaleGeneration):  # it dissolved meanwhile
-            ack(connection, last.no, last.generation, last.epoch, None, commit=True)
-            acked = last.no
-        last = msgspec.structs.replace(last, after=last.no, reply=ReplyState.ACKED)
-    got = claim(connection, replace(asked, claim_id=f"get-batch-after-{last.after}"), choose)
-    if isinstance(got, LeasedBatch):
-        last = msgspec.structs.replace(
-            last, no=got.no, epoch=got.epoch, reply=ReplyState.SENDING
-        )
-    keep_document(connection, TURN, msgspec.json.encode(last))
-    return got, acked
+@dataclass(frozen=True)
+class ClaimInTurn:
+    """Claim for GET /batch: ack and commit the batch of the last reply if it was sent whole,
+    else return that batch again. Also returns the number of a batch that it acked.
+
+    Raises:
+        RunChanged: ``revision`` is not that of the run document: read the run again.
+    """
+
+    claim: Claim
+    choose: Chooser
+    revision: int
+
+    def __call__(self, connection: Connection) -> tuple[LeasedBatch | str, int | None]:
+        generation, meta = self.claim.generation, read_meta(connection)
+        meta.require_generation(generation)
+        meta.require_revision(self.revision)
+        last, acked = last_turn(connection), None
+        if last is None or last.generation != generation:
+            last = BatchTurn(generation=generation)
+        if last.reply is ReplyState.SENT:
+            with suppress(StaleGeneration):  # it dissolved meanwhile
+                Ack(last.no, last.generation, last.epoch, commit=True)(connection)
+                acked = last.no
+            last = msgspec.structs.replace(last, after=last.no, reply=ReplyState.ACKED)
+        claim = replace(self.claim, claim_id=f"get-batch-after-{last.after}")
+        batch = ClaimBatch(claim, self.choose)(connection)
+        if isinstance(batch, LeasedBatch):
+            last = msgspec.structs.replace(
+                last, no=batch.no, epoch=batch.epoch, reply=ReplyState.SENDING
+            )
+        keep_document(connection, TURN, msgspec.json.encode(last))
+        return batch, acked
 
 
-def end_turn(connection: Connection, batch: LeasedBatch, sent: bool) -> None:
-    last, now = turn(connection), ReplyState.SENT if sent else ReplyState.LOST
-    mine = (batch.generation, batch.no, batch.epoch)
-    if last is None or (last.generation, last.no, last.epoch) != mine:
-        return
-    if last.reply is not ReplyState.ACKED:
-        keep_document(
-            connection, TURN, msgspec.json.encode(msgspec.structs.replace(last, reply=now))
-        )
+@dataclass(frozen=True)
+class EndTurn:
+    """Record whether a reply to GET /batch was sent whole, until a later GET acts on it."""
+
+    batch: LeasedBatch
+    sent: bool
+
+    def __call__(self, connection: Connection) -> None:
+        last, batch = last_turn(connection), self.batch
+        delivered = (batch.generation, batch.no, batch.epoch)
+        if last is None or (last.generation, last.no, last.epoch) != delivered:
+            return
+        if last.reply is not ReplyState.ACKED:
+            reply = ReplyState.SENT if self.sent else ReplyState.LOST
+            last = msgspec.structs.replace(last, reply=reply)
+            keep_document(connection, TURN, msgspec.json.encode(last))

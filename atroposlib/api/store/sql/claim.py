@@ -1,4 +1,4 @@
-"""SQL of claim: redelivery of open batches, and new batches."""
+"""Claim: redelivery of open batches, and new batches."""
 
 from __future__ import annotations
 
@@ -139,33 +139,54 @@ def prune(counters: QueueCounters) -> None:
 # --- a claim --------------------------------------------------------------------------
 
 
-def claim(connection: Connection, claim: Claim, choose: Chooser) -> LeasedBatch | str:
-    """See :meth:`atroposlib.api.store.sql.sql_store.Store.claim`."""
-    with counting(connection) as counters:
-        counters.meta.require_generation(claim.generation)
-        _refuse_answered(counters, claim)
-        suspects: list[BatchRow] = []
-        for row in _due(batches(connection, "state = 'open'"), claim):
-            if row.n_seq != claim.size:
-                dissolve(counters, row)
-            elif row.tries > claim.max_deliveries:
-                end_open(counters, row, BatchState.DEAD)
-            elif row.tries == claim.max_deliveries and not _is_proven(connection, claim):
-                row = replace(row, tries=row.tries - 1)
-                if _repeats(row, claim):
+@dataclass(frozen=True)
+class ClaimBatch:
+    """Lease one batch, or return the reason why none can be formed.
+
+    In this order: the open batch of the same ``claim_id``; the oldest open batch whose lease
+    ended, or that an older generation holds, or that a rewind reopened; a new one. A repeated
+    batch is identical, with ``epoch`` one higher. Deliveries to repeats of one ``claim_id`` do
+    not fence each other: a late response to the first must not fence the trainer that uses the
+    second. An open batch without ``size`` sequences is dissolved (its groups return to their
+    place in the queue). One delivered ``max_deliveries`` times comes after all others, with a
+    number after theirs, until the trainer has acked another one since it registered; if that
+    does not ack it either, it is dead, with its groups.
+
+    For a new batch ``choose`` gets, oldest first, the oldest ``size // n_seq`` groups of each
+    kind (env, n_seq); more cannot be part of one batch. Groups that it drops are freed in the
+    same transaction. If it dropped groups and chose none, it is called again.
+    """
+
+    claim: Claim
+    choose: Chooser
+
+    def __call__(self, connection: Connection) -> LeasedBatch | str:
+        claim = self.claim
+        with counting(connection) as counters:
+            counters.meta.require_generation(claim.generation)
+            _refuse_answered(counters, claim)
+            suspects: list[BatchRow] = []
+            for row in _due(batches(connection, "state = 'open'"), claim):
+                if row.n_seq != claim.size:
+                    dissolve(counters, row)
+                elif row.tries > claim.max_deliveries:
+                    end_open(counters, row, BatchState.DEAD)
+                elif row.tries == claim.max_deliveries and not _is_proven(connection, claim):
+                    row = replace(row, tries=row.tries - 1)
+                    if _repeats(row, claim):
+                        return _deliver_again(counters, row, claim)
+                    suspects.append(row)
+                else:
+                    _put_last(counters, suspects, claim)
                     return _deliver_again(counters, row, claim)
-                suspects.append(row)
-            else:
+            formed = _form(counters, claim, self.choose)
+            if not suspects or isinstance(formed, LeasedBatch):
                 _put_last(counters, suspects, claim)
-                return _deliver_again(counters, row, claim)
-        formed = _form(counters, claim, choose)
-        if not suspects or isinstance(formed, LeasedBatch):
+                return formed
+            first = min(suspects, key=lambda row: (row.epoch, -row.no))  # each in turn
+            suspects.remove(first)
             _put_last(counters, suspects, claim)
-            return formed
-        first = min(suspects, key=lambda row: (row.epoch, -row.no))  # each in turn
-        suspects.remove(first)
-        _put_last(counters, suspects, claim)
-        return _deliver_again(counters, first, claim)
+            return _deliver_again(counters, first, claim)
 
 
 def _put_last(counters: QueueCounters, suspects: Sequence[BatchRow], claim: Claim) -> None:
@@ -188,7 +209,7 @@ def renumber(counters: QueueCounters, row: BatchRow) -> None:
 
 
 def _refuse_answered(counters: QueueCounters, claim: Claim) -> None:
-    """Refuse a claim whose batch is acked: a repeat that came late, at another replica say.
+    """Refuse a claim whose batch is acked: a repeat that came late, for example at another replica.
 
     A batch leased to it would have no owner, and the next checkpoint would count it as
     trained on.
@@ -326,13 +347,19 @@ def _queue(connection: Connection, size: int) -> list[GroupSummary]:
     return sorted(queue, key=lambda group: group.gid)
 
 
-def older_than(connection: Connection, version: int) -> dict[tuple[int | None, int], int]:
-    rows = connection.execute(
-        "SELECT env, n_seq, COUNT(*) FROM groups WHERE state = 'pending' "
-        "AND COALESCE(version, arrived_version) < ? GROUP BY env, n_seq",
-        (version,),
-    )
-    return {(env_of(env), n_seq): count for env, n_seq, count in rows}
+@dataclass(frozen=True)
+class OlderThan:
+    """Number of queued groups with tokens of older policy versions, by (env, n_seq)."""
+
+    version: int
+
+    def __call__(self, connection: Connection) -> dict[tuple[int | None, int], int]:
+        rows = connection.execute(
+            "SELECT env, n_seq, COUNT(*) FROM groups WHERE state = 'pending' "
+            "AND COALESCE(version, arrived_version) < ? GROUP BY env, n_seq",
+            (self.version,),
+        )
+        return {(env_of(env), n_seq): count for env, n_seq, count in rows}
 
 
 def drop(counters: QueueCounters, gids: Sequence[int], before: GroupState) -> None:

@@ -1,4 +1,4 @@
-"""SQL of put: idempotency keys, the bound on bytes, completed buffers."""
+"""Put: idempotency keys, the bound on bytes, completed buffers."""
 
 from __future__ import annotations
 
@@ -173,12 +173,16 @@ def _insert(counters: QueueCounters, group: NewGroup) -> _Known:
 # --- groups without a key -------------------------------------------------------------
 
 
-def mark(
-    connection: Connection, confirmed: Sequence[int] = (), lost: Sequence[int] = ()
-) -> None:
-    """Record what became of the replies to these groups."""
-    for_all(connection, "DELETE FROM unconfirmed WHERE gid IN {}", confirmed)
-    for_all(connection, "UPDATE unconfirmed SET lost = 1 WHERE gid IN {}", lost)
+@dataclass(frozen=True)
+class MarkReplies:
+    """Record whether the replies to groups without a key arrived."""
+
+    confirmed: Sequence[int] = ()
+    lost: Sequence[int] = ()
+
+    def __call__(self, connection: Connection) -> None:
+        for_all(connection, "DELETE FROM unconfirmed WHERE gid IN {}", self.confirmed)
+        for_all(connection, "UPDATE unconfirmed SET lost = 1 WHERE gid IN {}", self.lost)
 
 
 def _forget(

@@ -1,8 +1,9 @@
-"""SQL of the run: its document, and admissions of rollouts."""
+"""Operations on the run: its document, and admissions of rollouts."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 
 import msgspec
 
@@ -30,12 +31,18 @@ WHERE state IN ('buffered', 'pending') AND (version > ? OR arrived_version > ?)
 """
 
 
-def load(connection: schema.Connection, after_env: int = -1) -> RunDocument:
-    meta, body = schema.read_meta(connection), schema.document(connection, schema.RUN)
-    sql = "SELECT body FROM run_document WHERE name > ? AND name <= ? ORDER BY name"
-    rows = connection.execute(sql, (_env_name(after_env), _env_name(schema.MAX_INT64)))
-    envs = tuple(bytes(env) for (env,) in rows)
-    return RunDocument(meta.revision, meta.generation, body, envs)
+@dataclass(frozen=True)
+class LoadRun:
+    """The run document as last saved, with the environments of higher ids."""
+
+    after_env: int = -1
+
+    def __call__(self, connection: schema.Connection) -> RunDocument:
+        meta, body = schema.read_meta(connection), schema.document(connection, schema.RUN)
+        sql = "SELECT body FROM run_document WHERE name > ? AND name <= ? ORDER BY name"
+        names = (_env_name(self.after_env), _env_name(schema.MAX_INT64))
+        envs = tuple(bytes(env) for (env,) in connection.execute(sql, names))
+        return RunDocument(meta.revision, meta.generation, body, envs)
 
 
 def _env_name(env_id: int) -> str:
@@ -43,42 +50,60 @@ def _env_name(env_id: int) -> str:
     return f"env {env_id + 1:020}"
 
 
-def save(
-    connection: schema.Connection,
-    body: bytes,
-    revision: int,
-    fence: bool,
-    fork: int | None = None,
-    envs: Mapping[int, bytes | None] = {},
-) -> RunDocument:
-    with schema.counting(connection) as counters:
-        counters.meta.require_revision(revision)
-        bodies = {_env_name(env): entry for env, entry in envs.items()}
-        schema.keep_documents(connection, {schema.RUN: body, **bodies})
-        counters.set(revision=revision + 1)
-        if fork is not None:
-            connection.execute(_FORK, [fork] * 7)
-        if fence:
-            counters.set(generation=counters.meta.generation + 1, delivered=0)
-        return RunDocument(counters.meta.revision, counters.meta.generation, body)
+@dataclass(frozen=True)
+class SaveRun:
+    """Save the run document and ``envs`` (None: delete it) if ``revision`` is the latest.
+
+    ``fence`` begins the next trainer generation in the same transaction. With ``fork``, the
+    first version of its trainer, versions of queued groups after it are no longer those of the
+    current weights and count as older (``wire.lineage``).
+
+    Raises:
+        RunChanged: a later revision exists.
+    """
+
+    body: bytes
+    revision: int
+    _: KW_ONLY
+    fence: bool = False
+    fork: int | None = None
+    envs: Mapping[int, bytes | None] = field(default_factory=dict)
+
+    def __call__(self, connection: schema.Connection) -> RunDocument:
+        with schema.counting(connection) as counters:
+            counters.meta.require_revision(self.revision)
+            bodies = {_env_name(env): entry for env, entry in self.envs.items()}
+            schema.keep_documents(connection, {schema.RUN: self.body, **bodies})
+            counters.set(revision=self.revision + 1)
+            if self.fork is not None:
+                connection.execute(_FORK, [self.fork] * 7)
+            if self.fence:
+                counters.set(generation=counters.meta.generation + 1, delivered=0)
+            return RunDocument(counters.meta.revision, counters.meta.generation, self.body)
 
 
-def begin(connection: schema.Connection) -> None:
+def begin_run(connection: schema.Connection) -> None:
+    """Begin another run in the archive, as :func:`reset_run` does; nothing else changes."""
     meta = schema.read_meta(connection)
     body = msgspec.json.encode((meta.last_gid, meta.last_batch))
     schema.keep_document(connection, schema.BEGUN, body)
 
 
-def begun(connection: schema.Connection) -> tuple[int, int]:
+def run_start(connection: schema.Connection) -> tuple[int, int]:
+    """The last group and batch before the run that the archive shows; (0, 0): the first."""
     body = schema.document(connection, schema.BEGUN) or b"[0, 0]"
     return msgspec.json.decode(body, type=tuple[int, int])
 
 
-def reset(connection: schema.Connection) -> RunDocument:
+def reset_run(connection: schema.Connection) -> RunDocument:
+    """Delete groups, batches, admissions, fair shares and run, and fence every trainer.
+
+    Group ids, batch numbers, generations and revisions continue.
+    """
     with schema.counting(connection) as counters:
         for table in _EMPTIED:
             connection.execute(f"DELETE FROM {table}")
-        begin(connection)
+        begin_run(connection)
         meta = counters.meta
         counters.set(
             revision=meta.revision + 1,
@@ -95,50 +120,83 @@ def reset(connection: schema.Connection) -> RunDocument:
 # --- admissions -----------------------------------------------------------------------
 
 
-def admit(
-    connection: schema.Connection, asked: AdmissionGrant, budget: int, now: float
-) -> int:
-    connection.execute("DELETE FROM admission WHERE until <= ?", (now,))
-    known = connection.execute(
-        "SELECT n_seq, until FROM admission WHERE admission_id = ?", (asked.admission_id,)
-    )
-    if known:
-        [(granted, until)] = known
-        connection.execute(
-            "UPDATE admission SET until = ? WHERE admission_id = ?",
-            (max(until, asked.until), asked.admission_id),
+@dataclass(frozen=True)
+class Admit:
+    """Sequences granted, 0 .. ``grant.n_seq``; recorded until ``grant.until``.
+
+    ``budget`` bounds, over the whole run, the sequences accepted (held, acked and committed)
+    plus those of admissions that have not ended; it may be negative. A repeated
+    ``admission_id`` returns the same grant, with the later end.
+    """
+
+    grant: AdmissionGrant
+    budget: int
+    now: float
+
+    def __call__(self, connection: schema.Connection) -> int:
+        grant = self.grant
+        connection.execute("DELETE FROM admission WHERE until <= ?", (self.now,))
+        known = connection.execute(
+            "SELECT n_seq, until FROM admission WHERE admission_id = ?", (grant.admission_id,)
         )
-        return int(granted)
-    taken = sum(admitted(connection, now).values())
-    room = budget - schema.stats(connection).sequences_accepted - taken
-    granted = min(max(room, 0), asked.n_seq)
-    if granted > 0:
-        connection.execute(
-            "INSERT INTO admission VALUES (?, ?, ?, ?)",
-            (asked.admission_id, asked.env, granted, asked.until),
-        )
-    return granted
+        if known:
+            [(granted, until)] = known
+            connection.execute(
+                "UPDATE admission SET until = ? WHERE admission_id = ?",
+                (max(until, grant.until), grant.admission_id),
+            )
+            return int(granted)
+        taken = sum(Admitted(self.now)(connection).values())
+        room = self.budget - schema.stats(connection).sequences_accepted - taken
+        granted = min(max(room, 0), grant.n_seq)
+        if granted > 0:
+            connection.execute(
+                "INSERT INTO admission VALUES (?, ?, ?, ?)",
+                (grant.admission_id, grant.env, granted, grant.until),
+            )
+        return granted
 
 
-def release(connection: schema.Connection, admission_id: str) -> bool:
-    sql = "DELETE FROM admission WHERE admission_id = ? RETURNING admission_id"
-    return bool(connection.execute(sql, (admission_id,)))
+@dataclass(frozen=True)
+class Release:
+    """End an admission. False if it is unknown or has ended."""
+
+    admission_id: str
+
+    def __call__(self, connection: schema.Connection) -> bool:
+        sql = "DELETE FROM admission WHERE admission_id = ? RETURNING admission_id"
+        return bool(connection.execute(sql, (self.admission_id,)))
 
 
-def admitted(connection: schema.Connection, now: float) -> dict[int | None, int]:
-    sql = "SELECT env, SUM(n_seq) FROM admission WHERE until > ? GROUP BY env"
-    return {env: int(n_seq) for env, n_seq in connection.execute(sql, (now,))}
+@dataclass(frozen=True)
+class Admitted:
+    """Sequences of admissions that have not ended, by env."""
+
+    now: float
+
+    def __call__(self, connection: schema.Connection) -> dict[int | None, int]:
+        sql = "SELECT env, SUM(n_seq) FROM admission WHERE until > ? GROUP BY env"
+        return {env: int(n_seq) for env, n_seq in connection.execute(sql, (self.now,))}
 
 
-def free_absent(connection: schema.Connection, live: Collection[int]) -> tuple[int, int]:
-    kept = {*live, schema.NO_ENV, None}
-    ended = 0
-    for (env,) in connection.execute("SELECT DISTINCT env FROM admission"):
-        if env not in kept:
-            sql = "DELETE FROM admission WHERE env = ? RETURNING env"
-            ended += len(connection.execute(sql, (env,)))
-    rows = connection.execute("SELECT gid, env FROM groups WHERE state = 'buffered'")
-    gids = [gid for gid, env in rows if env not in kept]
-    with schema.counting(connection) as counters:
-        drop(counters, gids, GroupState.BUFFERED)
-    return len(gids), ended
+@dataclass(frozen=True)
+class FreeAbsent:
+    """Free buffered groups and admissions of environments not in ``live``.
+
+    Returns the number of groups, which count as dropped, and of admissions.
+    """
+
+    live: Collection[int]
+
+    def __call__(self, connection: schema.Connection) -> tuple[int, int]:
+        kept = {*self.live, schema.NO_ENV, None}
+        ended = 0
+        for (env,) in connection.execute("SELECT DISTINCT env FROM admission"):
+            if env not in kept:
+                sql = "DELETE FROM admission WHERE env = ? RETURNING env"
+                ended += len(connection.execute(sql, (env,)))
+        rows = connection.execute("SELECT gid, env FROM groups WHERE state = 'buffered'")
+        gids = [gid for gid, env in rows if env not in kept]
+        with schema.counting(connection) as counters:
+            drop(counters, gids, GroupState.BUFFERED)
+        return len(gids), ended

@@ -9,12 +9,14 @@ again in a separate transaction, so only the failing one gets the error.
 
 from __future__ import annotations
 
+import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any, Generic, Protocol, TypeVar
 
 from atroposlib.api.store.sql.schema import Connection
@@ -27,6 +29,12 @@ _Outcome = tuple[Any, "AtroposError | None"]
 MAX_OPERATIONS = 64  # per transaction: with more, the first caller waits longer than an fsync
 MAX_TRANSACTION_BYTES = 16 * 2**20  # per transaction: the size of one checkpoint
 OPERATION_TIMEOUT_S = 120.0  # of a caller, if the disk or the server hangs
+
+
+def name_of(work: Work[Any]) -> str:
+    """Name of an operation in metrics: that of its function or class, for example claim_in_turn."""
+    name = work.__name__ if isinstance(work, FunctionType) else type(work).__name__
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 class Read(Protocol):

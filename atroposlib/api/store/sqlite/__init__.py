@@ -228,7 +228,7 @@ class SqliteStore(Store):
     def pin(self, gids: Sequence[int], kept: bool = True) -> None:
         if self._archive_bytes <= 0:
             super().pin(gids, kept)
-        self._write(lambda c: self._log.pin(c, gids, kept))
+        self.do(lambda c: self._log.pin(c, gids, kept))
 
     def stats(self) -> StoreStats:
         return replace(super().stats(), disk_bytes=self._log.disk_bytes)

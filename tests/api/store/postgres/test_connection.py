@@ -30,8 +30,8 @@ def test_the_error_of_an_invalid_url_omits_the_url():
 
 
 def test_a_read_only_role_is_rejected(postgres, url, replicas):
-    replicas()._write(lambda c: c.execute("CREATE ROLE reader LOGIN"))
-    replicas()._write(
+    replicas().do(lambda c: c.execute("CREATE ROLE reader LOGIN"))
+    replicas().do(
         lambda c: c.execute("ALTER ROLE reader SET default_transaction_read_only = on")
     )
     with pytest.raises(ConfigError, match="standby or read-only"):
@@ -101,7 +101,7 @@ def test_a_role_that_does_not_exist_is_refused_without_a_wait(url):
 
 def test_options_in_the_url_replace_those_of_the_store(url, replicas):
     store = replicas(url + "&application_name=mine")
-    assert store._read(lambda c: c.execute("SHOW application_name")) == [("mine",)]
+    assert store.ask(lambda c: c.execute("SHOW application_name")) == [("mine",)]
 
 
 def test_leases_follow_the_clock_of_the_server_rather_than_that_of_the_host(
@@ -110,7 +110,7 @@ def test_leases_follow_the_clock_of_the_server_rather_than_that_of_the_host(
     store, true_time = replicas(), time.time
     monkeypatch.setattr(time, "time", lambda: true_time() + 3600)
     asked = "SELECT extract(epoch FROM clock_timestamp())::float8"
-    [(of_the_server,)] = store._write(lambda c: c.execute(asked))
+    [(of_the_server,)] = store.do(lambda c: c.execute(asked))
     service = create_app(store).state.service
     assert service.context.clock() == pytest.approx(of_the_server, abs=60)
 

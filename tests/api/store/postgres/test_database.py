@@ -61,10 +61,10 @@ def test_a_transaction_that_a_crash_lost_is_not_taken_for_another_one_with_its_i
         reused = 0
         while reused < int(number):  # another session commits under the same id
             sql = "SELECT pg_current_xact_id()::text"
-            reused = int(store._write(lambda c: c.execute(sql))[0][0])
+            reused = int(store.do(lambda c: c.execute(sql))[0][0])
         with pytest.raises(lost.faults):
             lost.commit()
-        assert not store._read(lambda c: c.execute("SELECT 1 FROM run_document"))
+        assert not store.ask(lambda c: c.execute("SELECT 1 FROM run_document"))
         lost.close()
         store.close()
 
@@ -112,7 +112,7 @@ def test_a_server_that_answers_no_connection_ends_a_call_before_a_slow_statement
     address = line.url(split_schema(url)[1]) + "&connect_timeout=2"
     store = replicas(address, reconnect_timeout_s=2.0)
     put(store, group("a"))
-    store._write(lambda c: c.execute("SELECT pg_sleep(1.5)"))  # slow, and waited for
+    store.do(lambda c: c.execute("SELECT pg_sleep(1.5)"))  # slow, and waited for
     revision = store.stats().revision
     line.flowing.clear()
     with ThreadPoolExecutor(12) as pool:

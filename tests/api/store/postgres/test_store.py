@@ -13,6 +13,7 @@ import atroposlib.api.store
 from atroposlib.api.common.records import LeasedBatch
 from atroposlib.api.store import open_store
 from atroposlib.api.store.postgres import split_schema
+from atroposlib.api.store.sql.run import LoadRun, SaveRun, reset_run
 from atroposlib.errors import ConfigError, RunChanged, StaleGeneration
 from tests.api.store.store_talk import ack, claim, group, held, in_order, put, register
 
@@ -43,17 +44,17 @@ def test_the_error_without_psycopg_names_the_extra(monkeypatch):
 
 def test_commits_are_durable_regardless_of_the_database_settings(url, replicas):
     set_off = "ALTER DATABASE postgres SET synchronous_commit = {}"
-    replicas()._write(lambda c: c.execute(set_off.format("off")))
+    replicas().do(lambda c: c.execute(set_off.format("off")))
     try:
-        for way_in in (replicas()._write, replicas()._read):
+        for way_in in (replicas().do, replicas().ask):
             assert way_in(lambda c: c.execute("SHOW synchronous_commit")) == [("on",)]
     finally:
-        replicas()._write(lambda c: c.execute(set_off.format("on")))
+        replicas().do(lambda c: c.execute(set_off.format("on")))
 
 
 def test_payloads_are_not_compressed_again(replicas):
     asked = "SELECT attstorage FROM pg_attribute WHERE attrelid = 'payload'::regclass AND attname = 'body'"
-    assert replicas()._read(lambda c: c.execute(asked)) == [("e",)]
+    assert replicas().ask(lambda c: c.execute(asked)) == [("e",)]
 
 
 # --- the line to the server -----------------------------------------------------------
@@ -73,21 +74,21 @@ def test_changes_of_one_replica_are_visible_to_the_other(replicas):
     assert claim(other, generation, claim_id="x").no == first.no
     assert other.read(first.gids)[0] == b"a"
     assert ack(one, first) and not ack(other, first)
-    one.reset()
-    assert other.load().body is None and held(other) == 0
+    one.do(reset_run)
+    assert other.ask(LoadRun()).body is None and held(other) == 0
     with pytest.raises(StaleGeneration):
         ack(other, second)
 
 
 def test_saving_a_run_that_another_replica_changed_raises_a_conflict(replicas):
     one, other = replicas(), replicas()
-    seen = other.load()
-    one.save(b"new", one.load().revision)
+    seen = other.ask(LoadRun())
+    one.do(SaveRun(b"new", one.ask(LoadRun()).revision))
     with pytest.raises(RunChanged):
-        other.save(b"late", seen.revision)
+        other.do(SaveRun(b"late", seen.revision))
     with pytest.raises(RunChanged):
         put(other, group("a"), revision=seen.revision)
-    assert other.load().body == b"new"
+    assert other.ask(LoadRun()).body == b"new"
 
 
 def test_replicas_never_claim_the_same_batch_and_lose_no_group(replicas):

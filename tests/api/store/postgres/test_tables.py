@@ -17,7 +17,7 @@ from tests.api.store.store_talk import ack, claim, group, held, put, register
 
 
 def test_tables_of_another_release_are_refused(url, replicas):
-    replicas()._write(lambda c: c.execute("UPDATE meta SET layout = 99"))
+    replicas().do(lambda c: c.execute("UPDATE meta SET layout = 99"))
     with pytest.raises(ConfigError, match="layout 99"):
         PostgresStore(url)
 
@@ -27,7 +27,7 @@ def test_tables_of_layout_2_are_refused_under_their_old_names(url, replicas):
         connection.execute("ALTER TABLE meta RENAME TO head")
         connection.execute("UPDATE head SET layout = 2")
 
-    replicas()._write(as_before)
+    replicas().do(as_before)
     with pytest.raises(ConfigError, match="layout 2, this release knows 5"):
         PostgresStore(url)
 
@@ -46,7 +46,7 @@ def test_tables_of_the_release_before_are_converted(url, replicas):
         connection.execute("UPDATE groups SET media = 'safetensors' WHERE key = 'c'")
         connection.execute("UPDATE meta SET layout = 4")
 
-    store._write(as_before)
+    store.do(as_before)
     with pytest.raises(ConfigError, match="layout 4, this release knows 5"):
         PostgresStore(url)
     with closing(PostgresStore(url, convert=stored_form)) as converted:

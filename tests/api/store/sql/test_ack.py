@@ -6,6 +6,7 @@ import pytest
 
 from atroposlib.api.common.records import CommitResult, GroupState, RewindResult, Selection
 from atroposlib.api.store.sql import claim as claim_queries
+from atroposlib.api.store.sql.ack import Ack, Commit, Discard, Extend, Lookup, Rewind
 from atroposlib.errors import ConfigError, CorruptPayload, StaleGeneration
 from tests.api.store.store_talk import (
     ENDED_S,
@@ -29,11 +30,11 @@ def test_a_trainer_of_an_older_generation_is_fenced_from_every_call(store):
     register(store)
     for act in (
         lambda: claim(store, old),
-        lambda: store.lookup(batch.no, old, batch.epoch),
+        lambda: store.ask(Lookup(batch.no, old, batch.epoch)),
         lambda: ack(store, batch),
-        lambda: store.extend(batch.no, old, batch.epoch, 99.0),
-        lambda: store.commit(batch.no, old),
-        lambda: store.rewind(0, old),
+        lambda: store.do(Extend(batch.no, old, batch.epoch, 99.0)),
+        lambda: store.do(Commit(batch.no, old)),
+        lambda: store.do(Rewind(0, old)),
     ):
         with pytest.raises(StaleGeneration, match="replaced"):
             act()
@@ -52,15 +53,15 @@ def test_only_the_latest_delivery_may_be_acked(store):
 def test_an_ack_of_an_unknown_batch_is_fenced(store, no):
     generation = register(store)
     with pytest.raises(StaleGeneration):
-        store.ack(no, generation, 1, rank=None, commit=True)
+        store.do(Ack(no, generation, 1, rank=None, commit=True))
     with pytest.raises(StaleGeneration):
-        store.lookup(no, generation, 1)
-    store.discard(no, [1])
+        store.ask(Lookup(no, generation, 1))
+    store.do(Discard(no, [1]))
     if no != 0:
         with pytest.raises(StaleGeneration, match="never formed"):
-            store.commit(no, generation)
+            store.do(Commit(no, generation))
         with pytest.raises(StaleGeneration, match="never formed"):
-            store.rewind(no, generation)
+            store.do(Rewind(no, generation))
 
 
 def test_a_repeated_ack_counts_once_and_keeps_the_payload(store):
@@ -122,9 +123,9 @@ def test_a_commit_frees_all_batches_up_to_it(store):
     generation = filled(store, 4)
     for batch in [claim(store, generation, claim_id=f"{i}") for i in range(4)][:2]:
         ack(store, batch)
-    assert store.commit(0, generation).committed == 0
-    assert store.commit(3, generation).committed == 3
-    assert store.commit(3, generation).committed == 0
+    assert store.do(Commit(0, generation)).committed == 0
+    assert store.do(Commit(3, generation)).committed == 3
+    assert store.do(Commit(3, generation)).committed == 0
     stats = store.stats()
     assert (stats.batches_acked, stats.batches_open, stats.retained_bytes) == (3, 1, 1)
     assert ended(store) == {"committed": (3, 24)} and held(store, GroupState.LEASED) == 1
@@ -138,12 +139,12 @@ def test_a_commit_leaves_open_what_was_claimed_without_a_name_and_never_acked(st
         claim(store, generation),
     )
     ack(store, trained)
-    assert store.commit(3, generation) == CommitResult(2, left_open=(lost.no,))
+    assert store.do(Commit(3, generation)) == CommitResult(2, left_open=(lost.no,))
     assert store.stats().batches_open == 1 and named.no == 2
     again = claim(store, generation, now=ENDED_S)
     assert (again.no, again.members) == (lost.no, lost.members)
     ack(store, again)
-    assert store.commit(3, generation) == CommitResult(1)
+    assert store.do(Commit(3, generation)) == CommitResult(1)
 
 
 def test_a_rewind_replays_the_batches_after_the_checkpoint_first_and_in_order(store):
@@ -151,9 +152,9 @@ def test_a_rewind_replays_the_batches_after_the_checkpoint_first_and_in_order(st
     batches = [claim(store, generation) for _ in range(4)]
     for batch in reversed(batches):
         ack(store, batch)
-    store.commit(1, generation)
+    store.do(Commit(1, generation))
     restarted = register(store)
-    rewound = store.rewind(2, restarted)
+    rewound = store.do(Rewind(2, restarted))
     assert (rewound.replayed, rewound.gone) == (2, 0)
     assert store.stats().batches_acked == 2 and store.stats().batches_open == 2
     again = [claim(store, restarted) for _ in range(3)]
@@ -166,7 +167,7 @@ def test_a_rewind_fences_earlier_deliveries_of_the_replayed_batches(store):
     generation = filled(store, 1)
     batch = claim(store, generation)
     ack(store, batch)
-    store.rewind(0, generation)
+    store.do(Rewind(0, generation))
     with pytest.raises(StaleGeneration):
         ack(store, batch)
     assert store.stats().delivered == 0
@@ -177,21 +178,21 @@ def test_a_rewind_fences_earlier_deliveries_of_the_replayed_batches(store):
 def test_a_late_copy_of_a_rewind_delivers_no_trained_batch_again(store):
     generation = filled(store, 3)
     ack(store, claim(store, generation))
-    assert store.rewind(0, generation, "first") == RewindResult(1, 0)
-    assert store.rewind(0, generation, "first") == RewindResult(1, 0, repeated=True)
+    assert store.do(Rewind(0, generation, "first")) == RewindResult(1, 0)
+    assert store.do(Rewind(0, generation, "first")) == RewindResult(1, 0, repeated=True)
     ack(store, claim(store, generation))
-    assert store.rewind(0, generation, "first") == RewindResult(0, 0, repeated=True)
+    assert store.do(Rewind(0, generation, "first")) == RewindResult(0, 0, repeated=True)
     assert store.stats().batches_acked == 1
-    assert store.rewind(0, generation, "second") == RewindResult(1, 0)
-    assert store.rewind(0, generation, "first").repeated
-    assert not store.rewind(0, register(store), "first").repeated
+    assert store.do(Rewind(0, generation, "second")) == RewindResult(1, 0)
+    assert store.do(Rewind(0, generation, "first")).repeated
+    assert not store.do(Rewind(0, register(store), "first")).repeated
 
 
 def test_a_rewind_redelivers_prefetched_batches_in_order(store):
     generation = filled(store, 3)
     trained, ahead = claim(store, generation), claim(store, generation)
     ack(store, trained)
-    assert store.rewind(0, generation).replayed == 1
+    assert store.do(Rewind(0, generation)).replayed == 1
     with pytest.raises(StaleGeneration):
         ack(store, ahead)
     assert [claim(store, generation).no for _ in range(3)] == [1, 2, 3]
@@ -203,8 +204,8 @@ def test_a_rewind_to_the_beginning_reports_the_freed_batches(store):
     batches = [claim(store, generation) for _ in range(3)]
     for batch in batches:
         ack(store, batch)
-    store.commit(2, generation)
-    rewound = store.rewind(0, generation)
+    store.do(Commit(2, generation))
+    rewound = store.do(Rewind(0, generation))
     assert (rewound.replayed, rewound.gone) == (1, 2)
 
 
@@ -212,7 +213,7 @@ def test_a_rewind_counts_open_batches_up_to_the_checkpoint_as_acked(store):
     generation = filled(store, 2)
     first = claim(store, generation)
     claim(store, generation)
-    rewound = store.rewind(1, generation)
+    rewound = store.do(Rewind(1, generation))
     assert (rewound.replayed, rewound.gone) == (0, 0)
     assert not ack(store, first)
     assert ended(store) == {"acked": (1, 8)} and store.stats().batches_open == 1
@@ -224,8 +225,8 @@ def test_dead_batches_are_neither_committed_nor_replayed(store):
     for _ in range(2):
         claim(store, generation, claim_id="x", max_deliveries=1)
     assert claim(store, generation, claim_id="x", max_deliveries=1) == "0 of 8"
-    assert store.commit(2, generation).committed == 0
-    assert store.rewind(1, generation).replayed == 0
+    assert store.do(Commit(2, generation)).committed == 0
+    assert store.do(Rewind(1, generation)).replayed == 0
     assert ended(store) == {"committed": (1, 8), "dead": (1, 8)}
 
 
@@ -236,7 +237,7 @@ def test_damaged_groups_are_discarded_and_the_others_return_in_another_batch(sto
     put(store, group("a"), group("b"), group("c"))
     generation = register(store)
     batch = claim(store, generation)
-    store.discard(batch.no, [1, 3, 77])
+    store.do(Discard(batch.no, [1, 3, 77]))
     assert ended(store) == {"dead": (1, 4)}
     assert kinds(store) == {("pending", None, 4): (2, 2)}
     assert store.stats().delivered == 0
@@ -248,11 +249,11 @@ def test_damaged_groups_are_discarded_and_the_others_return_in_another_batch(sto
 def test_a_batch_that_is_not_open_is_not_discarded(store):
     generation = filled(store, 1)
     batch = claim(store, generation)
-    store.discard(batch.no, [])
-    store.discard(batch.no + 1, [1])
+    store.do(Discard(batch.no, []))
+    store.do(Discard(batch.no + 1, [1]))
     assert ack(store, batch)
     before = store.stats()
-    store.discard(batch.no, [1])
+    store.do(Discard(batch.no, [1]))
     assert store.stats() == before
 
 
@@ -303,5 +304,5 @@ def test_sequence_counts_stay_correct_when_equally_many_groups_arrive_and_leave(
     put(store, group("a", 8), group("b", 4))
     claim(store, generation)
     ack(store, claim(store, generation, size=4))
-    store.rewind(1, generation)  # the group of 8 counts as trained, that of 4 comes again
+    store.do(Rewind(1, generation))  # the group of 8 counts as trained, that of 4 comes again
     assert ended(store) == {"acked": (1, 8)}

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from atroposlib.api.common.records import Selection
 from atroposlib.api.store.postgres import PostgresStore
+from atroposlib.api.store.sql.ack import Commit, Rewind
+from atroposlib.api.store.sql.ledger import Arrivals
+from atroposlib.api.store.sql.run import FreeAbsent, reset_run
 from atroposlib.api.store.sqlite import SqliteStore
 from atroposlib.errors import ConfigError, CorruptPayload
 from tests.api.store.store_talk import ack, claim, first_of, group, put, register
@@ -56,7 +59,7 @@ def test_a_committed_group_stays_readable_and_leaves_the_queue(opened):
         store.read([1])
     stats = store.stats()
     assert (stats.retained_bytes, stats.groups_held) == (0, 0)
-    assert store.rewind(0, generation).replayed == 0
+    assert store.do(Rewind(0, generation)).replayed == 0
     assert claim(store, generation) == "0 of 8"
     store.close()
     store = opened(KEPT)
@@ -69,7 +72,7 @@ def test_groups_dropped_as_stale_and_those_of_a_reset_are_archived(opened):
     put(store, group("stale"), group("left"))
     generation = register(store)
     claim(store, generation, choose=lambda q, f: Selection(dropped=(1,), blocked_reason="no"))
-    store.reset()
+    store.do(reset_run)
     assert [retired(store, gid) for gid in (1, 2)] == [b"stale", b"left"]
     assert store.kept(0, 9) == [1, 2]
     store.close()
@@ -134,15 +137,15 @@ def test_queue_and_archive_hold_each_group_once_and_lose_the_oldest_first(
             store.close()
             store = opened()
         elif operation == "commit" and acked:
-            store.commit(acked[-1], generation)
+            store.do(Commit(acked[-1], generation))
         elif operation == "drop":
-            store.free_absent([])
+            store.do(FreeAbsent([]))
         elif operation in ("train", "ack"):
             batch = claim(store, generation, choose=first_of(8))
             if not isinstance(batch, str):
                 ack(store, batch, commit=operation == "train")
                 acked.append(batch.no)
-    ledger = store.arrivals(list(put_bytes))
+    ledger = store.ask(Arrivals(list(put_bytes)))
     over = ("committed", "dropped")
     ended_gids = [gid for gid in put_bytes if ledger[gid].state in over]
     for gid, body in put_bytes.items():

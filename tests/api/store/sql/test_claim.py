@@ -7,6 +7,18 @@ from dataclasses import replace
 import pytest
 
 from atroposlib.api.common.records import BatchMember, Claim, GroupState, Selection
+from atroposlib.api.store.sql.ack import (
+    Commit,
+    Discard,
+    DropDead,
+    Extend,
+    Lookup,
+    Revive,
+    Rewind,
+    dead_batches,
+)
+from atroposlib.api.store.sql.claim import ClaimBatch
+from atroposlib.api.store.sql.run import reset_run
 from atroposlib.errors import CorruptPayload, StaleGeneration
 from tests.api.store.store_talk import (
     ENDED_S,
@@ -37,7 +49,7 @@ def test_a_batch_has_a_number_and_its_member_groups(store):
         BatchMember(2, None, 4, 0, n_bytes=10),
     )
     assert (batch.n_seq, batch.dropped, batch.min_version) == (8, 0, None)
-    assert store.lookup(1, generation, 1) == batch
+    assert store.ask(Lookup(1, generation, 1)) == batch
 
 
 def test_a_blocked_claim_returns_a_reason_and_changes_no_state(store):
@@ -99,7 +111,7 @@ def _with(choose, **more):
 def test_an_extended_lease_expires_later(store):
     generation = filled(store, 1)
     batch = claim(store, generation)
-    store.extend(batch.no, generation, batch.epoch, 50.0)
+    store.do(Extend(batch.no, generation, batch.epoch, 50.0))
     assert claim(store, generation, now=49.0) == "0 of 8"
     assert claim(store, generation, now=50.0).no == batch.no
 
@@ -121,7 +133,7 @@ def test_a_batch_of_another_size_is_returned_to_the_queue(store):
     stats = store.stats()
     assert (stats.batches_open, stats.delivered) == (1, 1)
     with pytest.raises(StaleGeneration):
-        store.lookup(first.no, resized.generation, 2)
+        store.ask(Lookup(first.no, resized.generation, 2))
 
 
 def test_a_batch_beyond_the_delivery_limit_is_dead_with_its_groups(store):
@@ -158,8 +170,8 @@ def test_a_batch_that_comes_after_a_later_one_is_replayed_with_it(store):
     late = claim(store, generation, max_deliveries=2)
     assert (late.no, late.gids) == (3, (1,))
     ack(store, late)
-    assert store.commit(batch.no, generation).committed == 1
-    assert store.rewind(batch.no, generation).replayed == 1
+    assert store.do(Commit(batch.no, generation)).committed == 1
+    assert store.do(Rewind(batch.no, generation)).replayed == 1
     assert claim(store, generation).gids == (1,)
 
 
@@ -169,24 +181,26 @@ def test_a_dead_batch_is_freed_or_revived_with_the_next_number(store):
     for claim_id in "ab":
         for _ in range(3):
             claim(store, generation, claim_id=claim_id, max_deliveries=1)
-    assert [(one.no, one.n_bytes) for one in store.dead()] == [(2, 1), (4, 1)]
-    assert store.revive(2) and store.drop_dead(4)
-    assert not store.revive(4) and not store.drop_dead(2) and store.dead() == []
+    assert [(one.no, one.n_bytes) for one in store.ask(dead_batches)] == [(2, 1), (4, 1)]
+    assert store.do(Revive(2)) and store.do(DropDead(4))
+    assert (
+        not store.do(Revive(4)) and not store.do(DropDead(2)) and store.ask(dead_batches) == []
+    )
     revived = claim(store, generation)
     assert (revived.no, revived.gids) == (5, (2,))
     assert ended(store) == {"acked": (1, 8), "dropped": (1, 8)}
-    store.discard(5, [2])
-    assert [one.no for one in store.dead()] == [0] and store.drop_dead(0)
+    store.do(Discard(5, [2]))
+    assert [one.no for one in store.ask(dead_batches)] == [0] and store.do(DropDead(0))
     assert (store.stats().dead_bytes, store.stats().batches_dead) == (0, 0)
 
 
 def test_damaged_groups_come_first_among_the_dead_of_every_store(store):
     generation = filled(store, 4)
     ack(store, claim(store, generation))
-    store.discard(claim(store, generation).no, [2])
+    store.do(Discard(claim(store, generation).no, [2]))
     for _ in range(3):
         claim(store, generation, claim_id="a", max_deliveries=1)
-    assert [one.no for one in store.dead()] == [0, 3]
+    assert [one.no for one in store.ask(dead_batches)] == [0, 3]
 
 
 def test_a_late_repeat_of_an_acked_claim_is_refused_until_a_rewind(store):
@@ -194,7 +208,7 @@ def test_a_late_repeat_of_an_acked_claim_is_refused_until_a_rewind(store):
     ack(store, claim(store, generation, claim_id="x"))
     with pytest.raises(StaleGeneration, match="'x' brought batch 1, which is acked"):
         claim(store, generation, claim_id="x")
-    store.rewind(0, generation)
+    store.do(Rewind(0, generation))
     assert claim(store, generation, claim_id="x").no == 1
 
 
@@ -202,7 +216,7 @@ def test_deliveries_before_an_ack_do_not_count_against_a_replay(store):
     generation = filled(store, 1)
     claim(store, generation, claim_id="x")
     ack(store, claim(store, generation, claim_id="x"))
-    store.rewind(0, generation)
+    store.do(Rewind(0, generation))
     batch = claim(store, generation, max_deliveries=2)
     assert (batch.no, batch.epoch) == (1, 3)
 
@@ -272,7 +286,7 @@ def test_the_fair_share_state_of_a_batch_is_passed_to_the_next_selection(store):
     )
     claim(store, generation, choose=mixed)
     assert seen == [None, b"1"] and store.stats().fair_share == b"2"
-    store.reset()
+    store.do(reset_run)
     assert store.stats().fair_share is None
 
 
@@ -285,5 +299,5 @@ def test_a_claim_on_a_long_queue_passes_a_bounded_list_to_the_chooser(store):
         return oldest(4)(queue, fair_share)
 
     asked = Claim(register(store), 4, 0.0, LEASE_S)
-    assert store.claim(asked, count).gids == (1, 2, 3, 4)
+    assert store.do(ClaimBatch(asked, count)).gids == (1, 2, 3, 4)
     assert shown == [8]

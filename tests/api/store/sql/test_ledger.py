@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from atroposlib.api.store.sql.ledger import Arrivals, ChangedBatches, Members
 from tests.api.store.store_talk import ack, claim, group, put, register
 
 
@@ -11,15 +12,15 @@ def test_the_ledger_lists_batches_that_changed(store):
     first = claim(store, generation)
     second = claim(store, generation)
     ack(store, first, commit=True)
-    rows = {row.no: row.state for row in store.ledger(0)}
+    rows = {row.no: row.state for row in store.ask(ChangedBatches(0))}
     assert rows == {1: "committed", 2: "open"}
-    assert [row.no for row in store.ledger(1)] == [2]
-    assert store.members(2) == second.members
+    assert [row.no for row in store.ask(ChangedBatches(1))] == [2]
+    assert store.ask(Members(2)) == second.members
 
 
 def test_arrivals_are_those_of_groups_that_the_ledger_has(store):
     put(store, group("a", env=3, arrived=5.0, arrived_version=2))
-    found = store.arrivals([1, 9])
+    found = store.ask(Arrivals([1, 9]))
     assert found == {1: (3, "pending", None, 5.0, 2, 1)}
 
 

@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from atroposlib.api.common.records import GroupState
+from atroposlib.api.store.sql.ack import Commit
+from atroposlib.api.store.sql.run import SaveRun
 from atroposlib.errors import KeyConflict, RunChanged, StoreFull
 from tests.api.store.store_talk import ack, claim, group, held, kinds, put, register
 
@@ -67,7 +69,7 @@ def test_a_key_reused_with_other_content_rejects_the_whole_put(store, known):
 
 def test_a_put_validated_against_an_older_run_is_rejected(store):
     put(store, group("x", key="k"), revision=0)
-    store.save(b"run", 0)
+    store.do(SaveRun(b"run", 0))
     for refused in (group("y"), group("x", key="k")):
         with pytest.raises(RunChanged):
             put(store, refused, revision=0)
@@ -102,7 +104,7 @@ def test_payloads_count_against_the_bound_until_their_commit(reopen):
     assert store.stats().retained_bytes == 10
     with pytest.raises(StoreFull):
         put(store, group("a"))
-    store.commit(batch.no, generation)
+    store.do(Commit(batch.no, generation))
     assert store.stats().retained_bytes == 2
     put(store, group("12345678"))
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from atroposlib.api.common.records import HELD, AdmissionGrant, GroupState, Selection
 from atroposlib.api.store.sql import claim as claim_queries
+from atroposlib.api.store.sql.ack import Commit, Discard, Rewind
+from atroposlib.api.store.sql.run import Admit, reset_run
 from atroposlib.api.store.sql.schema import env_of
 from atroposlib.errors import KeyConflict, StaleGeneration
 from tests.api.store.store_talk import ack, claim, group, put, register
@@ -61,7 +63,7 @@ class Run:
     """Takes steps; most of them mean something to the state they meet."""
 
     def __init__(self, store):
-        store.reset()
+        store.do(reset_run)
         self.store, self.now, self.batches = store, 0.0, []
         self.generation = register(store)
         put(store, *(group("xx", 2, version=i) for i in range(8)))
@@ -85,7 +87,7 @@ class Run:
             )
             self.batches += [] if isinstance(batch, str) else [batch]
         elif verb == "admit":
-            store.admit(AdmissionGrant(f"{a}", None, b, now + c), 8, now)
+            store.do(Admit(AdmissionGrant(f"{a}", None, b, now + c), 8, now))
         elif verb == "register":
             self.generation = register(store)
         elif self.batches:
@@ -95,11 +97,11 @@ class Run:
         if verb == "ack":
             ack(self.store, batch, commit=c == 0)
         elif verb == "commit":
-            self.store.commit(batch.no, self.generation)
+            self.store.do(Commit(batch.no, self.generation))
         elif verb == "rewind":
-            self.store.rewind(batch.no - 1, self.generation)
+            self.store.do(Rewind(batch.no - 1, self.generation))
         else:
-            self.store.discard(batch.no, batch.gids[b:])
+            self.store.do(Discard(batch.no, batch.gids[b:]))
 
 
 def _chooser(size, drops):
@@ -126,7 +128,7 @@ def test_the_counts_equal_a_recount_after_every_step(store, steps):
     for step in steps:
         with suppress(StaleGeneration, KeyConflict):
             run.take(*step)
-        assert counted(store.stats()) == store._read(recount)
+        assert counted(store.stats()) == store.ask(recount)
 
 
 @pytest.fixture(autouse=True)

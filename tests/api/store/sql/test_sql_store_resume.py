@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.api.common.records import AdmissionGrant, GroupState
+from atroposlib.api.store.sql.ack import Lookup, Rewind, last_turn
+from atroposlib.api.store.sql.run import Admit, Admitted, LoadRun, reset_run
 from tests.api.store.store_talk import ack, claim, group, put, register
 from tests.api.store.stores import RESUMES
 
@@ -19,17 +21,17 @@ def test_the_whole_state_survives_a_restart(reopen):
     ack(store, acked)
     leased = claim(store, generation, claim_id="two", world_size=2)
     ack(store, leased, rank=1)
-    store.admit(AdmissionGrant("lease", 1, 4, 99.0), 100, 0.0)
-    before = (store.stats(), store.load(), store.turn())
+    store.do(Admit(AdmissionGrant("lease", 1, 4, 99.0), 100, 0.0))
+    before = (store.stats(), store.ask(LoadRun()), store.ask(last_turn))
     store.close()
 
     store = reopen()
-    assert (store.stats(), store.load(), store.turn()) == before
-    assert store.admitted(98.0) == {1: 4}
+    assert (store.stats(), store.ask(LoadRun()), store.ask(last_turn)) == before
+    assert store.ask(Admitted(98.0)) == {1: 4}
     assert put(store, group("a", 8, key="k"))[0].state is GroupState.ACKED
-    assert store.lookup(leased.no, generation, 1) == leased
+    assert store.ask(Lookup(leased.no, generation, 1)) == leased
     assert ack(store, leased, rank=0)
-    assert store.rewind(0, generation).replayed == 2
+    assert store.do(Rewind(0, generation)).replayed == 2
     assert claim(store, generation).members == acked.members
     assert put(store, group("d", 2, env=1, expected=4))[0].state is GroupState.PENDING
 
@@ -50,7 +52,7 @@ def test_ids_keep_increasing_after_a_restart_and_a_reset(reopen):
     store = reopen()
     put(store, group("a", 8))
     claim(store, register(store))
-    store.reset()
+    store.do(reset_run)
     store.close()
     store = reopen()
     assert put(store, group("b", 8))[0].gid == 2

@@ -79,7 +79,7 @@ def test_payloads_are_read_during_a_write(store):
         assert leave.wait(600)
 
     with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(store._write, slow)
+        writing = pool.submit(store.do, slow)
         assert entered.wait(600)
         assert store.read([1])[0] == b"a"
         assert held(store) == 1

@@ -12,6 +12,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from atroposlib.api.store.sql.ack import Discard, dead_batches
 from atroposlib.api.store.sqlite import DATABASE, SqliteStore
 from atroposlib.errors import ConfigError, CorruptPayload, StoreFull
 from tests.api.store.store_talk import ack, claim, group, held, put, register
@@ -145,8 +146,8 @@ def test_queued_groups_whose_payload_file_is_gone_are_reported_and_set_aside(
     batch = claim(store, generation)
     with pytest.raises(CorruptPayload):
         store.read([batch.members[0].gid])
-    store.discard(batch.no, [batch.members[0].gid])
-    assert store.dead()[0].groups == 1
+    store.do(Discard(batch.no, [batch.members[0].gid]))
+    assert store.ask(dead_batches)[0].groups == 1
     store.close()
 
 

@@ -112,8 +112,8 @@ def test_committed_segments_are_deleted_and_payloads_that_stay_are_moved(tmp_pat
 
 def test_a_reader_finds_a_payload_that_moved_since_it_read_the_row(tmp_path, store):
     put(store, group("moved"))
-    before = store._read(lambda c: store._rows(c, [1]))
-    store._write(lambda c: (c.execute("DELETE FROM payload"), store._keep(c, 1, b"moved")))
+    before = store.ask(lambda c: store._rows(c, [1]))
+    store.do(lambda c: (c.execute("DELETE FROM payload"), store._keep(c, 1, b"moved")))
     (tmp_path / "payload-00000001.log").write_bytes(b"?????moved")
     answers = [before]
     rows = store._rows

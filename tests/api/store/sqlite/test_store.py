@@ -11,6 +11,8 @@ import apsw
 import pytest
 
 from atroposlib.api.store import sqlite
+from atroposlib.api.store.sql.ack import Discard
+from atroposlib.api.store.sql.run import LoadRun, reset_run
 from atroposlib.api.store.sqlite import (
     DATABASE,
     RESERVE_BYTES,
@@ -148,7 +150,7 @@ def test_puts_are_rejected_before_the_disk_is_full_and_claims_continue(tmp_path)
     assert put(store, group("a" * 2_000_000, 8, key="k"))[0].duplicate
     batch = claim(store, register(store))
     assert ack(store, batch, commit=True)
-    store.load()
+    store.ask(LoadRun())
     register(store)  # further commits seal the segment of the retired payload and free it
     register(store)
     assert not put(store, group("b" * 1_900_000))[0].duplicate
@@ -186,7 +188,7 @@ def test_puts_wait_while_too_many_retired_payloads_are_on_the_disk(store, monkey
 
 def test_calls_on_a_closed_store_raise_an_error(store):
     store.close()
-    for use in (store.stats, store.reset, lambda: store.read([1])):
+    for use in (store.stats, lambda: store.do(reset_run), lambda: store.read([1])):
         with pytest.raises(StoreError, match="closed"):
             use()
 
@@ -203,7 +205,7 @@ def test_a_payload_with_a_damaged_digest_is_discarded_and_blocks_no_claim(tmp_pa
     batch = claim(store, generation)
     with pytest.raises(CorruptPayload) as refused:
         store.read(batch.gids)
-    store.discard(batch.no, refused.value.gids)
+    store.do(Discard(batch.no, refused.value.gids))
     assert claim(store, generation).gids == (2,)
     store.close()
 

@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atroposlib.api.common.records import GroupCount, GroupState, StoreStats
-from atroposlib.api.decisions.batching import (
-    Situation,
-    blocked_reason,
-    starved,
-    uncommitted,
-)
+from atroposlib.api.decisions.blocked import Situation, blocked_reason, starved, uncommitted
 from tests.api.decisions.summaries import SOME, groups, needs, pick, queue_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.api.common.records import GroupSummary
-from atroposlib.api.decisions.batching import StalenessRule
+from atroposlib.api.decisions.staleness import StalenessRule
 
 
 def of_version(version, arrived=None):
