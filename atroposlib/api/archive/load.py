@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 NAMES = RolloutRow.__struct_fields__
 EVERYTHING = 2**62  # bytes: looking frees nothing
 PUT_GROUPS = 64  # lines of a file at a time
-SAMPLES = "samples.jsonl"  # of evaluate: its transcripts hold the same with tokens
+SAMPLES = "samples.jsonl"  # file of evaluate; its transcripts hold the same with tokens
 
 
 def load_rollouts(
@@ -52,7 +52,7 @@ def load_rollouts(
 
     Raises:
         ConfigError: no index is there, or a filter has another value.
-        UnknownGroup: the directory has no such run.
+        UnknownGroup: the directory has no run ``run_id``.
     """
     require_known(filters, *FILTERS[:-1])
     found, places = where(filters), Path(run).glob("archive/**/index.sqlite")
@@ -128,7 +128,7 @@ def _explored(
 
 
 def put_files(store: SqliteStore, paths: Sequence[Path]) -> None:
-    """Put the groups of .jsonl files into a store of its own; other lines are counted."""
+    """Put the groups of .jsonl files into ``store``; lines without a group are counted."""
     odd, revision = 0, store.ask(LoadRun()).revision
     with fileinput.input(paths, mode="rb") as file:
         while lines := list(islice(file, PUT_GROUPS)):

@@ -22,8 +22,8 @@ STOP_S = 8.0  # a process ends so long after a signal
 def run_app(app: ASGIApp, listener: socket.socket) -> None:
     """Serve ``app``, behind its gate, on ``listener``. Open requests end 5 s after a signal.
 
-    Threads cannot be cancelled: the process exits with status 128 + signal while one still works
-    ``STOP_S`` after the signal, for instance on a copy of weights.
+    Threads cannot be cancelled: the process exits with status 128 + signal while a thread
+    still works ``STOP_S`` after the signal, for instance on a copy of weights.
     """
     import uvicorn
 
