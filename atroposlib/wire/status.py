@@ -123,7 +123,7 @@ class RunStatus(BaseModel):
     participants: list[Participant]
     stalled: list[str] = []  # processes without a sign of life, the longest silence first
     batches_open: int = 0  # delivered and not acked
-    open_batches: list[OpenBatch] = []# the first of these batches
+    open_batches: list[OpenBatch] = []  # first open batches
     batches_dead: int = 0  # delivered too often; their groups are kept for inspection
     dropped_groups: int = 0  # too stale, never completed, or dropped by hand
     dead_groups: int = 0

@@ -34,7 +34,7 @@ from atroposlib.wire.safetensors import MalformedBody
 _ONE = msgspec.json.Decoder(ScoredData)
 _MANY = msgspec.json.Decoder(list[ScoredData])
 QUICK_BYTES = 256 * 2**10  # a larger body is parsed alone
-MAX_LISTS = 2**18  # of a body for the full decoder
+MAX_LISTS = 2**18  # limit of a body for the full decoder
 
 
 def read_json_group(body: bytes | bytearray, key: str | None = None) -> ParsedGroup:
@@ -150,7 +150,7 @@ def _decode_softly(body: bytes, kind: Any) -> Any:
 
 
 def _softened(value: Any) -> Any:
-    """The same value with bools and integral floats converted where that is lossless."""
+    """``value`` with bools and integral floats converted where that is lossless."""
     if isinstance(value, list):
         return [_softened(element) for element in value]
     if not isinstance(value, dict):

@@ -4,7 +4,7 @@
 
 The fair share sets the order of preference. The exact fill takes the first choice in that
 order that has exactly the size of a batch and keeps every minimum. So a batch is formed
-whenever one exists, and its groups are trained on oldest first.
+whenever it exists, and its groups are trained on oldest first.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def choose(
         names: names of environments for ``blocked_reason``.
         policy: treatment of stale groups.
         full: whether the store is (``is_full``). Then a batch may miss the minima if none
-            keeps them: the posts that would meet them are refused, and only a batch makes room.
-            It holds what is queued of them, if some batch does.
+            keeps the minima: posts that would meet a minimum are refused, and only a batch
+            makes room. It holds the queued groups of these environments, if some batch does.
     """
     needs, weights = needs or {}, weights or {}
     fresh, dropped = policy.split(queue)

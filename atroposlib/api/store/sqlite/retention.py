@@ -22,11 +22,11 @@ WORTH_MOVING = 5
 
 @dataclass(frozen=True)
 class Segment:
-    """One file of the log."""
+    """File of the log."""
 
     no: int
     n_bytes: int  # on disk
-    live_bytes: int  # of the payloads that rows name
+    live_bytes: int  # bytes of the payloads that rows name
     pinned: bool = False  # kept beyond the bound of the archive
 
     @property
@@ -40,7 +40,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class SegmentPlan:
-    """What one commit does with the segments."""
+    """Changes of the segments by a commit."""
 
     free: tuple[int, ...] = ()  # sealed segments without a live payload
     move: int | None = None  # the sealed segment whose live payloads are appended again
@@ -59,10 +59,10 @@ def plan(
     fixed: Collection[int] = (),
     archive_bytes: int = 0,
 ) -> SegmentPlan:
-    """The plan of one commit.
+    """The plan of a commit.
 
     Args:
-        segments: in order of ``no``; the last one is active, the others are sealed.
+        segments: in order of ``no``; the last is active, the rest are sealed.
         segment_bytes: size at which a segment is sealed.
         spare_bytes: free space of the disk above its reserve. With less than a segment,
             retired bytes are not tolerated, and the active segment is sealed early.
