@@ -32,7 +32,7 @@ def grab_exact_from_heterogeneous_queue(
 def grab_batch_with_minimum_allocations(
     queue: Sequence[Item], batch_size: int, env_configs: Sequence[Mapping[str, Any]]
 ) -> tuple[list[Item] | None, list[Item]]:
-    """:func:`grab_exact_from_heterogeneous_queue` with ``min_batch_allocation`` of every connected env kept.
+    """Take an exact batch that keeps ``min_batch_allocation`` of every connected env.
 
     An env config without ``registered_id`` stands for the env at its place in the list.
     """

@@ -76,7 +76,7 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def refuse_exposure(options: argparse.Namespace) -> None:
-    """Raise ConfigError if the network would reach an open API, or tokens in the clear."""
+    """Raise ConfigError if a remote machine would reach an open API, or tokens in the clear."""
     if is_loopback(options.host) or options.allow_remote:
         return
     if options.tokens is None:

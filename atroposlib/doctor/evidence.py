@@ -86,7 +86,7 @@ def silence_s(process: Process) -> float:
 
 
 def silent_ones(processes: Iterable[Process]) -> list[Process]:
-    """Processes that give no sign of life, the longest silence first. Only this function decides it.
+    """Processes that give no sign of life, the longest silence first, for all reports.
 
     A process that ended or was replaced is not silent. A run has a single trainer.
     """

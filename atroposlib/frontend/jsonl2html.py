@@ -70,7 +70,7 @@ class GroupPart(NamedTuple):
     number: int
     item: str
     about: str
-    prompt: list[Box]  # messages before the first answer, if all samples share them
+    prompt: list[Box]  # messages before the first answer, if common to all samples
     samples: list[SamplePart]
     mean: float
     spread: float

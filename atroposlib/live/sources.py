@@ -286,7 +286,7 @@ def dropped_groups(status: Mapping[str, Any] | None) -> str:
 
 
 def drop_warnings(status: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Lines, one for each environment that reports most of its groups as dropped."""
+    """A line for each environment that reports most of its groups as dropped."""
     dropping = [p for p in participants(status) if p.get("phase") == MOSTLY_DROPPED]
     return tuple(
         f"{p.get('name')}: {doing(p)}" for p in dropping if age_s(p) <= SILENT_AFTER_S

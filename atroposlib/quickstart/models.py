@@ -26,7 +26,7 @@ CONVERT_WITHIN_S = 600.0
 DOWNLOAD_WITHIN_S = 900.0
 # Small enough to learn in a minute. Heads of 32: the minimum of vLLM's CPU attention.
 TINY_SHAPE = {"hidden_size": 64, "num_layers": 1, "num_heads": 2}
-NAMED = ("smollm2", "tiny")  # any other --model is a directory
+NAMED = ("smollm2", "tiny")  # the rest of --model are directories
 MODULE = "atroposlib.quickstart.models"  # __name__ differs where the module is run
 _CHUNK = 1 << 20
 

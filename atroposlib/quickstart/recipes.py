@@ -162,7 +162,7 @@ class Options:
     restart_grace_s: float = 60.0
     api_port: int = 0  # 0: any free port
     server_port: int = 0
-    env_settings: Settings = ()  # in place of the recipe's settings
+    env_settings: Settings = ()  # overrides of the recipe's settings
     trainer_settings: Settings = ()
 
     def passed_on(self, process: str) -> tuple[str, ...]:

@@ -159,6 +159,6 @@ def _removed_span(old: Sequence[int], new: Sequence[int]) -> tuple[int, int] | N
 def _without(
     rows: Sequence[Sequence[Any]], spans: Sequence[tuple[int, int] | None]
 ) -> list[list[Any]] | None:
-    """Each row without its stretch; None where a sequence lost more than a stretch."""
+    """Each row without its stretch; None where more than a stretch was removed."""
     kept = [[*row[: span[0]], *row[span[1] :]] for row, span in zip(rows, spans) if span]
     return kept if len(kept) == len(spans) else None

@@ -40,7 +40,7 @@ class ServerDirectory(BaseModel):
         return [url for url in dict.fromkeys(fit) if url not in known]
 
     def left(self, known: Collection[str]) -> list[str]:
-        """URLs of ``known`` whose entry ended; never all URLs, because callers wait for a server."""
+        """URLs of ``known`` whose entry ended; never all, because callers wait for a server."""
         listed = {one.url for one in self.servers}
         gone = [url for url in known if url not in listed] if self.complete else []
         return gone if len(gone) < len(known) else []

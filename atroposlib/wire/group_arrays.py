@@ -72,7 +72,7 @@ class Columns:
 
     @property
     def head(self) -> Columns:
-        """This group: as :class:`GroupArrays` it holds all of its arrays."""
+        """``self``: as :class:`GroupArrays` it holds all of its arrays."""
         return self
 
     @property

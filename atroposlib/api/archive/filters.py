@@ -25,8 +25,9 @@ _KINDS = {  # filter -> column of few values, all in a common index
 _RANGES: dict[str, type] = {"step": int, "reward": float, "batch_no": int}
 FILTERS = (*_KINDS, "item", *_RANGES, "version", "diff_min", "q")
 PAGING = ("sort", "after", "limit")
-KIND = f"json_array({', '.join(_KINDS.values())})"  # of a row: what the filters above compare
 # values of a row that the filters above compare
+KIND = f"json_array({', '.join(_KINDS.values())})"
+# Most versions that a row spans: a row with a version begins at most that many earlier.
 SPAN = "version_max - version_min"
 _WIDEST = f"(SELECT COALESCE(MAX({SPAN}), 0) FROM rollout WHERE {SPAN} > 0)"
 

@@ -178,7 +178,7 @@ def _end_of_value(body: Text, begin: int, depth: int) -> int:
 
 
 def _end_of_rows(body: Text, at: int, depth: int) -> int:
-    """Position where ``depth`` brackets close at once. A search for a single byte is the fastest."""
+    """Position where ``depth`` brackets close at once. A search for a byte is the fastest."""
     while True:
         at = body.find(b"]", at) + 1
         _require(at > 0)

@@ -91,7 +91,7 @@ BufferPolicy = Callable[[Sequence[tuple[int, int]], int], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class NewGroup:
-    """A group to store; ``payload`` is a safetensors file or a zstd frame of a file, kept byte for byte."""
+    """A group to store; ``payload`` is a safetensors file, perhaps as a zstd frame, kept unchanged."""
 
     payload: bytes
     n_seq: int
@@ -220,13 +220,13 @@ class StoreStats:
     """Counts of the store. The cost is O(kinds) and does not depend on the queue length."""
 
     group_counts: tuple[GroupCount, ...]  # BUFFERED, PENDING and LEASED only
-    batches_acked: int  # with committed batches
+    batches_acked: int  # includes committed batches
     delivered: int  # batches handed to the current trainer generation
     revision: int = 0  # revision of the run document
     batches_open: int = 0  # leased, and not acked
     batches_dead: int = 0
     retained_bytes: int = 0  # payloads kept: held, acked but not committed, or dead
-    disk_bytes: int = 0  # payloads on disk, with retired ones; 0 without an archive
+    disk_bytes: int = 0  # payloads on disk, also retired; 0 without an archive
     totals: Mapping[GroupState, StateTotals] = field(default_factory=dict)  # ACKED .. DEAD
     fair_share: bytes | None = None
     batches_uncommitted: int = 0  # acked, and not committed

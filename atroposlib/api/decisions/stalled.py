@@ -14,7 +14,7 @@ Reports = Mapping[str, Mapping[tuple[str, str], tuple[ServerState, float]]]
 Beats = Iterable[tuple[Heartbeat, float]]  # heartbeats with their times
 
 REPORT_S = 60.0  # age at which a report about a server no longer counts
-MAX_IN_REASON = 3  # listed servers; /status lists all
+MAX_IN_REASON = 3  # stalled processes; /status lists all
 
 MAX_DETAILS = 64
 MAX_DETAIL_CHARACTERS = 200
@@ -34,7 +34,7 @@ def inference_server(
     reports: Sequence[tuple[ServerState, float]],
     announced: tuple[Heartbeat, float] | None = None,
 ) -> Participant:
-    """State of a server from the reports of its callers and its own heartbeat, each with its age (s).
+    """Server by the reports of its callers and its own heartbeat, each with its age (s).
 
     It counts as silent if no caller with running requests gets an answer; ``silent_s`` is
     then the shortest silence. A server without callers is silent once its heartbeats ended.

@@ -1,4 +1,4 @@
-"""Liveness: heartbeats and requests with their ages, and who is live or silent by them."""
+"""Liveness: ages of heartbeats and requests, and the processes that are live or silent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORGET_AFTER_S = 3600.0
 # limit of each role; names cost memory, so the oldest are dropped first
 MAX_PARTICIPANTS = 1024
 MAX_SERVERS = 1024
-SYNC_S = MINIMUM_TIMEOUT_S / 4  # between two writes of a request for remote replicas
+SYNC_S = MINIMUM_TIMEOUT_S / 4  # between two writes of a request for other replicas
 _NOBODY: Mapping[int, float] = {}
 
 

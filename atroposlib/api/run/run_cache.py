@@ -24,7 +24,7 @@ from atroposlib.api.store.sql.run import LoadRun, SaveRun
 from atroposlib.errors import AtroposError, ConfigError, RunChanged, StoreError
 
 MAX_ATTEMPTS = 50  # tries of a transition; a failure is a transition of another process
-SHARED_STORE_LAG_S = 0.25  # maximum age of a copy while further processes write
+SHARED_STORE_LAG_S = 0.25  # maximum age of a copy while several processes write
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class RunCache:
         not affect the rest. ``event`` may be called again on a newer run.
 
         Raises:
-            RunChanged: further processes kept changing the run.
+            RunChanged: concurrent processes kept changing the run.
         """
         mine = _Change(event, fence)
         self._waiting.append(mine)

@@ -137,9 +137,8 @@ def collect(command: CollectCommand, options: argparse.Namespace) -> None:
     The file and the tokenizer are checked before the first call of the API.
 
     Raises:
-        ConfigError: the file or the tokenizer cannot be used, or the run belongs to another
-        trainer. RolloutApiError, StaleGeneration: the API is gone, or a trainer took over.
-        Written
+        ConfigError: the file or the tokenizer cannot be used, or a trainer owns the run.
+        RolloutApiError, StaleGeneration: the API is gone, or a trainer took over. Written
             lines stay, and ``--append-to-previous`` continues.
     """
     out = LineFile(options.filepath, append=options.append_to_previous)

@@ -79,7 +79,7 @@ def build_parser(name: str, images: bool) -> CommandParser:
 
 
 def refuse_exposure(options: argparse.Namespace) -> None:
-    """Raise ConfigError if the network would reach the page without a token."""
+    """Raise ConfigError if a remote machine would reach the page without a token."""
     if options.tokens is None and not is_loopback(options.host):
         raise ConfigError(
             f"--host {options.host} is reachable from other machines: forward the port (ssh -L "

@@ -119,7 +119,7 @@ class GenerationRequest:
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """Sequence among the n continuations of a request, waiting or in a row of the batch."""
+    """Continuation of a request, out of n, waiting or in a row of the batch."""
 
     request: GenerationRequest
     index: int

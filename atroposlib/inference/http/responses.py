@@ -150,7 +150,7 @@ class OpenAIReply:
         return JsonResponse({**head, "choices": choices, "usage": counts, **extra})
 
     def choices(self, outputs: list[Output]) -> list[Json]:
-        """Whole choices, one per output."""
+        """Whole choices, in the order of the outputs."""
         texts = self.service.detokenizer.texts(outputs)
         return [
             {

@@ -1,4 +1,4 @@
-"""References to environments, and the installed packages that name some. Nothing is imported.
+"""References to environments, and the installed packages that name them. Imports nothing.
 
     name | package:name | file.py[:attribute] | adapter:argument
 

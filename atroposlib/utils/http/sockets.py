@@ -15,10 +15,10 @@ LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")  # spelling of the Host hea
 # also after a network is back. Calls may be repeated: a connection that ends too early costs a
 # retry.
 SILENCE_S = 30
-IDLE_S, PROBE_S = 15, 5  # before the first probe of a silent connection, and between two
+IDLE_S, PROBE_S = 15, 5  # silence before the first probe, pause between two
 PROBES = (SILENCE_S - IDLE_S) // PROBE_S
 CONNECT_TIMEOUT_S = (
-    10.0  # of a new connection, whose first packet is repeated after 1, 3 and 7 s
+    10.0  # limit of a new connection; its first packet is repeated after 1, 3 and 7 s
 )
 
 

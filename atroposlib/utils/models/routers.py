@@ -27,7 +27,7 @@ from atroposlib.utils.models.causal_lm import decoder
 from atroposlib.wire.routing import RoutedExperts, decoded
 from atroposlib.wire.safetensors import Array
 
-TOLERANCE = 1e-4  # of a fitted weight, as a share of the largest
+TOLERANCE = 1e-4  # error of a fitted weight, as a share of the largest
 SCORES: tuple[Callable[[Tensor], Tensor], ...] = (
     partial(torch.softmax, dim=-1),
     torch.sigmoid,

@@ -150,8 +150,8 @@ class ClaimBatch:
     not fence each other: a late response to the first must not fence the trainer that uses the
     second. An open batch without ``size`` sequences is dissolved (its groups return to their
     place in the queue). A batch delivered ``max_deliveries`` times comes after all open
-    batches, with a number after theirs, until the trainer has acked any batch since it
-    registered; if that does not ack it either, it is dead, with its groups.
+    batches, with a number after theirs, until the trainer has acked a different batch since it
+    registered; if the trainer does not ack it either, it is dead, with its groups.
 
     For a new batch ``choose`` gets, oldest first, the oldest ``size // n_seq`` groups of each
     kind (env, n_seq); more cannot be part of a batch. Groups that it drops are freed in the
@@ -191,7 +191,7 @@ class ClaimBatch:
 
 
 def _put_last(counters: QueueCounters, suspects: Sequence[BatchRow], claim: Claim) -> None:
-    """Move batches behind later batches by new numbers, except batches of this trainer:
+    """Renumber ``suspects`` behind the later batches, except batches of this trainer:
     it trains batches in the order of their numbers."""
     for row in suspects:
         if row.generation != claim.generation:

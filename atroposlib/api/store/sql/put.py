@@ -198,7 +198,7 @@ def _forget(
 def _repeats(
     connection: Connection, groups: Sequence[NewGroup], doubt: bool
 ) -> dict[int, _Known]:
-    """The stored groups, whose replies were lost, by the places of the groups that repeat a stored group.
+    """Stored groups without reply, by the places of the groups that repeat a stored group.
 
     Raises:
         ReplyInDoubt: with ``doubt``, for a reply of which nothing is known yet.

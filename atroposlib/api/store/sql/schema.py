@@ -141,7 +141,7 @@ def tables(dialect: Dialect) -> list[str]:
 class QueueMeta(msgspec.Struct, frozen=True):
     """The single row of table ``meta``, which every operation reads first."""
 
-    revision: int  # of the run document
+    revision: int  # revision of the run document
     generation: int
     last_gid: int
     last_batch: int

@@ -74,7 +74,7 @@ LOCAL_DIRECTORIES = ("/var/tmp", "/tmp", "/dev/shm")
 
 
 def network_file_system(magic: int) -> str | None:
-    """Name of the network file system with this magic number; None for a local file system."""
+    """Name of the network file system with this magic number; None for any number that is not listed."""
     return NETWORK_FILE_SYSTEMS.get(magic & 0xFFFFFFFF)
 
 
@@ -133,7 +133,7 @@ class SqliteStore(Store):
     Raises:
         StoreLocked: another process owns ``data_dir``.
         StoreError: the file is damaged, or the disk fails.
-        ConfigError: the SQLite library is too old, it is a network file system, or
+        ConfigError: the SQLite library is too old, the directory is on a network, or
             the files have another layout.
     """
 

@@ -1,4 +1,4 @@
-"""Opening of a data directory: a new directory, this layout, or a directory that is not safe to open.
+"""Opening of a data directory: new, of this layout, or not safe to open.
 
 Bytes that no row names are deleted at every opening (``payload_log``). So a database that is older
 than its payload files must be rejected first, or the later payloads would be deleted. The
