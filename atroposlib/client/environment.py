@@ -194,7 +194,7 @@ class AsyncRolloutClient:
         """How many of ``sequences`` may begin without becoming too stale to train on.
 
         Args:
-            ttl_s: the admission expires after so many seconds.
+            ttl_s: time (s) after which the admission expires.
             admission_id: of an earlier request, to extend it.
 
         Raises:

@@ -1,7 +1,7 @@
 """Status of a running run, read from its files and its HTTP routes.
 
 metrics.jsonl (trainer) --.
-heldout/ (environment) ---+--> Snapshot --> view
+heldout/ (environment) ---+--> RunSnapshot --> view
 API /status, server ------'
 """
 
@@ -294,7 +294,7 @@ def drop_warnings(status: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def age_s(participant: Mapping[str, Any]) -> float:
-    """Return seconds since its last heartbeat."""
+    """Return the seconds since the last heartbeat of a participant."""
     return float(participant.get("age_s", 0.0))
 
 

@@ -79,7 +79,7 @@ def vllm_server(plan: QuickstartPlan) -> ProcessSpec:
         + ("--dtype", plan.dtype, "--enforce-eager", "--enable-scale-out")
         + ("--max-model-len", str(max(256, recipe.seq_len)))
         + ("--max-num-seqs", str(min(256, recipe.sequences_per_step)))
-        # Logprobs of the sampling distribution, after temperature, as the trainer computes.
+        # Logprobs of the sampling distribution, after temperature, as in the trainer.
         + ("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
         + ("--seed", str(plan.options.seed)),
         env={

@@ -184,7 +184,7 @@ class Curve(Struct):
 
 
 class Curves(Struct):
-    """GET /explore/curves. ``keys`` lists all keys at hand."""
+    """GET /explore/curves. ``keys`` lists all available keys."""
 
     keys: list[str]
     series: list[Curve]
@@ -211,7 +211,7 @@ class Histogram(Struct):
 
 
 class RunEntry(Struct, kw_only=True):
-    """A run whose groups are at hand."""
+    """A run whose groups are available."""
 
     run_id: str
     path: str | None

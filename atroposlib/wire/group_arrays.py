@@ -20,7 +20,7 @@ from atroposlib.wire.messages import MASKED, ScoredData
 from atroposlib.wire.safetensors import Array
 
 MAX_ROWS = 4096
-MAX_TOKENS = 2**23  # a group has at most so many
+MAX_TOKENS = 2**23  # bound on a group
 INT32 = np.iinfo(np.int32)
 FLOATS = ("inference_logprobs", "ref_logprobs", "advantages")  # an entry per token
 REST = (  # non-numeric fields; advantages only if they do not fit the tokens

@@ -128,7 +128,7 @@ class RunStatus(BaseModel):
     dropped_groups: int = 0  # too stale, never completed, or dropped by hand
     dead_groups: int = 0
     retained_bytes: int = 0  # stored payloads, until they are committed
-    disk_bytes: int = 0  # stored payloads, with retired ones; 0 in stores without an archive
+    disk_bytes: int = 0  # stored payloads, also retired; 0 in stores without an archive
     max_bytes: int = 0  # bound on retained_bytes
     index_skipped: int = 0  # records that the index of rollouts took later, or not at all
     index_unfit: int = 0  # records with values that the index cannot hold

@@ -221,7 +221,7 @@ class Explorer(RunViews):
     # --- a row ----------------------------------------------------------------------
 
     def row(self, gid: int, row: int, given: Mapping[str, str]) -> explore.RowView:
-        """Tokens [from, to) of a row, with what is known of each.
+        """Tokens [from, to) of a row, with the known facts of each.
 
         Raises:
             UnknownGroup: unknown row, or its bytes are freed.
@@ -354,7 +354,7 @@ def spread(
 
 
 def _numbers(values: Any) -> dict[str, float]:
-    """The finite numbers of what an environment reported, at most 64."""
+    """Finite numbers among the values that an environment reported, at most 64."""
     items = values.items() if isinstance(values, dict) else ()
     numbers = ((name, finite(value)) for name, value in items)
     good = ((name, number) for name, number in numbers if number is not None)

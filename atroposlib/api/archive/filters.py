@@ -82,7 +82,7 @@ def where(given: Mapping[str, str]) -> Where:
     """The rows that all filters let pass; ``q`` is applied to texts, later.
 
     Raises:
-        ConfigError: a value is none of its filter.
+        ConfigError: a value is invalid for its filter.
     """
     found = Where({at: given[name] for at, name in enumerate(_KINDS) if name in given})
     if "item" in given:

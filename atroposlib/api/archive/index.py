@@ -4,9 +4,9 @@
 
 A file holds a single run. When the next run begins in the same data directory, a copy is set aside,
 ``index-<first group>.sqlite``, and the file is emptied. Samples of drops in the file and the copies
-each have half of ``extra_bytes``; beyond, the oldest go first.
+each have half of ``extra_bytes``; beyond, the oldest are deleted first.
 
-Rows of ``rollout`` can be rebuilt from the payloads. What participants reported cannot, so a
+Rows of ``rollout`` can be rebuilt from the payloads. Reports of participants cannot, so a
 damaged file is set aside and never deleted.
 """
 
@@ -94,8 +94,8 @@ class Index:
 
     Args:
         path: created if missing; None for an index in memory.
-        read_only: it exists, and nothing is written to it.
-        extra_bytes: of samples of drops, and of the copies of earlier runs.
+        read_only: the file exists and is never written.
+        extra_bytes: bound on samples of drops, and on the copies of earlier runs.
 
     Raises:
         ConfigError: the path cannot be a file of this process.
@@ -190,7 +190,7 @@ class Index:
         return msgspec.json.decode(self.value("begun") or "[0, 0]", type=tuple[int, int])
 
     def begin_run(self, begun: tuple[int, int]) -> None:
-        """Set a copy aside, and empty the index but for groups that are not trained on."""
+        """Set a copy aside, and empty the index except for groups that are not trained on."""
         ended = "SELECT 1 FROM rollout WHERE state IN ('committed', 'dropped')"
         [(some,)] = self.read(f"SELECT EXISTS ({ended}) OR EXISTS (SELECT 1 FROM step)")
         if some and self._path is not None:

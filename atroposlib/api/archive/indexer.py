@@ -1,4 +1,4 @@
-"""Indexer: a thread that writes the index, behind posts and acks and never in their way.
+"""Indexer: a thread that writes the index, so that posts and acks never wait for it.
 
     posts, events, notes --submit--> [bounded queue] --thread--> index
                     ledger and payloads of the store --sync, fill--^
@@ -133,7 +133,7 @@ class Indexer:
         self._sync()
 
     def start(self) -> None:
-        """Start the thread, which fills in what the index missed."""
+        """Start the thread, which fills gaps of the index."""
         with self._wake:
             if self._thread is None and self._open:
                 self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)

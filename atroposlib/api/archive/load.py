@@ -31,7 +31,7 @@ from atroposlib.wire.safetensors import MalformedBody
 log = logging.getLogger(__name__)
 
 NAMES = RolloutRow.__struct_fields__
-EVERYTHING = 2**62  # bytes: looking frees nothing
+EVERYTHING = 2**62  # bytes: reading frees nothing
 PUT_GROUPS = 64  # lines of a file at a time
 SAMPLES = "samples.jsonl"  # file of evaluate; its transcripts hold the same with tokens
 
@@ -85,11 +85,11 @@ def explored(
     """The store and the explorer of a data directory, or of files of groups.
 
     Args:
-        run: a path, or the URL of a PostgreSQL store, whose run may go on.
+        run: a path, or the URL of a PostgreSQL store, whose run may be active.
         index: data directory of an API over that URL; None: an index in memory is made.
 
     Raises:
-        StoreLocked: the run of the directory goes on.
+        StoreLocked: the run of the directory is active.
         ConfigError: there is neither a run nor a group.
     """
     if isinstance(run, str):

@@ -31,7 +31,7 @@ from atroposlib.wire.safetensors import Array, Bytes, MalformedBody
 
 # Conversions hold Python's lock, so many at once would take memory and delay the event loop.
 ONE_CONVERSION = threading.Lock()
-_NUMBERS = 2**15  # so many are written at a time
+_NUMBERS = 2**15  # numbers written at a time
 _FILL = {
     "mask": 0,
     "labels": MASKED,
@@ -195,7 +195,7 @@ def neighbours_within(bound: int, sizes: Sequence[int]) -> Iterator[tuple[int, i
 
 
 def _written(values: Array) -> Array:
-    """Floats as float64: the text of a float32 is that of another number."""
+    """Floats as float64: the text of a float32 is the text of another number."""
     return values.astype(np.float64) if values.dtype.kind == "f" else values
 
 

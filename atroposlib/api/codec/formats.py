@@ -31,7 +31,7 @@ from atroposlib.wire.packing import exact, pack, with_floats
 from atroposlib.wire.safetensors import Bytes
 
 T = TypeVar("T")
-# What a post carries, inflated: a large post in pieces, each of which is freed once it is read.
+# Inflated content of a post: a large post in pieces, each of which is freed once it is read.
 Body = bytes | bytearray | Iterator[bytes]
 
 JSON_MEDIA = "application/json"

@@ -1,8 +1,9 @@
 """Parser of JSON posts: typed arrays by :class:`JsonGroup`, or the full msgspec decoder.
 
-The full decoder decides on what the first parser refuses, unless the body is large. It is lenient on
-purpose: environments of the original drop a group after a 4xx, so it accepts the type errors that
-the original accepted. Both raise the errors of :func:`atroposlib.api.codec.read_group`.
+The full decoder decides on bodies that the first parser refuses, unless the body is large. It
+is lenient on purpose: environments of the original drop a group after a 4xx, so it accepts the
+type errors that the original accepted. Both raise the errors of
+:func:`atroposlib.api.codec.read_group`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Facts of the rows of a group for the index of rollouts, computed where its columns are at hand."""
+"""Facts of the rows of a group for the index of rollouts, computed where its columns are in memory."""
 
 from __future__ import annotations
 

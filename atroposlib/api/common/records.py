@@ -45,7 +45,7 @@ class GroupSummary:
     n_seq: int
     n_tokens: int = 0  # trained tokens, that is positions whose mask is not -100
     version: int | None = None  # oldest policy version that sampled a token of it
-    arrived_version: int | None = None  # policy version of the run when it came in
+    arrived_version: int | None = None  # policy version of the run at its arrival
 
     @property
     def cost(self) -> int:
@@ -55,7 +55,7 @@ class GroupSummary:
 
     @property
     def oldest_version(self) -> int | None:
-        """Its version, or else that at its arrival as an upper bound; None if unknown."""
+        """Its version, or else the version at its arrival, an upper bound; None if unknown."""
         return self.version if self.version is not None else self.arrived_version
 
     def is_older_than(self, bound: int | None) -> bool:
@@ -101,7 +101,7 @@ class NewGroup:
     version: int | None = None
     arrived_version: int | None = None
     arrived: float = 0.0  # s, clock of the API
-    # Not None: the group is buffered until groups of its env add up to so many sequences.
+    # Not None: the group is buffered until groups of its env add up to this size.
     expected: int | None = None
     # Of the payload, computed here unless given: a copy by ``replace`` keeps it.
     digest: bytes = b""

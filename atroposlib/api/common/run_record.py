@@ -80,7 +80,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     announced_by: int | None = None
     registered: tuple[str, ...] = ()
     ended_step: int | None = None  # last step, reported by the trainer in force
-    edits: int = 0  # saves that changed or forgot environments, beside adding some
+    edits: int = 0  # saves that changed or removed environments, not only added some
 
     @property
     def registration(self) -> TrainerRegistration:

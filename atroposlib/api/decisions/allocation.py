@@ -102,7 +102,7 @@ def budget(
     base_version: int,
     admission_base: int,
 ) -> int:
-    """Sequences that may be accepted or admitted over the whole run (see ``Store.admit``).
+    """Sequences that may be accepted or admitted over the whole run (see ``sql.run.Admit``).
 
     A sequence that starts now is trained at the latest after all sequences accepted or
     admitted before it, and each version trains a batch. So ``max_staleness`` batches may

@@ -4,7 +4,7 @@
 
 The fair share sets the order of preference. The exact fill takes the first choice in that
 order that has exactly the size of a batch and keeps every minimum. So a batch is formed
-whenever it exists, and its groups are trained on oldest first.
+whenever an exact batch exists, and its groups are trained on oldest first.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def choose(
         weights: relative share of each env in the trained tokens; 1 by default.
         names: names of environments for ``blocked_reason``.
         policy: treatment of stale groups.
-        full: whether the store is (``is_full``). Then a batch may miss the minima if none
+        full: whether the store is full (``is_full``). Then a batch may miss the minima if none
             keeps the minima: posts that would meet a minimum are refused, and only a batch
             makes room. It holds the queued groups of these environments, if some batch does.
     """

@@ -130,7 +130,7 @@ def _admitted(now: Situation) -> str | None:
 
 
 def starved(stats: StoreStats, batch_size: int, names: Mapping[int, str]) -> list[str]:
-    """Kinds of queued groups that no batch can hold, whatever else is posted of these sizes."""
+    """Kinds of queued groups that no batch can hold, even with more groups of these sizes."""
     counts = queued_counts(stats)
     fitting = sizes_in_batches({size for _, size in counts}, batch_size)
     return [

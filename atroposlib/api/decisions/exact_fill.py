@@ -2,7 +2,7 @@
 
 The algorithm walks the candidates in their order. It takes each candidate, unless no exact
 batch that keeps every minimum contains it together with the groups taken before. So a batch is
-found whenever it exists, and the order alone decides the preference.
+found whenever any exists, and the order alone decides the preference.
 """
 
 from __future__ import annotations

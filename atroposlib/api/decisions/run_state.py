@@ -30,9 +30,10 @@ from atroposlib.errors import (
 from atroposlib.wire import RegisterEnv, Registration
 from atroposlib.wire.lineage import MAX_LIVES
 
-TRAINER_SILENT_S = 6.0  # a trainer without a heartbeat for so long (three) counts as dead
-ENV_TIMEOUT_S = 300.0  # an env without a request for so long has no share
-# An env with a minimum would block every batch meanwhile; clients with a join_id poll all the time.
+# a trainer without a heartbeat for this time (3 are missed) counts as dead
+TRAINER_SILENT_S = 6.0
+ENV_TIMEOUT_S = 300.0  # an env without a request for this time has no share
+# An env with a minimum would block every batch meanwhile; clients with a join_id poll constantly.
 MINIMUM_TIMEOUT_S = 60.0
 MAX_KEY_CHARACTERS = 256
 ANY_TOKENS = 2**16  # a group with fewer tokens is accepted at any registered length
@@ -181,7 +182,7 @@ def require_polled(run: RunRecord, generation: int) -> None:
 
 
 class Roster:
-    """Environments by name, so that a join costs about the same however many there are."""
+    """Environments by name, so that the cost of a join hardly depends on their number."""
 
     def __init__(self) -> None:
         self._envs: tuple[EnvEntry, ...] = ()

@@ -1,4 +1,4 @@
-"""Participants from heartbeats: inference servers, and processes that do not go on."""
+"""Participants from heartbeats: inference servers, and stalled processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.wire.directory import ServerDirectory, ServerEntry
 from atroposlib.wire.status import Heartbeat, Participant, ServerState
 
-# By URL, by role and name of the caller, with the time of its report.
+# Keys: URL, then role and name of the caller; with the time of its report.
 Reports = Mapping[str, Mapping[tuple[str, str], tuple[ServerState, float]]]
 Beats = Iterable[tuple[Heartbeat, float]]  # heartbeats with their times
 
@@ -34,7 +34,7 @@ def inference_server(
     reports: Sequence[tuple[ServerState, float]],
     announced: tuple[Heartbeat, float] | None = None,
 ) -> Participant:
-    """Server by the reports of its callers and its own heartbeat, each with its age (s).
+    """State of a server, from the reports of its callers and its own heartbeat (ages in s).
 
     It counts as silent if no caller with running requests gets an answer; ``silent_s`` is
     then the shortest silence. A server without callers is silent once its heartbeats ended.
@@ -106,7 +106,7 @@ def directory(
     """Inference servers whose own heartbeats are fresh; the API ``began`` as ``instance``.
 
     A server takes part if a trainer reports that it answers: it then holds the current weights.
-    Without a trainer that reports, all do, once the list is complete.
+    Without a trainer that reports, all servers take part, once the list is complete.
     """
     complete = now - began > SILENT_S
     reporting = any(beat.role == "trainer" and now - seen <= REPORT_S for beat, seen in beats)
@@ -138,7 +138,7 @@ def stalled(participants: Iterable[Participant]) -> list[str]:
 
 
 def with_stalled(reason: str, participants: Iterable[Participant]) -> str:
-    """``reason``, and the processes that cause it because they do not go on."""
+    """``reason``, and the stalled processes that cause it."""
     return "; ".join([reason, *stalled(participants)[:MAX_IN_REASON]])
 
 

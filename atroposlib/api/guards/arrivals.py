@@ -86,7 +86,7 @@ class BodyArrival(AbstractContextManager["BodyArrival"]):
         return progress < CHECK_BYTES
 
     def step_aside(self) -> bool:
-        """Hold what was received only; whether that freed something."""
+        """Reduce the reservation to the received bytes; whether that freed memory."""
         size = self.received.size
         freed = self._first.shrink_to(min(size, FIRST_BYTES))
         return self._rest.shrink_to(max(0, size - FIRST_BYTES)) or freed

@@ -181,7 +181,7 @@ SCOPE_OF_ROLE = {"env": Scope.ENV, "trainer": Scope.TRAINER, "inference": Scope.
 def require_role(caller: Caller | None, role: str) -> None:
     """
     Raises:
-        Forbidden: the token has not the scope of the role.
+        Forbidden: the token lacks the scope of the role.
     """
     needed = SCOPE_OF_ROLE.get(role)
     if caller is not None and needed is not None and needed not in caller.scopes:

@@ -252,7 +252,7 @@ class Claims:
         return rewound
 
     async def settle_dead(self, no: int, revive: bool) -> bool:
-        """Deliver a dead batch again, or free it; False if ``no`` is none."""
+        """Deliver a dead batch again, or free it; False if ``no`` is no dead batch."""
         is_dead = await self._do(Revive(no) if revive else DropDead(no))
         self._context.on_groups_removed()
         self._context.events.publish("revived" if revive else "dead_dropped", no=no)

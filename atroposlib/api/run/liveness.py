@@ -17,7 +17,7 @@ FORGET_AFTER_S = 3600.0
 # limit of each role; names cost memory, so the oldest are dropped first
 MAX_PARTICIPANTS = 1024
 MAX_SERVERS = 1024
-SYNC_S = MINIMUM_TIMEOUT_S / 4  # between two writes of a request for other replicas
+SYNC_S = MINIMUM_TIMEOUT_S / 4  # time between two writes of a request for other replicas
 _NOBODY: Mapping[int, float] = {}
 
 
@@ -46,9 +46,9 @@ class Liveness:
         self._clock = clock
         self._instance, self._began = uuid4().hex, clock()
         self._since = self._began  # restarts count as a request: it could not come before
-        # By role and name, the oldest first.
+        # Keys: role and name; oldest first.
         self._beats: dict[str, dict[str, tuple[Heartbeat, float]]] = {}
-        # By URL and by the role and name of the caller, with the time of its report.
+        # Keys: URL, then role and name of the caller; with the time of its report.
         self._servers: dict[str, dict[tuple[str, str], tuple[ServerState, float]]] = {}
         self._freshened = self._began
         self._calls: dict[int, float] = {}

@@ -53,7 +53,7 @@ class Metrics:
     def __init__(self, name_of: Callable[[int], str | None] = str) -> None:
         self._name_of = name_of
         self._labels: set[str] = set()
-        # A look-up by labels costs more than what it finds; all labels are of bounded sets.
+        # A look-up by labels costs more than the update; all labels are of bounded sets.
         self._labelled = cache(lambda metric, *labels: metric.labels(*labels))
         self._lags: deque[tuple[int, int]] = deque(maxlen=STALENESS_WINDOW)
         self._scrape = Lock()

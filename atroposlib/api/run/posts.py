@@ -47,11 +47,11 @@ from atroposlib.errors import (
 )
 from atroposlib.wire.lineage import on_lineage
 
-# A held post retries at least so often: a second process may free disk space.
+# Longest pause between retries of a held post: a second process may free disk space.
 SPACE_RECHECK_S = 1.0
 DOUBT_S = 1.0  # longer than a replica takes to record that a reply was sent
 DOUBT_RECHECK_S = 0.02
-CONFIRM_WITHIN_S = 0.1  # a kill so soon after a reply leaves its groups in doubt
+CONFIRM_WITHIN_S = 0.1  # a kill within this time after a reply leaves its groups in doubt
 LATEST_BYTES = 256 * 1024  # larger examples are read from the store, until they are freed
 
 
@@ -89,7 +89,7 @@ class Posts:
             Forbidden: the token is bound to another environment.
             InvalidGroup: a group can never be part of a batch.
             KeyConflict: a key was used for different content.
-            StoreFull: they do not fit within the hold.
+            StoreFull: the groups do not fit within the hold.
             RunChanged: the run kept changing.
         """
         context = self._context

@@ -155,7 +155,7 @@ class RolloutService:
         """The new entry, or None while the trainer has not started.
 
         Raises:
-            ConfigError: there are too many.
+            ConfigError: too many environments.
         """
         require_env(caller, body.desired_name)
         context = self.context

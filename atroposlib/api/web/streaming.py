@@ -58,7 +58,7 @@ class DeliveryReply(Response):
 
     A damaged group aborts the connection before the body is complete (or is answered 503,
     if nothing was sent yet). So does a client that takes longer than ``send_timeout_s`` for
-    a chunk. A client therefore never mistakes a part for the whole.
+    a chunk. A client therefore never takes a part for the whole.
 
     Args:
         pool: reads the store.

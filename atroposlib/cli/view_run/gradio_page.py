@@ -81,7 +81,7 @@ def fields(group: ShownGroup, samples: int, images: bool) -> list[Any]:
         values.append(
             [picture for picture in map(_picture, group.images) if picture is not None]
         )
-    # Beside an image, the text after its mark.
+    # Text after the mark of an image, which is shown separately.
     values.append(group.prompt.rpartition("[Image]")[2] if images else group.prompt)
     for sample in group.samples:
         values += sample

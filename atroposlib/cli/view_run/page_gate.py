@@ -32,7 +32,7 @@ def page_gate(app: ASGIApp, tokens: Path | None, take: bool) -> Gate:
     """The gate before the page.
 
     A browser asks for the token (HTTP Basic, any user name) and sends it in a header, so
-    it stands in no address and no log; programs send it as Bearer. With tokens any host name is
+    it appears in no address and no log; programs send it as Bearer. With tokens any host name is
     allowed: a web page that rebinds its name has none.
 
     Args:

@@ -46,7 +46,7 @@ class SamplingFields(BaseModel):
     max_completion_tokens: Int64 | None = Field(None, ge=0)
     min_tokens: Int64 = Field(0, ge=0)
     seed: Int64 | None = None
-    stop: str | Int64 | list[str | Int64] | None = None  # texts, or ids as the original sends
+    stop: str | Int64 | list[str | Int64] | None = None  # texts, or ids as in the original
     stop_token_ids: list[Int64] | None = None
     ignore_eos: bool = False
     model: str | None = None

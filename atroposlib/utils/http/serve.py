@@ -16,7 +16,7 @@ from atroposlib.utils.http.protocol import head_deadline
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-STOP_S = 8.0  # a process ends so long after a signal
+STOP_S = 8.0  # longest time from a signal to the end of a process
 
 
 def run_app(app: ASGIApp, listener: socket.socket) -> None:

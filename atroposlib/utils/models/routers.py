@@ -89,7 +89,7 @@ def outputs_of(modules: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def chosen_experts(outputs: Sequence[tuple[Tensor, Tensor, Tensor]], lines: int) -> Array:
-    """(lines, T, L, K) int16 of the outputs of all routers in a pass of so many lines."""
+    """(lines, T, L, K) int16 of the outputs of all routers in a pass of ``lines`` lines."""
     indices = torch.stack([indices for _, _, indices in outputs], 1).to("cpu", torch.int16)
     return np.asarray(indices.reshape(lines, -1, *indices.shape[1:]).numpy())
 

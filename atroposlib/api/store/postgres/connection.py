@@ -54,7 +54,7 @@ CONNECT_OPTIONS: dict[str, Any] = {
     "application_name": "atropos",
 }
 PROBE_OPTIONS: dict[str, Any] = {"connect_timeout": 5, "application_name": "atropos-probe"}
-# Parts of libpq's messages about a connection that no wait makes possible.
+# Parts of libpq's messages about a connection that waiting cannot make possible.
 PERMANENT = ("authentication failed", "does not exist", "no pg_hba.conf", "no password")
 # Exceptions of psycopg, and of text that no database can hold.
 FAULTS = (psycopg.Error, UnicodeEncodeError)

@@ -263,7 +263,7 @@ def dead_batches(connection: Connection) -> list[DeadBatch]:
 
 @dataclass(frozen=True)
 class Revive:
-    """Deliver a dead batch again, with the next number. False if ``no`` is none."""
+    """Deliver a dead batch again, with the next number. False if ``no`` is no dead batch."""
 
     no: int
 
@@ -280,7 +280,7 @@ class Revive:
 
 @dataclass(frozen=True)
 class DropDead:
-    """Free a dead batch; its groups count as dropped. False if ``no`` is none."""
+    """Free a dead batch; its groups count as dropped. False if ``no`` is no dead batch."""
 
     no: int
 

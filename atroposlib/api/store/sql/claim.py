@@ -30,7 +30,7 @@ from atroposlib.api.store.sql.schema import (
 from atroposlib.errors import StaleGeneration
 
 RECENT_BATCHES = 64  # among which a late repeat of an answered claim is looked for
-# Rows kept of ended groups: a retry after so many further groups counts as a new group.
+# Rows kept of ended groups: a retry after this many further groups counts as a new group.
 LEDGER_GROUPS = 20_000
 
 
@@ -199,7 +199,7 @@ def _put_last(counters: QueueCounters, suspects: Sequence[BatchRow], claim: Clai
 
 
 def renumber(counters: QueueCounters, row: BatchRow) -> None:
-    """Give a batch the next number, as that of a checkpoint counts for all up to it: with
+    """Give a batch the next number, as a checkpoint's number covers all batches up to it: with
     its own, a commit would free a batch that is trained after it, or a rewind miss it."""
     counters.add(last_batch=1)
     for sql in (

@@ -86,7 +86,7 @@ def finish(connection: Connection, before: Sequence[str], after: Sequence[str]) 
         before: statements that free the columns of triggers.
         after: statements that make these triggers without the columns.
     """
-    # Of a group whose payload is freed: a late copy of its post counts as its repeat.
+    # Digest of a group whose payload is freed: a late copy of its post counts as its repeat.
     connection.execute("UPDATE groups SET digest = ? WHERE media = 'json'", (UNKNOWN_DIGEST,))
     for statement in before:
         connection.execute(statement)

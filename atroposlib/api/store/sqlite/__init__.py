@@ -47,8 +47,8 @@ DATABASE = "queue.sqlite"
 # The size of three checkpoints. Claims and acks write too, and a failed checkpoint keeps its
 # log: a disk that puts fill completely could never be drained.
 RESERVE_BYTES = 48 * 2**20
-# Of the payload log above its bound: the active segment, a segment that is being moved, and the
-# largest body.
+# Bytes of the payload log above its bound: the active segment, a segment that is being moved,
+# and the largest body.
 UNSEALED_BYTES = 256 * 2**20
 # f_type of statfs(2). On these, locks and fsync are unreliable, and the shared memory of the
 # log does not work across machines. 9p and FUSE are not listed: containers (gVisor,

@@ -21,11 +21,11 @@ from atroposlib.errors import StoreError, StoreFull
 T = TypeVar("T")
 
 PAGE_BYTES = 4096  # a commit changes some bytes in about ten pages, and writes whole pages
-CHECKPOINT_PAGES = 4000  # a log of so many pages is copied into the file
+CHECKPOINT_PAGES = 4000  # a log of this many pages is copied into the file
 # Beyond, readers are paused so that the log can restart.
 MAX_LOG_PAGES = 3 * CHECKPOINT_PAGES
 MAX_READERS = 4
-BUSY_MS = 10_000  # a reader waits so long for a checkpoint
+BUSY_MS = 10_000  # longest wait of a reader for a checkpoint
 # Exceptions of SQLite, of the payload log, and of the binding for values that SQLite cannot
 # hold.
 FAULTS = (apsw.Error, OSError, OverflowError, UnicodeEncodeError)

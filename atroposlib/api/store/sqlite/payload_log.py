@@ -104,7 +104,7 @@ class PayloadLog:
         self.disk_bytes = 0  # size of all segments
 
     def recover(self, connection: Connection) -> None:
-        """Remove what no committed row names: torn tails, and files that were to be freed."""
+        """Remove bytes that no committed row names: torn tails, and files that were to be freed."""
         segments = connection.execute(_SEGMENTS)
         ends = {no: n_bytes for no, n_bytes, _, _ in segments}
         for no, named in connection.execute(_NAMED):  # a damaged count must not cut a payload
@@ -124,7 +124,7 @@ class PayloadLog:
         connection.execute("CREATE TABLE IF NOT EXISTS pinned (gid INTEGER PRIMARY KEY)")
 
     def _report_missing(self, connection: Connection, ends: Mapping[int, int]) -> None:
-        """Log how many queued groups lost their bytes; each is dead when its turn comes."""
+        """Log how many queued groups lost their bytes; each becomes dead when it is claimed."""
         for no, end in ends.items():
             size = self._files.size(no)
             if size < end:

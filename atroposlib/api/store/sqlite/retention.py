@@ -4,11 +4,11 @@
                        '--move: its few live payloads are appended again--^
 
 A payload retires when its row is deleted. Rollouts retire nearly in the order of their
-posts, so whole segments empty, and nothing is moved. Moves only bound what payloads that
-stay behind hold back: buffered groups, dead batches, a slow environment.
+posts, so whole segments empty, and nothing is moved. Moves only bound the space that payloads which
+stay can hold back: buffered groups, dead batches, a slow environment.
 
-With an archive, sealed segments are freed only beyond its bound, the oldest first. It gives way
-to the queue: below the reserve of the disk nothing is kept for it but pinned segments.
+With an archive, sealed segments are freed only beyond its bound, the oldest first. The archive
+yields to the queue: below the reserve of the disk nothing is kept for it but pinned segments.
 """
 
 from __future__ import annotations
