@@ -211,8 +211,7 @@ class ScoredData(msgspec.Struct, kw_only=True):
     tokens: list[list[int]]  # (G, T_g)
     masks: list[list[int]]  # (G, T_g)
     scores: list[float]  # (G,)
-    # (G, T_g); rows of a different length get a mark
-    advantages: list[list[float]] | None = None
+    advantages: list[list[float]] | None = None  # (G, T_g); a different length gets a mark
     ref_logprobs: list[list[float]] | None = None  # (G, T_g)
     messages: list[list[dict[str, Any]]] | None = None  # (G, turns)
     generation_params: dict[str, Any] | None = None
