@@ -79,10 +79,10 @@ def create_app(
     Args:
         clock: seconds, for leases and liveness; None for that of the store.
         tokens: the callers and their scopes; None allows every call to every caller.
-        allowed_hosts: names by which this API is called, in addition to those of loopback;
+        allowed_hosts: names by which this API is called, in addition to loopback names;
             None allows any name. Addresses are always allowed.
         hold_s: maximum wait of a post of the original's form for space, then a 503.
-        max_deliveries: deliveries of one batch without an ack, after which it is dead.
+        max_deliveries: deliveries of a batch without an ack, after which it is dead.
         threads: run blocking calls.
         index_bytes: of samples of dropped groups, and of the indexes of earlier runs.
     """
@@ -150,7 +150,7 @@ def create_view(explorer: Explorer) -> FastAPI:
 
 
 def create_app_from_environment() -> FastAPI:
-    """The app configured by the ATROPOS_* variables; in memory without them.
+    """The app configured by the ATROPOS_* variables; in memory by default.
 
     They configure store, tokens and allowed hosts. Limits and logs belong to run-api.
     """

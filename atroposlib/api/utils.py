@@ -1,6 +1,6 @@
 """The original's three queue functions, implemented with ``decisions.exact_fill``.
 
-Queue items are groups as the wire has them: dicts with ``tokens`` and, at times, ``env_id``.
+Queue items are groups in the form of the wire: dicts with ``tokens`` and, at times, ``env_id``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ Item = dict[str, Any]
 
 
 def find_groups_summing_to_target(buffer: Sequence[Item], target_size: int) -> list[int]:
-    """Ascending indices of groups whose sizes add up to ``target_size``; earlier ones first.
+    """Ascending indices of groups whose sizes add up to ``target_size``; earlier groups first.
 
-    Returns an empty list if there is no such subset.
+    Returns an empty list if no subset adds up.
     Example: sizes 4, 3, 2, 2 with target_size 5 -> [1, 2].
     """
     return first_exact([(None, len(group["tokens"])) for group in buffer], target_size) or []
@@ -25,14 +25,14 @@ def find_groups_summing_to_target(buffer: Sequence[Item], target_size: int) -> l
 def grab_exact_from_heterogeneous_queue(
     queue: Sequence[Item], batch_size: int
 ) -> tuple[list[Item] | None, list[Item]]:
-    """Take groups with exactly ``batch_size`` sequences: (batch or None, the other groups)."""
+    """Take groups with exactly ``batch_size`` sequences: (batch or None, the remaining groups)."""
     return _grab(queue, batch_size, {})
 
 
 def grab_batch_with_minimum_allocations(
     queue: Sequence[Item], batch_size: int, env_configs: Sequence[Mapping[str, Any]]
 ) -> tuple[list[Item] | None, list[Item]]:
-    """The same, with ``min_batch_allocation`` of every connected env kept.
+    """Take an exact batch that keeps ``min_batch_allocation`` of every connected env.
 
     An env config without ``registered_id`` stands for the env at its place in the list.
     """

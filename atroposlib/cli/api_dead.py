@@ -14,7 +14,7 @@ UNREACHABLE = 3  # exit status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """List batches that were set aside, deliver one again, or free it."""
+    """List batches that were set aside, deliver a batch again, or free it."""
     parser = parser_of("atropos api dead", main.__doc__)
     parser.add_argument("verb", nargs="?", choices=("list", "revive", "drop"), default="list")
     parser.add_argument("no", nargs="?", type=int, help="a batch; 0: all damaged groups")

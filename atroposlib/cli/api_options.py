@@ -30,7 +30,7 @@ def variable_of(flag: str) -> str:
 
 
 def parser() -> CommandParser:
-    """The parser of all options, whose defaults are those of the environment now."""
+    """The parser of all options, with defaults from the current environment variables."""
     made = CommandParser(
         prog="run-api",
         description="Start the rollout API, which gives trainers exact batches of groups.",
@@ -45,7 +45,7 @@ def parser() -> CommandParser:
 
 
 def _settings(variable: str, kind: Any, default: str | None, about: str) -> dict[str, Any]:
-    """The arguments of ``add_argument`` for one line of the table."""
+    """The arguments of ``add_argument`` for a line of the table."""
     value = os.environ.get(variable, "")
     if kind is list:
         about = f"{about} ({variable}, separated by commas)"

@@ -1,7 +1,7 @@
 """The command ``atropos``: nouns and verbs over every command of the package.
 
 A subcommand's module is imported when it runs, so that ``atropos --help`` stays fast. The words
-after a subcommand are those of the old command, which stays: ``atropos train grpo`` is
+after a subcommand are the words of the old command, which stays: ``atropos train grpo`` is
 ``atropos-grpo``.
 """
 
@@ -22,7 +22,7 @@ from atroposlib.utils.command.distribution import NAME
 from atroposlib.utils.command.parser import USAGE_ERROR, did_you_mean
 
 FILE_TRAINERS = "example_trainer.supervised.commands"
-# Subcommand -> (module:function of its words, one line of help).
+# Subcommand -> (module:function of its words, line of help).
 COMMANDS = {
     "quickstart": ("atroposlib.quickstart.__main__:main", "Train a small model here, now."),
     "api serve": ("atroposlib.cli.run_api:main", "Start the rollout API (run-api)."),

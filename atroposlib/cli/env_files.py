@@ -1,4 +1,4 @@
-"""Environments by name or file: the list of those at hand, and their commands.
+"""Environments by name or file: list of available environments, and their commands.
 
     atropos env list
     atropos env run gsm8k process --env.dataset_path test.jsonl
@@ -38,7 +38,7 @@ USAGE = f"an ENVIRONMENT is {references.USAGE}"
 
 
 def list_environments() -> list[Listed]:
-    """Environments of this package and of installed ones, without importing them."""
+    """Environments of this package and of installed packages, without imports."""
     return [*own_environments(), *references.installed_environments()]
 
 
@@ -103,7 +103,7 @@ def show(argv: Sequence[str] | None = None) -> int:
 
 
 def info(argv: Sequence[str] | None = None) -> int:
-    """Print the package, the card and the settings of one environment."""
+    """Print the package, the card and the settings of an environment."""
     from atroposlib.envs.function_env.card import card_of
     from atroposlib.envs.settings.config import BaseEnvConfig
     from atroposlib.envs.settings.identity import identity
@@ -170,7 +170,8 @@ def load(target: str) -> Any:
 def _class_in(module: ModuleType, wanted: str, target: str) -> Any:
     from atroposlib.envs.base import BaseEnv
 
-    exported = getattr(module, "__all__", ())  # of another module, such as an adapter
+    # names that a module re-exports, e.g. an adapter
+    exported = getattr(module, "__all__", ())
     classes = {
         name: value
         for name, value in vars(module).items()
@@ -197,7 +198,7 @@ def _with_argument(env_cls: Any, argument: str) -> Any:
 
 
 def print_settings(target: str) -> None:
-    """Print as JSON what launchers ask: settings that the code names itself, and all names."""
+    """Print JSON for launchers: settings that the code sets, and the names of all settings."""
     from atroposlib.envs.base import BaseEnvConfig
 
     try:
@@ -221,7 +222,7 @@ def _module_of(reference: references.Reference, target: str) -> ModuleType:
     path = reference.file
     if path is None or not path.is_file():
         raise ConfigError(f"{path}: no such file")
-    sys.path.insert(0, str(path.resolve().parent))  # as `python FILE` does
+    sys.path.insert(0, str(path.resolve().parent))  # sys.path of `python FILE`
     taken = path.stem in sys.stdlib_module_names or path.stem == "atroposlib"
     name = f"env_{path.stem}" if taken else path.stem
     spec = importlib.util.spec_from_file_location(name, path.resolve())

@@ -18,9 +18,9 @@ from atroposlib.errors import ConfigError
 from atroposlib.utils.command.distribution import requirement
 from atroposlib.utils.command.parser import CommandParser
 
-PLACEHOLDER = "NAME"  # in the names and texts of the files in scaffold/
+PLACEHOLDER = "NAME"  # placeholder in the names and texts of the files in scaffold/
 GOLD = "| `gold.jsonl` | answers with the rewards that they have to get |\n"
-# Kind -> (files of scaffold/ by the name of what they are written as, other texts).
+# Kind -> (target name of each file of scaffold/, replacements of placeholders).
 QUESTION = "question"
 KINDS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     QUESTION: (

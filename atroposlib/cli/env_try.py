@@ -3,8 +3,8 @@
     atropos env try wordle.py -n 3                       # a server at http://localhost:9001/v1
     atropos env try wordle.py --model MODEL_DIR --url http://127.0.0.1:8001/v1
 
-Function environments roll out one task each, classes one group of n. Further words are flags of
-the environment, such as --env.max_tokens 64.
+Function environments roll out a task each, classes a group of n. Further words are flags of
+the environment, e.g. --env.max_tokens 64.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ async def try_out(env: Any, n: int) -> None:
 
 
 async def try_group(env: Any) -> None:
-    """Roll out one item of a class; its samples are one group."""
+    """Roll out an item of a class; its samples are a group."""
     from atroposlib.envs.rollout.groups import groups_in
 
     item = await next_item(env)
@@ -124,7 +124,7 @@ async def next_item(env: Any) -> Any:
 
 
 def show(env: Any, row: Mapping[str, Any]) -> None:
-    """Print one trained row: its messages, tools and tokens."""
+    """Print a trained row: its messages, tools and tokens."""
     if not row.get("messages"):
         print_block("text", env.tokenizer.decode(row["tokens"]))
     for message in row.get("messages") or ():

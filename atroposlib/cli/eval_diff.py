@@ -27,13 +27,13 @@ from atroposlib.utils.command.parser import CommandParser
 
 RESAMPLES = 10_000
 SEED = 0
-SCORES = ("reward", "score")  # names of the score itself
-ITEMS_SHOWN = 20  # of each list, on the terminal
+SCORES = ("reward", "score")  # names of the score in a sample
+ITEMS_SHOWN = 20  # items of each list, on the terminal
 
 
 @dataclass
 class ItemResult:
-    """Samples of one item in one evaluation; ``index`` is its place in the file, from 0 on."""
+    """Samples of an item in an evaluation; ``index`` is its place in the file, from 0 on."""
 
     index: int
     scores: list[float] = field(default_factory=list)
@@ -74,7 +74,7 @@ def read_items(path: Path, metric: str) -> dict[str, ItemResult]:
     file = next((path / name for name in names if (path / name).is_file()), None)
     if file is None:
         raise ConfigError(f"{path}: no {TRANSCRIPTS} of an evaluation and no file of groups")
-    if file.name == "samples.jsonl":  # of an evaluation without texts
+    if file.name == "samples.jsonl":  # file of an evaluation without texts
         samples = json_lines(file.read_text(encoding="utf-8"))
         groups = transcripts(samples, "")
     else:
@@ -108,7 +108,7 @@ def compare(
 ) -> dict[str, Any]:
     """The numbers of B against A, over the items that have a score in both. Pure.
 
-    ``only_a`` and ``only_b`` hold (index in A, item) of the items that one of them solves: with
+    ``only_a`` and ``only_b`` hold (index in A, item) of the items that only this side solves: with
     a sample of at least the score ``solved``. Raises ConfigError: no item has two scores.
     """
     shared = [item for item in a if item in b]

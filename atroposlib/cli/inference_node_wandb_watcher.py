@@ -1,4 +1,4 @@
-"""inference-node-wandb-watcher: health of one node's inference servers, as metrics in wandb.
+"""inference-node-wandb-watcher: health of a node's inference servers, as metrics in wandb.
 
 It runs beside the servers of a node, on ports 9000 to 9000 + 8 // tp - 1 of this machine, and
 logs ``server/server_health_<node>_<i>`` (1 or 0) to the group of the run.
@@ -23,7 +23,7 @@ from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import API_TOKEN, TRACKERS, CommandParser, whole
 
 NAME = "inference-node-wandb-watcher"
-GPUS_OF_A_NODE, FIRST_PORT = 8, 9000  # of SLURM.md
+GPUS_OF_A_NODE, FIRST_PORT = 8, 9000  # values of SLURM.md
 INTERVAL_S, RETRY_S, ANSWER_TIMEOUT_S = 60.0, 1.0, 10.0
 
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_of(client: RolloutClient, node: int) -> Run:
-    """The wandb run of this node, in the project and group of the trainer; waits for one."""
+    """The wandb run of this node, in the project and group of the trainer; waits for a trainer."""
     logging.getLogger(__name__).info("waits for a trainer that names a wandb project")
     while not (info := client.wandb_info()).get("project"):
         time.sleep(RETRY_S)
@@ -71,7 +71,7 @@ def watch(client: RolloutClient, tracker: Tracker, node: int, urls: Sequence[str
 
 
 def is_healthy(http: httpx.Client, url: str) -> bool:
-    """Whether a server generates (SGLang, the original's server), or has no such route but lives."""
+    """Whether a server generates (SGLang, the original's server), or lives without that route."""
     try:
         reply = http.get(f"{url}/health_generate")
         if reply.status_code == 404:  # vLLM, atropos-infer

@@ -22,7 +22,7 @@ _DAY_S = 86_400
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until a signal. Exit status 1 after one error line if it cannot start."""
+    """Serve until a signal. Exit status 1 after an error line if it cannot start."""
     try:
         options = parse(argv)
         logs.configure("run-api", options.log_format, options.log_level)

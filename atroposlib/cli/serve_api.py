@@ -33,11 +33,11 @@ from atroposlib.utils.command import logs
 from atroposlib.utils.http.gate import require_gate
 from atroposlib.utils.http.sockets import LOOPBACK_HOSTS, bind, is_loopback
 
-INDEX_SHARE = 8  # of the archive: samples of drops, indexes of earlier runs
+INDEX_SHARE = 8  # 1/8 of the archive: samples of drops, indexes of earlier runs
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_GRACE_S = 5  # for replies being sent; waiting calls return at once
+_GRACE_S = 5  # limit for replies being sent; waiting calls return at once
 _LEAST_CONNECTIONS = 4
-_SPARE_FILES = 128  # in addition to connections: store, logs, threads
+_SPARE_FILES = 128  # files in addition to connections: store, logs, threads
 
 
 def serve(options: argparse.Namespace) -> None:
@@ -64,7 +64,7 @@ def serve(options: argparse.Namespace) -> None:
         server = ApiServer(config, app)
         gc.freeze()  # a full collection of the imports holds the event loop for 50 ms
         with server.signals():
-            # from the next line on a client may call; it waits, unrefused
+            # A client may call from the next line on; its call waits, unrefused.
             listener.listen(config.backlog)
             print(_first_line(options, host, port), flush=True)
             if (resumed := app.state.service.resumed()) is not None:
@@ -76,7 +76,7 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def refuse_exposure(options: argparse.Namespace) -> None:
-    """Raise ConfigError if other machines would reach an open API, or tokens in the clear."""
+    """Raise ConfigError if a remote machine would reach an open API, or tokens in the clear."""
     if is_loopback(options.host) or options.allow_remote:
         return
     if options.tokens is None:
@@ -172,7 +172,7 @@ def _connections(wanted: int) -> tuple[int, int]:
     """Requests at once, and sockets, within the limit of open files.
 
     Beyond the limit accept() fails in a busy loop, so sockets stay below it: four for each
-    request, since a refusal needs one too.
+    request, since a refusal needs a socket too.
 
     Raises:
         ConfigError: too few for any request to be answered.
@@ -211,7 +211,7 @@ def _serve_reloading(options: argparse.Namespace, port: int) -> None:
 class ApiServer(uvicorn.Server):
     """First signal: let waiting calls return and replies finish. Second signal: exit now.
 
-    Signals are handled from :meth:`signals` on, because one during the start must close the
+    Signals are handled from :meth:`signals` on, because a signal during the start must close the
     store as well.
     """
 
@@ -230,7 +230,7 @@ class ApiServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        yield  # uvicorn would raise them again at the end, which is a failure status
+        yield  # uvicorn would raise the signals again at the end, which is a failure status
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:

@@ -31,8 +31,8 @@ from atroposlib.utils.http.serve import run_app
 from atroposlib.utils.http.sockets import bind
 from atroposlib.wire.explore import BatchDetail, BatchPage, RolloutRow
 
-EXPORT_BYTES = 32 * 2**20  # of groups and tokens in an exported page
-READ_GROUPS = 200  # of verify at a time
+EXPORT_BYTES = 32 * 2**20  # groups and tokens in an exported page
+READ_GROUPS = 200  # groups that verify reads at a time
 
 
 def view(argv: Sequence[str] | None = None) -> int:
@@ -110,7 +110,7 @@ def select_rollouts(
 
 
 def _group(explorer: Explorer, gid: int) -> dict[str, bytes]:
-    """Replies about a group and the tokens of its rows; without those whose bytes are freed."""
+    """Replies about a group and the tokens of its rows; without rows whose bytes are freed."""
     group = explorer.group(gid, {})
     replies = {f"groups/{gid}": msgspec.json.encode(group)}
     for row in group.rows:

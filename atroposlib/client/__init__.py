@@ -8,7 +8,7 @@ Both survive an API that is absent, full or restarting. A call without a usable 
 retried with growing pauses until ``give_up_after_s``, and each pause is reported to
 ``on_wait``. Retries are safe because every call is idempotent: posts carry an idempotency
 key, a claim its claim id, and a repeated ack is absorbed. A trainer that was replaced gets
-StaleGeneration and never registers again by itself.
+StaleGeneration and does not register again.
 """
 
 from __future__ import annotations

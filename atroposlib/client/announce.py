@@ -34,7 +34,7 @@ from atroposlib.wire.numbers import natural_of
 PROG = "announce"
 BEAT_S = 2.0
 PROBE_TIMEOUT_S = 5.0
-VERSION_ROUTES = ("/weight_info", "/server_info")  # of the local server and vLLM, of SGLang
+VERSION_ROUTES = ("/weight_info", "/server_info")  # local server and vLLM, SGLang
 BESIDE = "--beside"  # the process whose server is announced
 
 

@@ -52,7 +52,7 @@ class RetryLater:
 
 @dataclass(frozen=True)
 class ApiCall(Generic[T]):
-    """One request, to be sent any number of times, and the parser of its answer."""
+    """Request that may be sent any number of times, and the parser of its answer."""
 
     method: str
     path: str
@@ -104,7 +104,7 @@ def interpret(call: ApiCall[T], response: httpx.Response) -> T | RetryLater:
     Raises:
         UnknownEnv, StaleGeneration, NotRegistered, KeyConflict, Unauthorized, Forbidden:
             reported by the API.
-        RolloutApiRefused: any other answer that a retry cannot change.
+        RolloutApiRefused: all remaining answers that a retry cannot change.
     """
     code = response.status_code
     if code in (408, 429) or code >= 500:  # 408: a slow network, not a bad group
@@ -121,7 +121,7 @@ def interpret(call: ApiCall[T], response: httpx.Response) -> T | RetryLater:
 
 
 def seconds_asked(response: httpx.Response) -> float:
-    """Seconds in Retry-After; 0 without them."""
+    """Seconds in Retry-After; 0 without the header."""
     asked = response.headers.get("retry-after", "")
     known = asked.isascii() and asked.isdecimal()
     return min(float(asked), MAX_RETRY_AFTER_S) if known else 0.0
@@ -176,7 +176,7 @@ class Timing:
 
 
 class RetryPolicy:
-    """The pauses of one call: exponential, jittered, bounded, and reported to ``on_wait``."""
+    """The pauses of a call: exponential, jittered, bounded, and reported to ``on_wait``."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self._settings = settings
@@ -189,7 +189,7 @@ class RetryPolicy:
     def pause_after(self, later: RetryLater) -> float:
         """Seconds to wait before the next try; not past the deadline.
 
-        A pause that the API requested has no jitter when it is the longer one.
+        A pause that the API requested has no jitter when it is the longer pause.
 
         Raises:
             RolloutApiUnavailable: the bound of the wait is reached.
@@ -228,7 +228,7 @@ class ConnectionSettings:
     ``base_url`` may be ``file:///path`` of a file that holds the URL: it is read again after a
     call that failed, because an API that is started anew may have another address.
 
-    Proxy variables are ignored: with one set, a call to localhost would leave the machine.
+    Proxy variables are ignored: with a proxy set, a call to localhost would leave the machine.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class ConnectionSettings:
         return RetryPolicy(self)
 
     def look_again(self) -> None:
-        """Read the file of the address; an unusable one is not followed."""
+        """Read the file of the address; an unusable address is ignored."""
         if self._file is not None:
             with suppress(errors.ConfigError):
                 self.url = _checked_url(_url_in(self._file, self.url))
@@ -285,7 +285,7 @@ class ConnectionSettings:
         }
 
     def verify(self) -> ssl.SSLContext | bool:
-        """The default authorities, or those of SSL_CERT_FILE, for a private certificate."""
+        """The default authorities, or SSL_CERT_FILE for a private certificate."""
         private = os.environ.get("SSL_CERT_FILE")
         if private and self.url.startswith("https:"):
             return ssl.create_default_context(cafile=private)
@@ -310,7 +310,7 @@ def _checked_url(url: str) -> str:
 
 
 def _checked(token: str | None) -> str | None:
-    """The token, or None for an empty one. An error never shows it."""
+    """The token, or None if it is empty. An error never shows it."""
     token = (token or "").strip()
     if not all("!" <= character <= "~" for character in token):
         raise errors.ConfigError(

@@ -88,7 +88,7 @@ class AsyncRolloutClient:
             0.0  # the pause that the API asked for at the last register_env
         )
         self._instance = ids.source().hex
-        self._join_id = ids.source().hex  # of the next environment
+        self._join_id = ids.source().hex  # id of the next environment
         self._sent = 0
 
     # --- the run ------------------------------------------------------------------
@@ -115,7 +115,7 @@ class AsyncRolloutClient:
         return registered
 
     async def status_env(self, who: wire.EnvIdentifier) -> wire.EnvStatus:
-        """The status by which this environment paces itself.
+        """The status by which this environment sets its pace.
 
         Raises:
             UnknownEnv: the id is of another run; register again.
@@ -150,7 +150,7 @@ class AsyncRolloutClient:
     # --- groups -------------------------------------------------------------------
 
     async def send_groups(self, groups: Sequence[Group], *, run_id: str | None = None) -> Sent:
-        """Send groups; all or none of them are durable on return.
+        """Send groups; all or none are durable on return.
 
         Each is stored once, regardless of retries, by its ``idempotency_key``, which is
         generated here if it is missing. While the queue is full this waits as long as the API
@@ -194,7 +194,7 @@ class AsyncRolloutClient:
         """How many of ``sequences`` may begin without becoming too stale to train on.
 
         Args:
-            ttl_s: the admission expires after so many seconds.
+            ttl_s: time (s) after which the admission expires.
             admission_id: of an earlier request, to extend it.
 
         Raises:
@@ -210,7 +210,7 @@ class AsyncRolloutClient:
         return await self._send(post("/admission", request, model(wire.AdmissionReply)))
 
     async def release_admission(self, admission_id: str) -> None:
-        """End an admission. Best effort: one that is not released expires."""
+        """End an admission. Best effort: an admission that is not released expires."""
         body = wire.AdmissionRelease(admission_id=admission_id)
         await self._try(post("/admission/release", body, nothing, BEST_EFFORT_TIMEOUT_S))
 
@@ -219,7 +219,7 @@ class AsyncRolloutClient:
         return await self._try(post("/steps", report, nothing, BEST_EFFORT_TIMEOUT_S))
 
     async def report_drops(self, report: wire.DropReport, sample: bytes = b"") -> bool:
-        """Report dropped groups, and one of them in binary form. Best effort, likewise."""
+        """Report dropped groups, with a sample group in binary form. Best effort."""
         query = urlencode(report.model_dump(exclude_none=True))
         headers = {"content-type": "application/x-safetensors"} if sample else {}
         call = ApiCall(
@@ -242,7 +242,7 @@ class AsyncRolloutClient:
         return await self._answer(call) is not None
 
     async def _answer(self, call: ApiCall[Any]) -> httpx.Response | None:
-        """A successful answer to one request, or None."""
+        """Successful answer to a single request, or None."""
         import httpx
 
         try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from atroposlib.wire.group_arrays import Columns
 
-FRAMES = "application/x-atropos-groups"  # frames: u64 little-endian length | one group
+FRAMES = "application/x-atropos-groups"  # frames: u64 little-endian length | group
 ACCEPT_FRAMES = {"accept": FRAMES}
 RUN_ID_HEADER = "x-atropos-run-id"
 _MIN_GZIP_BYTES = 1024
@@ -32,21 +32,21 @@ class Sent:
 
     accepted: int  # groups, duplicates included
     duplicates: int = 0  # absorbed, because they had arrived before
-    buffered: int = 0  # wait for other groups of their environment
+    buffered: int = 0  # wait for the rest of their group
     credit_bytes: int | None = None  # payload bytes that would be accepted; None: not reported
     policy_version: int | None = None  # None: not reported
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Bytes and the headers that describe them."""
+    """Body of a request and the headers that describe it."""
 
     content: bytes
     headers: dict[str, str]
 
 
 def as_json(groups: Sequence[Group], keys: Sequence[str], *, compress: bool) -> Body:
-    """The groups as one JSON list. A group without a key gets the one of ``keys``."""
+    """The groups as a JSON list. A group without a key gets its entry of ``keys``."""
     items = [_with_key(_as_rows(group), key) for group, key in zip(groups, keys)]
     content = msgspec.json.encode(items, enc_hook=_plain)
     headers = JSON_BODY
@@ -94,7 +94,7 @@ def _packed(group: Group, key: str, compress: bool) -> bytes:
 
 
 def read_claimed(response: httpx.Response) -> ClaimedBatch:
-    """Decode a batch, or a shard of one, in either form."""
+    """Decode a batch, or a shard of a batch, in either form."""
     if response.headers.get("content-type", "").partition(";")[0].strip() != FRAMES:
         return msgspec.json.decode(response.content, type=ClaimedBatch)
     from atroposlib.wire.binary import split_frames, unpack_group

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class LeaseClient(Protocol):
-    """What it uses of a :class:`~atroposlib.client.RolloutClient`."""
+    """Methods of :class:`~atroposlib.client.RolloutClient` that a lease uses."""
 
     def extend(self, batch: wire.ClaimedBatch, *, lease_s: float) -> None: ...
 
@@ -37,7 +37,7 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
     def check(self) -> None:
-        """Raise the error that ended the lease, if there was one.
+        """Raise the error that ended the lease, if any.
 
         Raises:
             StaleGeneration, NotRegistered: another trainer or delivery owns the batch.

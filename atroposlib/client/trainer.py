@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-# The API counts a trainer as dead after 6 s without a heartbeat; one that is refused for
-# longer than that meets a trainer that is alive.
+# The API counts a trainer as dead after 6 s without a heartbeat; a trainer that is refused for
+# longer than that competes with a live trainer.
 TAKEN_AFTER_S, TAKEN_POLL_S = 9.0, 0.5
 
 
@@ -122,7 +122,7 @@ class RolloutClient:
         return self._generation
 
     def announce_version(self, version: int, ended: bool = False) -> None:
-        """Every inference server now holds ``version``, the last one if the trainer ``ended``."""
+        """Report that every server holds ``version``, the last version if the trainer ``ended``."""
         life = self._incarnation
         held = wire.PolicyVersion(version=version, incarnation=life, ended=ended)
         self._send(post("/policy_version", held, nothing))
@@ -147,10 +147,10 @@ class RolloutClient:
         """The next batch; ``batch`` is None with a ``blocked_reason`` if none formed.
 
         A claim is repeated with the same id until it brings a batch, also across calls that
-        gave up: a late copy of it then leases no other batch. After that the next claim returns
-        the next batch, whether or not the first was acked, so a trainer may prefetch. A batch
-        whose lease ended, or that an earlier trainer held, is delivered again with ``epoch``
-        one higher.
+        gave up: a late copy of the claim then leases no second batch. After that the next
+        claim returns the next batch, whether or not the first was acked, so a trainer may
+        prefetch. A batch whose lease ended, or that an earlier trainer held, is delivered
+        again with ``epoch`` increased by 1.
 
         Args:
             lease_s: duration of the lease of the batch; see :meth:`extend`.
@@ -179,7 +179,7 @@ class RolloutClient:
     def shard(
         self, batch_no: int, epoch: int, rank: int, *, binary: bool = False
     ) -> wire.ClaimedBatch:
-        """The groups of one rank, of a batch that some rank claimed."""
+        """The groups of a rank, of a batch that some rank claimed."""
         path = f"/batches/{batch_no}/shards/{rank}?generation={self.generation}&epoch={epoch}"
         headers = ACCEPT_FRAMES if binary else {}
         return self._send(ApiCall("GET", path, read_claimed, headers=headers))
@@ -198,7 +198,7 @@ class RolloutClient:
     ) -> int:
         """Report what a step computed of the batch, of ``wire.notes.pack_notes`` per group.
 
-        With a ``rank`` the groups are those of its shard. Returns the number of noted rows.
+        With a ``rank`` the groups are its shard. Returns the number of noted rows.
         """
         import zstandard  # both load only where they are used
 
@@ -303,7 +303,7 @@ class RolloutClient:
     # --- sending --------------------------------------------------------------------
 
     def _answer(self, call: ApiCall[Any]) -> httpx.Response | None:
-        """A successful answer to one request, or None."""
+        """Successful answer to a single request, or None."""
         import httpx
 
         try:

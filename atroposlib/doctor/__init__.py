@@ -1,4 +1,4 @@
-"""Diagnosis of a run: why it does not go on, and what to change.
+"""Diagnosis of a run: the causes of a halt, and their remedies.
 
     looks (HTTP) --> Evidence: two looks, seconds apart --> rules --> Finding
     why              atropos why: at most five findings, strongest first

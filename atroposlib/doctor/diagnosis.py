@@ -52,7 +52,7 @@ RULES: tuple[Rule, ...] = (
     p.clocks_differ,
     p.context_full,
 )
-# A consequence of the first one is not shown with it.
+# Cause -> findings that follow from it and are not shown with it.
 _IMPLIED = {
     "full-without-batch": (
         "sizes-do-not-divide",
@@ -83,7 +83,7 @@ def diagnose(evidence: Evidence) -> list[Finding]:
 
 
 def moving(e: Evidence) -> str | None:
-    """What moved between the looks, with rates; None without an answer of the API."""
+    """Progress between the looks, with rates; None without an answer of the API."""
     if e.now.status is None:
         return None
     groups, tokens = (e.grown(f"{name}_in_total") / e.seconds for name in ("groups", "tokens"))

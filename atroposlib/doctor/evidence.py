@@ -12,19 +12,19 @@ Severity = Literal["stuck", "waiting", "warning"]
 Process = Mapping[str, Any]  # a participant of /status
 # Processes send heartbeats every 2 s; at load 13 on two cores, up to 6 s apart.
 SILENT_S = 15.0
-FORGOTTEN_S = 600.0  # then a silent process is history, if another one of its role goes on
+FORGOTTEN_S = 600.0  # then a silent process is history, if a process of its role still runs
 PAUSED, NOT_ADMITTED = "paused: queue full", "paused: not admitted"
 FOR_TRAINER, DROPPING = "waiting for trainer", "rollout, most groups dropped"
 FOR_BATCH, PUBLISHING = "waiting for batch", "publishing weights"
-MOST_LINES = 5  # of the evidence of a finding
+MOST_LINES = 5  # evidence of a finding
 _SAMPLE = re.compile(r"^atropos_(\w+?)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_INSTANCE = re.compile(r"-[0-9a-f]{6}$")  # of an environment's name, new at each start
+_INSTANCE = re.compile(r"-[0-9a-f]{6}$")  # suffix of an environment's name, new at each start
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause of a lack of progress."""
+    """Cause of a lack of progress."""
 
     rule: int
     key: str
@@ -37,7 +37,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Sample:
-    """One value of /metrics; ``name`` without the prefix ``atropos_``."""
+    """Value of /metrics; ``name`` without the prefix ``atropos_``."""
 
     name: str
     labels: Mapping[str, str]
@@ -46,15 +46,15 @@ class Sample:
 
 @dataclass(frozen=True)
 class Look:
-    """What the API and the inference servers reported at one moment. None: no answer."""
+    """Reports of the API and the inference servers at a moment. None: no answer."""
 
-    at: float  # s since the epoch, clock of the API where its answer has one
+    at: float  # s since the epoch, clock of the API where its answer has a time
     status: Mapping[str, Any] | None = None  # GET /status
-    problem: str = ""  # of the API: no answer, or that of /health
+    problem: str = ""  # problem of the API: no answer, or the reply of /health
     answer_s: float = 0.0  # duration of GET /status
     metrics: tuple[Sample, ...] = ()
     servers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # /server_info
-    elsewhere: tuple[str, ...] = ()  # other addresses at which an API has a started run
+    elsewhere: tuple[str, ...] = ()  # further addresses at which an API has a started run
 
 
 def samples(page: str) -> tuple[Sample, ...]:
@@ -86,9 +86,9 @@ def silence_s(process: Process) -> float:
 
 
 def silent_ones(processes: Iterable[Process]) -> list[Process]:
-    """Processes that give no sign of life, the longest silence first: the one such decision.
+    """Processes that give no sign of life, the longest silence first, for all reports.
 
-    A process that ended or was replaced is none of them. A run has one trainer.
+    A process that ended or was replaced is not silent. A run has a single trainer.
     """
     latest: dict[object, Process] = {}
     for process in sorted(processes, key=lambda process: -float(process["age_s"])):
@@ -116,13 +116,13 @@ def doing(process: Process) -> str:
 
 
 def info(look: Look, server: Process) -> Mapping[str, Any]:
-    """What a local inference server reported of itself; empty for other kinds."""
+    """Own report of a local inference server; empty for any other kind."""
     return look.servers.get(str(server["name"]).rstrip("/").removesuffix("/v1"), {})
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Two looks, the earlier one first; all that a rule reads."""
+    """Two looks, the earlier first; all that a rule reads."""
 
     url: str
     before: Look
@@ -143,7 +143,7 @@ class Evidence:
 
     @property
     def reason(self) -> str:
-        """Why no batch can be formed, with the silent processes; empty: one can be."""
+        """Why no batch can be formed, with the silent processes; empty: a batch can be formed."""
         return str(self.status.get("blocked_reason") or "")
 
     @property
@@ -164,7 +164,7 @@ class Evidence:
         return float(ages.get(kind, ages.get("uptime", 0.0)))
 
     def total(self, name: str, look: Look | None = None, **labels: str) -> float:
-        """The sum of a metric over all label values but those given."""
+        """The sum of a metric over all values of the labels that are not given."""
         return sum(
             metric.value
             for metric in (look or self.now).metrics
@@ -180,7 +180,8 @@ class Evidence:
     def still(self) -> bool:
         """Whether no group arrived, and no batch was delivered or acked between the looks."""
         counters = ("groups_in_total", "batches_delivered_total", "batches_acked_total")
-        held = ("batches_acked", "current_step", "queued_sequences")  # at other replicas too
+        # values that change at any replica
+        held = ("batches_acked", "current_step", "queued_sequences")
         return not any(map(self.grown, counters)) and not any(map(self.change, held))
 
     def idle(self, kind: str, seconds: float = SILENT_S) -> bool:
@@ -192,7 +193,7 @@ class Evidence:
         return list(self.status.get("participants") or ())
 
     def fresh(self, role: str) -> list[Process]:
-        """Processes of a role that give signs of life, the latest first; ended ones left out."""
+        """Processes of a role that give signs of life, the latest first; ended processes left out."""
         alike = [process for process in self.processes if process["role"] == role]
         here = (process for process in alike if "ended" not in process["details"])
         alive = [process for process in here if silence_s(process) <= SILENT_S]
@@ -233,7 +234,7 @@ class Evidence:
 
 
 class Found(NamedTuple):
-    """Evidence with words that differ from those of the rule; empty: no finding."""
+    """Evidence with words that differ from the rule; empty: no finding."""
 
     evidence: Sequence[str]
     cause: str = ""

@@ -74,7 +74,7 @@ def document(url: str, timeout_s: float, token: str | None = None) -> dict[str, 
 
 
 def look(url: str) -> Look:
-    """One look at the API at ``url`` and at the servers of its participants."""
+    """Look at the API at ``url`` and at the servers of its participants."""
     url, token = url.rstrip("/"), os.environ.get("ATROPOS_API_TOKEN")
     begun = time.time()
     try:
@@ -99,7 +99,7 @@ def look(url: str) -> Look:
 
 
 def _servers(urls: Iterable[str]) -> Mapping[str, Mapping[str, Any]]:
-    """The documents of the local servers among ``urls``; vLLM and SGLang have none of them."""
+    """The documents of the local servers among ``urls``; vLLM and SGLang have none."""
     addresses = [url.rstrip("/").removesuffix("/v1") for url in urls]
 
     def info(address: str) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _servers(urls: Iterable[str]) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _elsewhere(url: str, token: str | None) -> tuple[str, ...]:
-    """Other usual addresses at which an API has a started run."""
+    """Further usual addresses at which an API has a started run."""
     answering = []
     for candidate in {os.environ.get(URL_VARIABLE, DEFAULT_URL).rstrip("/"), DEFAULT_URL} - {
         url

@@ -7,12 +7,12 @@ import re
 from atroposlib.doctor import evidence as ev
 from atroposlib.doctor.evidence import Evidence, Found, Lines, fix, number, rule
 
-OLD_TRAINER_S = 300.0  # without a call of a trainer that sends no heartbeats
-LONG_S = 60.0  # of one rollout, or of one phase of the trainer
+OLD_TRAINER_S = 300.0  # time without a call of a trainer that sends no heartbeats
+LONG_S = 60.0  # duration of a rollout, or of a phase of the trainer
 SLOW = 5.0  # times the median of a phase
 SAME = 0.9  # share of dropped groups
 CLOCK_S = 5.0
-MANY_CUT = 8  # rollouts; and at least one of each group
+MANY_CUT = 8  # rollouts; and at least a rollout of each group
 _OF_LAST = re.compile(r"(\d+) of the last (\d+) groups dropped, (\w+)")
 _ROWS = "correct the rows: the environment's log names the field"
 _OPTION = {
@@ -177,7 +177,7 @@ def context_full(e: Evidence) -> Lines:
 def _dropping(e: Evidence) -> list[tuple[str, float, str]]:
     """(reason, share, text) of environments that drop most groups, where none arrives."""
     if not e.idle("groups", max(ev.SILENT_S, 2 * e.oldest_rollout_s)):
-        return []  # of slow rollouts, none in 15 s is usual
+        return []  # slow rollouts often pause for over 15 s
     texts = [
         str(environment.get("waiting_on"))
         for environment in e.fresh("env")

@@ -9,11 +9,11 @@ from atroposlib.doctor import evidence as ev
 from atroposlib.doctor.evidence import Evidence, Found, Lines, fix, number, rule
 from atroposlib.doctor.processes import LONG_S
 
-FULL = 0.95  # of the bound on stored bytes
+FULL = 0.95  # share of the bound on stored bytes
 STALE = 0.2  # share of the accepted groups
 REPEATED = 0.05
 SLOW_STORE_S, SLOW_ANSWER_S = 0.3, 1.0  # the first is a bound of the histogram
-LATE_CALLS = 5  # fewer are those of a busy moment
+LATE_CALLS = 5  # fewer late calls mean a busy moment
 _MINIMUM = re.compile(r"at least (\d+) sequences of (.+?) \(env \d+\), but (\d+) are queued")
 _SIZES = re.compile(r"\d+ of size (\d+)")
 _EXACTLY = re.compile(r"makes exactly (\d+)")

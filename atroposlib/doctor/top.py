@@ -1,6 +1,6 @@
 """atropos top: flow, processes, open batches and the first finding of a run, redrawn in place.
 
-Without a terminal: one line per second.
+Without a terminal: a line per second.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def once(argv: Sequence[str] | None = None) -> int:
 
 
 def document(e: Evidence, found: Sequence[Finding]) -> str:
-    """One look as JSON: status, findings, moving."""
+    """Look as JSON: status, findings, moving."""
     return json.dumps({"at": e.now.at, "status": e.now.status, **answer(found, moving(e))})
 
 
@@ -80,7 +80,7 @@ def fit_line(line: Line, width: int) -> Text:
 
 
 def summary(e: Evidence, findings: Sequence[Finding]) -> str:
-    """The run in one line."""
+    """The run in a line."""
     what = f"{findings[0].severity}: {findings[0].cause}" if findings else f"{moving(e)}"
     return f"step {e.count('current_step'):.0f}  {flow(e)}  {what}"
 
@@ -122,7 +122,7 @@ def lines(e: Evidence, findings: Sequence[Finding], height: int = 10_000) -> lis
 
 
 def _row(e: Evidence, process: Process) -> Line:
-    """A process: its phase and figures; a silent one greyed, without the wait it reported."""
+    """A process: its phase and figures; a silent process greyed, without the wait it reported."""
     head = f"{process['role']:<9} {label(process)[:17]:<17} {process['age_s']:>3.0f}s  "
     if (silent_s := silence_s(process)) > SILENT_S:
         return f"{head}silent since {silent_s:.0f} s ({process['phase']})", "bright_black"

@@ -22,7 +22,7 @@ from atroposlib.utils.command.parser import API_TOKEN, CommandParser
 
 APART_S = 2.0  # between the looks
 _ERROR = re.compile(r"error|Traceback|Exception|killed", re.IGNORECASE)
-TAIL_BYTES = 20_000  # of each log
+TAIL_BYTES = 20_000  # read from the end of each log
 
 
 def parser_of(name: str, about: str | None) -> CommandParser:

@@ -1,7 +1,7 @@
 """HTML page of scored groups: ``python -m atroposlib.frontend.jsonl2html groups.jsonl``.
 
-Groups of ``process``, and the transcripts of ``evaluate``. One group is read per line:
-messages and scores, and where it has them named rewards, finish reasons, tokens with masks,
+Groups of ``process``, and the transcripts of ``evaluate``. Each line is a group:
+messages and scores, and optionally named rewards, finish reasons, tokens with masks,
 logprobs and versions. Markdown of a model is rendered (paragraphs, code, tables, emphasis); its
 HTML, links and images are shown as text.
 """
@@ -39,12 +39,12 @@ __all__ = ["create_html_for_group", "generate_html", "get_score_class", "main"]
 logger = logging.getLogger(__name__)
 
 SCRIPT = (HERE / "groups_page.js").read_text(encoding="utf-8")
-TOKENS_SHOWN = 100_000  # of a page, about 70 bytes each
-BINS = 10  # of the histogram
+TOKENS_SHOWN = 100_000  # limit of a page; a token takes about 70 bytes
+BINS = 10  # bars of the histogram
 
 
 class TokenPart(NamedTuple):
-    """Tokens of one sample: one line about them, and the tokens themselves."""
+    """Tokens of a sample, with a title line."""
 
     title: str
     html: Markup
@@ -52,7 +52,7 @@ class TokenPart(NamedTuple):
 
 
 class SamplePart(NamedTuple):
-    """One sample as the page shows it."""
+    """Sample as the page shows it."""
 
     number: int
     score: float | None
@@ -65,12 +65,12 @@ class SamplePart(NamedTuple):
 
 
 class GroupPart(NamedTuple):
-    """One group as the page shows it; ``spread`` is the standard deviation of its scores."""
+    """Group as the page shows it; ``spread`` is the standard deviation of its scores."""
 
     number: int
     item: str
     about: str
-    prompt: list[Box]  # before the first answer, if all samples share it
+    prompt: list[Box]  # messages before the first answer, if common to all samples
     samples: list[SamplePart]
     mean: float
     spread: float
@@ -78,7 +78,7 @@ class GroupPart(NamedTuple):
 
 
 def create_html_for_group(group_data: Mapping[str, Any], index: int) -> str:
-    """One group as a ``<details>`` element; an empty group is an empty string."""
+    """Group as a ``<details>`` element; an empty group is an empty string."""
     view = group_view(group_data, index)
     return render_part("group", view) if view.samples else ""
 
@@ -155,7 +155,7 @@ def _sample(
 
 
 def _images(group: Mapping[str, Any], g: int, content: Any) -> list[Box]:
-    """Pictures of row ``g`` whose messages hold none, such as decoded tokens."""
+    """Pictures of row ``g`` whose messages hold none, e.g. decoded tokens."""
     turns = content if isinstance(content, list) else []
     said = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]
     if any(any(map(picture_url, parts)) for parts in said if isinstance(parts, list)):
@@ -166,7 +166,7 @@ def _images(group: Mapping[str, Any], g: int, content: Any) -> list[Box]:
 
 
 def _tokens(group: Mapping[str, Any], g: int, tokenizer: Any, room: int) -> TokenPart | None:
-    """Tokens of row ``g``: all of the first, those from the first trained one on of others."""
+    """Tokens of row ``g``: the whole first row; of later rows only from the first trained token on."""
     names = ("tokens", "masks", "inference_logprobs", "versions")
     tokens, masks, logprobs, versions = (_row_of(group, name)(g) for name in names)
     if not tokens or not masks or len(masks) != len(tokens):
@@ -200,7 +200,7 @@ def _row_of(fields: Mapping[str, Any], name: str) -> Any:
 
 
 def _number(score: Any) -> float | None:
-    """Score as a number; other values of a file are shown as none."""
+    """Score as a number; any other value of a file is shown as none."""
     known = isinstance(score, (int, float)) and math.isfinite(score)
     return float(score) if known else None
 
@@ -266,7 +266,7 @@ def histogram(scores: Sequence[float]) -> list[tuple[str, int, float]]:
 
 
 def read_groups(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number, from 0 on, and group of each line that is one; warns of the others."""
+    """Line number, from 0 on, and group of each line; logs a warning for lines without a group."""
     with source.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines):
             if not line.strip():
@@ -289,7 +289,7 @@ def generate_html(
 
     With a ``tokenizer`` tokens are shown as text, else as ids.
 
-    Raises FileNotFoundError: there is no such file.
+    Raises FileNotFoundError: ``input_path`` does not exist.
     """
     source = Path(input_path)
     target = Path(output_path) if output_path else source.with_suffix(".html")

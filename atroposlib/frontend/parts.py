@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 STYLE = (HERE / "page.css").read_text(encoding="utf-8")
-# Label of a token by the least probability of its kind; one that is not trained has none.
+# Label of a token by the least probability of its kind; a token that is not trained has none.
 PROBABILITIES = {"p > 0.9": 0.9, "p > 0.5": 0.5, "p > 0.1": 0.1, "p > 0.01": 0.01, "rare": -1}
 LEGEND = [("m", "not trained"), *((f"p{i}", label) for i, label in enumerate(PROBABILITIES))]
 
 
-PICTURE_CHARACTERS = 2**20  # of the data URL of a picture on a page
+PICTURE_CHARACTERS = 2**20  # limit for the data URL of a picture on a page
 
 
 class Box(NamedTuple):
-    """One box of a conversation."""
+    """Box of a conversation."""
 
     label: str
     kind: str  # class of its style: call, tool or ""
@@ -54,7 +54,7 @@ def render_page(template: Path, title: str, *, script: str = "", **values: Any) 
 
 
 def render_part(name: str, *values: Any) -> str:
-    """Render one macro of ``parts.html``."""
+    """Render a macro of ``parts.html``."""
     module = _templates(HERE).get_template("parts.html").module
     return str(getattr(module, name)(*values)).strip()
 
@@ -167,7 +167,7 @@ def token_spans(
     logprobs: Sequence[float] | None,
     versions: Sequence[int] | None,
 ) -> Markup:
-    """Tokens of one row, coloured by probability; all arguments are (T,).
+    """Tokens of a row, coloured by probability; all arguments are (T,).
 
     A title holds the id and, of a trained token, its logprob and policy version.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from atroposlib.inference.engine.engine import Engine
 
 PROG = "atropos-infer"
-WILDCARDS = ("0.0.0.0", "::")  # addresses that others cannot call
+WILDCARDS = ("0.0.0.0", "::")  # addresses that clients cannot call
 BACKLOG = 2048  # connections that wait to be accepted
 
 
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     require(PROG, "inference", "torch", "transformers")
     try:
         refuse_exposure(options.host, allow_remote=options.allow_remote)
-        require_model(options.model)  # before torch is imported
+        require_model(options.model)  # checked before torch is imported
         # Before the model is loaded, so that a taken port costs no minute.
         with bind(options.host, options.port, BACKLOG) as listener:
             logging.getLogger(__name__).info("loading %s", options.model)

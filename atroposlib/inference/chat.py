@@ -64,7 +64,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def lines() -> Iterator[str]:
-    """Turns of the user; empty ones are skipped."""
+    """Turns of the user; empty lines are skipped."""
     if not sys.stdin.isatty():
         yield from (line for line in map(str.strip, sys.stdin) if line)
         return
@@ -108,7 +108,7 @@ def reply(engine: Engine, messages: list[Message], options: argparse.Namespace) 
 
 
 def prompt_ids(tokenizer: Any, messages: list[Message]) -> list[int]:
-    """Tokens of the conversation; without a chat template, one ``role: content`` a line."""
+    """Tokens of the conversation; without a chat template, a line ``role: content`` per turn."""
     if not tokenizer.chat_template:
         text = "\n".join(f"{m['role']}: {m['content']}" for m in messages) + "\nassistant:"
         return list(tokenizer.encode(text))

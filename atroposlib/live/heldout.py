@@ -1,7 +1,7 @@
 """Held-out checks: results of the environment on problems that are never trained on.
 
 <out>/heldout/step-<n>/metrics.json   rates, with the step and the policy version
-<out>/heldout/step-<n>/samples.jsonl  one JSON object per answer
+<out>/heldout/step-<n>/samples.jsonl  a JSON object per answer
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 from atroposlib.text.lines import json_line, json_lines
 from atroposlib.trackers import finite_number
 
-SAMPLES_KEPT = 200  # of each check, in samples.jsonl of the run
+SAMPLES_KEPT = 200  # samples of each check, in samples.jsonl of the run
 
 
 @dataclass(frozen=True)
 class Check:
-    """One pass over the held-out problems."""
+    """A pass over the held-out problems."""
 
     step: int
     version: int
-    exact: float | None  # None: the environment has no such measure
+    exact: float | None  # None: the environment has no exact measure
     reward: float | None
     directory: Path
 
@@ -39,14 +39,14 @@ class Check:
 
 @dataclass(frozen=True)
 class HeldoutSample:
-    """One answer to a held-out problem, at one version of the weights."""
+    """Answer to a held-out problem, at a version of the weights."""
 
     version: int
     prompt: str
     completion: str
     expected: str
     reward: float
-    exact: bool | None  # None: the environment has no such measure
+    exact: bool | None  # None: the environment has no exact measure
     step: int = 0
 
     @property
@@ -57,7 +57,7 @@ class HeldoutSample:
 
 @dataclass
 class Heldout:
-    """All checks of one run, read from disk on every call: there are only a few."""
+    """All checks of a run, read from disk on every call: there are only a few."""
 
     directory: Path
     _answers: dict[Path, dict[str, HeldoutSample]] = field(default_factory=dict)
@@ -74,7 +74,7 @@ class Heldout:
         return sorted(found, key=lambda check: check.step)
 
     def answers(self) -> list[tuple[HeldoutSample, ...]]:
-        """Return the answers to each problem in order of their steps, one per check."""
+        """Return the answers to each problem in order of their steps, an answer per check."""
         by_task: dict[str, list[HeldoutSample]] = {}
         for check in self.read():
             if not self._answers.get(check.directory):
@@ -84,7 +84,7 @@ class Heldout:
         return [tuple(samples) for samples in by_task.values()]
 
     def copy_samples(self, target: Path) -> None:
-        """Write every check's answers into one file, each line with its step and version."""
+        """Write every check's answers into a single file, each line with its step and version."""
         with target.open("w", encoding="utf-8") as out:
             for check in self.read():
                 for line in lines_of(check)[:SAMPLES_KEPT]:
@@ -93,7 +93,7 @@ class Heldout:
 
 
 def read_check(directory: Path) -> Check | None:
-    """Read one check; None while it is being written, or without a rate."""
+    """Read a check; None while it is being written, or without a rate."""
     path = directory / "metrics.json"
     if not path.is_file():
         return None
@@ -120,7 +120,7 @@ def lines_of(check: Check) -> list[dict[str, Any]]:
 
 
 def answers_of(check: Check) -> dict[str, HeldoutSample]:
-    """Return the first answer to each problem of one check."""
+    """Return the first answer to each problem of a check."""
     samples: dict[str, HeldoutSample] = {}
     for line in lines_of(check):
         problem = str(line.get("id") or line.get("prompt"))

@@ -1,7 +1,7 @@
 """Status of a running run, read from its files and its HTTP routes.
 
 metrics.jsonl (trainer) --.
-heldout/ (environment) ---+--> Snapshot --> view
+heldout/ (environment) ---+--> RunSnapshot --> view
 API /status, server ------'
 """
 
@@ -26,17 +26,17 @@ from atroposlib.trackers.jsonl import last_run
 from atroposlib.wire import MOSTLY_DROPPED
 from atroposlib.wire.numbers import natural_of
 
-REQUEST_TIMEOUT_S = 1.0  # a busy server may miss one poll; the next is half a second later
+REQUEST_TIMEOUT_S = 1.0  # a busy server may miss a poll; the next is half a second later
 RATE_WINDOW_S = 0.5
 SILENT_AFTER_S = 15.0  # every process reports every few seconds
 FORGOTTEN_AFTER_S = 120.0
-SETTLE_S = 0.5  # in which an environment notices that a batch was taken
-RECENT_STEPS = 8  # whose duration is the estimate of the next ones
+SETTLE_S = 0.5  # time in which an environment notices that a batch was taken
+RECENT_STEPS = 8  # window of steps whose mean duration predicts the rest
 
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """Status of a run at one moment. None: not known (yet)."""
+    """Status of a run at a moment. None: not known (yet)."""
 
     name: str = ""  # the command
     title: str = ""
@@ -47,9 +47,10 @@ class RunSnapshot:
     phase: str = "starting"
     step: int = 0
     steps: int = 0
-    rewards: tuple[float, ...] = ()  # one per step
+    rewards: tuple[float, ...] = ()  # a value per step
     exacts: tuple[float, ...] = ()
-    measures: str = ""  # of the environment and the policy's entropy, of the last step
+    # measures of the environment and the policy's entropy, of the last step
+    measures: str = ""
     heldout: tuple[tuple[int, float], ...] = ()  # (step, exact rate)
     answers: tuple[tuple[HeldoutSample, ...], ...] = ()  # per held-out problem, by step
     generate_tokens_per_s: float | None = None
@@ -60,7 +61,7 @@ class RunSnapshot:
     server_version: int | None = None
     trainer_version: int | None = None
     dropped: str = ""  # groups that environments did not send, with the reasons
-    warnings: tuple[str, ...] = ()  # of environments most of whose groups are dropped
+    warnings: tuple[str, ...] = ()  # warnings for environments that drop most of their groups
     waits: tuple[str, ...] = ()
 
 
@@ -117,7 +118,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """What identifies the sources of a run, and its words in the view."""
+    """Identity of the sources of a run, and its words in the view."""
 
     name: str  # the command
     title: str
@@ -132,7 +133,7 @@ class WatchedRun:
 
 
 class Sources:
-    """All sources of a snapshot, for one run."""
+    """All sources of a snapshot, for a run."""
 
     def __init__(self, run: WatchedRun, started: float) -> None:
         self.run = run
@@ -184,7 +185,7 @@ class Sources:
         )
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the metrics of each step; those that a restarted trainer repeats count once."""
+        """Return the metrics of each step; steps that a restarted trainer repeats count once."""
         return last_run(self.metrics.read())
 
     def server_info(self) -> dict[str, Any] | None:
@@ -228,14 +229,14 @@ class TokenRate:
 
 
 def seconds_left(rows: Sequence[Mapping[str, Any]], steps: int) -> float | None:
-    """Return the seconds of the steps still to do, at the pace of the last ones."""
+    """Return the seconds of the steps still to do, at the pace of the last steps."""
     recent = rows[-RECENT_STEPS:]
     spent = sum(sum(column([row], n)) for row in recent for n in row if n[:8] == "seconds_")
     return spent / len(recent) * max(0, steps - len(rows)) if spent > 0 else None
 
 
 def column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    """Return the finite numbers of one column, in row order."""
+    """Return the finite numbers of a column, in row order."""
     values = (finite_number(row.get(name)) for row in rows)
     return [value for value in values if value is not None]
 
@@ -263,7 +264,7 @@ def largest(row: Mapping[str, Any], *names: str) -> float | None:
 
 
 def version_of(info: Mapping[str, Any] | None) -> int | None:
-    """Return the weight version in a server's response; vLLM's initial one is named default."""
+    """Return the weight version in a server's response; vLLM names the initial version default."""
     label = str((info or {}).get("weight_version"))
     return 0 if label == "default" else natural_of(label)
 
@@ -285,7 +286,7 @@ def dropped_groups(status: Mapping[str, Any] | None) -> str:
 
 
 def drop_warnings(status: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """One line for each environment that reports most of its groups as dropped."""
+    """A line for each environment that reports most of its groups as dropped."""
     dropping = [p for p in participants(status) if p.get("phase") == MOSTLY_DROPPED]
     return tuple(
         f"{p.get('name')}: {doing(p)}" for p in dropping if age_s(p) <= SILENT_AFTER_S
@@ -293,7 +294,7 @@ def drop_warnings(status: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def age_s(participant: Mapping[str, Any]) -> float:
-    """Return seconds since its last heartbeat."""
+    """Return the seconds since the last heartbeat of a participant."""
     return float(participant.get("age_s", 0.0))
 
 
@@ -311,16 +312,17 @@ def phase_of(status: Mapping[str, Any] | None) -> str:
 class WaitHistory:
     """Lines on what each process does and waits for, with seconds; none contradicts another.
 
-    The queue's state is read from the API itself. A wait reported before its last change may
+    The queue's state is read from the API. A wait reported before its last change may
     be over, so it is left out until the next heartbeat.
     """
 
     _queue: tuple[object, ...] | None = None
     _changed: float = float("-inf")
-    _since: dict[str, float] = field(default_factory=dict)  # of each line, without its counts
+    # start of each line; keys without counts
+    _since: dict[str, float] = field(default_factory=dict)
 
     def lines(self, status: Mapping[str, Any] | None, now: float) -> tuple[str, ...]:
-        """Return the API's reason why there is no batch, then one line per process."""
+        """Return the API's reason why there is no batch, then a line per process."""
         if status is None:
             return ()
         reason = status.get("blocked_reason")
@@ -330,7 +332,7 @@ class WaitHistory:
         self._queue = queue
         begun = {f"no batch yet: {reason}": now} if reason else {}
         for p in sorted(participants(status), key=lambda p: str(p.get("role"))):
-            # Environments are distinguished by name; there is one process of each other role.
+            # Environments are distinguished by name; all remaining roles have a single process.
             who = str(p.get("name") if p.get("role") == "env" else p.get("role"))
             reported, what = now - age_s(p), doing(p)
             if SILENT_AFTER_S < age_s(p) <= FORGOTTEN_AFTER_S:
@@ -349,7 +351,7 @@ class WaitHistory:
 def doing(p: Mapping[str, Any]) -> str:
     """Describe the phase and the wait of a process."""
     phase, waiting_on = str(p.get("phase")), p.get("waiting_on")
-    # A trainer repeats the API's reason after "a batch: ", perhaps an older one.
+    # A trainer repeats the API's reason after "a batch: ", perhaps an older reason.
     if not waiting_on or waiting_on.startswith("a batch: "):
         return phase
     return f"{phase}, waits for {waiting_on}"

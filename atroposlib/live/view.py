@@ -1,4 +1,4 @@
-"""Views of a run: a live panel on a terminal, one line per step anywhere else.
+"""Views of a run: a live panel on a terminal, a line per step anywhere else.
 
 ``panel`` and ``step_line`` are pure functions of a snapshot.
 """
@@ -30,9 +30,9 @@ LABEL_WIDTH = 9
 FRAME_WIDTH = 6  # border, padding, and the space between label and text
 TALL = 32  # terminal lines from which curves have three lines
 WAIT_LOG_INTERVAL_S = 10.0
-STEP_WAIT_S = 30.0  # without a step, after which the waits are printed
+STEP_WAIT_S = 30.0  # time without a step, after which the waits are printed
 
-Row = tuple[str, RenderableType]  # label and text of one line of the panel
+Row = tuple[str, RenderableType]  # label and text of a line of the panel
 
 
 def sparkline(
@@ -40,7 +40,7 @@ def sparkline(
 ) -> str:
     """Draw the curve of values between 0 and 1, averaged or stretched to ``width``.
 
-    With ``steps``, the number of values at the end, the whole width stands for all of them.
+    With ``steps``, the number of values at the end, the whole width stands for all ``steps``.
     """
     if not values:
         return ""
@@ -76,7 +76,7 @@ def wrap_lines(text: str, width: int, most: int = 2, indent: str = "") -> list[s
 
 
 def panel(s: RunSnapshot, width: int = 80, height: int = 24) -> RenderableType:
-    """Render the live view of one snapshot for a terminal of this size."""
+    """Render the live view of a snapshot for a terminal of this size."""
     room, inner = height - 2, width - LABEL_WIDTH - FRAME_WIDTH
     top, below = _progress(s, inner, lines=3 if height >= TALL else 1), _processes(s, inner)
     samples = _samples(s, inner, room - len(top) - len(below))
@@ -158,7 +158,7 @@ def _samples(s: RunSnapshot, inner: int, room: int) -> list[Row]:
 
 
 def _processes(s: RunSnapshot, inner: int) -> list[Row]:
-    """Show what each process does, then the figures; a low terminal cuts them from below."""
+    """Show what each process does, then the figures; a low terminal cuts the last figures."""
     waits = [line for wait in s.waits for line in wrap_lines(wait, inner, most=4)]
     figures = {
         "groups": s.dropped,
@@ -176,7 +176,7 @@ def _processes(s: RunSnapshot, inner: int) -> list[Row]:
 
 
 def step_line(s: RunSnapshot) -> str:
-    """Format one step as a line, for a log file or a pipe."""
+    """Format a step as a line, for a log file or a pipe."""
     reward = s.rewards[-1] if s.rewards else None
     parts = (
         f"step {s.step}/{s.steps}  reward {format_value(reward)}",
@@ -225,7 +225,7 @@ class LiveView(View):
         self._live.start()
 
     def show(self, snapshot: RunSnapshot) -> None:
-        size = self._console.size  # of the terminal now
+        size = self._console.size  # current size of the terminal
         self._live.update(panel(snapshot, size.width, size.height - 1))
 
     def waiting(self, line: str) -> None:
@@ -236,14 +236,14 @@ class LiveView(View):
 
 
 class PlainView(View):
-    """Lines only; a wait for servers is printed every ten seconds, one for a step every 30."""
+    """Lines only; a wait for servers is printed every ten seconds, a wait for a step every 30."""
 
     def __init__(self, console: Console, as_logs: bool = False) -> None:
         super().__init__(console)
         self._as_logs = as_logs
-        self._step_at = time.monotonic()  # of the last line on a step
+        self._step_at = time.monotonic()  # time of the last line on a step
         self._shown_steps = 0
-        self._warned = False  # of dropped groups, which are printed at once
+        self._warned = False  # whether dropped groups were printed, which happens at once
         self._quiet_until = 0.0
 
     def print_line(self, line: str) -> None:

@@ -1,4 +1,4 @@
-"""Processes of one run on this machine: start, readiness, watch, restart, end.
+"""Processes of a run on this machine: start, readiness, watch, restart, end.
 
     children    start, wait until ready, end: SIGTERM, a bound, SIGKILL
     supervisor  start order, watch, restart rules

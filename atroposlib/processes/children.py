@@ -1,7 +1,7 @@
-"""Child processes of one run: start, readiness, end. No other process is signalled.
+"""Child processes of a run: start, readiness, end. Only these processes are signalled.
 
 Every child leads a separate session: a Ctrl-C in the terminal reaches only the launcher,
-and one signal to the child's process group ends it together with its own children.
+and a signal to the child's process group ends it together with its own children.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Interrupted(AtroposError):
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """One process: its command, its readiness probe, whether it may be restarted."""
+    """A process: its command, its readiness probe, whether it may be restarted."""
 
     name: str
     argv: tuple[str, ...]
@@ -97,7 +97,7 @@ class Child:
 
 
 def log_tail(log: Path, lines: int = LOG_TAIL_LINES) -> str:
-    """Return the last lines of a log, without those that a progress bar overwrote."""
+    """Last lines of a log, without lines that a progress bar overwrote."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, log.stat().st_size - 32_768))
@@ -129,7 +129,7 @@ class StopRequest:
 
 
 class Children:
-    """All processes of one run. Use as a context manager: leaving it ends them all."""
+    """All processes of a run. Use as a context manager: leaving it ends all processes."""
 
     def __init__(self, logs: Path, stop: StopRequest | None = None) -> None:
         self._logs = logs
@@ -156,7 +156,7 @@ class Children:
             self._watchdog.wait()
 
     def start(self, spec: ProcessSpec) -> Child:
-        """Start one process; its output is appended to ``<logs>/<name>.log``."""
+        """Start a process; its output is appended to ``<logs>/<name>.log``."""
         log = self._logs / f"{spec.name}.log"
         with log.open("ab") as output:
             try:

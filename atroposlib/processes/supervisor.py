@@ -1,7 +1,7 @@
-"""Supervisor of the processes of one run: start order, readiness, watch, restart rule.
+"""Supervisor of the processes of a run: start order, readiness, watch, restart rule.
 
-    start_servers   every process with a health URL and the early ones; wait for answers
-    start_workers   the other processes
+    start_servers   every process with a health URL and the early processes; wait for answers
+    start_workers   the remaining processes
     watch           look at every process until the run is done
 
 A restart rule decides about a process that ended: :class:`StopOnExit`,
@@ -39,7 +39,7 @@ class RestartRule(Protocol):
     """Reaction to the end of a process."""
 
     def look(self, run: Supervisor, child: Child, ended: Exit | None, now: float) -> None:
-        """Look at one process; ``ended`` is None while it runs.
+        """Look at a process; ``ended`` is None while it runs.
 
         Not called for a process that ended with exit code 0 and may do so. Raises RunFailed:
         the run cannot go on without the process.
@@ -55,13 +55,13 @@ class StopOnExit:
 
 
 class Supervisor:
-    """Starts the processes of a run and watches them; ``children`` ends them.
+    """Supervisor that starts and watches the processes of a run; ``children`` ends the processes.
 
     Args:
         specs: in the order of their start, servers before the rest.
         may_end: names of the processes that exit code 0 completes; called at every look.
         print_line: prints a line for the user.
-        print_incident: the same for deaths, restarts and silence; ``print_line`` by default.
+        print_incident: prints a line for deaths, restarts and silence; ``print_line`` by default.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Supervisor:
         self.children.wait_ready(servers, on_wait)
 
     def start_workers(self, started: Collection[str] = ()) -> None:
-        """Start every process without a health URL, but for those already ``started``."""
+        """Start every process without a health URL, except processes already ``started``."""
         for spec in self.specs.values():
             if spec.health_url is None and spec.name not in started:
                 self.children.start(spec)
@@ -130,7 +130,7 @@ class Supervisor:
             time.sleep(poll_s)
 
     def look(self, now: float) -> None:
-        """One look at every process, at ``now`` seconds of a monotonic clock."""
+        """Look at every process, at ``now`` seconds of a monotonic clock."""
         for name in self.specs:
             child = self.children[name]
             ended = child.exit()
@@ -142,7 +142,7 @@ class Supervisor:
                 self._rule.look(self, child, ended, now)
 
     def restart(self, names: Iterable[str], *, pause_s: float, grace_s: float) -> None:
-        """End the named processes, pause, start them in this order.
+        """End the named processes, pause, start the processes in this order.
 
         A server answers before the next process of ``names`` starts.
 
@@ -229,7 +229,7 @@ class RestartByHand:
         ]
 
     def by_hand(self, now: float) -> list[str]:
-        """Names of live processes that the user restarted; the supervisor does not end them."""
+        """Names of live processes that the user restarted and the supervisor does not end."""
         return [
             name
             for name, w in self._watched.items()

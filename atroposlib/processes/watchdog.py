@@ -1,6 +1,6 @@
 """Watchdog that ends the processes of a launcher that was killed.
 
-Runs as a script with the standard library only. The launcher holds the other end of our
+Runs as a script with the standard library only. The launcher holds the writing end of our
 standard input and writes ``+<group>`` or ``-<group>`` for every process group it starts or
 ends; end of file means that the launcher is gone, however it died. A parent-death signal
 would reach only direct children and exists on Linux alone; a pipe works everywhere.

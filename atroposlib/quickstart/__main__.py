@@ -57,7 +57,7 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, Settings]]:
-    """Words of the quickstart itself; ``--env.NAME VALUE`` and ``--trainer.NAME VALUE`` apart."""
+    """Words of the quickstart; ``--env.NAME VALUE`` and ``--trainer.NAME VALUE`` apart."""
     rest, namespaces = list(words), dict[str, Settings]()
     for process in ("env", "trainer"):
         prefix, pairs = f"--{process}.", list[tuple[str, str]]()
@@ -80,7 +80,7 @@ def default_out(model: str) -> Path:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_args(argv)
-    from atroposlib.quickstart.launch import quickstart  # after the parser: fast --help
+    from atroposlib.quickstart.launch import quickstart  # imported after parsing: fast --help
 
     return quickstart(options)
 
@@ -88,5 +88,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except KeyboardInterrupt:  # before the launcher handles signals: no process was started
+    except KeyboardInterrupt:  # the launcher handles no signals yet: no process was started
         sys.exit(130)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT = 640, 260  # of the drawing, in SVG units; the page scales it
+WIDTH, HEIGHT = 640, 260  # size of the drawing, in SVG units; the page scales it
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 16, 36
 
 Point = tuple[float, float]
@@ -15,12 +15,12 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """One curve. ``style`` is a class of the report's style sheet: a, b or c."""
+    """Curve. ``style`` is a class of the report's style sheet: a, b or c."""
 
     label: str
     points: tuple[Point, ...]
     style: str = "a"
-    dots: bool = False  # few, separate measurements: nothing is drawn between them
+    dots: bool = False  # few, separate measurements: no line is drawn in between
 
 
 def line_chart(
@@ -54,7 +54,7 @@ def line_chart(
 
 
 def usable(points: Sequence[Point], log: bool) -> tuple[Point, ...]:
-    """Return finite points; on a logarithmic axis, the powers of ten of the positive ones."""
+    """Return finite points; on a logarithmic axis, the logarithms of positive values."""
     finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     return tuple((x, math.log10(y)) for x, y in finite if y > 0) if log else tuple(finite)
 

@@ -14,9 +14,9 @@ MAX_THREADS = 8  # more threads only slow a model of 135 M parameters down
 
 
 def thread_env(threads: int) -> dict[str, str]:
-    """Thread settings of one process. Idle threads must sleep: server and trainer alternate.
+    """Thread settings of a process. Idle threads must sleep: server and trainer alternate.
 
-    Spinning OpenMP threads of the waiting process would take the cores of the working one.
+    Spinning OpenMP threads of the waiting process would take the cores of the working process.
     """
     count = str(max(1, min(threads, MAX_THREADS)))
     return {
@@ -79,15 +79,14 @@ def vllm_server(plan: QuickstartPlan) -> ProcessSpec:
         + ("--dtype", plan.dtype, "--enforce-eager", "--enable-scale-out")
         + ("--max-model-len", str(max(256, recipe.seq_len)))
         + ("--max-num-seqs", str(min(256, recipe.sequences_per_step)))
-        # Logprobs of the sampling distribution, after temperature, as the trainer computes
-        # them.
+        # Logprobs of the sampling distribution, after temperature, as in the trainer.
         + ("--logprobs-mode", "processed_logprobs", "--generation-config", "vllm")
         + ("--seed", str(plan.options.seed)),
         env={
             **thread_env(plan.cores),
             "VLLM_SERVER_DEV_MODE": "1",  # opens pause, reload and version routes
             "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # it would reserve one core of two
+            "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # default: a core of two is reserved
             "VLLM_NO_USAGE_STATS": "1",
         },
         cwd=plan.repo,
@@ -143,7 +142,7 @@ def environment(plan: QuickstartPlan) -> ProcessSpec:
         + ("--env.group_size", str(recipe.group_size))
         + ("--env.max_token_length", str(recipe.seq_len))
         + ("--env.total_steps", str(recipe.steps))
-        # One batch is generated while none is trained: environment and trainer alternate.
+        # A batch is generated while none is trained: environment and trainer alternate.
         + ("--env.max_batches_offpolicy", "1")
         + ("--env.max_num_workers", str(recipe.groups_per_step))
         + ("--env.ensure_scores_are_not_same", str(recipe.ensure_scores_are_not_same))

@@ -52,7 +52,7 @@ from atroposlib.quickstart.report import (
 from atroposlib.quickstart.verdict import judge, time_spent
 from atroposlib.utils.tokenizers.loading import cache_dir
 
-GUIDE = "docs/environments.md"  # in a clone, and in the installed package
+GUIDE = "docs/environments.md"  # path in a clone, and in the installed package
 WATCH_INTERVAL_S = 0.5
 LAST_CHECK_TIMEOUT_S = 120.0
 WARM_UP_TIMEOUT_S = 180.0
@@ -183,7 +183,7 @@ def prepare(
 
 @dataclass
 class QuickstartRun:
-    """One run from its first process to its last."""
+    """Run from its first process to its last."""
 
     plan: QuickstartPlan
     children: Children
@@ -192,7 +192,7 @@ class QuickstartRun:
 
     def __post_init__(self) -> None:
         self.started, self.started_at = time.monotonic(), time.time()
-        self.trained_s = 0.0  # from the first process to the end of the trainer
+        self.trained_s = 0.0  # time from the first process to the end of the trainer
         self.sources = Sources(self.plan.watched(), self.started)
         self.notes: list[str] = []
         self.server_version: int | None = None

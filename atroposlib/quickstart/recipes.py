@@ -1,6 +1,6 @@
 """Recipes and the plan of a quickstart: processes and their settings. Pure.
 
-Recipe   what is learned and how: one per model
+Recipe   what is learned and how: a recipe per model
 Plan     the recipe with ports, paths and the exact command line of every process
 """
 
@@ -37,7 +37,7 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Every hyper-parameter of one quickstart."""
+    """Every hyper-parameter of a quickstart."""
 
     task: str
     reward: str  # the reward in words
@@ -46,20 +46,20 @@ class Recipe:
     steps: int
     groups_per_step: int
     group_size: int = 16
-    microbatch_tokens: int  # of a forward pass of the trainer
+    microbatch_tokens: int  # tokens of a forward pass of the trainer
     learning_rate: float
     lr_decay_ratio: float  # final share of the steps, in which it falls to 0
     adam_beta2: float
     clip_eps_high: float
     entropy_coef: float
-    ppo_epochs: int  # clipped passes over one batch
+    ppo_epochs: int  # clipped passes over a batch
     seq_len: int  # tokens of prompt and completion together, at most
     # A group without spread has no gradient, but it counts in the curve.
     ensure_scores_are_not_same: bool = False
     steps_per_check: int = 10  # between held-out checks
-    # Whether matrix products are most of its time; those of a tiny model are not.
+    # Whether matrix products are most of its time; for a tiny model they are not.
     bfloat16_pays: bool = True
-    checkpoint_bytes: int  # size of one saved model
+    checkpoint_bytes: int  # size of a saved model
 
     @property
     def sequences_per_step(self) -> int:
@@ -132,7 +132,7 @@ SIZES: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def sizes_of(settings: Settings) -> dict[str, Any]:
-    """What the recipe takes over from settings of the environment: trainer and it share them.
+    """Fields of the recipe from settings of the environment, which the trainer shares.
 
     Raises ConfigError: a value cannot be used.
     """
@@ -142,7 +142,7 @@ def sizes_of(settings: Settings) -> dict[str, Any]:
         raise ConfigError(f"--env: {error}") from None
 
 
-Settings = tuple[tuple[str, str], ...]  # names and values of flags, such as ("lr", "1e-5")
+Settings = tuple[tuple[str, str], ...]  # names and values of flags, e.g. ("lr", "1e-5")
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Options:
     restart_grace_s: float = 60.0
     api_port: int = 0  # 0: any free port
     server_port: int = 0
-    env_settings: Settings = ()  # over those of the recipe
+    env_settings: Settings = ()  # overrides of the recipe's settings
     trainer_settings: Settings = ()
 
     def passed_on(self, process: str) -> tuple[str, ...]:
@@ -185,7 +185,7 @@ class QuickstartPlan:
     api_port: int
     server_port: int
     engine_python: str = sys.executable
-    dtype: str = "float32"  # of matrix products; master weights are float32
+    dtype: str = "float32"  # dtype of matrix products; master weights are float32
 
     @property
     def api_url(self) -> str:
@@ -250,5 +250,5 @@ def dtype_for(options: Options, recipe: Recipe, cpu_flags: Collection[str]) -> s
 
 
 def disk_needed(recipe: Recipe) -> int:
-    """Bytes a run writes: two published versions, one being written, and the final model."""
+    """Bytes a run writes: two published versions, a version being written, and the final model."""
     return 4 * recipe.checkpoint_bytes + 100 * 10**6

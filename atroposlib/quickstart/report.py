@@ -1,4 +1,4 @@
-"""HTML report of a run: one file without external resources, all model text escaped.
+"""HTML report of a run: a file without external resources, all model text escaped.
 
 metrics rows + held-out curve + answers + verdict --> page(...) --> report.html
 """
@@ -33,7 +33,7 @@ from atroposlib.quickstart.verdict import (
 GIT_TIMEOUT_S = 5.0
 PROBLEMS_SHOWN = 8
 TEMPLATE = Path(__file__).with_name("report_page.html")
-Figure = tuple[str, str]  # caption and drawing; an empty one is left out
+Figure = tuple[str, str]  # caption and drawing; an empty figure is left out
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Findings:
     rows: Sequence[Row]  # metrics.jsonl
     heldout: Sequence[tuple[int, float]]  # (step, exact rate)
     heldout_rewards: Sequence[tuple[int, float]]
-    answers: Sequence[Sequence[HeldoutSample]]  # per problem, one per check
+    answers: Sequence[Sequence[HeldoutSample]]  # per problem, an answer per check
     settings: Mapping[str, Any]
     run: Path  # its directory
-    guide: Path  # for authors of environments
+    guide: Path  # guide for authors of environments
     repeat: str  # the command that repeats it
     spent: Mapping[str, float]  # seconds by phase
     notes: Sequence[str] = ()  # restarts, a stop before the end
@@ -86,7 +86,7 @@ def _cards(f: Findings) -> list[tuple[str, str]]:
 
 
 def change(first: float | None, last: float | None) -> str:
-    """Format two figures on one line, with spaces that are not broken."""
+    """Format two figures on a line, with spaces that are not broken."""
     return f"{figure(first)}\u00a0→\u00a0{figure(last)}"
 
 
@@ -180,7 +180,7 @@ def provenance(repo: Path) -> dict[str, str]:
 
 def commit(repo: Path) -> str:
     """Return the commit of a checkout, with ``-dirty`` if files differ from it."""
-    if not (repo / ".git").exists():  # an installed package, perhaps inside other sources
+    if not (repo / ".git").exists():  # an installed package, perhaps inside a foreign checkout
         return "none: not a checkout"
     argv = ("git", "-C", str(repo), "describe", "--always", "--dirty", "--abbrev=12")
     try:

@@ -1,4 +1,4 @@
-"""Verdict on a run, from its metrics: one line, the unmet criteria, seconds by phase. Pure."""
+"""Verdict on a run, from its metrics: a line, the unmet criteria, seconds by phase. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RunVerdict:
     exact_last: float | None  # mean of the last LAST_STEPS steps
     reward_first: float | None
     reward_last: float | None
-    seconds: float  # from the start of the first process to the end of the trainer
+    seconds: float  # time from the start of the first process to the end of the trainer
     steps: int
     server_version: int | None
     cores: int

@@ -42,7 +42,7 @@ def provide(cache: Path, children: Children) -> Path:
     """Return the Python of an environment with vLLM; created on first use (minutes, 3.4 GB).
 
     Raises:
-        Unavailable: this system has no such build, or pip failed.
+        Unavailable: vLLM has no build for this system, or pip failed.
     """
     venv = venv_dir(cache)
     python = venv / "bin" / "python"
@@ -92,7 +92,7 @@ def requirements(wheel: Path) -> list[str]:
 
 
 def wanted_requirements(lines: list[str]) -> list[str]:
-    """Keep a requirement unless it belongs to an extra or is one of LEFT_OUT."""
+    """Keep a requirement unless it belongs to an extra or is in LEFT_OUT."""
     kept = []
     for line in lines:
         name = re.split(r"[\s;\[<>=!~(]", line, maxsplit=1)[0].lower()

@@ -33,7 +33,7 @@ HEADERS = {
 
 @cache
 def assets() -> Mapping[str, tuple[bytes, dict[str, str]]]:
-    """Content and headers of each static file, by its name; the page itself is the name ''."""
+    """Content and headers of each static file, by its name; the page has the name ''."""
     files = {}
     for path in sorted(STATIC.iterdir()):
         content = path.read_bytes()
@@ -44,7 +44,7 @@ def assets() -> Mapping[str, tuple[bytes, dict[str, str]]]:
 
 
 async def serve_asset(request: Request) -> Response:
-    """One static file; 304 for the version that the browser has."""
+    """Response with a static file; 304 for the version that the browser has."""
     name = request.path_params.get("asset", "")
     if name not in assets():
         return Response("no such file of the page", 404, HEADERS, "text/plain")

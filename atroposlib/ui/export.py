@@ -1,4 +1,4 @@
-"""The page and the replies that it shows as one file, which needs no server and no network."""
+"""The page and the replies that it shows as a single file, which needs no server and no network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEAD = re.compile(r'<link rel="icon".*?type="module"></script>', re.DOTALL)
 def exported_page(kept: Mapping[str, Any]) -> bytes:
     """The page with ``kept``: ``rollouts``, ``replies`` by path, and a ``note`` for its head.
 
-    Scripts and styles run by their hashes only, so no text of ``kept`` can become one.
+    Scripts and styles run by their hashes only, so no text of ``kept`` can become a script.
     """
     scripts = [_text("uplot.js"), bundle()]
     style = _text("uplot.css") + _text("style.css")
@@ -44,7 +44,7 @@ def exported_page(kept: Mapping[str, Any]) -> bytes:
 
 
 def bundle() -> str:
-    """The modules of the page as one script, each after those that it imports."""
+    """The modules of the page as a single script, each after its imports."""
     modules: dict[str, str] = {}
 
     def add(name: str) -> None:
@@ -60,7 +60,7 @@ def bundle() -> str:
         )
 
     names = {path.name for path in STATIC.glob("*.js")} - {"uplot.js", "app.js"}
-    for name in [*sorted(names), "app.js"]:  # the last one begins to show
+    for name in [*sorted(names), "app.js"]:  # app.js starts the page
         if name not in modules:
             add(name)
     return "\n".join(["const modules = {};", *modules.values()])

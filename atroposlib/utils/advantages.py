@@ -22,7 +22,7 @@ def allclose_to_first(
 ) -> bool | NDArray[np.bool_]:
     """Whether every entry of ``values`` (N, ...) is close to the first.
 
-    ``return_vector`` returns one result per entry, (N,), instead of one for all. Raises
+    ``return_vector`` returns a result per entry, (N,), instead of a single result. Raises
     ValueError: ``values`` is empty or not rectangular.
     """
     rows = np.asarray(values, dtype=float)
@@ -77,10 +77,10 @@ def compute_discounted_returns(rewards: ArrayLike, gamma: float) -> NDArray[np.f
 def compute_grpo_process_supervision_advantages(
     rewards: Sequence[ArrayLike], gamma: float | None = None, std_tol: float = 1e-8
 ) -> list[NDArray[np.floating[Any]]]:
-    """Per-step advantages of a group: each step's normalised reward plus all later ones.
+    """Per-step advantages of a group: each step's normalised reward plus all later rewards.
 
     Steps are normalised by the mean and the standard deviation of all steps of all
-    trajectories; ``gamma`` discounts the later ones. One array (T,) per trajectory. Raises
+    trajectories; ``gamma`` discounts later rewards. An array (T,) per trajectory. Raises
     ValueError: no steps, or a standard deviation below ``std_tol``: all steps are equal.
     """
     stats = compute_stats(rewards)

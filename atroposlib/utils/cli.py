@@ -1,4 +1,4 @@
-"""Configuration from several places: flags, files and code, merged into one."""
+"""Configuration from several places: flags, files and code, merged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPTION = re.compile(r"--|-[A-Za-z]$")
 
 
 def get_prefixed_pydantic_model(model: type[BaseModel], prefix: str) -> type[BaseModel]:
-    """The same fields under ``prefix`` + name; type, description, default and limits stay."""
+    """Copy of ``model`` with ``prefix`` before each name; types, defaults and limits stay."""
     fields: dict[str, Any] = {
         prefix + name: (field.annotation, copy(field))
         for name, field in model.model_fields.items()
@@ -28,7 +28,7 @@ def get_prefixed_pydantic_model(model: type[BaseModel], prefix: str) -> type[Bas
 
 
 def merge_dicts(*dicts: Mapping[str, Any]) -> dict[str, Any]:
-    """Later mappings win; mappings inside them are merged, not replaced."""
+    """Later mappings win; nested mappings are merged, not replaced."""
     merged: dict[str, Any] = {}
     for mapping in dicts:
         for key, value in mapping.items():
@@ -63,7 +63,7 @@ def extract_namespace(source: BaseModel | Mapping[str, Any], prefix: str) -> dic
 def adjust_model_defaults(
     model_class: type[BaseModel], defaults: Mapping[str, Any] | BaseModel
 ) -> type[BaseModel]:
-    """A subclass ``<Name>WithDefaults`` whose defaults are those given.
+    """A subclass ``<Name>WithDefaults`` with the given ``defaults``.
 
     Raises ConfigError: a default for a field that the model does not have.
     """
@@ -87,8 +87,8 @@ def with_default(field: FieldInfo, value: Any) -> Any:
 def get_double_dash_flags(argv: Sequence[str] | None = None) -> dict[str, str | None | bool]:
     """The flags of a command line: text, None for the word ``None``, True without a value.
 
-    A value may begin with one dash, as in ``--env.total_steps -1``; only ``--`` and one dash
-    with one letter begin an option.
+    A value may begin with a dash, as in ``--env.total_steps -1``; only ``--`` and a dash
+    with a single letter begin an option.
     """
     pairs = flag_pairs(sys.argv[1:] if argv is None else argv)
     return {name: value for name, value in pairs if name}

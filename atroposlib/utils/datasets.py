@@ -41,7 +41,7 @@ def load_rows(
         source: the name on the hub, also used to name the data in errors.
         subset: the configuration of the data set on the hub, where it has several.
         option: the flag that sets ``path``, for the errors.
-        limit: number of first rows to read; no others are fetched from the hub.
+        limit: number of first rows to read; nothing more is fetched from the hub.
         columns: columns to keep; None keeps all. Unused solutions can be gigabytes of a set.
 
     Raises DatasetUnavailable: names the data, what is missing and the option to set.
@@ -142,7 +142,7 @@ def _parquet_rows(file: Path) -> Iterator[Any]:
         try:
             for batch in parquet.ParquetFile(handle).iter_batches():
                 yield from batch.to_pylist()
-        except ValueError as error:  # ArrowInvalid is one
+        except ValueError as error:  # base class of ArrowInvalid
             raise DatasetUnavailable(f"{file} is not a parquet file: {error}") from error
 
 

@@ -11,9 +11,9 @@ HIGHER_IS_BETTER = ("correct", "acc")
 def metrics_table(
     task_name: str, metrics: Mapping[str, Any], stderr: Mapping[str, float] | None = None
 ) -> str:
-    """A markdown table of ``metrics``, one row each, in the columns lm-eval uses.
+    """A markdown table of ``metrics``, a row each, in the columns of lm-eval.
 
-    Metrics without a standard error have an empty column; values other than numbers are shown
+    Metrics without a standard error have an empty column; values that are no numbers are shown
     as text.
     """
     header = "|Groups|Version|Filter|n-shot|Metric| |Value| |Stderr|"

@@ -1,7 +1,7 @@
-"""Diverse groups: distinct first tokens, then one continuation of each.
+"""Diverse groups: distinct first tokens, then a continuation of each.
 
-prompt + prefill -> 20 likeliest first tokens -> n of them, drawn without replacement
-                 -> one continuation each, all at once
+prompt + prefill -> 20 likeliest first tokens -> n tokens, drawn without replacement
+                 -> a continuation each, all at once
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ async def generate_with_diverse_first_tokens(
     max_tokens: int = 4096,
     temperature: float = 1.0,
 ) -> list[str]:
-    """Up to ``n`` answers with distinct first tokens, likelier ones drawn more often.
+    """Up to ``n`` answers with distinct first tokens, likelier tokens drawn more often.
 
     Args:
         self: an environment; its ``server`` gives completions, its ``tokenizer`` has the
             chat template.
         prefill: beginning of every answer; not part of the returned texts.
-        max_tokens: of one answer, its first token included.
+        max_tokens: limit of an answer, its first token included.
 
     Raises:
         ConfigError: n, max_tokens or temperature is not above 0.

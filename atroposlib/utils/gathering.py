@@ -1,4 +1,4 @@
-"""Concurrent awaitables: when one fails, the others are cancelled."""
+"""Concurrent awaitables: a failure cancels the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 async def gather_or_cancel(calls: Iterable[Awaitable[T]]) -> list[T]:
-    """Results in order; when one call fails, the others are cancelled and awaited."""
+    """Results in order; when a call fails, the rest are cancelled and awaited."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))
@@ -38,7 +38,7 @@ async def gather_bounded(
 
 @asynccontextmanager
 async def in_one_task(manager: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
-    """``manager``, entered and left by one task: cancel scopes of anyio require it."""
+    """``manager``, entered and left by the same task: cancel scopes of anyio require it."""
     entered: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     leave = asyncio.Event()
 

@@ -16,7 +16,7 @@ from atroposlib.text.lines import encodable
 def write_whole(path: Path, text: str) -> None:
     """Write the file aside, sync it, and rename it: a reader gets the old text or all of the new.
 
-    Text that UTF-8 cannot encode is replaced, so that no file is lost to one character.
+    Text that UTF-8 cannot encode is replaced, so that no file is lost to a character.
     Only this user can read it (0600). Several processes may write it at once.
     """
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 
 STEP_FIELDS = ("messages", "tokens", "masks", "seed", "parsed_actions")
 KEPT_AT_THE_END = 2  # the last observation and the answer to it
-# One value per token, of the sequence as it was sampled.
+# Values per token, of the sequence as it was sampled.
 REALIGNED = ("advantages", "versions")
-# Valid for the whole history only: the policy never sampled from the shortened one.
+# Valid for the whole history only: the policy never sampled from the shortened history.
 OF_THE_WHOLE_HISTORY = (
     "inference_logprobs",
     "ref_logprobs",
@@ -41,7 +41,7 @@ def strip_thinking(response_text: str) -> str:
 def truncate_thinking(response_text: str, tokenizer: Any, max_think_tokens: int) -> str:
     """The first reasoning block with at most ``max_think_tokens`` of its end.
 
-    A longer block becomes "... " and its last paragraph, or if that is too long itself, its
+    A longer block becomes "... " and its last paragraph, or if that is still too long, its
     last tokens. Text without a whole block, or that the tokenizer fails on, is unchanged.
     """
     block = _first_thought(response_text)
@@ -84,13 +84,13 @@ def ensure_trajectory_token_limit(
 ) -> list[dict[str, Any]]:
     """The steps of ``trajectory`` with no sequence over ``max_trajectory_tokens`` tokens.
 
-    A step is a group of alternatives. From one that is too long, turns after the first
+    A step is a group of alternatives. From a step that is too long, turns after the first
     message go, oldest first and as many from each alternative, until all fit; its first
-    message and its last two stay. A step that still does not fit, or that lacks one of
-    messages, tokens, masks, seed and parsed_actions, is left out.
+    message and its last two messages stay. A step that still does not fit, or that lacks one
+    of messages, tokens, masks, seed and parsed_actions, is left out.
 
-    Every other field of a step stays. Where turns went, per-token advantages and versions are
-    realigned, and logprobs, which belong to the whole history, become None. Raises
+    All remaining fields of a step stay. Where turns went, per-token advantages and versions
+    are realigned, and logprobs, which belong to the whole history, become None. Raises
     TemplateNotPrefixStable: a shortened history cannot be tokenized.
     """
     fitting = []
@@ -133,14 +133,14 @@ def _shorten(
     for name in REALIGNED:
         if step.get(name) is not None:
             result[name] = _without(step[name], spans)
-    # The masks of the step take precedence over those of the template.
+    # The masks of the step take precedence over masks of the template.
     result["masks"] = _without(step["masks"], spans) or masks
     result.update({name: None for name in OF_THE_WHOLE_HISTORY if name in step})
     return result
 
 
 def _next_turns(messages: Sequence[Mapping[str, Any]]) -> int:
-    """How many messages to remove at index 1: an observation with its answer, or one."""
+    """Number of messages to remove at index 1: an observation with its answer, or a message."""
     removable = len(messages) - 1 - KEPT_AT_THE_END
     if removable >= 2:
         observed, answered = messages[1]["role"], messages[2]["role"]
@@ -150,7 +150,7 @@ def _next_turns(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _removed_span(old: Sequence[int], new: Sequence[int]) -> tuple[int, int] | None:
-    """The one stretch of ``old`` whose removal gives ``new``; None if there is none."""
+    """The stretch of ``old`` whose removal gives ``new``; None if there is none."""
     start, removed = shared_length(old, new), len(old) - len(new)
     rest = list(old[start + removed :]) if removed >= 0 else None
     return (start, start + removed) if rest == list(new[start:]) else None
@@ -159,6 +159,6 @@ def _removed_span(old: Sequence[int], new: Sequence[int]) -> tuple[int, int] | N
 def _without(
     rows: Sequence[Sequence[Any]], spans: Sequence[tuple[int, int] | None]
 ) -> list[list[Any]] | None:
-    """Each row without its stretch; None where a sequence did not simply lose one."""
+    """Each row without its stretch; None where more than a stretch was removed."""
     kept = [[*row[: span[0]], *row[span[1] :]] for row, span in zip(rows, spans) if span]
     return kept if len(kept) == len(spans) else None

@@ -6,7 +6,7 @@ template may render the model's text differently.
 A turn is located by rendering the messages before it. Three deviations of templates are
 handled: a generation prompt that opens a reasoning block which the finished turn lacks; a last
 turn without its reasoning, which is rendered as it is sampled; and reasoning that only the last
-turn keeps, so that earlier turns are not trained. Any other rewriting is rejected.
+turn keeps, so that earlier turns are not trained. All further rewriting is rejected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from atroposlib.wire import MASKED
 
 logger = logging.getLogger(__name__)
 UNMASKED_ROLES = ["assistant", "agent"]
-OPENING_TOKENS = 16  # of a prompt's end, which may open the reasoning
+OPENING_TOKENS = 16  # end of a prompt that may open the reasoning
 
 
 class TemplateNotPrefixStable(AtroposError, ValueError):
@@ -40,7 +40,7 @@ def tokenize_for_trainer(
 
     Trained is the last message, or with ``train_on_all_assistant_turns`` every message whose
     role is in ``UNMASKED_ROLES``. ``finish_reason`` "length": the model did not write the end
-    tokens of the template, so they are cut, with the white space after them. A turn whose
+    tokens of the template, so they are cut, with the white space that follows. A turn whose
     content the template dropped is not trained. Raises TemplateNotPrefixStable: the template
     does not render earlier turns as a prefix.
     """
@@ -86,10 +86,10 @@ def render_chat(
 def render_turn(
     tokenizer: Any, before: list[dict[str, Any]], message: dict[str, Any]
 ) -> tuple[list[int], int]:
-    """Tokens up to the end of a turn, and how many of them are before the turn.
+    """Tokens up to the end of a turn, and the number of tokens before the turn.
 
-    Where the template drops a part of the turn's content, such as its reasoning, the tokens are
-    those of sampling: generation prompt, content, end of the turn. Raises as
+    Where the template drops a part of the turn's content, e.g. its reasoning, the tokens are
+    the tokens of sampling: generation prompt, content, end of the turn. Raises as
     :func:`start_of_turn`.
     """
     tokens = render_chat(tokenizer, [*before, message])
@@ -164,8 +164,8 @@ def _end_of_turn(
     shared = shared_length(alone, tokens)
     if shared == len(alone):
         return shared
-    # A last turn may keep reasoning that it loses when others follow. The rest of the turn is
-    # then at ``start``.
+    # A last turn may keep reasoning that it loses when further turns follow. The rest of the
+    # turn is then at ``start``.
     for i in range(start, len(alone)):
         left = alone[i:]
         if tokens[start : start + len(left)] == left and _text(

@@ -1,11 +1,11 @@
-"""Binary encoding of groups: one safetensors file each, many files as frames.
+"""Binary encoding of groups: a safetensors file per group, many files as frames.
 
     tokens              I32 [T]   concatenated rows, T tokens in total
     seq_lens            I32 [G]   lengths of the rows
     mask                U8  [T]   1 where trained
     scores              F64 [G]   (read: any float type)
     labels              I32 [T]   optional: the JSON ``masks``, where a trained position
-                                  has another label than its token; -100 where masked
+                                  has a different label than its token; -100 where masked
     versions            I32 [T]   optional
     inference_logprobs, ref_logprobs, advantages   F32 [T]   optional (read: any float type)
     distill_token_ids   I32 [T,K] optional; if positions have unequal numbers of choices,
@@ -15,11 +15,11 @@
                                   advantages whose rows do not fit the tokens, and of a
                                   group_id that is too long for the header
 
-``__metadata__`` holds ``format`` and, if the group has them, ``env_id``, ``group_id``,
+``__metadata__`` holds ``format`` and, if the group has the field, ``env_id``, ``group_id``,
 ``idempotency_key`` and ``incarnation``. Scores are exact. Clients round other floats to float32
-(those beyond its range stay float64); the store keeps those of JSON that are no float32 as F64. A
-file may be wrapped in one zstd frame with a declared content size. Frames are concatenated ``u64
-little-endian length | file``.
+(values beyond its range stay float64); the store keeps JSON floats that float32 cannot hold as
+F64. A file may be wrapped in a zstd frame with a declared content size. Frames are
+concatenated ``u64 little-endian length | file``.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from atroposlib.wire.packing import CHOICES, FORMAT, IN_REST, TEXTS, pack, round
 from atroposlib.wire.safetensors import DTYPES, Array, Bytes, MalformedBody
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-MAX_GROUP_BYTES = 128 * 2**20  # of one file, inflated
+MAX_GROUP_BYTES = 128 * 2**20  # largest file, inflated
 MAX_FRAMES = 65_536
-CHUNK_BYTES = 128 * 2**10  # of a large group, that are read at a time
+CHUNK_BYTES = 128 * 2**10  # portion of a large group that is read at a time
 MAX_WINDOW_BYTES = 2**23
 _LOOK_FIRST_BYTES = 2**20  # the header of a larger frame is checked before it is inflated
 
@@ -74,13 +74,14 @@ ALLOWED = {
 }
 _REQUIRED = ("tokens", "seq_lens", "mask", "scores")
 _NOT_FLAT = (*CHOICES, "routed_experts")
-_HELD = ("seq_lens", "scores", "distill_counts", "rest")  # in memory, of a large group too
-MAX_DIGITS = 4300  # as Python and msgspec read an integer
+# fields held in memory, also for a large group
+_HELD = ("seq_lens", "scores", "distill_counts", "rest")
+MAX_DIGITS = 4300  # limit of Python and msgspec for an integer
 _REST = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class _Inflaters(threading.local):
-    """One decompressor per thread: a new one for each group costs as much as a small group."""
+    """Decompressor of each thread: a new object for each group costs as much as a small group."""
 
     def __init__(self) -> None:
         self.here = zstandard.ZstdDecompressor()
@@ -89,7 +90,7 @@ class _Inflaters(threading.local):
 _inflaters = _Inflaters()
 
 
-# --- one group ------------------------------------------------------------------------
+# --- single group ------------------------------------------------------------------------
 
 
 def pack_group(group: ScoredData | dict[str, Any], *, compress: bool = True) -> bytes:
@@ -107,7 +108,7 @@ def pack_group(group: ScoredData | dict[str, Any], *, compress: bool = True) -> 
 
 
 def unpack_group(data: Bytes) -> ScoredData:
-    """Decode a file, or a zstd frame of one.
+    """Decode a file, or a zstd frame that holds a file.
 
     Raises:
         MalformedBody: the data is neither.
@@ -248,8 +249,8 @@ def _rest(values: Array | None) -> dict[str, bytes]:
 class PackedGroup:
     """A stored or posted file as :class:`GroupArrays`.
 
-    A small one is inflated. Of a large zstd frame each array is inflated when it is read, up to
-    its end, so that it takes memory for a chunk at a time. The values are not checked.
+    A small file is inflated. Of a large zstd frame each array is inflated when it is read, up
+    to its end, so that it takes memory for a chunk at a time. The values are not checked.
 
     Raises:
         MalformedBody, InvalidGroup: the header does not fit the file.

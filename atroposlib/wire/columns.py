@@ -51,11 +51,11 @@ _RANGES = {
     "labels": (INT32.min, "a mask is -100 or a label in int32"),
     "versions": (MASKED_VERSION, "versions lie in 0 .. 2^31 - 1, or are -1"),
 }
-_JSON_NAMES = {"labels": "masks"}  # where the tensor has another name
+_JSON_NAMES = {"labels": "masks"}  # fields whose tensor has a different name
 
 
 def check(group: GroupArrays) -> None:
-    """Raise InvalidGroup, with field and index but no value, if it cannot be trained on."""
+    """Raise InvalidGroup, with field and index but no value, if the group cannot be trained on."""
     head = group.head
     check_lengths(head.seq_lens)
     rows, total = len(head.seq_lens), int(head.seq_lens.sum(dtype=np.int64))
@@ -165,7 +165,7 @@ def _check_distilled(
 
 
 def check_rest(columns: Columns) -> None:
-    """Reject non-numeric fields of another type or length than those of the record."""
+    """Reject non-numeric fields whose type or length differs from the record."""
     rows = len(columns.seq_lens)
     for name, text in columns.rest.items():
         if name == IMAGES and len(text) > LARGE_REST:
@@ -250,7 +250,7 @@ def to_group(columns: Columns) -> ScoredData:
 
 
 def _require_rows(name: str, rows: list[Any], seq_lens: Array) -> None:
-    """Require one row per sequence, and one entry per token."""
+    """Require a row per sequence, and an entry per token."""
     require_length(name, len(rows), len(seq_lens))
     for g, (row, length) in enumerate(zip(rows, seq_lens.tolist())):
         require_length(name, len(row), length, f"[{g}]")
@@ -280,7 +280,7 @@ def _packed(name: str, rows: Iterable[tuple[str, Any]], kind: type[Any]) -> Arra
 
 
 def _as_list(row: Any) -> list[Any]:
-    """The Python numbers of an array; other sequences as a list."""
+    """The Python numbers of an array; any other sequence as a list."""
     values = row.tolist() if hasattr(row, "tolist") else list(row)
     return values if isinstance(values, list) else [values]
 

@@ -16,13 +16,13 @@ class Announcement(BaseModel):
     url: str = Field(max_length=200, pattern=r"^https?://[^/\s?#@]+$")
     instance: str = Field(max_length=64)  # new at each start of the server
     started: float  # s since the epoch
-    version: Int64 | None = None  # of the weights that it holds
+    version: Int64 | None = None  # version of the weights that the server holds
 
 
 class ServerEntry(Announcement):
     """A server whose last announcement is at most 15 s old."""
 
-    name: str  # one server has one name, also after a restart
+    name: str  # identity of the server, the same after a restart
     age_s: float
     takes_part: bool  # the trainer gave it the current weights; it may get rollouts
 
@@ -30,7 +30,7 @@ class ServerEntry(Announcement):
 class ServerDirectory(BaseModel):
     """Reply to GET /servers."""
 
-    instance: str  # of the API: new at each start
+    instance: str  # id of the API process: new at each start
     complete: bool  # the API has run for long enough to have every living server
     servers: list[ServerEntry]
 
@@ -40,7 +40,7 @@ class ServerDirectory(BaseModel):
         return [url for url in dict.fromkeys(fit) if url not in known]
 
     def left(self, known: Collection[str]) -> list[str]:
-        """URLs of ``known`` whose entry ended; not all of them, because callers wait for one."""
+        """URLs of ``known`` whose entry ended; never all, because callers wait for a server."""
         listed = {one.url for one in self.servers}
         gone = [url for url in known if url not in listed] if self.complete else []
         return gone if len(gone) < len(known) else []

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 
 class RolloutRow(Struct, kw_only=True):
-    """One row of the index: a sequence of a group."""
+    """Row of the index: a sequence of a group."""
 
     gid: int
     row: int
@@ -94,7 +94,7 @@ class GroupView(Struct, kw_only=True):
 
 
 class TokenColumns(Struct, kw_only=True):
-    """Columns of tokens, each of one length. Flags: bit 1 clipped, 2 version-masked, 4 filtered."""
+    """Columns of tokens, of equal length. Flags: bit 1 clipped, 2 version-masked, 4 filtered."""
 
     id: list[int]
     text: list[str] | None = None
@@ -129,7 +129,7 @@ class EnvPart(Struct):
 
 
 class BatchView(Struct, kw_only=True):
-    """One batch of the ledger. ``staleness`` counts sequences by versions of lag."""
+    """Batch of the ledger. ``staleness`` counts sequences by versions of lag."""
 
     no: int
     step: int | None = None
@@ -139,7 +139,7 @@ class BatchView(Struct, kw_only=True):
     tries: int | None = None
     lease_until: float | None = None
     world_size: int | None = None
-    ranks: list[int] = []  # that acked
+    ranks: list[int] = []  # ranks that acked
     n_seq: int | None = None
     groups: int = 0
     min_version: int | None = None
@@ -175,7 +175,7 @@ class BatchPage(Struct):
 
 
 class Curve(Struct):
-    """One curve: (step, value)."""
+    """Curve: (step, value)."""
 
     key: str
     env: str | None
@@ -184,14 +184,14 @@ class Curve(Struct):
 
 
 class Curves(Struct):
-    """GET /explore/curves. ``keys`` lists all keys at hand."""
+    """GET /explore/curves. ``keys`` lists all available keys."""
 
     keys: list[str]
     series: list[Curve]
 
 
 class Bin(Struct, rename={"start": "from"}):
-    """One bin of a histogram, [from, to)."""
+    """Bin of a histogram, [from, to)."""
 
     start: float
     to: float
@@ -211,7 +211,7 @@ class Histogram(Struct):
 
 
 class RunEntry(Struct, kw_only=True):
-    """A run whose groups are at hand."""
+    """A run whose groups are available."""
 
     run_id: str
     path: str | None
@@ -224,7 +224,7 @@ class RunEntry(Struct, kw_only=True):
     tokenizer: str | None
     tokenizer_found: bool
     envs: list[str]
-    # package, version and digest of environments that registered with them, by name
+    # package, version and digest of environments that registered with a source, by name
     sources: dict[str, dict[str, str]] = {}
 
 
@@ -266,7 +266,7 @@ class ServerWeights(Struct):
 
 
 class Publish(Struct):
-    """Durations (s) of one publish of weights."""
+    """Durations (s) of a publish of weights."""
 
     version: int
     at: float

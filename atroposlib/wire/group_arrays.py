@@ -1,8 +1,8 @@
 """A scored group as flat typed arrays: whole (:class:`Columns`), or read in chunks.
 
 Rows are concatenated, with their lengths in ``seq_lens``. Non-numeric fields stay JSON.
-:class:`GroupArrays` is a group whose arrays are read in chunks, so that a large one takes memory
-for some numbers at a time; :class:`Columns` is one whose arrays are in memory.
+:class:`GroupArrays` is a group whose arrays are read in chunks, so that a large group takes
+memory for some numbers at a time; :class:`Columns` is a group whose arrays are in memory.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from atroposlib.wire.messages import MASKED, ScoredData
 from atroposlib.wire.safetensors import Array
 
 MAX_ROWS = 4096
-MAX_TOKENS = 2**23  # a group has at most so many
+MAX_TOKENS = 2**23  # bound on a group
 INT32 = np.iinfo(np.int32)
-FLOATS = ("inference_logprobs", "ref_logprobs", "advantages")  # one per token
+FLOATS = ("inference_logprobs", "ref_logprobs", "advantages")  # an entry per token
 REST = (  # non-numeric fields; advantages only if they do not fit the tokens
     "messages",
     "generation_params",
@@ -72,7 +72,7 @@ class Columns:
 
     @property
     def head(self) -> Columns:
-        """The group itself: as :class:`GroupArrays` it holds all of its arrays."""
+        """``self``: as :class:`GroupArrays` it holds all of its arrays."""
         return self
 
     @property
@@ -83,7 +83,7 @@ class Columns:
         return np.where(self.trained, self.tokens, np.int32(MASKED))
 
     def arrays(self) -> dict[str, Array]:
-        """The entries per token by the names of their tensors, without absent ones."""
+        """The entries per token by the names of their tensors, without absent tensors."""
         choices = self.distilled or Distilled(self.seq_lens)
         named = {
             "tokens": self.tokens,
@@ -98,7 +98,7 @@ class Columns:
         return {name: values for name, values in named.items() if values is not None}
 
     def chunks(self, name: str) -> Iterator[Array]:
-        """The entries of one array, in one chunk."""
+        """The entries of an array, in a single chunk."""
         yield self.arrays()[name]
 
     @property
@@ -126,7 +126,7 @@ class GroupArrays(Protocol):
         """The group; its arrays with entries per token may be empty, of the types of theirs."""
 
     def chunks(self, name: str) -> Iterator[Array]:
-        """The entries of an array of ``head.arrays()``, one chunk behind the other."""
+        """The entries of an array of ``head.arrays()``, chunk by chunk, in order."""
 
 
 def without_values(problem: str) -> str:

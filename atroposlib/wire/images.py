@@ -1,4 +1,4 @@
-"""Images of a group: texts, such as base64, that are checked and never decoded."""
+"""Images of a group: texts (usually base64) that are checked and never decoded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IMAGES = "images"
 LARGE_REST = 8 * 2**20  # bytes
 MAX_REST_VALUES = 2**17
 _CHECKED_BYTES = 128 * 2**10
-MAX_PICTURE_CHARACTERS = 8 * 2**20 * 4 // 3  # of 8 MB
+MAX_PICTURE_CHARACTERS = 8 * 2**20 * 4 // 3  # base64 of 8 MB
 _DATA_URL = re.compile(r"data:image/(?:png|jpeg|webp);base64,[A-Za-z0-9+/]+={0,2}")
 
 
@@ -26,7 +26,7 @@ def is_picture(url: Any) -> bool:
 
 
 def picture_url(part: Any) -> Any:
-    """Address in a content part of type ``image_url``; None of other parts."""
+    """Address in a content part of type ``image_url``; None for any other part."""
     if not isinstance(part, dict) or part.get("type") != "image_url":
         return None
     given = part.get("image_url")
@@ -34,13 +34,13 @@ def picture_url(part: Any) -> Any:
 
 
 def pictures_of(images: Any, row: int) -> list[str]:
-    """The data URLs of one row in the field ``images`` of a group: a list or a text per row."""
+    """The data URLs of a row in the field ``images`` of a group: a list or a text per row."""
     own = images[row] if isinstance(images, list) and row < len(images) else []
     return [url for url in (own if isinstance(own, list) else [own]) if is_picture(url)]
 
 
 def check_images(text: bytes | memoryview) -> None:
-    """Check texts of any length, such as base64, without a copy of them."""
+    """Check texts of any length (usually base64), without a copy of the texts."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     values = 0
     try:

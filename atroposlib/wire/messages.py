@@ -7,7 +7,7 @@ Scored groups are msgspec structs: a group holds 10^5 numbers, and pydantic woul
 validator for each. The field names of the original are kept and new fields are optional, so
 old producers and old consumers keep working.
 
-Conventions of a row (one sequence of T tokens), checked by :func:`wire.columns.from_group`:
+Conventions of a row (a sequence of T tokens), checked by :func:`wire.columns.from_group`:
 
     tokens             [1, 5, 9, 7]       prompt and completion, whole
     masks              [-100, -100, 9, 7] -100 where not trained, else the token id
@@ -35,7 +35,7 @@ _INT32_MAX = 2**31 - 1
 Count = Annotated[int, Field(ge=1, le=_INT32_MAX)]
 Natural = Annotated[int, Field(ge=0, le=_INT32_MAX)]
 Whole = Annotated[int, Field(ge=-_INT32_MAX, le=_INT32_MAX)]
-# Bounded, since the API saves them with every change of the run.
+# Bounded, since the API saves labels with every change of the run.
 Label = Annotated[str, Field(max_length=4096)]
 
 Outcome = Literal[
@@ -43,7 +43,7 @@ Outcome = Literal[
 ]
 TRAINABLE_OUTCOMES = frozenset({"ok", "truncated"})
 # Treatment of tokens older than ``max_staleness`` by a claim: keep (deliver unchanged), mask
-# (deliver with those tokens masked), drop (free and count the whole group).
+# (deliver with the stale tokens masked), drop (free and count the whole group).
 StalenessPolicy = Literal["keep", "mask", "drop"]
 
 
@@ -59,7 +59,7 @@ class Registration(BaseModel):
 
     wandb_group: Label
     wandb_project: Label
-    batch_size: int = Field(ge=1, le=2**24)  # the exact fill works on sets of such numbers
+    batch_size: int = Field(ge=1, le=2**24)  # the exact fill works on sets of numbers up to it
     max_token_len: Whole
     checkpoint_dir: Label
     save_checkpoint_interval: Whole
@@ -73,14 +73,14 @@ class Registration(BaseModel):
     # registration is refused and no trainer is fenced.
     holds: Natural | None = None
     # Identity of the process. With a ``life``, a random word that its heartbeats carry in
-    # their details, it is refused while another one is alive, unless ``take_over``.
+    # their details, it is refused while another trainer is alive, unless ``take_over``.
     life: Label = ""
     host: Label = ""
     pid: Natural = 0
     run_name: Label = ""
     take_over: bool = False
     tokenizer: Label | None = None  # name or directory; shows tokens as text
-    # A repeated one changes nothing: a late copy must not fence the trainer that sent it.
+    # A repeated id changes nothing: a late copy must not fence the trainer that sent it.
     register_id: Annotated[str, Field(max_length=128)] = ""
 
 
@@ -88,7 +88,7 @@ class Registered(BaseModel):
     """Reply to /register: ``generation`` fences every trainer that registered before.
 
     ``incarnation`` is the number of this trainer's life in the run, ``starts`` the first
-    versions of the last lives, this one included (``wire.lineage``). Both are 0 and empty
+    versions of the last lives, this life included (``wire.lineage``). Both are 0 and empty
     from an API that does not count lives.
     """
 
@@ -107,7 +107,7 @@ class EnvSource(BaseModel):
 
     package: Annotated[str, Field(max_length=256)] = ""
     version: Annotated[str, Field(max_length=128)] = ""
-    digest: Annotated[str, Field(max_length=128)] = ""  # of its module and data
+    digest: Annotated[str, Field(max_length=128)] = ""  # digest of its module and data
 
 
 class RegisterEnv(BaseModel):
@@ -118,7 +118,7 @@ class RegisterEnv(BaseModel):
     weight: float = Field(ge=-1e12, le=1e12)
     group_size: Count
     min_batch_allocation: float | None = Field(None, ge=0.0, le=1.0)
-    tokenizer: Label | None = None  # as of the trainer
+    tokenizer: Label | None = None  # tokenizer that the trainer uses
     join_id: Annotated[str, Field(max_length=128)] = ""  # repeated: the same environment
     source: EnvSource | None = None
 
@@ -157,7 +157,7 @@ class EnvStatus(BaseModel):
     env_weight: float
     policy_version: int = 0
     max_staleness: int | None = None  # only if the trainer set a bound: then POST /admission
-    batches_open: int | None = None  # only if more than one is delivered without an ack
+    batches_open: int | None = None  # only if several are delivered without an ack
     incarnation: int | None = None  # life of the trainer that announced the version
 
 
@@ -183,7 +183,7 @@ class _Span(TypedDict):
 
 
 class SampledSpan(_Span, total=False):
-    """Sampling of the tokens [start, end) of a row: one call to the model.
+    """Sampling of the tokens [start, end) of a row: a call to the model.
 
     Example: {"start": 2, "end": 4, "temperature": 0.7, "top_p": 0.95, "logprobs": "scaled",
     "finish_reason": "stop"}. Absent: top_p 1, top_k -1, min_p 0, repetition_penalty 1, the other
@@ -202,7 +202,7 @@ class SampledSpan(_Span, total=False):
 
 
 class ScoredData(msgspec.Struct, kw_only=True):
-    """One group: G sequences for the same prompt, with their scores.
+    """A group of G sequences for the same prompt, with their scores.
 
     Example: tokens [[1, 5, 9]], masks [[-100, -100, 9]], scores [1.0],
     inference_logprobs [[1.0, 1.0, -0.2]], versions [[-1, -1, 3]], group_id "gsm8k/17".
@@ -211,7 +211,7 @@ class ScoredData(msgspec.Struct, kw_only=True):
     tokens: list[list[int]]  # (G, T_g)
     masks: list[list[int]]  # (G, T_g)
     scores: list[float]  # (G,)
-    advantages: list[list[float]] | None = None  # (G, T_g); other lengths get a mark
+    advantages: list[list[float]] | None = None  # (G, T_g); a different length gets a mark
     ref_logprobs: list[list[float]] | None = None  # (G, T_g)
     messages: list[list[dict[str, Any]]] | None = None  # (G, turns)
     generation_params: dict[str, Any] | None = None
@@ -315,7 +315,8 @@ class CheckpointRequest(BaseModel):
 
     Commit: the checkpoint is durable, so payloads up to ``no`` are freed. Rewind: training
     restarts from it, so batches acked after ``no`` are delivered again, in order. A rewind with a
-    known ``rewind_id`` changes nothing: a late copy of one must not deliver again what was trained.
+    known ``rewind_id`` changes nothing: a late copy of the request must not deliver trained
+    batches again.
     """
 
     generation: int
@@ -391,7 +392,8 @@ class PolicyVersion(BaseModel):
     """POST /policy_version: all servers hold this version. It never decreases.
 
     It is ignored if the ``incarnation`` is not that of the current trainer. ``ended``: it is the
-    last one, and the final model is written; ``/status`` has ``ended_step`` until the next trainer.
+    last version, and the final model is written; ``/status`` has ``ended_step`` until the next
+    trainer.
     """
 
     version: Natural

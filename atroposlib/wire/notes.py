@@ -1,4 +1,4 @@
-"""Notes of a trainer about a batch: one safetensors file per group, sent as frames.
+"""Notes of a trainer about a batch: a safetensors file per group, sent as frames.
 
     counts        I32 [G]   trained tokens of each row, N in total
     advantages    F32 [N]   NaN where the step computed none
@@ -38,7 +38,7 @@ _REASONS = msgspec.json.Decoder(list[Annotated[str, msgspec.Meta(max_length=100)
 
 @dataclass(frozen=True)
 class GroupNotes:
-    """Notes about one group of a batch; arrays as in the file."""
+    """Notes about a group of a batch; arrays as in the file."""
 
     member: int
     counts: Array
@@ -61,7 +61,7 @@ class GroupNotes:
         return cls(member, reasons=[None] * len(counts), **arrays)
 
     def of_row(self, g: int) -> tuple[Array, Array, Array]:
-        """Advantages, logprobs and flags of one row, as views."""
+        """Advantages, logprobs and flags of a row, as views."""
         end = int(self.counts[: g + 1].sum())
         span = slice(end - int(self.counts[g]), end)
         return self.advantages[span], self.logprobs[span], self.flags[span]
@@ -79,7 +79,7 @@ def unpack_notes(data: bytes | memoryview) -> GroupNotes:
 
     Raises:
         MalformedBody: not a safetensors file.
-        InvalidGroup: not such notes; names the field.
+        InvalidGroup: no notes of a group; names the field.
     """
     header = safetensors.read_header(data, len(data), {n: (t,) for n, t in _TYPES.items()})
     found: dict[str, Any] = safetensors.arrays(data, header)

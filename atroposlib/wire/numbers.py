@@ -1,4 +1,4 @@
-"""Numbers within 64 bits: what stores, indexes and other languages can hold."""
+"""Numbers within 64 bits, as stores, indexes and programs in any language can hold."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Int64 = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)]
 
 
 def whole(value: Any) -> int | None:
-    """The integer, if it is one of 64 bits; None for all other values."""
+    """The integer, if it fits in 64 bits; None for anything else."""
     fits = isinstance(value, int) and INT64_MIN <= value <= INT64_MAX
     return value if fits else None
 
 
 def finite(value: Any) -> float | None:
-    """The number as a finite float; None for all other values, such as 1 with 400 zeros."""
+    """The number as a finite float; None for anything else, e.g. 1 with 400 zeros."""
     if not isinstance(value, (int, float)):
         return None
     try:
@@ -29,6 +29,6 @@ def finite(value: Any) -> float | None:
 
 
 def natural_of(text: str) -> int | None:
-    """The number of at most 18 ASCII digits; None for other texts."""
+    """The number of at most 18 ASCII digits; None for any other text."""
     known = text.isascii() and text.isdecimal() and len(text) <= 18
     return int(text) if known else None

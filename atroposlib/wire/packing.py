@@ -29,10 +29,10 @@ FORMAT = "atropos-group/1"
 ZSTD_LEVEL = 1  # higher levels save nothing of numbers and take twice the time
 CHOICES = ("distill_token_ids", "distill_logprobs")
 TEXTS = ("group_id", "idempotency_key")
-NAMED = ("env_id", *TEXTS, "incarnation")  # the metadata holds them
+NAMED = ("env_id", *TEXTS, "incarnation")  # fields in the metadata
 IN_REST = (*REST, *TEXTS)
 MAX_NAMED_CHARACTERS = 2048  # the header has at most 64 KiB
-# Of arrays of one width in a file.
+# Order of arrays of the same width in a file.
 _ORDER = (
     "tokens",
     "seq_lens",
@@ -51,7 +51,7 @@ _ORDER = (
 def pack(
     group: GroupArrays, *, compress_above: int | None, max_bytes: int | None = None
 ) -> bytes:
-    """A checked group as a file, or a zstd frame of one that is larger than ``compress_above``.
+    """A checked group as a file, or as a zstd frame if the file is larger than ``compress_above``.
 
     Raises:
         InvalidGroup: the file is larger than ``max_bytes``.
@@ -174,13 +174,13 @@ def with_floats(columns: Columns, narrowed: Callable[[Array], Array]) -> Columns
 
 
 def rounded(values: Array) -> Array:
-    """The values as float32, unless one is beyond its range."""
+    """The values as float32, unless a value is beyond its range."""
     beyond = len(values) and float(np.abs(values).max()) > float(np.finfo(np.float32).max)
     return values.astype("<f8" if beyond else "<f4", copy=False)
 
 
 def exact(values: Array) -> Array:
-    """The values as float32 if each of them is one, else as they are."""
+    """The values as float32 if the conversion is exact, else unchanged."""
     with np.errstate(over="ignore"):
         narrow = values.astype("<f4", copy=False)
     return narrow if np.array_equal(narrow, values) else values

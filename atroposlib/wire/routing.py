@@ -1,10 +1,11 @@
 """Routed experts: the experts that each mixture-of-experts layer chose for a token.
 
     a row in JSON       {"shape": [t, L, K], "data": base64}   its tokens [0, t), t <= T
-    a group in binary   (T, L, K) uint8 or uint16              its rows one behind the other
+    a group in binary   (T, L, K) uint8 or uint16              its rows in order
 
-L layers of K experts each, little-endian. The largest value of the type means "not known": such a
-token routes by itself, as do those from t on. Elsewhere it is -1, in arrays of int16.
+L layers of K experts each, little-endian. The largest value of the type means "not known":
+that token is routed by the model, as are tokens from t on. Elsewhere it is -1, in arrays of
+int16.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from atroposlib.wire.safetensors import Array
 
 MAX_PER_TOKEN = 4096  # L * K
 MAX_PER_GROUP = 2**27  # T * L * K
-SPARSE_BYTES = 2**24  # of a group beside four times what it names, or a short row takes much
+# bytes besides 4 times the entries: tokens without experts take space too
+SPARSE_BYTES = 2**24
 
 
 class RoutedExperts(TypedDict):
@@ -51,7 +53,7 @@ def decoded(routed: RoutedExperts) -> Array:
 
 
 def checked(experts: Array) -> Array:
-    """The same array; raises InvalidGroup unless it is (t, L, K) and of a bounded size."""
+    """``experts``, unchanged; raises InvalidGroup unless it is (t, L, K) and of a bounded size."""
     if experts.ndim != 3 or not 1 <= prod(experts.shape[1:]) <= MAX_PER_TOKEN:
         raise _invalid(f"[tokens, layers, experts], at most {MAX_PER_TOKEN} per token")
     return experts
@@ -67,7 +69,7 @@ def _narrowed(experts: Array) -> Array:
 
 
 def _widened(experts: Array) -> Array:
-    wide = experts.astype(np.int16)  # of 65535 it makes -1
+    wide = experts.astype(np.int16)  # 65535 becomes -1
     return np.where(
         (wide < 0) | (experts == 255) & (experts.itemsize == 1), np.int16(-1), wide
     )
@@ -126,9 +128,9 @@ def unstacked(experts: Array, seq_lens: Array) -> list[RoutedExperts | None]:
 
 
 def reported(data: str, num_tokens: int) -> RoutedExperts:
-    """The base64 of an engine's answer: vLLM's .npy file, or SGLang's int32 of all but one token.
+    """Decode an engine's base64: vLLM's .npy file, or SGLang's int32 of all tokens but the last.
 
-    Raises TokensMissing if it cannot be read. SGLang's layers and experts are one dimension.
+    Raises TokensMissing if it cannot be read. SGLang's layers and experts share a dimension.
     """
     try:
         raw = base64.b64decode(data, validate=True)

@@ -32,7 +32,7 @@ class MalformedBody(ValueError):
 
 
 class Tensor(msgspec.Struct, forbid_unknown_fields=True):
-    """One entry of the header; offsets count from its end."""
+    """Entry of the header; offsets count from its end."""
 
     dtype: str
     shape: list[int]
@@ -43,7 +43,7 @@ class Tensor(msgspec.Struct, forbid_unknown_fields=True):
 class Header:
     """A header that fits its file."""
 
-    start: int  # of the arrays, bytes from the beginning of the file
+    start: int  # first byte of the arrays in the file
     tensors: dict[str, Tensor]
     metadata: dict[str, str]
 

@@ -1,4 +1,4 @@
-"""What participants report: heartbeats, /status with staleness and shares, steps, drops."""
+"""Reports of participants: heartbeats, /status with staleness and shares, steps, drops."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Count = Annotated[Int64, Field(ge=0)]
 
 
 class ServerState(BaseModel):
-    """An inference server as seen by one process that calls it."""
+    """An inference server as seen by a process that calls it."""
 
     model_config = ConfigDict(extra="forbid")
     url: str = Field(max_length=200)
-    silent_s: float | None = None  # without an answer; None: it answers
+    silent_s: float | None = None  # time without an answer; None: it answers
     running: Count = 0  # requests of this process
     waiting: Count = 0  # requests of this process without a slot
     version: Int64 | None = None  # newest policy version of its tokens
@@ -37,16 +37,16 @@ class Process(BaseModel):
     model_config = ConfigDict(extra="forbid")
     role: Role
     name: str = Field(max_length=200)
-    phase: str = Field(max_length=200)  # such as "training", "rollout", "publishing weights"
+    phase: str = Field(max_length=200)  # e.g. "training", "rollout", "publishing weights"
     waiting_on: str | None = Field(None, max_length=400)
-    details: dict[str, float | Int64 | str] = {}  # "ended" in the last one of a process
+    details: dict[str, float | Int64 | str] = {}  # "ended" in the last report of a process
 
 
 class Heartbeat(Process):
     """POST /heartbeat: a process, and the inference servers that it calls."""
 
     servers: Annotated[list[ServerState], Field(max_length=1024)] = []
-    announces: Announcement | None = None  # of role inference: an entry of GET /servers
+    announces: Announcement | None = None  # entry of GET /servers, for role inference
 
     @model_validator(mode="after")
     def _only_servers_announce(self) -> Heartbeat:
@@ -75,7 +75,7 @@ class StalenessReport(BaseModel):
     """Over the last delivered groups that carry versions; see :class:`RunStatus`.
 
     ``in_flight`` is the lag between sampling and arrival, ``in_queue`` between arrival and
-    the claim. Their sum is the staleness at training. None: no such group yet.
+    the claim. Their sum is the staleness at training. None: no group with versions yet.
     """
 
     groups: int
@@ -92,8 +92,8 @@ class EnvShare(BaseModel):
     env_id: int | None
     name: str
     weight: float
-    asked: float  # of the weights of live environments; 0 for a disconnected or silent one
-    realised: float  # of the tokens delivered for training so far
+    asked: float  # share of the weights of live environments; 0 if disconnected or silent
+    realised: float  # share of the tokens delivered for training so far
     connected: bool = True
     buffered: int = 0  # sequences that wait for the rest of their group
 
@@ -104,11 +104,11 @@ class OpenBatch(BaseModel):
     no: int
     sequences: int
     deliveries: int
-    lease_s: float  # until it is delivered again
+    lease_s: float  # time until it is delivered again
 
 
 class RunStatus(BaseModel):
-    """Reply to /status. The first two keys are those of the original."""
+    """Reply to /status. The first two keys are the keys of the original."""
 
     current_step: int  # starting step plus the batches delivered to this trainer
     queue_size: int  # groups queued, leased or buffered
@@ -123,21 +123,22 @@ class RunStatus(BaseModel):
     participants: list[Participant]
     stalled: list[str] = []  # processes without a sign of life, the longest silence first
     batches_open: int = 0  # delivered and not acked
-    open_batches: list[OpenBatch] = []  # the first of them
+    open_batches: list[OpenBatch] = []  # first open batches
     batches_dead: int = 0  # delivered too often; their groups are kept for inspection
     dropped_groups: int = 0  # too stale, never completed, or dropped by hand
     dead_groups: int = 0
-    retained_bytes: int = 0  # of stored payloads, until they are committed
-    disk_bytes: int = 0  # of payloads, with retired ones; 0 in stores without an archive
+    retained_bytes: int = 0  # stored payloads, until they are committed
+    disk_bytes: int = 0  # stored payloads, also retired; 0 in stores without an archive
     max_bytes: int = 0  # bound on retained_bytes
     index_skipped: int = 0  # records that the index of rollouts took later, or not at all
     index_unfit: int = 0  # records with values that the index cannot hold
-    thread_failures: dict[str, int] = {}  # of background threads, which went on, by name
-    connections_refused: int = 0  # by this process, beyond --max-connections
+    # failures of background threads, which went on, by name
+    thread_failures: dict[str, int] = {}
+    connections_refused: int = 0  # connections beyond --max-connections of this process
     staleness: StalenessReport | None = None
     shares: list[EnvShare] = []
     warnings: list[str] = []  # groups that no batch can hold
-    num_steps: int | None = None  # of the trainer
+    num_steps: int | None = None  # total of the trainer
     ended_step: int | None = None  # its last step, once it reported the end of the run
     ages_s: dict[str, float] = {}  # since the last event of each kind at this process
 
@@ -146,7 +147,7 @@ class RunStatus(BaseModel):
 
 
 class StepReport(BaseModel):
-    """POST /steps: numbers of one step of the trainer, or of an environment with its id."""
+    """POST /steps: numbers of a step of the trainer, or of an environment with its id."""
 
     role: Literal["trainer", "env"]
     step: Natural
@@ -156,7 +157,7 @@ class StepReport(BaseModel):
         ],
         Field(max_length=256),
     ]
-    batch_no: Natural | None = None  # of the trainer's step
+    batch_no: Natural | None = None  # batch of the trainer's step
     env_id: Int64 | None = None
     run_id: str | None = None
 
@@ -170,8 +171,8 @@ class StepReport(BaseModel):
 class DropReport(EnvIdentifier):
     """POST /drops, in the query: groups that an environment dropped since its last report.
 
-    The body may hold one of them, in the form of POST /scored_data.
+    The body may hold a dropped group, in the form of POST /scored_data.
     """
 
-    reason: str = Field(pattern=r"^[a-z_]{1,40}$")  # such as "same_scores"
+    reason: str = Field(pattern=r"^[a-z_]{1,40}$")  # e.g. "same_scores"
     count: Annotated[Natural, Field(ge=1)]

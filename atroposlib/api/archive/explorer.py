@@ -40,16 +40,18 @@ from atroposlib.wire.safetensors import Array
 
 MAX_TOKENS = 16_384  # per call
 DEFAULT_TOKENS = 4096
-TEXT_CHARACTERS = 2000  # of the prompt and of the completion in the view of a group
-SEARCH_S = 1.0  # of a search, whose page may then be short; ``next`` goes on with it
-SEARCHED_ROWS = 100  # at a time
+# shown characters of the prompt and of the completion in the view of a group
+TEXT_CHARACTERS = 2000
+SEARCH_S = 1.0  # limit of a search, whose page may then be short; ``next`` continues
+SEARCHED_ROWS = 100  # rows searched at a time
 _NAMES = explore.RolloutRow.__struct_fields__
 _SELECT = f"SELECT {', '.join(_NAMES)} FROM rollout"
-_SHARED = ("gid", "env", "item", "group_id", "state", "batch_no", "step")  # by its rows
+# fields that the rows of a group share
+_SHARED = ("gid", "env", "item", "group_id", "state", "batch_no", "step")
 
 
 class Explorer(RunViews):
-    """Answers over one index and the store whose groups it lists."""
+    """Answers over an index and the store whose groups it lists."""
 
     def __init__(
         self, index: Index, store: Store, about: Callable[[], RunFacts] | None = None
@@ -58,10 +60,10 @@ class Explorer(RunViews):
         self._store, self._about = store, about or (lambda: index.run)
 
     def of_run(self, run_id: str | None) -> Explorer:
-        """Answers over an earlier run of the same data directory; without an id this one.
+        """Answers over an earlier run of the same data directory; without an id the current run.
 
         Raises:
-            UnknownGroup: no such run.
+            UnknownGroup: unknown run.
         """
         if run_id in (None, self._about().run_id):
             return self
@@ -120,8 +122,9 @@ class Explorer(RunViews):
     def _search(
         self, text: str, chosen: ChosenRows, order: Order, after: str | None, limit: int
     ) -> explore.RolloutPage:
-        """Rows whose completions contain ``text``: read one by one, for ``SEARCH_S`` a call."""
-        decoder, end = self._decoder(), time.monotonic() + SEARCH_S  # without its loading
+        """Rows whose completions contain ``text``: read row by row, for ``SEARCH_S`` a call."""
+        # the limit excludes the load of the decoder
+        decoder, end = self._decoder(), time.monotonic() + SEARCH_S
         matches: list[explore.RolloutRow] = []
         group: tuple[int, StoredGroup | None] = (0, None)
         while True:
@@ -156,7 +159,7 @@ class Explorer(RunViews):
         found.pinned = self._store.pinned([member.gid for member in found.members])
         return found
 
-    # --- one group ------------------------------------------------------------------
+    # --- a group --------------------------------------------------------------------
 
     def group(self, gid: int, given: Mapping[str, str]) -> explore.GroupView:
         """All rows of a group side by side.
@@ -215,13 +218,13 @@ class Explorer(RunViews):
         times = zip(("posted", "leased", "acked"), (row.arrived, *found[0]))
         return [explore.LifeEvent(event, at) for event, at in times if at is not None]
 
-    # --- one row --------------------------------------------------------------------
+    # --- a row ----------------------------------------------------------------------
 
     def row(self, gid: int, row: int, given: Mapping[str, str]) -> explore.RowView:
-        """Tokens [from, to) of a row, with what is known of each.
+        """Tokens [from, to) of a row, with the known facts of each.
 
         Raises:
-            UnknownGroup: no such row, or its bytes are freed.
+            UnknownGroup: unknown row, or its bytes are freed.
         """
         require_known(given, "from", "to")
         group = self.stored(gid)
@@ -351,7 +354,7 @@ def spread(
 
 
 def _numbers(values: Any) -> dict[str, float]:
-    """The finite numbers of what an environment reported, at most 64."""
+    """Finite numbers among the values that an environment reported, at most 64."""
     items = values.items() if isinstance(values, dict) else ()
     numbers = ((name, finite(value)) for name, value in items)
     good = ((name, number) for name, number in numbers if number is not None)

@@ -15,7 +15,7 @@ from atroposlib.wire.numbers import INT64_MAX
 
 MAX_LIMIT = 500
 SORTS = ("arrived", "reward", "diff_max", "n_tokens", "step")
-_KINDS = {  # filter -> column of few values, which has an index together with the others
+_KINDS = {  # filter -> column of few values, all in a common index
     "env": "env",
     "state": "state",
     "outcome": "outcome",
@@ -25,8 +25,9 @@ _KINDS = {  # filter -> column of few values, which has an index together with t
 _RANGES: dict[str, type] = {"step": int, "reward": float, "batch_no": int}
 FILTERS = (*_KINDS, "item", *_RANGES, "version", "diff_min", "q")
 PAGING = ("sort", "after", "limit")
-KIND = f"json_array({', '.join(_KINDS.values())})"  # of a row: what the filters above compare
-# Versions that one row spans at most: a row with a version begins no earlier than so long before.
+# values of a row that the filters above compare
+KIND = f"json_array({', '.join(_KINDS.values())})"
+# Most versions that a row spans: a row with a version begins at most that many earlier.
 SPAN = "version_max - version_min"
 _WIDEST = f"(SELECT COALESCE(MAX({SPAN}), 0) FROM rollout WHERE {SPAN} > 0)"
 
@@ -41,7 +42,7 @@ class Where:
 
     Args:
         kinds: positions in ``KIND`` and their values.
-        parts: (column whose index serves it, SQL, values) of each other condition.
+        parts: (column whose index serves it, SQL, values) of each remaining condition.
     """
 
     kinds: Mapping[int, str]
@@ -70,7 +71,7 @@ def require_known(given: Mapping[str, str], *known: str) -> None:
     """Reject parameters that a route does not have.
 
     Raises:
-        ConfigError: names the first unknown one.
+        ConfigError: names the first unknown parameter.
     """
     for name in given:
         if name not in known:
@@ -81,7 +82,7 @@ def where(given: Mapping[str, str]) -> Where:
     """The rows that all filters let pass; ``q`` is applied to texts, later.
 
     Raises:
-        ConfigError: a value is none of its filter.
+        ConfigError: a value is invalid for its filter.
     """
     found = Where({at: given[name] for at, name in enumerate(_KINDS) if name in given})
     if "item" in given:
@@ -104,7 +105,7 @@ def where(given: Mapping[str, str]) -> Where:
 
 
 def bounds(name: str, text: str, kind: type) -> tuple[Any, Any]:
-    """``a..b`` with either end open, or one number."""
+    """``a..b`` with either end open, or a single number."""
     low, dots, high = text.partition("..")
     first, last = (
         number(name, end, kind) if end or not dots else None
@@ -170,7 +171,7 @@ class Order:
 
 
 def order_of(given: Mapping[str, str]) -> Order:
-    """The order that ``sort`` names; the newest first without one."""
+    """The order that ``sort`` names; the newest first by default."""
     name = given.get("sort", "-arrived")
     column = name.removeprefix("-")
     if column not in SORTS:

@@ -2,11 +2,11 @@
 
     records --submit--> Indexer --write--> index.sqlite --read--> Explorer
 
-A file holds one run. When the next one begins in the same data directory, a copy is set aside,
+A file holds a single run. When the next run begins in the same data directory, a copy is set aside,
 ``index-<first group>.sqlite``, and the file is emptied. Samples of drops in the file and the copies
-each have half of ``extra_bytes``; beyond, the oldest go first.
+each have half of ``extra_bytes``; beyond, the oldest are deleted first.
 
-Rows of ``rollout`` can be rebuilt from the payloads. What participants reported cannot, so a
+Rows of ``rollout`` can be rebuilt from the payloads. Reports of participants cannot, so a
 damaged file is set aside and never deleted.
 """
 
@@ -31,7 +31,7 @@ from atroposlib.errors import ConfigError, UnknownGroup
 log = logging.getLogger(__name__)
 
 LAYOUT = 1
-EXTRA_BYTES = 64 * 2**20  # by default
+EXTRA_BYTES = 64 * 2**20  # default
 BUSY_MS = 10_000
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -68,7 +68,7 @@ CREATE TABLE event (
     body TEXT NOT NULL)
 """
 
-# Created at each opening: an index of an earlier release gets those that it lacks.
+# Created at each opening: an index of an earlier release gets missing indexes.
 _INDEXES = f"""
 CREATE INDEX IF NOT EXISTS rollout_kind ON rollout ({KIND});
 CREATE INDEX IF NOT EXISTS rollout_group ON rollout (gid) WHERE row = 0;
@@ -90,12 +90,12 @@ _numbers = itertools.count(1)
 
 
 class Index:
-    """The index of one run. One connection writes; each reader opens another.
+    """Index of a run. A single connection writes; each reader opens its own.
 
     Args:
         path: created if missing; None for an index in memory.
-        read_only: it exists, and nothing is written to it.
-        extra_bytes: of samples of drops, and of the copies of earlier runs.
+        read_only: the file exists and is never written.
+        extra_bytes: bound on samples of drops, and on the copies of earlier runs.
 
     Raises:
         ConfigError: the path cannot be a file of this process.
@@ -147,7 +147,7 @@ class Index:
         return connection
 
     def write(self, records: Sequence[Record]) -> None:
-        """Write the records in one transaction. For one thread."""
+        """Write the records in a transaction. For a single thread."""
         with self._writer as connection:
             for one in records:
                 one.write(connection)
@@ -155,7 +155,7 @@ class Index:
                 trim_samples(connection, self._sample_bytes)
 
     def change(self, sql: str, values: Sequence[Any] = ()) -> None:
-        """Run one statement that writes, as :meth:`write`."""
+        """Run a statement that writes, as :meth:`write`."""
         self._writer.execute(sql, tuple(values))
 
     def reader(self) -> apsw.Connection:
@@ -163,7 +163,7 @@ class Index:
         return self._connected(apsw.SQLITE_OPEN_READONLY if not self._vfs else _READ_WRITE)
 
     def read(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """All rows of one statement."""
+        """All rows of a statement."""
         connection = self.reader()
         try:
             return list(connection.execute(sql, tuple(values)))
@@ -190,7 +190,7 @@ class Index:
         return msgspec.json.decode(self.value("begun") or "[0, 0]", type=tuple[int, int])
 
     def begin_run(self, begun: tuple[int, int]) -> None:
-        """Set a copy aside, and empty the index but for groups that are not trained on."""
+        """Set a copy aside, and empty the index except for groups that are not trained on."""
         ended = "SELECT 1 FROM rollout WHERE state IN ('committed', 'dropped')"
         [(some,)] = self.read(f"SELECT EXISTS ({ended}) OR EXISTS (SELECT 1 FROM step)")
         if some and self._path is not None:
@@ -216,7 +216,7 @@ class Index:
 
     @property
     def run(self) -> RunFacts:
-        """The run as last noted; the id of an older one ends with its first group."""
+        """The run as last noted; the id of an older run ends with its first group."""
         run = msgspec.json.decode(self.value("run") or "{}", type=RunFacts)
         named = f"{run.run_id[:12]}.{self.begun[0] + 1}".lstrip(".")
         return replace(run, run_id=named, live=False) if self._is_older else run
@@ -232,7 +232,7 @@ class Index:
         """The index of a run of this directory; without an id the newest.
 
         Raises:
-            UnknownGroup: no such run.
+            UnknownGroup: unknown run.
         """
         if run_id is None or run_id == self.run.run_id:
             return self

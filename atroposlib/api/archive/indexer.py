@@ -1,10 +1,10 @@
-"""Indexer: one thread that writes the index, behind posts and acks and never in their way.
+"""Indexer: a thread that writes the index, so that posts and acks never wait for it.
 
     posts, events, notes --submit--> [bounded queue] --thread--> index
                     ledger and payloads of the store --sync, fill--^
 
 If the queue is full, records are skipped and counted, and groups are filled in later from the
-store. After a restart the thread compares the ids of the store with those of the index.
+store. After a restart the thread compares the ids of the store with the ids of the index.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from atroposlib.wire.safetensors import MalformedBody
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 65_536  # rows and other records in the queue
+MAX_WAITING = 65_536  # records and rows in the queue
 MAX_RECORDS = 512  # per transaction
-GATHER_S = 0.2  # records of so long share a transaction, and one wake of the thread
-SYNC_S = 1.0  # at least so long between two looks at the ledger
+GATHER_S = 0.2  # records of this time share a transaction, and a wake of the thread
+SYNC_S = 1.0  # least time between two looks at the ledger
 FILL_S = 60.0  # between two comparisons with the ids of the store
 FILL_GROUPS = 1000  # ids compared at a time
 MAX_FILLED = 32  # groups read per transaction
 CLOSE_S = 10.0
-_NOT_STORED = frozenset({"groups"})  # one per post: its rows show it
+_NOT_STORED = frozenset({"groups"})  # event of a post: its rows show it
 _QUIET = frozenset({"policy_version", "env_joined", "env_left", "registered", "started"})
-FAILED_S = 1.0  # after a turn that ended by a bug
+FAILED_S = 1.0  # pause after a turn that ended by a bug
 # Raised for values that a record or the database cannot hold.
 _UNFIT = (OverflowError, ValueError, TypeError, RecursionError, apsw.TooBigError)
-_NEW_RUN = threading.Event()  # in the queue: records after it may be of another run
+_NEW_RUN = threading.Event()  # mark in the queue: records after it may be of another run
 _HELD = "('buffered', 'pending', 'leased', 'acked', 'dead')"
 
 
@@ -65,14 +65,14 @@ class Indexer:
     def __init__(self, index: Index, store: Store) -> None:
         self.index, self._store = index, store
         self._queue: deque[Record | threading.Event] = deque([_NEW_RUN])
-        self._weight = 0  # of the queue
+        self._weight = 0  # sum of the weights in the queue
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._open = True
         self._dirty = self._behind = True  # batches changed; groups may be missing
         self._synced_at = self._filled_at = float("-inf")
         self._known: dict[int, tuple[object, ...]] = {}  # batches that are not committed
-        self._settled = 0  # all batches up to this one are committed
+        self._settled = 0  # all batches up to this number are committed
         self._held_changed = True  # groups left the queue in another way than by a batch
         self.skipped = 0  # records
         self.unfit = 0  # records with values that the index cannot hold
@@ -95,7 +95,8 @@ class Indexer:
             self._weight += weight
             self._queue.append(record)
             self.start()
-            if len(self._queue) in (1, MAX_RECORDS):  # else the thread is awake, or gathers
+            # otherwise the thread is awake, or gathers
+            if len(self._queue) in (1, MAX_RECORDS):
                 self._wake.notify()
         return True
 
@@ -132,7 +133,7 @@ class Indexer:
         self._sync()
 
     def start(self) -> None:
-        """Start the thread, which fills in what the index missed."""
+        """Start the thread, which fills gaps of the index."""
         with self._wake:
             if self._thread is None and self._open:
                 self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
@@ -186,7 +187,7 @@ class Indexer:
         time.sleep(FAILED_S)
 
     def _write(self, records: list[Record]) -> None:
-        """Write the records, without those whose values the index cannot hold."""
+        """Write the records, without records whose values the index cannot hold."""
         try:
             self.index.write(records)
         except _UNFIT:
@@ -270,7 +271,7 @@ class Indexer:
             self.index.set_value("run", msgspec.json.encode(run).decode())
 
     def _changed_states(self, states: str) -> list[Record]:
-        """Groups in one of ``states`` in the index, and in another one in the ledger."""
+        """Groups in ``states`` in the index, and in a different state in the ledger."""
         sql = "SELECT DISTINCT gid, state, batch_no FROM rollout WHERE state <> 'committed' "
         sql += f"AND state IN {states}"  # the first condition is that of rollout_held
         shown = {gid: (state, no) for gid, state, no in self.index.read(sql)}
@@ -333,7 +334,7 @@ class Indexer:
             here = ledger.get(gid)
             env = head.env_id if here is None else here.env
             label = (head.rest_value("metadata") or {}).get("env")
-            named = label if isinstance(label, str) else None  # in a file of groups
+            named = label if isinstance(label, str) else None  # label in a file of groups
             records.append(
                 RowFacts(
                     gid,
@@ -369,7 +370,7 @@ class Indexer:
 
 
 def _weight_of(record: Record | threading.Event) -> int:
-    """Its share of the queue: rows, 64 tokens of notes and 1 KiB of samples are one record."""
+    """Share of a record in the queue: a row, 64 tokens of notes or 1 KiB of samples count 1."""
     if isinstance(record, DropFact):
         return 1 + len(record.sample or b"") // 1024
     if isinstance(record, NotesFact):

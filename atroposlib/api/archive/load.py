@@ -31,9 +31,9 @@ from atroposlib.wire.safetensors import MalformedBody
 log = logging.getLogger(__name__)
 
 NAMES = RolloutRow.__struct_fields__
-EVERYTHING = 2**62  # bytes: looking frees nothing
+EVERYTHING = 2**62  # bytes: reading frees nothing
 PUT_GROUPS = 64  # lines of a file at a time
-SAMPLES = "samples.jsonl"  # of evaluate: its transcripts hold the same with tokens
+SAMPLES = "samples.jsonl"  # file of evaluate; its transcripts hold the same with tokens
 
 
 def load_rollouts(
@@ -52,7 +52,7 @@ def load_rollouts(
 
     Raises:
         ConfigError: no index is there, or a filter has another value.
-        UnknownGroup: the directory has no such run.
+        UnknownGroup: the directory has no run ``run_id``.
     """
     require_known(filters, *FILTERS[:-1])
     found, places = where(filters), Path(run).glob("archive/**/index.sqlite")
@@ -85,11 +85,11 @@ def explored(
     """The store and the explorer of a data directory, or of files of groups.
 
     Args:
-        run: a path, or the URL of a PostgreSQL store, whose run may go on.
+        run: a path, or the URL of a PostgreSQL store, whose run may be active.
         index: data directory of an API over that URL; None: an index in memory is made.
 
     Raises:
-        StoreLocked: the run of the directory goes on.
+        StoreLocked: the run of the directory is active.
         ConfigError: there is neither a run nor a group.
     """
     if isinstance(run, str):
@@ -128,7 +128,7 @@ def _explored(
 
 
 def put_files(store: SqliteStore, paths: Sequence[Path]) -> None:
-    """Put the groups of .jsonl files into a store of its own; other lines are counted."""
+    """Put the groups of .jsonl files into ``store``; lines without a group are counted."""
     odd, revision = 0, store.ask(LoadRun()).revision
     with fileinput.input(paths, mode="rb") as file:
         while lines := list(islice(file, PUT_GROUPS)):

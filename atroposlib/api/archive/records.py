@@ -1,6 +1,6 @@
 """Records of the index: a frozen dataclass per kind, which any thread submits.
 
-The thread of the index writes them, each by its own statements.
+The thread of the index writes the records, each by its own statements.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ MAX_SAMPLES = 1000  # reports of dropped groups that are kept
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What is shown of a run itself."""
+    """Facts about a run that pages show."""
 
     run_id: str = ""
     live: bool = False
     state: str | None = None
     tokenizer: str | None = None
     envs: tuple[str, ...] = ()
-    sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by name
+    # package, version and digest by name
+    sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: RunRecord, live: bool = False) -> RunFacts:
@@ -46,7 +47,7 @@ class RunFacts:
 
 
 class Record(ABC):
-    """What a transaction of the index writes, one behind the other."""
+    """Part of a transaction of the index."""
 
     @abstractmethod
     def write(self, connection: apsw.Connection) -> None: ...
@@ -54,7 +55,7 @@ class Record(ABC):
 
 @dataclass(frozen=True, slots=True)
 class RowFacts(Record):
-    """The rows of one group at its arrival."""
+    """The rows of a group at its arrival."""
 
     gid: int
     env: str | None
@@ -117,7 +118,7 @@ class GroupStates(Record):
 
 @dataclass(frozen=True, slots=True)
 class NotesFact(Record):
-    """What the trainer noted about the rows of one group."""
+    """Notes of the trainer about the rows of a group."""
 
     gid: int
     batch_no: int
@@ -155,7 +156,7 @@ class NotesFact(Record):
 
 @dataclass(frozen=True, slots=True)
 class StepFact(Record):
-    """Numbers of one step of the trainer or of an environment."""
+    """Numbers of a step of the trainer or of an environment."""
 
     role: str
     name: str
@@ -180,14 +181,14 @@ class StepFact(Record):
 
 @dataclass(frozen=True, slots=True)
 class DropFact(Record):
-    """Groups that an environment dropped, and at most one of them."""
+    """Groups that an environment dropped, and at most a single sample."""
 
     env: str | None
     reason: str
     dropped: int
     at: float
     sample: bytes | None = None
-    facts: GroupFacts | None = None  # of the sample
+    facts: GroupFacts | None = None  # facts of the sample
 
     def write(self, connection: apsw.Connection) -> None:
         connection.execute(
@@ -279,7 +280,7 @@ FROM rollout WHERE batch_no = ? GROUP BY env
 BATCH = tuple(  # the ledger has these columns, too
     "no state epoch generation tries lease_until world_size ranks n_seq min_version".split()
 )
-_STATE_OF = {"open": "leased"}  # of a batch -> of its groups
+_STATE_OF = {"open": "leased"}  # state of a batch -> state of its groups
 _RESET = (
     "UPDATE rollout SET state = CASE state WHEN 'acked' THEN 'committed' ELSE 'dropped' END, "
     "why = CASE state WHEN 'acked' THEN why ELSE 'reset' END "

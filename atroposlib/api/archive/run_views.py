@@ -24,16 +24,16 @@ from atroposlib.errors import ConfigError, UnknownGroup
 from atroposlib.wire import explore
 from atroposlib.wire.safetensors import Array
 
-MAX_POINTS = 2000  # of a curve
+MAX_POINTS = 2000  # points of a curve
 MAX_KEYS = 64  # per call
 BINS = 20
 Span = tuple[str | None, int]  # environment (None: all), and the first step
-RECENT_STEPS = 500  # whose keys are listed
+RECENT_STEPS = 500  # newest steps whose keys are listed
 NUMBERS = tuple(
     "reward advantage n_tokens n_trained turns tool_calls logprob_mean diff_mean diff_max "
     "clipped_share staleness generate_s step batch_no arrived".split()
 )
-_CURVES = {  # key -> SQL over the rows of ``rollup`` of one step
+_CURVES = {  # key -> SQL over the rows of ``rollup`` of a step
     "reward": "SUM(reward) / SUM(n)",
     "reward_std": "SQRT(MAX(0, SUM(reward_square) / SUM(n) - POWER(SUM(reward) / SUM(n), 2)))",
     "rollouts": "SUM(n)",
@@ -65,7 +65,7 @@ class RunViews:
         return explore.BatchPage(found, str(found[-1].no) if len(found) == limit else None)
 
     def batch(self, no: int, given: Mapping[str, str]) -> explore.BatchDetail:
-        """One batch and its groups.
+        """A batch and its groups.
 
         Raises:
             UnknownGroup: no batch has this number.
@@ -182,7 +182,7 @@ class RunViews:
     # --- weights and events -----------------------------------------------------------
 
     def weights(self, given: Mapping[str, str]) -> explore.Weights:
-        """Versions over time, those that servers reported, and durations of publishes."""
+        """Versions over time, versions that servers reported, and durations of publishes."""
         require_known(given, "limit")
         most = limit_of(given)
 
@@ -219,7 +219,7 @@ class RunViews:
 
 
 def _edges(low: float, high: float) -> Array:
-    """Edges of ``BINS`` bins of equal width; of one bin if floats between them are too few."""
+    """Edges of ``BINS`` bins of equal width; of a single bin if too few floats lie in between."""
     edges = np.linspace(low / 2, high / 2, BINS + 1) * 2  # high - low may exceed the floats
     if np.all(edges[1:] > edges[:-1]):
         return edges

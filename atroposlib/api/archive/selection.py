@@ -1,6 +1,6 @@
 """Rows of the index that filters let pass, read in bounded time from millions.
 
-Up to ``FEW`` rows are gathered by the index that has the fewest of them, and sorted. More are
+Up to ``FEW`` rows are gathered by the index that has the fewest, and sorted. More are
 walked in their order until a page is full, and counts and samples read parts of the run.
 """
 
@@ -18,14 +18,14 @@ from atroposlib.api.archive.filters import KIND, Order, Where
 from atroposlib.wire.explore import Counted
 
 FEW = 10_000
-READ_S = 0.03  # of a count, or of a sample, of more
+READ_S = 0.03  # time limit of a count, or of a sample, of more rows
 SAMPLE = 20_000  # rows
 BLOCK = 16  # groups that are read together
 Row = tuple[Any, ...]
 
 
 def kinds_of(reader: apsw.Connection) -> list[str]:
-    """The values of ``KIND`` in the index, each found by one seek."""
+    """The values of ``KIND`` in the index, each found by a seek."""
     sql = f"SELECT MIN({KIND}) FROM rollout INDEXED BY rollout_kind WHERE {KIND} > ?"
     found = list[str]()
     while True:
@@ -37,7 +37,7 @@ def kinds_of(reader: apsw.Connection) -> list[str]:
 
 
 class ChosenRows:
-    """The rows of one reading connection that pass ``found``."""
+    """The rows of a reading connection that pass ``found``."""
 
     def __init__(self, reader: apsw.Connection, found: Where) -> None:
         self._read: Callable[..., Any] = reader.execute
@@ -72,7 +72,7 @@ class ChosenRows:
         return list(found)
 
     def _merged(self, columns: str, order: Order, after: str | None, limit: int) -> list[Row]:
-        """As :meth:`page`, from the first rows of each kind."""
+        """Result of :meth:`page`, from the first rows of each kind."""
         page, keys = order.start(Where({}), after), list[Row]()
         for kind in self._kinds:
             sql = f"SELECT gid, row FROM rollout INDEXED BY rollout_kind {page.clause} "
@@ -129,5 +129,5 @@ class ChosenRows:
 
 
 _BY_GID = "sqlite_autoindex_rollout_1"
-# In one SELECT the two would read the whole index.
+# In a single SELECT both would read the whole index.
 _ENDS = "SELECT (SELECT MIN(gid) FROM rollout), (SELECT MAX(gid) FROM rollout)"

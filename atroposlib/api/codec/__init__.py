@@ -1,6 +1,6 @@
 """Parsers of group bodies, JSON or binary by content type, and the encoding at delivery.
 
-A group is stored in one form, a safetensors file: as it was received in binary, or made of JSON. So a
+A group is always stored as a safetensors file: as it was received in binary, or made of JSON. So a
 binary batch is sent without decoding its groups.
 """
 
@@ -13,9 +13,9 @@ from atroposlib.api.codec.json import read_json_group, read_json_groups
 def read_group(
     body: formats.Body, content_type: str, key: str | None = None
 ) -> formats.ParsedGroup:
-    """Parse the body of one group; ``key`` is the Idempotency-Key header, if any.
+    """Parse the body of a group; ``key`` is the Idempotency-Key header, if any.
 
-    Any content type except the binary ones is read as JSON: old clients send many types.
+    Any content type except the binary types is read as JSON: old clients send many types.
 
     Raises:
         InvalidGroup: names the field and the index, never a value.

@@ -1,7 +1,7 @@
 """Encoding of stored groups at delivery. Pure.
 
 A group leaves in frames as it is stored. A few kilobytes can hold a group of 128 MB, and many clients
-may ask for it at once. So its other forms are made from some of its numbers at a time:
+may ask for it at once. So its remaining forms are made from some of its numbers at a time:
 
     payload -> PackedGroup -> (Masked) -> JSON, or an uncompressed file
 """
@@ -31,7 +31,7 @@ from atroposlib.wire.safetensors import Array, Bytes, MalformedBody
 
 # Conversions hold Python's lock, so many at once would take memory and delay the event loop.
 ONE_CONVERSION = threading.Lock()
-_NUMBERS = 2**15  # so many are written at a time
+_NUMBERS = 2**15  # numbers written at a time
 _FILL = {
     "mask": 0,
     "labels": MASKED,
@@ -44,7 +44,7 @@ class Encoding(Enum):
     """Encodings of a delivery."""
 
     JSON = JSON_MEDIA
-    FRAMES = GROUPS_MEDIA  # each a safetensors file, or a zstd frame of one
+    FRAMES = GROUPS_MEDIA  # each a safetensors file, or a zstd frame of a file
 
 
 def accepted_encoding(accept: str) -> Encoding:
@@ -84,7 +84,7 @@ def json_of(payload: Bytes) -> Iterator[Bytes]:
 
 
 def in_turn(pieces: Iterator[Bytes]) -> Iterator[Bytes]:
-    """The pieces; in this process one is made at a time."""
+    """The pieces; a process makes a single piece at a time."""
     while True:
         with ONE_CONVERSION:
             piece = next(pieces, None)
@@ -184,7 +184,7 @@ def _rows(group: GroupArrays, chunks: Iterator[Array]) -> Iterator[Bytes]:
 
 
 def neighbours_within(bound: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Neighbours of at most ``bound`` in all, as (first, last + 1); a larger one alone."""
+    """Neighbours of at most ``bound`` in all, as (first, last + 1); a larger member alone."""
     first, total = 0, 0
     for i, size in enumerate(sizes):
         if i > first and total + size > bound:
@@ -195,7 +195,7 @@ def neighbours_within(bound: int, sizes: Sequence[int]) -> Iterator[tuple[int, i
 
 
 def _written(values: Array) -> Array:
-    """Floats as float64: the text of a float32 is that of another number."""
+    """Floats as float64: the text of a float32 is the text of another number."""
     return values.astype(np.float64) if values.dtype.kind == "f" else values
 
 

@@ -1,6 +1,6 @@
-"""The stored form of a group, and the parser of binary ones. Pure.
+"""The stored form of a group, and the parser of binary groups. Pure.
 
-    JSON   -> JsonGroup -> checks -> one safetensors file, a zstd frame of it if it is large
+    JSON   -> JsonGroup -> checks -> a safetensors file, a zstd frame of it if it is large
     binary -> Columns   -> checks -> the received bytes
 
 So a binary batch is served without decoding a group. Parsers raise the errors of
@@ -31,12 +31,12 @@ from atroposlib.wire.packing import exact, pack, with_floats
 from atroposlib.wire.safetensors import Bytes
 
 T = TypeVar("T")
-# What a post carries, inflated: a large one in pieces, each of which is freed once it is read.
+# Inflated content of a post: a large post in pieces, each of which is freed once it is read.
 Body = bytes | bytearray | Iterator[bytes]
 
 JSON_MEDIA = "application/json"
-GROUP_MEDIA = "application/x-safetensors"  # one group, as safetensors or a zstd frame of it
-GROUPS_MEDIA = "application/x-atropos-groups"  # frames of them
+GROUP_MEDIA = "application/x-safetensors"  # a group, as safetensors or a zstd frame of it
+GROUPS_MEDIA = "application/x-atropos-groups"  # frames of groups
 # A mark that the API writes into an accepted group whose ``advantages`` do not fit its tokens.
 ADVANTAGES_LENGTH = "advantages_length"
 # A smaller JSON body is parsed by the full decoder if need be, for at most 30 times its size in
@@ -51,10 +51,10 @@ class ParsedGroup(NewGroup):
 
     posted_as: str = "json"  # or "safetensors", "safetensors+zstd"; a label of metrics
     declared_size: int | None = None  # group_overrides["group_size"], if it is an int
-    incarnation: int | None = None  # of ``version``
+    incarnation: int | None = None  # life of the trainer that announced ``version``
     length: int = 0  # tokens of all rows, trained or not
     marks: tuple[str, ...] = ()
-    facts: GroupFacts | None = None  # for the index of rollouts
+    facts: GroupFacts | None = None  # facts for the index of rollouts
 
 
 def packed_group(group: GroupArrays) -> ParsedGroup:
@@ -95,7 +95,7 @@ def marks_of(head: Columns) -> tuple[str, ...]:
 
 
 def with_marks(head: Columns, key: str | None) -> Columns:
-    """The group with the marks of the API in place of those of the sender.
+    """The group with the marks of the API in place of the sender's marks.
 
     ``key`` applies if it has no key.
     """
@@ -122,12 +122,12 @@ def parse_each(parse: Callable[[T], ParsedGroup], parts: Iterable[T]) -> list[Pa
 
 
 def media_type(content_type: str) -> str:
-    """Without parameters such as the charset."""
+    """The media type without parameters (charset)."""
     return content_type.partition(";")[0].strip().lower()
 
 
 def whole(body: Body) -> bytes | bytearray:
-    """The body in one piece."""
+    """The body in a single piece."""
     if isinstance(body, (bytes, bytearray)):
         return body
     joined = bytearray()
@@ -136,7 +136,7 @@ def whole(body: Body) -> bytes | bytearray:
     return joined
 
 
-# Of JSON, that are parsed in 0.2 ms, and of one binary group inflated, in 1 ms.
+# Sizes of JSON parsed in 0.2 ms, and of an inflated binary group parsed in 1 ms.
 QUICK_JSON_BYTES = 16 * 2**10
 QUICK_BINARY_BYTES = 2**20
 
@@ -157,13 +157,13 @@ def is_quick(body: Body, content_type: str) -> bool:
 
 # --- binary groups --------------------------------------------------------------------
 
-# A few kilobytes can inflate to a valid group of 128 MB, so large ones go one at a time.
+# A few kilobytes can inflate to a valid group of 128 MB, so large groups are parsed in turn.
 LARGE_BYTES = 16 * 2**20
 ONE_LARGE = threading.Lock()
 
 
 def read_binary_group(body: Body | memoryview, key: str | None = None) -> ParsedGroup:
-    """Parse a safetensors file, or a zstd frame of one.
+    """Parse a safetensors file, or a zstd frame of a file.
 
     ``key`` applies if the group has no key; it is not written into the bytes.
     """
@@ -176,7 +176,7 @@ def read_binary_group(body: Body | memoryview, key: str | None = None) -> Parsed
 
 
 def read_frames(body: Body) -> list[ParsedGroup]:
-    """Parse the groups in frames; those of a large body stay views of it."""
+    """Parse the groups in frames; groups of a large body stay views of it."""
     if isinstance(body, (bytes, bytearray)):
         return parse_each(read_binary_group, map(bytes, split_frames(body)))
     return parse_each(read_binary_group, split_frames(memoryview(whole(body))))

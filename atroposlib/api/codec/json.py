@@ -1,8 +1,9 @@
 """Parser of JSON posts: typed arrays by :class:`JsonGroup`, or the full msgspec decoder.
 
-The full decoder decides on what the first parser refuses, unless the body is large. It is lenient on
-purpose: environments of the original drop a group after a 4xx, so it accepts the type errors that
-the original accepted. Both raise the errors of :func:`atroposlib.api.codec.read_group`.
+The full decoder decides on bodies that the first parser refuses, unless the body is large. It
+is lenient on purpose: environments of the original drop a group after a 4xx, so it accepts the
+type errors that the original accepted. Both raise the errors of
+:func:`atroposlib.api.codec.read_group`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from atroposlib.wire.safetensors import MalformedBody
 _ONE = msgspec.json.Decoder(ScoredData)
 _MANY = msgspec.json.Decoder(list[ScoredData])
 QUICK_BYTES = 256 * 2**10  # a larger body is parsed alone
-MAX_LISTS = 2**18  # of a body for the full decoder
+MAX_LISTS = 2**18  # limit of a body for the full decoder
 
 
 def read_json_group(body: bytes | bytearray, key: str | None = None) -> ParsedGroup:
@@ -150,7 +151,7 @@ def _decode_softly(body: bytes, kind: Any) -> Any:
 
 
 def _softened(value: Any) -> Any:
-    """The same value with bools and integral floats converted where that is lossless."""
+    """``value`` with bools and integral floats converted where that is lossless."""
     if isinstance(value, list):
         return [_softened(element) for element in value]
     if not isinstance(value, dict):

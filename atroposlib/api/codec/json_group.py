@@ -1,10 +1,10 @@
-"""Parser of one JSON group into typed arrays, without a Python object per number.
+"""Parser of a JSON group into typed arrays, without a Python object per number.
 
     text -> members -> chunks of rows -> ArrayParts, narrowed and, of a large group, compressed
 
 The parser accepts what the full decoder accepts, with equal values, or refuses; of the type slips of old
 clients it accepts only an empty list in an optional field, and bools as scores. Values are checked
-afterwards, as those of every other group.
+afterwards, as for every group.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ADVANTAGES = "advantages"
 
 
 class ArrayParts:
-    """An array in parts; those of a large group are compressed, each alone."""
+    """An array in parts; parts of a large group are compressed separately."""
 
     def __init__(self, compressed: bool) -> None:
         self._compressed = compressed
@@ -73,7 +73,7 @@ class ArrayParts:
         self._parts.append((part, values.dtype))
 
     def join(self) -> None:
-        """Make one part of those that are not compressed."""
+        """Join the parts that are not compressed."""
         if len(self._parts) > 1 and not self._compressed:
             arrays = [cast(Array, part) for part, _ in self._parts]
             self._parts = [(np.concatenate(arrays), self.dtype)]
@@ -192,14 +192,14 @@ class JsonGroup:
         return all_counts, np.array(lengths, np.int64)
 
     def _counts(self, name: str, seq_lens: Array) -> Array:
-        """Keep the numbers of a member with one entry per token; the counts of its lists."""
+        """Keep the numbers of a member with an entry per token; the counts of its lists."""
         counts, lengths = self._numbers(name)
         if not np.array_equal(lengths, seq_lens):
             raise InvalidGroup(name, "", "not one entry per token")
         return counts
 
     def _empty(self, name: str, seq_lens: Array) -> Array:
-        """Keep the numbers of a member with one number per token; an empty array of its type."""
+        """Keep the numbers of a member with a number per token; an empty array of its type."""
         self._counts(name, seq_lens)
         return self._empty_array(name)
 
@@ -210,7 +210,7 @@ class JsonGroup:
         scores: list[float | bool] = self._decoded("scores", list[float | bool])
         return np.array(scores, np.float64)
 
-    # --- other members ------------------------------------------------------------
+    # --- remaining members ---------------------------------------------------------
 
     def _decoded(self, name: str, kind: Any) -> Any:
         if name not in self._places:

@@ -1,10 +1,10 @@
 """Places in a JSON text, and its numbers: members of an object, elements of a list, rows.
 
-    pieces -> Structure -> split_list -> one group -> members -> rows, 128 KiB at a time
+    pieces -> Structure -> split_list -> a group -> members -> rows, 128 KiB at a time
 
 simdjson needs 12 bytes for a number of two, and its copy of an array flattens any nesting
 (``[[3,[4]]]`` looks like two tokens). So rows are parsed by chunks of the text, and the shape of each
-chunk is proven: it has the brackets of its rows and no others.
+chunk is proven: it has exactly the brackets of its rows.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from atroposlib.wire.group_arrays import MAX_ROWS
 from atroposlib.wire.safetensors import Array, MalformedBody
 
 CHUNK_BYTES = 128 * 2**10
-GAP_BYTES = 2**16  # of a key, a number, or the blanks between two of them
-_SHORT_BYTES = 2**15  # of a text, a list or an object whose end is searched token by token
+GAP_BYTES = 2**16  # limit of a key, a number, or the blanks in between
+# limit of a text, a list or an object whose end is searched token by token
+_SHORT_BYTES = 2**15
 _MAX_MEMBERS = 64
 BLANKS = b" \t\r\n"
 _BLANK = re.compile(rb"[ \t\r\n]*")
@@ -47,14 +48,14 @@ class Structure:
     def __init__(self) -> None:
         self.depth = 0
         self._quotes = 0  # so far
-        self._escape = False  # the last byte escapes the next one
+        self._escape = False  # the last byte escapes the next byte
 
     def feed(self, piece: Text) -> tuple[Array, Array, Array]:
         """Places in ``piece``, +1, -1 or 0 (a quote) at each, and the depth after each."""
         text = np.frombuffer(piece, np.uint8)
         quotes = np.flatnonzero(text == _QUOTE)
         if self._escape or b"\\" in piece:
-            # The escape of the last piece comes first, so that all places are one higher.
+            # The escape of the last piece comes first, so that all places are higher by 1.
             carried = np.concatenate([[ord("\\") if self._escape else 0], text])
             escaped = _escaped(carried) - 1
             quotes = np.setdiff1d(quotes, escaped, assume_unique=True)
@@ -90,10 +91,10 @@ def _escaped(text: Array) -> Array:
 def split_list(pieces: Iterable[Text]) -> Iterator[bytearray]:
     """The elements of a JSON list of objects, as soon as each is complete.
 
-    They are valid JSON only if each of them is parsed without error.
+    They are valid JSON only if each element is parsed without error.
 
     Raises:
-        MalformedBody: at the end at the latest, if it is no such list.
+        MalformedBody: at the end at the latest, if it is no list of objects.
     """
     structure, element, between = Structure(), bytearray(), bytearray()
     inside = False
@@ -177,7 +178,7 @@ def _end_of_value(body: Text, begin: int, depth: int) -> int:
 
 
 def _end_of_rows(body: Text, at: int, depth: int) -> int:
-    """Position where ``depth`` brackets close at once. A search for one byte is the fastest."""
+    """Position where ``depth`` brackets close at once. A search for a byte is the fastest."""
     while True:
         at = body.find(b"]", at) + 1
         _require(at > 0)
@@ -196,7 +197,7 @@ def _end_of_structure(body: Text, begin: int, is_text: bool) -> int:
         depth += (kind in b"[{") - (kind in b"]}")
         if depth <= 0:
             return token.end()
-    structure, quotes = Structure(), 0  # of a long one
+    structure, quotes = Structure(), 0  # scan of a long element
     for at in range(begin, len(body), CHUNK_BYTES):
         places, steps, depths = structure.feed(bytes(body[at : at + CHUNK_BYTES]))
         if is_text:
@@ -224,10 +225,10 @@ def _after_blanks(body: Text, start: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowChunk:
-    """Numbers of some rows, or of a part of one."""
+    """Numbers of some rows, or of a part of a row."""
 
-    lengths: Array  # of the rows in this chunk: numbers, or lists of them
-    goes_on: bool  # the first of them is a further part of the last row before
+    lengths: Array  # numbers, or lists, of each row in this chunk
+    goes_on: bool  # the first row is a further part of the last row before
     counts: Array | None  # numbers of each list; None: the rows are no lists of lists
     values: Array
 
@@ -240,7 +241,7 @@ def row_chunks(body: Text, place: slice, dtype: Any, lists: bool) -> Iterator[Ro
         lists: each row is a list of lists of numbers.
 
     Raises:
-        ValueError, TypeError: it is no such list.
+        ValueError, TypeError: it is no list of these rows.
     """
     at, last = place.start + 1, place.stop - 1
     _require(body[place.start] == ord("[") and body[last] == ord("]"))
@@ -319,7 +320,7 @@ def _parsed_rows(text: bytes, dtype: Any, lists: bool) -> RowChunk:
             brackets += len(counts)
         packed = document.as_buffer(of_type="i" if dtype is np.int64 else "d")
     except (ValueError, TypeError, RuntimeError):
-        # The traceback holds the document, and a parser with a document refuses the next one.
+        # The traceback holds the document, and a parser with a document refuses the next document.
         _of_thread.parser = simdjson.Parser()
         raise
     _require(np.count_nonzero(np.frombuffer(text, np.uint8) == ord("[")) == brackets)

@@ -1,4 +1,4 @@
-"""Facts of the rows of a group for the index of rollouts, computed where its columns are at hand."""
+"""Facts of the rows of a group for the index of rollouts, computed where its columns are in memory."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from atroposlib.wire.group_arrays import Columns, GroupArrays
 from atroposlib.wire.numbers import finite, whole
 from atroposlib.wire.safetensors import Array
 
-SUMMED_TOKENS = 2**18  # at once: their copy in a wider type takes two megabytes
+SUMMED_TOKENS = 2**18  # tokens summed at once: their copy in a wider type takes two megabytes
 
 
 class RowFact(NamedTuple):
-    """Facts of one row; None: unknown. The names are columns of the index."""
+    """Facts of a row; None: unknown. The names are columns of the index."""
 
     reward: float
     n_tokens: int
     n_trained: int
-    version_min: int | None  # of the sampled tokens
+    version_min: int | None  # oldest version of the sampled tokens
     version_max: int | None
-    logprob_mean: float | None  # of the trained tokens, at the sampler
+    logprob_mean: float | None  # mean over the trained tokens, at the sampler
     advantage: float | None  # mean over the trained tokens
     turns: int | None  # messages of the assistant
     tool_calls: int | None
@@ -35,7 +35,7 @@ class RowFact(NamedTuple):
 
 
 class GroupFacts(NamedTuple):
-    """Facts of one group."""
+    """Facts of a group."""
 
     item: str | None
     group_id: str | None
@@ -43,7 +43,7 @@ class GroupFacts(NamedTuple):
 
 
 class _Turn(msgspec.Struct):
-    """What counts of a message; msgspec skips the rest without making objects."""
+    """Fields of a message that count; msgspec skips the rest without making objects."""
 
     role: Any = None
     tool_calls: Any = None
@@ -92,7 +92,7 @@ def facts_of(group: GroupArrays) -> GroupFacts:
 
 
 class _RowSums:
-    """Sums and extremes of each row. It holds one byte per token: which are trained."""
+    """Sums and extremes of each row. It holds a byte per token: which are trained."""
 
     def __init__(self, group: GroupArrays) -> None:
         self._group = group

@@ -1,4 +1,4 @@
-"""Thread pools, one per kind of blocking work, and the results of their calls."""
+"""Thread pools, a pool per kind of blocking work, and the results of their calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _threads(max_calls: int) -> Executor:
 
 
 class Threads:
-    """Thread pools for blocking calls, one per kind of work: a flood of posts leaves threads
+    """Thread pools for blocking calls, a pool per kind of work: a flood of posts leaves threads
     for claims, and a slow disk leaves threads for /status. ``executor`` makes each."""
 
     def __init__(self, executor: Callable[[int], Executor] = _threads) -> None:

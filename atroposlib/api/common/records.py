@@ -15,7 +15,7 @@ class GroupState(str, Enum):
     """State of a group. Only ``rewind`` and ``dissolve`` lead back up this list."""
 
     BUFFERED = "buffered"  # waits until groups of its env add up to the expected size
-    PENDING = "pending"  # in the queue, may be chosen for a batch
+    PENDING = "pending"  # queued, may be chosen for a batch
     LEASED = "leased"  # part of a batch that a trainer holds
     ACKED = "acked"  # trained on; the payload stays until a checkpoint holds the result
     COMMITTED = "committed"  # only the row is left, to absorb late duplicates
@@ -30,8 +30,8 @@ HELD = frozenset({GroupState.BUFFERED, GroupState.PENDING, GroupState.LEASED})
 def digest_of(payload: bytes) -> bytes:
     """A 128-bit checksum (xxh3) that detects duplicates and bit rot.
 
-    It is no signature: a sender can construct two payloads with one digest, and would lose
-    one of its groups.
+    It is no signature: a sender can construct two payloads with the same digest, and would lose
+    a group.
     """
     return xxhash.xxh3_128_digest(payload)
 
@@ -44,22 +44,22 @@ class GroupSummary:
     env: int | None
     n_seq: int
     n_tokens: int = 0  # trained tokens, that is positions whose mask is not -100
-    version: int | None = None  # oldest policy version that sampled one of its tokens
-    arrived_version: int | None = None  # policy version of the run when it came in
+    version: int | None = None  # oldest policy version that sampled a token of it
+    arrived_version: int | None = None  # policy version of the run at its arrival
 
     @property
     def cost(self) -> int:
-        """Trained tokens, at least one per row: groups without a cost would fill every
-        batch, and all fall to one rank."""
+        """Trained tokens, at least 1 per row: groups without a cost would fill every
+        batch, and all fall to a single rank."""
         return max(self.n_tokens, self.n_seq, 1)
 
     @property
     def oldest_version(self) -> int | None:
-        """Its version, or else that at its arrival as an upper bound; None if unknown."""
+        """Its version, or else the version at its arrival, an upper bound; None if unknown."""
         return self.version if self.version is not None else self.arrived_version
 
     def is_older_than(self, bound: int | None) -> bool:
-        """Whether some tokens are known to be of versions below ``bound``, if there is one."""
+        """Whether some tokens are known to be of versions below ``bound``, if any."""
         version = self.oldest_version
         return bound is not None and version is not None and version < bound
 
@@ -68,12 +68,12 @@ class GroupSummary:
 class BatchMember(GroupSummary):
     """A group of a batch, without its payload."""
 
-    n_bytes: int = 0  # of the payload
+    n_bytes: int = 0  # size of the payload
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The groups of one exact batch, oldest first, or the reason why there is none."""
+    """The groups of an exact batch, oldest first, or the reason why there is none."""
 
     gids: tuple[int, ...] = ()
     blocked_reason: str | None = None
@@ -91,7 +91,7 @@ BufferPolicy = Callable[[Sequence[tuple[int, int]], int], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class NewGroup:
-    """A group to store; ``payload`` is a safetensors file or a zstd frame of one, kept byte for byte."""
+    """A group to store; ``payload`` is a safetensors file, perhaps as a zstd frame, kept unchanged."""
 
     payload: bytes
     n_seq: int
@@ -101,7 +101,7 @@ class NewGroup:
     version: int | None = None
     arrived_version: int | None = None
     arrived: float = 0.0  # s, clock of the API
-    # Not None: the group is buffered until groups of its env add up to so many sequences.
+    # Not None: the group is buffered until groups of its env add up to this size.
     expected: int | None = None
     # Of the payload, computed here unless given: a copy by ``replace`` keeps it.
     digest: bytes = b""
@@ -113,7 +113,7 @@ class NewGroup:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Result for one group of a put; ``buffered`` are the sequences in its buffer after it."""
+    """Result for a group of a put; ``buffered`` are the sequences in its buffer after it."""
 
     gid: int
     duplicate: bool
@@ -131,16 +131,16 @@ class Claim:
     lease_s: float
     claim_id: str | None = None
     world_size: int = 1  # ranks that will ack
-    max_deliveries: int = MAX_DELIVERIES  # after so many without an ack a batch is dead
+    max_deliveries: int = MAX_DELIVERIES  # deliveries without an ack before a batch is dead
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedBatch:
-    """An immutable numbered batch, as leased by one delivery."""
+    """An immutable numbered batch, as leased by a delivery."""
 
     no: int
-    epoch: int  # 1 at the first delivery, +1 at each further one
-    generation: int  # of the trainer that leases it
+    epoch: int  # 1 at the first delivery, +1 at each further delivery
+    generation: int  # trainer generation that leases it
     members: tuple[BatchMember, ...]  # oldest first
     world_size: int = 1
     min_version: int | None = None
@@ -157,7 +157,7 @@ class LeasedBatch:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """``committed`` batches were freed; those of ``left_open``, the first of them, come again."""
+    """``committed`` batches were freed; open batches, the first in ``left_open``, come again."""
 
     committed: int
     left_open: tuple[int, ...] = ()
@@ -169,7 +169,7 @@ class RewindResult:
 
     replayed: int
     gone: int
-    repeated: bool = False  # by its id: nothing was changed
+    repeated: bool = False  # known id: nothing was changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class AdmissionGrant:
 
 @dataclass(frozen=True, slots=True)
 class GroupCount:
-    """Number of groups of one kind (state, env, size)."""
+    """Number of groups of a kind (state, env, size)."""
 
     state: GroupState
     env: int | None
@@ -209,7 +209,7 @@ class DeadBatch:
 
 @dataclass(frozen=True, slots=True)
 class StateTotals:
-    """Groups and sequences of this run that reached one final state."""
+    """Groups and sequences of this run that reached a final state."""
 
     groups: int = 0
     sequences: int = 0
@@ -220,18 +220,18 @@ class StoreStats:
     """Counts of the store. The cost is O(kinds) and does not depend on the queue length."""
 
     group_counts: tuple[GroupCount, ...]  # BUFFERED, PENDING and LEASED only
-    batches_acked: int  # committed ones included
+    batches_acked: int  # includes committed batches
     delivered: int  # batches handed to the current trainer generation
-    revision: int = 0  # of the run document
+    revision: int = 0  # revision of the run document
     batches_open: int = 0  # leased, and not acked
     batches_dead: int = 0
     retained_bytes: int = 0  # payloads kept: held, acked but not committed, or dead
-    disk_bytes: int = 0  # of payloads, retired ones included; 0 without an archive
+    disk_bytes: int = 0  # payloads on disk, also retired; 0 without an archive
     totals: Mapping[GroupState, StateTotals] = field(default_factory=dict)  # ACKED .. DEAD
     fair_share: bytes | None = None
     batches_uncommitted: int = 0  # acked, and not committed
-    dead_bytes: int = 0  # of retained_bytes
-    # Of the first open batches: no, sequences, deliveries, end of the lease (s).
+    dead_bytes: int = 0  # share of dead groups in retained_bytes
+    # First open batches: no, sequences, deliveries, end of the lease (s).
     leases: tuple[tuple[int, int, int, float], ...] = ()
 
     @property
@@ -257,7 +257,7 @@ class StoreStats:
 
     @property
     def sequences_accepted(self) -> int:
-        """Sequences held or trained on; dropped and dead ones are never trained on."""
+        """Sequences held or trained on; dropped and dead groups are never trained on."""
         return self.sequences_held.total() + self.sequences_trained
 
 
@@ -268,7 +268,7 @@ class RunDocument:
     revision: int
     generation: int
     body: bytes | None
-    envs: tuple[bytes, ...] = ()  # in the order of their ids, each a document of its own
+    envs: tuple[bytes, ...] = ()  # documents of environments, ordered by their ids
 
 
 class ReplyState(str, Enum):
@@ -292,7 +292,7 @@ class BatchTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Outcome of one posted group."""
+    """Outcome of a posted group."""
 
     duplicate: bool
     buffered: bool
@@ -301,7 +301,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One delivery: the batch, and the members for this consumer."""
+    """Delivery of a batch: the batch, and the members for this consumer."""
 
     batch: LeasedBatch
     members: tuple[BatchMember, ...]

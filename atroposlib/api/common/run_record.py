@@ -12,7 +12,7 @@ from atroposlib.wire import StalenessPolicy
 
 
 class EnvEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An environment of this run; the run lists them by ascending id."""
+    """Environment of this run; the run lists them by ascending id."""
 
     env_id: int
     desired_name: str
@@ -71,20 +71,20 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     # the last start or rewind of the trainer.
     base_version: int = 0
     admission_base: int = 0
-    # Last request of each env at any replica, in s; empty where one process serves the run.
+    # Last request of each env at any replica, in s; empty where a single process serves the run.
     seen: Mapping[int, float] = {}
-    # Lives of the trainer (``wire.lineage``): their number, first versions of the last ones,
-    # the one that announced ``policy_version``. ``registered``: ids of the last registrations.
+    # Lives of the trainer (``wire.lineage``): their number, first versions of the last lives,
+    # the life that announced ``policy_version``. ``registered``: ids of the last registrations.
     incarnation: int = 0
     starts: tuple[int, ...] = ()
     announced_by: int | None = None
     registered: tuple[str, ...] = ()
-    ended_step: int | None = None  # by the word of the trainer in force
-    edits: int = 0  # saves that changed or forgot environments, beside adding some
+    ended_step: int | None = None  # last step, reported by the trainer in force
+    edits: int = 0  # saves that changed or removed environments, not only added some
 
     @property
     def registration(self) -> TrainerRegistration:
-        """The registration in force; raises NotRegistered without one."""
+        """The registration in force; raises NotRegistered without a trainer."""
         if self.trainer is None:
             raise NotRegistered("no trainer has registered: POST /register first")
         return self.trainer

@@ -23,12 +23,12 @@ class Supply:
     """Sums over the held groups and the live environments, computed once per change."""
 
     live: int  # environments
-    asked: float  # sum over them of context length times weight
+    asked: float  # sum of context length times weight over live environments
     reserved: Mapping[int, float]  # least share of a batch, by env
     largest: int  # sequences of the largest group
     own: Mapping[int | None, int]  # sequences, by env
     own_largest: Mapping[int | None, int]
-    beyond: Mapping[int | None, int]  # sequences in whole packs, less the reserved ones
+    beyond: Mapping[int | None, int]  # sequences in whole packs, less the reserved sequences
     all_beyond: int
 
 
@@ -74,7 +74,7 @@ def env_status(
 ) -> EnvStatus:
     """Reply to /status-env; queue sizes are in groups of the asking environment.
 
-    Groups of other environments count in whole packs of the largest group, less the
+    Groups of the remaining environments count in whole packs of the largest group, less the
     sequences that their minimum reserves.
     """
     env = asking.env_id
@@ -102,11 +102,11 @@ def budget(
     base_version: int,
     admission_base: int,
 ) -> int:
-    """Sequences that may be accepted or admitted over the whole run (see ``Store.admit``).
+    """Sequences that may be accepted or admitted over the whole run (see ``sql.run.Admit``).
 
     A sequence that starts now is trained at the latest after all sequences accepted or
-    admitted before it, and each version trains one batch. So ``max_staleness`` batches may
-    be ahead of the one in training, plus one for each version since ``base_version``.
+    admitted before it, and each version trains a batch. So ``max_staleness`` batches may
+    be ahead of the batch in training, plus 1 for each version since ``base_version``.
 
     The count restarts at each registration and rewind: ``base_version`` is the policy
     version at that time and ``admission_base`` the number of sequences trained by then.
@@ -130,12 +130,12 @@ def budget(
 def shard(
     members: Sequence[BatchMember], world_size: int, rank: int
 ) -> tuple[BatchMember, ...]:
-    """The members of ``rank``, oldest first; every member is in exactly one shard.
+    """The members of ``rank``, oldest first; every member is in exactly 1 shard.
 
     No shard is empty if there are at least as many groups as ranks.
 
     Raises:
-        ConfigError: there is no such rank.
+        ConfigError: the rank is outside of the world.
     """
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank {rank} is not one of 0 .. {world_size - 1}")

@@ -4,7 +4,7 @@
 
 The fair share sets the order of preference. The exact fill takes the first choice in that
 order that has exactly the size of a batch and keeps every minimum. So a batch is formed
-whenever one exists, and its groups are trained on oldest first.
+whenever an exact batch exists, and its groups are trained on oldest first.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def choose(
         weights: relative share of each env in the trained tokens; 1 by default.
         names: names of environments for ``blocked_reason``.
         policy: treatment of stale groups.
-        full: whether the store is (``is_full``). Then a batch may miss the minima if none
-            keeps them: the posts that would meet them are refused, and only a batch makes room.
-            It holds what is queued of them, if some batch does.
+        full: whether the store is full (``is_full``). Then a batch may miss the minima if none
+            keeps the minima: posts that would meet a minimum are refused, and only a batch
+            makes room. It holds the queued groups of these environments, if some batch does.
     """
     needs, weights = needs or {}, weights or {}
     fresh, dropped = policy.split(queue)

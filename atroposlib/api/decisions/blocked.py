@@ -1,4 +1,4 @@
-"""The reason why the next claim gets no batch: the one text of /status and of the claim. Pure.
+"""The reason why the next claim gets no batch: the text of /status and of the claim. Pure.
 
 It is computed from counts by kind, so its cost does not depend on the length of the queue.
 """
@@ -23,10 +23,10 @@ from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S, MINIMUM_TIMEOUT_S
 from atroposlib.api.decisions.staleness import StalenessRule
 
 Counts = Mapping[Key, int]  # groups queued, by (env, n_seq)
-MAX_LISTED = 8  # parts of one list in a message
+MAX_LISTED = 8  # parts of a list in a message
 
 
-FULL = 0.9  # of the bound on bytes: the next post may be refused
+FULL = 0.9  # share of the bound on bytes: the next post may be refused
 
 
 def is_full(stats: StoreStats, max_bytes: int) -> bool:
@@ -42,7 +42,8 @@ class Situation:
     names: Mapping[int, str]
     max_bytes: int = 2**63
     rule: StalenessRule = StalenessRule()
-    stale: Mapping[Key, int] = field(default_factory=dict)  # queued; the next claim drops them
+    # queued; the next claim drops these groups
+    stale: Mapping[Key, int] = field(default_factory=dict)
     admitted: Mapping[int | None, int] = field(default_factory=dict)  # sequences, by env
 
     @classmethod
@@ -61,7 +62,7 @@ class Situation:
 
 
 def blocked_reason(stats: StoreStats, now: Situation) -> str | None:
-    """The reason why the next claim gets no new batch; None if it gets one. The one text of
+    """The reason why the next claim gets no new batch; None if it gets a batch. The text of
     /status and of the claim."""
     counts = Counter(queued_counts(stats))
     counts.subtract(now.stale)
@@ -129,7 +130,7 @@ def _admitted(now: Situation) -> str | None:
 
 
 def starved(stats: StoreStats, batch_size: int, names: Mapping[int, str]) -> list[str]:
-    """Kinds of queued groups that no batch can hold, whatever else is posted of these sizes."""
+    """Kinds of queued groups that no batch can hold, even with more groups of these sizes."""
     counts = queued_counts(stats)
     fitting = sizes_in_batches({size for _, size in counts}, batch_size)
     return [

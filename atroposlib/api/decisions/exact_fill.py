@@ -1,8 +1,8 @@
 """Exact fill: the first subset in a given order with exactly the size of a batch. Pure.
 
 The algorithm walks the candidates in their order. It takes each candidate, unless no exact
-batch that keeps every minimum contains it together with those taken before. So a batch is
-found whenever one exists, and the order alone decides the preference.
+batch that keeps every minimum contains it together with the groups taken before. So a batch is
+found whenever any exists, and the order alone decides the preference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from math import ceil, gcd
 from atroposlib.api.common.run_record import EnvEntry
 
 _ROUNDING = 1e-9  # 0.1 * 30 is 3.0000000000000004, which must stay 3
-# Each env with a minimum is one class; all other groups share the class None.
+# Each env with a minimum is a class; all remaining groups share the class None.
 Key = tuple[int | None, int]  # (class, size): groups with the same key are interchangeable
 
 
@@ -30,7 +30,7 @@ def first_exact(
 
     Two facts bound the cost. Feasibility of a prefix is monotone, so its length is found by
     binary search. Once a key is refused, each later group with that key is refused too,
-    since it could have replaced the refused one. So there is one search per key.
+    since it could have replaced the refused group. So there is a search per key.
     """
     needs = _positive(needs)
     keys = [(env if env in needs else None, size) for env, size in keys]
@@ -85,7 +85,7 @@ def min_sum(sizes: Iterable[int], need: int, limit: int) -> int | None:
 
 
 def sizes_in_batches(sizes: Iterable[int], target: int) -> set[int]:
-    """Those of the sizes that some batch holds, made of any number of groups of all of them."""
+    """Sizes that occur in some batch, made of any number of groups of all ``sizes``."""
     unit = gcd(target, *sizes)
     sums = _subset_sums(
         {size // unit: target // size for size in sizes if 0 < size <= target}, target // unit
@@ -126,7 +126,7 @@ class _Problem:
                 self.needs[env] -= size
 
     def has_room_for(self, key: Key) -> bool:
-        """Whether a group fits together with the minima of the other classes."""
+        """Whether a group fits together with the minima of the remaining classes."""
         env, size = key
         own = max(0, self.needs.get(env, 0)) if env is not None else 0
         return size <= self.room - self._needed() + own
@@ -180,7 +180,7 @@ def _reaches(
     free: Counter[int] = Counter(counts.get(None, {}))
     reach = 1
     for env, need in needs.items():
-        if need <= 0:  # already met: its groups fill like all others
+        if need <= 0:  # already met: its groups fill like groups without a minimum
             free.update(counts.get(env, {}))
             continue
         sums = _subset_sums(counts.get(env, {}), room) >> need << need
@@ -221,7 +221,7 @@ def minimum_sequences(minima: Mapping[int, float], batch_size: int) -> dict[int,
     """Sequences that each batch holds at least, by env.
 
     A share is rounded up, since rounding down turns a small minimum into 0. If the rounded
-    shares exceed the batch, all of them shrink in proportion, rounded down.
+    shares exceed the batch, all shares shrink in proportion, rounded down.
 
     Example: {0: 0.25, 1: 0.1} of 16 -> {0: 4, 1: 2}; {0: 1.0, 1: 1.0} of 9 -> {0: 4, 1: 4}.
     """
@@ -235,7 +235,7 @@ def minimum_sequences(minima: Mapping[int, float], batch_size: int) -> dict[int,
 
 
 def minima_of(envs: Sequence[EnvEntry]) -> dict[int, float]:
-    """The minimum shares by env id, of the environments that set one."""
+    """The minimum shares by env id, of the environments that set a minimum."""
     return {
         env.env_id: env.min_batch_allocation
         for env in envs

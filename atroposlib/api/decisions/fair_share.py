@@ -4,11 +4,11 @@ Deficit round robin (Shreedhar and Varghese, SIGCOMM 1995) over the environments
 groups queued. Each environment has a deficit: the trained tokens due by its weight and not
 delivered yet. Rounds add tokens in proportion to the weights, and a group is served in the
 first round in which its env has enough tokens. For infinitely small rounds that round has
-a closed form, so ordering costs one sort:
+a closed form, so ordering costs a sort:
 
     round of a group = (tokens of its env up to and including it - deficit) / weight
 
-Deficits are kept between batches: an exact fill or a minimum may change the order of one
+Deficits are kept between batches: an exact fill or a minimum may change the order of a
 batch, and later batches compensate for it.
 """
 
@@ -24,7 +24,7 @@ from atroposlib.api.decisions.allocation import MIN_ENV_WEIGHT
 from atroposlib.errors import StoreError
 
 EnvWeights = Mapping[int | None, float]
-DEFAULT_WEIGHT = 1.0  # of groups without env, and of envs that are not listed
+DEFAULT_WEIGHT = 1.0  # weight of groups without env, and of envs that are not listed
 # Bound on deficits, in batches (or largest groups). Without it, a share that the group sizes
 # make impossible would grow a deficit for the rest of the run.
 CREDIT_BATCHES = 4
@@ -35,7 +35,7 @@ KEPT_GONE = 256
 
 
 class EnvBalance(msgspec.Struct, frozen=True):
-    """Balance of one environment: tokens due (negative: ahead), and tokens trained."""
+    """Balance of an environment: tokens due (negative: ahead), and tokens trained."""
 
     env: int | None
     deficit: float = 0.0
@@ -90,7 +90,7 @@ def after(
     """The state after ``chosen`` of ``queue`` became a batch.
 
     Environments with groups queued share the tokens of this batch by weight. An environment
-    without groups left loses a positive deficit and keeps a negative one, so absence never
+    without groups left loses a positive deficit and keeps a negative deficit, so absence never
     accumulates a claim on later batches.
     """
     picked = list(chosen)
@@ -162,7 +162,7 @@ def realised_shares(state: FairShareState) -> dict[int | None, float]:
 
 
 def target_shares(weights: EnvWeights) -> dict[int | None, float]:
-    """The share of each env while all of them have groups queued."""
+    """The share of each env while all have groups queued."""
     total = sum(_weight(weights, env) for env in weights)
     return {env: _weight(weights, env) / total for env in weights}
 

@@ -5,9 +5,9 @@
       |                       '--' /register again:    '--' new sizes and a new generation;
       '----- /reset_data -----'    queue and environments stay
 
-The run is one small document, saved whole at each transition, so a restarted API reads
+The run is a small document, saved whole at each transition, so a restarted API reads
 either the state before a call or the state after it. Revision and trainer generation are
-not part of it: the store counts them (``RunDocument``).
+not part of it: the store counts both (``RunDocument``).
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from atroposlib.errors import (
 from atroposlib.wire import RegisterEnv, Registration
 from atroposlib.wire.lineage import MAX_LIVES
 
-TRAINER_SILENT_S = 6.0  # a trainer without a heartbeat for so long (three) counts as dead
-ENV_TIMEOUT_S = 300.0  # an env without a request for so long has no share
-# One with a minimum would block every batch meanwhile; clients with a join_id poll all the time.
+# a trainer without a heartbeat for this time (3 are missed) counts as dead
+TRAINER_SILENT_S = 6.0
+ENV_TIMEOUT_S = 300.0  # an env without a request for this time has no share
+# An env with a minimum would block every batch meanwhile; clients with a join_id poll constantly.
 MINIMUM_TIMEOUT_S = 60.0
 MAX_KEY_CHARACTERS = 256
 ANY_TOKENS = 2**16  # a group with fewer tokens is accepted at any registered length
@@ -54,10 +55,10 @@ def run_of(document: RunDocument) -> RunRecord:
 def require_free(
     run: RunRecord, body: Registration, silent_s: float | None, now: float
 ) -> None:
-    """Refuse a trainer that would fence another one that is alive, by mistake.
+    """Refuse a trainer that would fence a live trainer by mistake.
 
     Trainers without a ``life`` (of the original, or of older versions) are not refused, and
-    neither is one after them.
+    neither are their successors.
 
     Args:
         silent_s: seconds since the last heartbeat of the registered trainer; None: it ended.
@@ -96,10 +97,10 @@ def require_rewindable(last_batch: int, gone: int, holds: int) -> None:
 
 
 def is_repeated(run: RunRecord, body: Registration) -> bool:
-    """Whether ``body`` is the registration in force once more, such as a late copy of it.
+    """Whether ``body`` is the registration in force once more, e.g. a late copy.
 
     Raises:
-        StaleGeneration: it is an earlier one, and another trainer has registered since.
+        StaleGeneration: it is an earlier registration, and another trainer has registered since.
     """
     if not body.register_id or body.register_id not in run.registered:
         return False
@@ -126,7 +127,7 @@ def register(
         trained: sequences of all batches acked so far.
     """
     repeated = run.trainer is not None and body.life == run.trainer.life != ""
-    # Trainers without a life are not counted, unless they follow one that has.
+    # Trainers without a life are not counted, unless they follow a trainer with a life.
     starts: tuple[int, ...] = ()
     if body.life or run.incarnation:
         starts = (*run.starts[: -1 if repeated else None], body.starting_step)[-MAX_LIVES:]
@@ -167,8 +168,8 @@ def start(run: RunRecord, claimed: int | None = None) -> RunRecord:
 def require_polled(run: RunRecord, generation: int) -> None:
     """Refuse GET /batch, which names no generation, in a run whose trainer claims.
 
-    Trainers of the original neither set ``commits`` nor claim, so such a call comes from a
-    replaced one, or from a person.
+    Trainers of the original neither set ``commits`` nor claim, so the call comes from a
+    replaced trainer, or from a person.
 
     Raises:
         StaleGeneration: the trainer of ``generation`` claims its batches.
@@ -181,7 +182,7 @@ def require_polled(run: RunRecord, generation: int) -> None:
 
 
 class Roster:
-    """Environments by name, so that a join costs about the same however many there are."""
+    """Environments by name, so that the cost of a join hardly depends on their number."""
 
     def __init__(self) -> None:
         self._envs: tuple[EnvEntry, ...] = ()
@@ -189,7 +190,7 @@ class Roster:
         self._last: dict[str, int] = {}  # number of the last namesake
 
     def read(self, envs: tuple[EnvEntry, ...]) -> None:
-        """Take over the environments of a run, mostly those known and some more."""
+        """Take over the environments of a run, mostly the known environments and some more."""
         known = len(self._envs)
         if envs[:known] != self._envs:
             self._joined, self._last, known = {}, {}, 0
@@ -216,15 +217,15 @@ def join(
 ) -> tuple[RunRecord, EnvEntry]:
     """Add an environment to a started run. Ids are never reused.
 
-    A repeated ``join_id`` gets its environment: after a lost reply, another one that nobody
-    runs would block batches by its minimum until it counts as silent.
+    A repeated ``join_id`` gets its environment: after a lost reply, a second environment that
+    no process runs would block batches by its minimum until it counts as silent.
 
     Args:
-        live: environments to keep where others are forgotten; None: all.
+        live: environments to keep where silent environments are forgotten; None: all.
         roster: kept between calls, to save time.
 
     Raises:
-        ConfigError: ``MAX_ENVS`` of them are live.
+        ConfigError: ``MAX_ENVS`` environments are live.
     """
     roster = roster or Roster()
     roster.read(run.envs)
@@ -244,7 +245,7 @@ def join(
 
 
 def _crowded(envs: int) -> bool:
-    """Whether to look for absent ones: not at every join, as it costs time for each."""
+    """Whether to look for absent environments: not at every join, as it costs time for each."""
     return envs >= MAX_ENVS or envs >= KEPT_ENVS and envs % (KEPT_ENVS // 2) == 0
 
 
@@ -269,7 +270,8 @@ def announce(
 ) -> RunRecord:
     """Set the policy version, and the last step if it ``ended`` the run.
 
-    An older version never overwrites a newer one, and a trainer that was replaced changes nothing.
+    An older version never overwrites a newer version, and a trainer that was replaced changes
+    nothing.
     """
     run.registration
     if incarnation not in (None, run.incarnation):
@@ -289,13 +291,13 @@ def silent_after_s(env: EnvEntry) -> float:
 
 
 def require_run(run: RunRecord, run_id: str | None) -> None:
-    """Reject a caller of another run, whose env ids have another meaning in this one."""
+    """Reject a caller of another run, whose env ids have another meaning in this run."""
     if run_id is not None and run_id != run.run_id:
         raise UnknownEnv("that run is over: POST /register-env again")
 
 
 def find_env(run: RunRecord, env_id: int, run_id: str | None = None) -> EnvEntry:
-    """The environment of a request; UnknownEnv if this run has none, or is another one."""
+    """The environment of a request; UnknownEnv if this run lacks it, or is not ``run_id``."""
     require_run(run, run_id)
     place = bisect_left(run.envs, env_id, key=lambda env: env.env_id)
     if place == len(run.envs) or run.envs[place].env_id != env_id:
@@ -311,8 +313,8 @@ def expected_size(
 ) -> int | None:
     """Sequences for which a group waits in the buffer of its env; None: it is queued at once.
 
-    Only a group smaller than the size of its env can be completed by others, so only such
-    a group waits. ``declared`` is ``group_overrides["group_size"]``: another size for one
+    Only a group smaller than the size of its env can be completed by further groups, so only that
+    group waits. ``declared`` is ``group_overrides["group_size"]``: a different size for a
     group.
 
     Raises:

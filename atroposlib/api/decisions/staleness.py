@@ -1,7 +1,7 @@
 """Treatment of stale groups. Pure.
 
 Staleness counts policy versions: the current version less the oldest version that sampled a
-token of the group. One part arises in flight (the version at arrival less the version of the
+token of the group. A part arises in flight (the version at arrival less the version of the
 group), the rest in the queue.
 """
 

@@ -1,4 +1,4 @@
-"""Participants from heartbeats: inference servers, and processes that do not go on."""
+"""Participants from heartbeats: inference servers, and stalled processes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from atroposlib.errors import ConfigError
 from atroposlib.wire.directory import ServerDirectory, ServerEntry
 from atroposlib.wire.status import Heartbeat, Participant, ServerState
 
-# By URL, by role and name of the caller, with the time of its report.
+# Keys: URL, then role and name of the caller; with the time of its report.
 Reports = Mapping[str, Mapping[tuple[str, str], tuple[ServerState, float]]]
-Beats = Iterable[tuple[Heartbeat, float]]  # with the time of each
+Beats = Iterable[tuple[Heartbeat, float]]  # heartbeats with their times
 
-REPORT_S = 60.0  # after which a report about a server no longer counts
-MAX_IN_REASON = 3  # of them; /status lists all
+REPORT_S = 60.0  # age at which a report about a server no longer counts
+MAX_IN_REASON = 3  # stalled processes; /status lists all
 
 MAX_DETAILS = 64
 MAX_DETAIL_CHARACTERS = 200
@@ -34,11 +34,11 @@ def inference_server(
     reports: Sequence[tuple[ServerState, float]],
     announced: tuple[Heartbeat, float] | None = None,
 ) -> Participant:
-    """One server out of the reports of its callers and its own heartbeat, each with its age (s).
+    """State of a server, from the reports of its callers and its own heartbeat (ages in s).
 
     It counts as silent if no caller with running requests gets an answer; ``silent_s`` is
-    then the shortest silence. So does one without callers whose heartbeats ended. Requests are
-    summed.
+    then the shortest silence. A server without callers is silent once its heartbeats ended.
+    Requests are summed.
     """
     busy = [one for one, _ in reports if one.running or one.silent_s is not None]
     silences = [one.silent_s for one in busy if one.silent_s is not None]
@@ -75,7 +75,7 @@ def inference_server(
 
 
 def participants(beats: Beats, reports: Reports, now: float) -> list[Participant]:
-    """All processes, and one entry for each inference server."""
+    """All processes, and an entry for each inference server."""
     announced: dict[str, tuple[Heartbeat, float]] = {}
     processes = []
     for beat, seen in beats:
@@ -105,8 +105,8 @@ def directory(
 ) -> ServerDirectory:
     """Inference servers whose own heartbeats are fresh; the API ``began`` as ``instance``.
 
-    One takes part if a trainer reports that it answers: it then holds the current weights.
-    Without a trainer that reports, all do, once the list is complete.
+    A server takes part if a trainer reports that it answers: it then holds the current weights.
+    Without a trainer that reports, all servers take part, once the list is complete.
     """
     complete = now - began > SILENT_S
     reporting = any(beat.role == "trainer" and now - seen <= REPORT_S for beat, seen in beats)
@@ -130,7 +130,7 @@ def directory(
 
 
 def stalled(participants: Iterable[Participant]) -> list[str]:
-    """One line per process that gives no sign of life, the longest silence first.
+    """Lines for processes without a sign of life, the longest silence first.
 
     A process that waits still sends heartbeats, so it is not listed.
     """
@@ -138,7 +138,7 @@ def stalled(participants: Iterable[Participant]) -> list[str]:
 
 
 def with_stalled(reason: str, participants: Iterable[Participant]) -> str:
-    """``reason``, and the processes that cause it because they do not go on."""
+    """``reason``, and the stalled processes that cause it."""
     return "; ".join([reason, *stalled(participants)[:MAX_IN_REASON]])
 
 

@@ -14,10 +14,10 @@ from atroposlib.api.guards.budget import FairBudget, Reservation
 from atroposlib.api.guards.inflate import PIECE_BYTES, BodyTooLarge
 
 # A body shows that it arrives at speed before more than its first bytes is reserved for it, so
-# that bodies which are declared large and do not come keep no other request waiting.
+# that bodies which are declared large and do not come block no request.
 FIRST_BYTES = 256 * 2**10
 CHECK_S = 0.2  # between two looks at the bodies, while a request waits for memory
-CHECK_BYTES = 64 * 2**10  # a body that brings less between them is slow
+CHECK_BYTES = 64 * 2**10  # a body that brings less between two looks is slow
 
 
 class ReceivedBody:
@@ -44,7 +44,7 @@ class ReceivedBody:
             self._pieces.clear()
 
     def whole(self) -> bytes | bytearray:
-        """All of a small body, or of a compressed one."""
+        """All of a small body, or of a compressed body."""
         if self._pages is not None:
             return self._pages[: self.size]
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
@@ -86,7 +86,7 @@ class BodyArrival(AbstractContextManager["BodyArrival"]):
         return progress < CHECK_BYTES
 
     def step_aside(self) -> bool:
-        """Hold what was received only; whether that freed something."""
+        """Reduce the reservation to the received bytes; whether that freed memory."""
         size = self.received.size
         freed = self._first.shrink_to(min(size, FIRST_BYTES))
         return self._rest.shrink_to(max(0, size - FIRST_BYTES)) or freed
@@ -110,7 +110,7 @@ class BodyMemory:
         first_bytes = max(in_flight_bytes, 2 * min(max_bytes, FIRST_BYTES))
         self._first = FairBudget(first_bytes, wait_s, problem, self._check_soon)
         self._rest = FairBudget(2 * max_bytes, wait_s, problem, self._check_soon)
-        self.receiving: set[BodyArrival] = set()  # a slow one may be cut off
+        self.receiving: set[BodyArrival] = set()  # a slow body may be cut off
         self._check: asyncio.TimerHandle | None = None
 
     def arrival(self, max_bytes: int) -> BodyArrival:

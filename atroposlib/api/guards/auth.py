@@ -1,4 +1,4 @@
-"""Scopes of every route in one table, checked before the body is read.
+"""Scopes of every route in a table, checked before the body is read.
 
 A route that the table does not name needs the scope admin, so a new route is closed by
 default. Tokens are accepted in the Authorization header only, because URLs end up in logs.
@@ -31,7 +31,7 @@ TRAINER = frozenset({Scope.TRAINER})
 PARTICIPANT = frozenset({Scope.ENV, Scope.TRAINER})
 ADMIN = frozenset({Scope.ADMIN})
 
-# One of these scopes is needed; admin covers all of them.
+# Any of these scopes is sufficient; admin covers all scopes.
 SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     ("GET", "/health"): ANYONE,
     # The page without its data.
@@ -102,7 +102,7 @@ _TEMPLATES = [
 
 
 def route_of(method: str, path: str) -> str | None:
-    """The path as the table writes it, such as ``/batches/{no}/ack``; None if unknown."""
+    """The path as the table writes it, e.g. ``/batches/{no}/ack``; None if unknown."""
     method = "GET" if method == "HEAD" else method
     if (method, path) in SCOPES_OF:
         return path
@@ -113,7 +113,7 @@ def route_of(method: str, path: str) -> str | None:
 
 
 def scopes_for(method: str, route: str | None) -> frozenset[Scope]:
-    """The scopes of which one is needed; empty if the route needs no token."""
+    """The scopes of which any is sufficient; empty if the route needs no token."""
     method = "GET" if method == "HEAD" else method
     return ADMIN if route is None else SCOPES_OF[method, route]
 
@@ -173,14 +173,15 @@ def own_id(caller: Caller | None, text: str) -> str:
 
 
 # Scope that a heartbeat or a report of each role needs; tools need a token only. Rollouts and
-# weights are sent to servers, so what announces or reports one has the scope of the trainer.
+# weights are sent to servers, so a caller that announces or reports a server needs the scope
+# of the trainer.
 SCOPE_OF_ROLE = {"env": Scope.ENV, "trainer": Scope.TRAINER, "inference": Scope.TRAINER}
 
 
 def require_role(caller: Caller | None, role: str) -> None:
     """
     Raises:
-        Forbidden: the token has not the scope of the role.
+        Forbidden: the token lacks the scope of the role.
     """
     needed = SCOPE_OF_ROLE.get(role)
     if caller is not None and needed is not None and needed not in caller.scopes:
@@ -208,7 +209,8 @@ def require_name(caller: Caller | None, name: str, taken: Container[Any]) -> Non
         raise Forbidden(f"another process has the name {name}; an environment needs its own")
 
 
-_REFUSALS: dict[type[AccessError], tuple[int, str, str, str]] = {  # with one header
+# responses with a header each
+_REFUSALS: dict[type[AccessError], tuple[int, str, str, str]] = {
     Unauthorized: (401, "unauthorized", "www-authenticate", _REALM),
     Forbidden: (403, "forbidden", "www-authenticate", f'{_REALM}, error="insufficient_scope"'),
     TokensUnreadable: (503, "tokens_unreadable", "retry-after", str(RETRY_AFTER_S)),
@@ -228,7 +230,7 @@ def bearer_token(facts: RequestFacts) -> str:
     """The token of the Authorization header.
 
     Raises:
-        Unauthorized: there is none, or there are two: a proxy may have checked the other one.
+        Unauthorized: no header or two: a proxy may have checked the second.
     """
     values = facts.values_of(b"authorization")
     if len(values) != 1:

@@ -2,7 +2,7 @@
 
     Gate -> RequestBody: memory for the body, its bytes, inflation, a turn for a post -> app
 
-Without it a gzip bomb of 200 kB takes 200 MB, a truncated one ends in a 500, and ten thousand
+Without it a gzip bomb of 200 kB takes 200 MB, a truncated body ends in a 500, and ten thousand
 environments may post at once.
 """
 
@@ -30,7 +30,7 @@ from atroposlib.api.guards.inflate import (
 )
 from atroposlib.utils.http.gate import FACTS_KEY
 
-CREDITED = "/groups"  # its clients wait after a 429; older ones would drop the groups
+CREDITED = "/groups"  # its clients wait after a 429; older clients would drop the groups
 POSTS = frozenset({CREDITED, "/scored_data", "/scored_data_list"})  # they carry groups
 SMALL_BYTES = 64 * 2**10  # control messages never queue behind groups
 TURN_KEY = "atropos.turn"  # a key of the scope; its value gives the turn back
@@ -40,21 +40,22 @@ _FIRST_WITHIN_S = 1.0  # the first bytes of a body at speed have arrived by then
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """Bounds on bodies: bytes, inflated ones included, and seconds."""
+    """Bounds on bodies: bytes, also inflated, and seconds."""
 
     post_bytes: int = 128 * 2**20  # a list of 48 groups of 16 x 4096 tokens as JSON
     notes_bytes: int = 32 * 2**20  # about a batch
-    sample_bytes: int = 2 * 2**20  # a sample of a dropped group is at most so long
-    control_bytes: int = 256 * 2**10  # all other messages, which are parsed on the event loop
+    sample_bytes: int = 2 * 2**20  # bound on a sample of a dropped group
+    # all remaining messages, which are parsed on the event loop
+    control_bytes: int = 256 * 2**10
     in_flight_bytes: int = 128 * 2**20  # the first bytes of all bodies
     memory_s: float = 30.0  # wait for memory
     # Posts that are parsed and stored at a time, so that claims and acks never wait behind all
-    # of them. A post whose body has not arrived has no turn. Beyond so many in line a post with
+    # posts. A post whose body has not arrived has no turn. Beyond so many in line a post with
     # credits is refused at once.
     posts_at_once: int = 16
     posts_in_line: int = 4096
     line_s: float = 30.0  # wait for a turn
-    # Time for a body, plus one second for each slowest_bytes received.
+    # Time for a body, plus a second for each slowest_bytes received.
     grace_s: float = 30.0
     slowest_bytes: int = 64 * 2**10
 
@@ -85,8 +86,8 @@ _STATUS_OF: dict[type[Exception], int] = {
 class RequestBody:
     """ASGI layer behind the gate: reads, bounds and inflates a body before the app runs.
 
-    The app receives an inflated body: whole, or a large one by the key ``pieces`` of its message.
-    The headers stay as the client sent them.
+    The app receives an inflated body: whole, or a large body by the key ``pieces`` of its message.
+    The headers stay as sent by the client.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class RequestBody:
                     await turn.grow_to(1)
                     scope[TURN_KEY] = turn
                 await self.app(scope, _replay(body, receive), send)
-            except DamagedBody as error:  # a large one is read by the app
+            except DamagedBody as error:  # a large body is read by the app
                 await PlainTextResponse(str(error), 400)(scope, receive, send)
             except (TooSlow, BodyTooLarge, BudgetExceeded) as error:
                 abort = scope.get("extensions", {}).get("atropos.abort")
@@ -163,7 +164,7 @@ class RequestBody:
         received, limits = arrival.received, self._limits
         now = asyncio.get_running_loop().time
         began = now()
-        # One timer for the whole body: arming one costs as much as receiving a piece.
+        # A single timer for the whole body: arming a timer costs as much as receiving a piece.
         arrival.deadline.deadline = began + limits.grace_s
         with arrival.deadline as scope:
             while True:
@@ -197,7 +198,7 @@ class RequestBody:
 
 
 def _encoding_of(headers: Mapping[bytes, bytes]) -> str:
-    """The compression to undo. The codec itself inflates a group in a zstd frame."""
+    """The compression to undo. The codec inflates a group in a zstd frame."""
     value = headers.get(b"content-encoding", b"").strip().lower()
     if value == b"zstd":
         kind = headers.get(b"content-type", b"").decode("latin-1")

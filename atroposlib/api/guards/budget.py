@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager
 
 
 class BudgetExceeded(Exception):
-    """Error: requests before this one hold too many bytes and did not free them in time."""
+    """Error: earlier requests hold too many bytes and did not free their share in time."""
 
 
 class FairBudget:
-    """``size`` bytes or turns of all requests, first come first served. For one event loop.
+    """``size`` bytes or turns of all requests, first come first served. For a single event loop.
 
     Args:
         on_wait: called when a request begins to wait.
@@ -46,7 +46,7 @@ class FairBudget:
         """Take ``size`` of it.
 
         Raises:
-            BudgetExceeded: other requests did not free theirs within ``wait_s``.
+            BudgetExceeded: earlier requests did not free their share within ``wait_s``.
         """
         if not self._waiting and size <= self._left:
             self._left -= size
@@ -80,7 +80,7 @@ class FairBudget:
 
 
 class Reservation(AbstractContextManager["Reservation"]):
-    """Bytes that a request holds of ``budget``; a context manager that frees them."""
+    """Bytes that a request holds of ``budget``; a context manager that frees the bytes."""
 
     def __init__(self, budget: FairBudget) -> None:
         self._budget = budget

@@ -16,7 +16,7 @@ _LOG_EVERY_S = 60.0
 
 
 def retry_after(seconds: float) -> str:
-    """A Retry-After of one to two times so many seconds, so that callers spread out."""
+    """A Retry-After of 1 to 2 times ``seconds``, so that callers spread out."""
     return str(round(with_jitter(2 * seconds)))
 
 

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 import zstandard
 
 _FEED_BYTES = 16 * 2**10
-_ZSTD_FEED_BYTES = 256  # each 4 of them may inflate to a block of 128 KiB, at once
+_ZSTD_FEED_BYTES = 256  # each 4 bytes may inflate to a block of 128 KiB, at once
 PIECE_BYTES = 256 * 2**10
 _MAX_WINDOW_BYTES = 8 * 2**20  # memory of a zstd window; no common level needs more
 
 
 class DamagedBody(ValueError):
-    """Not compressed as declared, truncated, or followed by other bytes."""
+    """Not compressed as declared, truncated, or followed by further bytes."""
 
 
 class BodyTooLarge(ValueError):
@@ -51,10 +51,10 @@ def inflated_size(encoding: str, body: bytes | bytearray, max_bytes: int) -> int
 
 
 def inflate(encoding: str, body: bytes | bytearray, size: int) -> Iterator[bytes]:
-    """The ``size`` bytes in ``body``: one gzip member or zstd frame.
+    """The ``size`` bytes in ``body``: a gzip member or zstd frame.
 
     Raises:
-        DamagedBody: damaged or incomplete, followed by other bytes, or of another size.
+        DamagedBody: damaged or incomplete, followed by further bytes, or of another size.
     """
     left = size
     with _undamaged(encoding):

@@ -5,14 +5,15 @@ forty connections. This protocol gives each part of a request an absolute deadli
 of the bytes that arrive meanwhile:
 
     head    from its first byte, or from the connection, to the empty line after it
-    body    from then on to its last byte, longer for a long one; time in which the server does
+    body    from then on to its last byte, longer for a long body; time in which the server does
             not read is not counted
-    rest    of a body that was already answered, such as a rejected upload
+    rest    of a body that was already answered, e.g. a rejected upload
     idle    between two requests
 
-A connection without a request makes room for a new one, so idle ones block none. A request
-beyond the limit is answered 503, a post first: waiting posts leave room for all other calls.
-Slow processing in the application and slow reading of a reply are bounded elsewhere.
+A connection without a request makes room for a new connection, so idle connections block none.
+A request beyond the limit is answered 503, a post first: waiting posts leave room for all
+remaining calls. Slow processing in the application and slow reading of a reply are bounded
+elsewhere.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from atroposlib.utils.http.protocol import PlainParser
 
 _FLUSH_S = 60.0  # time to send the last reply; then the connection is aborted
 _TURNED_AWAY = 64  # connections beyond the limit that are answered, of the spare files
-_TURN_AWAY_S = 1.0  # for the client to read that answer
+_TURN_AWAY_S = 1.0  # time for the client to read that answer
 _FRAMING = 8  # bytes of chunk sizes, extensions and trailers for each byte of a body
 
 
@@ -45,17 +46,18 @@ class ReceiveLimits:
     """Bounds on the time and size of a request."""
 
     head_s: float = 10.0
-    body_s: float = 60.0  # plus one second for each slowest_bytes received
+    body_s: float = 60.0  # plus a second for each slowest_bytes received
     slowest_bytes: int = 32 * 2**10  # backstop: the application is stricter
     rest_s: float = 5.0
-    idle_s: int = 30  # longer than httpx keeps idle connections, so the client closes them
+    # longer than httpx keeps idle connections, so the client closes connections
+    idle_s: int = 30
     head_bytes: int = 32 * 2**10
     headers: int = 100
     sockets: int = 0  # open at a time; 0: twice the number of requests
 
 
 class ReceivePhase(Enum):
-    """What the connection waits for; the value is part of the error text."""
+    """Next event of the connection; the value is part of the error text."""
 
     IDLE = "a request"
     HEAD = "the head of the request"
@@ -66,7 +68,7 @@ class ReceivePhase(Enum):
 
 
 class SlowClientProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with deadlines on receiving; a subclass may have others of its attributes."""
+    """HTTP/1.1 with deadlines on receiving; a subclass may replace the class attributes."""
 
     limits = ReceiveLimits()
     busy = BusyReplies()
@@ -84,10 +86,10 @@ class SlowClientProtocol(HttpToolsProtocol):
         self._entered = 0.0  # time of the loop at which the phase began
         self._deadline: asyncio.TimerHandle | None = None
         self._parts = 0  # heads and bodies that ended
-        self._body_bytes = 0  # of the part that is being received
-        self._other_bytes = 0  # of it: a head, chunk sizes, trailers
+        self._body_bytes = 0  # bytes of the part that is being received
+        self._other_bytes = 0  # bytes of that part in a head, chunk sizes, trailers
         # Requests without a complete response, oldest first. A client may send the next before
-        # the reply to the last, so ``cycle``, the newest, is not always the one in progress.
+        # the reply to the last, so ``cycle``, the newest, is not always the request in progress.
         self._unanswered: deque[RequestResponseCycle] = deque()
         # uvicorn would count idle connections, and refuse claims where only posts wait.
         self._max_requests, self.limit_concurrency = self.limit_concurrency, None
@@ -148,7 +150,7 @@ class SlowClientProtocol(HttpToolsProtocol):
     def _watch_reset(self, scope: Any, call: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run ``call`` if the client resets the connection before it sends another request."""
         if scope is not self.scope:
-            return  # another request has begun: the client has read the reply to this one
+            return  # another request has begun: the client has read the reply to ``scope``
         if self._was_reset:
             self._run(call)
         self._on_reset = call
@@ -181,11 +183,12 @@ class SlowClientProtocol(HttpToolsProtocol):
         if self._over():
             return
         if not in_body and self._phase is ReceivePhase.BODY:
-            self.flow.pause_reading()  # until the application asks for the body
+            self.flow.pause_reading()  # resumed when the application asks for the body
         if self._parts != parts_before:
             self._other_bytes = 0  # how much of the data belongs to the new part is unknown
             return
-        # The parser buffers names and values until they end, and no limit of a body counts them.
+        # The parser buffers names and values until they end, and limits of a body do not count
+        # these bytes.
         self._other_bytes += len(data) - (self._body_bytes - body_before)
         if self._other_bytes > self.limits.head_bytes + _FRAMING * self._body_bytes:
             self._refuse(431)
@@ -244,7 +247,7 @@ class SlowClientProtocol(HttpToolsProtocol):
             self._end()
         elif (
             self._answered() and not self._over()
-        ):  # else a pipelined request came in meanwhile
+        ):  # a pipelined request may have come in meanwhile
             self._enter(ReceivePhase.REST if self._in_body() else ReceivePhase.IDLE)
 
     def send_400_response(self, msg: str) -> None:
@@ -290,7 +293,8 @@ class SlowClientProtocol(HttpToolsProtocol):
         elif self._phase in (ReceivePhase.IDLE, ReceivePhase.REST):
             self._end()
         elif in_body:
-            self._hang_up()  # as by a cut: what got no answer is repeated, a 4xx may drop a group
+            # same as a cut: unanswered calls are repeated, a 4xx may drop a group
+            self._hang_up()
         else:
             self._refuse(408)
 
@@ -311,7 +315,7 @@ class SlowClientProtocol(HttpToolsProtocol):
     def _close_after_replies(self) -> bool:
         """Read no more, and close after the replies to earlier requests; False: there are none.
 
-        An error that is sent before them would be taken for the reply to the first of them.
+        An error that is sent before these replies would be taken for the first reply.
         """
         received = list(self._unanswered)
         if self._in_body() and not self._answered():

@@ -1,11 +1,11 @@
 """Token file: digests of random tokens with scopes, read again when the file changes.
 
-One line per token, comments and empty lines allowed:
+A line per token, comments and empty lines allowed:
 
     scope[:environment]  sha256-of-the-token  [end, in seconds since 1970]
 
-Several tokens of one scope are valid side by side, so a token is rotated by adding the
-new one, moving the clients over, and deleting the old line. A token has 256 random bits:
+Several tokens of a scope are valid side by side, so a token is rotated by adding the
+new token, moving the clients over, and deleting the old line. A token has 256 random bits:
 it cannot be recovered from its digest, and a plain hash is enough.
 """
 
@@ -51,7 +51,7 @@ _COVERS[Scope.ADMIN] = frozenset(Scope)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Permissions of the token of a request. ``scopes`` includes the covered ones."""
+    """Permissions of the token of a request. ``scopes`` includes the covered scopes."""
 
     scopes: frozenset[Scope]
     env_name: str | None = None  # the only environment it is valid for; None: any
@@ -59,7 +59,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the file."""
+    """Line of the file."""
 
     caller: Caller
     digest: bytes
@@ -72,7 +72,7 @@ class TokenFile:
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         """
         Raises:
-            ConfigError: the file is missing, others may read it, or a line is not a token.
+            ConfigError: the file is missing, other users may read it, or a line is not a token.
         """
         self._path = path
         self._clock = clock
@@ -142,7 +142,7 @@ def _read(path: Path) -> tuple[list[Entry], list[str]]:
             continue
         try:
             entries.append(_entry(words))
-        except ValueError as error:  # the line itself stays out of the message
+        except ValueError as error:  # the line stays out of the message
             problems.append(f"line {number}: {error}")
     return entries, problems
 
@@ -165,10 +165,10 @@ def _entry(words: list[str]) -> Entry:
 
 
 def parse_grant(text: str) -> tuple[Scope, str | None]:
-    """``env:gsm8k`` -> (ENV, "gsm8k"); other scopes stand alone.
+    """``env:gsm8k`` -> (ENV, "gsm8k"); all remaining scopes stand alone.
 
     Raises:
-        ConfigError: there is no such scope, or it cannot be bound to an environment.
+        ConfigError: the scope is unknown, or it cannot be bound to an environment.
     """
     word, colon, name = text.partition(":")
     if word not in {scope.value for scope in Scope}:
@@ -186,7 +186,7 @@ def add_token(path: Path, grant: str, ends: int | None = None) -> str:
     """Append a new random token to the file, created with mode 0600; return the token.
 
     Raises:
-        ConfigError: ``grant`` is not ``scope[:environment]``, or others may read the file.
+        ConfigError: ``grant`` is not ``scope[:environment]``, or other users may read the file.
     """
     parse_grant(grant)
     token = TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
@@ -200,6 +200,6 @@ def add_token(path: Path, grant: str, ends: int | None = None) -> str:
             raise ConfigError(f"{path}: {error}") from error
         size = file.seek(0, os.SEEK_END)
         torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-        # One write, so that readers and other writers never see half a line.
+        # A single write, so that readers and writers never see half a line.
         file.write(("\n" * torn + " ".join(words) + "\n").encode())
     return token

@@ -63,7 +63,7 @@ class AdmissionControl:
         return await context.threads.reads.run(context.store.do, Admit(wanted, allowed, now))
 
     async def _relief(self) -> int | None:
-        """Extra budget of one batch that breaks a deadlock, or None if there is no deadlock.
+        """Extra budget of a batch that breaks a deadlock, or None if there is no deadlock.
 
         Deadlock: the queued groups form no batch, no batch is in training, and no rollout
         is admitted.

@@ -1,7 +1,7 @@
 """Claim, ack, extend, commit and rewind of batches, and GET /batch of the original.
 
 A claim carries a name (``claim_id``). A repeated call with the same name returns the same
-batch, and a call with another name returns the next one, so that a trainer can fetch batch
+batch, and a call with a new name returns the next batch, so that a trainer can fetch batch
 n + 1 while it trains on batch n.
 """
 
@@ -70,10 +70,10 @@ T = TypeVar("T")
 
 
 class Claims:
-    """Calls of the trainer; NotRegistered is raised before one has registered.
+    """Calls of the trainer; NotRegistered is raised before a trainer has registered.
 
-    Those about a batch raise StaleGeneration if a newer trainer or a later delivery owns it,
-    or if there is no such batch; with a rank outside of the world they raise ConfigError.
+    Calls about a batch raise StaleGeneration if a newer trainer or a later delivery owns it,
+    or if the batch does not exist; with a rank outside of the world they raise ConfigError.
     """
 
     def __init__(self, context: ServiceContext, max_deliveries: int = MAX_DELIVERIES) -> None:
@@ -239,7 +239,7 @@ class Claims:
         return result
 
     async def rewind(self, no: int, generation: int, rewind_id: str) -> RewindResult:
-        """Queue again what was acked after batch ``no``, the last one of the checkpoint."""
+        """Queue groups acked after batch ``no``, the last batch of the checkpoint, again."""
         _require_counts(no, generation)
         context = self._context
         rewound = await self._do(Rewind(no, generation, rewind_id))
@@ -252,14 +252,14 @@ class Claims:
         return rewound
 
     async def settle_dead(self, no: int, revive: bool) -> bool:
-        """Deliver a dead batch again, or free it; False if ``no`` is none."""
+        """Deliver a dead batch again, or free it; False if ``no`` is no dead batch."""
         is_dead = await self._do(Revive(no) if revive else DropDead(no))
         self._context.on_groups_removed()
         self._context.events.publish("revived" if revive else "dead_dropped", no=no)
         return is_dead
 
     async def discard(self, batch: LeasedBatch, error: CorruptPayload) -> None:
-        """Dissolve a batch with damaged groups; the others are delivered in a later batch."""
+        """Dissolve a batch with damaged groups; its sound groups are delivered in a later batch."""
         context = self._context
         logger.error(
             f"{len(error.gids)} groups of batch {batch.no} are damaged in the store and set aside as "
@@ -292,14 +292,14 @@ def _require_counts(*counts: int) -> None:
         raise StaleGeneration("there is no such batch or trainer generation")
 
 
-LEASE_S = 600.0  # of GET /batch, which has no parameter for it
+LEASE_S = 600.0  # lease of GET /batch, which has no parameter for it
 REPLY_TIMEOUT_S = 2.0  # maximum wait of a GET for the outcome of the previous reply
 
 
 class LegacyBatchEndpoint:
-    """GET /batch for trainers of the original, which neither claim nor ack. One call at a time.
+    """GET /batch for trainers of the original, which neither claim nor ack. A single call at a time.
 
-    They read one batch after another and send nothing back. So the next GET acks the previous
+    These trainers read batch after batch and send nothing back. So the next GET acks the previous
     batch if its reply was sent whole, and returns the same batch again otherwise. Whose turn it
     is lies in the store, so the GETs may go to different replicas. A client that dies with
     unread bytes resets its connection, which counts as not sent; bytes that it had read before
@@ -315,7 +315,7 @@ class LegacyBatchEndpoint:
         self._ended = BroadcastEvent()
 
     async def next_batch(self, is_disconnected: IsDisconnected) -> Delivery | None:
-        """Ack the previous batch if its reply was delivered, and claim the next one.
+        """Ack the previous batch if its reply was delivered, and claim the next batch.
 
         The sender of the delivery has to call :meth:`end`.
 

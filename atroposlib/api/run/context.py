@@ -27,7 +27,7 @@ from atroposlib.errors import UnknownEnv
 
 
 class ServiceContext:
-    """State shared by the parts of the service, one per process, for its event loop only."""
+    """State shared by the parts of the service, an object per process, for its event loop only."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ServiceContext:
         return self.liveness.live(self.run.envs, self.run.seen)
 
     async def blocked_reason(self) -> str | None:
-        """Why the next claim gets no new batch; None if it gets one."""
+        """Why the next claim gets no new batch; None if it gets a batch."""
         live, now = self.live(), self.clock()
         return (await self.queue_stats.blocked_reason(self.run, live, now))[0]
 

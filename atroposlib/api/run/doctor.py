@@ -60,7 +60,7 @@ class Doctor:
     def _report(self, evidence: Evidence) -> None:
         """Publish an event for each finding that began or ended."""
         found = {one.key: one for one in diagnose(evidence)}
-        for key in found.keys() & self._known.keys():  # its time is that of its beginning
+        for key in found.keys() & self._known.keys():  # time of its beginning
             found[key] = replace(found[key], at=self._known[key].at)
         for change, here, there in (
             ("began", found, self._known),

@@ -1,7 +1,7 @@
-"""Event stream of one process: a ring of recent events with any number of subscribers.
+"""Event stream of a process: a ring of recent events with any number of subscribers.
 
-A subscriber is a position in the ring, so a slow one costs nothing and delays no other. When
-the ring has moved past it, its next event is the number of missed ones.
+A subscriber is a position in the ring, so a slow subscriber costs nothing and causes no delay. When
+the ring has moved past it, its next event is the number of missed events.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ RING_EVENTS = 1000
 MAX_SUBSCRIBERS = 64
 HEARTBEAT_S = 15.0  # proxies close connections that are idle for longer
 _RECONNECT_MS = 2000
-MISSED = "missed"  # the kind of an event that counts lost ones
+MISSED = "missed"  # the kind of an event that counts lost events
 
 Field = int | float | str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event. ``id`` orders the events of one process."""
+    """Event of a process. ``id`` orders the events of the same process."""
 
     id: str
     kind: str
@@ -40,10 +40,10 @@ class Event:
 
 
 class Events:
-    """Publish and subscribe in one process. All methods belong to the event loop's thread.
+    """Publish and subscribe in a process. All methods belong to the event loop's thread.
 
     Args:
-        instance: distinguishes the ids of this process from those of its predecessor.
+        instance: distinguishes the ids of this process from the ids of its predecessor.
         keep: stores each event beyond the ring; must not block.
     """
 
@@ -66,7 +66,7 @@ class Events:
 
     @property
     def full(self) -> bool:
-        """Whether one more subscriber would be too many."""
+        """Whether the limit of subscribers is reached."""
         return self._subscribers >= self._most_subscribers
 
     def publish(self, kind: str, **fields: Field) -> None:
@@ -84,7 +84,7 @@ class Events:
         return {kind: max(0.0, now - at) for kind, at in self._latest.items()}
 
     def subscribe(self, after: str | None = None) -> Subscription:
-        """Events from now on, or those of the ring after the id ``after``.
+        """Events from now on, or events of the ring after the id ``after``.
 
         An id of another process means a restart: the whole ring follows.
         """
@@ -109,7 +109,7 @@ class Events:
 
 
 class Subscription:
-    """One subscriber. It counts against the maximum until it is closed."""
+    """Reader of the events. It counts against the maximum until it is closed."""
 
     def __init__(self, events: Events, position: int) -> None:
         self._events = events
@@ -151,7 +151,7 @@ class Subscription:
 async def frames(
     reader: Subscription, heartbeat_s: float = HEARTBEAT_S
 ) -> AsyncIterator[bytes]:
-    """One frame per event, and a comment after every ``heartbeat_s`` without one."""
+    """A frame per event, and a comment after every ``heartbeat_s`` without an event."""
     yield f"retry: {_RECONNECT_MS}\n\n".encode()
     while not reader.ended:
         event = await reader.next_within(heartbeat_s)

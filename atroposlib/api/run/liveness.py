@@ -1,4 +1,4 @@
-"""Liveness: heartbeats and requests with their ages, and who is live or silent by them."""
+"""Liveness: ages of heartbeats and requests, and the processes that are live or silent."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from atroposlib.wire import Heartbeat, Participant, ServerDirectory
 from atroposlib.wire.status import ServerState
 
 FORGET_AFTER_S = 3600.0
-MAX_PARTICIPANTS = 1024  # of each role; names cost memory, so the oldest are dropped first
+# limit of each role; names cost memory, so the oldest are dropped first
+MAX_PARTICIPANTS = 1024
 MAX_SERVERS = 1024
-SYNC_S = MINIMUM_TIMEOUT_S / 4  # between two writes of a request for other replicas
+SYNC_S = MINIMUM_TIMEOUT_S / 4  # time between two writes of a request for other replicas
 _NOBODY: Mapping[int, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """Environments live from ``since`` to ``until`` unless a silent one calls.
+    """Environments live from ``since`` to ``until`` unless a silent environment calls.
 
     Cached because a hundred environments poll ten times a second.
     """
@@ -45,13 +46,13 @@ class Liveness:
         self._clock = clock
         self._instance, self._began = uuid4().hex, clock()
         self._since = self._began  # restarts count as a request: it could not come before
-        # By role and name, the oldest first.
+        # Keys: role and name; oldest first.
         self._beats: dict[str, dict[str, tuple[Heartbeat, float]]] = {}
-        # By URL and by the role and name of the caller, with the time of its report.
+        # Keys: URL, then role and name of the caller; with the time of its report.
         self._servers: dict[str, dict[tuple[str, str], tuple[ServerState, float]]] = {}
         self._freshened = self._began
         self._calls: dict[int, float] = {}
-        self._lives: dict[str, float] = {}  # of trainers -> last heartbeat; inf: ended
+        self._lives: dict[str, float] = {}  # trainer life -> last heartbeat; inf: ended
         self._live: _Live | None = None
 
     def silent_s(self, life: str) -> float | None:
@@ -114,7 +115,7 @@ class Liveness:
         self._since = self._clock()
 
     def keep(self, env_ids: Iterable[int]) -> None:
-        """Forget the requests of all other environments."""
+        """Forget the requests of all remaining environments."""
         self._calls = {env: self._calls[env] for env in env_ids if env in self._calls}
 
     def live(
@@ -130,7 +131,7 @@ class Liveness:
             known = _Live((), seen, now, inf, (), set())
         elif known.envs is envs:
             return known.live
-        elif envs[: len(known.envs)] != known.envs:  # others than new ones changed
+        elif envs[: len(known.envs)] != known.envs:  # changes beyond new environments
             known = _Live((), seen, now, inf, (), set())
         live, ends = [], known.until
         for env in envs[len(known.envs) :]:
@@ -166,7 +167,7 @@ class Liveness:
         return [beat for alike in self._beats.values() for beat in alike.values()]
 
     def participants(self) -> list[Participant]:
-        """Processes, and inference servers out of all reports about them."""
+        """Processes, and inference servers from all reports."""
         now = self._clock()
         fresh = (one for one in self._all_beats() if now - one[1] <= FORGET_AFTER_S)
         return participants(fresh, self._servers, now)

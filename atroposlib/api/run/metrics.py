@@ -30,21 +30,21 @@ from atroposlib.wire import Lag, RunStatus, StalenessReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_ENVS = 200
-OTHER = "other"  # every environment beyond them
+OTHER = "other"  # label of every environment beyond MAX_ENVS
 NO_ENV = "none"  # groups that name no environment
 STALENESS_WINDOW = 1000  # groups
 _VERSIONS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60)
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"})
 
-# Creation times would double the page, and no dashboard uses them.
+# Creation times would double the page, and no dashboard uses creation times.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 T = TypeVar("T")
 
 
 class Metrics:
-    """One per app, each with a separate registry, so that two apps in one process never mix.
+    """Metrics of an app, in a separate registry, so that two apps of a process never mix.
 
     Args:
         name_of: the ``wandb_name`` of an env id of the current run; None if it has none.
@@ -53,7 +53,7 @@ class Metrics:
     def __init__(self, name_of: Callable[[int], str | None] = str) -> None:
         self._name_of = name_of
         self._labels: set[str] = set()
-        # A look-up by labels costs more than what it finds; all labels are of bounded sets.
+        # A look-up by labels costs more than the update; all labels are of bounded sets.
         self._labelled = cache(lambda metric, *labels: metric.labels(*labels))
         self._lags: deque[tuple[int, int]] = deque(maxlen=STALENESS_WINDOW)
         self._scrape = Lock()
@@ -131,7 +131,7 @@ class Metrics:
             self._lags.append((in_flight, in_queue))
 
     def observe_request(self, route: str, method: str, status: int, seconds: float) -> None:
-        """Count one response; ``route`` is a template such as ``/batches/{no}/ack``."""
+        """Count a response; ``route`` is a template, e.g. ``/batches/{no}/ack``."""
         method = method if method in _METHODS else "OTHER"  # clients may invent methods
         self._labelled(self._requests, method, route, status).inc()
         self._labelled(self._latency, route).observe(seconds)
@@ -160,7 +160,7 @@ class Metrics:
 
     def exposition(self, status: RunStatus) -> bytes:
         """All metrics in the text format of Prometheus. Takes milliseconds; thread-safe."""
-        with self._scrape:  # gauges are set and read in one piece
+        with self._scrape:  # gauges are set and read together
             self._gauges.show(status, self._known_label)
             return generate_latest(self._registry)
 

@@ -1,8 +1,8 @@
-"""Accept posted groups: check them against the run, store them, absorb repeated posts.
+"""Accept posted groups: check against the run, store, absorb repeated posts.
 
 An environment of the original drops groups that are refused with 4xx. So while the store is
-full its post is held, and answered 503 after the hold. Other clients get 429 at once, with the
-number of bytes that would be accepted.
+full its post is held, and answered 503 after the hold. All remaining clients get 429 at once,
+with the number of bytes that would be accepted.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from atroposlib.errors import (
 )
 from atroposlib.wire.lineage import on_lineage
 
-# A held post retries at least so often: other processes may free disk space.
+# Longest pause between retries of a held post: a second process may free disk space.
 SPACE_RECHECK_S = 1.0
 DOUBT_S = 1.0  # longer than a replica takes to record that a reply was sent
 DOUBT_RECHECK_S = 0.02
-CONFIRM_WITHIN_S = 0.1  # a kill so soon after a reply leaves its groups in doubt
+CONFIRM_WITHIN_S = 0.1  # a kill within this time after a reply leaves its groups in doubt
 LATEST_BYTES = 256 * 1024  # larger examples are read from the store, until they are freed
 
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """One request: its groups and its sender."""
+    """A request: its groups and its sender."""
 
     groups: Sequence[ParsedGroup]
     run_id: str | None = None
@@ -74,7 +74,7 @@ class Posts:
         self._context = context
         # Groups without a key: environments of the original repeat a post whose reply they
         # did not get. Two equal groups are no proof of that, because a deterministic
-        # environment sends equal groups on purpose. So the store marks each one until its
+        # environment sends equal groups on purpose. So the store marks each group until its
         # reply is confirmed, and a repeat is absorbed, once, only if the reply was lost: the
         # client had hung up, or nothing was recorded for ``DOUBT_S``.
         self._confirmed: set[int] = set()  # marks that a later transaction deletes
@@ -82,14 +82,14 @@ class Posts:
         self._latest: tuple[int, bytes | None] | None = None
 
     async def accept(self, post: Post) -> list[Accepted]:
-        """Store parsed groups; all or none of them are durable on return.
+        """Store parsed groups; all or none are durable on return.
 
         Raises:
             UnknownEnv: the run id or an env id is not of this run.
             Forbidden: the token is bound to another environment.
             InvalidGroup: a group can never be part of a batch.
-            KeyConflict: a key was used for other content.
-            StoreFull: they do not fit within the hold.
+            KeyConflict: a key was used for different content.
+            StoreFull: the groups do not fit within the hold.
             RunChanged: the run kept changing.
         """
         context = self._context
@@ -113,7 +113,7 @@ class Posts:
         while self._confirmed:
             await asyncio.sleep(CONFIRM_WITHIN_S)
             confirmed = tuple(self._confirmed)
-            with suppress(StoreError):  # a later put deletes them
+            with suppress(StoreError):  # a later put deletes these marks
                 await self._do(MarkReplies(confirmed))
                 self._confirmed.difference_update(confirmed)
 
@@ -182,7 +182,7 @@ class Posts:
             self._context.metrics.observe_store("put", monotonic() - begun)
 
     async def _require_room(self, new: Sequence[NewGroup]) -> None:
-        """Keep one environment from filling the store while others are live.
+        """Keep an environment from filling the store while further environments are live.
 
         Concurrent posts are not counted here; the store enforces its bound.
 

@@ -20,7 +20,7 @@ from atroposlib.api.store.sql.run import Admitted
 
 
 class QueueStats:
-    """The latest :class:`StoreStats`, cached until a change; one read serves all waiting calls.
+    """The latest :class:`StoreStats`, cached until a change; a read serves all waiting calls.
 
     Polls are frequent and changes are few: a poll of the queue length, or a claim when no
     batch can form, makes no call of the store.
@@ -32,7 +32,7 @@ class QueueStats:
         self._metrics = metrics
         self._turn = asyncio.Lock()
         self._changes = 0  # made by this process
-        self._seen_changes = -1  # of them are in _stats
+        self._seen_changes = -1  # changes that are in _stats
         self._stats: StoreStats | None = None
         self._read_at = 0.0
         self._bytes_since = 0

@@ -23,8 +23,8 @@ from atroposlib.api.store import Store
 from atroposlib.api.store.sql.run import LoadRun, SaveRun
 from atroposlib.errors import AtroposError, ConfigError, RunChanged, StoreError
 
-MAX_ATTEMPTS = 50  # of one transition; each failure is a transition of another process
-SHARED_STORE_LAG_S = 0.25  # maximum age of a copy while other processes write
+MAX_ATTEMPTS = 50  # tries of a transition; a failure is a transition of another process
+SHARED_STORE_LAG_S = 0.25  # maximum age of a copy while several processes write
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class _Change:
 
 
 class RunCache:
-    """The latest known run. ``on_change(old, new)`` is called with each newer one."""
+    """The latest known run. ``on_change(old, new)`` is called with each newer run."""
 
     def __init__(
         self, store: Store, pool: Pool, on_change: Callable[[RunView, RunView], None]
@@ -54,8 +54,8 @@ class RunCache:
         self._store = store
         self._pool = pool
         self._on_change = on_change
-        self._turn = asyncio.Lock()  # concurrent saves of one process would only conflict
-        self._waiting: list[_Change] = []  # in the order in which they get their turn
+        self._turn = asyncio.Lock()  # concurrent saves of a process would only conflict
+        self._waiting: list[_Change] = []  # order of their turns
         self.view = _view_of(store.ask(LoadRun()))
         self._read_at = monotonic()
 
@@ -68,10 +68,10 @@ class RunCache:
         may join at once. ``fence`` begins the next trainer generation and is saved alone, so
         its view shows exactly that transition; if ``event`` returns the run that it was given,
         nothing is saved and no generation begins. An ``event`` that raises an AtroposError does
-        not affect the others. ``event`` may be called again on a newer run.
+        not affect the rest. ``event`` may be called again on a newer run.
 
         Raises:
-            RunChanged: others kept changing the run.
+            RunChanged: concurrent processes kept changing the run.
         """
         mine = _Change(event, fence)
         self._waiting.append(mine)
@@ -132,7 +132,7 @@ class RunCache:
         _refuse(group, RunChanged("the run kept changing: try again"))
 
     async def refresh(self) -> bool:
-        """Read the run from the store. True if it was newer than the cached one."""
+        """Read the run from the store. True if it was newer than the cached run."""
         known = self.view
         last = known.run.envs[-1].env_id if known.run.envs else -1
         document = await self._pool.run(self._store.ask, LoadRun(last))
@@ -148,7 +148,7 @@ class RunCache:
         return self.view.revision > known.revision
 
     async def refresh_if_old(self) -> None:
-        """Read the run again if other processes may have changed it.
+        """Read the run again if another process may have changed it.
 
         A run without a trainer is always read: calls would be refused although the trainer
         has just registered at another replica.
@@ -158,7 +158,7 @@ class RunCache:
             await self.refresh()
 
     def apply(self, view: RunView) -> RunView:
-        """Cache ``view`` unless a newer one is cached; returns it."""
+        """Cache ``view`` unless a newer view is cached; returns it."""
         if view.revision > self.view.revision:
             old, self.view = self.view, view
             self._on_change(old, view)
@@ -191,13 +191,13 @@ def _view_of(document: RunDocument) -> RunView:
 
 
 def _extends(newer: RunView, known: RunView) -> bool:
-    """Whether the environments of ``newer``, read after the last one of ``known``, follow those."""
+    """Whether the environments of ``newer``, read from the end of ``known`` on, extend ``known``."""
     run, before = newer.run, known.run
     return not newer.whole and (run.run_id, run.edits) == (before.run_id, before.edits)
 
 
 def _follows(envs: Sequence[EnvEntry], before: Sequence[EnvEntry]) -> bool:
-    """Whether ``envs`` are those of ``before`` and perhaps more. Cheap: equal ones are one."""
+    """Whether ``envs`` begin with ``before``. Cheap: equal entries are the same objects."""
     return envs[: len(before)] == before
 
 

@@ -42,11 +42,11 @@ MAX_HELD = 10_000  # pairs of run and server whose version was noted
 
 
 class RolloutService:
-    """One per process; it owns the store.
+    """Service of a process; it owns the store.
 
     ``posts`` and ``claims`` move groups, ``legacy_batches`` serves GET /batch. Calls of an
-    environment raise Forbidden if the token is bound to another one, and UnknownEnv if this
-    run has no such environment; calls that need a trainer raise NotRegistered without one.
+    environment raise Forbidden if the token is bound to another environment, and UnknownEnv if this
+    run lacks the environment; calls that need a trainer raise NotRegistered without a trainer.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class RolloutService:
         self.context = ServiceContext(store, clock, threads or Threads(), index_bytes)
         self.store = store
         self.metrics, self.events = self.context.metrics, self.context.events
-        self.busy = BusyReplies()  # of the server, for requests that reach no route
+        self.busy = BusyReplies()  # replies of the server to requests that reach no route
         self.posts = Posts(self.context)
         self.claims = Claims(self.context, max_deliveries)
         self.admission = AdmissionControl(self.context)
@@ -74,7 +74,7 @@ class RolloutService:
         return self.context.run
 
     def resumed(self) -> str | None:
-        """One line about the run found in the store; None if it was empty."""
+        """Line about the run found in the store; None if it was empty."""
         stats = self.store.stats()
         if self.run == RunRecord() and not stats.group_counts:
             return None
@@ -155,7 +155,7 @@ class RolloutService:
         """The new entry, or None while the trainer has not started.
 
         Raises:
-            ConfigError: there are too many.
+            ConfigError: too many environments.
         """
         require_env(caller, body.desired_name)
         context = self.context
@@ -202,7 +202,7 @@ class RolloutService:
     async def env_status(
         self, who: wire.EnvIdentifier, caller: Caller | None = None
     ) -> wire.EnvStatus:
-        """The status by which one environment paces itself."""
+        """The status by which an environment sets its pace."""
         entry = await self._calling_env(who, caller)
         trainer = self.context.run.registration
         stats = await self.context.queue_stats.read()
@@ -267,7 +267,7 @@ class RolloutService:
         self.context.liveness.record_heartbeat(beat)
         for state in beat.servers:
             known, version = (self.run.run_id, state.url), state.version
-            if len(self._held) > MAX_HELD:  # of servers that are gone; the rest is noted again
+            if len(self._held) > MAX_HELD:  # entries of gone servers; the rest is noted again
                 self._held.clear()
             if version is not None and version > self._held.get(known, -1):
                 self._held[known] = version
@@ -277,7 +277,7 @@ class RolloutService:
     # --- status ------------------------------------------------------------------------
 
     def run_facts(self) -> RunFacts:
-        """What the explorer shows of the run itself."""
+        """Facts about the run that the explorer shows."""
         return RunFacts.of(self.run, live=True)
 
     async def current_step(self) -> int:

@@ -38,7 +38,7 @@ def _open_postgres(name: str, data_dir: Path | None, max_bytes: int, archive: in
     )
 
 
-STORES: dict[str, Opener] = {  # by name, or by the scheme of a URL
+STORES: dict[str, Opener] = {  # keys: name, or scheme of a URL
     "memory": _open_memory,
     "sqlite": _open_sqlite,
     "postgresql": _open_postgres,
@@ -56,7 +56,7 @@ def open_store(
     ``archive_bytes`` of retired payloads are kept (sqlite, postgresql).
 
     Raises:
-        ConfigError: no such store, or a required setting is missing.
+        ConfigError: unknown store, or a required setting is missing.
         StoreLocked: another process owns ``data_dir``.
     """
     scheme, colon, _ = name.partition("://")

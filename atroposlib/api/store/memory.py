@@ -1,6 +1,6 @@
 """In-memory store, for tests and for runs that need no restart.
 
-It runs the SQL of the other stores on an in-memory SQLite database.
+It runs the SQL of the durable stores on an in-memory SQLite database.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from atroposlib.api.store.sqlite.database import SqliteTransactions
 
 
 class MemoryStore(Store):
-    """See :class:`atroposlib.api.store.sql.sql_store.Store`; one thread runs every method.
+    """See :class:`atroposlib.api.store.sql.sql_store.Store`; a single thread runs every method.
 
     ``writer`` makes its writer, for tests.
     """

@@ -58,7 +58,7 @@ class ErrorResponses:
         self._metrics = metrics
 
     def __call__(self, error: Exception, facts: RequestFacts) -> Response | None:
-        """The response; None for an error without one, which is a fault of the API."""
+        """The response; None for an error without a response, which is a fault of the API."""
         if isinstance(error, tuple(STATUS_OF)):
             self._metrics.refused.labels(STATUS_OF[_kind_of(error)][1]).inc()
             return error_response(error)
@@ -83,7 +83,7 @@ def invalid_response(error: RequestValidationError) -> Response:
 
 
 def method_response(path: str) -> Response:
-    """405 with the methods of all routes at ``path``; the framework names those of one only."""
+    """405 with the methods of all routes at ``path``; the framework names methods of a single route."""
     allowed = [method for method in ("GET", "POST") if route_of(method, path)]
     response = of_json({"detail": "Method Not Allowed", "status": "method"}, 405)
     response.headers["allow"] = ", ".join(allowed)

@@ -1,7 +1,7 @@
 """OpenAPI schemas of errors and of the bodies that FastAPI does not parse, and page ``/docs``.
 
 Scored groups are parsed without pydantic, so their schema is generated here from the record
-(:class:`atroposlib.wire.ScoredData`). All errors have one shape.
+(:class:`atroposlib.wire.ScoredData`). All errors have the same shape.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Record of requests for the gate: metrics, and one log line each."""
+"""Record of requests for the gate: metrics, and a log line each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from atroposlib.utils.http.gate import NO_REPLY, Exchange, RequestFacts
 
 log = logging.getLogger(__name__)
 
-UNKNOWN = "unknown"  # no such route: a path chosen by a client must not become a label
+UNKNOWN = "unknown"  # unknown route: a path chosen by a client must not become a label
 
 
 class RequestLog:
@@ -46,7 +46,7 @@ class RequestLog:
 
 
 def log_level(status: int) -> int:
-    """Debug for 2xx and 3xx, info for 4xx and 503, error for other 5xx."""
+    """Debug for 2xx and 3xx, info for 4xx and 503, error for any other 5xx."""
     if status < 400:
         return logging.DEBUG
     return logging.ERROR if status >= 500 and status != 503 else logging.INFO

@@ -26,7 +26,7 @@ GONE_EXTENSION = "atropos.gone"  # set by SlowClientProtocol
 class BytesRoute(APIRoute):
     """A route whose handler takes the request only, run by Starlette without FastAPI's part.
 
-    It appears in the OpenAPI document like any other, and a poll costs an eighth less.
+    It appears in the OpenAPI document like any route, and a poll costs an eighth less.
     """
 
     matches = Route.matches
@@ -40,7 +40,7 @@ class BytesRoute(APIRoute):
 class JsonRoute(APIRoute):
     """A route with a small, strictly parsed JSON body.
 
-    Python's parser accepts NaN, Infinity and lone surrogates. Such a text cannot be encoded
+    Python's parser accepts NaN, Infinity and lone surrogates. The resulting text cannot be encoded
     as UTF-8 again, so it would break each later reply and log line that contains it.
     """
 

@@ -1,4 +1,4 @@
-"""HTTP of the explorer: what a run sampled, and pins. One router for live and ended runs."""
+"""HTTP of the explorer: what a run sampled, and pins. A router for live and ended runs."""
 
 from __future__ import annotations
 

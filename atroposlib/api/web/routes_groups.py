@@ -129,7 +129,7 @@ def _routes_out(router: APIRouter, service: RolloutService) -> None:
         if latest is None:
             return of_json(NO_EXAMPLE)
         pool = service.context.threads.windows
-        # Written twice, so that its length is known: it is one group, and seldom asked for.
+        # Written twice, so that its length is known: it is a single group, and seldom asked for.
         size = await pool.run(lambda: size_of(json_of(latest)))
         windows = in_windows(json_of(latest), pool)
         joined = (b"".join(window.pieces) async for window in windows)

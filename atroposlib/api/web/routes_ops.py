@@ -65,7 +65,7 @@ class Health:
         self._good_until = float("-inf")
 
     async def problem(self) -> str | None:
-        """What is wrong, or None.
+        """Problem of the store, or None.
 
         Raises:
             StoreError: reported by the store.

@@ -19,7 +19,7 @@ from atroposlib.api.web.routes import BytesRoute, JsonRoute, of_json
 from atroposlib.errors import ConfigError, UnknownEnv
 from atroposlib.wire import ids
 
-WAITING_POLLS_PER_S = 50.0  # of all environments that wait for the trainer
+WAITING_POLLS_PER_S = 50.0  # polls of all environments that wait for the trainer
 MAX_POLL_S = 60.0
 
 
@@ -130,7 +130,7 @@ def _env_routes(router: APIRouter, service: RolloutService) -> None:
 def poll_routes(service: RolloutService) -> APIRouter:
     """The route that every environment polls many times a minute."""
     router = APIRouter(tags=["run"], route_class=BytesRoute)
-    # A JSON body on a GET is the original's form; not every client can send one.
+    # A JSON body on a GET is the original's form; not every client can send a body.
     described: dict[str, Any] = {
         "response_model": wire.EnvStatus,
         "openapi_extra": ENV_IDENTIFIER_BODY,

@@ -1,7 +1,7 @@
 """Streamed batches: groups go from the store to the socket in small windows.
 
-While one window of the body is sent the next is read in a thread, so two are in memory. A batch
-of 130 MB does not block the event loop: chunks are small, and other tasks run after each.
+While a window of the body is sent the next is read in a thread, so two are in memory. A batch
+of 130 MB does not block the event loop: chunks are small, and further tasks run after each.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from atroposlib.wire.safetensors import Bytes
 ABORT_EXTENSION = "atropos.abort"
 RESET_EXTENSION = "atropos.reset"  # its "call" takes what to await after a reset
 CHUNK_BYTES = 2 * 2**20  # copied, and written to the socket, in about a millisecond
-WINDOW_BYTES = 2 * 2**20  # small groups are read together, a larger one alone
+WINDOW_BYTES = 2 * 2**20  # small groups are read together, a larger group alone
 LAST_BYTES = 2**14  # held back until the client is looked at for the last time
-AHEAD_BYTES = 2**20  # of the body, that are made ahead
+AHEAD_BYTES = 2**20  # bytes of the body that are made ahead
 
 
 class DeliveryReply(Response):
@@ -54,11 +54,11 @@ class DeliveryReply(Response):
     JSON is ``head``, the groups joined by commas, ``tail``. Frames are
     ``application/x-atropos-groups``. Both carry ``X-Atropos-Batch`` and ``-Epoch``.
 
-    A body of one window names its length, and each body of frames without masked tokens.
+    A body of a single window names its length, and each body of frames without masked tokens.
 
     A damaged group aborts the connection before the body is complete (or is answered 503,
     if nothing was sent yet). So does a client that takes longer than ``send_timeout_s`` for
-    one chunk. A client therefore never mistakes a part for the whole.
+    a chunk. A client therefore never takes a part for the whole.
 
     Args:
         pool: reads the store.
@@ -125,7 +125,7 @@ class DeliveryReply(Response):
         started = False
         try:
             if scope.get("http_version") == "1.0" and "content-length" not in self.headers:
-                # Such a client knows no chunks; the body is made twice for it.
+                # A client of HTTP/1.0 knows no chunks; the body is made twice for it.
                 size = await self._pool.run(lambda: size_of(self._pieces()))
                 self.headers["content-length"] = str(size)
             async with aclosing(in_windows(self._pieces(), self._pool)) as windows:
@@ -143,8 +143,8 @@ class DeliveryReply(Response):
                         if len(chunk) > LAST_BYTES:  # waiting clients cost no more memory
                             await self._out(send, _body(chunk[:-LAST_BYTES]))
                         last = chunk[-LAST_BYTES:]
-            # After this message the buffers of the connection have room, so that the last one is
-            # written without a pause: the check is as of that instant.
+            # After this message the buffers of the connection have room, so that the last
+            # message is written without a pause: the check is as of that instant.
             await self._out(send, _body(b""))
             if await gone():
                 return False
@@ -201,7 +201,7 @@ def size_of(pieces: Iterator[Bytes]) -> int:
 
 
 async def in_windows(source: Iterator[Bytes], pool: Pool) -> AsyncGenerator[Window, None]:
-    """The pieces of a blocking source; one window is read ahead."""
+    """The pieces of a blocking source; a window is read ahead."""
     ahead = _read_ahead(source, pool)
     try:
         while not (window := await ahead).is_last:

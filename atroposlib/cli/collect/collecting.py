@@ -46,7 +46,7 @@ LIVE_TRAINER_S = 60.0  # trainers of this package send a heartbeat every few sec
 
 @dataclass(frozen=True)
 class CollectCommand:
-    """One command; ``lines_of(group, rows, rules, tokenizer or None, rng)`` are the lines."""
+    """Command; ``lines_of(group, rows, rules, tokenizer or None, rng)`` are the lines."""
 
     name: str
     description: str
@@ -137,7 +137,7 @@ def collect(command: CollectCommand, options: argparse.Namespace) -> None:
     The file and the tokenizer are checked before the first call of the API.
 
     Raises:
-        ConfigError: one of them cannot be used, or the run belongs to another trainer.
+        ConfigError: the file or the tokenizer cannot be used, or a trainer owns the run.
         RolloutApiError, StaleGeneration: the API is gone, or a trainer took over. Written
             lines stay, and ``--append-to-previous`` continues.
     """
@@ -172,7 +172,7 @@ def collect(command: CollectCommand, options: argparse.Namespace) -> None:
                 if options.save_messages and group.messages is None:
                     counts["groups without messages"] += 1
                 elif rows:
-                    # One per group: a batch delivered again gives the same lines.
+                    # One generator per group: a batch delivered again gives the same lines.
                     rng = random.Random(f"{options.seed}/{batch_no}/{number}")
                     lines += command.lines_of(group, rows, rules, tokenizer, rng)
             return lines, ", ".join(f"{n} {what}" for what, n in counts.items() if n)
@@ -232,7 +232,7 @@ def require_free(status: RunStatus, url: str, resumed: str | None = None) -> Non
     """Check that the API has no run of another trainer.
 
     An API is free without a registered trainer, or with the run ``resumed``, an interrupted
-    one of this file, unless that run has a live trainer now. Raises ConfigError: the run
+    run of this file, unless that run has a live trainer now. Raises ConfigError: the run
     belongs to another trainer.
     """
     lives = any(

@@ -26,7 +26,7 @@ from atroposlib.wire import ClaimedBatch
 class Progress:
     """Progress of a collection, stored next to the file until the collection is done."""
 
-    bytes: int  # of the file
+    bytes: int  # size of the file
     lines: int = 0  # written by this collection
     run_id: str = ""
     batch_no: int = 0  # the last batch whose lines are in the file
@@ -78,7 +78,7 @@ class LineFile:
         return batch.batch_no is not None and batch.batch_no == self.progress.batch_no
 
     def append(self, lines: Sequence[dict[str, Any]], batch_no: int) -> None:
-        """Write the lines of one batch; lines and progress are on disk on return."""
+        """Write the lines of a batch; lines and progress are on disk on return."""
         data = "".join(map(json_line, lines)).encode()
         _write_synced(self.path, "ab", data)
         self._save(
@@ -91,7 +91,7 @@ class LineFile:
         )
 
     def finish(self) -> None:
-        """Delete the progress of a complete collection; the next one starts from 0."""
+        """Delete the progress of a complete collection; the next collection starts from 0."""
         self._progress_path.unlink(missing_ok=True)
 
     def _read(self) -> Progress:

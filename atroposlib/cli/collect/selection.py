@@ -1,7 +1,7 @@
 """Select sequences and pairs of a scored group, and split prompt from completion.
 
 Pure functions from scores and tokens to indices and texts. Letters: G sequences of a group,
-T tokens of one.
+T tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def best_lines(
     tokenizer: Any,
     _rng: random.Random,
 ) -> list[Line]:
-    """Lines of one group, best sequence first; of ``rows`` only, those that did not fail."""
+    """Lines of a group, best sequence first; only of ``rows``, the sequences that did not fail."""
     scores = [group.scores[g] for g in rows]
     prefix, answers = answers_of(group, rows, tokenizer)
     name = "messages" if tokenizer is None else "completion"
@@ -53,7 +53,7 @@ def pair_lines(
     tokenizer: Any,
     rng: random.Random,
 ) -> list[Line]:
-    """Lines of one group, best positive first; ``score`` is that of the better one."""
+    """Lines of a group, best positive first; ``score`` is the score of the positive."""
     scores = [group.scores[g] for g in rows]
     prefix, answers = answers_of(group, rows, tokenizer)
     return [
@@ -66,7 +66,7 @@ def best_rows(scores_G: Sequence[float], rules: SelectionRules) -> list[int]:
     """Indices of the sequences to keep, best first; ties in their order.
 
     Kept are scores above 0 (any, if allowed), which also exceed the lowest of the group by
-    more than ``min_difference`` if that is positive; of those the first ``max_per_group``.
+    more than ``min_difference`` if that is positive; and of these the first ``max_per_group``.
     """
     lowest = min(scores_G, default=0.0)
     kept = [
@@ -88,7 +88,7 @@ def pairs(
     """(positive, negative) indices, best positive first.
 
     Negatives are the ``max_per_group`` lowest sequences. Each of the ``max_per_group`` best
-    positives (scores above 0, any if allowed) gets a random one of those that score less than it
+    positives (scores above 0, any if allowed) gets a random negative that scores less than it
     by more than ``min_difference``; none is used twice, and a positive for which none is left is
     left out.
     """
@@ -125,7 +125,7 @@ def prompt_length(
 
     Completions may begin alike, or be equal, so the prefix ends at the first trained token.
     Masks that train every token, or none, do not mark that position. Then it is the common
-    prefix alone, and 0 if one sequence is the beginning of all others.
+    prefix alone, and 0 if a sequence is the beginning of all sequences.
     """
     shortest = min(map(len, tokens_G_T))
     common = next(

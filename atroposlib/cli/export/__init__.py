@@ -3,8 +3,8 @@
     atropos env export wordle.py --to verifiers               # writes wordle_verifiers/
     atropos env export gsm8k --to verifiers --out packages/gsm8k
 
-A module here writes the files of one target, which import their code from atroposlib.adapters;
-``openenv`` serves one instead (atropos env openenv).
+A module here writes the files of a target, which import their code from atroposlib.adapters;
+``openenv`` serves the environment instead (atropos env openenv).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Exported:
     """
 
     env_cls: Any
-    name: str  # of the environment, as an identifier
-    expression: str  # of its class, in a module that imports ``Path`` and ``load``
+    name: str  # name of the environment, as an identifier
+    expression: str  # class of the environment, in a module that imports ``Path`` and ``load``
     requires: Sequence[str]
     copied: Mapping[str, str]  # text by name of a file that belongs to no package
 
@@ -91,7 +91,7 @@ def found(reference: str) -> Exported:
 
 
 def extras(env_cls: Any, card: Any) -> str:
-    """The extra of atroposlib that an adapter, or a card, names; such as "[gymnasium]"."""
+    """The extra of atroposlib that an adapter, or a card, names; e.g. "[gymnasium]"."""
     adapter = env_cls.__module__.removeprefix("atroposlib.adapters.").replace("_", "-")
     named = re.findall(r"atropos-rl\[([\w,-]+)\]", card.extras if card else "")
     named += [adapter] * (adapter in distribution.extras())

@@ -28,7 +28,7 @@ API_TIMEOUT_S = 10.0
 
 
 def main(argv: Sequence[str] | None = None, *, images: bool = False) -> int:
-    """Serve the page until interrupted. Exit status 1 after one error line if it cannot start."""
+    """Serve the page until interrupted. Exit status 1 after an error line if it cannot start."""
     name = "view-run-multimodal" if images else "view-run"
     parser = build_parser(name, images)
     options = parser.parse_args(argv)
@@ -79,7 +79,7 @@ def build_parser(name: str, images: bool) -> CommandParser:
 
 
 def refuse_exposure(options: argparse.Namespace) -> None:
-    """Raise ConfigError if other machines would reach the page without a token."""
+    """Raise ConfigError if a remote machine would reach the page without a token."""
     if options.tokens is None and not is_loopback(options.host):
         raise ConfigError(
             f"--host {options.host} is reachable from other machines: forward the port (ssh -L "
@@ -93,7 +93,7 @@ def open_source(options: argparse.Namespace, by_default: bool) -> Iterator[Sourc
     """The groups of the API or of the archive; ``by_default``: no tokenizer was named.
 
     Raises:
-        ConfigError: no such tokenizer, or --take finds another run.
+        ConfigError: unknown tokenizer, or --take finds a run of another trainer.
         StoreLocked: the run of the archive goes on.
         AtroposError: --take, and the API does not answer.
     """

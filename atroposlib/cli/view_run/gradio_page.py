@@ -19,7 +19,7 @@ IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 
 def mount(app: Any, source: Source, name: str, samples: int, *, images: bool) -> None:
-    """Serve the page at ``/`` of a FastAPI app, with nothing of other machines."""
+    """Serve the page at ``/`` of a FastAPI app, without resources of remote machines."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
     import gradio as gr
 
@@ -75,13 +75,13 @@ def mount(app: Any, source: Source, name: str, samples: int, *, images: bool) ->
 
 
 def fields(group: ShownGroup, samples: int, images: bool) -> list[Any]:
-    """Values of the fields, from the title on; those of a missing sample are empty."""
+    """Values of the fields, from the title on; fields of a missing sample are empty."""
     values: list[Any] = [f"{group.number}: {group.title}"]
     if images:
         values.append(
             [picture for picture in map(_picture, group.images) if picture is not None]
         )
-    # Beside an image, the text after its mark.
+    # Text after the mark of an image, which is shown separately.
     values.append(group.prompt.rpartition("[Image]")[2] if images else group.prompt)
     for sample in group.samples:
         values += sample

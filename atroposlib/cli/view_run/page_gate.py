@@ -1,4 +1,4 @@
-"""Gate before the page: names of the host, other sites, tokens, and a content policy."""
+"""Gate before the page: names of the host, foreign sites, tokens, and a content policy."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
-# Of Gradio's routes those that take files, or fetch from other machines.
+# Routes of Gradio that take files, or fetch from remote machines.
 CLOSED = ("/gradio_api/upload", "/gradio_api/proxy=")
 
 
 def page_gate(app: ASGIApp, tokens: Path | None, take: bool) -> Gate:
     """The gate before the page.
 
-    A browser asks for the token itself (HTTP Basic, any user name) and sends it in a header, so
-    it stands in no address and no log; programs send it as Bearer. With tokens any host name is
+    A browser asks for the token (HTTP Basic, any user name) and sends it in a header, so
+    it appears in no address and no log; programs send it as Bearer. With tokens any host name is
     allowed: a web page that rebinds its name has none.
 
     Args:
         tokens: file of which a token is needed; None: no token.
-        take: the token is one of a trainer, as the page takes batches.
+        take: require a token of scope trainer, as the page takes batches.
     """
     hosts = LOOPBACK_HOSTS if tokens is None else None
     checks = [*page_checks(_refuse, hosts), _closed_check]
@@ -66,7 +66,7 @@ def _closed_check(facts: RequestFacts) -> Response | None:
 
 
 def token_of(headers: Mapping[bytes, bytes]) -> str:
-    """The token of an Authorization header: Bearer, or the password of Basic; "" without one."""
+    """The token of an Authorization header: Bearer, or the password of Basic; "" without a token."""
     kind, _, value = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
     if kind.lower() == "basic":
         try:

@@ -30,13 +30,13 @@ PASSED = 1000  # freed groups at most between two of an archive
 CLAIM_WAIT_S = 1.0
 
 MAX_IMAGES = 8
-MAX_IMAGE_CHARACTERS = 8 * 2**20 * 4 // 3  # of 8 MB
+MAX_IMAGE_CHARACTERS = 8 * 2**20 * 4 // 3  # base64 of 8 MB
 _IMAGE = re.compile(r"data:image/[a-z]+;base64,([A-Za-z0-9+/]+={0,2})")
 _BARE_IMAGE = re.compile(r'"([A-Za-z0-9+/]{64,}={0,2})"')
 
 
 class ShownSample(NamedTuple):
-    """One answer; ``spans`` is its text again, as (text, label of its probability or None)."""
+    """Answer; ``spans`` is its text again, as (text, label of its probability or None)."""
 
     score: float
     output: str
@@ -44,7 +44,7 @@ class ShownSample(NamedTuple):
 
 
 class ShownGroup(NamedTuple):
-    """Prompt and answers of one group; ``number`` counts those seen, or is the id in an archive."""
+    """Prompt and answers of a group; ``number`` counts shown groups, or is the id in an archive."""
 
     number: int
     title: str
@@ -53,7 +53,7 @@ class ShownGroup(NamedTuple):
     samples: list[ShownSample]
 
 
-Show = Callable[[ScoredData, int], ShownGroup]  # of a group and its number
+Show = Callable[[ScoredData, int], ShownGroup]  # arguments: a group and its number
 
 
 def shown(

@@ -2,8 +2,8 @@
 
 Memory is a rectangle of rows x columns, as wide as the longest reservation (prompt +
 max_tokens), so a sequence that was admitted can always finish: nothing is preempted.
-Order is first come, first served. Letting short requests overtake a long one that does
-not fit yet would be faster on average, but could starve the long one.
+Order is first come, first served. Letting short requests overtake a long request that does
+not fit yet would be faster on average, but could starve the long request.
 
 The decode loop reads only these tensors per token, so a step is a handful of tensor
 operations for any number of sequences. Python objects are touched only when a sequence
@@ -37,7 +37,7 @@ class Scheduler:
         self.waiting.extend(sequences)
 
     def admit(self, running: list[SequenceState]) -> list[SequenceState]:
-        """Dequeue, in order, the sequences that fit in memory with the running ones."""
+        """Dequeue, in order, the sequences that fit in memory with the ``running`` sequences."""
         admitted: list[SequenceState] = []
         rows = len(running)
         width = max((s.reserved_len for s in running), default=0)
@@ -66,7 +66,7 @@ def prefill_groups(
     """Split prompts (by length) into batches that pad little and fit a token bound.
 
     A batch closes when padding would make it ``max_waste`` times its real tokens (plus a
-    constant, for tiny prompts), or when it would pass ``max_tokens``; one prompt alone
+    constant, for tiny prompts), or when it would pass ``max_tokens``; a single prompt
     always goes.
 
     >>> prefill_groups([7, 100, 8], max_tokens=1000)
@@ -86,7 +86,7 @@ def prefill_groups(
     return groups
 
 
-# One value per row. Column "length" grows; the others stay.
+# A value per row. Column "length" grows; the remaining columns are constant.
 COLUMNS: dict[str, tuple[torch.dtype, Callable[[SequenceState], float]]] = {
     "length": (torch.int64, lambda s: s.prompt_len),
     "prompt_len": (torch.int64, lambda s: s.prompt_len),
@@ -167,7 +167,7 @@ class RunningBatch:
         )
 
     def append(self, rows: slice, tokens: Tensor, logprobs: Tensor) -> None:
-        """One more token on each of these rows. tokens, logprobs: (k,)."""
+        """Append a token to each of these rows. tokens, logprobs: (k,)."""
         index = torch.arange(rows.start, rows.stop, device=self.device)
         at = self.column("length", rows)
         self.tokens[index, at] = tokens
@@ -175,7 +175,7 @@ class RunningBatch:
         self._columns["length"][rows] += 1
 
     def leave(self, gone: list[int]) -> tuple[Tensor, Tensor]:
-        """Drop rows and close the gaps with the last ones.
+        """Drop rows and close the gaps with the last rows.
 
         Returns:
             (source, target): rows to copy in every row-indexed storage, (k,) each.

@@ -1,10 +1,10 @@
-"""Generation loop without threads: admit, prefill, decode, finish, one step per call.
+"""Generation loop without threads: admit, prefill, decode, finish; a step per call.
 
     add -> waiting -> admit -> prefill -> decode -> decode ... -> finish -> future
-                               (one forward per distinct prompt)
+                               (a forward per distinct prompt)
 
-Continuous batching: sequences join and leave between steps, so a new one starts as soon as
-memory is free. The engine thread owns one core; tests may call it directly.
+Continuous batching: sequences join and leave between steps, so a new sequence starts as soon as
+memory is free. The engine thread owns the core; tests may call it directly.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class EngineLimits:
 
     max_batch: int = 256
     kv_budget_tokens: int = 1 << 16
-    prefill_tokens: int = 8192  # padded tokens in one prefill forward
+    prefill_tokens: int = 8192  # padded tokens in a prefill forward
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class EngineCore:
         self._fail(request, InferenceUnavailable("the request was cancelled"))
 
     def abort_all(self) -> None:
-        """Finish running sequences with their tokens so far, waiting ones with none."""
+        """Finish running sequences with their tokens so far, waiting sequences with none."""
         self._finish({row: FinishReason.ABORT for row in range(len(self.batch))})
         for sequence in self.scheduler.drain():
             nothing = Output([], [], FinishReason.ABORT, [], [])
@@ -140,10 +140,10 @@ class EngineCore:
         if not request.future.done():
             request.future.set_exception(error)
 
-    # --- one step ------------------------------------------------------------------------
+    # --- a step --------------------------------------------------------------------------
 
     def step(self, admit: bool) -> None:
-        """Admit what fits (if allowed), then one more token for every running sequence."""
+        """Admit sequences that fit (if allowed), then sample a token for every running sequence."""
         if admit:
             self._prefill(self.scheduler.admit(self.batch.sequences))
         if self.batch.sequences:
@@ -190,7 +190,7 @@ class EngineCore:
         return outputs_of([router.module for router in asked])
 
     def _sample(self, rows: slice, logits: Tensor) -> None:
-        """One more token for these rows; those that end leave the batch."""
+        """Sample a token for these rows; sequences that end leave the batch."""
         batch = self.batch
         lengths = batch.column("length", rows)
         params = batch.row_params(rows)

@@ -6,7 +6,7 @@
             |
           step:   admit -> prefill -> decode -> finish     (the engine thread)
 
-Commands never run during a forward, so weights are never written while one reads them.
+Commands never run during a forward, so weights are never written while a forward reads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 CONTROL_TIMEOUT_S = 60.0
 WEIGHTS_TIMEOUT_S = 600.0
 GATHER_S = 0.002  # an idle engine waits this long for further requests after the
-GATHER_MAX_S = 0.02  # first one, again after each, and at most this long in total
+GATHER_MAX_S = 0.02  # first request, again after each, and at most this long in total
 
 
 class EngineState(str, Enum):
@@ -49,9 +49,9 @@ class EngineState(str, Enum):
 class PauseMode(str, Enum):
     """Treatment of running sequences by a pause."""
 
-    WAIT = "wait"  # let them finish
-    ABORT = "abort"  # end running and waiting ones with their tokens so far
-    KEEP = "keep"  # freeze them; they continue after resume, under the weights of that time
+    WAIT = "wait"  # running sequences finish
+    ABORT = "abort"  # running and waiting sequences end with their tokens so far
+    KEEP = "keep"  # sequences freeze and continue after resume, under the weights of that time
 
 
 class Engine:
@@ -102,7 +102,7 @@ class Engine:
 
         Args:
             resume_after_s: resume automatically after this time, for a caller that may
-                crash. A later pause replaces the bound or, without one, lifts it. An attempt
+                crash. A later pause replaces the bound or, without a bound, lifts it. An attempt
                 to change weights lifts it too: only the caller can check the result.
 
         Raises InferenceUnavailable: running sequences did not finish in time (mode wait). The
@@ -116,14 +116,14 @@ class Engine:
         self._control(lambda: self._enter_state(EngineState.RUNNING), "resume")
 
     def update_weights(self, directory: str, version: int | None = None) -> int:
-        """:meth:`replace_weights` by those of a model directory; returns the number of tensors."""
+        """:meth:`replace_weights` by the weights of a model directory; returns the number of tensors."""
         return self.replace_weights(partial(load_in_place, directory=directory), version)
 
     def replace_weights(self, load: Callable[[Any], int], version: int | None) -> int:
         """Let ``load`` replace all weights of the model it is given; returns its count.
 
         Running sequences keep their tokens; their KV is recomputed, so that every later
-        logprob belongs to the new weights. Without a ``version`` the current one is
+        logprob belongs to the new weights. Without a ``version`` the current version is
         incremented, so changed weights never keep the old version number. Raises WeightsError:
         nothing changed.
         """
@@ -136,7 +136,7 @@ class Engine:
         return self._change_weights(replace, version, "update_weights")
 
     def load_adapter(self, directory: str, name: str, version: int | None) -> int:
-        """Merge a LoRA adapter in place of the current one; as :meth:`replace_weights`."""
+        """Merge a LoRA adapter in place of the current adapter; as :meth:`replace_weights`."""
         load = partial(self._adapter.load, directory=directory, name=name)
         return self._change_weights(load, version, "load_adapter")
 
@@ -188,7 +188,8 @@ class Engine:
         self, load: Callable[[Any], int], version: int | None, name: str
     ) -> int:
         def change() -> int:
-            self._lift_bound()  # also on failure: other servers may hold the new weights
+            # also on failure: the remaining servers may hold the new weights
+            self._lift_bound()
             return self._core.update_weights(load, version)
 
         return self._control(change, name, WEIGHTS_TIMEOUT_S)
@@ -240,7 +241,7 @@ class Engine:
         return self.state is EngineState.DRAINING and bool(core.batch.sequences)
 
     def _read_inbox(self, wait: bool) -> None:
-        """Run all commands that are there; if ``wait``, block for the first one.
+        """Run all queued commands; if ``wait``, block for the first command.
 
         While a pause is bounded the wait ends with it.
         """

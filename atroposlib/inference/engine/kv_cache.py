@@ -1,14 +1,14 @@
-"""Keys and values of all running sequences: one row each, column = position.
+"""Keys and values of all running sequences: a row each, column = position.
 
 R rows, C columns, B active rows (always 0 .. B-1), L the longest active length,
 H key/value heads, D head size.
 
-    storage of one layer  (R, C, H, D)   token-major, so a decode step writes B
+    storage of a layer   (R, C, H, D)   token-major, so a decode step writes B
     a decode view         (B, H, L, D)   contiguous pieces and attention reads a slice
 
 Because column equals position, joining a batch moves nothing: a new row is written from
-column 0 while the others go on. Columns past a row's length hold stale but finite
-numbers; the mask hides them (zeros at first, since 0 * NaN would be NaN).
+column 0 while the remaining rows continue. Columns past a row's length hold stale but finite
+numbers; the mask hides these numbers (zeros at first, since 0 * NaN would be NaN).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PrefillWrite:
 
 @dataclass(slots=True)
 class DecodeWrite:
-    """One token for each of the first ``num_rows`` rows."""
+    """Write of a token for each of the first ``num_rows`` rows."""
 
     flat: Tensor  # (B,) row * C + column
     num_rows: int
@@ -41,7 +41,7 @@ class DecodeWrite:
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """Storage of one attention layer, allocated at the first write."""
+    """Storage of an attention layer, allocated at the first write."""
 
     is_compileable = False
     is_sliding = False
@@ -67,14 +67,14 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Store new (P or B, H, T, D) states; return the keys and values for attention."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        # Rotated keys of a float32 residual stream are float32; attention rounds them anyway.
+        # Rotated keys of a float32 residual stream are float32; attention rounds keys anyway.
         key_states, value_states = key_states.to(self.dtype), value_states.to(self.dtype)
         write = self.shared.write
         if isinstance(write, PrefillWrite):
             length = key_states.shape[2]
             self.keys[write.rows, :length] = key_states.transpose(1, 2)[write.source]
             self.values[write.rows, :length] = value_states.transpose(1, 2)[write.source]
-            return key_states, value_states  # a prompt attends to itself alone
+            return key_states, value_states  # a prompt attends only to its own tokens
         assert isinstance(write, DecodeWrite)
         view = slice(write.num_rows), slice(write.width)
         self.keys.flatten(0, 1).index_copy_(0, write.flat, key_states[:, :, 0])
@@ -98,7 +98,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 class SlotCache(Cache):
-    """All layers, and the one write plan that the next forward pass follows."""
+    """All layers, and the write plan that the next forward pass follows."""
 
     def __init__(self, num_layers: int, dtype: torch.dtype) -> None:
         self.dtype = dtype
@@ -130,7 +130,7 @@ def plan_capacity(
     """(rows, columns) to allocate. Grows with slack while the budget allows it.
 
     Past the budget it falls back to what is needed, which may give rows back for columns
-    or the other way round: many short sequences, then a few long ones.
+    or vice versa: many short sequences, then a few long sequences.
 
     >>> plan_capacity((0, 0), (8, 50), 10_000)
     (8, 64)

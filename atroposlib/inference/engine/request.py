@@ -1,6 +1,6 @@
 """Types of generation: request, its n sequences, their outputs; incremental decoding.
 
-GenerationRequest -> Sequence (n of them) -> Output (one per sequence) -> RequestResult
+GenerationRequest -> n sequences -> Output (for each sequence) -> RequestResult
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 from atroposlib.wire.safetensors import Array
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # an unfinished multi-byte character decodes to it
-MAX_TOP_LOGPROBS = 20  # as the OpenAI API; every row of a batch pays for the widest
+MAX_TOP_LOGPROBS = 20  # limit of the OpenAI API; every row of a batch pays for the widest
 
 
 class FinishReason(str, Enum):
-    """Why a sequence ended; the values are those of the OpenAI API."""
+    """Why a sequence ended; the values follow the OpenAI API."""
 
     STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
     LENGTH = "length"  # max_tokens or the model's context is used up
@@ -53,20 +53,20 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One finished sequence; ``tokens`` and ``logprobs`` have the same length."""
+    """Finished sequence; ``tokens`` and ``logprobs`` have the same length."""
 
     tokens: list[int]
     logprobs: list[float]
     finish_reason: FinishReason
     versions: list[VersionSpan]
     top: list[dict[int, float]]  # per token, empty unless top_logprobs was asked
-    stop_text: str | None = None  # text before the stop string, if one ended it
+    stop_text: str | None = None  # text before the stop string, if a stop string ended it
     experts: Array | None = None  # (prompt and output tokens but the last, L, K), if asked
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One sampled token of a streamed request, as it is sampled."""
+    """Sampled token of a streamed request, sent at once."""
 
     index: int
     token: int
@@ -101,10 +101,10 @@ class GenerationRequest:
 
     @property
     def num_sequences(self) -> int:
-        return self.n if self.params.max_tokens else 0  # else only the prompt is scored
+        return self.n if self.params.max_tokens else 0  # 0: only the prompt is scored
 
     def deliver(self, index: int, output: Output) -> None:
-        """Keep one output; the last one resolves the future."""
+        """Keep an output; the last output resolves the future."""
         self.outputs[index] = output
         self.resolve_if_complete()
 
@@ -119,7 +119,7 @@ class GenerationRequest:
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """One of the n continuations of a request, waiting or in a row of the batch."""
+    """Continuation of a request, out of n, waiting or in a row of the batch."""
 
     request: GenerationRequest
     index: int
@@ -127,7 +127,8 @@ class SequenceState:
     version_starts: list[tuple[int, int]] = field(default_factory=list)  # (version, start)
     top: list[dict[int, float]] = field(default_factory=list)
     text: TextStream | None = None  # set when streamed or when there are stop strings
-    experts: list[Array] = field(default_factory=list)  # of each pass, (its tokens, L, K)
+    # experts of each pass, (its tokens, L, K)
+    experts: list[Array] = field(default_factory=list)
 
     @property
     def is_watched(self) -> bool:
@@ -165,8 +166,8 @@ class SequenceState:
 class TextStream:
     """Text of a growing token list; :meth:`push` returns the text that a token completes.
 
-    Decoding tokens one by one would lose the spaces and bytes that depend on neighbours,
-    so each step decodes the last few tokens twice, with and without the new one.
+    Decoding tokens separately would lose the spaces and bytes that depend on neighbours,
+    so each step decodes the last few tokens twice, with and without the new token.
     """
 
     def __init__(self, tokenizer: Any, stop: Iterable[str] = ()) -> None:

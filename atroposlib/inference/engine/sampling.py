@@ -1,10 +1,10 @@
-"""Sampling: logits to one token and its logprob per row of the batch.
+"""Sampling: logits to a token and its logprob per row of the batch.
 
 B rows, V vocabulary entries. The logprob is that of the distribution after temperature
 and before top-p and top-k: that is the policy the trainer differentiates.
 
 Each row draws from its own counter-based stream, uniform(seed, step), so the
-samples of a seeded request do not depend on the other rows of its batch.
+samples of a seeded request do not depend on the rest of its batch.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def scale(logits: Tensor, temperature: Tensor) -> Tensor:
 def sample(
     scaled: Tensor, params: RowParams, uniforms: Tensor, banned: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Draw one token per row.
+    """Draw a token per row.
 
     Args:
         scaled: (B, V) fp32 logits after temperature.
@@ -108,7 +108,7 @@ def _invert_cdf(logits: Tensor, log_norm: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def truncate(scaled: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
-    """Put -inf outside the top-k and the nucleus of each row; others stay untouched.
+    """Put -inf outside the top-k and the nucleus of each row; kept logits stay unchanged.
 
     The nucleus is the smallest set of most likely tokens whose mass reaches top_p
     (Holtzman et al. 2019, arXiv:1904.09751); k is applied first, as servers do.

@@ -39,8 +39,8 @@ class ServedModel:
     max_model_len: int
     device: torch.device
     dtype: torch.dtype
-    transform: LogitTransform  # of the output head's products to logits
-    routers: tuple[Router, ...] = ()  # of a mixture of experts
+    transform: LogitTransform  # transform from the output head's products to logits
+    routers: tuple[Router, ...] = ()  # routers of a mixture of experts
     _head: Tensor | None = None  # (V, D) of the weights as they are; None: not copied yet
 
     @property
@@ -49,7 +49,7 @@ class ServedModel:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes one position of one sequence takes in the cache."""
+        """Bytes that a position of a sequence takes in the cache."""
         config = self.model.config.get_text_config()
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -77,7 +77,7 @@ class ServedModel:
     def decode(
         self, tokens: Tensor, positions: Tensor, cache: SlotCache, width: int
     ) -> Tensor:
-        """Forward one token for each of B rows. tokens, positions: (B,) -> logits (B, V)."""
+        """Forward a token for each of B rows. tokens, positions: (B,) -> logits (B, V)."""
         width = min(-(-width // WIDTH_STEP) * WIDTH_STEP, cache.num_columns)
         rows = torch.arange(len(tokens), device=self.device)
         cache.write = DecodeWrite(rows * cache.num_columns + positions, len(tokens), width)
@@ -245,9 +245,10 @@ def _context_limit(config: Any, wanted: int | None) -> int:
     if window and (explicit is None or "sliding_attention" in kinds):
         limits.append(window)
     rope = getattr(config, "rope_parameters", None) or {}
-    for scaling in [rope] if "rope_type" in rope else rope.values():  # else by kind of layer
+    # nested per kind of layer without a rope_type
+    for scaling in [rope] if "rope_type" in rope else rope.values():
         if scaling.get("rope_type") in ("dynamic", "longrope"):
-            # past this length one long row would change the positions of its whole batch
+            # past this length a long row would change the positions of its whole batch
             limits.append(scaling.get("original_max_position_embeddings") or limits[0])
     allowed = int(min(limits))
     if wanted is not None and wanted > allowed:
@@ -257,7 +258,7 @@ def _context_limit(config: Any, wanted: int | None) -> int:
 
 @torch.inference_mode()
 def _transform(model: Any, device: torch.device) -> LogitTransform:
-    """What follows the output head; ConfigError if it is neither a scale nor a cap."""
+    """Transform after the output head; ConfigError if it is more than a scale and a cap."""
     tokens = torch.arange(1, 7, device=device)[None]
     transform = measured_transform(model, tokens, HEAD_TOLERANCE[model.dtype])
     if transform is None:

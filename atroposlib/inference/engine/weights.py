@@ -1,14 +1,14 @@
-"""In-place weight updates of the local server: all weights, or a LoRA adapter merged into them.
+"""In-place weight updates of the local server: all weights, or a merged LoRA adapter.
 
 All weights come from a model directory, a file in shared memory, or tensors in memory. Names
 and shapes of every tensor are verified before the first byte is copied; a mismatch leaves the
-served weights as they were. Tied tensors (an output layer that is the embedding) are one
+served weights as they were. Tied tensors (an output layer that is the embedding) are a single
 tensor under two names: writing either writes both, and weights that hold both names with
 different content are refused.
 
 An adapter is merged: W = base + scale B A. Requests keep the name of the served model, and all
-of them get the adapted weights. The original of each merged weight is kept, so every adapter is
-merged into the loaded weights, and unloading restores them bit for bit.
+requests get the adapted weights. The original of each merged weight is kept, so every adapter is
+merged into the loaded weights, and unloading restores the loaded weights bit for bit.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def load_in_place(model: Any, directory: str | Path) -> int:
 def _convert(model: Any, directory: str | Path) -> dict[str, Tensor] | None:
     """The weights under the names of ``model``; None if the directory is of another model.
 
-    transformers saves the experts of some models one by one and holds them as one tensor.
-    It would fill what it does not find with random numbers, so that is refused.
+    transformers saves the experts of some models separately and holds a single tensor.
+    It fills missing weights with random numbers, so missing weights are refused.
     """
     try:
         loaded, report = type(model).from_pretrained(
@@ -73,7 +73,7 @@ def load_shared(model: Any, path: str, version: int) -> int:
     """Copy a safetensors file that the trainer keeps in memory; as :func:`copy_tensors`.
 
     The trainer rewrites the same file for every version, and its header names the version
-    that is whole in it: a file of another version, or one half written, is refused.
+    that is whole in it: a file of another version, or a half-written file, is refused.
     """
     _require_private(path)
     with ExitStack() as stack:
@@ -114,7 +114,7 @@ def _require_private(path: str) -> None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a model directory, by its index if there is one."""
+    """The safetensors files of a model directory, by its index, if any."""
     if not directory.is_dir():
         raise WeightsError(f"{directory} is not a directory")
     index = directory / "model.safetensors.index.json"
@@ -183,15 +183,15 @@ class MergedAdapter:
 
     def __init__(self) -> None:
         self.name: str | None = None
-        self._base: dict[str, Tensor] = {}  # of the merged weights only
+        self._base: dict[str, Tensor] = {}  # original of the merged weights only
 
     def forget(self) -> None:
-        """Drop the base after other weights were loaded; the next adapter uses those."""
+        """Drop the base after new weights were loaded; the next adapter uses the new weights."""
         self.name, self._base = None, {}
 
     @torch.no_grad()
     def load(self, model: Any, directory: str, name: str) -> int:
-        """Merge the adapter in ``directory`` in place of an earlier one.
+        """Merge the adapter in ``directory`` in place of an earlier adapter.
 
         Returns the number of changed weights. Raises WeightsError: nothing was changed.
         """
@@ -229,7 +229,7 @@ class MergedAdapter:
 def read_deltas(directory: Path, targets: dict[str, Tensor]) -> dict[str, Tensor]:
     """scale B A in float32 for each weight of ``targets`` that a peft adapter changes.
 
-    Raises WeightsError for a broken file, one that does not fit, or another kind of adapter.
+    Raises WeightsError for a file that is broken or does not fit, or an unknown kind of adapter.
     """
     try:
         config = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))

@@ -35,7 +35,7 @@ def create_app(engine: Engine, names: Sequence[str] = ()) -> FastAPI:
     """Routes over a started engine. The engine is closed with the application's lifespan.
 
     Args:
-        names: of this server for others, besides those of loopback and names without a dot.
+        names: names of this server for clients, besides loopback names and names without a dot.
     """
 
     @asynccontextmanager

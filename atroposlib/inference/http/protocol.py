@@ -1,8 +1,8 @@
 """Request bodies and their limits.
 
-Unknown fields are ignored, as clients of other servers send many. A known field that this
+Unknown fields are ignored, as clients written for vLLM or OpenAI send many. A known field that this
 server cannot apply is rejected, because ignoring it would sample from another policy than
-the requested one.
+the requested policy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SamplingFields(BaseModel):
     """Fields every generation route shares, under their OpenAI and vLLM names."""
 
     model_config = ConfigDict(extra="ignore")
-    default_max_tokens: ClassVar[int] = 16  # of OpenAI and vLLM for raw prompts
+    default_max_tokens: ClassVar[int] = 16  # default of OpenAI and vLLM for raw prompts
 
     n: int = Field(1, ge=1, le=MAX_N)
     temperature: float = Field(1.0, ge=0, le=100)
@@ -46,13 +46,13 @@ class SamplingFields(BaseModel):
     max_completion_tokens: Int64 | None = Field(None, ge=0)
     min_tokens: Int64 = Field(0, ge=0)
     seed: Int64 | None = None
-    stop: str | Int64 | list[str | Int64] | None = None  # texts, or ids as the original sends
+    stop: str | Int64 | list[str | Int64] | None = None  # texts, or ids as in the original
     stop_token_ids: list[Int64] | None = None
     ignore_eos: bool = False
     model: str | None = None
     stream: bool = False
     return_token_ids: bool = False
-    return_routed_experts: bool = False  # of a mixture of experts
+    return_routed_experts: bool = False  # routed experts of a mixture of experts
 
     # known but not supported: only the neutral value passes
     presence_penalty: float | None = None
@@ -173,7 +173,7 @@ class PromptFields(SamplingFields):
 
 
 class CompletionRequest(PromptFields):
-    """POST /v1/completions. One prompt or several, as text or as token ids."""
+    """POST /v1/completions. A prompt or several, as text or as token ids."""
 
     prompt: str | list[Int64] | list[str] | list[list[Int64]]
     add_special_tokens: bool = True

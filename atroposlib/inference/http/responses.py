@@ -48,7 +48,7 @@ def chat_logprobs(
     top: list[dict[int, float]],
     detokenizer: Detokenizer,
 ) -> Json:
-    """The ``logprobs`` of a chat choice: one entry per token with its alternatives."""
+    """The ``logprobs`` of a chat choice: an entry per token with its alternatives."""
     content = []
     for i, (token, logprob) in enumerate(zip(tokens, logprobs)):
         alternatives = top[i] if top else {}
@@ -84,7 +84,7 @@ def completion_logprobs(
 
 
 def generate_logprobs(output: Output, top: int) -> list[list[dict[int, float]]]:
-    """/generate: per token one dictionary, the sampled token first."""
+    """Logprobs of /generate: a dictionary per token, the sampled token first."""
     rows: list[list[dict[int, float]]] = []
     for i, (token, logprob) in enumerate(zip(output.tokens, output.logprobs)):
         others = output.top[i].items() if top and output.top else ()
@@ -99,11 +99,11 @@ def generate_logprobs(output: Output, top: int) -> list[list[dict[int, float]]]:
 class ReplyFormat:
     """Differences between the bodies of chats and of completions."""
 
-    prefix: str  # of the id
+    prefix: str  # prefix of the id
     kind: str
     chunk_kind: str
     message: Callable[[str], Json]  # the text of a whole choice
-    delta: Callable[[str], Json]  # the text of one token in a stream
+    delta: Callable[[str], Json]  # the text of a token in a stream
     rest: Callable[[str], Json]  # the text that a stream held back
     logprobs: Callable[[list[int], list[float], list[dict[int, float]], Detokenizer], Json]
 
@@ -128,7 +128,7 @@ COMPLETION = ReplyFormat(
 
 @dataclass(frozen=True)
 class OpenAIReply:
-    """Reply to one request, whole or streamed."""
+    """Reply to a request, whole or streamed."""
 
     form: ReplyFormat
     service: InferenceService
@@ -150,7 +150,7 @@ class OpenAIReply:
         return JsonResponse({**head, "choices": choices, "usage": counts, **extra})
 
     def choices(self, outputs: list[Output]) -> list[Json]:
-        """One whole choice per output."""
+        """Whole choices, in the order of the outputs."""
         texts = self.service.detokenizer.texts(outputs)
         return [
             {
@@ -163,7 +163,7 @@ class OpenAIReply:
         ]
 
     def stream(self, prompt_ids: list[int]) -> StreamingResponse:
-        """Server-sent events, one chunk per sampled token."""
+        """Server-sent events, a chunk per sampled token."""
         # built before the first byte, so that a refusal is still a 4xx
         request = self.service.request(prompt_ids, self.body)
         return StreamingResponse(self._lines(request), media_type="text/event-stream")
@@ -175,7 +175,7 @@ class OpenAIReply:
         try:
             async for chunk in self._chunks(request):
                 yield _event({**head, **prompt, **chunk})
-                prompt = {}  # the first chunk has it, no other
+                prompt = {}  # only the first chunk has it
         except AtroposError as error:
             # the status line is sent: only the stream can carry the error
             body = {"message": str(error), "type": "server_error", "code": 500}

@@ -29,7 +29,7 @@ class Detokenizer:
         self.token = lru_cache(maxsize=65_536)(lambda token: str(tokenizer.decode([token])))
 
     def texts(self, outputs: list[Output]) -> list[str]:
-        """One text per output, special tokens left out, cut before a stop string."""
+        """Text of each output, special tokens left out, cut before a stop string."""
         texts: list[str] = self._tokenizer.batch_decode(
             [output.tokens for output in outputs], skip_special_tokens=True
         )
@@ -131,7 +131,7 @@ class InferenceService:
     async def stream(
         self, request: GenerationRequest
     ) -> AsyncIterator[TokenEvent | RequestResult]:
-        """Events of one request as they are sampled, then its result."""
+        """Events of a request as they are sampled, then its result."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[TokenEvent | None] = asyncio.Queue()
 
@@ -161,7 +161,7 @@ async def _wait_for_disconnect(http: Request) -> None:
 
 
 def _with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
-    """Text parts joined to one string, as most templates expect."""
+    """Text parts joined to a string, as most templates expect."""
     content = message.get("content")
     if not isinstance(content, list):
         return message

@@ -1,7 +1,7 @@
 """Weights by broadcast: a process group of the trainer (rank 0) and the servers.
 
 Tensors are collected in separate memory and copied into the served weights only after the
-last one has arrived, so a trainer that dies in between changes nothing.
+last tensor has arrived, so a trainer that dies in between changes nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class WeightGroup:
-    """Membership of this server in at most one group, and the tensors received from it.
+    """Membership of this server in at most a single group, and the tensors received from it.
 
     Calls come from many threads of the HTTP server.
     """
@@ -33,7 +33,7 @@ class WeightGroup:
         self._staged: dict[str, Tensor] = {}
 
     def join(self, body: InitWeightsGroup, device: torch.device) -> None:
-        """Leave an earlier group and join this one. Raises WeightsError for late members."""
+        """Leave an earlier group and join the given group. Raises WeightsError for late members."""
         group = GroupSpec(
             body.master_address,
             body.master_port,
@@ -54,9 +54,9 @@ class WeightGroup:
             self._device = device if group.backend == "nccl" else torch.device("cpu")
 
     def receive(self, body: UpdateFromGroup) -> dict[str, Tensor] | None:
-        """Take part in one broadcast per name; return all tensors with the last message.
+        """Take part in a broadcast per name; return all tensors with the last message.
 
-        Raises WeightsError if one fails; tensors received before are dropped too.
+        Raises WeightsError if a broadcast fails; tensors received before are dropped too.
         """
         with self._lock:
             spec = self._spec

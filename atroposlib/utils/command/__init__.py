@@ -1,1 +1,1 @@
-"""What all commands share: flags of every command, one log format, one error line."""
+"""Shared parts of all commands: common flags, the log format, the error line."""

@@ -1,4 +1,4 @@
-"""The distribution ``atropos-rl`` that holds this package, and how other packages require it.
+"""The distribution ``atropos-rl`` that holds this package, and the requirement that names it.
 
 The distribution ``atroposlib`` of package indexes is the archived original, whose package has the
 same import name. A requirement by name is written only where an index has given out ours.
@@ -17,7 +17,7 @@ _ROOT = Path(__file__).resolve().parents[3]  # a checkout, or site-packages
 
 
 def requirement(extras: str = "") -> str:
-    """The requirement on this very distribution, with extras such as ``[train]``.
+    """The requirement on this distribution, with extras (``[train]``).
 
     A direct reference (PEP 508) to where it was installed from, by PEP 610: a repository with
     its commit, a wheel or a folder. The running checkout, where nothing is installed. Its name

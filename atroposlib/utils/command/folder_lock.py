@@ -1,6 +1,6 @@
-"""A folder that one process at a time works in, named to the others.
+"""Lock of a folder that a single process works in, with the name of the holder.
 
-The lock lies on the folder itself (flock of its descriptor), so no file can be removed from under
+The lock lies on the folder (flock of its descriptor), so no file can be removed from under
 it, and it ends with the process, however that ends. A file names the holder; it decides nothing.
 """
 

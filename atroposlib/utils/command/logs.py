@@ -1,9 +1,9 @@
-"""Logs of all processes on stderr: one line per event, as text or JSON, without secrets.
+"""Logs of all processes on stderr: a line per event, as text or JSON, without secrets.
 
     2026-11-22T09:30:00.123Z info    run-api  request method=POST status=201
 
 Bodies, query strings and the Authorization header are never passed to a logger. The formatter
-redacts tokens and passwords in all other text, such as that of an exception.
+redacts tokens and passwords in all remaining text, also in the text of an exception.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ LEVELS = ("debug", "info", "warning", "error")
 FIELDS = "fields"  # extra={"fields": {...}} of a record: words of its line, keys of its object
 REDACTED = "[redacted]"
 LINES = "\n\t"  # what ``printable`` keeps of a text of several lines
-TOKEN_PREFIX = "atr_"  # of every token of this package; secret scanners look for it as well
+# prefix of every token of this package; secret scanners look for it as well
+TOKEN_PREFIX = "atr_"
 OURS = ("atroposlib", "example_trainer", "environments", "__main__")
 # Libraries that log every request or file at level info.
 NOISY = (
@@ -55,7 +56,7 @@ def redact(text: str) -> str:
 
 
 def printable(text: str, kept: str = "") -> str:
-    """``text`` with control characters, but for those ``kept``, as escapes.
+    """``text`` with control characters as escapes, except characters of ``kept``.
 
     All text of a model passes here on its way to a terminal, which it must not steer.
     """
@@ -99,7 +100,7 @@ def _text(event: dict[str, Any]) -> str:
         event["logger"] = source
     words = [f"{moment} {level:<7} {process}  {message}"]
     words += [f"{key}={_quote(value)}" for key, value in event.items()]
-    line = printable(" ".join(words))  # one event is one line
+    line = printable(" ".join(words))  # an event is a single line
     return line if exception is None else f"{line}\n{printable(exception, LINES)}"
 
 
@@ -135,7 +136,7 @@ class _Forwarding(logging.Logger):
 def configure(
     process: str, form: str, level: str, stream: IO[str] | None = None
 ) -> logging.Handler:
-    """Send all logs of this process to stderr, in one of ``FORMATS``."""
+    """Send all logs of this process to stderr, as text or JSON (``FORMATS``)."""
     root, least = logging.getLogger(), getattr(logging, level.upper())
     for old in root.handlers[:]:
         if isinstance(old, ProcessHandler):

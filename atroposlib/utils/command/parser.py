@@ -27,7 +27,7 @@ _LOGS = "ATROPOS_LOG_LEVEL, ATROPOS_LOG_FORMAT: defaults of --log-level and --lo
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Fills a text of one line and keeps the lines of others."""
+    """Formatter that fills a text of a single line and keeps the lines of longer texts."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if "\n" not in text.strip():
@@ -72,7 +72,7 @@ class CommandParser(argparse.ArgumentParser):
         args: Sequence[str] | None = None,
         namespace: argparse.Namespace | None = None,
     ) -> argparse.Namespace:
-        """Parse; an unknown flag ends with status 2 and the nearest known one."""
+        """Parse; an unknown flag ends with status 2 and the nearest known flag."""
         self._words = list(sys.argv[1:] if args is None else args)
         options, rest = self.parse_known_args(self._words, namespace)
         if rest:
@@ -112,7 +112,7 @@ class CommandParser(argparse.ArgumentParser):
         return [*self._option_string_actions, *below]
 
     def error(self, message: str) -> NoReturn:
-        """End with status 2 and one line, in JSON where logs are."""
+        """End with status 2 and an error line, in JSON where logs are."""
         words = " ".join(self._words or sys.argv[1:]).replace("=", " ")
         if "--log-format json" in words or os.environ.get("ATROPOS_LOG_FORMAT") == "json":
             logs.configure(self.prog, "json", "info")
@@ -125,7 +125,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def common_flags(prog: str, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The common flags of a command line with another parser, and its other words."""
+    """The common flags of a command line with a different parser, and its remaining words."""
     ours: list[str] = []
     rest: list[str] = []
     for before, word in zip(["", *words], words):
@@ -157,14 +157,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def require(process: str, extra: str, *modules: str) -> None:
-    """End with status 2 and one line if a module of an extra is not installed."""
+    """End with status 2 and an error line if a module of an extra is not installed."""
     if names := missing(*modules):
         logs.report(process, f"needs {', '.join(names)}: pip install 'atropos-rl[{extra}]'")
         raise SystemExit(USAGE_ERROR)
 
 
 def missing(*modules: str) -> list[str]:
-    """Those of the modules that cannot be imported; none is imported."""
+    """Modules of ``modules`` that cannot be found; no module is imported."""
 
     def is_found(name: str) -> bool:
         try:

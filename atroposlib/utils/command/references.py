@@ -1,9 +1,9 @@
-"""References to environments, and the installed packages that name some. Imports none of them.
+"""References to environments, and the installed packages that name them. Imports nothing.
 
     name | package:name | file.py[:attribute] | adapter:argument
 
 Packages name environments by entry points of the group ``atropos.environments``:
-``wordle = "wordle:Wordle"`` or, for a module with one environment, ``wordle = "wordle"``.
+``wordle = "wordle:Wordle"`` or, for a module with a single environment, ``wordle = "wordle"``.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from atroposlib.utils.command.parser import did_you_mean
 GROUP = "atropos.environments"
 GROUPS = (GROUP, "atroposlib.environments")  # the second: packages of before 0.3
 USAGE = "a name of `atropos env list`, PACKAGE:NAME, FILE.py[:NAME] or ADAPTER:ARGUMENT"
-ADAPTER = "adapter"  # the kind of those of other packages, which take an argument
+ADAPTER = "adapter"  # kind of environments of foreign packages, which take an argument
 DIGEST_CHARS = 16
 SKIPPED = ("__pycache__", ".git", ".venv")
 
 
 @dataclass(frozen=True)
 class Listed:
-    """One environment that a name leads to."""
+    """Environment that a name leads to."""
 
     name: str
     module: str  # or module:attribute
     about: str
     package: str = ""
     version: str = ""
-    kind: str = ""  # of its card, or the first keyword of its package
+    kind: str = ""  # kind of its card, or the first keyword of its package
     problem: str = ""  # why it cannot be used
 
     @property
@@ -46,7 +46,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Reference:
-    """What a word leads to: a file, or one of the list; with an attribute or an argument."""
+    """Target of a word: a file or a listed environment, with an attribute or an argument."""
 
     file: Path | None = None
     listed: Listed | None = None
@@ -65,7 +65,7 @@ def installed_environments(found: Iterable[Distribution] | None = None) -> list[
         try:
             name = _name(package)
             own = [] if name.lower() in seen else list(_points(package))
-            seen.add(name.lower())  # the first on the path hides others of its name
+            seen.add(name.lower())  # the first on the path hides later packages of its name
             for point in own:
                 listed.setdefault((name, point.name), _entry_of(package, point))
         except (KeyError, TypeError, ValueError, OSError) as error:
@@ -109,7 +109,7 @@ def _entry_of(package: Distribution, point: EntryPoint) -> Listed:
 
 
 def resolve(text: str, known: Sequence[Listed]) -> Reference:
-    """What ``text`` leads to among the environments that are ``known``.
+    """Target of ``text`` among the ``known`` environments.
 
     Raises ConfigError: nothing, or several packages.
     """
@@ -125,7 +125,7 @@ def resolve(text: str, known: Sequence[Listed]) -> Reference:
         matches = [entry for entry in known if (entry.package, entry.name) == (place, rest)]
     else:
         matches = [entry for entry in known if entry.name == text]
-        # A module of this package, such as gsm8k_server, may be named as its file is.
+        # A module of this package (gsm8k_server) may be named as its file is.
         matches = matches or [
             entry for entry in known if entry.module.rpartition(".")[2] == text
         ]
@@ -147,7 +147,7 @@ def resolve(text: str, known: Sequence[Listed]) -> Reference:
 
 
 def digest(files: Iterable[Path]) -> str:
-    """Digest of the names and contents of files and folders, such as "sha256:9f86d081884c7d65"."""
+    """Digest of the names and contents of files and folders, e.g. "sha256:9f86d081884c7d65"."""
     total = hashlib.sha256()
     for path in files:
         inside = [path] if path.is_file() else sorted(path.rglob("*"))

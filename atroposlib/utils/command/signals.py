@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import FrameType
 
 _installed: dict[int, Callable[[int, FrameType | None], None]] = {}
-_ignored: set[int] = set()  # before a handler was installed, as under nohup
+_ignored: set[int] = set()  # signals ignored before a handler was installed, as under nohup
 _forking = (
     threading.local()
 )  # its ``mask``: signals that the thread had blocked before the fork
@@ -64,7 +64,8 @@ def _release_signals() -> None:
 def _reset_in_child() -> None:
     signal.set_wakeup_fd(-1)
     for number, handler in _installed.items():
-        if signal.getsignal(number) is handler:  # else the code of the user has its own
+        # a different handler belongs to the code of the user
+        if signal.getsignal(number) is handler:
             _reset(number)
     _installed.clear()
     _release_signals()

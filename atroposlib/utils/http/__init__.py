@@ -1,1 +1,1 @@
-"""HTTP servers: the gate before each of them, its checks, sockets and deadlines."""
+"""HTTP servers: the gate before each server, its checks, sockets and deadlines."""

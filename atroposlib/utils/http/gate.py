@@ -25,15 +25,15 @@ FACTS_KEY = "atropos.facts"  # a key of the ASGI scope
 
 
 class RequestFacts:
-    """The head of one request.
+    """The head of a request.
 
     Args:
-        route_of: template of a method and a path, such as /batches/{no}/ack; None: unknown.
+        route_of: template of a method and a path, e.g. /batches/{no}/ack; None: unknown.
     """
 
     def __init__(self, scope: Scope, route_of: Callable[[str, str], str | None]) -> None:
         self.kind: str = scope["type"]  # http or websocket
-        self.method: str = scope.get("method", "")  # a WebSocket has none
+        self.method: str = scope.get("method", "")  # empty for a WebSocket
         self.path: str = scope["path"]
         self.route = route_of(self.method, self.path)
         self.raw_headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
@@ -46,7 +46,7 @@ class RequestFacts:
 
 
 class Exchange:
-    """The messages of one request: its status and bytes, and headers set in its response."""
+    """The messages of a request: its status and bytes, and headers set in its response."""
 
     def __init__(
         self, receive: Receive, send: Send, headers: Callable[[], Mapping[str, str]]
@@ -91,7 +91,7 @@ class Gate:
         checks: in the order in which they may refuse a request. A refused WebSocket is closed.
         route_of: see :class:`RequestFacts`; called once for each request.
         respond: response to an error of ``app``; None: a plain 500, and the error is raised.
-        record: entered around each HTTP request, refused ones included.
+        record: entered around each HTTP request, also around refused requests.
         headers: set in every response.
     """
 

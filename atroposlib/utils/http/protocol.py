@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-HEAD_S = 10.0  # for the head of a request, from the connection or its first byte
+HEAD_S = 10.0  # limit for the head of a request, from the connection or its first byte
 
 
 def head_deadline(seconds: float = HEAD_S) -> type[asyncio.Protocol]:
@@ -56,15 +56,17 @@ def head_deadline(seconds: float = HEAD_S) -> type[asyncio.Protocol]:
 
 
 class PlainParser:
-    """Parser of a protocol of uvicorn that reads a request with an unknown ``Upgrade`` as a plain one.
+    """Parser for uvicorn's protocols that reads a request with an unknown ``Upgrade`` as plain HTTP.
 
     RFC 9110, 7.8 lets a server ignore the field, and Java's client sends ``Upgrade: h2c`` by default.
-    httptools ends such a request at its head, without the body, and takes the rest for another.
+    httptools ends that request at its head, without the body, and reads the rest as a new
+    request.
     """
 
     def __init__(self, protocol: HttpToolsProtocol) -> None:
         self._protocol = protocol
-        self._is_upgrade = False  # of the request whose head has just ended
+        # whether the request whose head has just ended asks for an upgrade
+        self._is_upgrade = False
         self.on_message_begin, self.on_url = protocol.on_message_begin, protocol.on_url
         self.on_header, self.on_body = protocol.on_header, protocol.on_body
         self._parser = self._new_parser()
@@ -73,7 +75,7 @@ class PlainParser:
         import httptools
 
         parser = httptools.HttpRequestParser(self)
-        with suppress(AttributeError):  # as uvicorn does, for older releases
+        with suppress(AttributeError):  # older releases of httptools, as in uvicorn
             parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 

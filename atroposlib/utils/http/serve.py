@@ -16,14 +16,14 @@ from atroposlib.utils.http.protocol import head_deadline
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-STOP_S = 8.0  # a process ends so long after a signal
+STOP_S = 8.0  # longest time from a signal to the end of a process
 
 
 def run_app(app: ASGIApp, listener: socket.socket) -> None:
     """Serve ``app``, behind its gate, on ``listener``. Open requests end 5 s after a signal.
 
-    Threads cannot be cancelled: the process exits with status 128 + signal while one still works
-    ``STOP_S`` after the signal, for instance on a copy of weights.
+    Threads cannot be cancelled: the process exits with status 128 + signal while a thread
+    still works ``STOP_S`` after the signal, for instance on a copy of weights.
     """
     import uvicorn
 

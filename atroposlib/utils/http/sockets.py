@@ -9,15 +9,16 @@ from urllib.parse import urlsplit
 
 from atroposlib.errors import ConfigError
 
-LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")  # the Host header writes them so
-# A connection whose peer vanished ends within SILENCE_S. Without that a request waits for its own
-# timeout, of minutes, and what was not acknowledged is sent again in pauses of up to two minutes, also
-# after a network is back. Calls may be repeated: a connection that ends too early costs one retry.
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")  # spelling of the Host header
+# A connection whose peer vanished ends within SILENCE_S. Otherwise a request waits for its own
+# timeout, of minutes, and unacknowledged data is sent again in pauses of up to two minutes,
+# also after a network is back. Calls may be repeated: a connection that ends too early costs a
+# retry.
 SILENCE_S = 30
-IDLE_S, PROBE_S = 15, 5  # before the first probe of a silent connection, and between two
+IDLE_S, PROBE_S = 15, 5  # silence before the first probe, pause between two
 PROBES = (SILENCE_S - IDLE_S) // PROBE_S
 CONNECT_TIMEOUT_S = (
-    10.0  # of a new connection, whose first packet is repeated after 1, 3 and 7 s
+    10.0  # limit of a new connection; its first packet is repeated after 1, 3 and 7 s
 )
 
 
@@ -26,7 +27,7 @@ def bind(host: str, port: int, backlog: int | None = None) -> socket.socket:
 
     Args:
         backlog: start to listen with it; None: the caller does. Until a socket listens,
-            others may bind to the same port.
+            any process may bind to the same port.
 
     Raises ConfigError: the port is taken, or the address is not of this machine.
     """
@@ -55,7 +56,7 @@ def bind(host: str, port: int, backlog: int | None = None) -> socket.socket:
 
 
 def kept_alive() -> list[tuple[int, int, int]]:
-    """Options for ``setsockopt``; a listening socket passes them on. Linux has all of them."""
+    """Options for ``setsockopt``, inherited from a listening socket. Linux has all options."""
     wanted = {
         "TCP_KEEPIDLE": IDLE_S,
         "TCP_KEEPINTVL": PROBE_S,
@@ -68,7 +69,7 @@ def kept_alive() -> list[tuple[int, int, int]]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` is only reachable from this machine. Other names may resolve anywhere."""
+    """Whether ``host`` is only reachable from this machine. A host name may resolve anywhere."""
     address = address_of(host)
     return host == "localhost" or (address is not None and address.is_loopback)
 

@@ -25,13 +25,13 @@ def page_checks(
     """Both checks, for a server whose GETs change nothing.
 
     Args:
-        names: of this server, besides those without a dot; None: any name.
+        names: allowed names with a dot; None: any name.
     """
     return host_check(names, refuse), site_check(refuse)
 
 
 def host_check(names: Iterable[str] | None, refuse: Refuse) -> Check:
-    """Check against DNS rebinding: refuses other names in the Host header.
+    """Check against DNS rebinding: refuses unknown names in the Host header.
 
     Addresses cannot be rebound, and names without a dot (``node017``, a service of a compose
     file) cannot be registered, so both always pass.
@@ -65,7 +65,7 @@ def host_name(header: bytes) -> str | None:
 def site_check(refuse: Refuse, changing_gets: Collection[str] = ()) -> Check:
     """Check that refuses requests which a browser sends for another site, with 403.
 
-    Browsers open WebSockets to any site, so those are refused too.
+    Browsers open WebSockets to any site, so WebSockets are refused too.
 
     Args:
         changing_gets: paths whose GET changes something. A page can send it to plain HTTP

@@ -1,1 +1,1 @@
-"""Models of transformers: what trainer and local server both know of them."""
+"""Models of transformers: code shared by trainer and local server."""

@@ -4,7 +4,7 @@
     logits = cap tanh(scale products / cap)        without a cap: scale products
 
 Granite and Cohere scale, Gemma 2 caps; the rest has scale 1 and no cap. Configurations name
-the numbers, not what is done with them (Granite divides by ``logits_scaling``, HyperCLOVAX
+the numbers, not their use (Granite divides by ``logits_scaling``, HyperCLOVAX
 multiplies), so the model's own logits decide.
 """
 
@@ -76,7 +76,7 @@ def measured_transform(model: Any, tokens: Any, tolerance: float) -> LogitTransf
 
 
 def _stated_logits(config: Any) -> Iterator[LogitTransform]:
-    """Transforms with the configuration's numbers; the plain one first."""
+    """Transforms with the configuration's numbers; the identity first."""
     scales = [value for name in SCALES if (value := getattr(config, name, None))]
     either_way = [1.0, *scales, *(1 / value for value in scales)]
     caps = [None, *(value for name in CAPS if (value := getattr(config, name, None)))]
@@ -84,7 +84,7 @@ def _stated_logits(config: Any) -> Iterator[LogitTransform]:
 
 
 def _amplify(model: Any, tokens: Any, gain: float) -> tuple[Any, Any]:
-    """Hidden states (1, T, D) times ``gain``, and the model's own logits of them (1, T, V)."""
+    """Hidden states (1, T, D) times ``gain``, and the model's own logits (1, T, V)."""
     seen = []
 
     def amplify(module: Any, inputs: Any, output: Any) -> Any:

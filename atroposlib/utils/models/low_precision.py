@@ -35,7 +35,7 @@ def kept_casts(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
     """The passes inside share what :func:`autocast` converts: the weights, until they change.
 
     Autocast forgets its conversions when the outermost context ends; between the passes it is
-    off, so that losses and backward passes compute as without this one.
+    off, so that losses and backward passes compute as without this context.
     """
     with autocast(device, dtype), torch.autocast(device.type, enabled=False):
         yield
@@ -44,9 +44,9 @@ def kept_casts(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
 def widen_residual(embedding: nn.Module, dtype: torch.dtype) -> None:
     """Make the residual stream of a model float32 under :func:`autocast`.
 
-    Shards and served models have parameters of the low precision, one rank those of float32;
-    all compute alike then. Outside of autocast, where a model is compared with itself, nothing
-    changes.
+    Shards and served models have parameters of the low precision, a single rank has float32;
+    all compute alike then. Outside of autocast, where a model is compared with its own copy,
+    nothing changes.
     """
 
     def widen(module: nn.Module, inputs: Any, embedded: Tensor) -> Tensor:
@@ -63,8 +63,8 @@ def wide_product(left: Tensor, right: Tensor) -> Tensor:
 
     Args:
         left: of low precision, or of the precision of the result.
-        right: of the dtype of ``left``; on a CPU also float32 that holds such numbers, which
-            spares the conversion of weights that are used often.
+        right: of the dtype of ``left``; on a CPU also float32 that holds numbers of that
+            dtype, which spares the conversion of weights that are used often.
     """
     exact = torch.promote_types(torch.float32, left.dtype)
     if left.dtype == exact:
@@ -98,14 +98,14 @@ def _adds_in_place(device: torch.device, dtype: torch.dtype) -> bool:
     total = torch.ones(16, 16, device=device)
     try:
         torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)
-    except (RuntimeError, TypeError):  # no kernel, or no such overload
+    except (RuntimeError, TypeError):  # no kernel, or no overload
         return False
     return bool((total == 17).all())
 
 
 @contextlib.contextmanager
 def _rounded_factors(dtype: torch.dtype) -> Iterator[None]:
-    """Float32 products of a CPU may take their factors as bfloat16, where it has such units.
+    """Float32 products of a CPU may take their factors as bfloat16, where it has bfloat16 units.
 
     The factors hold bfloat16 numbers already, so that the result is the same, at a third of
     the time.

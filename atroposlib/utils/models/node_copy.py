@@ -1,4 +1,4 @@
-"""Copies of published weights on a node's own disk, one for all processes of the node.
+"""Copies of published weights on a node's own disk, shared by all processes of the node.
 
 They lie below ``ATROPOS_NODE_DIR`` (default: the directory of temporary files), in a folder of the
 user for each directory that versions are published to. A copy has the name of what was copied, which is
@@ -16,7 +16,7 @@ from pathlib import Path
 from atroposlib.utils.models.weight_folders import node_folder, require_weight_folder
 
 MODEL_FILES = ("config.json", "adapter_config.json")
-KEPT = 1  # older copies: servers use the last one until they load the newest
+KEPT = 1  # older copies: servers use the previous copy until they load the newest
 
 
 def copy_once(directory: str) -> tuple[str, int]:
@@ -41,7 +41,7 @@ def copy_once(directory: str) -> tuple[str, int]:
         )
         older = [copy for copy in copies if not copy.name.startswith(".")][-KEPT:]
         for copy in (*copies, draft):
-            if copy not in older:  # before the copy, which needs the room
+            if copy not in older:  # room for the new copy
                 shutil.rmtree(copy, ignore_errors=True)
         draft.mkdir()
         for file in filter(Path.is_file, source.iterdir()):  # nothing of folders in it

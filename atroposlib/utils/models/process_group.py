@@ -1,7 +1,7 @@
 """Process groups between trainer and servers, besides a process's existing groups.
 
-The store and its prefixes are those of ``torch.distributed``, laid out as SGLang does, so
-that one of its ranks can be the other end. Imports nothing but torch: a worker of vLLM
+The store and its prefixes follow ``torch.distributed``, laid out as in SGLang, so
+that a rank of SGLang can be the peer. Imports nothing but torch: a worker of vLLM
 imports this file.
 """
 
@@ -47,12 +47,12 @@ class GroupSpec:
 
 
 def bind_device(group: GroupSpec) -> timedelta:
-    """Timeout of every wait of one member for another."""
+    """Timeout of every wait of a member for its peers."""
     return timedelta(seconds=group.timeout_s)
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """Bind the rendezvous port before it is sent to the servers; 0 chooses a free one."""
+    """Bind the rendezvous port before it is sent to the servers; 0 chooses a free port."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return socket.create_server((address, port), family=family, backlog=2048)
 
@@ -60,8 +60,8 @@ def listen(address: str, port: int) -> socket.socket:
 def host_store(listener: socket.socket, group: GroupSpec, *, waits: bool = False) -> Any:
     """Create the store of a group, served by this process on ``listener`` alone.
 
-    ``waits``: return when every member has connected, RuntimeError if one is late. The
-    members of vLLM's own group report that, and nothing else bounds the wait for them.
+    ``waits``: return when every member has connected, RuntimeError if a member is late. The
+    members of vLLM's own group report that, and nothing else bounds the wait.
     """
     fd = listener.detach()
     return _store(group, is_master=True, master_listen_fd=fd, wait_for_workers=waits)
@@ -83,9 +83,9 @@ def _store(group: GroupSpec, **place: Any) -> Any:
 
 
 def join(store: Any, group: GroupSpec, rank: int) -> Any:
-    """Join a group as one member; with gloo the call returns when all have joined.
+    """Join a group as member ``rank``; with gloo the call returns when all have joined.
 
-    Raises RuntimeError: they did not meet within the bound.
+    Raises RuntimeError: the members did not meet within the bound.
     """
     kind = "cuda" if group.backend == "nccl" else "cpu"
     for prefix in (group.name, f"{group.name}/", f"{kind}/"):

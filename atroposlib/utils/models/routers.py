@@ -2,11 +2,11 @@
 
     hidden (N, D) -> router -> logits (N, E), weights (N, K), indices (N, K) -> experts
 
-A module with such outputs is a router. Configurations do not state how weights follow from
+A module with these outputs is a router. Configurations do not state how weights follow from
 logits, so a formula is fitted to what a router computes. In a replay it weighs the given experts
-by the router's own logits, so that the gradient reaches them.
+by the router's own logits, so that the gradient reaches these logits.
 
-N tokens of a pass, D hidden size, E experts of a layer, K chosen ones, L layers with a router.
+N tokens of a pass, D hidden size, E experts of a layer, K chosen experts, L layers with a router.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from atroposlib.utils.models.causal_lm import decoder
 from atroposlib.wire.routing import RoutedExperts, decoded
 from atroposlib.wire.safetensors import Array
 
-TOLERANCE = 1e-4  # of a fitted weight, as a share of the largest
+TOLERANCE = 1e-4  # error of a fitted weight, as a share of the largest
 SCORES: tuple[Callable[[Tensor], Tensor], ...] = (
     partial(torch.softmax, dim=-1),
     torch.sigmoid,
@@ -89,7 +89,7 @@ def outputs_of(modules: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def chosen_experts(outputs: Sequence[tuple[Tensor, Tensor, Tensor]], lines: int) -> Array:
-    """(lines, T, L, K) int16 of the outputs of all routers in a pass of so many lines."""
+    """(lines, T, L, K) int16 of the outputs of all routers in a pass of ``lines`` lines."""
     indices = torch.stack([indices for _, _, indices in outputs], 1).to("cpu", torch.int16)
     return np.asarray(indices.reshape(lines, -1, *indices.shape[1:]).numpy())
 
@@ -97,7 +97,7 @@ def chosen_experts(outputs: Sequence[tuple[Tensor, Tensor, Tensor]], lines: int)
 def fitted_routers(model: Any, tokens: Tensor) -> dict[str, list[Any]]:
     """Arguments of :func:`_weights`, K and E of the routers, by the name of their class.
 
-    Raises ConfigError without routers, or for one whose weights no formula gives.
+    Raises ConfigError without routers, or for a router whose weights no formula gives.
     """
     fitted = {
         type(router.module).__name__: _fit(router) for router in routers_of(model, tokens)

@@ -1,7 +1,8 @@
 """Folders that an inference server loads and copies weights from.
 
-``ATROPOS_WEIGHTS_FROM`` holds them; launchers set it to where the trainer of the run publishes.
-Without it a server takes any directory of a model: a server started by hand knows no run.
+``ATROPOS_WEIGHTS_FROM`` lists these folders; launchers set it to where the trainer of the run
+publishes. Without it a server takes any directory of a model: a server started by hand knows
+no run.
 """
 
 from __future__ import annotations

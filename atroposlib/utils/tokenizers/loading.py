@@ -16,7 +16,7 @@ from atroposlib.utils.tokenizers.plain import INSTALL, PlainTokenizer, obstacle,
 
 # Classes that add nothing to tokenizer.json.
 PLAIN = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
-SMOLLM2_DIRECTORY = "smollm2-135m-instruct"  # of the quickstart's model, in the cache
+SMOLLM2_DIRECTORY = "smollm2-135m-instruct"  # folder of the quickstart's model in the cache
 MAKE_SMOLLM2 = (sys.executable, "-m", "atroposlib.quickstart.models")
 # A second thread that imports transformers meanwhile gets the module without its classes.
 _IMPORTING = threading.Lock()
@@ -38,7 +38,7 @@ def local_model(name: str) -> str:
 
 
 def is_path(name: str) -> bool:
-    """Whether ``name`` is a path, and no hub name such as ``owner/name``."""
+    """Whether ``name`` is a path, and no hub name (``owner/name``)."""
     inside = "/" in name and (name.count("/") > 1 or Path(name).parent.is_dir())
     return inside or name.startswith((".", "~", "/")) or Path(name).exists()
 
@@ -47,7 +47,7 @@ def require_model(name: str) -> None:
     """Check that ``name`` is a directory, or a model of the hub that can be loaded now.
 
     The quickstart's model is made if it is missing: downloaded and converted, in a minute.
-    If the hub does not answer one request, its client goes offline. Raises ConfigError.
+    If the hub does not answer a request, its client goes offline. Raises ConfigError.
     """
     if Path(name).is_dir():
         return

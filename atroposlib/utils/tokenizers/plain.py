@@ -18,11 +18,12 @@ CHANGES = ["add_bos_token", "add_eos_token", "add_prefix_space", "split_special_
 CHANGES += ["clean_up_tokenization_spaces"]
 INSTALL = "pip install 'atropos-rl[transformers]'"
 SPECIAL = tuple(f"{name}_token" for name in "bos eos unk sep pad cls mask".split())
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field in templates
+# names of the same field in templates
+REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object; empty if there is no such file."""
+    """A JSON object; empty if the file does not exist."""
     return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
 
@@ -100,7 +101,7 @@ class PlainTokenizer:
         skip_special_tokens: bool = False,
         clean_up_tokenization_spaces: bool = False,
     ) -> str:
-        """The text, never cleaned up: the argument is for callers of other tokenizers."""
+        """The text, never cleaned up: the argument keeps the signature of transformers."""
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         return str(self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 

@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what a decoder writes for an incomplete character
-# A character of several tokens may straddle a boundary; no tokenizer needs more of them.
+# A character of several tokens may straddle a boundary; no tokenizer needs more tokens for it.
 MAX_TOKENS_PER_CHARACTER = 8
 
 
 def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
-    """The text of tokens, special ones included."""
+    """The text of tokens, with special tokens."""
     return str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
 
 def added_special_tokens(tokenizer: Any) -> dict[int, str]:
     """Texts of added special tokens by their id; empty for a tokenizer that lists none.
 
-    ``all_special_tokens`` lacks those without a role, such as the marks of turns.
+    ``all_special_tokens`` lacks tokens without a role, e.g. the marks of turns.
     """
     added = getattr(tokenizer, "added_tokens_decoder", None)
     if not isinstance(added, Mapping):
@@ -31,7 +31,7 @@ def token_texts(
 ) -> list[str]:
     """The text that each token adds to ``before``, the tokens in front of it.
 
-    A character of several tokens stands at its last one. Tokens are decoded with those of
+    A character of several tokens stands at its last token. Tokens are decoded with the tokens of
     the character before, which keeps their spaces.
     """
     all_tokens = [*before[-MAX_TOKENS_PER_CHARACTER:], *tokens]

@@ -1,7 +1,7 @@
-"""PostgreSQL store: one schema per run, shared by several API replicas.
+"""PostgreSQL store: a schema per run, shared by several API replicas.
 
     put, claim, ack ... -> writer thread -> BEGIN, lock of the run, ..., COMMIT
-    read, stats, load   -> up to four connections of one snapshot each, outside the lock
+    read, stats, load   -> up to four connections of a snapshot each, outside the lock
 
 Replicas take the lock of the run in turns, so each transaction reads the commits before it.
 If the server is unreachable or sends nothing, operations retry until a timeout. If the response to a COMMIT
@@ -24,8 +24,8 @@ from atroposlib.errors import ConfigError
 
 SCHEMA = "atropos"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-START_TIMEOUT_S = 120.0  # for the server at the start
-RECONNECT_TIMEOUT_S = 20.0  # of an operation while the server is unreachable
+START_TIMEOUT_S = 120.0  # limit for the server at the start
+RECONNECT_TIMEOUT_S = 20.0  # limit of an operation while the server is unreachable
 
 
 class PostgresStore(Store):
@@ -33,10 +33,10 @@ class PostgresStore(Store):
 
     Args:
         url: ``postgresql://user@host/database``, with ``?schema=name`` for another schema
-            than ``atropos``. One schema is one run; it is created if missing.
+            than ``atropos``. A schema holds a single run; it is created if missing.
         max_bytes: bound on the bytes of stored payloads.
-        archive_bytes: retired payloads kept for the explorer; 0 frees them, None: as they are.
-        data_dir: for the index of rollouts, one per replica; None: in memory.
+        archive_bytes: retired payloads kept for the explorer; 0 frees all, None: no change.
+        data_dir: for the index of rollouts, a file per replica; None: in memory.
         convert: from the JSON of a group of an earlier release to the stored form; None refuses
             the tables of that release.
         reconnect_timeout_s: retry period of an operation while the server is unreachable.
@@ -76,7 +76,7 @@ class PostgresStore(Store):
         super().__init__(writer, self._readers.run, max_bytes)
         if archive_bytes is not None:
             self.do(lambda c: c.execute("UPDATE archive SET bound = ?", (archive_bytes,)))
-        if data_dir is not None:  # the directory may have served other databases
+        if data_dir is not None:  # the directory may have served several databases
             name = f"postgres-{digest_of(url.encode()).hex()[:8]}"
             self.archive = data_dir / "archive" / name / "index.sqlite"
 

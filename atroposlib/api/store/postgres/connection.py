@@ -26,14 +26,16 @@ logger = logging.getLogger(__name__)
 MIN_SERVER_VERSION = 150000
 RETRY_S = 0.2  # between two attempts to reach the server
 WAIT_LOG_S = 10.0  # between two log lines about a server that is awaited at the start
-READ_SILENCE_S = 15.0  # of a server that a reader waits for; then it counts as unreachable
+# silence of a server that a reader waits for; then it counts as unreachable
+READ_SILENCE_S = 15.0
 WRITE_SILENCE_S = 100.0  # longer than the timeouts by which a live server ends a statement
-PROBE_AFTER_S = 10.0  # of silence: a frozen server answers no other connection either
+# silence before a probe: a frozen server answers no second connection either
+PROBE_AFTER_S = 10.0
 CLOSING_SILENCE_S = 5.0  # while the store closes
 PROBE_INTERVAL_S = 1.0  # between attempts after the timeout: each may take a connect timeout
-# The server disconnects a frozen replica that holds the lock of the run after 10 s; a live one
+# The server disconnects a frozen replica that holds the lock of the run after 10 s; a live replica
 # computes for 2.8 s at most between two statements (a batch of 50,000 rows is chosen). The lock
-# timeout of the other replicas is longer than that.
+# timeout of the waiting replicas is longer than that.
 SETTINGS = """
 SET search_path TO "{schema}";
 SET client_min_messages TO error;
@@ -52,7 +54,7 @@ CONNECT_OPTIONS: dict[str, Any] = {
     "application_name": "atropos",
 }
 PROBE_OPTIONS: dict[str, Any] = {"connect_timeout": 5, "application_name": "atropos-probe"}
-# Parts of libpq's messages about a connection that no wait makes possible.
+# Parts of libpq's messages about a connection that waiting cannot make possible.
 PERMANENT = ("authentication failed", "does not exist", "no pg_hba.conf", "no password")
 # Exceptions of psycopg, and of text that no database can hold.
 FAULTS = (psycopg.Error, UnicodeEncodeError)
@@ -70,7 +72,7 @@ def fault(cause: Exception) -> StoreError:
 
 class Raw(psycopg.Connection[Row]):
     """Connection that is closed when the server sends nothing for ``silence_s``, or for
-    ``PROBE_AFTER_S`` while it answers no other connection either.
+    ``PROBE_AFTER_S`` while it answers no second connection either.
 
     A frozen server acknowledges TCP packets, so no timeout of the kernel ends the wait, and
     ``statement_timeout`` is the frozen server's own.
@@ -171,7 +173,7 @@ class PostgresServer:
         self._reconnect_timeout_s = reconnect_timeout_s
         self.stopped = threading.Event()  # set while the store closes
         self._outage: _Outage | None = None
-        self._ahead_s: float | None = None  # clock of the server minus the monotonic one
+        self._ahead_s: float | None = None  # clock of the server minus the monotonic clock
 
     def stop_retrying(self) -> None:
         """End all retries, since the store closes."""
@@ -198,7 +200,7 @@ class PostgresServer:
         with ExitStack() as undo:
             undo.callback(raw.close)
             raw.silence_s, raw.server = silence_s, self
-            # Numbers are sent as bigint, so one prepared statement fits all values.
+            # Numbers are sent as bigint, so a prepared statement fits all values.
             raw.adapters.register_dumper(int, Int8Dumper)
             raw.adapters.register_dumper(int, Int8BinaryDumper)
             self.record_time(_require_durable(raw))

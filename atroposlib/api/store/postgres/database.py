@@ -1,7 +1,7 @@
 """Connections of the PostgreSQL store: writer and readers.
 
 PostgresDatabase  connection of the writer: lock of the run, COMMIT with a known outcome
-PostgresReaders   read-only connections, one snapshot each
+PostgresReaders   read-only connections, a snapshot each
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from atroposlib.errors import ConfigError, StoreError
 T = TypeVar("T")
 
 MAX_READERS = 4
-READER_WAIT_S = 30.0  # for a free connection
+READER_WAIT_S = 30.0  # limit for a free connection
 
 
 class _Reader(PostgresConnection):
@@ -58,12 +58,13 @@ class PostgresReaders:
         self._open = True
 
     def run(self, work: Callable[[PostgresConnection], T]) -> T:
-        """Run ``work`` on one snapshot."""
+        """Run ``work`` on a snapshot."""
         try:
             return self._server.retry_while_away(lambda: self._attempt(work))
         except FAULTS as cause:
             raise fault(cause) from cause
-        except ConfigError as cause:  # after a failover; at the start it is a ConfigError
+        # the server changed by a failover; at the start it is a ConfigError
+        except ConfigError as cause:
             raise StoreError(str(cause)) from cause
 
     def _attempt(self, work: Callable[[PostgresConnection], T]) -> T:
@@ -106,7 +107,7 @@ class PostgresDatabase:
 
     The outcome of a COMMIT whose response was lost is looked up by the id of its transaction, if
     the server has not crashed since: a crash loses ids that no durable record names, and the
-    server gives them to other transactions. It also empties the unlogged table ``uncrashed``, of
+    server gives these ids to new transactions. It also empties the unlogged table ``uncrashed``, of
     which a transaction notes the row. After a crash the outcome is unknown, an error.
     """
 
@@ -138,7 +139,7 @@ class PostgresDatabase:
         """
         try:
             self._server.retry_while_away(self._begin)
-        except ConfigError as cause:  # after a failover
+        except ConfigError as cause:  # the server changed by a failover
             raise StoreError(str(cause)) from cause
 
     def _begin(self) -> None:
@@ -162,7 +163,7 @@ class PostgresDatabase:
             if not self._was_committed():
                 raise
         else:
-            if done != "COMMIT":  # after a failure the server rolls back without an error
+            if done != "COMMIT":  # the server rolls back a failed transaction without an error
                 raise StoreError("PostgreSQL rolled the transaction back")
 
     def _was_committed(self) -> bool:
@@ -207,7 +208,7 @@ class PostgresDatabase:
 
 _ROW = "(SELECT min(id) FROM uncrashed)"
 # The clock is read after the wait for the lock, the row possibly before: then there are two rows,
-# and an outcome is unknown where the noted one is not the least.
+# and an outcome is unknown where the noted row is not the least.
 _LOCK = (
     "SELECT pg_advisory_xact_lock(?)::text, extract(epoch FROM clock_timestamp())::float8, "
     f"{_ROW}, pg_current_xact_id()::text"

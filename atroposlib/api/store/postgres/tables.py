@@ -65,7 +65,7 @@ CREATE TRIGGER archive_full AFTER UPDATE ON archive FOR EACH ROW
 
 
 def make_tables(server: PostgresServer, convert: Convert | None = None) -> None:
-    """Create schema and tables if missing; ``convert`` those of the release before.
+    """Create schema and tables if missing; ``convert`` tables of the release before.
 
     Raises:
         ConfigError: they have another layout, or a pooler shares sessions.
@@ -126,7 +126,7 @@ def _require_session(server: PostgresServer, raw: Raw) -> None:
     """Refuse a pooler that gives each transaction another session.
 
     Settings and prepared statements belong to a session. A pooler shows in the process id
-    that it gave to the client; the session of an idle client then serves another one.
+    that it gave to the client; the session of an idle client then serves another client.
     """
     backend = _backend(raw)
     if backend == raw.info.backend_pid:

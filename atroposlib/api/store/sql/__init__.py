@@ -1,1 +1,1 @@
-"""The queue in SQL: one set of statements for SQLite and PostgreSQL."""
+"""The queue in SQL: common statements for SQLite and PostgreSQL."""

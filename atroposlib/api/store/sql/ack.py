@@ -1,7 +1,8 @@
 """Operations on delivered batches: ack, extend, commit, rewind, discard; and GET /batch.
 
-Those with a ``generation`` raise StaleGeneration if it is not the current one, or if there is
-no such batch; those with an ``epoch`` also if a later delivery owns the batch, or if it is dead.
+Operations with a ``generation`` raise StaleGeneration if it is not the current generation, or if
+the batch does not exist; operations with an ``epoch`` also if a later delivery owns the batch,
+or if it is dead.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _holds(row: BatchRow, generation: int, epoch: int) -> bool:
 
 
 def _numbered(connection: Connection, no: int, where: str) -> list[BatchRow]:
-    """Batch ``no`` if ``where`` holds for it: a list of one or none."""
+    """Batch ``no`` if ``where`` holds for it: a list of at most 1 batch."""
     return batches(connection, f"no = ? AND {where}", no) if 0 < no <= MAX_INT64 else []
 
 
@@ -71,7 +72,7 @@ class _OfHolder:
     epoch: int
 
     def row(self, connection: Connection) -> BatchRow:
-        """The batch. StaleGeneration: its latest delivery is a later one."""
+        """The batch. StaleGeneration: a later delivery exists."""
         read_meta(connection).require_generation(self.generation)
         rows = _numbered(connection, self.no, "state <> 'dead'")
         if not rows or not _holds(rows[0], self.generation, self.epoch):
@@ -83,7 +84,7 @@ class _OfHolder:
 
 @dataclass(frozen=True)
 class Lookup(_OfHolder):
-    """The batch as delivered; with ``freed`` also one whose payloads may be freed."""
+    """The batch as delivered; with ``freed`` also a batch whose payloads may be freed."""
 
     freed: bool = False
 
@@ -111,11 +112,11 @@ class Extend(_OfHolder):
 class Ack(_OfHolder):
     """Record that the batch was trained on. True for the operation that changed it.
 
-    With a ``rank`` the batch is acked after those of all ``world_size`` ranks. ``commit`` frees
+    With a ``rank`` the batch is acked after the acks of all ``world_size`` ranks. ``commit`` frees
     the payloads at once, for trainers that never rewind.
 
     Raises:
-        ConfigError: there is no such rank.
+        ConfigError: the rank is outside of the world.
     """
 
     _: KW_ONLY
@@ -142,14 +143,14 @@ class Ack(_OfHolder):
         return True
 
 
-MAX_NAMED_OPEN = 100  # of the batches that a commit leaves open, in its reply
+MAX_NAMED_OPEN = 100  # open batches that the reply to a commit names
 
 
 @dataclass(frozen=True)
 class Commit:
     """Free all batches up to ``no``, whose effect a durable checkpoint holds.
 
-    Open ones count as acked if their claim had a name; others stay open.
+    Open batches count as acked if their claim had a name; else they stay open.
     """
 
     no: int
@@ -157,7 +158,7 @@ class Commit:
 
     def __call__(self, connection: Connection) -> CommitResult:
         with counting(connection) as counters:
-            # A named claim is repeated until its reply arrives. The reply to an unnamed one may
+            # A named claim is repeated until its reply arrives. The reply to an unnamed claim may
             # be lost, and its batch untrained.
             _count_as_acked(counters, self.no, self.generation, "claim_id IS NOT NULL")
             rows = batches(connection, "state = 'acked' AND no <= ?", self.no)
@@ -174,7 +175,7 @@ class Rewind:
 
     Acked and open batches after ``no`` are delivered again, first and in their order; their
     former holders are fenced. Open batches up to ``no`` count as acked. A rewind with the
-    ``rewind_id`` of an earlier one of its generation changes nothing.
+    ``rewind_id`` of an earlier rewind of its generation changes nothing.
     """
 
     no: int
@@ -214,7 +215,7 @@ class After:
 
 _OPEN_AFTER = "SELECT COUNT(*) FROM batch WHERE state = 'open' AND no > ?"
 _REWINDS = "rewinds"  # document: the ids of the rewinds of a generation
-MAX_REWINDS = 64  # of them, the newest
+MAX_REWINDS = 64  # newest ids that are kept
 
 
 def _is_repeated(counters: QueueCounters, generation: int, rewind_id: str) -> bool:
@@ -262,7 +263,7 @@ def dead_batches(connection: Connection) -> list[DeadBatch]:
 
 @dataclass(frozen=True)
 class Revive:
-    """Deliver a dead batch again, with the next number. False if ``no`` is none."""
+    """Deliver a dead batch again, with the next number. False if ``no`` is no dead batch."""
 
     no: int
 
@@ -279,7 +280,7 @@ class Revive:
 
 @dataclass(frozen=True)
 class DropDead:
-    """Free a dead batch; its groups count as dropped. False if ``no`` is none."""
+    """Free a dead batch; its groups count as dropped. False if ``no`` is no dead batch."""
 
     no: int
 
@@ -300,8 +301,8 @@ class DropDead:
 
 @dataclass(frozen=True)
 class Discard:
-    """Mark damaged groups of open batch ``no`` DEAD and dissolve the batch, so that its other
-    groups are delivered in a new one. A batch that is not open is unchanged."""
+    """Mark damaged groups of open batch ``no`` DEAD and dissolve the batch, so that its sound
+    groups are delivered in a new batch. A batch that is not open is unchanged."""
 
     no: int
     gids: Sequence[int]

@@ -30,7 +30,7 @@ from atroposlib.api.store.sql.schema import (
 from atroposlib.errors import StaleGeneration
 
 RECENT_BATCHES = 64  # among which a late repeat of an answered claim is looked for
-# Rows kept of ended groups: a retry after so many further groups counts as a new group.
+# Rows kept of ended groups: a retry after this many further groups counts as a new group.
 LEDGER_GROUPS = 20_000
 
 
@@ -42,13 +42,14 @@ class BatchRow:
     state: str
     n_seq: int
     generation: int
-    first_epoch: int  # of the claim that holds it: its repeats do not fence each other
+    # first epoch of the claim that holds it: its repeats do not fence each other
+    first_epoch: int
     epoch: int
     tries: int  # deliveries since it was last acked
     claim_id: str | None
     lease_until: float
     world_size: int
-    ranks: str  # that acked this delivery, for example "0,2"
+    ranks: str  # ranks that acked this delivery, for example "0,2"
     min_version: int | None
     dropped: int
 
@@ -106,8 +107,8 @@ def transfer_batch(
 
 
 def dissolve(counters: QueueCounters, row: BatchRow, damaged: Sequence[int] = ()) -> None:
-    """Delete an open batch; its groups return to their place in the queue, except those of
-    them that are ``damaged``."""
+    """Delete an open batch; its groups return to their place in the queue, except the
+    ``damaged`` groups."""
     members = members_of(counters.connection, row.no)
     sound = [member.gid for member in members if member.gid not in damaged]
     counters.move(sound, GroupState.LEASED, GroupState.PENDING)
@@ -141,19 +142,19 @@ def prune(counters: QueueCounters) -> None:
 
 @dataclass(frozen=True)
 class ClaimBatch:
-    """Lease one batch, or return the reason why none can be formed.
+    """Lease a batch, or return the reason why none can be formed.
 
     In this order: the open batch of the same ``claim_id``; the oldest open batch whose lease
-    ended, or that an older generation holds, or that a rewind reopened; a new one. A repeated
-    batch is identical, with ``epoch`` one higher. Deliveries to repeats of one ``claim_id`` do
+    ended, or that an older generation holds, or that a rewind reopened; a new batch. A repeated
+    batch is identical, with ``epoch`` increased by 1. Deliveries to repeats of a ``claim_id`` do
     not fence each other: a late response to the first must not fence the trainer that uses the
     second. An open batch without ``size`` sequences is dissolved (its groups return to their
-    place in the queue). One delivered ``max_deliveries`` times comes after all others, with a
-    number after theirs, until the trainer has acked another one since it registered; if that
-    does not ack it either, it is dead, with its groups.
+    place in the queue). A batch delivered ``max_deliveries`` times comes after all open
+    batches, with a number after theirs, until the trainer has acked a different batch since it
+    registered; if the trainer does not ack it either, it is dead, with its groups.
 
     For a new batch ``choose`` gets, oldest first, the oldest ``size // n_seq`` groups of each
-    kind (env, n_seq); more cannot be part of one batch. Groups that it drops are freed in the
+    kind (env, n_seq); more cannot be part of a batch. Groups that it drops are freed in the
     same transaction. If it dropped groups and chose none, it is called again.
     """
 
@@ -190,15 +191,15 @@ class ClaimBatch:
 
 
 def _put_last(counters: QueueCounters, suspects: Sequence[BatchRow], claim: Claim) -> None:
-    """Renumber batches behind which a later one goes, unless this trainer has them at hand:
-    it trains those in the order of their numbers."""
+    """Renumber ``suspects`` behind the later batches, except batches of this trainer:
+    it trains batches in the order of their numbers."""
     for row in suspects:
         if row.generation != claim.generation:
             renumber(counters, row)
 
 
 def renumber(counters: QueueCounters, row: BatchRow) -> None:
-    """Give a batch the next number, as that of a checkpoint counts for all up to it: with
+    """Give a batch the next number, as a checkpoint's number covers all batches up to it: with
     its own, a commit would free a batch that is trained after it, or a rewind miss it."""
     counters.add(last_batch=1)
     for sql in (
@@ -226,8 +227,8 @@ def _refuse_answered(counters: QueueCounters, claim: Claim) -> None:
 
 
 def _is_proven(connection: Connection, claim: Claim) -> bool:
-    """Whether the trainer has acked a batch since it registered. One that crashes with any
-    batch must not set them aside one by one."""
+    """Whether the trainer has acked a batch since it registered. A trainer that crashes with any
+    batch must not set all batches aside."""
     done = "generation = ? AND state IN ('acked', 'committed') ORDER BY no DESC LIMIT 1"
     sql = f"SELECT no FROM batch WHERE {done}"
     return bool(connection.execute(sql, (claim.generation,)))
@@ -318,7 +319,7 @@ def _form_of(
     return as_batch(made, members)
 
 
-# The oldest groups of each kind, at most as many as fit into one batch. It reads the kinds
+# The oldest groups of each kind, at most as many as fit into a batch. It reads the kinds
 # from the counts, so the cost does not depend on the length of the queue.
 _OLDEST = """
 WITH kind AS MATERIALIZED (

@@ -34,7 +34,7 @@ class ChangedBatches:
 
 @dataclass(frozen=True)
 class Members:
-    """The groups of a batch, as long as the ledger has them."""
+    """The groups of a batch that the ledger still has."""
 
     no: int
 

@@ -41,7 +41,7 @@ Keep = Callable[[Connection, int, bytes], None]
 
 @dataclass(frozen=True)
 class Put(JoinedWork["list[Stored]"]):
-    """One put, as :meth:`atroposlib.api.store.sql.sql_store.Store.put`."""
+    """Single put, as :meth:`atroposlib.api.store.sql.sql_store.Store.put`."""
 
     groups: Sequence[NewGroup]
     revision: int
@@ -59,7 +59,7 @@ class Put(JoinedWork["list[Stored]"]):
             return _put(counters, self)
 
     def fits(self, earlier: Sequence[Put]) -> bool:
-        """Equal groups without keys in two posts are one post repeated: the second waits."""
+        """Equal groups without keys in two posts are a repeated post: the second waits."""
         return all(
             (self.revision, self.doubt, self.complete)
             == (one.revision, one.doubt, one.complete)
@@ -188,16 +188,17 @@ class MarkReplies:
 def _forget(
     connection: Connection, confirmed: Sequence[int], groups: Sequence[NewGroup]
 ) -> None:
-    """Delete the marks of confirmed groups, and those that are older than any window."""
+    """Delete the marks of confirmed groups, and marks older than any window."""
     since = min((group.arrived for group in groups), default=0.0) - LOST_REPLY_WINDOW_S
-    sql = "DELETE FROM unconfirmed WHERE at < ? OR gid IN {}"  # one statement; no gid is 0
+    # a single statement; no gid is 0
+    sql = "DELETE FROM unconfirmed WHERE at < ? OR gid IN {}"
     for_all(connection, sql, [0, *confirmed], before=(since,))
 
 
 def _repeats(
     connection: Connection, groups: Sequence[NewGroup], doubt: bool
 ) -> dict[int, _Known]:
-    """The stored groups, whose replies were lost, by the places of the groups that repeat them.
+    """Stored groups without reply, by the places of the groups that repeat a stored group.
 
     Raises:
         ReplyInDoubt: with ``doubt``, for a reply of which nothing is known yet.
@@ -248,7 +249,7 @@ def _complete(
 
 
 def _buffer(connection: Connection, env: int, expected: int) -> list[tuple[int, int]]:
-    """(gid, n_seq), oldest first: of each size at most as many as fit into one group."""
+    """(gid, n_seq), oldest first: of each size at most as many as fit into a group."""
     buffer: list[tuple[int, int]] = []
     sizes = connection.execute(
         "SELECT n_seq FROM group_counts WHERE state = 'buffered' AND env = ?", (env,)
@@ -269,7 +270,7 @@ def _as_it_is_now(
     answers: list[Stored],
     queued: set[int],
 ) -> list[Stored]:
-    """The results after the whole put: a later group may have completed an earlier one."""
+    """The results after the whole put: a later group may have completed an earlier group."""
     counters.write()
     rows = counters.connection.execute(
         "SELECT env, n_seq * groups FROM group_counts WHERE state = 'buffered'"

@@ -2,8 +2,8 @@
 group was stored as it was posted, with its media type in a column.
 
 Each transaction converts some groups and leaves a store that the earlier release can read as well,
-since it had binary groups too. The last one drops the column and sets the layout. So a crash in
-between loses nothing, and the next opening goes on.
+since it had binary groups too. The last transaction drops the column and sets the layout. So a
+crash in between loses nothing, and the next opening goes on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ UNKNOWN_DIGEST = b""
 UNREADABLE = b"unreadable"  # a digest that no payload has
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
-Convert = Callable[[bytes], bytes]  # from JSON to the stored form; ValueError: it is no group
+# conversion from JSON to the stored form; ValueError: it is no group
+Convert = Callable[[bytes], bytes]
 
 
 def new_form(
@@ -83,9 +84,9 @@ def finish(connection: Connection, before: Sequence[str], after: Sequence[str]) 
 
     Args:
         before: statements that free the columns of triggers.
-        after: statements that make these triggers without them.
+        after: statements that make these triggers without the columns.
     """
-    # Of a group whose payload is freed: a late copy of its post counts as its repeat.
+    # Digest of a group whose payload is freed: a late copy of its post counts as its repeat.
     connection.execute("UPDATE groups SET digest = ? WHERE media = 'json'", (UNKNOWN_DIGEST,))
     for statement in before:
         connection.execute(statement)
@@ -98,7 +99,7 @@ def finish(connection: Connection, before: Sequence[str], after: Sequence[str]) 
     for_all(connection, _NEW_DIGESTS, gids)
 
 
-_NEW_DIGESTS = (  # of replies in doubt, by which a repeated post is known
+_NEW_DIGESTS = (  # digests of replies in doubt, by which a repeated post is known
     "UPDATE unconfirmed SET digest = "
     "(SELECT digest FROM groups WHERE groups.gid = unconfirmed.gid) WHERE gid IN {}"
 )

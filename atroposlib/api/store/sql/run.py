@@ -55,7 +55,7 @@ class SaveRun:
     """Save the run document and ``envs`` (None: delete it) if ``revision`` is the latest.
 
     ``fence`` begins the next trainer generation in the same transaction. With ``fork``, the
-    first version of its trainer, versions of queued groups after it are no longer those of the
+    first version of its trainer, versions of queued groups after it are no longer versions of the
     current weights and count as older (``wire.lineage``).
 
     Raises:
@@ -125,7 +125,7 @@ class Admit:
     """Sequences granted, 0 .. ``grant.n_seq``; recorded until ``grant.until``.
 
     ``budget`` bounds, over the whole run, the sequences accepted (held, acked and committed)
-    plus those of admissions that have not ended; it may be negative. A repeated
+    plus sequences of admissions that have not ended; it may be negative. A repeated
     ``admission_id`` returns the same grant, with the later end.
     """
 

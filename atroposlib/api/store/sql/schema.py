@@ -3,7 +3,7 @@
     Store --operation--> put, claim, ack --SQL--> Connection
 
 An operation is a function of a connection inside a transaction with an exclusive write
-lock: SQLite has one writer, PostgreSQL takes a lock per run. So an operation reads, decides
+lock: SQLite has a single writer, PostgreSQL takes a lock per run. So an operation reads, decides
 and writes in plain steps, and ids come from a row instead of a sequence. Every difference
 of the two databases is in :class:`Dialect` or behind :class:`Connection`.
 """
@@ -30,29 +30,30 @@ from atroposlib.api.common.records import (
 from atroposlib.errors import RunChanged, StaleGeneration, StoreError
 
 LAYOUT = 5  # up to 4 a group was stored as it was posted, with its media type
-NO_ENV = -1  # in a column; ids of environments are indices of a list
+NO_ENV = -1  # value in a column; ids of environments are indices of a list
 IDS_PER_STATEMENT = 256
 RUN = "run"  # names of the documents
 FAIR_SHARE = "mix"
 TURN = "turn"
 BEGUN = "begun"  # last group and batch before the run that the archive shows
-MAX_INT64 = 2**63 - 1  # the largest integer of both databases; callers may send larger ones
+# the largest integer of both databases; callers may send larger integers
+MAX_INT64 = 2**63 - 1
 
 Row = tuple[Any, ...]
 
 
 class DamagedRow(StoreError):
-    """A row cannot be read; other rows can."""
+    """A row cannot be read; the remaining rows can."""
 
 
 class Connection(Protocol):
     """A database connection. ``?`` in the SQL always marks a value."""
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
-        """All rows of one statement; an empty list for a statement without rows.
+        """All rows of a statement; an empty list for a statement without rows.
 
         Raises:
-            DamagedRow: a row cannot be read, but others can.
+            DamagedRow: a row cannot be read, but the remaining rows can.
         """
 
     def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
@@ -61,7 +62,7 @@ class Connection(Protocol):
 
 @dataclass(frozen=True)
 class Dialect:
-    """SQL spellings of one database."""
+    """SQL spellings of a database."""
 
     integer: str  # 64 bits; SQLite uses its row id only for this spelling
     blob: str
@@ -73,7 +74,7 @@ SQLITE = Dialect(integer="INTEGER", blob="BLOB")
 POSTGRES = Dialect(
     integer="BIGINT",
     blob="BYTEA",
-    # Most payloads are already compressed, so the server stores them uncompressed.
+    # Most payloads are already compressed, so the server does not compress payloads.
     after_tables=("ALTER TABLE payload ALTER COLUMN body SET STORAGE EXTERNAL",),
 )
 
@@ -128,7 +129,7 @@ INSERT INTO meta VALUES (1, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def tables(dialect: Dialect) -> list[str]:
-    """The statements that create an empty store, for one transaction."""
+    """The statements that create an empty store, for a single transaction."""
     payload = dialect.payload.format(blob=dialect.blob)
     made = _TABLES.format(integer=dialect.integer, blob=dialect.blob, payload=payload)
     return [statement.strip() for statement in made.split(";")] + list(dialect.after_tables)
@@ -140,7 +141,7 @@ def tables(dialect: Dialect) -> list[str]:
 class QueueMeta(msgspec.Struct, frozen=True):
     """The single row of table ``meta``, which every operation reads first."""
 
-    revision: int  # of the run document
+    revision: int  # revision of the run document
     generation: int
     last_gid: int
     last_batch: int
@@ -171,7 +172,7 @@ def read_meta(connection: Connection) -> QueueMeta:
 
 
 class QueueCounters:
-    """Changes of ``meta`` and of the counts during one operation, written at its end.
+    """Changes of ``meta`` and of the counts during an operation, written at its end.
 
     With the counts the cost of ``stats`` does not depend on the length of the queue.
     """
@@ -205,14 +206,14 @@ class QueueCounters:
     def transfer(
         self, members: Sequence[BatchMember], before: GroupState, after: GroupState
     ) -> None:
-        """Count members from one state to another."""
+        """Count members out of ``before`` and into ``after``."""
         for member in members:
             env = env_column(member.env)
             self.count(before, env, member.n_seq, member.n_bytes, -1)
             self.count(after, env, member.n_seq, member.n_bytes, +1)
 
     def move(self, gids: Sequence[int], before: GroupState, after: GroupState) -> None:
-        """Move groups from one state to another, and count them."""
+        """Move groups from ``before`` to ``after``, and count both."""
         rows = for_all(self.connection, f"SELECT {MEMBER} FROM groups WHERE gid IN {{}}", gids)
         self.transfer([member_of(row) for row in rows], before, after)
         sql = "UPDATE groups SET state = ? WHERE gid IN {}"
@@ -220,7 +221,7 @@ class QueueCounters:
 
     def write(self) -> None:
         """Write the changes to the tables; required before the tables are read again."""
-        # Equal numbers may enter and leave with other sizes.
+        # Equal numbers may enter and leave with different sizes.
         held = [(*kind, *counted) for kind, counted in self._held.items() if any(counted)]
         if held:
             self.connection.execute_many(_ADD_TO_COUNTS, held)
@@ -253,7 +254,7 @@ _ADD_TO_TOTALS = (
 
 @contextmanager
 def counting(connection: Connection) -> Iterator[QueueCounters]:
-    """The counters of one operation. After an error they are not written: it rolls back."""
+    """The counters of an operation. After an error they are not written: it rolls back."""
     opened = QueueCounters(connection)
     yield opened
     opened.write()
@@ -323,7 +324,7 @@ def member_of(row: Row) -> BatchMember:
 def for_all(
     connection: Connection, sql: str, items: Sequence[Any], before: Sequence[Any] = ()
 ) -> list[Row]:
-    """Run ``sql`` with ``items`` for ``IN {}``, in portions; ``before`` precedes them."""
+    """Run ``sql`` with ``items`` for ``IN {}``, in portions; ``before`` precedes the items."""
     found: list[Row] = []
     for start in range(0, len(items), IDS_PER_STATEMENT):
         some = items[start : start + IDS_PER_STATEMENT]

@@ -5,11 +5,11 @@
                           drop <-'  '--- dissolve ---'  '-- rewind --'      (DROPPED, DEAD)
 
 An operation is a dataclass (``Ack``, ``Commit``, ``LoadRun`` ...) or function that takes the
-connection: ``store.do`` runs those that write, ``store.ask`` those that only read. Each is
-atomic; calls are blocking and thread-safe, and an effect is durable when they return. The
-unit of delivery is an immutable numbered batch. Batches without an ack are delivered again,
-whole and identical. A trainer that saves the number of its last batch in its checkpoint,
-and rewinds to it, trains on each group exactly once.
+connection: ``store.do`` runs operations that write, ``store.ask`` operations that only read.
+Each is atomic; calls are blocking and thread-safe, and an effect is durable when they return.
+The unit of delivery is an immutable numbered batch. Batches without an ack are delivered
+again, whole and identical. A trainer that saves the number of its last batch in its
+checkpoint, and rewinds to it, trains on each group exactly once.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ DEFAULT_MAX_BYTES = 16 * 2**30
 
 
 class Store(ABC):
-    """A durable queue of groups, the batches made of them, and the state of the run.
+    """A durable queue of groups, the batches made of these groups, and the state of the run.
 
     Args:
         writer: runs operations under an exclusive write lock; durable when it replies.
-        read: runs one on a single snapshot of the tables, without waiting for a writer.
+        read: runs an operation on a single snapshot of the tables, without waiting for a writer.
         max_bytes: bound on ``StoreStats.retained_bytes``, the payloads of all groups held.
     """
 
-    shared = False  # whether other processes use the same data
+    shared = False  # whether several processes use the same data
     archive: Path | None = None  # file of the index of rollouts; None: in memory
 
     def __init__(self, writer: Writer, read: Read, max_bytes: int) -> None:
@@ -77,11 +77,11 @@ class Store(ABC):
         return self._writer.do(operation)
 
     def ask(self, query: Work[T]) -> T:
-        """Run an operation that only reads, on one snapshot, without waiting for a writer."""
+        """Run an operation that only reads, on a snapshot, without waiting for a writer."""
         return self._read(query)
 
     def now(self) -> float:
-        """The wall clock (s) of leases, which outlive the process; one for all replicas."""
+        """The wall clock (s) of leases, which outlive the process; the same for all replicas."""
         return time.time()
 
     def _keep(self, connection: Connection, gid: int, body: bytes) -> None:
@@ -114,14 +114,14 @@ class Store(ABC):
         size it gets the oldest ``expected // n_seq`` groups, so the cost does not grow with
         a buffer that never completes.
 
-        A group without a key is absorbed if it equals one whose reply is known to be lost
+        A group without a key is absorbed if it equals a group whose reply is marked as lost
         (``MarkReplies``), once for each. ``confirmed`` are groups whose senders got their replies
         meanwhile. Without ``doubt`` an unknown reply counts as lost.
 
         Raises:
             ReplyInDoubt: nothing is known yet of the reply to an equal group.
             RunChanged: ``revision`` is not that of the run document: read the run again.
-            KeyConflict: a key is known with other content.
+            KeyConflict: a key is known with different content.
             StoreFull: the put would exceed the bound on retained bytes or use the reserve
                 of free space; duplicates are still absorbed.
         """
@@ -158,7 +158,7 @@ class Store(ABC):
 
     def read(self, gids: Sequence[int], retired: bool = False) -> list[bytes]:
         """Payloads in the order of ``gids``, byte for byte as put; with ``retired`` also
-        those that an archive keeps.
+        payloads that an archive keeps.
 
         Raises:
             CorruptPayload: bytes do not match their digest, or are missing; ``gids`` of the
@@ -168,7 +168,7 @@ class Store(ABC):
         rows: dict[int, Row] = {}
         while absent := [gid for gid in gids if gid not in found]:
             before, rows = rows, self.ask(partial(self._rows, gids=absent, retired=retired))
-            if rows.items() <= before.items():  # else their payloads have moved since
+            if rows.items() <= before.items():  # otherwise their payloads have moved since
                 raise CorruptPayload(absent)
             for (gid, row), data in zip(rows.items(), self._payloads(rows.values())):
                 if digest_of(data) == row[0]:

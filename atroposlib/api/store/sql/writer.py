@@ -1,10 +1,10 @@
-"""Writer thread with group commit: waiting operations share one transaction.
+"""Writer thread with group commit: waiting operations share a transaction.
 
     caller threads --do--> [waiting] --writer--> BEGIN, a savepoint each, COMMIT --> replies
 
-Many small writes share one fsync. A rejected operation is rolled back to its savepoint and
-does not affect the others. If the database fails, each operation of the transaction runs
-again in a separate transaction, so only the failing one gets the error.
+Many small writes share an fsync. A rejected operation is rolled back to its savepoint and
+does not affect the rest. If the database fails, each operation of the transaction runs
+again in a separate transaction, so only the failing operation gets the error.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Work = Callable[[Connection], T]
 _Outcome = tuple[Any, "AtroposError | None"]
 
 MAX_OPERATIONS = 64  # per transaction: with more, the first caller waits longer than an fsync
-MAX_TRANSACTION_BYTES = 16 * 2**20  # per transaction: the size of one checkpoint
-OPERATION_TIMEOUT_S = 120.0  # of a caller, if the disk or the server hangs
+MAX_TRANSACTION_BYTES = 16 * 2**20  # per transaction: the size of a checkpoint
+OPERATION_TIMEOUT_S = 120.0  # limit of a caller, if the disk or the server hangs
 
 
 def name_of(work: Work[Any]) -> str:
-    """Name of an operation in metrics: that of its function or class, for example claim_in_turn."""
+    """Name of an operation in metrics: its function or class, for example claim_in_turn."""
     name = work.__name__ if isinstance(work, FunctionType) else type(work).__name__
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
@@ -44,7 +44,7 @@ class Read(Protocol):
 
 
 class Database(Connection, Protocol):
-    """The connection of the writer. ``begin`` reopens a lost one."""
+    """The connection of the writer. ``begin`` reopens a lost connection."""
 
     faults: tuple[type[Exception], ...]  # exceptions of the database
     # Whether nothing was written if ``commit`` raised. False where the response can be lost:
@@ -61,14 +61,14 @@ class Database(Connection, Protocol):
         """Roll back an open transaction. Never raises."""
 
     def fault(self, cause: Exception) -> StoreError:
-        """The StoreError of one of ``faults``."""
+        """The StoreError of an exception of ``faults``."""
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
 
 
 class JoinedWork(ABC, Generic[T]):
-    """Work that can run together with others of its class, for less than one after the other."""
+    """Work that runs together with work of its class at a lower cost than separately."""
 
     @abstractmethod
     def __call__(self, connection: Connection) -> T:
@@ -80,7 +80,7 @@ class JoinedWork(ABC, Generic[T]):
 
     @abstractmethod
     def together(self, connection: Connection, later: Sequence[Any]) -> list[T]:
-        """Run it with these. If it raises an AtroposError, each of them runs alone."""
+        """Run it with these. If it raises an AtroposError, each runs alone."""
 
 
 @dataclass
@@ -174,7 +174,7 @@ class Writer:
             database.rollback()
             again = database.commit_is_certain or not committing
             if len(operations) > 1 and again:
-                for operation in operations:  # one of them failed; run each of them alone
+                for operation in operations:  # one operation failed; run each alone
                     self._commit([operation])
             else:
                 _refuse(operations, database.fault(cause))
@@ -194,7 +194,7 @@ class Writer:
         return [one for run in runs for one in self._attempt(run, within=len(runs) > 1)]
 
     def _attempt(self, run: list[_Operation], within: bool) -> list[_Outcome]:
-        """The outcomes of operations that run together, ``within`` a transaction of others."""
+        """The outcomes of operations that run together, ``within`` a larger transaction."""
         database, work = self._database, run[0].work
         if within:
             database.execute("SAVEPOINT operation")
@@ -220,7 +220,7 @@ class Writer:
 
 
 def _runs(operations: Sequence[_Operation]) -> list[list[_Operation]]:
-    """The operations in their order, those side by side that can run together in one list."""
+    """The operations in their order; neighbours that can run together share a list."""
     runs: list[list[_Operation]] = []
     for one in operations:
         work, before = one.work, runs[-1] if runs else []

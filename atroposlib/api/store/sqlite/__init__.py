@@ -1,9 +1,9 @@
 """SQLite store: a database and a log of payloads that survive kill -9 and power cuts.
 
-put, claim, ack ... -> writer thread -> payload log, then one connection that writes
+put, claim, ack ... -> writer thread -> payload log, then a connection that writes
 read, stats, load   -> up to four read-only connections, concurrent to the writer
 
-The data directory is locked by one process, and must be on a local file system.
+The data directory is locked by a single process, and must be on a local file system.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ DATABASE = "queue.sqlite"
 # The size of three checkpoints. Claims and acks write too, and a failed checkpoint keeps its
 # log: a disk that puts fill completely could never be drained.
 RESERVE_BYTES = 48 * 2**20
-# Of the payload log above its bound: the active segment, one that is being moved, and the
-# largest body.
+# Bytes of the payload log above its bound: the active segment, a segment that is being moved,
+# and the largest body.
 UNSEALED_BYTES = 256 * 2**20
 # f_type of statfs(2). On these, locks and fsync are unreliable, and the shared memory of the
 # log does not work across machines. 9p and FUSE are not listed: containers (gVisor,
-# fuse-overlayfs) report them for the local disk of their host.
+# fuse-overlayfs) report these types for the local disk of their host.
 NETWORK_FILE_SYSTEMS = {
     0x6969: "NFS",
     0x517B: "SMB",
@@ -74,7 +74,7 @@ LOCAL_DIRECTORIES = ("/var/tmp", "/tmp", "/dev/shm")
 
 
 def network_file_system(magic: int) -> str | None:
-    """Name of the network file system with this magic number; None for all others."""
+    """Name of the network file system with this magic number; None for any number that is not listed."""
     return NETWORK_FILE_SYSTEMS.get(magic & 0xFFFFFFFF)
 
 
@@ -90,7 +90,7 @@ def magic_of(path: Path) -> int:
 
 
 def require_local(path: Path) -> None:
-    """Reject a directory on a network file system; the message names local ones."""
+    """Reject a directory on a network file system; the message names local directories."""
     found = network_file_system(magic_of(path))
     if found is None:
         return
@@ -120,7 +120,7 @@ class SqliteStore(Store):
     Args:
         data_dir: created if missing; on a local disk.
         max_bytes: bound on the bytes of stored payloads.
-        archive_bytes: retired payloads kept for the explorer; 0 frees them at once.
+        archive_bytes: retired payloads kept for the explorer; 0 frees payloads at once.
         free_bytes: function from a path to the free bytes of its file system.
         segment_bytes: size of a segment of the payload log.
         vfs: name of a registered apsw VFS, for tests.
@@ -128,12 +128,12 @@ class SqliteStore(Store):
         writer: makes the writer, for tests.
         convert: from the JSON of a group of an earlier release to the stored form; None refuses
             a directory of that release.
-        synchronous: values other than FULL are not durable; for tests.
+        synchronous: only FULL is durable; the rest is for tests.
 
     Raises:
         StoreLocked: another process owns ``data_dir``.
         StoreError: the file is damaged, or the disk fails.
-        ConfigError: the SQLite library is too old, the file system is a network one, or
+        ConfigError: the SQLite library is too old, the directory is on a network, or
             the files have another layout.
     """
 
@@ -182,7 +182,7 @@ class SqliteStore(Store):
                 raise fault(cause) from cause
             undo.pop_all()
         for name in (HOLDER, DATABASE, DATABASE + "-wal", DATABASE + "-shm"):
-            with suppress(OSError):  # of another owner, or in the VFS of a test
+            with suppress(OSError):  # ignored: files of another owner, or in the VFS of a test
                 os.chmod(data_dir / name, 0o600)  # the prompts are the user's
         self._readers = SqliteReaders(lambda: connect(path, vfs, synchronous, read_only=True))
         self._database = SqliteDatabase(connection, self._readers, self._log)

@@ -1,4 +1,4 @@
-"""SQLite connections: one writer, and a pool of readers."""
+"""SQLite connections: a writer, and a pool of readers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from atroposlib.errors import StoreError, StoreFull
 
 T = TypeVar("T")
 
-PAGE_BYTES = 4096  # a commit changes some bytes in about ten pages, and writes them whole
-CHECKPOINT_PAGES = 4000  # a log of so many pages is copied into the file
+PAGE_BYTES = 4096  # a commit changes some bytes in about ten pages, and writes whole pages
+CHECKPOINT_PAGES = 4000  # a log of this many pages is copied into the file
 # Beyond, readers are paused so that the log can restart.
 MAX_LOG_PAGES = 3 * CHECKPOINT_PAGES
 MAX_READERS = 4
-BUSY_MS = 10_000  # a reader waits so long for a checkpoint
+BUSY_MS = 10_000  # longest wait of a reader for a checkpoint
 # Exceptions of SQLite, of the payload log, and of the binding for values that SQLite cannot
 # hold.
 FAULTS = (apsw.Error, OSError, OverflowError, UnicodeEncodeError)
@@ -92,7 +92,7 @@ class SqliteReaders:
         self._closing = threading.Lock()
 
     def run(self, work: Work[T]) -> T:
-        """Run ``work`` in a read transaction, which reads one snapshot."""
+        """Run ``work`` in a read transaction, which reads a snapshot."""
         connection = self._take()
         try:
             if connection is None:
@@ -103,7 +103,7 @@ class SqliteReaders:
             raise fault(cause) from cause
         finally:
             if connection is not None:
-                with suppress(apsw.Error):  # after a damaged row the rollback reports it again
+                with suppress(apsw.Error):  # the rollback after a damaged row reports it again
                     connection.execute("ROLLBACK")
             self._idle.put(connection)
 

@@ -1,9 +1,9 @@
-"""Opening of a data directory: a new one, one of this layout, or none that is safe to open.
+"""Opening of a data directory: new, of this layout, or not safe to open.
 
 Bytes that no row names are deleted at every opening (``payload_log``). So a database that is older
 than its payload files must be rejected first, or the later payloads would be deleted. The
 write-ahead log holds the last commits. From the opening to the close the header of the database is
-marked: with the mark and without a log it lacks those commits.
+marked: with the mark and without a log it lacks the last commits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from atroposlib.api.store.sqlite.payload_log import LOGGED
 from atroposlib.errors import ConfigError
 
 OLD_LAYOUT = 6  # converted at the opening
-LAYOUT = 7  # of the directory: up to 6 a group was stored as it was posted
+LAYOUT = 7  # layout of the directory: up to 6 a group was stored as it was posted
 IN_USE = (
     0x41545250  # application_id while the log belongs to the database; 0 once it is closed
 )

@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 SEGMENT_BYTES = 64 * 2**20
 MOVED_GROUPS = 256  # per commit, at most
 
-# The tables of a data directory: those of SQLite, with the place of a payload for its bytes.
-# Triggers count the live bytes of each segment within the transaction that changes them, and keep
-# the place of each retired payload in ``archived``, if ``archive.bound`` is positive.
+# The tables of a data directory: the tables of SQLite, with the place of a payload for its bytes.
+# Triggers count the live bytes of each segment within the transaction that changes a payload,
+# and keep the place of each retired payload in ``archived``, if ``archive.bound`` is positive.
 _COUNT = "UPDATE segment SET live_bytes = live_bytes"
 _PLACE = "segment INTEGER NOT NULL, start INTEGER NOT NULL, n_bytes INTEGER NOT NULL"
 RETIRE = (
@@ -80,7 +80,7 @@ _FREE = (
 
 
 class PayloadLog:
-    """The segments of one data directory. All methods but ``read`` belong to the writer.
+    """The segments of a data directory. All methods but ``read`` belong to the writer.
 
     Args:
         spare_bytes: free space of the disk above its reserve.
@@ -96,15 +96,15 @@ class PayloadLog:
     ) -> None:
         self._files, self._spare_bytes = files, spare_bytes
         self._segment_bytes, self._archive_bytes = segment_bytes, archive_bytes
-        self._no = self._end = 0  # of the active segment
+        self._no = self._end = 0  # place in the active segment
         self._pending: list[bytes] = []  # appended in this transaction
         self.pending_bytes = 0
         self._plan = SegmentPlan()
         self._unreadable: set[int] = set()  # segments with a payload that cannot be moved
-        self.disk_bytes = 0  # of all segments
+        self.disk_bytes = 0  # size of all segments
 
     def recover(self, connection: Connection) -> None:
-        """Remove what no committed row names: torn tails, and files that were to be freed."""
+        """Remove bytes that no committed row names: torn tails, and files that were to be freed."""
         segments = connection.execute(_SEGMENTS)
         ends = {no: n_bytes for no, n_bytes, _, _ in segments}
         for no, named in connection.execute(_NAMED):  # a damaged count must not cut a payload
@@ -124,7 +124,7 @@ class PayloadLog:
         connection.execute("CREATE TABLE IF NOT EXISTS pinned (gid INTEGER PRIMARY KEY)")
 
     def _report_missing(self, connection: Connection, ends: Mapping[int, int]) -> None:
-        """Log how many queued groups lost their bytes; each is dead when its turn comes."""
+        """Log how many queued groups lost their bytes; each becomes dead when it is claimed."""
         for no, end in ends.items():
             size = self._files.size(no)
             if size < end:
@@ -137,7 +137,7 @@ class PayloadLog:
                     )
 
     def pin(self, connection: Connection, gids: Sequence[int], kept: bool) -> None:
-        """Pin the groups that are kept, or unpin them; a segment goes by the pins in it."""
+        """Pin the groups if ``kept``, else unpin; a segment goes by the pins in it."""
         for_all(connection, _PIN if kept else "DELETE FROM pinned WHERE gid IN {}", gids)
         for table in ("archived", "payload"):
             segments = f"(SELECT segment FROM {table} WHERE gid IN {{}})"
@@ -150,14 +150,14 @@ class PayloadLog:
         self._append(body)
 
     def replace(self, connection: Connection, table: str, gid: int, body: bytes) -> None:
-        """Keep other bytes for a payload of ``payload`` or ``archived`` in this transaction."""
+        """Keep new bytes for a payload of ``payload`` or ``archived`` in this transaction."""
         place = (self._no, self._end + self.pending_bytes, len(body))
         sql = f"UPDATE {table} SET segment = ?, start = ?, n_bytes = ? WHERE gid = ?"
         connection.execute(sql, (*place, gid))
         self._append(body)
 
     def pin_again(self, connection: Connection) -> None:
-        """Pin the segments that hold pinned groups, and no others."""
+        """Pin the segments that hold pinned groups, and only these."""
         connection.execute(_PIN_SEGMENTS + "(SELECT no FROM segment)")
 
     def _append(self, body: bytes) -> None:
@@ -201,7 +201,7 @@ class PayloadLog:
         )
 
     def after_commit(self) -> None:
-        """Delete the freed files: no durable row names a byte of them now."""
+        """Delete the freed files: no durable row names their bytes now."""
         done, self._plan = self._plan, SegmentPlan()
         for no in done.free:
             with suppress(OSError):  # the next opening deletes it
@@ -213,7 +213,7 @@ class PayloadLog:
         """Forget the transaction. Bytes that it wrote are not used again.
 
         A COMMIT that failed may still reach the disk: if its bytes were overwritten, its
-        rows would name those of another group after a crash.
+        rows would name bytes of another group after a crash.
         """
         self._pending, self.pending_bytes, self._plan = [], 0, SegmentPlan()
 
@@ -236,7 +236,7 @@ class PayloadLog:
         """Append live payloads of sealed segment ``no`` again, verbatim.
 
         Four times the bytes of this commit, so that the log shrinks faster than it grows.
-        But not much in one commit, which holds it in memory and lets posts wait.
+        But not much in a commit, which holds it in memory and lets posts wait.
         """
         budget = max(self._segment_bytes // 32, (WORTH_MOVING - 1) * self.pending_bytes)
         budget = min(budget, self._segment_bytes // 4)

@@ -4,11 +4,11 @@
                        '--move: its few live payloads are appended again--^
 
 A payload retires when its row is deleted. Rollouts retire nearly in the order of their
-posts, so whole segments empty, and nothing is moved. Moves only bound what payloads that
-stay behind hold back: buffered groups, dead batches, a slow environment.
+posts, so whole segments empty, and nothing is moved. Moves only bound the space that payloads which
+stay can hold back: buffered groups, dead batches, a slow environment.
 
-With an archive, sealed segments are freed only beyond its bound, the oldest first. It gives way
-to the queue: below the reserve of the disk nothing is kept for it but pinned segments.
+With an archive, sealed segments are freed only beyond its bound, the oldest first. The archive
+yields to the queue: below the reserve of the disk nothing is kept for it but pinned segments.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ WORTH_MOVING = 5
 
 @dataclass(frozen=True)
 class Segment:
-    """One file of the log."""
+    """File of the log."""
 
     no: int
     n_bytes: int  # on disk
-    live_bytes: int  # of the payloads that rows name
+    live_bytes: int  # bytes of the payloads that rows name
     pinned: bool = False  # kept beyond the bound of the archive
 
     @property
@@ -40,7 +40,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class SegmentPlan:
-    """What one commit does with the segments."""
+    """Changes of the segments by a commit."""
 
     free: tuple[int, ...] = ()  # sealed segments without a live payload
     move: int | None = None  # the sealed segment whose live payloads are appended again
@@ -59,10 +59,10 @@ def plan(
     fixed: Collection[int] = (),
     archive_bytes: int = 0,
 ) -> SegmentPlan:
-    """The plan of one commit.
+    """The plan of a commit.
 
     Args:
-        segments: in order of ``no``; the last one is active, the others are sealed.
+        segments: in order of ``no``; the last is active, the rest are sealed.
         segment_bytes: size at which a segment is sealed.
         spare_bytes: free space of the disk above its reserve. With less than a segment,
             retired bytes are not tolerated, and the active segment is sealed early.

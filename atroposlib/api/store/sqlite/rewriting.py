@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def rewrite(database: SqliteTransactions, log: PayloadLog, convert: Convert) -> None:
-    """Convert all payloads, those of the archive included, and the tables.
+    """Convert all payloads, also of the archive, and the tables.
 
     Raises:
         OSError, apsw.Error: the disk fails or is full. Nothing is lost, and the next opening

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-PARTS_PER_WRITE = 1024  # of pwritev
+PARTS_PER_WRITE = 1024  # limit of pwritev
 _sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
 
 class SegmentFiles:
-    """Files by number. One thread writes, to one file at a time; any thread reads."""
+    """Files by number. A single thread writes, to a single file at a time; any thread reads."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -40,7 +40,7 @@ class SegmentFiles:
         return 0
 
     def write(self, no: int, start: int, parts: Sequence[bytes]) -> None:
-        """Write ``parts`` one after another from byte ``start``; not durable yet."""
+        """Write ``parts`` in order from byte ``start``; not durable yet."""
         descriptor = self._opened(no)
         for i in range(0, len(parts), PARTS_PER_WRITE):
             some = parts[i : i + PARTS_PER_WRITE]
