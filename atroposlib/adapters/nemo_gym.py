@@ -24,8 +24,8 @@ from atroposlib.generation.proxy.apis.exchange import plain_messages
 from atroposlib.generation.proxy.apis.responses import messages_of
 from atroposlib.utils.datasets import load_rows
 
-ASKED = "responses_create_params"  # of a row: the request of the Responses API
-INFRASTRUCTURE = (429, 502, 503, 504)  # an answer of what is in front of the server
+ASKED = "responses_create_params"  # key of a row: the request of the Responses API
+INFRASTRUCTURE = (429, 502, 503, 504)  # answer of a proxy in front of the server
 NEEDED = ("/seed_session", "/verify")
 
 
@@ -58,7 +58,7 @@ class GymTool:
 
 
 def rows(config: NemoGymConfig) -> list[dict[str, Any]]:
-    """The tasks. Raises ConfigError: no such server, or rows that cannot be asked."""
+    """The tasks. Raises ConfigError: the server is missing, or a row has no usable request."""
     try:
         with httpx.Client(timeout=config.server_timeout, trust_env=False) as http:
             answer = http.get(f"{config.env_id.rstrip('/')}/openapi.json").raise_for_status()
@@ -105,7 +105,7 @@ def asked_of(row: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[st
 def response_of(
     request: Mapping[str, Any], messages: Sequence[Any], reply: Reply
 ) -> dict[str, Any]:
-    """The turns after the request as one response of the Responses API."""
+    """The turns after the request as a response of the Responses API."""
     items: list[dict[str, Any]] = []
     for n, message in enumerate(messages):
         text, calls = message.get("content") or "", message.get("tool_calls") or ()
@@ -144,7 +144,7 @@ async def post_json(http: httpx.AsyncClient, path: str, body: Mapping[str, Any])
 
 @environment(rows, config=NemoGymConfig)
 async def nemo_gym(task: Any, model: Model, config: NemoGymConfig) -> Reward:
-    """Answer one row, verified by the server."""
+    """Answer a row, verified by the server."""
     row = task["row"]
     messages, described = asked_of(row)
     # Cookies of the client are the session.
@@ -155,7 +155,7 @@ async def nemo_gym(task: Any, model: Model, config: NemoGymConfig) -> Reward:
         seeded = await post_json(http, "/seed_session", row)
         if (
             "mcp" in seeded
-        ):  # without them every reply would be scored as a failure of the model
+        ):  # without these tools every reply would be scored as a failure of the model
             raise ConfigError(f"--env.env_id {config.env_id}: tools over MCP are not served")
         tools: list[Any] = [
             GymTool(
@@ -168,7 +168,7 @@ async def nemo_gym(task: Any, model: Model, config: NemoGymConfig) -> Reward:
         verdict = await post_json(
             http, "/verify", {**row, "response": response_of(row[ASKED], turns, reply)}
         )
-    if verdict.get("mask_sample"):  # by its own word the reward is no measurement
+    if verdict.get("mask_sample"):  # the server declares its reward invalid
         why = verdict.get("failure_reason") or verdict.get("failure_kind") or "no reason"
         raise RuntimeError(f"/verify masked the sample: {why}")
     numbers = {**verdict.get("reward_components", {}), **verdict}

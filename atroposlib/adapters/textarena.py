@@ -1,10 +1,10 @@
-"""Games of textarena, for one player or for several played by the same model.
+"""Games of textarena, for one player, or for several players with the same model.
 
     python -m atroposlib.adapters.textarena serve --env.env_id GuessTheNumber-v0
     python -m atroposlib.adapters.textarena process --env.env_id TicTacToe-v0
 
-Each player of a game with several has its endpoint, groups and reward. A player reads what is new
-since its last turn. Needs textarena: pip install 'atropos-rl[textarena]'.
+In a game with several players each has its endpoint, groups and reward. A player reads the
+text since its last turn. Needs textarena: pip install 'atropos-rl[textarena]'.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TextArenaConfig(EpisodeConfig):
 
 
 class Match:
-    """One game. Its random numbers depend on the seed only.
+    """A game. Its random numbers depend on the seed only.
 
     Raises ConfigError: textarena or the game is missing, or the game cannot be made here.
     """
@@ -139,7 +139,7 @@ def held_out(config: TextArenaConfig) -> list[dict[str, Any]]:
 
 
 class Seats:
-    """The players' conversations: of one player by chat, of several by an endpoint for each."""
+    """The players' conversations: a single player by chat, several by an endpoint each."""
 
     def __init__(self, model: Model, config: TextArenaConfig, stack: AsyncExitStack) -> None:
         self.model, self.config, self.stack = model, config, stack
@@ -174,7 +174,7 @@ class Seats:
 
 @environment(training, eval_dataset=held_out, config=TextArenaConfig)
 async def textarena(task: Any, model: Model, config: TextArenaConfig) -> Reward:
-    """Play one game; the score is the reward of player 0, and each player has its own."""
+    """Play a game; the score is the reward of player 0, and each player has its own."""
     game, over, turns = await asyncio.to_thread(Match, config, task["seed"]), False, 0
     async with AsyncExitStack() as stack:
         seats = Seats(model, config, stack)

@@ -1,9 +1,9 @@
 """Reports of an environment to the rollout API: dropped groups, and numbers of each step.
 
-    filter, sender --drop()-> counts, one sample per reason --.
+    filter, sender --drop()-> counts, a sample per reason ----.
     metrics --write()-------> numbers of the last step -------+-- with a heartbeat --> API
 
-Nothing waits for them. A report that does not arrive is lost.
+Nothing waits for a report. A report that does not arrive is lost.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from atroposlib.errors import InvalidGroup
 from atroposlib.trackers import finite_numbers
 from atroposlib.wire import DropReport, EnvIdentifier, StepReport
 
-EVERY_S = 10.0  # between two reports of one reason
+EVERY_S = 10.0  # pause between two reports of a reason
 MAX_SAMPLE_BYTES = 2**20
 
 
 class Reports:
-    """What is to be reported; also a sink of metrics."""
+    """Pending reports; also a sink of metrics."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._counts: Counter[str] = Counter()  # by reason, since its last report
-        self._samples: dict[str, Mapping[str, Any]] = {}  # the first group of them
+        self._counts: Counter[str] = Counter()  # keys: reasons; since the last report
+        self._samples: dict[str, Mapping[str, Any]] = {}  # first group of each reason
         self._due: dict[str, float] = {}
         self._step: tuple[int, Mapping[str, Any]] | None = None
 

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServerWatch:
-    """What each server serves is checked as soon as it answers, though no rollout calls it yet."""
+    """Checks the model of each server at its first answer, even before any rollout calls."""
 
     def __init__(
         self, env: EnvRuntime, client: AsyncRolloutClient, shutdown: Shutdown
