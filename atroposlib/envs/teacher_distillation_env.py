@@ -173,8 +173,7 @@ class TeacherDistillationEnv(BaseEnv, ABC):
         top_k: int,
         item: Item,
     ) -> TeacherRows:
-        """The teacher's rows of ``tokens``; behind a ``prompt`` only the rows of the
-        answer."""
+        """The teacher's rows of ``tokens``; with a ``prompt`` only the answer's rows."""
         read = list(tokens) if prompt is None else [*prompt, *tokens[start:]]
         with boundary(self.label(), item, "teacher"):
             answer = await teacher.get_logprobs(

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 C = TypeVar("C", "ChatCompletion", "Completion")
 T = TypeVar("T")
 Payload = dict[str, Any]
-# Capitals, accents and signs tell vocabularies of characters apart too.
+# Capitals, accents and signs distinguish vocabularies of characters too.
 SENTENCE = "What is 12 + 7? [The answer]: {19}, as anyone can see; naïve #42 = 'x'\n"
 
 
@@ -63,7 +63,8 @@ def request_body(kwargs: Mapping[str, Any]) -> Payload:
 
 
 def join_choices(parts: Iterable[C]) -> C:
-    """One completion with the choices of all, numbered in order, and their usage summed."""
+    """A completion with the choices of all parts, numbered in order, and their usage
+    summed."""
     rest: list[Any]
     first, *rest = parts
     if not rest:
@@ -214,7 +215,7 @@ def chat_completion_of(payload: Payload) -> ChatCompletion:
 
 
 def completion_of(payload: Payload) -> Completion:
-    """As :func:`chat_completion_of`, for text completions."""
+    """Text completion, in the form of :func:`chat_completion_of`."""
     from openai.types import Completion
 
     return Completion.model_construct(**payload)

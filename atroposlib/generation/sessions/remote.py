@@ -37,10 +37,10 @@ _NOT_SENT = frozenset({"extra_body", "extra_headers", "timeout", "stream"})
 
 
 class ProxyManagedServer:
-    """Samples through one session of a proxy, which gets every argument of a call.
+    """Samples through a session of a proxy, which gets every argument of a call.
 
     ``base_url`` is the inference server behind the proxy, ``api_key`` the key of the session,
-    if the proxy requires it. :func:`create_proxy_session` creates one.
+    if the proxy requires it. :func:`create_proxy_session` creates a session.
     """
 
     def __init__(
@@ -119,11 +119,11 @@ class ProxyManagedServer:
         return {"nodes": list(self._nodes)}
 
     async def fetch_state(self) -> dict[str, Any]:
-        """Fetch the nodes from the proxy. Every call does so itself."""
+        """Fetch the nodes from the proxy. Every call does so."""
         self._last_fetch += 1
         number = self._last_fetch
         found = await self._http.ask("GET", f"{self.proxy_url}/{self.session_uuid}/nodes")
-        if number > self._applied_fetch:  # a newer fetch may have returned before this one
+        if number > self._applied_fetch:  # a newer fetch may have returned first
             self._applied_fetch = number
             self._nodes = [SequenceNode(**node) for node in found["nodes"]]
         return self.get_state()
@@ -159,8 +159,8 @@ async def create_proxy_session(
 ) -> ProxyManagedServer:
     """Create a session in a proxy. The admin token is read from ATROPOS_PROXY_TOKEN.
 
-    ``base_url`` is one inference server of the proxy; None lets the proxy choose. Raises
-    InferenceUnavailable, or InferenceRefused, such as 401 for a missing token.
+    ``base_url`` is an inference server of the proxy; None lets the proxy choose. Raises
+    InferenceUnavailable, or InferenceRefused, for example 401 for a missing token.
     """
     root = proxy_url.rstrip("/")
     http = _ProxyClient(timeout_s, MAX_CONNECTIONS, os.environ.get(TOKEN_VARIABLE))
@@ -170,7 +170,7 @@ async def create_proxy_session(
         "base_url": base_url,
         "preserve_think_blocks": preserve_think_blocks,
         "split": split,
-        "describe_tools": None,  # the caller describes them, as with a session in its process
+        "describe_tools": None,  # the caller describes tools, as with a session in its process
     }
     try:
         opened = await http.ask("POST", f"{root}/sessions/create", body)
@@ -187,7 +187,7 @@ async def create_proxy_session(
 
 
 class _ProxyClient(HttpClient):
-    """Retries only requests without a response: the proxy itself retries its servers."""
+    """Retries only requests without a response: the proxy retries its servers."""
 
     async def ask(
         self, method: str, url: str, body: Mapping[str, Any] | None = None
