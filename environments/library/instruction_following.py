@@ -2,9 +2,9 @@
 
     python environments/library/instruction_following.py serve
 
-The score is 1 if all conditions hold; ``--env.reward_weights '{"share": 1, "all": 0}'`` gives the
-share of them instead. A task is kept only if a known text meets its conditions, and the prompt
-itself and plain noise do not.
+The score is 1 if all conditions hold; ``--env.reward_weights '{"share": 1, "all": 0}'`` gives
+the share of conditions instead. A task is kept only if a known text meets its conditions,
+while the prompt and plain noise do not.
 """
 
 import json
@@ -66,7 +66,8 @@ def strings(text: str) -> int | None:
     return len(parsed) if whole else None
 
 
-# By aspect, in the order in which a known text is changed; a task has at most one of each.
+# By aspect, in the order in which a known text is changed; a task has at most one condition of
+# each aspect.
 LAYOUT = (
     Condition(
         "Write exactly {n} sentences.",
@@ -259,7 +260,7 @@ def make(rng):
     w, v = rng.sample(KEYWORDS, 2)
     values = {"n": rng.randint(2, 5), "w": w, "v": v}
     others = [aspect for aspect in range(len(ASPECTS)) if ASPECTS[aspect] is not KEYWORD]
-    # A keyword in every task: what meets one task is no answer to another.
+    # A keyword in every task: an answer to one task is no answer to another.
     chosen = sorted([ASPECTS.index(KEYWORD), *rng.sample(others, rng.randint(1, 3))])
     conditions = [[aspect, rng.randrange(len(ASPECTS[aspect]))] for aspect in chosen]
     requests = [ASPECTS[aspect][i].request.format(**values) for aspect, i in conditions]

@@ -96,8 +96,8 @@ class RolloutAdmission:
             )
         now = time.monotonic()
         for admission_id in [held for held, due in self._held.items() if due <= now]:
-            # The API may refuse an expired admission. Its rollout continues: the samples exist
-            # already.
+            # The API may refuse an expired admission. Its rollout continues, because its
+            # generation has begun.
             await self._client.request_admission(
                 who, size, ttl_s=ADMISSION_TTL_S, admission_id=admission_id
             )

@@ -218,8 +218,7 @@ def _call(function: Callable[..., Any], value: Any, **options: Any) -> Any:
 def _opened_thinking(
     messages: list[Message], rendered: Callable[[list[Message], bool], str]
 ) -> str:
-    """End of a generation prompt that opens the think block, for example ``<think>\\\
-``.
+    """End of a generation prompt that opens the think block, for example ``<think>\\n``.
 
     The sampled text does not contain it, so it is missing from the history.
     """

@@ -53,7 +53,7 @@ class ToolCallTranslator:
     """Parses tool calls of a session, and writes the calls back as sampled.
 
     ``parser_name``: hermes, llama3_json, mistral, qwen3_coder, or one of vLLM's; ConfigError
-    for any further name.
+    for an unknown name.
     """
 
     def __init__(self, tokenizer: Any, parser_name: str = "hermes") -> None:

@@ -194,7 +194,8 @@ _CONTEXT_FULL = re.compile(
 
 
 def refusal_of(status: int, text: str, where: str) -> InferenceRefused:
-    """The error of a 4xx: ContextFull where the body has words of a full context, else InferenceRefused."""
+    """The error of a 4xx: ContextFull if the body reports a full context, else
+    InferenceRefused."""
     is_full = status in (400, 413, 422) and _CONTEXT_FULL.search(text) is not None
     return (ContextFull if is_full else InferenceRefused)(
         status, f"{where}: {text[:DETAIL_CHARS]}"

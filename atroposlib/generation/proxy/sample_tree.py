@@ -132,7 +132,8 @@ class SampleTree:
 
         Args:
             undelivered: completions that no client received. The agent's later actions cannot
-            depend on these completions, so they are left out unless a later sample continues.
+            depend on these completions, so they are left out unless a sample continues from
+            there.
         """
         dropped = {
             i

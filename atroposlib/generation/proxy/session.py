@@ -185,7 +185,7 @@ class ProxySession:
         return wanted
 
     def score(self, otherwise: float) -> float:
-        """The session's reward (``otherwise`` if none was posted) plus the rewards of its completions."""
+        """The session's reward, else ``otherwise``, plus the rewards of its completions."""
         own = otherwise if self._session_reward is None else self._session_reward
         return own + sum(self._rewards.values())
 

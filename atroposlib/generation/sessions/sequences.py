@@ -96,7 +96,7 @@ def _longest(nodes: Iterable[SequenceNode]) -> SequenceNode | None:
 def is_prefix(
     parent: SequenceNode | None, prompt_ids: Sequence[int], images: Sequence[str]
 ) -> bool:
-    """Whether a prompt begins with the tokens of ``parent``, and its images with the parent's images.
+    """Whether a prompt begins with the tokens and the images of ``parent``.
 
     Different images may have the same placeholder tokens.
     """
