@@ -109,8 +109,7 @@ def formula(text: str = "problem", answer: str = "answer", topic: str = "") -> C
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A test set. ``metric`` is the score; ``train`` the split of examples, if there is
-    one."""
+    """A test set. ``metric`` is the score; ``train`` the split of examples, if there is one."""
 
     source: str  # on the hub: owner/name, or owner/name:subset
     split: str
@@ -292,8 +291,7 @@ def examples_of(benchmark: Benchmark, config) -> list[dict[str, Any]]:
 
 
 def training_questions(config) -> Iterator[dict[str, Any]]:
-    """Questions of the training split, in a new order in every pass; read at the first
-    question."""
+    """Questions of the training split, in a new order in every pass; read at the first question."""
     examples = examples_of(choose_benchmark(config.benchmark), config)
     for epoch in itertools.count():
         yield from random.Random(f"{config.seed}/{epoch}").sample(examples, len(examples))
@@ -327,8 +325,7 @@ def prompt(task: Row, kind: Kind, think: bool) -> list[dict[str, str]]:
     max_tokens=1024,
 )
 async def benchmarks(task, model, config, resources):
-    """Known benchmarks, measured with standard errors; ``--env.benchmark`` names the
-    benchmark."""
+    """Known benchmarks, measured with standard errors; ``--env.benchmark`` names the benchmark."""
     benchmark = choose_benchmark(config.benchmark)
     reply, gold = await model.chat(prompt(task, benchmark.kind, config.think)), task["answer"]
     if resources is not None and benchmark.metric == "contains":  # it stands in for a judge

@@ -101,8 +101,7 @@ def test_items(config: DatasetConfig) -> list[dict[str, Any]] | None:
 
 
 def rewards_of(config: DatasetConfig) -> dict[str, tuple[Any, float]]:
-    """Rewards and weights by name. Raises ConfigError: a repeated name, or from the
-    registry."""
+    """Rewards and weights by name. Raises ConfigError: a repeated name, or from the registry."""
     return _reward_functions(json.dumps(config.reward_functions))
 
 

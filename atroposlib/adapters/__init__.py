@@ -1,5 +1,4 @@
-"""Environments of other packages as function environments; each package has a module and an
-extra.
+"""Environments of other packages as function environments, with a module and an extra each.
 
 A module here imports its package when an environment is set up, never at its own import.
 """

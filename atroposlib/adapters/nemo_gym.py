@@ -153,9 +153,7 @@ async def nemo_gym(task: Any, model: Model, config: NemoGymConfig) -> Reward:
     )
     async with opening as http:
         seeded = await post_json(http, "/seed_session", row)
-        if (
-            "mcp" in seeded
-        ):  # without these tools every reply would be scored as a failure of the model
+        if "mcp" in seeded:  # the model would fail every task without these tools
             raise ConfigError(f"--env.env_id {config.env_id}: tools over MCP are not served")
         tools: list[Any] = [
             GymTool(

@@ -157,8 +157,7 @@ def open_session(config: OpenEnvConfig, seed: int) -> tuple[Session, dict[str, A
 
 
 async def opened_aside(config: OpenEnvConfig, seed: int) -> tuple[Session, dict[str, Any]]:
-    """Run :func:`open_session` in a thread; a session that opens after a cancellation is
-    closed."""
+    """Run :func:`open_session` in a thread; a session that opens after a cancellation is closed."""
     loop = asyncio.get_running_loop()
     opening = asyncio.ensure_future(asyncio.to_thread(open_session, config, seed))
 

@@ -104,8 +104,7 @@ class BaseEnv(EnvRuntime, ABC):
         """Measure the model, then ``await self.evaluate_log(metrics, ...)``."""
 
     async def cleanup(self) -> None:
-        """Release resources of a rollout; called after every rollout, also failed and
-        cancelled."""
+        """Release resources of a rollout; called after every rollout, also failed and cancelled."""
 
     def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
         """Save ``data``; override with ``super().save_checkpoint(step, {"iter": self.iter})``."""

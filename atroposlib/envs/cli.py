@@ -126,7 +126,7 @@ class EnvCommand(Cmd):
     env_cls: ClassVar[type[EnvRuntime]]
     mode: ClassVar[str]
     code: ClassVar[BaseEnvConfig]  # result of config_init, with the needs of the subcommand
-    servers: ClassVar[dict[str, ServerConfigs | None]]  # by namespace; None: optional
+    servers: ClassVar[dict[str, ServerConfigs | None]]  # keys: namespaces; None: optional
     config: str | None = Field(None, description="settings file; flags win over it")
 
     @model_validator(mode="before")

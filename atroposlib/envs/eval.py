@@ -38,8 +38,7 @@ ItemResult = tuple[dict[str, float], list[Mapping[str, Any]]]  # metrics, sample
 
 
 def pass_at_k(m: int, c: int, k: int) -> float:
-    """Probability that ``k`` of ``m`` samples, drawn without replacement, include a right
-    sample.
+    """Probability that ``k`` of ``m`` samples, drawn without replacement, include a right sample.
 
     ``c`` of the ``m`` samples are right: the unbiased estimator of pass@k of Chen et al. (2021),
     arXiv 2107.03374, equation 1.

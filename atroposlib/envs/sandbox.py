@@ -197,7 +197,7 @@ def arguments(
 
 
 def how_it_ended(status: int, errors: str) -> Ended:
-    """Execution of a program that ended on its own, from its exit status and its errors."""
+    """Ending of a program that exited on its own, from its exit status and its errors."""
     if status == 128 + signal.SIGXCPU:
         return Ended.TIMED_OUT
     if 128 < status <= 128 + signal.NSIG:

@@ -150,7 +150,8 @@ def resolve_openai_configs(
 
     Args:
         openai_config_dict: values for a single server, flags over YAML; class defaults are
-        ignored. yaml_config: the whole YAML file; only its ``openai`` key is read.
+            ignored.
+        yaml_config: the whole YAML file; only its ``openai`` key is read.
         cli_passed_flags: flags of the command line, with keys like ``openai.base_url``.
     """
     flags = extract_namespace(cli_passed_flags or {}, "openai.")
@@ -220,7 +221,7 @@ def _reject_overrides(servers: int, overrides: Mapping[str, Any], namespace: str
         )
 
 
-DIRECTORY = "directory://"  # as base_url: servers that the rollout API lists
+DIRECTORY = "directory://"  # base_url for servers that the rollout API lists
 
 
 def directory_template(servers: Sequence[APIServerConfig]) -> APIServerConfig | None:
@@ -249,8 +250,7 @@ GENERATED_API_KEY = "x"  # local servers need no key, but some clients require a
 def node_urls(
     hostnames: Sequence[str], training_nodes: int, infer_tp: int, gpus: int = GPUS_PER_NODE
 ) -> list[str]:
-    """Servers on the nodes after the training nodes: ``gpus // infer_tp`` each, from port
-    9000.
+    """Servers on the nodes after the training nodes: ``gpus // infer_tp`` each, from port 9000.
 
     Fewer than two nodes give an empty list. Raises ConfigError if all nodes train.
     """

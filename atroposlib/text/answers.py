@@ -77,8 +77,7 @@ def stated_answer(text: str) -> str | None:
 
 
 def _closing_brace(text: str, at: int) -> int | None:
-    r"""Position of the brace that closes the brace at ``at``; ``\{`` and ``\}`` do not
-    count."""
+    r"""Position of the brace that closes the brace at ``at``; ``\{`` and ``\}`` do not count."""
     depth, i = 0, at
     while i < len(text):
         if text[i] == "\\":

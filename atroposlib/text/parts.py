@@ -111,8 +111,7 @@ def has_marks(text: str) -> bool:
 
 
 def is_well_formed(text: str) -> bool:
-    """Whether the text is a single closed stretch of reasoning without more marks, then an
-    answer.
+    """Whether the text is a single closed stretch of reasoning without more marks, then an answer.
 
     The reasoning may have begun before the text.
     """

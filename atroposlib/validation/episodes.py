@@ -82,8 +82,7 @@ async def order(subject: Subject, limit: float) -> Offences:
 
 
 async def in_groups(subject: Subject, limit: float) -> Offences:
-    """A gold reply gets the same score in a group with wrong replies and with a right
-    reply."""
+    """A gold reply gets the same score in a group with wrong replies and with a right reply."""
     proofs, compared = [], 0
     for case in subject.golden[: subject.few(8)]:
         scores = []
@@ -118,8 +117,7 @@ async def repeated_episode(subject: Subject, limit: float) -> Offences:
 
 async def finite(subject: Subject, limit: float) -> Offences:
     """Every score so far is a number up to the best score, and None only without an answer."""
-    # without a card the best score is unknown
-    most = subject.best + limit if subject.card else float("inf")
+    most = subject.best + limit if subject.card else float("inf")  # no card: unknown
     scores = [play.score for play in subject.played if play.score is not None]
     proofs = [
         play.evidence(f"over the best score {subject.best:g}")
@@ -298,6 +296,5 @@ async def outcomes(subject: Subject, most: int) -> list[Any]:
     """[task, score, messages] of ``most`` gold replies, to be compared with another process."""
     played = await subject.play_all([Try(c, c.gold, "gold") for c in subject.golden[:most]])
     rows = [[outcome.case.id, outcome.score, observed(outcome)] for outcome in played]
-    # tuples become lists, as in the rows of the other process
-    found: list[Any] = json.loads(json.dumps(rows))
+    found: list[Any] = json.loads(json.dumps(rows))  # tuples become lists
     return found

@@ -109,8 +109,7 @@ class ScriptedGroup:
         return self.begun[-1]
 
     def texts(self, script: int) -> list[str]:
-        """Replies of a script's samples, all turns joined and the last turn, without
-        repeats."""
+        """Replies of a script's samples, all turns joined and the last turn, without repeats."""
         begun = self.begun[script :: len(self.scripts)]
         said = [
             text for session in begun for text in ("".join(session.given), *session.given[-1:])

@@ -98,8 +98,7 @@ def interrupted_after(limit_s: float) -> Iterator[None]:
 
 @asynccontextmanager
 async def longest_gap() -> AsyncIterator[list[float]]:
-    """The longest time for which the event loop ran nothing else, in a list of a single
-    number."""
+    """The longest time for which the event loop ran nothing else, in a list of a single number."""
     loop, longest = asyncio.get_running_loop(), [0.0]
 
     async def look() -> None:

@@ -1,5 +1,4 @@
-"""The environment under validation: its tasks with gold replies, and rollouts of given
-replies."""
+"""The environment under validation: its tasks with gold replies, and rollouts of given replies."""
 
 from __future__ import annotations
 
@@ -129,8 +128,7 @@ class Subject:
     async def play(
         self, attempt: Try, session: RecordingSession | None = None, limit_s: float = PLAY_S
     ) -> Played:
-        """Play a rollout within ``limit_s``; errors of the environment are part of the
-        outcome."""
+        """Play a rollout within ``limit_s``; errors of the environment are part of the outcome."""
         session = session or RecordingSession(attempt.replies)
         started, score, error, hangs = time.monotonic(), None, "", False
         try:

@@ -48,8 +48,7 @@ def tasks_of(make: Callable[[random.Random], dict[str, Any] | None]) -> Callable
 
 
 def answer_in(text: str) -> str | None:
-    """Content of the only pair of answer tags after the thinking; None without exactly one
-    pair."""
+    """Content of the only pair of answer tags after the thinking; None without exactly one pair."""
     answers = _ANSWER.findall(answer_of(text))
     return answers[0].strip() if len(answers) == 1 else None
 

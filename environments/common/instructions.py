@@ -182,8 +182,7 @@ def loose_variants(text: str) -> Iterator[str]:
 def follow_verdicts(
     text: str, instructions: list[tuple[str, Arguments]], *, loose: bool = False
 ) -> list[bool | None]:
-    """For each IFEval instruction whether ``text`` follows it; ``loose``: whether a variant
-    does.
+    """For each IFEval instruction whether ``text`` follows it; ``loose``: whether a variant does.
 
     An empty text follows no instruction. Raises KeyError: an instruction or an argument is not
     IFEval's.

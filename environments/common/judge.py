@@ -96,8 +96,7 @@ def verdict_in(text: str, words: Sequence[str]) -> str | None:
 async def judge_reply(
     judge: ServerManager, config: Any, question: str, reference: str, reply: str, split: str
 ) -> dict[str, float] | None:
-    """1 for a single grade of GRADES and 0 for the rest; None if the judge gives no clear
-    verdict.
+    """1 for a single grade of GRADES and 0 for the rest; None if the judge gives no clear verdict.
 
     A reply without an answer after its thinking is not attempted, and not sent.
     """

@@ -68,8 +68,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
 
 
 async def answer(called: Any, places: Any, opened: Any) -> Any:
-    """Result of a call; for a wrong call an error text, since the model can correct the
-    call."""
+    """Result of a call; for a wrong call an error text, since the model can correct the call."""
     if called.name not in places:
         return f"error: there is no tool {called.name!r}, only {sorted(places)}"
     try:

@@ -140,8 +140,7 @@ class Endpoint:
 
 
 class EndpointSession:
-    """Chats of a rollout by the endpoint; ``system_prompt`` replaces the first system
-    message."""
+    """Chats of a rollout by the endpoint; ``system_prompt`` replaces the first system message."""
 
     def __init__(self, client: Any, model: str, system_prompt: str | None) -> None:
         self.client, self.model, self.system_prompt = client, model, system_prompt

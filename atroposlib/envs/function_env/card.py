@@ -77,8 +77,7 @@ async def play(
 
 
 async def examples(env_cls: Any, tasks: Sequence[Any], config: Any) -> list[Example]:
-    """Gold rollouts of ``gold_examples`` tasks and a spare, for a task that is among the
-    examples.
+    """Gold rollouts of ``gold_examples`` tasks and a spare, for a task that is among the examples.
 
     Raises ConfigError: there is no card, or there are too few tasks.
     """

@@ -26,7 +26,7 @@ from atroposlib.errors import ConfigError, boundary
 logger = logging.getLogger(__name__)
 HUB = "hub:"
 DATA_OPTION = "the data set of @environment"
-SHOWN_CHARS = 200  # length of a task in an error
+SHOWN_CHARS = 200  # length limit of a task in an error
 MAX_EVAL_ITEMS = 100_000  # an endless eval data set is an error, not a wait
 
 

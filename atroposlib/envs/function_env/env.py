@@ -233,8 +233,7 @@ class FunctionEnv(BaseEnv):
     async def collect_trajectories(
         self, item: TaskItem
     ) -> tuple[list[ScoredDataGroup], list[TaskItem]]:
-        """``group_size`` rollouts of ``item``; failed and unscored rollouts are drawn
-        again."""
+        """``group_size`` rollouts of ``item``; failed and unscored rollouts are drawn again."""
         drawn: list[Rollout] = []
 
         async def draw(item: TaskItem) -> tuple[ScoredDataItem | None, list[TaskItem]]:

@@ -127,9 +127,9 @@ class Model:
             sampling: temperature, max_tokens, stop, top_p ...
 
         Raises:
-            ContextFull: the messages do not fit into the context of the model. Samples from
-            before are trained, and scored by the function if it returns. InferenceError: no
-            server gave a usable answer.
+            ContextFull: the messages do not fit into the context of the model. Earlier samples
+                are trained, and scored by the function if it returns.
+            InferenceError: no server gave a usable answer.
 
         Example: await model.chat("What is 3 + 4?", max_tokens=6)
         """
@@ -227,7 +227,7 @@ class Model:
         """Check, after the function has ended, that each of its calls was awaited.
 
         Raises:
-            RolloutError: a call was not; the error names its line.
+            RolloutError: a call was not awaited; the error names its line.
         """
         for name, coroutine, line in self.calls:
             if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:

@@ -63,7 +63,7 @@ class EvalSample:
     error: AtroposError | None = None
 
     def line(self) -> dict[str, Any]:
-        """Its line of samples.jsonl."""
+        """Line of samples.jsonl."""
         line = {"id": self.item["id"], "task": self.item["task"], "result": self.result.value}
         if self.error is not None:
             line["error"] = str(self.error)
@@ -294,8 +294,7 @@ def score_at(agent: AgentSession, reward: Reward) -> float | None:
 
 
 def with_posted(reward: Reward, model: Model) -> Reward:
-    """``reward`` plus the rewards of the replies; each named endpoint logs
-    ``<name>/reward``."""
+    """``reward`` plus the rewards of the replies; each named endpoint logs ``<name>/reward``."""
     if reward.score is None:
         return reward
     unnamed = model.endpoints.get("")
@@ -317,7 +316,7 @@ async def draw_all(
     tries: int,
     code: Callable[..., Any] | None = None,
 ) -> list[EvalSample]:
-    """``times`` samples of every item; each failed sample is drawn up to ``tries`` times.
+    """``times`` samples of every item; a failed sample is drawn up to ``tries`` times.
 
     Raises OnlyFailures: a mistake, such as one in the function ``code``, failed all samples of
     the first two items.

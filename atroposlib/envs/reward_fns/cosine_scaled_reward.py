@@ -78,7 +78,7 @@ cosine_scaled_reward = CosineScaledReward.scores
 
 
 def embed(texts: Sequence[str], model_name: str) -> NDArray[np.float32]:
-    """Vectors of the texts, (N, D): the mean over its tokens of the last hidden states.
+    """Vectors of the texts, (N, D): per text the mean of the last hidden states of its tokens.
 
     Raises ConfigError: torch is not installed.
     """

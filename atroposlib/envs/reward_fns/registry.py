@@ -124,8 +124,8 @@ class RewardRegistry:
 
         Args:
             config: a name, a reward's configuration, a list of names and configurations, or a
-            mapping or object with that list in ``reward_functions``. Rewards inside
-            ``combined`` count.
+                mapping or object with that list in ``reward_functions``. Rewards inside
+                ``combined`` count.
         """
         if isinstance(config, str):
             self.get(config)

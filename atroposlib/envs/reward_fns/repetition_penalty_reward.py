@@ -122,8 +122,7 @@ def repetition_rates(
 
 
 def _repeated_share(text: str) -> float:
-    """Share of the text that compresses away; 0 for a short text, which has too few
-    repetitions.
+    """Share of the text that compresses away; 0 for a short text, which has too few repetitions.
 
     Languages without spaces between words, like Chinese, have no further measure.
     """

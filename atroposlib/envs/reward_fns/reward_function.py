@@ -49,7 +49,7 @@ class RewardFunction(ABC):
         Args:
             completions: each a text or messages, see :meth:`get_content`.
             kwargs: columns of the item, for example ``solution`` and ``ground_truth``: a
-            common value for all completions, or a list with a value for each.
+                common value for all completions, or a list with a value for each.
         """
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Scores:

@@ -81,8 +81,7 @@ class RolloutAdmission:
         return False
 
     async def settle(self, under_way: Collection[str], who: EnvIdentifier, size: int) -> None:
-        """Release the admissions of ended rollouts, and extend the remaining admissions in
-        time.
+        """Release the admissions of ended rollouts, and extend the remaining admissions in time.
 
         Raises UnknownEnv, NotRegistered: the run is over; register again.
         """

@@ -52,8 +52,7 @@ _began_under: ContextVar[int | None] = ContextVar("began_under", default=None)
 
 
 class MoreServers(NamedTuple):
-    """Further servers in addition to the trained model's, for example of a teacher or a
-    judge."""
+    """Further servers in addition to the trained model's, for example of a teacher or a judge."""
 
     argument: str  # the constructor's name for these servers
     defaults: ServerConfigs | None  # None: they are optional
@@ -198,8 +197,7 @@ class EnvRuntime(EnvHooks):
 
     @property
     def sender(self) -> GroupSender | None:
-        """The sender of ``serve``; None before the registration and in the remaining
-        commands."""
+        """The sender of ``serve``; None before the registration and in the remaining commands."""
         return self.serving.sender if self.serving is not None else None
 
     def count_workers(self) -> None:

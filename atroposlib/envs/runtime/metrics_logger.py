@@ -111,8 +111,7 @@ class MetricsLogger:
         return metrics
 
     def emit(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Log ``metrics`` of all rollouts, else of kept rollouts, and write all to every
-        sink."""
+        """Log ``metrics`` of all rollouts, else of kept rollouts, and write all to every sink."""
         words = []
         for name, value in scalars(metrics).items():
             short = name.removeprefix("train/")

@@ -146,8 +146,7 @@ class RunRegistration:
         return registration
 
     async def re_register(self, stale: EnvRegistered) -> EnvRegistered:
-        """Register again, once for all callers with ``stale``; return the current
-        registration."""
+        """Register again, once for all callers with ``stale``; return the current registration."""
         async with self._registering:  # all running sends fail at the same time
             if self.run.registration is not stale:
                 return self.run.registration

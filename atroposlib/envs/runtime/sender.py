@@ -1,5 +1,4 @@
-"""Delivery of groups: rejected groups are counted, accepted groups are saved and sent exactly
-once.
+"""Delivery of groups: rejected groups are counted, accepted groups are saved and sent exactly once.
 
 AcceptedGroup -> jsonl file -> POST with an idempotency key -> stored by the rollout API
                                 |-- another run by now: dropped, counted, its item requeued
@@ -90,8 +89,7 @@ class GroupStats:
     def sample_failed(
         self, outcome: str, error: AtroposError | None = None, count: int = 1
     ) -> None:
-        """Count samples by their outcome, for example env_error or context_full; log the
-        first."""
+        """Count samples by their outcome, for example env_error or context_full; log the first."""
         self.samples[outcome] += count
         if error is not None:
             self.failures.failed(error)
@@ -239,8 +237,7 @@ class GroupFile:
 
 
 def _json_form(value: Any) -> Any:
-    """Values of fields that only the file holds: values without a JSON form become their
-    repr."""
+    """Values of fields that only the file holds: values without a JSON form become their repr."""
     known = plain(value)
     return repr(value) if known is value else known
 

@@ -36,7 +36,7 @@ class EvalHandlingEnum(str, Enum):
     """Policy for training rollouts during an evaluation."""
 
     STOP_TRAIN = "STOP_TRAIN"  # start no rollouts; running rollouts finish
-    LIMIT_TRAIN = "LIMIT_TRAIN"  # at most eval_limit_ratio of the workers
+    LIMIT_TRAIN = "LIMIT_TRAIN"  # use at most eval_limit_ratio of the workers
     NONE = "NONE"  # no change
 
 

@@ -30,8 +30,7 @@ HELP_FLAGS = ("--help", "-h")
 
 
 def flag_fields(prefix: str, defaults: BaseModel) -> dict[str, Any]:
-    """Fields of a pydantic-cli command: the fields of ``defaults``, with its values, not
-    validated.
+    """Fields of a pydantic-cli command: the fields of ``defaults``, with its values, not validated.
 
     The default is a factory, so that pydantic-cli passes PydanticUndefined for a flag that is
     not given. The description also has the default, as argparse's help.

@@ -277,8 +277,7 @@ class APIServer(LegacyHealth, ABC):
     # --- the common flow --------------------------------------------------------------
 
     async def _check_health(self) -> bool:
-        """Probe the server. A hosted API without this path returns 404, which counts as
-        healthy."""
+        """Probe the server. A hosted API without this path returns 404, which counts as healthy."""
         if not await responds(self.http, f"{self.root_url}{self.health_path}"):
             return False
         if self.version_path is None or self._newest_version == UNKNOWN_VERSION:

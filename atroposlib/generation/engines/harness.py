@@ -105,8 +105,7 @@ def chat_key(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _complete(config: Any) -> APIServerConfig:
-    """``config``, or settings with its attributes: configs of tests have only a few
-    attributes."""
+    """``config``, or settings with its attributes: configs of tests have only a few attributes."""
     if isinstance(config, APIServerConfig):
         return config
     named = [name for name in APIServerConfig.model_fields if hasattr(config, name)]

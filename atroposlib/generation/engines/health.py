@@ -141,8 +141,7 @@ class HealthMonitor:
             self.note_answer()
 
     async def _probe_once(self) -> bool:
-        """Probe, unless the last probe is under a second old: 500 waiters send a single
-        probe."""
+        """Probe, unless the last probe is under a second old: 500 waiters send a single probe."""
         async with self._probe_lock:
             if self.state is HealthState.HEALTHY:
                 return True

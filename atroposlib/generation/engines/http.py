@@ -1,7 +1,7 @@
 """HTTP client of an inference server: JSON, three kinds of failure, the served model.
 
 connection error, timeout, 408, 429, 5xx -> InferenceUnavailable   (retried)
-any further 4xx -> InferenceRefused       (not retried)
+any further 4xx                          -> InferenceRefused       (not retried)
 a response that is not JSON              -> InferenceUnavailable   (a proxy's error page)
 """
 
@@ -194,8 +194,7 @@ _CONTEXT_FULL = re.compile(
 
 
 def refusal_of(status: int, text: str, where: str) -> InferenceRefused:
-    """The error of a 4xx: ContextFull if the body reports a full context, else
-    InferenceRefused."""
+    """The error of a 4xx: ContextFull if the body reports a full context, else InferenceRefused."""
     is_full = status in (400, 413, 422) and _CONTEXT_FULL.search(text) is not None
     return (ContextFull if is_full else InferenceRefused)(
         status, f"{where}: {text[:DETAIL_CHARS]}"

@@ -63,8 +63,7 @@ def request_body(kwargs: Mapping[str, Any]) -> Payload:
 
 
 def join_choices(parts: Iterable[C]) -> C:
-    """A completion with the choices of all parts, numbered in order, and their usage
-    summed."""
+    """A completion with the choices of all parts, numbered in order, and their usage summed."""
     rest: list[Any]
     first, *rest = parts
     if not rest:

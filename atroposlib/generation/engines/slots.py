@@ -68,8 +68,7 @@ class AsyncSemWithAdaptiveWeight:
 
     @property
     def limit(self) -> int:
-        """Slots that the weight opens, at least 1: without a slot callers might wait
-        forever."""
+        """Slots that the weight opens, at least 1: without a slot callers might wait forever."""
         # The subtraction keeps 0.1 * 30 = 3.0000000000000004 from opening a fourth slot.
         return max(1, math.ceil(self.max_val * self.weight - 1e-9))
 

@@ -115,8 +115,7 @@ class TrlVllmServer(TokenServer):
 
 
 def generate_body(prompt: str | list[int], params: Mapping[str, Any]) -> dict[str, Any]:
-    """Body for a prompt. Parameters without a field go into ``generation_kwargs``, if in
-    force."""
+    """Body for a prompt. Parameters without a field go into ``generation_kwargs``, if in force."""
     body = {"prompts": [prompt], **FIELDS, **{k: params[k] for k in FIELDS if k in params}}
     rest = {
         k: v for k, v in params.items() if k not in FIELDS and (k, v) not in NEUTRAL.items()

@@ -135,8 +135,7 @@ class TokenRoute(ABC):
 
     @abstractmethod
     def body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
-        """Request for ``ids`` (P,): sampling parameters, and parameters of the wanted
-        output."""
+        """Request for ``ids`` (P,): sampling parameters, and parameters of the wanted output."""
 
     @abstractmethod
     def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:

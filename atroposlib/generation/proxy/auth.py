@@ -63,8 +63,7 @@ def key_of(request: HTTPConnection) -> str | None:
 
 
 def is_local(request: HTTPConnection) -> bool:
-    """Whether the caller is on this machine; a caller without an address is in this
-    process."""
+    """Whether the caller is on this machine; a caller without an address is in this process."""
     host = request.client.host if request.client else ""
     return address_of(host) is None or is_loopback(host)
 

@@ -113,11 +113,12 @@ class RunningProxy:
         Args:
             base_url: a particular inference server.
             split: slots that its calls take, "train" or "eval".
-            sampling: parameters that override the agent's, for example {"temperature": 1.0,
-            "top_p": 1.0}. max_tokens: most tokens of a reply; the agent may ask for fewer.
+            sampling: parameters that override the agent's, for example
+                {"temperature": 1.0, "top_p": 1.0}.
+            max_tokens: most tokens of a reply; the agent may ask for fewer.
             stop: stop strings in addition to the agent's.
             describe_tools: describe tools in a system message if the chat template ignores
-            tools, which otherwise is an error (400).
+                tools, which otherwise is an error (400).
         """
         settings = SessionSettings(
             tool_parser=tool_parser,

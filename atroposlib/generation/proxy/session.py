@@ -167,8 +167,7 @@ class ProxySession:
         return self.managed.nodes_for(call.task.result().completion)
 
     def reward(self, reward: float, completion_id: str | None) -> str | None:
-        """Set the reward of a completion, of the ``"last"`` completion, or of the session
-        (None).
+        """Set the reward of a completion, of the ``"last"`` completion, or of the session (None).
 
         Returns the completion's id, 12 hex digits. Raises InferenceRefused: 400 for a reward
         that is not finite, 404 for an unknown completion.

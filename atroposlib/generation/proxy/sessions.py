@@ -223,8 +223,7 @@ class Sessions:
 async def assign_server(
     manager: Servers, base_url: str | None, settings: SessionSettings, tokenizer: Any
 ) -> tuple[Any, ManagedServer | DummyManagedServer, Callable[[], None]]:
-    """The server at ``base_url``, else the freest healthy server; its session; how to end
-    both.
+    """The server at ``base_url``, else the freest healthy server; its session; how to end both.
 
     With an ``APIServer`` a session fails over when its server fails, unless ``base_url`` named
     it. Raises InferenceRefused (404), or ConfigError for the tool parser.

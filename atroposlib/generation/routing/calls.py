@@ -54,8 +54,7 @@ class RoutedCalls(ABC):
         return join_choices(parts)
 
     async def tokens_and_logprobs_completion(self, **kwargs: Any) -> FourTuple:
-        """Token completion with any n, see
-        :meth:`APIServer.tokens_and_logprobs_completion`."""
+        """Token completion with any n, see :meth:`APIServer.tokens_and_logprobs_completion`."""
         parts = await self._in_chunks(kwargs, _recorded_outputs, tokens=True)
         return (
             parts[0][0],
@@ -144,7 +143,7 @@ class StickyRoute(FailoverRoute):
 
 
 class StickySession(RoutedCalls):
-    """One session's view of a manager: the same server for every call until it fails.
+    """A session's view of a manager: the same server for every call until it fails.
 
     The turns of a session share their prefix, which the engine that served the last turn has
     in its KV cache. Attributes other than the calls come from the current server.

@@ -18,8 +18,7 @@ T = TypeVar("T")
 
 
 def pick_server(servers: Sequence[APIServer], split: str) -> APIServer:
-    """The healthy server with most free slots, the first of several; unhealthy servers are
-    probed.
+    """The healthy server with most free slots, the first of several; unhealthy servers are probed.
 
     If no server is healthy, a server that is down is picked. The call then waits for it, at
     most ``config.timeout`` seconds, and logs the wait.
@@ -79,8 +78,7 @@ class FailoverRoute:
     routing_key: str | None = None  # a gateway sends equal keys to the same engine
 
     async def call(self, split: str, attempt: Callable[[APIServer], Awaitable[T]]) -> T:
-        """Run ``attempt`` on the current server, after a failure once on each remaining
-        server.
+        """Run ``attempt`` on the current server, after a failure once on each remaining server.
 
         ``servers`` may change meanwhile. Raises the last failure, when every server failed.
         """

@@ -53,8 +53,9 @@ class ServerManager(RoutedCalls):
 
     Args:
         configs: a list of servers, a single server, or a baseline whose addresses are
-        generated. server_class: backend class of all servers. The abstract default selects the
-            backend by the ``server_type`` of each config.
+            generated.
+        server_class: backend class of all servers. The abstract default selects the backend
+            by the ``server_type`` of each config.
         slurm: take addresses from SLURM's variables, with ``configs[0]`` as template.
         testing: a :class:`ServerHarness` at ``servers[0]``.
         max_n_completions: larger n is split into concurrent requests.
@@ -161,7 +162,7 @@ class ServerManager(RoutedCalls):
         """A session that keeps the tokens, masks, logprobs and versions of its samples.
 
         The session stays on a single server, whose KV cache has its prefix, and fails over to
-        another server unless ``base_url`` fixes the server. Without a ``tokenizer`` the
+        another server unless ``base_url`` names the server. Without a ``tokenizer`` the
         model's is loaded.
 
         Raises NotImplementedError if the server returns text only and

@@ -105,8 +105,7 @@ def resumed_params(params: Mapping[str, Any], done: int, index: int) -> Params:
 
 
 def join_segments(output: Generation, more: Generation) -> Generation:
-    """Both segments as a single output. Raises TokensMissing if ``more`` continues other
-    tokens."""
+    """Both segments as a single output. Raises TokensMissing if ``more`` continues other tokens."""
     if more.prompt_ids != output.prompt_ids + output.tokens:
         raise TokensMissing("the server continued tokens other than those sent")
     return replace(

@@ -90,10 +90,11 @@ class ManagedServer:
     Args:
         server: any object with ``config`` and ``tokens_and_logprobs_completion``.
         tokenizer: tokenizer of the model; None uses the server's, or loads the tokenizer of
-        ``model_name``. track_tree: record every turn as a node with a link to its parent.
+            ``model_name``.
+        track_tree: record every turn as a node with a link to its parent.
         tool_parser: format of the tool calls, for example "hermes". None leaves tools out of
-        the prompt and calls in the text. Raises ConfigError for an unknown name.
-            preserve_think_blocks: keep earlier ``<think>`` blocks that the chat template would
+            the prompt and calls in the text. Raises ConfigError for an unknown name.
+        preserve_think_blocks: keep earlier ``<think>`` blocks that the chat template would
             drop, so that multi-turn sequences of thinking models extend.
     """
 

@@ -187,8 +187,7 @@ class SequenceList:
         self._replaced: list[SequenceNode] = []
 
     def candidates(self) -> list[SequenceNode]:
-        """Leaves first, so that among two identical siblings the unextended sibling is
-        found."""
+        """Leaves first, so that among two identical siblings the unextended sibling is found."""
         return [*self.leaves, *self._replaced]
 
     def add(

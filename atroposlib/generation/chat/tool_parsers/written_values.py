@@ -20,8 +20,7 @@ _ABSENT = object()
 
 
 def value_of(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
-    """``text`` as the first alternative of ``schema`` that it can be; text if no alternative
-    fits.
+    """``text`` as the first alternative of ``schema`` that it can be; text if no alternative fits.
 
     JSON and the words of Python (True, None, {'a': 1}) are read, because chat templates write
     both. Text "null" or "None" is null wherever null is allowed.

@@ -60,8 +60,7 @@ B = TypeVar("B", bound=CompletionBody)
 
 
 class CompletionsApi(AgentApi[B]):
-    """Common parts of both completions: envelope, token ids, stream of the choices in
-    order."""
+    """Common parts of both completions: envelope, token ids, stream of the choices in order."""
 
     id_prefix: ClassVar[str]
     kind: ClassVar[str]
@@ -163,8 +162,7 @@ class ChatApi(CompletionsApi[ChatBody]):
         yield {"delta": {}, "finish_reason": choice.finish_reason}
 
     def _logprobs(self, choice: Choice) -> Json:
-        """Logprob of each sampled token, if requested; ``top_logprobs`` holds only this
-        token."""
+        """Logprob of each sampled token, if requested; ``top_logprobs`` holds only this token."""
         if not self.body.logprobs:
             return {}
         if not choice.generation.tokens:

@@ -2,7 +2,7 @@
 
     same Idempotency-Key                          -> the same response; 409 for another body
     x-stainless-retry-count > 0, identical body   -> the response of the attempt it repeats
-    any further request -> sampled anew
+    any further request                           -> sampled anew
 
 Sampling belongs to the session and not to the connection. A client that disconnects loses only
 the response, and its retry finds it.
@@ -28,7 +28,7 @@ ATTEMPT_HEADER = "x-stainless-retry-count"  # sent by the openai and anthropic p
 class CallIdentity:
     """Digest, idempotency key and attempt number of an HTTP request."""
 
-    digest: bytes  # of path and body
+    digest: bytes  # digest of path and body
     key: str | None = None
     attempt: int = 0  # 0: not announced as a retry
 
