@@ -100,7 +100,7 @@ class RunTaken(RunStateError):
 
 
 class CannotRewind(RunStateError):
-    """The run cannot be rewound to a checkpoint; the trainer of it was not registered."""
+    """The run cannot be rewound to a checkpoint; its trainer was not registered."""
 
 
 Fenced = StaleGeneration  # name in version 0.1
@@ -188,7 +188,8 @@ class InferenceRefused(InferenceError):
 class ContextFull(InferenceRefused):
     """The prompt, with the tokens asked for, does not fit into the context of the model.
 
-    What the policy wrote before decides that, so it is an outcome of a rollout and no outage.
+    The earlier text of the policy decides the length, so this is an outcome of a rollout and
+    no outage.
     """
 
 

@@ -2,8 +2,8 @@
 
 Item          the value that ``get_next_item`` returns
 Message       a chat turn, optionally with its reward
-AgentHistory  per agent, what it did at each step
-GameHistory   per step, what the world showed and what every agent did
+AgentHistory  per agent, its actions at each step
+GameHistory   per step, the observation and the actions of every agent
 Evaluation*   the parts of ``metrics.json`` and ``samples.jsonl``
 """
 

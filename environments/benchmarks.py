@@ -328,7 +328,8 @@ async def benchmarks(task, model, config, resources):
     """Known benchmarks, measured with standard errors; ``--env.benchmark`` names the benchmark."""
     benchmark = choose_benchmark(config.benchmark)
     reply, gold = await model.chat(prompt(task, benchmark.kind, config.think)), task["answer"]
-    if resources is not None and benchmark.metric == "contains":  # it stands in for a judge
+    # ``contains`` replaces a judge
+    if resources is not None and benchmark.metric == "contains":
         verdict = judge_reply(
             resources, config, task["text"], gold[0], str(reply), model.split
         )

@@ -61,7 +61,7 @@ class DatasetConfig(FunctionEnvConfig):
 
 
 def task(name: str, row: dict[str, Any], config: DatasetConfig) -> dict[str, Any]:
-    """{"id", "messages", "columns"}: the prompt, and what rewards get."""
+    """{"id", "messages", "columns"}: the prompt, and the columns for rewards."""
     prompt = row.get(config.prompt_field)
     if not isinstance(prompt, (str, list)) or not prompt:
         raise DatasetUnavailable(

@@ -118,7 +118,7 @@ async def aviary(task: Any, model: Model, config: AviaryConfig, resources: Any) 
     from aviary.env import EnvsTaskDataset
 
     env = resources.get_new_env_by_idx(task["place"])
-    if isinstance(resources, EnvsTaskDataset):  # gives the same object every time
+    if isinstance(resources, EnvsTaskDataset):  # returns the same object every time
         env = copy.deepcopy(env)
     try:
         return await play_aviary(env, model, config)

@@ -102,7 +102,7 @@ class Game:
         kwargs, env_id = dict(config.env_kwargs), config.env_id
         module, _, registered = env_id.rpartition(":")
         try:
-            if module:  # it registers the environment
+            if module:  # its import registers the environment
                 import_module(module)
             if "ansi" in _render_modes(gymnasium.spec(registered)):
                 kwargs.setdefault("render_mode", "ansi")

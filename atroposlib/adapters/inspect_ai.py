@@ -73,7 +73,7 @@ class Evals:
         return await done
 
     async def run(self) -> None:
-        """Evaluate what waits, without end. A failed eval is the error of all its rollouts."""
+        """Evaluate waiting samples, without end. A failed eval is the error of all its rollouts."""
         while True:
             batch = [await self.waiting.get()]
             while not self.waiting.empty():
@@ -111,7 +111,7 @@ class Evals:
                 tasks, log_dir=folder, max_tasks=len(tasks), max_retries=2, **quiet
             )
             by_place = {log.eval.metadata["place"]: log for log in logs}
-            # Samples are read from the folder, so before it is gone.
+            # Samples are read before the folder is deleted.
             ordered = [by_place[place] for place in range(len(batch))]
             return [(log, next(iter(log.samples or ()), None)) for log in ordered]
 

@@ -7,7 +7,8 @@
     async with connected([sys.executable, "server.py"]) as tools:  # in any rollout
         reply = await model.use_tools(task["question"], tools=tools)
 
-Servers of the majors 1 and 2 of the package mcp, over stdio. Needs it: pip install 'atropos-rl[mcp]'.
+Servers of the majors 1 and 2 of the package mcp, over stdio. Needs: pip install
+'atropos-rl[mcp]'.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class McpTool:
     async def call(self, arguments: dict[str, Any]) -> str:
         """Text of the result, also of an error that the server reports.
 
-        Raises what the package raises where the server does not answer, or asks for more.
+        Raises the errors of the package if the server does not answer, or asks for more.
         """
         calling = self.session.call_tool(self.remote_name, arguments)
         result = await asyncio.wait_for(calling, self.timeout_s)

@@ -1,9 +1,10 @@
-"""Environments of NeMo Gym: a resources server over HTTP, and rows of a data set of it.
+"""Environments of NeMo Gym: a resources server over HTTP, and rows of its data set.
 
     atropos env run nemo_gym:http://127.0.0.1:8000 process --env.dataset_path example.jsonl
 
-A rollout is a session of the server, which seeds it, runs the tools and verifies the response; the
-loop of turns is here, so none of its agents and model servers runs. No package of it is needed.
+A rollout is a session of the server, which seeds the session, runs the tools and verifies the
+response. The loop of turns runs here, without agents and model servers of NeMo Gym; its
+package is not needed.
 """
 
 from __future__ import annotations

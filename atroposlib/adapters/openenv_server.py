@@ -191,7 +191,7 @@ class EpisodeServer:
     async def _answer(
         self, message: Any, episode: Episode | None
     ) -> tuple[dict[str, Any] | None, Episode | None]:
-        """The answer, None of a close, and the episode that goes on."""
+        """The answer (None for a close) and the current episode."""
         kind = message.get("type") if isinstance(message, Mapping) else None
         if kind in ("state", "close") and "data" in message:
             wrong = [{"type": "extra_forbidden", "loc": ["data"], "msg": "no data here"}]

@@ -30,7 +30,7 @@ from atroposlib.errors import ConfigError
 
 MAX_PLAYERS = 8
 _NUMBERS = threading.Lock()  # games draw from Python's global random numbers
-# What games raise that cannot be made: wrong syntax, missing word lists, keys and files.
+# Errors of games that cannot be made: wrong syntax, missing word lists, keys and files.
 REFUSALS = (
     ValueError,
     LookupError,
@@ -65,7 +65,7 @@ class Match:
     """
 
     def __init__(self, config: TextArenaConfig, seed: int) -> None:
-        self.seen: dict[int, str] = {}  # all that a player has read
+        self.seen: dict[int, str] = {}  # whole text that a player has read
         self.numbers = random.Random(seed).getstate()
         counts = [config.players] if config.players else range(1, MAX_PLAYERS + 1)
         with self._own_numbers():
@@ -85,7 +85,7 @@ class Match:
                         ) from error
 
     def observe(self) -> tuple[int, str]:
-        """The player whose turn it is, and what is new to it."""
+        """The player to move, and the text that is new to this player."""
         with self._own_numbers():
             player, observed = self.env.get_observation()
         if not isinstance(observed, str):  # the "-raw" games return what is new
@@ -122,7 +122,7 @@ def _about_players(error: Exception) -> bool:
 
 
 def _arena() -> tuple[Any, str]:
-    """The package, whose games download word lists where they are missing: here they do not."""
+    """The package, with the download of missing word lists by its games switched off."""
     nltk, _ = import_package("nltk", "textarena")
     nltk.download = lambda *names, **options: False
     return import_package("textarena", "textarena")

@@ -219,7 +219,7 @@ async def verifiers(
 
 
 def refuse_failures(episode: Any) -> None:
-    """Raise for an episode that failed: its reward is 0 then, and no score."""
+    """Raise for an episode that failed: its reward is 0, which is no score."""
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if not episode.ok or errors:
         what = f"{errors[-1].type}: {errors[-1].message}" if errors else "the episode failed"

@@ -112,7 +112,7 @@ async def training(config: VerifiersV0Config) -> list[dict[str, Any]]:
 
 
 async def held_out(config: VerifiersV0Config) -> list[dict[str, Any]] | None:
-    """The environment's own; None where it has the training data alone."""
+    """The environment's own evaluation data; None if it has only training data."""
     env = load_v0_environment(config)
     env.build_eval_dataset()
     return None if env.eval_dataset is None else tasks_of(config, env.eval_dataset)

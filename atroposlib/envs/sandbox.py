@@ -127,9 +127,9 @@ async def results_of(
     kind: Kind = "bubblewrap",
     limits: Limits = Limits(),
 ) -> tuple[list[str], Execution]:
-    """JSON text of what ``function`` of the program returns for each list of arguments.
+    """JSON text of the return value of the program's ``function`` for each list of arguments.
 
-    Fewer than ``calls`` where it failed. Compare with :func:`json.dumps` of expected values.
+    Fewer than ``calls`` if it failed. Compare with :func:`json.dumps` of expected values.
     """
     inputs = "".join(json.dumps(call) + "\n" for call in calls)
     whole = program + CALLS.format(function=function)

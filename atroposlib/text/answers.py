@@ -2,8 +2,8 @@ r"""The answer in a reply, and whether it is right without mathematics.
 
     reply -> after the reasoning -> last box, or last "#### ..." -> equal texts? equal numbers?
 
-The only reader of answers. What texts and numbers do not decide is left to math-verify
-(``envs/reward_fns/math_verify``).
+The only reader of answers. Answers that texts and numbers do not decide are left to
+math-verify (``envs/reward_fns/math_verify``).
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def is_percent(text: str) -> bool:
 
 
 def plain_text(answer: str) -> str:
-    r"""``answer`` without what does not change its meaning, for comparison of texts.
+    r"""``answer`` without parts that do not change its meaning, for comparison of texts.
 
     Example: ``$\left( \text{A} \right)$`` and ``(A)`` are both ``A``.
     """
@@ -148,7 +148,7 @@ def same_answer(answer: str, gold: str, tolerance: float = 0.0) -> bool | None:
 
 
 def in_latex(answer: str) -> str:
-    """``answer`` for math-verify: a mixed number, 2 3/4, as a sum, which it takes for a product."""
+    """``answer`` for math-verify: a mixed number, 2 3/4, becomes 11/4, not a product."""
     mixed = _MIXED.fullmatch(_without_edges(answer.replace("$", "")))
     if mixed is None or int(mixed[4]) == 0:
         return answer

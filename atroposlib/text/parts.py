@@ -215,7 +215,7 @@ def _is_quoted(text: str, mark: re.Match[str]) -> bool:
 
 
 def _end_of_call(text: str, mark: re.Match[str]) -> int:
-    """End of the call that ``mark`` begins; the end of the mark where none can be read."""
+    """End of the call that ``mark`` begins; the end of the mark if no call can be read."""
     at = mark.end()
     if mark[0].startswith("<function=") or _FUNCTION.match(text, at):
         end = text.find(_FUNCTION_END, at)

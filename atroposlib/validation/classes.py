@@ -55,7 +55,7 @@ class ReplyRow(NamedTuple):
 
 @dataclass
 class ClassRollouts:
-    """Plays given replies through the own collect path of a class."""
+    """Plays given replies through the collect methods of a class."""
 
     env: Any
     card: Card | None
@@ -170,12 +170,12 @@ async def open_case(env_cls: Any, settings: Any) -> Any:
     changes: dict[str, Any] = {"group_size": min(SAMPLES, config.group_size)}
     if is_path(config.tokenizer_name):
         tokenizer = load_tokenizer_named(config.tokenizer_name)
-    else:  # the hub is another machine
+    else:  # the hub is a remote machine
         tokenizer = byte_tokenizer(Path(mkdtemp(prefix="tokenizer-")))
         changes["max_token_length"] = config.max_token_length * BYTES_PER_TOKEN
     changed = replace(settings, env=config.model_copy(update=changes))
     manager = scripted_manager(tokenizer, settings.manager.tool_parser)
-    random.seed(0)  # so that a second process has the same items
+    random.seed(0)  # a second process then has the same items
     # Constructors of older environments need a thread without a running event loop.
     with boundary(env_cls.name or env_cls.__name__, None, "its constructor", env_cls):
         env: Any = await asyncio.to_thread(make_env, env_cls, changed, manager, tokenizer)

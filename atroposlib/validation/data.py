@@ -18,7 +18,7 @@ LEAST_VALUE = 6  # characters of an answer that is looked for in a variable or a
 
 
 async def loads(subject: Subject, limit: float) -> Offences:
-    """Unique ids, tasks that JSON holds, no connection to another machine."""
+    """Unique ids, tasks with a JSON form, no connection to another machine."""
     counts = Counter(item["id"] for item in subject.items)
     offences = [
         Proof(name, note=f"{n} tasks have this id") for name, n in counts.items() if n > 1

@@ -1,4 +1,4 @@
-"""Checks of whole rollouts: repetition, order, time, failures, tools, and what they leave behind."""
+"""Checks of whole rollouts: repetition, order, time, failures, tools, leftovers."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def children() -> int:
     """Number of child processes, where the system lists processes in /proc."""
     parents = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # the process ended meanwhile
             parents.append(path.read_text(errors="replace").rpartition(")")[2].split()[1])
     return parents.count(str(os.getpid()))
 
@@ -249,7 +249,7 @@ def children() -> int:
 async def nothing_left(subject: Subject, limit: float) -> Offences:
     """Episodes leave nothing behind, even if cancelled."""
     tries = typical(subject, 4)
-    await subject.play_all(tries)  # what is made once
+    await subject.play_all(tries)  # makes the objects that are made once
     count = max(5, min(EPISODES, int(10 / max(subject.pace_s, 0.001))))
     stages = {"ended": count, "cancelled": min(count, CANCELLED)}
     found: list[Proof] = []

@@ -51,7 +51,7 @@ LETTERS = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": 
 
 
 def core(reply: str) -> str:
-    """The answer in a reply: what stands in tags or a box, else the whole text."""
+    """The answer in a reply: the content of tags or a box, else the whole text."""
     text = answer_of(reply)
     if CALL.search(text):
         return ""
@@ -82,7 +82,7 @@ def mix_among(reply: str, others: Sequence[str]) -> list[str]:
 
 
 def pad_reply(reply: str, times: int) -> str:
-    """``times`` the length, at least: filler before the answer."""
+    """``reply`` with filler before the answer, at least ``times`` as long."""
     count = 1 + times * len(reply) // len(FILLER)
     return FILLER * max(1, count) + reply
 
@@ -111,7 +111,7 @@ def call(name: str, arguments: Any) -> str:
 
 
 def arguments_of(schema: dict[str, Any]) -> dict[str, Any]:
-    """The least arguments that a JSON schema accepts."""
+    """Minimal arguments that a JSON schema accepts."""
     properties = schema.get("properties", {})
     wanted = schema.get("required", list(properties))
     return {name: value_of(properties.get(name, {})) for name in wanted}

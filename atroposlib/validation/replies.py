@@ -144,7 +144,7 @@ def verdicts(subject: Subject) -> list[Try]:
 
 
 def constants(subject: Subject) -> list[Try]:
-    """Each answer of a word or a letter, and the most common gold, to as many tasks as there are."""
+    """Tries of the most common gold replies and of constant answers, on the same tasks."""
     golden = subject.golden
     common = Counter(tuple(case.gold) for case in golden).most_common(1)
     shape = golden[0].gold[-1] if golden else ""

@@ -1,4 +1,4 @@
-"""Sessions and servers with given replies, and limits of time that hold a blocked event loop too."""
+"""Sessions and servers with given replies, and time limits that also end a blocked event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GAP_S = 0.01  # between two looks at the event loop
 
 
 class Hanging(BaseException):
-    """A rollout blocks the event loop; no ``except Exception`` of an environment holds it back."""
+    """A rollout blocks the event loop; no ``except Exception`` of an environment catches it."""
 
 
 class RecordingSession(ScriptedSession):
@@ -64,7 +64,7 @@ class RecordingSession(ScriptedSession):
 
 
 class ScriptedServer:
-    """Server manager of an environment whose every rollout brings its own session."""
+    """Server manager of an environment whose rollouts all have their own session."""
 
     tool_parser: str | None = None
 
@@ -73,7 +73,7 @@ class ScriptedServer:
         self.servers = [SimpleNamespace(returns_tokens=False, config=config)]
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there are no connections."""
 
 
 @contextmanager

@@ -29,7 +29,7 @@ CASES_S = 15.0  # time after which no more than LEAST_CASES are read
 SETUP_S = 300.0
 PLAY_S = 10.0  # limit of a rollout with given replies
 FIRST_S = 60.0  # limit of the first rollout of a class, which may import packages
-SLOW_S = 0.1  # above it fewer tasks are played
+SLOW_S = 0.1  # slower rollouts reduce the number of tasks
 LOOPBACK = ("127.", "localhost", "::1", "0.0.0.0")
 
 
@@ -112,7 +112,7 @@ class Subject:
 
     @property
     def slow_s(self) -> float:
-        """Seconds of a rollout where fewer are played because of it; otherwise 0."""
+        """Seconds of a slow rollout, which reduces the number of rollouts; otherwise 0."""
         return self.pace_s if self.pace_s > SLOW_S else 0.0
 
     @property

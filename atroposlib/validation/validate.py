@@ -28,7 +28,7 @@ OTHER_PROCESS_S = 300.0
 CASES = "ATROPOS_VALIDATE_CASES"  # variable of the second process: tasks that it reads
 MODE = ("process", "--env.use_wandb", "false")
 Look = Callable[[Subject, float], Awaitable[Offences]]
-# Of whole tasks and rollouts: check -> (function, severity).
+# Checks of whole tasks and rollouts: check -> (function, severity).
 LOOKS: dict[str, tuple[Look, Verdict]] = {
     "data.loads": (data.loads, Verdict.FAIL),
     "data.split": (data.split, Verdict.FAIL),
@@ -42,7 +42,7 @@ LOOKS: dict[str, tuple[Look, Verdict]] = {
     "tools.match": (episodes.tools, Verdict.FAIL),
     "leaves.nothing": (episodes.nothing_left, Verdict.FAIL),
     "timeout": (episodes.cancelled, Verdict.FAIL),
-    "score.finite": (episodes.finite, Verdict.FAIL),  # last: of every rollout
+    "score.finite": (episodes.finite, Verdict.FAIL),  # last: checks every rollout
 }
 UNSCORED = "the class gives no group, or leaves the reply out of it"
 BEFORE = ("data.loads", "data.split", "leak.prompt")  # the checks of replies
@@ -169,7 +169,7 @@ def print_outcomes(env_cls: Any, words: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[None]:
-    """A new folder of temporary files, so that what is left in it can be counted."""
+    """A new folder of temporary files, so that leftovers can be counted."""
     before, variable = tempfile.tempdir, os.environ.get("TMPDIR")
     with tempfile.TemporaryDirectory(
         prefix="atropos-validate-", ignore_cleanup_errors=True

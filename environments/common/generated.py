@@ -28,7 +28,7 @@ def distinct(
 ) -> list[dict[str, Any]]:
     """``count`` tasks of ``make`` whose questions differ; their ids are hashes of the questions.
 
-    ``make`` may return None for a task that is no good. Raises ConfigError: there are too few.
+    ``make`` may return None for an unusable task. Raises ConfigError: there are too few.
     """
     rng, tasks = random.Random(seed), {}
     for _ in range(TRIES * count):

@@ -15,7 +15,7 @@ from atroposlib.text.parts import answer_of
 
 
 def settings_of(role: str, model: str, text: str) -> dict[str, Any]:
-    """Settings ``<role>_base_url`` ... of the server of another ``model``, which writes a ``text``."""
+    """Settings ``<role>_base_url`` ... of the server of ``model``, which writes a ``text``."""
     return {
         f"{role}_base_url": (
             str | None,

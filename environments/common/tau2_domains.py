@@ -22,7 +22,8 @@ MAX_GOLD = 8  # states after the gold actions, kept for the rollouts of a group
 def package(part):
     """A module of the package. Raises ConfigError: it is missing."""
     try:
-        import_module("loguru").logger.disable("tau2")  # it prints every result of a tool
+        # the package prints every result of a tool
+        import_module("loguru").logger.disable("tau2")
         return import_module(f"tau2.{part}")
     except ImportError as error:
         raise ConfigError(f"{error}: {INSTALL}") from error
@@ -94,7 +95,7 @@ def request(task):
 def holds(env, assertion):
     try:
         return env.run_env_assertion(assertion, raise_assertion_error=False)
-    except ValueError:  # it is about a row that is not there
+    except ValueError:  # the assertion is about a missing row
         return False
 
 

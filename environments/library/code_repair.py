@@ -227,7 +227,7 @@ OTHER = {
 
 
 def places(tree):
-    """Operators, comparisons and numbers that another could stand in for."""
+    """Operators, comparisons and numbers that can be replaced."""
     nodes = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and type(node.value) is int:

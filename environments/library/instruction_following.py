@@ -50,7 +50,7 @@ def put(text: str, *tokens: str) -> str:
 
 
 def filler(n: int, per: int = 12) -> list[str]:
-    """``n`` pieces of filler, the first letter large."""
+    """``n`` pieces of filler, the first letter in upper case."""
     whole = [FILLER[i % len(FILLER)] for i in range(n * per)]
     return [" ".join(whole[i * per : (i + 1) * per]).capitalize() for i in range(n)]
 
@@ -243,7 +243,7 @@ ASPECTS = (LAYOUT, KEYWORD, COUNT, EDGE, BAN, CASE)
 
 
 def hold(task: dict[str, Any], text: str) -> list[bool]:
-    """Of each condition of a task whether it holds; none holds for a text without a word."""
+    """For each condition of a task whether it holds; False for a text without a word."""
     some = bool(form.words(text))
     chosen = [ASPECTS[aspect][i] for aspect, i in task["conditions"]]
     return [some and bool(rule.holds(text, **task["values"])) for rule in chosen]

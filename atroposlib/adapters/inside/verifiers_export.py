@@ -6,7 +6,7 @@
         environment = Wordle
 
 A task is the environment's own, as JSON. The harness runs its function and scores it in this
-process, with every call of the model through the endpoint that verifiers gives.
+process; every call of the model goes through the endpoint of verifiers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REWARD = "atropos"  # key of a trace's ``info``
 class ExportedData(vf.TaskData):  # type: ignore[misc]
     """A task of the environment, and the settings of its rollout."""
 
-    prompt: str = ""  # the function asks; verifiers refuses a task without a prompt
+    prompt: str = ""  # the function makes the prompt; verifiers requires this field
     task: Any = None
     settings: dict[str, Any] = Field(default_factory=dict)
     held_out: bool = False

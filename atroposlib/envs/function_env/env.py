@@ -127,7 +127,7 @@ def environment(
 
 
 def _refuse(error: ConfigError, function: Callable[..., Any]) -> NoReturn:
-    """Raise ``error``; of a function of the running script: print it and exit with 2."""
+    """Raise ``error``; for a function of the running script print it and exit with 2."""
     script = getattr(sys.modules["__main__"], "__file__", None)
     if function.__module__ != "__main__" or script is None:
         raise error

@@ -150,7 +150,7 @@ def combine_rewards(returned: Any, weights: Mapping[str, float]) -> Reward:
 def number(value: Any, what: str) -> float:
     """``value`` as a finite float. Arrays of a single element are numbers, strings are not."""
     if inspect.iscoroutine(value):
-        value.close()  # Python's own warning would follow
+        value.close()  # avoids Python's own warning
         raise ValueError(f"{what} is a coroutine: write `await {value.__qualname__}(...)`")
     if isinstance(value, str) or not hasattr(value, "__float__"):
         raise ValueError(
@@ -179,7 +179,7 @@ async def call_user(function: Callable[..., Any], *args: Any, **offered: Any) ->
 
 
 def is_async(function: Any) -> bool:
-    """Whether calling it gives a coroutine; objects with an async ``__call__`` included."""
+    """Whether a call of ``function`` returns a coroutine, also by an async ``__call__``."""
     call = getattr(function, "__call__", None)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 

@@ -213,7 +213,7 @@ class RolloutRunner:
         session: Any,
         split: str,
         stack: AsyncExitStack,
-        given: bool = False,  # agents, too, get the replies of ``session``
+        given: bool = False,  # agents also get the replies of ``session``
     ) -> Model:
         config = self.config
         others = [example.messages for example in self.examples if example.id != item["id"]]
@@ -270,15 +270,15 @@ class RolloutRunner:
         try:
             with boundary(self.env.label(), None, "leaving the lifespan"):
                 await self._open_things.aclose()
-        except AtroposError as error:  # it must not hide an error that ends the run
+        except AtroposError as error:  # must not hide an error that ends the run
             logger.error("%s", error)
 
 
 def _ended_by_context(error: BaseException, model: Model) -> bool:
-    """Whether ``error`` ended a rollout because something of it no longer fit.
+    """Whether ``error`` ended a rollout because a prompt no longer fit into the context.
 
-    The error of an agent's client has the type of its library. A rollout that sampled nothing
-    before has nothing to be trained: its first prompt is too long.
+    The error of an agent's client has the type of its library. A rollout without a sample has
+    nothing to train: its first prompt is too long.
     """
     if any(agent.is_context_full and agent.rows() for agent in model.trained_endpoints):
         return True
@@ -289,7 +289,7 @@ def _ended_by_context(error: BaseException, model: Model) -> bool:
 
 
 def score_at(agent: AgentSession, reward: Reward) -> float | None:
-    """Score of the rows of an endpoint: its own reward, else that of the rollout."""
+    """Score of the rows of an endpoint: its own reward, else the reward of the rollout."""
     return None if reward.score is None else agent.score(reward.score)
 
 
@@ -371,7 +371,7 @@ def spread(samples: Sequence[EvalSample], times: int) -> dict[str, float]:
 
 
 def metrics_by_item(samples: Sequence[EvalSample], times: int) -> list[dict[str, float]]:
-    """Of each task the means over its samples and, with several, ``pass@k`` and ``best``.
+    """For each task the means over its samples and, with several, ``pass@k`` and ``best``.
 
     ``exact_pass@2`` is :func:`pass_at_k` of a measure that is 0 or 1 in all samples, for
     k = 2, 4, 8 ... of at most ``times``; a task with fewer than k samples has none.

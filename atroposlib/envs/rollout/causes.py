@@ -1,4 +1,4 @@
-"""Causes of failures: which are equal, which are mistakes, and what to do about them.
+"""Causes of failures: equality of causes, detection of mistakes, remedies.
 
     error --cause_of--> (type, line of the user's code or status, text without numbers)
           '-mistake_of-> the same, or None: an outage, which may end while the run waits
@@ -47,13 +47,13 @@ _OUTAGES = (*_ABSENCES, TimeoutError, asyncio.TimeoutError)
 class OnlyFailures(AtroposError):
     """Too few items gave an accepted group; the message has the reasons."""
 
-    after_log = ""  # the message for a reader of the log, which has the cause already
+    after_log = ""  # the message after a log that has the cause already
 
 
 class IncompleteGroup(AtroposError):
     """Too few samples of an item have a score; the cause is the last failure, if any.
 
-    ``mistake`` is set if all samples failed by it.
+    ``mistake`` is set if all samples failed by this cause.
     """
 
     def __init__(self, message: str, mistake: Cause | None = None) -> None:
@@ -114,7 +114,7 @@ def is_outage(error: BaseException | None) -> bool:
 
 
 def is_infrastructure(error: AtroposError) -> bool:
-    """Whether an absent server caused ``error``: waiting may help, another item will not."""
+    """Whether an absent server caused ``error``: waiting may help, a new item will not."""
     return isinstance(_inner(error), _ABSENCES)
 
 
@@ -190,7 +190,7 @@ class FirstItems:
 
     @property
     def over(self) -> bool:
-        """Whether another item can show nothing more."""
+        """Whether the probe is over: further items add no information."""
         return None in self.ended.values() or len(self.ended) >= PROBED_ITEMS
 
     def end(self, number: int, error: AtroposError | None) -> OnlyFailures | None:

@@ -105,7 +105,7 @@ def is_due(old_step: int, new_step: int, interval: int) -> bool:
 def groups_of_batches(status: EnvStatus, batch_size: int) -> int:
     """Groups of this environment that may be in a batch: 0 if all that is held makes none.
 
-    What remains of the last groups stays queued after the last batch of a trainer.
+    The remainder of the last groups stays queued after the last batch of a trainer.
     """
     too_few = status.queue_size * status.max_group_size < batch_size
     return 0 if too_few else status.self_queue_size

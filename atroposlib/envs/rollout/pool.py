@@ -5,8 +5,8 @@
                          '--too old--> TIMED_OUT, counted
 
 A mistake that fails the first two items ends the run (:mod:`causes`).
-Only a rollout that still generates is cancelled. A finished group has been paid for, so it is
-sent even when the pool stops.
+Only a rollout that still generates is cancelled. The computation of a finished group is spent,
+so the group is sent even when the pool stops.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ class WorkerPool:
 
     def _on_end(self, job: RolloutTask, task: asyncio.Task[Any]) -> None:
         self.tasks.discard(task)
-        self.running.pop(job.uuid, None)  # an overridden handle_env may leave it
+        self.running.pop(job.uuid, None)  # an overridden handle_env may not remove it
         self.jobs.pop(job.uuid, None)
         if not task.cancelled() and task.exception() is not None:
             self.fatal = self.fatal or task.exception()

@@ -112,7 +112,7 @@ async def collect_group(
 def _alike(items: Sequence[ScoredDataItem]) -> list[ScoredDataItem]:
     """``items``; items of :func:`cut_off` get the optional fields of the remaining items.
 
-    An environment may leave out what the framework adds to its rows later.
+    An environment may omit fields that the framework adds to its rows later.
     """
     whole = [item for item in items if item.get("outcomes") != "truncated"]
     if not whole:

@@ -3,7 +3,7 @@
 ``process`` runs up to ``max_num_workers`` rollouts at once, backlog items included, until
 ``total_steps`` groups are scored. The first item is a probe, rolled out alone; the second too,
 if the first fails. It stops when ``max_failures_in_a_row`` items gave no group. At the end,
-also after an error, all groups made are in the file and on the HTML page of it.
+also after an error, all groups made are in the file and on its HTML page.
 """
 
 from __future__ import annotations

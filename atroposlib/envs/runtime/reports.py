@@ -46,10 +46,10 @@ class Reports:
         self._step = step, metrics
 
     def close(self) -> None:
-        """As of every sink; nothing is open."""
+        """Do nothing: this sink has no open file."""
 
     async def send(self, client: AsyncRolloutClient, who: EnvIdentifier) -> None:
-        """Report what is due; best effort. The first that fails ends it: heartbeats go on."""
+        """Send the due reports; best effort. The first failure ends the call: heartbeats go on."""
         now, named = self._clock(), who.model_dump()
         for reason in [reason for reason in self._counts if self._due.get(reason, now) <= now]:
             self._due[reason] = now + EVERY_S
@@ -64,7 +64,7 @@ class Reports:
 
 
 def _pack_small(group: Mapping[str, Any] | None) -> bytes:
-    """The group in binary form; nothing where it has none, or is too large."""
+    """The group in binary form; empty without this form, or if too large."""
     from atroposlib.wire.binary import pack_columns  # numpy loads where it is used
 
     try:

@@ -269,7 +269,7 @@ class Serve:
         bounded = self.status is not None and self.status.max_staleness is not None
         more = self.rollouts_wanted() - env.pool.busy
         env.metrics_logger.workers_added_list.append(more)
-        # A bound: where rollouts end as fast as they start, the step has to be read all the same.
+        # A bound: the step has to be read even if rollouts end as fast as they start.
         for _ in range(more):
             if self.shutdown.requested.is_set():
                 return
@@ -373,7 +373,7 @@ class Serve:
                 with boundary(env.label(), "the end", "wandb_log"):
                     await env.wandb_log({})
         except (AtroposError, asyncio.TimeoutError) as error:
-            # It must not hide an error that ends the run.
+            # A failure here must not hide an error that ends the run.
             logger.error("while leaving: %s", error or "no reply from the rollout API")
         finally:
             level = env.metrics_logger.level

@@ -40,13 +40,13 @@ def _is_dropped(tokenizer: Any, token: int) -> bool:
 
 
 class WholeTexts:
-    """Text as it was sampled, by the content that was cut at a stop string."""
+    """Sampled texts, by their content cut at a stop string."""
 
     def __init__(self) -> None:
         self._whole_of: dict[str, str] = {}
 
     def keep(self, content: str, whole: str) -> None:
-        """Note that ``content`` was cut from ``whole``, if it was."""
+        """Record that ``content`` was cut from ``whole``, if they differ."""
         if content != whole:
             self._whole_of[content] = whole
 

@@ -159,7 +159,7 @@ def with_visible_tools(
 ) -> list[Message]:
     """``messages``; tools that the chat template ignores are described in the system message.
 
-    Raises ConfigError if that is not to be done, or if the calls have another format.
+    Raises ConfigError if ``describe`` is false, or if the calls have another format.
     """
     if shows_tools(tokenizer, tools):
         return list(messages)

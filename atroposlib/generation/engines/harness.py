@@ -55,7 +55,7 @@ class ServerHarness(APIServer):
 
     @property
     def config(self) -> APIServerConfig:
-        """Settings; what an object that is set here lacks has its default."""
+        """Settings; attributes that a given object lacks have their defaults."""
         return self._config
 
     @config.setter

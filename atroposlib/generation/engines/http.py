@@ -184,7 +184,7 @@ def read_json(response: httpx.Response) -> JsonReply:
     return JsonReply(payload=payload, headers=response.headers)
 
 
-# What vLLM, SGLang, TRL, llama.cpp, OpenAI, Anthropic and our server write where the prompt, or
+# Text of vLLM, SGLang, TRL, llama.cpp, OpenAI, Anthropic and our server if the prompt, or
 # the prompt with the tokens asked for, does not fit.
 _CONTEXT_FULL = re.compile(
     r"context[ _](?:length|size|window)|maximum model length|max_model_len|max_seq_len"
@@ -205,7 +205,7 @@ def refusal_of(status: int, text: str, where: str) -> InferenceRefused:
 class CallContext:
     """Context of a call from its router, for the layers below.
 
-    It is a context variable and no keyword argument, because custom backends forward their
+    A context variable and no keyword argument, because custom backends forward their
     keyword arguments to their servers.
     """
 

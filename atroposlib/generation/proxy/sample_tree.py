@@ -132,8 +132,7 @@ class SampleTree:
 
         Args:
             undelivered: completions that no client received. The agent's later actions cannot
-            depend on these completions, so they are left out unless a sample continues from
-            there.
+                depend on these, so they are left out unless a sample continues from there.
         """
         dropped = {
             i

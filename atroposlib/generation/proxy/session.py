@@ -50,7 +50,7 @@ class SessionSettings(msgspec.Struct, kw_only=True, frozen=True):
     describe_tools: bool | None = False
 
 
-@dataclass(kw_only=True, eq=False, repr=False)  # it holds a key
+@dataclass(kw_only=True, eq=False, repr=False)  # the object holds a key
 class ProxySession:
     """Samples for an agent. Calls may run concurrently; each choice is a separate sample."""
 
@@ -100,7 +100,8 @@ class ProxySession:
         return replace(request, sampling=sampling, stop=stop, split=split)
 
     def _keywords(self, request: SamplingRequest) -> Json:
-        """Arguments of the managed session. Raises ConfigError for tools that stay unseen."""
+        """Arguments of the managed session. Raises ConfigError for tools hidden from the
+        model."""
         keywords, settings = request.keywords(), self.settings
         if not request.tools or not settings.tool_parser or settings.describe_tools is None:
             return keywords

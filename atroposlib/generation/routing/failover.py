@@ -44,14 +44,14 @@ def recheck(servers: Sequence[APIServer]) -> None:
 
 
 def is_up(server: Any) -> bool:
-    """Not known to be down. Stand-ins of tests may set ``server_healthy``."""
+    """Whether a server is not known to be down. Stand-ins of tests may set ``server_healthy``."""
     if isinstance(server, APIServer):
         return server.health.state is not HealthState.DOWN
     return bool(getattr(server, "server_healthy", True))
 
 
 def free_slots(server: Any, split: str) -> int:
-    """Free slots minus open sessions; of a stand-in of a test its free slots."""
+    """Free slots minus open sessions; for a stand-in of a test only free slots."""
     if isinstance(server, APIServer):
         return server.headroom(split) - server.sessions
     slots = getattr(server, "sem" if split == "train" else "eval_sem", None)

@@ -229,7 +229,7 @@ class ManagedServer:
         ids = self._extend(text, lambda: encode_prompt(self.tokenizer, text), ())[1]
         return remove_guards(text), ids
 
-    # --- what was sampled -------------------------------------------------------------
+    # --- samples -------------------------------------------------------------
 
     def nodes_for(self, completion: ChatCompletion | Completion) -> list[SequenceNode]:
         """The node of each choice at the return of the call, in choice order."""
@@ -291,7 +291,7 @@ class ManagedServer:
     ) -> tuple[SequenceNode | None, list[int]]:
         """The sequence that the prompt continues, and the ids to send.
 
-        Ids of the caller (no ``encode``) are sent unchanged. Of a text that continues a
+        Ids of the caller (no ``encode``) are sent unchanged. For a text that continues a
         sequence only the new part is encoded.
         """
         known = self._sequences.candidates()

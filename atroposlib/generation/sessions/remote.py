@@ -60,8 +60,8 @@ class ProxyManagedServer:
         self._http = _ProxyClient(timeout_s, MAX_CONNECTIONS, api_key)
         self._nodes: list[SequenceNode] = []
         self._nodes_of: dict[str, list[SequenceNode]] = {}
-        self._last_fetch = 0  # number of the newest fetch of the state that was sent
-        self._applied_fetch = 0  # and of the newest whose answer is in _nodes
+        self._last_fetch = 0  # number of the newest fetch of the state
+        self._applied_fetch = 0  # number of the newest fetch whose answer is in _nodes
         self._reset_due = False
 
     async def __aenter__(self) -> ProxyManagedServer:
@@ -73,7 +73,7 @@ class ProxyManagedServer:
     # --- calls ----------------------------------------------------------------------
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
-        """As ``ManagedServer.chat_completion``. Raises UnknownSession for a closed session.
+        """Chat completion, see ``ManagedServer.chat_completion``. Raises UnknownSession.
 
         An attempt without a response is repeated with the same idempotency key, so the
         session records each completion once.
@@ -106,7 +106,7 @@ class ProxyManagedServer:
     # --- what was sampled -------------------------------------------------------------
 
     def nodes_for(self, completion: ChatCompletion) -> list[SequenceNode]:
-        """The node of each choice at the return of the call. Raises TokensMissing without."""
+        """The node of each choice at the return of the call. Raises TokensMissing without nodes."""
         if completion.id not in self._nodes_of:
             raise TokensMissing(
                 f"the proxy at {self.proxy_url} did not return the nodes of "

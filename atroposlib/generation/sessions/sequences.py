@@ -85,9 +85,9 @@ def extended_by_tokens(
 
 
 def _longest(nodes: Iterable[SequenceNode]) -> SequenceNode | None:
-    """The longest, of equal lengths the first, that ends with a sample.
+    """The longest sequence that ends with a sample; the first among equal lengths.
 
-    Without a sample it equals the prompt that all its siblings continue.
+    A sequence without a sample equals the prompt that all its siblings continue.
     """
     extendable = [node for node in nodes if node.ends_sampled]
     return max(extendable, key=lambda node: len(node.tokens), default=None)
