@@ -75,7 +75,7 @@ def environment(
     receives the settings, ``resources`` the value of ``lifespan``.
 
     Args:
-        dataset: a list or a different, possibly endless, iterable of tasks, a sync or
+        dataset: a list or any iterable of tasks, possibly endless, a sync or
             async callable that returns an iterable and may take the config, a .jsonl, .json or
             .parquet file, or ``"hub:owner/name:subset/split"``. Callables and files are read
             in setup.

@@ -79,7 +79,7 @@ class RolloutRunner:
     function: Callable[..., Any]
     plan: RewardPlan
     resources: Any = None  # the value of the lifespan
-    examples: Sequence[Example] = ()  # a spare more than are shown
+    examples: Sequence[Example] = ()  # the shown examples and a spare
     _proxy: RunningProxy | None = None
     _starting_proxy: asyncio.Lock = field(default_factory=asyncio.Lock)
     _open_things: AsyncExitStack = field(default_factory=AsyncExitStack)

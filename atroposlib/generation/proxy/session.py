@@ -100,8 +100,7 @@ class ProxySession:
         return replace(request, sampling=sampling, stop=stop, split=split)
 
     def _keywords(self, request: SamplingRequest) -> Json:
-        """Arguments of the managed session. Raises ConfigError for tools hidden from the
-        model."""
+        """Arguments of the managed session. Raises ConfigError for hidden tools."""
         keywords, settings = request.keywords(), self.settings
         if not request.tools or not settings.tool_parser or settings.describe_tools is None:
             return keywords

@@ -60,7 +60,7 @@ class ServerManager(RoutedCalls):
         testing: a :class:`ServerHarness` at ``servers[0]``.
         max_n_completions: larger n is split into concurrent requests.
         proxy_url: address of the proxy that keeps managed sessions; ATROPOS_PROXY_URL if
-            None. Each sets ``use_proxy``, which can be set to False later.
+            None. Either sets ``use_proxy``, which can be set to False later.
         tool_parser: name of the parser of tool calls in managed sessions, for example hermes.
 
     Raises ConfigError: a config that cannot be used.

@@ -24,7 +24,7 @@ OFFICIAL_OPENAI_URL = f"https://{OFFICIAL_OPENAI_HOST}/v1"
 
 @dataclass
 class ReasoningConfig:
-    """Effort or token budget of reasoning. Each switches reasoning on.
+    """Effort or token budget of reasoning. Either switches reasoning on.
 
     Raises ConfigError for an ``effort`` outside :data:`VALID_REASONING_EFFORTS`.
     """
