@@ -6,15 +6,15 @@
     |-- RunStateError          the run is not in a state for this call
     |   |-- NotRegistered      no trainer has registered yet       (409)
     |   |-- UnknownEnv         env id of another run, or of none   (404: register again)
-    |   |-- UnknownGroup       no such group or row, or its bytes are freed   (404)
-    |   |-- UnknownSession     no such session of a proxy          (404: open another)
+    |   |-- UnknownGroup       the group or row is unknown, or its bytes are freed   (404)
+    |   |-- UnknownSession     the proxy has no session of this id (404: open a new session)
     |   |-- StaleGeneration    a newer trainer or lease took over  (409: stop)
     |   |-- RunTaken           another trainer holds the run and is alive (409)
     |   |-- CannotRewind       the run has freed batches after a checkpoint (409)
-    |   |-- KeyConflict        idempotency key reused for other content (409)
+    |   |-- KeyConflict        idempotency key reused for different content (409)
     |   `-- RunChanged         another call changed the run meanwhile  (look again; 503)
     |-- AccessError            the caller may not do this
-    |   |-- Unauthorized       no token, or an unknown one          (401)
+    |   |-- Unauthorized       no token, or an unknown token        (401)
     |   |-- Forbidden          a token of another scope or env     (403)
     |   `-- TokensUnreadable   the file of tokens cannot be read   (503: wait)
     |-- StoreError             the queue cannot keep its promise
@@ -23,10 +23,10 @@
     |   `-- CorruptPayload     bytes read back differ from bytes acknowledged
     |-- RolloutApiError        seen by clients of the rollout API
     |   |-- RolloutApiUnavailable  no usable answer within the bound
-    |   `-- RolloutApiRefused      a 4xx; sending the same again cannot help
+    |   `-- RolloutApiRefused      a 4xx; a repeated request cannot help
     |-- InferenceError         seen by clients of an inference server
     |   |-- InferenceUnavailable   no usable answer within the bound
-    |   |-- InferenceRefused       a 4xx; sending the same again cannot help
+    |   |-- InferenceRefused       a 4xx; a repeated request cannot help
     |   |   `-- ContextFull        the prompt leaves no space in the model's context
     |   `-- TokensMissing          the backend returned no token ids or logprobs
     |-- RolloutError           user code failed; names env, item and stage
@@ -61,7 +61,7 @@ class ConfigError(AtroposError, ValueError):
 class InvalidGroup(AtroposError, ValueError):
     """A scored group breaks the record; nothing of it was stored.
 
-    Carries ``field`` and ``index`` (such as ``masks`` and ``[3]``) but never the values.
+    Carries ``field`` and ``index`` (like ``masks`` and ``[3]``) but never the values.
     """
 
     def __init__(self, field: str, index: str, problem: str) -> None:
@@ -88,7 +88,7 @@ class UnknownGroup(RunStateError):
 
 
 class UnknownSession(RunStateError):
-    """The proxy has no such session: never opened, closed, or idle for too long."""
+    """The proxy has no session of this id: never opened, closed, or idle for too long."""
 
 
 class StaleGeneration(RunStateError):
@@ -100,14 +100,14 @@ class RunTaken(RunStateError):
 
 
 class CannotRewind(RunStateError):
-    """The run cannot be rewound to a checkpoint; the trainer of it was not registered."""
+    """The run cannot be rewound to a checkpoint; its trainer was not registered."""
 
 
 Fenced = StaleGeneration  # name in version 0.1
 
 
 class KeyConflict(RunStateError):
-    """An idempotency key came back with other content; use a fresh key."""
+    """An idempotency key came back with different content; use a fresh key."""
 
 
 class RunChanged(RunStateError):
@@ -188,7 +188,8 @@ class InferenceRefused(InferenceError):
 class ContextFull(InferenceRefused):
     """The prompt, with the tokens asked for, does not fit into the context of the model.
 
-    What the policy wrote before decides that, so it is an outcome of a rollout and no outage.
+    The earlier text of the policy decides the length, so this is an outcome of a rollout and
+    no outage.
     """
 
 
@@ -199,11 +200,11 @@ class TokensMissing(InferenceError):
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _EXAMPLES = os.path.join(_OURS, "environments", "")  # read, copied and changed by users
 _LIBRARIES = (_OURS, os.path.join(os.path.dirname(os.__file__), ""), "<")
-MAX_TEXT_CHARS = 300  # of a cause or a source line in a message
+MAX_TEXT_CHARS = 300  # limit of a cause or a source line in a message
 
 
 class SourceLine(NamedTuple):
-    """A line of the user's code, such as ``wordle.py:31``; the path is relative if shorter."""
+    """A line of the user's code, like ``wordle.py:31``; the path is relative if shorter."""
 
     file: str
     line: int
@@ -241,7 +242,7 @@ def definition_of(function: Any) -> SourceLine | None:
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     if code is None or not is_users(code.co_filename):
         return None
-    first = line = int(code.co_firstlineno)  # of a decorated function: the decorator's
+    first = line = int(code.co_firstlineno)  # a decorated function begins at its decorator
     text = linecache.getline(code.co_filename, line)
     while text and not text.lstrip().startswith(("def ", "async def ")):
         line += 1
@@ -252,7 +253,7 @@ def definition_of(function: Any) -> SourceLine | None:
 class RolloutError(AtroposError):
     """User code failed inside a rollout; names file, line, env, item and stage.
 
-    ``where`` is the line of the user's code, if one is known.
+    ``where`` is the line of the user's code, if known.
     """
 
     def __init__(
@@ -284,7 +285,7 @@ class CheckpointError(AtroposError):
 
 
 class OutOfDeviceMemory(AtroposError):
-    """A GPU has too little memory for these settings; the message names smaller ones."""
+    """A GPU has too little memory for these settings; the message names smaller settings."""
 
 
 class RankLost(AtroposError):
@@ -300,7 +301,7 @@ class PublishFailed(WeightsError):
 
 
 class StaleWeights(WeightsError):
-    """Servers and trainer give different logprobs to the same tokens at one version."""
+    """Servers and trainer give different logprobs to the same tokens at the same version."""
 
 
 @contextmanager
@@ -325,7 +326,7 @@ def surviving(report: Callable[[Exception], object]) -> Iterator[None]:
     """Pass an exception to ``report``, and go on after it.
 
     A background thread that ends by a bug would leave its work undone for good, and nothing would
-    show it. A request that ends by one is answered 500 and recorded.
+    show it. A request that ends by a bug is answered 500 and recorded.
     """
     try:
         yield

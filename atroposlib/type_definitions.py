@@ -1,9 +1,9 @@
-"""Names for the shapes that environments pass around; none of them is checked at run time.
+"""Names for the shapes that environments pass around; the shapes are not checked at run time.
 
-Item          whatever ``get_next_item`` returns
-Message       one chat turn, optionally with the reward it earned
-AgentHistory  per agent, what it did at each step
-GameHistory   per step, what the world showed and what every agent did
+Item          the value that ``get_next_item`` returns
+Message       a chat turn, optionally with its reward
+AgentHistory  per agent, its actions at each step
+GameHistory   per step, the observation and the actions of every agent
 Evaluation*   the parts of ``metrics.json`` and ``samples.jsonl``
 """
 
@@ -23,7 +23,7 @@ class _MessageRequired(TypedDict):
 
 
 class Message(_MessageRequired, total=False):
-    """One chat turn. Example: {"role": "user", "content": "2 + 2 = ?"}."""
+    """A chat turn. Example: {"role": "user", "content": "2 + 2 = ?"}."""
 
     reward: Optional[number]
     name: str
@@ -32,7 +32,7 @@ class Message(_MessageRequired, total=False):
 
 
 class AgentStep(TypedDict, total=False):
-    """What one agent said at one step, and what it earned."""
+    """Messages of an agent at a step, and its reward."""
 
     step: int
     messages: List[Message]
@@ -43,14 +43,14 @@ AgentHistory = Dict[UUID, List[AgentStep]]
 
 
 class Observation(TypedDict, total=False):
-    """What the world showed: as the simulator gave it, and as the model reads it."""
+    """Observation of the world: raw from the simulator, and rendered for the model."""
 
     raw: Dict[str, Any]
     rendered: Optional[Message]
 
 
 class GameStep(TypedDict, total=False):
-    """One step of the world with every agent's part in it."""
+    """A step of the world with the parts of all agents."""
 
     step: int
     observation: Observation
@@ -80,4 +80,4 @@ class EvaluationResults(TypedDict):
     results: Dict[str, EvaluationMetrics]
 
 
-EvaluationSample = Dict[str, Any]  # one line of samples.jsonl
+EvaluationSample = Dict[str, Any]  # a line of samples.jsonl

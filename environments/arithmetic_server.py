@@ -1,4 +1,4 @@
-"""One-digit sums, which a model of 135 M parameters learns on a laptop in minutes.
+"""Single-digit sums, which a model of 135 M parameters learns on a laptop in minutes.
 
     python environments/arithmetic_server.py serve --openai.base_url http://localhost:9001/v1
 
@@ -43,11 +43,12 @@ def problems(seed: int) -> tuple[list[dict], list[dict]]:
 
 
 def score(text: str, answer: str, stopped: bool) -> float:
-    """1.0 for exactly the answer and an end token, and partial scores for other texts.
+    """1.0 for exactly the answer and an end token, and partial scores for the rest.
 
     0.4 if the first number is right, plus 0.3 (0.2 without an end) times the share of digits
-    in the text: at most 0.7 for other texts. The share rises continuously from prose to a
-    bare number. A fixed score for any number would reward prose that contains one.
+    in the text: at most 0.7 for a text that is not exact. The share rises continuously from
+    prose to a bare number. A fixed score for any number would reward prose that contains a
+    number.
     """
     text, numbers = text.strip(), re.findall(r"\d+", text)
     if text == answer and stopped:
@@ -58,7 +59,7 @@ def score(text: str, answer: str, stopped: bool) -> float:
 
 
 class ArithmeticEnv(ShuffledEnv):
-    """Asks for sums, rewards answers by the rules of :func:`score`, measures exact ones."""
+    """Asks for sums, rewards answers by the rules of :func:`score`, measures exact answers."""
 
     name = "arithmetic"
     env_config_cls = ArithmeticConfig

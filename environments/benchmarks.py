@@ -5,7 +5,7 @@
     python environments/benchmarks.py evaluate --env.benchmark aime24 \\
         --env.eval_samples 16 --env.eval_temperature 0.6
 
-A benchmark is one row of ``BENCHMARKS``: data, how a row is read, checker. Prompts are chats, with
+A benchmark is a row of ``BENCHMARKS``: data, reader of a row, checker. Prompts are chats, with
 ``shots`` worked examples where there is a training split. Means have standard errors; several
 samples of a question give pass@k; replies are in the transcripts. ``serve`` trains on the
 training split, never on the test split.
@@ -32,7 +32,7 @@ Row = Mapping[str, Any]
 
 
 class Question(NamedTuple):
-    """One question; ``answer`` is a letter, a formula, accepted texts, or instructions."""
+    """A question; ``answer`` is a letter, a formula, accepted texts, or instructions."""
 
     text: str
     answer: Any
@@ -109,7 +109,7 @@ def formula(text: str = "problem", answer: str = "answer", topic: str = "") -> C
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One test set. ``metric`` is the score; ``train`` the split of examples, if there is one."""
+    """A test set. ``metric`` is the score; ``train`` the split of examples, if there is one."""
 
     source: str  # on the hub: owner/name, or owner/name:subset
     split: str
@@ -291,7 +291,7 @@ def examples_of(benchmark: Benchmark, config) -> list[dict[str, Any]]:
 
 
 def training_questions(config) -> Iterator[dict[str, Any]]:
-    """Questions of the training split, in a new order in every pass; read at the first one."""
+    """Questions of the training split, in a new order in every pass; read at the first question."""
     examples = examples_of(choose_benchmark(config.benchmark), config)
     for epoch in itertools.count():
         yield from random.Random(f"{config.seed}/{epoch}").sample(examples, len(examples))
@@ -325,10 +325,11 @@ def prompt(task: Row, kind: Kind, think: bool) -> list[dict[str, str]]:
     max_tokens=1024,
 )
 async def benchmarks(task, model, config, resources):
-    """Known benchmarks, measured with standard errors; ``--env.benchmark`` names one."""
+    """Known benchmarks, measured with standard errors; ``--env.benchmark`` names the benchmark."""
     benchmark = choose_benchmark(config.benchmark)
     reply, gold = await model.chat(prompt(task, benchmark.kind, config.think)), task["answer"]
-    if resources is not None and benchmark.metric == "contains":  # it stands in for a judge
+    # ``contains`` replaces a judge
+    if resources is not None and benchmark.metric == "contains":
         verdict = judge_reply(
             resources, config, task["text"], gold[0], str(reply), model.split
         )

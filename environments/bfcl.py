@@ -26,12 +26,13 @@ from atroposlib.utils.datasets import PATH_OPTION
 ANSWERED = ("simple_python", "multiple", "parallel", "parallel_multiple")
 CATEGORIES = (*ANSWERED, "irrelevance")
 ABSENT = ""  # among the allowed values: the argument may be left out
-TYPES = {"dict": "object", "float": "number", "tuple": "array"}  # of BFCL -> of JSON schema
+# types of BFCL -> types of JSON schema
+TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 HOW = "pip download --no-deps bfcl-eval==2026.3.23, and name the wheel"
 
 
 def rows_of(path: str | None, name: str) -> list[dict[str, Any]]:
-    """Rows of a .json file with one object per line, in the wheel or a folder."""
+    """Rows of a .json file with an object per line, in the wheel or a folder."""
     if path is None:
         raise DatasetUnavailable(f"bfcl: {PATH_OPTION} is not set: {HOW}")
     try:
@@ -94,7 +95,7 @@ def plain(text: str) -> str:
 
 
 def same(value: Any, allowed: Any) -> bool:
-    """Whether a value is this allowed one."""
+    """Whether a value equals this allowed value."""
     if isinstance(allowed, str):
         return isinstance(value, str) and plain(value) == plain(allowed)
     if isinstance(allowed, bool) or isinstance(value, bool) or allowed is None:
@@ -108,7 +109,7 @@ def same(value: Any, allowed: Any) -> bool:
 
 
 def fits(arguments: Mapping[str, Any], allowed: Mapping[str, Sequence[Any]]) -> bool:
-    """Whether each argument has an allowed value, and none but optional ones is absent."""
+    """Whether each argument has an allowed value, and only optional arguments are absent."""
     known = set(arguments) <= set(allowed)
     return known and all(
         (
@@ -123,7 +124,7 @@ def fits(arguments: Mapping[str, Any], allowed: Mapping[str, Sequence[Any]]) -> 
 def match_calls(
     calls: Sequence[tuple[str, Any]], expected: Sequence[Mapping[str, Any]]
 ) -> bool:
-    """Whether the calls are the expected ones, each once, in any order."""
+    """Whether the calls are the expected calls, each once, in any order."""
     if not expected:
         return not calls
     ((name, allowed),) = expected[0].items()

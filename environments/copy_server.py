@@ -2,7 +2,7 @@
 
     python environments/copy_server.py serve --openai.base_url http://localhost:9001/v1
 
-Words are drawn at random; ``held_out_words`` of them are never trained on.
+Words are drawn at random; ``held_out_words`` words are never trained on.
 """
 
 import random

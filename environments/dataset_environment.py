@@ -61,7 +61,7 @@ class DatasetConfig(FunctionEnvConfig):
 
 
 def task(name: str, row: dict[str, Any], config: DatasetConfig) -> dict[str, Any]:
-    """{"id", "messages", "columns"}: the prompt, and what rewards get."""
+    """{"id", "messages", "columns"}: the prompt, and the columns for rewards."""
     prompt = row.get(config.prompt_field)
     if not isinstance(prompt, (str, list)) or not prompt:
         raise DatasetUnavailable(
@@ -79,7 +79,7 @@ def task(name: str, row: dict[str, Any], config: DatasetConfig) -> dict[str, Any
 
 
 def tasks(config: DatasetConfig, source: str | None, split: str) -> list[dict[str, Any]]:
-    """Tasks of one split. Raises ConfigError, UnknownReward or DatasetUnavailable."""
+    """Tasks of a split. Raises ConfigError, UnknownReward or DatasetUnavailable."""
     if not config.reward_functions:
         raise ConfigError("name --env.reward_functions: docs/rewards.md lists them")
     rewards_of(config)  # a wrong name ends the run at its start
@@ -101,7 +101,7 @@ def test_items(config: DatasetConfig) -> list[dict[str, Any]] | None:
 
 
 def rewards_of(config: DatasetConfig) -> dict[str, tuple[Any, float]]:
-    """Rewards and weights by name. Raises ConfigError: two have one name, or as the registry."""
+    """Rewards and weights by name. Raises ConfigError: a repeated name, or from the registry."""
     return _reward_functions(json.dumps(config.reward_functions))
 
 

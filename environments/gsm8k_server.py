@@ -1,11 +1,11 @@
-"""Grade-school mathematics (GSM8K): word problems with one number as answer.
+"""Grade-school mathematics (GSM8K): word problems with a number as answer.
 
     python environments/gsm8k_server.py serve --env.dataset_path DIR_OR_JSONL
     python environments/gsm8k_server.py process --env.dataset_path test.jsonl --env.total_steps 4
 
 The data come from ``dataset_path`` (``question`` and ``answer`` ending in ``#### n``), else
 from the Hugging Face hub. The boxed answer is checked by math-verify: +1 right, -1 wrong. In a
-group of right answers only, shorter ones score higher.
+group of right answers only, shorter answers score higher.
 """
 
 import random

@@ -93,7 +93,7 @@ def length_at(step: int, start: int, end: int, warmup_steps: int) -> int:
 
 
 def answer_part(text: str) -> str | None:
-    """Content of the answer tags, if one answer follows one block of reasoning.
+    """Content of the answer tags, if a single answer follows a single block of reasoning.
 
     "so it is 4 </think> <answer> \\boxed{4} </answer>" gives " \\boxed{4} ". The prompt opened
     the reasoning; the closing answer tag may have been taken by the stop string.
@@ -133,7 +133,7 @@ def load_eval_sets(names: list[str], folder: str | None) -> dict[str, list[dict]
     """Load the named sets.
 
     Raises:
-        ConfigError: there is no such set, or ``folder`` is a file.
+        ConfigError: a name is unknown, or ``folder`` is a file.
         DatasetUnavailable: a set is not available; the message names it and the options.
     """
     if names and folder is not None and not Path(folder).is_dir():

@@ -50,7 +50,7 @@ SHARES = {"a": 1.0, "b": 0.0, "tie": 0.5}
 
 
 class JudgeError(AtroposError):
-    """judge_error: no verdict in one of the orders, so the pair has no score."""
+    """judge_error: an order has no verdict, so the pair has no score."""
 
 
 class RlaifConfig(SampledConfig):
@@ -89,7 +89,7 @@ class RlaifConfig(SampledConfig):
 
 
 def question(name: str, row: dict, max_chars: int) -> dict | None:
-    """{"id", "question", "answer"} of a conversation's first exchange; None without one."""
+    """{"id", "question", "answer"} of a conversation's first exchange; None if unusable."""
     turns = row.get("conversation")
     if not isinstance(turns, list):
         raise DatasetUnavailable(f"{name}: a row has a conversation, a list of turns")
@@ -121,7 +121,7 @@ def win_rate(as_first: list[float | None], as_second: list[float | None]) -> flo
 
 
 def scores_by_length(cut_off: list[bool]) -> list[float] | None:
-    """Scores without a judge: a truncated reply loses to a complete one.
+    """Scores without a judge: a truncated reply loses to a complete reply.
 
     None: neither was truncated, so the judge decides. Two truncated replies are equal.
     """
@@ -137,7 +137,7 @@ class RlaifEnv(SequentialEnv):
 
     name = "rlaif"
     env_config_cls = RlaifConfig
-    judge = None  # until setup
+    judge = None  # None until setup
     default_settings = {"steps_per_eval": 100}
 
     async def setup(self):
@@ -178,7 +178,7 @@ class RlaifEnv(SequentialEnv):
         return await self.answers(messages, n, limit, temperature, split)
 
     async def votes(self, question, first, second, split):
-        """Shares of answer A, one per vote; None for a vote without a verdict."""
+        """Shares of answer A for each vote; None for a vote without a verdict."""
         prompt = JUDGE_PROMPT.format(
             character=self.config.character, question=question, first=first, second=second
         )
@@ -246,7 +246,7 @@ class RlaifEnv(SequentialEnv):
         samples = await gather_bounded(self.test, one, self.config.max_eval_workers)
         rates = [sample["win_rate"] for sample in samples if sample["win_rate"] is not None]
         metrics = {"judge_errors": len(samples) - len(rates), "questions": len(samples)}
-        if rates:  # without verdicts there is no win rate
+        if rates:  # a win rate needs verdicts
             metrics["win_rate"] = mean(rates)
         await self.evaluate_log(
             metrics,

@@ -1,4 +1,4 @@
-"""Supervised text among the rollouts: groups of one sequence, marked ``sft``.
+"""Supervised text among the rollouts: groups of a single sequence, marked ``sft``.
 
     python environments/sft_loader_server.py serve --env.dataset_path chats.jsonl \\
         --env.data_format oai_format
@@ -33,7 +33,7 @@ class DataFormat(str, Enum):
     QUESTION_ANSWER = "question_answer"  # {"question": ..., "answer": ...}
 
 
-FIELDS = {  # of a row, by format
+FIELDS = {  # fields of a row, by format
     DataFormat.COMPLETION: ("text",),
     DataFormat.PREFIX_COMPLETION: ("prefix", "completion"),
     DataFormat.OAI_FORMAT: ("messages",),
@@ -46,7 +46,7 @@ class SFTConfig(BaseEnvConfig):
     """Settings of the text."""
 
     group_size: int = Field(default=1, ge=1, le=1, description="every text is a group of one")
-    # True would drop every group, because a group of one has equal scores.
+    # True would drop every group, because a group of a single sequence has equal scores.
     ensure_scores_are_not_same: bool = Field(default=False, description="drop equal scores")
     dataset_name: str | None = Field(default=None, description="data set on the hub")
     dataset_path: str | None = Field(
@@ -100,7 +100,7 @@ def sequence(row: dict, data_format: DataFormat, tokenizer, all_turns: bool) -> 
 
 
 class SFTLoaderEnv(SequentialEnv):
-    """Sends existing text, one sequence per group."""
+    """Sends existing text, a sequence per group."""
 
     name = "sft_loader"
     env_config_cls = SFTConfig

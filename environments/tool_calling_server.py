@@ -1,10 +1,10 @@
-"""Function calling in one turn: exactly the expected calls are rewarded.
+"""Function calling in a single turn: exactly the expected calls are rewarded.
 
     python environments/tool_calling_server.py serve --env.dataset_path FILE.jsonl
 
-Data: NousResearch/XLAM-Atropos, or other ShareGPT ``conversations`` whose system turn shows
-the tools and whose first answer holds ``<tool_call>`` blocks. 1.0 for exactly those
-calls, 0.0 otherwise. In a group of right answers only, shorter ones score higher.
+Data: NousResearch/XLAM-Atropos, or ShareGPT ``conversations`` whose system turn shows the
+tools and whose first answer holds ``<tool_call>`` blocks. 1.0 for exactly these calls, 0.0
+otherwise. In a group of right answers only, shorter answers score higher.
 """
 
 from pydantic import Field
@@ -58,7 +58,7 @@ def request(name: str, row: dict) -> dict:
 
 
 class ToolCallingEnv(SingleTurnEnv):
-    """Asks for function calls and rewards exactly the expected ones."""
+    """Asks for function calls and rewards exactly the expected calls."""
 
     name = "tool_calling"
     env_config_cls = ToolCallingConfig

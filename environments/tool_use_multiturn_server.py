@@ -73,7 +73,7 @@ def conversation(name: str, row: dict, max_turns: int) -> dict:
 
 
 def load_conversations(config: ToolUseConfig) -> list[dict]:
-    """Conversations that can be replayed; the number of the others is logged.
+    """Conversations that can be replayed; the number of unusable conversations is logged.
 
     Raises DatasetUnavailable: there are none; the message contains the reason.
     """
@@ -119,7 +119,7 @@ class ToolUseEnv(SequentialEnv):
         return {"role": "system", "content": "\n\n".join(shown)}
 
     async def replay(self, item, temperature, split):
-        """One conversation with the model: (node, scores of the turns taken, messages).
+        """Replay a conversation with the model: (node, scores of the turns taken, messages).
 
         The node is None if the first question does not fit.
         """

@@ -1,10 +1,10 @@
-"""Multi-turn tool use with an advantage per turn instead of one per conversation (MT-GRPO).
+"""Multi-turn tool use with an advantage per turn instead of per conversation (MT-GRPO).
 
     python environments/tool_use_turnlevel_advantage_server.py serve --env.dataset_path FILE
 
-The replay and its reward are those of ``tool_use_multiturn_server.py``. The advantage of every
-token of turn t is A_turn(t) + outcome_weight * A_outcome. A_turn compares the turn with the same
-turn of the other replays, A_outcome the whole conversations.
+The replay and its reward come from ``tool_use_multiturn_server.py``. The advantage of every
+token of turn t is A_turn(t) + outcome_weight * A_outcome. A_turn compares the turn with the
+same turn of the remaining replays, A_outcome the whole conversations.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ def standardise(values: list[float]) -> list[float]:
 
 
 def turn_advantages(turn_scores: list[list[float]], outcomes: list[float], weight: float):
-    """One advantage per turn of each replay, compared with the replays that reached the turn.
+    """An advantage per turn of each replay, compared with the replays that reached the turn.
 
     Scores [[1, 1], [0]] with outcomes [1, 0] and weight 1: the first turn is +1 or -1, as is
     the outcome. The second turn has no comparison: [[2, 1], [-2]].

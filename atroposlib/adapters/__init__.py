@@ -1,4 +1,4 @@
-"""Environments of other packages as function environments, one module and one extra each.
+"""Environments of other packages as function environments, with a module and an extra each.
 
 A module here imports its package when an environment is set up, never at its own import.
 """
@@ -17,9 +17,9 @@ from pydantic import Field
 from atroposlib.envs.function_env import FunctionEnvConfig, Model
 from atroposlib.errors import ConfigError
 
-EVAL_SEEDS = 1_000_000  # smaller seeds are evaluated, larger ones trained
-ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)  # in a reply
-TEMPLATE_TOKENS = 32  # upper bound of the template text around one message
+EVAL_SEEDS = 1_000_000  # seeds below are evaluated, seeds from here on trained
+ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)  # action in a reply
+TEMPLATE_TOKENS = 32  # upper bound of the template text around a message
 
 
 class EpisodeConfig(FunctionEnvConfig):
@@ -41,9 +41,9 @@ class EpisodeConfig(FunctionEnvConfig):
 
 
 def import_package(name: str, extra: str, distribution: str = "") -> tuple[Any, str]:
-    """The package ``name``, and its name and version, such as "gymnasium 1.4.0".
+    """The package ``name``, and its name and version, for example "gymnasium 1.4.0".
 
-    Its distribution has the name of the extra, if no other is given.
+    ``distribution`` defaults to the name of the extra.
 
     Raises ConfigError: it is not installed or cannot be imported.
     """
@@ -56,13 +56,13 @@ def import_package(name: str, extra: str, distribution: str = "") -> tuple[Any, 
 
 
 def episode(env_id: str, seed: int, package: str) -> dict[str, Any]:
-    """Task of one episode; ``source`` goes into the metadata of its groups."""
+    """Task of an episode; ``source`` goes into the metadata of its groups."""
     source = {"package": package, "env_id": env_id, "seed": seed}
     return {"id": f"{env_id}/{seed}", "seed": seed, "source": source}
 
 
 def training_episodes(config: EpisodeConfig, package: str) -> Iterator[dict[str, Any]]:
-    """Episodes without end, from other game seeds for every ``seed`` of the settings."""
+    """Episodes without end, with different game seeds for each ``seed`` of the settings."""
     for number in count(EVAL_SEEDS + 10_000_000 * config.seed):
         yield episode(config.env_id, number, package)
 
@@ -74,7 +74,8 @@ def held_out_episodes(config: EpisodeConfig, package: str) -> list[dict[str, Any
 def fits(model: Model, text: str, config: FunctionEnvConfig, used: int | None = None) -> bool:
     """Whether ``text`` and a reply fit after the ``used`` tokens of a conversation.
 
-    By default those of the last row. Without a tokenizer a token counts as four characters.
+    ``used`` defaults to the tokens of the last row. Without a tokenizer a token counts as four
+    characters.
     """
     encode = getattr(getattr(model.session, "tokenizer", None), "encode", None)
     new = len(encode(text)) if encode else len(text) // 4

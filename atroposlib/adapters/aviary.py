@@ -3,8 +3,9 @@
     atropos env run aviary:gsm8k process
     python -m atroposlib.adapters.aviary serve --env.env_id my_package.tasks:MyDataset
 
-A task is a numbered one of a ``TaskDataset``. A turn is the model's calls, or its text without any;
-the environment runs them. Needs Python 3.11 and: pip install 'atropos-rl[aviary]'.
+A task is an entry of a ``TaskDataset``, by its number. A turn is the tool calls of the model,
+or its text without calls; the environment runs the calls. Needs Python 3.11 and: pip install
+'atropos-rl[aviary]'.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ async def open_environment(config: AviaryConfig) -> AsyncIterator[Any]:
 def mistake(call: Mapping[str, Any], tools: Sequence[Any]) -> str:
     """Reason why a call does not fit the schema of its tool; empty if it does.
 
-    Environments raise for such calls, which would fail a rollout for an error of the model.
+    Environments raise for a wrong call, which would fail the rollout for an error of the
+    model.
     """
     function = call["function"]
     tool = next((tool for tool in tools if tool.info.name == function["name"]), None)
@@ -112,11 +114,11 @@ def mistake(call: Mapping[str, Any], tools: Sequence[Any]) -> str:
 
 @environment(tasks, config=AviaryConfig, lifespan=open_environment)
 async def aviary(task: Any, model: Model, config: AviaryConfig, resources: Any) -> Reward:
-    """Play one episode, scored by the environment's own rewards."""
+    """Play an episode, scored by the environment's own rewards."""
     from aviary.env import EnvsTaskDataset
 
     env = resources.get_new_env_by_idx(task["place"])
-    if isinstance(resources, EnvsTaskDataset):  # gives the same object every time
+    if isinstance(resources, EnvsTaskDataset):  # returns the same object every time
         env = copy.deepcopy(env)
     try:
         return await play_aviary(env, model, config)
@@ -125,7 +127,7 @@ async def aviary(task: Any, model: Model, config: AviaryConfig, resources: Any) 
 
 
 async def play_aviary(env: Any, model: Model, config: AviaryConfig) -> Reward:
-    """One episode until its end, or until a limit cuts it."""
+    """Play an episode until its end or until a limit."""
     from aviary.core import ToolRequestMessage
 
     first, tools = await env.reset()
@@ -161,7 +163,7 @@ async def play_aviary(env: Any, model: Model, config: AviaryConfig) -> Reward:
         if config.reward is Score.DISCOUNTED:
             model.reward(config.discount ** (turns - 1) * rewards[-1])
     metrics = {"turns": float(turns), "refused": float(refused), "return": sum(rewards)}
-    score: float | None = 0.0  # to which the rewards of the turns are added
+    score: float | None = 0.0  # the rewards of the turns are added to it
     if config.reward is Score.FINAL or not turns:
         score = rewards[-1] if done and rewards else config.cut_reward
     return Reward(score, {**metrics, "truncated": float(not done)})

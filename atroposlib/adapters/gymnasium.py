@@ -4,7 +4,7 @@
     python -m atroposlib.adapters.gymnasium process --env.env_id FrozenLake-v1 \\
         --env.env_kwargs '{"is_slippery": false}'
 
-A turn shows what the environment renders (its "ansi" mode where it has one, else the observation)
+A turn shows what the environment renders (its "ansi" mode if available, else the observation)
 and the model's last <action> names the next action. Every episode of a group starts from the same
 seed. Needs gymnasium: pip install 'atropos-rl[gymnasium]'.
 """
@@ -70,7 +70,7 @@ class Score(str, Enum):
     """Score of an episode, from its rewards."""
 
     DISCOUNTED = "discounted"  # r_0 + discount r_1 + discount^2 r_2 ...
-    FINAL = "final"  # the last one, such as reaching the goal
+    FINAL = "final"  # the last reward, for example for reaching the goal
 
 
 class GymnasiumConfig(EpisodeConfig):
@@ -102,7 +102,7 @@ class Game:
         kwargs, env_id = dict(config.env_kwargs), config.env_id
         module, _, registered = env_id.rpartition(":")
         try:
-            if module:  # it registers the environment
+            if module:  # its import registers the environment
                 import_module(module)
             if "ansi" in _render_modes(gymnasium.spec(registered)):
                 kwargs.setdefault("render_mode", "ansi")
@@ -164,7 +164,7 @@ def known_actions(env_id: str) -> tuple[list[str] | None, str]:
 
 
 def action_names(env_id: str, count: int, given: Sequence[str] | None) -> list[str]:
-    """Names of ``count`` actions: the given ones, the known ones, else numbers."""
+    """Names of ``count`` actions: the given names, else the known names, else numbers."""
     names = list(given or known_actions(env_id)[0] or map(str, range(count)))
     if len(names) != count:
         raise ConfigError(
@@ -174,7 +174,7 @@ def action_names(env_id: str, count: int, given: Sequence[str] | None) -> list[s
 
 
 def chosen_action(reply: str, names: Sequence[str]) -> int | None:
-    """The action of the last <action>, by name or number; None without a valid one."""
+    """The action of the last <action>, by name or number; None without a valid action."""
     actions = ACTION.findall(reply)
     if not actions:
         return None
@@ -200,7 +200,7 @@ def held_out(config: GymnasiumConfig) -> list[dict[str, Any]]:
 
 @environment(training, eval_dataset=held_out, config=GymnasiumConfig)
 async def gymnasium(task: Any, model: Model, config: GymnasiumConfig) -> Reward:
-    """Play one episode, scored by the environment's own rewards."""
+    """Play an episode, scored by the environment's own rewards."""
     game = await asyncio.to_thread(Game, config)
     try:
         return await play_gymnasium(game, task["seed"], model, config)
@@ -211,7 +211,7 @@ async def gymnasium(task: Any, model: Model, config: GymnasiumConfig) -> Reward:
 async def play_gymnasium(
     game: Game, seed: int, model: Model, config: GymnasiumConfig
 ) -> Reward:
-    """One episode until its end, or until a limit cuts it."""
+    """Play an episode until its end or until a limit."""
     actions = ", ".join(f"{name} ({i})" for i, name in enumerate(game.names))
     about = {"env_id": config.env_id, "example": game.names[0], "actions": actions}
     opening = PROMPT.format(**about, legend=known_actions(config.env_id)[1])
@@ -243,7 +243,7 @@ async def play_gymnasium(
             f"--env.max_token_length {config.max_token_length} has no room for a turn"
         )
     metrics = {"return": sum(rewards), "turns": len(rewards), "illegal": float(illegal)}
-    score: float | None = 0.0  # to which the rewards of the turns are added
+    score: float | None = 0.0  # the rewards of the turns are added to it
     if config.reward is Score.FINAL:
         score = rewards[-1] if ended else config.cut_reward
     return Reward(score, {**metrics, "truncated": float(not ended)})

@@ -3,8 +3,9 @@
     atropos env run inspect_ai:my_env.py@capitals process
     python -m atroposlib.adapters.inspect_ai serve --env.env_id inspect_evals/gsm8k
 
-A rollout is one sample: its solver calls an endpoint of this rollout. Inspect runs one eval per
-process at a time, so an eval takes all rollouts that wait. Needs: pip install 'atropos-rl[inspect-ai]'.
+A rollout is a sample: its solver calls an endpoint of this rollout. Inspect runs a single eval
+per process at a time, so an eval takes all waiting rollouts. Needs: pip install
+'atropos-rl[inspect-ai]'.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ class Waiting(NamedTuple):
     """A rollout that waits for the next eval; the result is the log and its sample."""
 
     sample: Any
-    models: Mapping[str, Any]  # by role; "" is the one that is evaluated
+    models: Mapping[str, Any]  # keys: roles; "" is the evaluated model
     done: asyncio.Future[tuple[Any, Any]]
 
 
 @dataclass
 class Evals:
-    """Evals of one task, one after another."""
+    """Evals of a task, run in sequence."""
 
     task: Any
     waiting: asyncio.Queue[Waiting] = field(default_factory=asyncio.Queue)
@@ -72,7 +73,7 @@ class Evals:
         return await done
 
     async def run(self) -> None:
-        """Evaluate what waits, without end. A failed eval is the error of all its rollouts."""
+        """Evaluate waiting samples, without end. A failed eval is the error of all its rollouts."""
         while True:
             batch = [await self.waiting.get()]
             while not self.waiting.empty():
@@ -110,7 +111,7 @@ class Evals:
                 tasks, log_dir=folder, max_tasks=len(tasks), max_retries=2, **quiet
             )
             by_place = {log.eval.metadata["place"]: log for log in logs}
-            # Samples are read from the folder, so before it is gone.
+            # Samples are read before the folder is deleted.
             ordered = [by_place[place] for place in range(len(batch))]
             return [(log, next(iter(log.samples or ()), None)) for log in ordered]
 
@@ -119,7 +120,7 @@ class Evals:
 def load_task(env_id: str, arguments: str) -> Any:
     """The task, without Inspect's display and handler of the root logger.
 
-    Raises ConfigError: no such task, or it cannot be used here.
+    Raises ConfigError: the task does not exist or cannot be used here.
     """
     import_package("inspect_ai", PACKAGE)
     try:
@@ -142,7 +143,7 @@ def load_task(env_id: str, arguments: str) -> Any:
     unusable = (ImportError, LookupError, OSError, TypeError, ValueError, PrerequisiteError)
     try:
         for entry in registered_by(env_id):
-            entry.load()  # Inspect itself would only find no task
+            entry.load()  # Inspect alone would report only that there is no task
         tasks = load_tasks([env_id], json.loads(arguments)) if env_id else []
     except unusable as error:
         raise ConfigError(
@@ -196,14 +197,14 @@ async def evals(config: InspectConfig) -> AsyncIterator[Evals]:
 
 
 def number(value: Any) -> float:
-    """A score's value. Raises ValueError or TypeError: Inspect itself would make it 0."""
+    """A score's value. Raises ValueError or TypeError: Inspect would return 0 instead."""
     if isinstance(value, str):
         value = WORDS[value] if value in WORDS else WORDS.get(value.lower(), value)
     return float(value)
 
 
 def reward_of(log: Any, sample: Any, scorer: str) -> Reward:
-    """Reward of one sample, and the values of all its scorers. NaN is no score.
+    """Reward of a sample, and the values of all its scorers. NaN is no score.
 
     Raises RuntimeError: the eval, its solver or a scorer failed.
     """
@@ -227,7 +228,7 @@ def reward_of(log: Any, sample: Any, scorer: str) -> Reward:
 async def inspect_ai(
     task: Any, model: Model, config: InspectConfig, resources: Evals
 ) -> Reward:
-    """Solve one sample, scored by the task's own scorers."""
+    """Solve a sample, scored by the task's own scorers."""
     from inspect_ai.model import get_model
 
     opened = {"": await model.endpoint()}

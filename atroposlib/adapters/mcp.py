@@ -7,7 +7,8 @@
     async with connected([sys.executable, "server.py"]) as tools:  # in any rollout
         reply = await model.use_tools(task["question"], tools=tools)
 
-Servers of the majors 1 and 2 of the package mcp, over stdio. Needs it: pip install 'atropos-rl[mcp]'.
+Servers of the majors 1 and 2 of the package mcp, over stdio. Needs: pip install
+'atropos-rl[mcp]'.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from atroposlib.errors import ConfigError, RolloutError, boundary
 from atroposlib.utils.gathering import in_one_task
 
 MAX_NAME_CHARS = 64
-STDERR_BYTES = 2000  # of a server that does not start, in the error
+STDERR_BYTES = 2000  # limit of the server's stderr in the error, if it does not start
 
 
 class McpConfig(FunctionEnvConfig):
@@ -54,7 +55,7 @@ class McpConfig(FunctionEnvConfig):
 class McpTool:
     """A tool of a server, as ``model.use_tools`` takes it."""
 
-    name: str  # as the model writes it: letters, digits, _ and -
+    name: str  # name that the model writes: letters, digits, _ and -
     description: str
     schema: Mapping[str, Any]
     remote_name: str
@@ -64,7 +65,7 @@ class McpTool:
     async def call(self, arguments: dict[str, Any]) -> str:
         """Text of the result, also of an error that the server reports.
 
-        Raises what the package raises where the server does not answer, or asks for more.
+        Raises the errors of the package if the server does not answer, or asks for more.
         """
         calling = self.session.call_tool(self.remote_name, arguments)
         result = await asyncio.wait_for(calling, self.timeout_s)
@@ -84,7 +85,7 @@ def text_of(result: Mapping[str, Any]) -> str:
 
 
 def plain_names(names: Sequence[str]) -> list[str]:
-    """Names in the characters of a function's name, each different from the others."""
+    """Names in the characters of a function's name, all different."""
     given_names: list[str] = []
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:MAX_NAME_CHARS]
@@ -120,7 +121,7 @@ async def connect_tools(
                 tools = await stack.enter_async_context(opening)
         except RolloutError as error:
             cause: Any = error.__cause__
-            while getattr(cause, "exceptions", None):  # a group with one exception
+            while getattr(cause, "exceptions", None):  # a group with a single exception
                 cause = cause.exceptions[0]
             errors.seek(0)
             output = errors.read()[-STDERR_BYTES:].decode(errors="replace").strip()
@@ -189,7 +190,7 @@ def mcp(
     """Make a function ``(task, reply)`` the reward of an environment with a server's tools.
 
     A task is a question, or a mapping with ``question``. ``env`` is added to the few variables
-    that a server gets; ``given`` are the other arguments of ``@environment``.
+    that a server gets; ``given`` are the remaining arguments of ``@environment``.
     """
 
     def server(config: McpConfig) -> Any:
@@ -198,7 +199,8 @@ def mcp(
     @asynccontextmanager
     async def lifespan(config: McpConfig) -> AsyncIterator[Iterator[list[McpTool]] | None]:
         async with AsyncExitStack() as stack:
-            # Without shared ones too: a wrong command fails before the first rollout.
+            # Started even without shared servers: a wrong command fails before the first
+            # rollout.
             opening = [server(config) for _ in range(config.servers_shared or 1)]
             tools = [await stack.enter_async_context(session) for session in opening]
             if config.servers_shared:

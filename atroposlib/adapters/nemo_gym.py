@@ -1,9 +1,10 @@
-"""Environments of NeMo Gym: a resources server over HTTP, and rows of a data set of it.
+"""Environments of NeMo Gym: a resources server over HTTP, and rows of its data set.
 
     atropos env run nemo_gym:http://127.0.0.1:8000 process --env.dataset_path example.jsonl
 
-A rollout is a session of the server, which seeds it, runs the tools and verifies the response; the
-loop of turns is here, so none of its agents and model servers runs. No package of it is needed.
+A rollout is a session of the server, which seeds the session, runs the tools and verifies the
+response. The loop of turns runs here, without agents and model servers of NeMo Gym; its
+package is not needed.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from atroposlib.generation.proxy.apis.exchange import plain_messages
 from atroposlib.generation.proxy.apis.responses import messages_of
 from atroposlib.utils.datasets import load_rows
 
-ASKED = "responses_create_params"  # of a row: the request of the Responses API
-INFRASTRUCTURE = (429, 502, 503, 504)  # an answer of what is in front of the server
+ASKED = "responses_create_params"  # key of a row: the request of the Responses API
+INFRASTRUCTURE = (429, 502, 503, 504)  # answer of a proxy in front of the server
 NEEDED = ("/seed_session", "/verify")
 
 
@@ -58,7 +59,7 @@ class GymTool:
 
 
 def rows(config: NemoGymConfig) -> list[dict[str, Any]]:
-    """The tasks. Raises ConfigError: no such server, or rows that cannot be asked."""
+    """The tasks. Raises ConfigError: the server is missing, or a row has no usable request."""
     try:
         with httpx.Client(timeout=config.server_timeout, trust_env=False) as http:
             answer = http.get(f"{config.env_id.rstrip('/')}/openapi.json").raise_for_status()
@@ -105,7 +106,7 @@ def asked_of(row: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[st
 def response_of(
     request: Mapping[str, Any], messages: Sequence[Any], reply: Reply
 ) -> dict[str, Any]:
-    """The turns after the request as one response of the Responses API."""
+    """The turns after the request as a response of the Responses API."""
     items: list[dict[str, Any]] = []
     for n, message in enumerate(messages):
         text, calls = message.get("content") or "", message.get("tool_calls") or ()
@@ -144,7 +145,7 @@ async def post_json(http: httpx.AsyncClient, path: str, body: Mapping[str, Any])
 
 @environment(rows, config=NemoGymConfig)
 async def nemo_gym(task: Any, model: Model, config: NemoGymConfig) -> Reward:
-    """Answer one row, verified by the server."""
+    """Answer a row, verified by the server."""
     row = task["row"]
     messages, described = asked_of(row)
     # Cookies of the client are the session.
@@ -153,9 +154,7 @@ async def nemo_gym(task: Any, model: Model, config: NemoGymConfig) -> Reward:
     )
     async with opening as http:
         seeded = await post_json(http, "/seed_session", row)
-        if (
-            "mcp" in seeded
-        ):  # without them every reply would be scored as a failure of the model
+        if "mcp" in seeded:  # the model would fail every task without these tools
             raise ConfigError(f"--env.env_id {config.env_id}: tools over MCP are not served")
         tools: list[Any] = [
             GymTool(
@@ -168,7 +167,7 @@ async def nemo_gym(task: Any, model: Model, config: NemoGymConfig) -> Reward:
         verdict = await post_json(
             http, "/verify", {**row, "response": response_of(row[ASKED], turns, reply)}
         )
-    if verdict.get("mask_sample"):  # by its own word the reward is no measurement
+    if verdict.get("mask_sample"):  # the server declares its reward invalid
         why = verdict.get("failure_reason") or verdict.get("failure_kind") or "no reason"
         raise RuntimeError(f"/verify masked the sample: {why}")
     numbers = {**verdict.get("reward_components", {}), **verdict}

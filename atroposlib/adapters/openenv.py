@@ -1,10 +1,11 @@
-"""Environments of OpenEnv servers, over their WebSocket; no package of theirs is needed.
+"""Environments of OpenEnv servers, over their WebSocket; no OpenEnv package is needed.
 
     atropos env run openenv:ws://127.0.0.1:8000/ws process
     python -m atroposlib.adapters.openenv serve --env.env_id ws://127.0.0.1:8000/ws
 
-Each rollout is one session. A turn shows the observation; the reply is the action where that
-has one text field, else the model's last <action> holds it as JSON, by the schema that it is shown.
+Each rollout is a session. A turn shows the observation. If the action has a single text field,
+the reply is its value; else the model's last <action> holds the action as JSON, by the schema
+in the prompt.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from atroposlib.adapters.gymnasium import Score
 from atroposlib.envs.function_env import Model, Reward, environment
 from atroposlib.errors import ConfigError
 
-RETRY_S = 0.5  # between two attempts to get a place at a full server
+RETRY_S = 0.5  # pause between two attempts to get a place at a full server
 FULL, WRONG_ACTION = "CAPACITY_REACHED", "VALIDATION_ERROR"
-HIDDEN = ("done", "reward", "metadata")  # of an observation: not for the model
+HIDDEN = ("done", "reward", "metadata")  # fields of an observation that the model does not see
 
 
 class ServerError(Exception):
@@ -65,19 +66,19 @@ class OpenEnvConfig(EpisodeConfig):
 class Contract:
     """Name and actions of a server."""
 
-    name: str  # with its version
+    name: str  # name and version
     action: Mapping[str, Any]  # JSON schema
 
     @property
     def text_field(self) -> str | None:
-        """The field that takes a whole reply: the only one, of type string."""
+        """The field that takes a whole reply: the only field, if it is a string."""
         fields = {k: v for k, v in self.action["properties"].items() if k != "metadata"}
         [(name, one), *others] = fields.items()
         return name if not others and one.get("type") == "string" else None
 
 
 def address(env_id: str, scheme: str, path: str) -> str:
-    """A URL of the server: ``scheme`` is ws or http, with an s where ``env_id`` has one."""
+    """A URL of the server: ``scheme`` is ws or http, with an s if ``env_id`` has an s."""
     match = re.fullmatch(r"(?:ws|http)(s?)://(.+?)(?:/ws)?/?", env_id)
     if match is None:
         raise ConfigError(f"--env.env_id {env_id}: write it as ws://host:port/ws")
@@ -156,7 +157,7 @@ def open_session(config: OpenEnvConfig, seed: int) -> tuple[Session, dict[str, A
 
 
 async def opened_aside(config: OpenEnvConfig, seed: int) -> tuple[Session, dict[str, Any]]:
-    """As :func:`open_session`, in a thread; if it is cancelled, the session is closed once it is there."""
+    """Run :func:`open_session` in a thread; a session that opens after a cancellation is closed."""
     loop = asyncio.get_running_loop()
     opening = asyncio.ensure_future(asyncio.to_thread(open_session, config, seed))
 
@@ -181,7 +182,7 @@ def observation_text(observation: Mapping[str, Any]) -> str:
 
 
 def action_in(reply: str, contract: Contract) -> dict[str, Any] | None:
-    """The action of a reply; None without one."""
+    """The action of a reply; None without an action."""
     if contract.text_field is not None:
         return {contract.text_field: str(reply)}
     try:
@@ -219,7 +220,7 @@ async def ask_contract(config: OpenEnvConfig) -> AsyncIterator[Contract]:
 async def openenv(
     task: Any, model: Model, config: OpenEnvConfig, resources: Contract
 ) -> Reward:
-    """Play one episode, scored by the environment's own rewards."""
+    """Play an episode, scored by the environment's own rewards."""
     session, first = await opened_aside(config, task["seed"])
     try:
         return await play_openenv(session, first, resources, model, config)
@@ -230,7 +231,7 @@ async def openenv(
 async def play_openenv(
     session: Session, answer: Any, contract: Contract, model: Model, config: OpenEnvConfig
 ) -> Reward:
-    """One episode until its end, or until a limit cuts it."""
+    """Play an episode until its end or until a limit."""
     how = (
         "" if contract.text_field else f"An action is JSON by this schema: {contract.action}\n"
     )
@@ -261,7 +262,7 @@ async def play_openenv(
     if answer["done"] and not rewards:
         raise ValueError(f"{config.env_id} ended an episode without any reward")
     metrics = {"turns": float(turns), "refused": float(refused), "return": sum(rewards)}
-    score: float | None = 0.0  # to which the rewards of the turns are added
+    score: float | None = 0.0  # the rewards of the turns are added to it
     if config.reward is Score.FINAL or not rewards:
         score = rewards[-1] if answer["done"] else config.cut_reward
     return Reward(score, {**metrics, "truncated": float(not answer["done"])})

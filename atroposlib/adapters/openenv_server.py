@@ -29,11 +29,11 @@ from atroposlib.utils.http.gate import Gate
 from atroposlib.utils.http.sockets import LOOPBACK_HOSTS
 from atroposlib.utils.http.web_pages import page_checks
 
-MOST_TASKS = 2000  # that seeds choose from
+MOST_TASKS = 2000  # tasks that seeds choose from
 
 
 class Act(BaseModel):
-    """One reply of the model."""
+    """A reply of the model."""
 
     model_config = ConfigDict(extra="forbid")
     message: str = Field(
@@ -43,7 +43,7 @@ class Act(BaseModel):
 
 
 class Seen(BaseModel):
-    """What the model has not seen yet; empty at the end."""
+    """Messages that the model has not seen yet; empty at the end."""
 
     prompt: str = Field(default="", description="texts of the messages")
     messages: list[dict[str, Any]] = Field(default=[], description="OpenAI's form")
@@ -52,7 +52,7 @@ class Seen(BaseModel):
 
 
 class Start(BaseModel):
-    """Fields of a reset that are read; others are left aside, as OpenEnv does."""
+    """Fields of a reset that are read; further fields are ignored, as in OpenEnv."""
 
     seed: int | None = Field(default=None, description="number of the task; none: the next")
     episode_id: str | None = None
@@ -75,7 +75,7 @@ class AskingSession(ScriptedSession):
     async def chat_completion(self, *, tools: Sequence[Any] = (), **sent: Any) -> Any:
         messages = list(sent.get("messages") or [{"role": "user", "content": sent["prompt"]}])
         grown = messages[: len(self._known)] == self._known
-        # One more than was sent: the reply.
+        # The extra message is the reply.
         news = messages[len(self._known) + bool(self._known) :] if grown else messages
         self._known = messages
         prompt = "\n\n".join(str(message.get("content") or "") for message in news)
@@ -87,7 +87,7 @@ class AskingSession(ScriptedSession):
 
 
 class Episode:
-    """One rollout, whose model is the client."""
+    """A rollout whose model is the client."""
 
     def __init__(self, env: FunctionEnv, item: TaskItem, episode_id: str | None) -> None:
         self._session = AskingSession()
@@ -191,7 +191,7 @@ class EpisodeServer:
     async def _answer(
         self, message: Any, episode: Episode | None
     ) -> tuple[dict[str, Any] | None, Episode | None]:
-        """The answer, None of a close, and the episode that goes on."""
+        """The answer (None for a close) and the current episode."""
         kind = message.get("type") if isinstance(message, Mapping) else None
         if kind in ("state", "close") and "data" in message:
             wrong = [{"type": "extra_forbidden", "loc": ["data"], "msg": "no data here"}]
@@ -227,7 +227,7 @@ def app_of(
     """The server of an environment that is not set up yet.
 
     Args:
-        names: of this server for others, besides those without a dot.
+        names: host names of this server for remote clients; names without a dot need no entry.
     """
     sessions = EpisodeServer(env, places, idle_s)
     schemas: dict[str, type[BaseModel]] = {"action": Act, "observation": Seen, "state": State}

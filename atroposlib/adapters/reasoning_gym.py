@@ -5,10 +5,10 @@
     python -m atroposlib.adapters.reasoning_gym evaluate --env.dataset_name gcd \\
         --env.dataset_kwargs '{"max_value": 20}'
 
-A model of 135 M parameters learns the default task, sums and differences of two one-digit
-numbers, on a laptop. The scored part of a reply is the last <answer>...</answer>, else the text
-after the last "Answer:" on its line, else the last line.
-Needs reasoning-gym: pip install 'atropos-rl[reasoning-gym]'.
+A model of 135 M parameters learns the default task, sums and differences of two single-digit
+numbers, on a laptop. The scored part of a reply is the last <answer>...</answer>, else the
+text after the last "Answer:" on its line, else the last line. Needs reasoning-gym: pip install
+'atropos-rl[reasoning-gym]'.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from atroposlib.errors import ConfigError
 EASY: dict[str, dict[str, Any]] = {
     "chain_sum": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
 }
-ARGUMENT = "dataset_name"  # of a reference, as in reasoning_gym:chain_sum
+ARGUMENT = "dataset_name"  # setting given by a reference like reasoning_gym:chain_sum
 TAGGED = re.compile(r"<answer>(.*?)</answer>", flags=re.DOTALL)
 NAMED = re.compile(r".*answer:[ \t]*(.+)", flags=re.IGNORECASE)
 
@@ -68,7 +68,7 @@ class ReasoningGymConfig(FunctionEnvConfig):
 
 
 def answer_part(text: str) -> str | None:
-    """The scored part of a reply; None without one.
+    """The scored part of a reply; None without text.
 
     "<answer>7</answer>, I think" is "7", "so\\nAnswer: 7" is "7", "3 + 4\\n7\\n" is "7".
     """
@@ -82,7 +82,8 @@ def answer_part(text: str) -> str | None:
 def make_dataset(config: ReasoningGymConfig) -> tuple[Any, str]:
     """A data set of the package, and the package's version.
 
-    Raises ConfigError: the package is missing, has no such data set, or refuses its settings.
+    Raises ConfigError: the package is missing, does not have the data set, or refuses its
+    settings.
     """
     package, version = import_package("reasoning_gym", "reasoning-gym")
     name, chosen = config.dataset_name, config.dataset_kwargs
@@ -97,9 +98,9 @@ def make_dataset(config: ReasoningGymConfig) -> tuple[Any, str]:
 
 
 def tasks(config: ReasoningGymConfig) -> list[dict[str, Any]]:
-    """One task per question text, so that no question is on both sides of the split.
+    """A task per question text, so that no question is on both sides of the split.
 
-    The first ``examples`` are shown solved before the question of every other task.
+    The first ``examples`` are shown solved before the question of each remaining task.
     """
     dataset, version = make_dataset(config)
     entries: dict[str, Any] = {}

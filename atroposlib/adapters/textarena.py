@@ -1,10 +1,10 @@
-"""Games of textarena, for one player or for several played by the same model.
+"""Games of textarena, for one player, or for several players with the same model.
 
     python -m atroposlib.adapters.textarena serve --env.env_id GuessTheNumber-v0
     python -m atroposlib.adapters.textarena process --env.env_id TicTacToe-v0
 
-Each player of a game with several has its endpoint, groups and reward. A player reads what is new
-since its last turn. Needs textarena: pip install 'atropos-rl[textarena]'.
+In a game with several players each has its endpoint, groups and reward. A player reads the
+text since its last turn. Needs textarena: pip install 'atropos-rl[textarena]'.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from atroposlib.errors import ConfigError
 
 MAX_PLAYERS = 8
 _NUMBERS = threading.Lock()  # games draw from Python's global random numbers
-# What games raise that cannot be made: wrong syntax, missing word lists, keys and files.
+# Errors of games that cannot be made: wrong syntax, missing word lists, keys and files.
 REFUSALS = (
     ValueError,
     LookupError,
@@ -59,13 +59,13 @@ class TextArenaConfig(EpisodeConfig):
 
 
 class Match:
-    """One game. Its random numbers depend on the seed only.
+    """A game. Its random numbers depend on the seed only.
 
     Raises ConfigError: textarena or the game is missing, or the game cannot be made here.
     """
 
     def __init__(self, config: TextArenaConfig, seed: int) -> None:
-        self.seen: dict[int, str] = {}  # all that a player has read
+        self.seen: dict[int, str] = {}  # whole text that a player has read
         self.numbers = random.Random(seed).getstate()
         counts = [config.players] if config.players else range(1, MAX_PLAYERS + 1)
         with self._own_numbers():
@@ -85,7 +85,7 @@ class Match:
                         ) from error
 
     def observe(self) -> tuple[int, str]:
-        """The player whose turn it is, and what is new to it."""
+        """The player to move, and the text that is new to this player."""
         with self._own_numbers():
             player, observed = self.env.get_observation()
         if not isinstance(observed, str):  # the "-raw" games return what is new
@@ -122,7 +122,7 @@ def _about_players(error: Exception) -> bool:
 
 
 def _arena() -> tuple[Any, str]:
-    """The package, whose games download word lists where they are missing: here they do not."""
+    """The package, with the download of missing word lists by its games switched off."""
     nltk, _ = import_package("nltk", "textarena")
     nltk.download = lambda *names, **options: False
     return import_package("textarena", "textarena")
@@ -139,7 +139,7 @@ def held_out(config: TextArenaConfig) -> list[dict[str, Any]]:
 
 
 class Seats:
-    """The players' conversations: of one player by chat, of several by an endpoint for each."""
+    """The players' conversations: a single player by chat, several by an endpoint each."""
 
     def __init__(self, model: Model, config: TextArenaConfig, stack: AsyncExitStack) -> None:
         self.model, self.config, self.stack = model, config, stack
@@ -174,7 +174,7 @@ class Seats:
 
 @environment(training, eval_dataset=held_out, config=TextArenaConfig)
 async def textarena(task: Any, model: Model, config: TextArenaConfig) -> Reward:
-    """Play one game; the score is the reward of player 0, and each player has its own."""
+    """Play a game; the score is the reward of player 0, and each player has its own."""
     game, over, turns = await asyncio.to_thread(Match, config, task["seed"]), False, 0
     async with AsyncExitStack() as stack:
         seats = Seats(model, config, stack)

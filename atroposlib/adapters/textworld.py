@@ -39,8 +39,8 @@ from atroposlib.errors import ConfigError
 from atroposlib.utils.command.parser import did_you_mean
 
 CUSTOM = "custom"
-WORLD = {"nb_rooms": 3, "nb_objects": 5, "quest_length": 3}  # of custom, where not given
-MAX_GAMES = 32  # kept, so that a group makes its game once
+WORLD = {"nb_rooms": 3, "nb_objects": 5, "quest_length": 3}  # defaults of custom
+MAX_GAMES = 32  # games kept, so that a group makes its game once
 MAX_COMMAND_CHARS = 100
 PROMPT = (
     "You play a text adventure. {objective}\n\n{description}\n\nIn every turn reply with one "
@@ -50,7 +50,7 @@ REFUSED = "That is no command. Commands begin with: {verbs}."
 REFUSALS = (ValueError, TypeError, KeyError, AssertionError, AttributeError)
 _COMMAND = re.compile(r"[a-z0-9' -]+")
 _STATUS = re.compile(r"\n>\s*(-= .* =-\S*)?\s*\Z")  # line of the interpreter after each text
-_LOCK = threading.Lock()  # the package has global random numbers and one parser
+_LOCK = threading.Lock()  # the package has global random numbers and a single parser
 
 
 class TextWorldConfig(EpisodeConfig):
@@ -113,7 +113,7 @@ def _package() -> Any:
 
 
 def _settings(add_arguments: Any, values: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a challenge: its defaults and the given ones."""
+    """Settings of a challenge: its defaults and the given values."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     names = {action.dest for action in parser._actions} - {"help"}
@@ -132,20 +132,20 @@ def _game(env_id: str, kwargs: str, seed: int) -> World:
 
 
 def game_of(task: Any) -> World:
-    """The game of a task; one at a time is made, and the last ones are kept."""
+    """The game of a task; games are made one at a time, and the most recent games are kept."""
     with _LOCK:
         source = task["source"]
         return _game(source["env_id"], json.dumps(task["env_kwargs"]), source["seed"])
 
 
 def command_in(reply: str) -> str | None:
-    """The last <action> in lower case; None without one."""
+    """The last <action> in lower case; None without an action."""
     commands = ACTION.findall(reply)
     return " ".join(commands[-1].lower().split()) if commands else None
 
 
 def is_game_command(command: str, verbs: list[str]) -> bool:
-    """Whether a command is one action of the game: others save files or end the interpreter."""
+    """Whether a command is a single action of the game, not a command of the interpreter."""
     words = command.split()
     plain = _COMMAND.fullmatch(command) and len(command) <= MAX_COMMAND_CHARS
     return bool(plain) and words[0] in verbs and "then" not in words
@@ -186,7 +186,7 @@ CARD = Card(
 
 @environment(training, eval_dataset=held_out, config=TextWorldConfig, card=CARD)
 async def textworld(task: Any, model: Model, config: TextWorldConfig) -> Reward:
-    """Play one game, scored by its points."""
+    """Play a game, scored by its points."""
     game = await asyncio.to_thread(game_of, task)
     env, state = await asyncio.to_thread(game.start)
     try:
@@ -204,7 +204,7 @@ def step(env: Any, command: str) -> Any:
 async def play_textworld(
     env: Any, state: Any, verbs: list[str], model: Model, config: TextWorldConfig
 ) -> Reward:
-    """One episode until its end, a reply without a command, or a limit."""
+    """Play an episode until its end, a reply without a command, or a limit."""
     about = {"objective": state.objective, "description": state.description.strip()}
     text = PROMPT.format(**about, verbs=", ".join(verbs))
     messages: list[dict[str, Any]] = []

@@ -31,7 +31,7 @@ from atroposlib.errors import ConfigError
 EXTRA, SERIES = "verifiers", "0.4."
 CHAT = "atropos_chat"  # id of our harness, which verifiers imports by this name
 NOISY = ("aiohttp.access", "verifiers")  # loggers with lines for each rollout
-NOWHERE = "http://127.0.0.1:9/v1"  # of a seat without an endpoint
+NOWHERE = "http://127.0.0.1:9/v1"  # address of a seat without an endpoint
 
 
 class VerifiersConfig(FunctionEnvConfig):
@@ -149,13 +149,13 @@ def require_tasks(config: VerifiersConfig, taskset: Any) -> None:
 
 @dataclasses.dataclass
 class AgentEndpoints:
-    """Endpoints of one rollout, and the variables that hold their keys while it runs."""
+    """Endpoints of a rollout, and the variables that hold their keys while it runs."""
 
     model: Model
     open: ExitStack
 
     async def take(self, name: str, alone: bool, trainable: bool) -> dict[str, str]:
-        """Fields of the client's settings of an agent; of several each has a name here."""
+        """Client settings of an agent; each of several agents has a named endpoint."""
         endpoint = await self.model.endpoint("" if alone else name, trainable=trainable)
         variable = self.open.enter_context(variable_with(endpoint.api_key))
         return {"base_url": endpoint.base_url, "api_key_var": variable}
@@ -206,7 +206,7 @@ async def serving(config: VerifiersConfig) -> AsyncIterator[Any]:
 async def verifiers(
     task: Any, model: Model, config: VerifiersConfig, resources: Any
 ) -> Reward:
-    """Run one episode, scored by the rewards of its trained agents."""
+    """Run an episode, scored by the rewards of its trained agents."""
     vf, _ = package()
     nowhere = vf.EvalClientConfig(base_url=NOWHERE, api_key_var="ATROPOS_NO_API_KEY")
     [slot] = resources.slots(task_from_json(resources.taskset, task), 1)
@@ -219,7 +219,7 @@ async def verifiers(
 
 
 def refuse_failures(episode: Any) -> None:
-    """Raise for an episode that failed: its reward is 0 then, and no score."""
+    """Raise for an episode that failed: its reward is 0, which is no score."""
     errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
     if not episode.ok or errors:
         what = f"{errors[-1].type}: {errors[-1].message}" if errors else "the episode failed"
@@ -233,7 +233,8 @@ def refuse_failures(episode: Any) -> None:
 def episode_reward(episode: Any, model: Model) -> Reward:
     """Score of an episode: the mean over its trained agents; each endpoint has its own.
 
-    Raises RuntimeError: no reward, or several of one agent, whose tokens share an endpoint.
+    Raises RuntimeError: no reward, or several rewards of an agent, whose tokens share an
+    endpoint.
     """
     trained = [trace for trace in episode.traces if trace.agent.trainable and trace.rewards]
     if not trained:

@@ -27,10 +27,11 @@ from atroposlib.envs.function_env.rewards import number
 from atroposlib.errors import ConfigError
 
 EXTRA = "verifiers-v0"
-SERIES = ("0.1.12", "0.1.14", "0.2.")  # earlier ones have other clients, or none
+SERIES = ("0.1.12", "0.1.14", "0.2.")  # earlier releases have different clients or no clients
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INPUTS = ("prompt", "answer", "info", "example_id")  # a plain ``task`` is refused by 0.2
-FAILURES: ContextVar[list[BaseException]] = ContextVar("failures")  # of a rollout's rewards
+# failures of a rollout's rewards
+FAILURES: ContextVar[list[BaseException]] = ContextVar("failures")
 
 
 class VerifiersV0Config(FunctionEnvConfig):
@@ -67,12 +68,12 @@ def load_v0_environment(config: VerifiersV0Config) -> Any:
         env = vf.load_environment(config.env_id, **config.env_kwargs)
     except (ImportError, AttributeError, RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(f"--env.env_id {config.env_id}: {error}") from error
-    finally:  # it takes the signals that end a run of ours in order
+    finally:  # the package replaces the handlers that shut down a run in order
         for kind, handler in taken.items():
             signal.signal(kind, handler)
     rubrics = [env.rubric]
     for rubric in rubrics:
-        rubrics += getattr(rubric, "rubrics", ())  # of a group
+        rubrics += getattr(rubric, "rubrics", ())  # rubrics of a group
         if any(map(rubric._is_group_func, rubric.funcs)):
             what = "its rewards compare the samples of a group, which are apart here"
             raise ConfigError(f"--env.env_id {config.env_id}: {what}")
@@ -81,7 +82,7 @@ def load_v0_environment(config: VerifiersV0Config) -> Any:
 
 
 def keep_failure(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A reward function whose failure is kept: the package makes each of them 0."""
+    """A reward function whose failures are kept: the package scores each failure 0."""
 
     @wraps(function)
     async def call(*args: Any, **kwargs: Any) -> float:
@@ -111,7 +112,7 @@ async def training(config: VerifiersV0Config) -> list[dict[str, Any]]:
 
 
 async def held_out(config: VerifiersV0Config) -> list[dict[str, Any]] | None:
-    """The environment's own; None where it has the training data alone."""
+    """The environment's own evaluation data; None if it has only training data."""
     env = load_v0_environment(config)
     env.build_eval_dataset()
     return None if env.eval_dataset is None else tasks_of(config, env.eval_dataset)
@@ -126,7 +127,7 @@ async def lifespan_of(config: VerifiersV0Config) -> AsyncIterator[Any]:
 async def verifiers_v0(
     task: Any, model: Model, config: VerifiersV0Config, resources: Any
 ) -> Reward:
-    """Run one rollout, scored by the environment's rubric."""
+    """Run a rollout, scored by the environment's rubric."""
     clients = import_module("verifiers.clients.openai_chat_completions_client")
     failures: list[BaseException] = []
     token = FAILURES.set(failures)

@@ -36,7 +36,7 @@ OF_FUNCTION_ENV = frozenset({"Model", "Reply", "Reward", "environment"})
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, so that importing one small module below this package stays cheap.
+    # Lazy, so that importing a small module below this package stays cheap.
     if name in __all__:
         module = "function_env" if name in OF_FUNCTION_ENV else "base"
         return getattr(importlib.import_module(f"atroposlib.envs.{module}"), name)

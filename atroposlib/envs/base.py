@@ -45,7 +45,7 @@ __all__ = [
 
 
 class BaseEnv(EnvRuntime, ABC):
-    """One environment: items, rollouts, rewards and evaluation.
+    """An environment: items, rollouts, rewards and evaluation.
 
     Raises at construction:
         ConfigError: the servers or the settings cannot be used.
@@ -67,7 +67,7 @@ class BaseEnv(EnvRuntime, ABC):
         """Return the next item to roll out, or None if there is none now."""
 
     async def collect_trajectory(self, item: Item) -> tuple[ScoredDataItem | None, list[Item]]:
-        """Return one scored sample of ``item``, and further items for the backlog.
+        """Return a scored sample of ``item``, and further items for the backlog.
 
         A sample that is None or raises has failed and is drawn again.
         """
@@ -81,7 +81,7 @@ class BaseEnv(EnvRuntime, ABC):
         ScoredDataGroup | list[ScoredDataGroup | None] | list[ScoredDataGroup] | None,
         list[Item],
     ]:
-        """Return one or several scored groups of ``item``, and items for the backlog.
+        """Return a scored group or several of ``item``, and items for the backlog.
 
         None means that this item has no training data.
         """
@@ -104,7 +104,7 @@ class BaseEnv(EnvRuntime, ABC):
         """Measure the model, then ``await self.evaluate_log(metrics, ...)``."""
 
     async def cleanup(self) -> None:
-        """Release resources of a rollout; called after every one, failed or cancelled too."""
+        """Release resources of a rollout; called after every rollout, also failed and cancelled."""
 
     def save_checkpoint(self, step: int, data: dict[str, Any] | None = None) -> None:
         """Save ``data``; override with ``super().save_checkpoint(step, {"iter": self.iter})``."""
@@ -190,7 +190,7 @@ class BaseEnv(EnvRuntime, ABC):
         """Record evaluation results with their step and policy version.
 
         Results always go to the metrics. With ``data_dir_to_save_evals`` they are written to
-        files, in ``serve`` to one directory per step. ``verbose`` prints a table, with the
+        files, in ``serve`` to a directory per step. ``verbose`` prints a table, with the
         standard errors of the metrics in ``stderr``. Times are seconds since the epoch.
         """
         measured_at = self.measured_at()
@@ -227,7 +227,7 @@ class BaseEnv(EnvRuntime, ABC):
 
     @classmethod
     def get_cli_serve_config_cls(cls) -> type[EnvCommand]:
-        """The subcommand ``serve``, for a program that calls pydantic-cli itself."""
+        """The subcommand ``serve``, for a program that calls pydantic-cli directly."""
         return command_class(cls, "serve")
 
     @classmethod

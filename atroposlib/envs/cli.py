@@ -3,7 +3,7 @@
     class defaults  <  config_init  <  the subcommand's needs  <  YAML file  <  flags
     merged settings -> environment -> its subcommand
 
-An unknown name is an error that suggests the nearest known one. Exit status 2: invalid
+An unknown name is an error that suggests the nearest known name. Exit status 2: invalid
 settings. Exit status 1: the run failed.
 """
 
@@ -73,7 +73,8 @@ def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
         raise SystemExit(0)
     try:
         command, given = read_command(env_cls, words)
-        # --name=value has one meaning for argparse, whatever the value begins with.
+        # --name=value has one meaning for argparse, regardless of the first character of the
+        # value.
         run = to_runner(command, exception_handler=_raise)
         run([f"--{name}={text}" for name, text in given.items()])
     except (*FAILURES, FailedExecutionException) as error:
@@ -115,7 +116,7 @@ def read_command(
 
 
 class EnvCommand(Cmd):
-    """A subcommand of one environment: a field for each flag, such as ``env.group_size``.
+    """A subcommand of an environment: a field for each flag, like ``env.group_size``.
 
     Only the fields that were given are merged with code and file, and pydantic checks the
     result: a given value may be text, or a part of a nested setting.
@@ -124,8 +125,8 @@ class EnvCommand(Cmd):
     model_config = ConfigDict(arbitrary_types_allowed=True)
     env_cls: ClassVar[type[EnvRuntime]]
     mode: ClassVar[str]
-    code: ClassVar[BaseEnvConfig]  # of config_init, with what the subcommand needs
-    servers: ClassVar[dict[str, ServerConfigs | None]]  # by namespace; None: optional
+    code: ClassVar[BaseEnvConfig]  # result of config_init, with the needs of the subcommand
+    servers: ClassVar[dict[str, ServerConfigs | None]]  # keys: namespaces; None: optional
     config: str | None = Field(None, description="settings file; flags win over it")
 
     @model_validator(mode="before")
@@ -134,12 +135,12 @@ class EnvCommand(Cmd):
         if not isinstance(values, dict):
             return values
         defaults = {name: field.default for name, field in cls.model_fields.items()}
-        # argparse passes the default itself.
+        # argparse passes the default object.
         return {k: v for k, v in values.items() if k not in defaults or v is not defaults[k]}
 
     @classmethod
     def model_json_schema(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The names of the fields: some types, such as functions, have no schema."""
+        """The names of the fields: some types, like functions, have no schema."""
         return {"properties": dict(cls.model_fields)}
 
     def run(self) -> None:
@@ -166,7 +167,8 @@ class EnvCommand(Cmd):
             if name in self.model_fields_set
         }
         sourced = partial(name_rejected_settings, path=self.config, given=merged)
-        # Without defaults of the class: their own annotation may reject them, as None for a str.
+        # Without defaults of the class: an annotation may reject its own default, as with None
+        # for a str.
         own = self.code.model_fields_set | self.code.model_dump(exclude_defaults=True).keys()
         with sourced(ENV_NAMESPACE):
             env = type(self.code)(
@@ -224,7 +226,7 @@ def command_class(env_cls: type[EnvRuntime], mode: str) -> type[EnvCommand]:
         shown = APIServerConfig().model_copy(update=first.model_dump(exclude={"api_key"}))
         fields |= flags.flag_fields(namespace + NAMESPACE_SEP, shown)
     fields |= flags.flag_fields("", ServerManagerConfig())
-    name = f"Cli{mode.title()}Config"  # as in Atropos
+    name = f"Cli{mode.title()}Config"  # name in Atropos
     made = create_model(name, __base__=EnvCommand, __doc__=MODES[mode], **fields)
     made.env_cls, made.mode, made.code, made.servers = env_cls, mode, code, servers
     return made
@@ -250,7 +252,7 @@ def _keep_config(settings: CommandSettings) -> None:
 
 
 def _as_document(configs: ServerConfigs | None) -> dict[str, Any] | list[dict[str, Any]]:
-    """One mapping, a list of several, or an empty mapping for generated addresses."""
+    """A mapping, a list of several mappings, or an empty mapping for generated addresses."""
     listed = as_server_list(configs) if configs else None
     dumped = [server.model_dump(mode="json", exclude={"api_key"}) for server in listed or ()]
     return dumped[0] if len(dumped) == 1 else dumped or {}
@@ -260,7 +262,7 @@ def _as_document(configs: ServerConfigs | None) -> dict[str, Any] | list[dict[st
 def name_rejected_settings(
     namespace: str, path: str | None = None, given: Container[str] = ()
 ) -> Iterator[None]:
-    """Convert pydantic's error: one sentence per rejected setting; API keys are not shown.
+    """Convert pydantic's error: a sentence per rejected setting; API keys are not shown.
 
     A setting that no flag of ``given`` has set comes from the file ``path``, if there is one.
     """

@@ -6,7 +6,7 @@
 
     asyncio.run(eval_runner(Arithmetic(pass_at_n=1, temperature=0.6, eval_dir="results")))
 
-Failed items are counted in ``failed_items``; averages are over the other items.
+Failed items are counted in ``failed_items``; averages are over the remaining items.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ItemResult = tuple[dict[str, float], list[Mapping[str, Any]]]  # metrics, sample
 
 
 def pass_at_k(m: int, c: int, k: int) -> float:
-    """Probability that ``k`` of ``m`` samples, drawn without replacement, include a right one.
+    """Probability that ``k`` of ``m`` samples, drawn without replacement, include a right sample.
 
     ``c`` of the ``m`` samples are right: the unbiased estimator of pass@k of Chen et al. (2021),
     arXiv 2107.03374, equation 1.
@@ -87,7 +87,7 @@ def evaluate_log(
 
 
 class EvalBase(ABC):
-    """One evaluation; other keyword arguments become attributes.
+    """An evaluation; further keyword arguments become attributes.
 
     Known attributes: temperature, top_p, max_tokens (see :meth:`get_generation_params`),
     eval_dir (directory of results), model_name (for the results, else the server's),
@@ -95,7 +95,7 @@ class EvalBase(ABC):
 
     Args:
         pass_at_n: number of samples of an item that count as one attempt.
-        pass_at_n_samples: number of samples drawn to estimate it.
+        pass_at_n_samples: number of samples drawn to estimate the rate.
     """
 
     temperature: float = 0.0
@@ -125,7 +125,7 @@ class EvalBase(ABC):
     async def run_item(
         self, server: ServerManager, data_item: Any
     ) -> tuple[Mapping[str, float], Sequence[Mapping[str, Any]]]:
-        """Return the metrics of one item, and its samples for ``samples.jsonl``."""
+        """Return the metrics of an item, and its samples for ``samples.jsonl``."""
 
     async def chat_completion(
         self, server: ServerManager, messages: Sequence[Mapping[str, Any]], **kwargs: Any

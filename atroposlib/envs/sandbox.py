@@ -39,22 +39,22 @@ SETTINGS: dict[str, Any] = {"sandbox": (Kind, Field(default="bubblewrap", descri
 # Uids without an owner (systemd's dynamic users): a program never runs as root.
 UNUSED_UIDS = range(61184, 65520)
 SYSTEM_PATH = "/usr/bin:/usr/local/bin:/bin"  # readable for every user, unlike a home folder
-REAP_WITHIN_S = 5.0  # after SIGKILL
+REAP_WITHIN_S = 5.0  # limit after SIGKILL
 
 
 class Ended(str, Enum):
-    """How a program ended. None of them is a reward."""
+    """How a program ended. No ending is a reward."""
 
-    FINISHED = "finished"  # with any exit status, an exception of the program included
+    FINISHED = "finished"  # any exit status, also after an exception of the program
     TIMED_OUT = "timed out"  # wall clock or CPU time
     MEMORY = "out of memory"  # MemoryError
-    KILLED = "killed"  # by a signal, such as that of a stack overflow
+    KILLED = "killed"  # killed by a signal, for example at a stack overflow
     TOO_LONG = "output too long"  # stopped when its output passed the limit
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one program; those of memory, CPU time and files count for each process."""
+    """Bounds of a program; the bounds of memory, CPU time and files count for each process."""
 
     wall_s: float = 10.0
     cpu_s: int = 2
@@ -68,7 +68,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Execution:
-    """What a program did.
+    """Outcome of a program.
 
     Example: Execution(Ended.FINISHED, output="3\\n", errors="", status=0)
     """
@@ -108,7 +108,8 @@ async def run(
 ) -> Execution:
     """Run the Python ``program`` with ``inputs`` as its standard input.
 
-    As many programs run at once as there are cores; the wall clock of the others waits too.
+    As many programs run at once as there are cores; the wall clock of a waiting program has
+    not started.
 
     Raises ConfigError: something is missing. OSError: the sandbox failed, not the program.
     """
@@ -126,9 +127,9 @@ async def results_of(
     kind: Kind = "bubblewrap",
     limits: Limits = Limits(),
 ) -> tuple[list[str], Execution]:
-    """JSON text of what ``function`` of the program returns for each list of arguments.
+    """JSON text of the return value of the program's ``function`` for each list of arguments.
 
-    Fewer than ``calls`` where it failed. Compare with :func:`json.dumps` of expected values.
+    Fewer than ``calls`` if it failed. Compare with :func:`json.dumps` of expected values.
     """
     inputs = "".join(json.dumps(call) + "\n" for call in calls)
     whole = program + CALLS.format(function=function)
@@ -137,7 +138,7 @@ async def results_of(
 
 
 async def ready(kind: Kind) -> None:
-    """Run one program; raises ConfigError: names what is missing, or what is forbidden."""
+    """Run a program; raises ConfigError: names the missing or forbidden part."""
     try:
         outcome = await run("print(6 * 7)", kind=kind)
     except OSError as error:
@@ -152,7 +153,7 @@ async def ready(kind: Kind) -> None:
 def arguments(
     kind: Kind, limits: Limits, program_fd: int, status_fd: int, filter_fd: int | None = None
 ) -> list[str]:
-    """Command line of one program; raises ConfigError: Python or bubblewrap is missing."""
+    """Command line of a program; raises ConfigError: Python or bubblewrap is missing."""
     python = shutil.which("python3", path=SYSTEM_PATH)
     bwrap = shutil.which("bwrap", path=SYSTEM_PATH)
     if python is None:
@@ -196,7 +197,7 @@ def arguments(
 
 
 def how_it_ended(status: int, errors: str) -> Ended:
-    """Execution of a program that ended by itself, from its exit status and its errors."""
+    """Ending of a program that exited on its own, from its exit status and its errors."""
     if status == 128 + signal.SIGXCPU:
         return Ended.TIMED_OUT
     if 128 < status <= 128 + signal.NSIG:
@@ -226,7 +227,7 @@ def _seal(text: str) -> int:
 
 async def _run(program: str, inputs: str, kind: Kind, limits: Limits) -> Execution:
     with ExitStack() as stack:
-        status_fd = os.memfd_create("status", os.MFD_CLOEXEC)  # of bubblewrap
+        status_fd = os.memfd_create("status", os.MFD_CLOEXEC)  # status of bubblewrap
         program_fd, inputs_fd = _seal(program), _seal(inputs)
         filter_fd = sealed_filter() if kind == "bubblewrap" else None
         passed = [fd for fd in (program_fd, status_fd, filter_fd) if fd is not None]
@@ -290,7 +291,7 @@ async def _end(process: Process) -> None:
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    # Unread output keeps the pipes open; without bubblewrap a child may hold them.
+    # Unread output keeps the pipes open; without bubblewrap a child may hold the pipes.
     with suppress(asyncio.TimeoutError):
         await asyncio.wait_for(process.communicate(), REAP_WITHIN_S)
 

@@ -24,12 +24,12 @@ _JOIN_SESSION_KEYRING = 1
 
 @dataclass(frozen=True)
 class Machine:
-    """Numbers of one architecture: its own, and those of system calls."""
+    """Numbers of an architecture: its own number and the numbers of system calls."""
 
     architecture: int  # AUDIT_ARCH_...
     socket: int
     keyctl: int
-    refused: tuple[int, ...]  # in addition to keyctl
+    refused: tuple[int, ...]  # refused calls in addition to keyctl
 
 
 MACHINES: Mapping[str, Machine] = {

@@ -1,9 +1,9 @@
 """Environments whose groups carry a teacher's logprobs for each token (distillation).
 
     scored group --> teacher: K likeliest tokens at each position --> group, sent
-                        '-- no usable answer: counted, logged, and sent without it
+                        '-- no usable answer: counted, logged, sent without the tokens
 
-Letters: G sequences of a group, T_g tokens of one of them, K_t teacher tokens at position t.
+Letters: G sequences of a group, T_g tokens of sequence g, K_t teacher tokens at position t.
 ``serve``, ``process`` and ``evaluate`` read the flags ``--teacher.<field>`` and the YAML section
 ``teacher:``.
 """
@@ -32,7 +32,7 @@ from atroposlib.wire import MASKED
 
 logger = logging.getLogger(__name__)
 
-# One sequence: ids and logprobs, (T_g, K_t) each.
+# Rows of a sequence: ids and logprobs, (T_g, K_t) each.
 TeacherRows = tuple[list[list[int]], list[list[float]]]
 
 
@@ -97,7 +97,7 @@ class TeacherDistillationEnv(BaseEnv, ABC):
         return {**super().more_servers(), cls.teacher_namespace: servers}
 
     def _check_tokenizers(self, teacher: ServerManager) -> None:
-        """Require one vocabulary: token ids are comparable only then."""
+        """Require the same vocabulary: token ids are comparable only then."""
         for name in {tokenizer_of(server.config) for server in teacher.servers}:
             if name == self.config.tokenizer_name:
                 continue
@@ -160,7 +160,7 @@ class TeacherDistillationEnv(BaseEnv, ABC):
     def teacher_prompt(self, item: Item) -> Sequence[int] | None:
         """Tokens that the teacher reads in front of an answer; None: the prompt of the row.
 
-        With the solution in it a model teaches itself: the teacher is then the same model.
+        With the solution in this prompt a model can be its own teacher (self-distillation).
         """
         return None
 
@@ -173,7 +173,7 @@ class TeacherDistillationEnv(BaseEnv, ABC):
         top_k: int,
         item: Item,
     ) -> TeacherRows:
-        """The teacher's rows of ``tokens``; behind another prompt only those of the answer."""
+        """The teacher's rows of ``tokens``; with a ``prompt`` only the answer's rows."""
         read = list(tokens) if prompt is None else [*prompt, *tokens[start:]]
         with boundary(self.label(), item, "teacher"):
             answer = await teacher.get_logprobs(
@@ -218,7 +218,7 @@ def answer_start(mask: Sequence[int]) -> int:
 def checked_rows(
     ids: Sequence[Sequence[int]], logprobs: Sequence[Sequence[float]], length: int
 ) -> TeacherRows:
-    """The rows of one sequence, one entry per token position; position 0 may be empty.
+    """The rows of a sequence, an entry per token position; position 0 may be empty.
 
     Raises:
         InvalidGroup: a position is missing, or its numbers of ids and logprobs differ.

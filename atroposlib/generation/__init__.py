@@ -46,7 +46,7 @@ HOME_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    # Lazy, so that importing one small module below this package stays cheap.
+    # Lazy, so that importing a small module below this package stays cheap.
     if name in HOME_OF:
         return getattr(importlib.import_module(f"{__name__}.{HOME_OF[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

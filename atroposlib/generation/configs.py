@@ -16,7 +16,7 @@ from atroposlib.utils.cli import extract_namespace
 
 
 class AmbiguousServer(ConfigError, FailedExecutionException):
-    """Overrides of one server for a list of several.
+    """Overrides for a single server meet a list of several servers.
 
     Environments of the original catch the second base class.
     """
@@ -57,10 +57,10 @@ class ServerBaseline(BaseModel):
 
 
 class APIServerConfig(ServerBaseline):
-    """One server at a known address.
+    """A server at a known address.
 
     An empty ``base_url`` of type openai means the official API; an empty ``api_key`` is then
-    read from OPENAI_API_KEY, which is never sent to any other address.
+    read from OPENAI_API_KEY, which is sent only to that API.
     """
 
     api_key: Optional[str] = Field(default="", description="Bearer token; empty sends none.")
@@ -117,7 +117,8 @@ ServerConfigs = Union[ServerBaseline, Sequence[APIServerConfig]]
 def as_server_list(configs: ServerConfigs) -> list[APIServerConfig] | None:
     """The servers with known addresses, or None where addresses have to be generated.
 
-    A lone :class:`APIServerConfig` is a list of one. Raises ConfigError for an empty list.
+    A lone :class:`APIServerConfig` is a list of 1 server. Raises ConfigError for an empty
+    list.
     """
     if isinstance(configs, APIServerConfig):
         return [configs]
@@ -145,10 +146,11 @@ def resolve_openai_configs(
 ) -> ServerBaseline | list[APIServerConfig]:
     """Servers that result from code defaults, the YAML ``openai`` key and ``--openai.*``.
 
-    A list if the code or the file has one, else one config. Raises AmbiguousServer.
+    A list if the code or the file has a list, else a single config. Raises AmbiguousServer.
 
     Args:
-        openai_config_dict: values for one server, flags over YAML; class defaults are ignored.
+        openai_config_dict: values for a single server, flags over YAML; class defaults are
+            ignored.
         yaml_config: the whole YAML file; only its ``openai`` key is read.
         cli_passed_flags: flags of the command line, with keys like ``openai.base_url``.
     """
@@ -158,7 +160,7 @@ def resolve_openai_configs(
     listed = (
         from_yaml if isinstance(from_yaml, list) else as_server_list(default_server_configs)
     )
-    of_several = len(listed or ()) > 1  # then only flags are overrides of one of them
+    of_several = len(listed or ()) > 1  # then only flags are overrides of a server
     explicit = {
         name: value
         for name, value in merged.items()
@@ -176,13 +178,14 @@ def resolve_servers(
     namespace: str = "openai",
     logger: logging.Logger | None = None,
 ) -> ServerBaseline | list[APIServerConfig]:
-    """Servers that result from code, file and flags of one namespace. Raises AmbiguousServer.
+    """Servers that result from code, file and flags of a namespace. Raises AmbiguousServer.
 
-    If the code has one config and no list, the result is one config, because environments of
-    the original read its fields. A baseline stays a baseline, with new values, unless a field
-    that only :class:`APIServerConfig` has is overridden: then it becomes a server.
+    If the code has a single config and no list, the result is a single config, because
+    environments of the original read its fields. A baseline stays a baseline, with new values,
+    unless a field that only :class:`APIServerConfig` has is overridden: then it becomes a
+    server.
     """
-    listed = as_server_list(defaults) or []  # []: their addresses are generated
+    listed = as_server_list(defaults) or []  # []: addresses are generated
     bare = isinstance(defaults, ServerBaseline) and isinstance(from_yaml or {}, Mapping)
     settings = dict(flags)
     if isinstance(from_yaml, Mapping):
@@ -218,13 +221,13 @@ def _reject_overrides(servers: int, overrides: Mapping[str, Any], namespace: str
         )
 
 
-DIRECTORY = "directory://"  # as base_url: servers that the rollout API lists
+DIRECTORY = "directory://"  # base_url for servers that the rollout API lists
 
 
 def directory_template(servers: Sequence[APIServerConfig]) -> APIServerConfig | None:
     """The settings of every server of the directory; None: the servers have addresses.
 
-    Raises ConfigError for a directory among other servers.
+    Raises ConfigError for a directory among several servers.
     """
     if not any((server.base_url or "").startswith(DIRECTORY) for server in servers):
         return None
@@ -241,13 +244,13 @@ LOCAL_URLS = tuple(f"http://localhost:{port}/v1" for port in range(9004, 9008))
 FIRST_NODE_PORT = 9000
 GPUS_PER_NODE = 8
 SCONTROL_TIMEOUT_S = 30.0
-GENERATED_API_KEY = "x"  # local servers need none, but some clients require one
+GENERATED_API_KEY = "x"  # local servers need no key, but some clients require a key
 
 
 def node_urls(
     hostnames: Sequence[str], training_nodes: int, infer_tp: int, gpus: int = GPUS_PER_NODE
 ) -> list[str]:
-    """Servers on the nodes after the training ones: ``gpus // infer_tp`` each, from port 9000.
+    """Servers on the nodes after the training nodes: ``gpus // infer_tp`` each, from port 9000.
 
     Fewer than two nodes give an empty list. Raises ConfigError if all nodes train.
     """
@@ -273,7 +276,7 @@ def slurm_urls(environ: Mapping[str, str] = os.environ) -> list[str]:
 
     A node has GPUS_PER_NODE GPUs, else SLURM_GPUS_ON_NODE, else 8.
 
-    Empty outside a SLURM job and in a job of one node.
+    Empty outside a SLURM job and in a job of a single node.
     """
     nodelist = environ.get("SLURM_JOB_NODELIST")
     if not nodelist:
@@ -292,7 +295,7 @@ def slurm_urls(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def generated_configs(baseline: ServerBaseline, urls: Sequence[str]) -> list[APIServerConfig]:
-    """One server per address, with every setting of ``baseline``."""
+    """A server per address, with every setting of ``baseline``."""
     settings = {"api_key": GENERATED_API_KEY, **baseline.model_dump()}
     return [APIServerConfig(**{**settings, "base_url": url}) for url in urls]
 

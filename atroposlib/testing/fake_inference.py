@@ -1,4 +1,4 @@
-"""Fake inference server: deterministic, scriptable, with the routes of vLLM and others.
+"""Fake inference server: deterministic, scriptable, with the routes of vLLM, SGLang and TRL.
 
     fake = FakeInference(reply=lambda prompt, i: "4")
     with fake.running() as root_url:
@@ -66,7 +66,7 @@ class FakeInference:
         self.returns_logprobs = True
         self.ignores_n = False
         self.healthy = True
-        self.cards: list[Json] = [{"id": "fake", "object": "model"}]  # of /v1/models
+        self.cards: list[Json] = [{"id": "fake", "object": "model"}]  # cards of /v1/models
         self.fail_next: deque[int] = deque()  # statuses of the next generations
         # token counts after which the next generations abort
         self.abort_next: deque[int] = deque()
@@ -75,7 +75,7 @@ class FakeInference:
         self.context: int | None = None  # tokens of prompt and reply; more are a 400 of vLLM
         self.hold: threading.Event | None = None  # generations wait until it is set
         self.requests: list[tuple[str, Json]] = []  # (path, body) of every generation
-        self.headers: list[Mapping[str, str]] = []  # of every generation
+        self.headers: list[Mapping[str, str]] = []  # headers of every generation
         self.health_checks = 0
         self.running_now = 0
         self.most_at_once = 0
@@ -96,7 +96,7 @@ class FakeInference:
 
     @contextmanager
     def running(self, port: int = 0) -> Iterator[str]:
-        """Serve on 127.0.0.1 from a thread; yields the root URL. Port 0 takes a free one."""
+        """Serve on 127.0.0.1 from a thread; yields the root URL. Port 0 takes a free port."""
         import uvicorn
 
         with socket.socket() as listener:
@@ -261,7 +261,7 @@ def _sample(
 def render_messages(messages: Sequence[Mapping[str, Any]]) -> str:
     """The chat template of :mod:`atroposlib.testing.tiny`, with a generation prompt.
 
-    A picture is ``PICTURE``, as servers expand one to placeholder tokens.
+    A picture is ``PICTURE``, as servers expand a picture to placeholder tokens.
     """
     turns = "".join(f"<|{m['role']}|>{_text_of(m['content'])}<|end|>" for m in messages)
     return f"{turns}<|assistant|>"

@@ -1,6 +1,6 @@
 """Response bodies of inference servers, filled with the samples of a fake. Pure.
 
-Ids and text are those of :mod:`atroposlib.testing.tiny`, ``ASCII_ALPHABET`` included: a test
+Ids and text follow :mod:`atroposlib.testing.tiny`, ``ASCII_ALPHABET`` included: a test
 whose texts need more than ``ALPHABET`` uses ``char_tokenizer(ASCII_ALPHABET)``. The logprob
 of token ``t`` is always ``fake_logprob(t)``.
 """
@@ -26,7 +26,7 @@ def fake_logprob(token: int) -> float:
 
 
 def encode(text: str) -> list[int]:
-    """Ids of text; role markers are one token each."""
+    """Ids of text; each role marker is a single token."""
     ids: list[int] = []
     while text:
         marker = next((m for m in ROLE_TOKENS if text.startswith(m)), text[0])
@@ -46,7 +46,7 @@ def visible(tokens: Iterable[int]) -> str:
 
 @dataclass(frozen=True)
 class Sampled:
-    """One choice: ids, finish reason, and the text before a stop string."""
+    """A choice: ids, finish reason, and the text before a stop string."""
 
     tokens: list[int]
     reason: str
@@ -81,7 +81,7 @@ def spans(answer: FakeResponse, one: Sampled) -> list[Json] | None:
 
 
 def prompt_logprobs(ids: Sequence[int], k: int | None) -> list[Any] | None:
-    """vLLM's shape; ids 0..k-1 stand for the most likely ones."""
+    """vLLM's shape; ids 0..k-1 stand for the most likely tokens."""
     if k is None:
         return None
     return [None] + [
@@ -128,7 +128,7 @@ def scale_out(answer: FakeResponse, params: Json) -> Json:
 
 
 def sglang(answer: FakeResponse, body: Json) -> Any:
-    """POST /generate of SGLang: an object, or a list of them where n is above one."""
+    """POST /generate of SGLang: an object, or a list of objects where n is above 1."""
     outputs = []
     for choice in answer.choices:
         meta: Json = {
@@ -151,7 +151,7 @@ def sglang(answer: FakeResponse, body: Json) -> Any:
 
 
 def trl(answer: FakeResponse, body: Json, since_logprobs: bool) -> Json:
-    """POST /generate/ of TRL; older ones return nothing but ``completion_ids``."""
+    """POST /generate/ of TRL; older servers return nothing but ``completion_ids``."""
     reply: Json = {"completion_ids": [choice.tokens for choice in answer.choices]}
     if since_logprobs:
         reply["prompt_ids"] = [answer.prompt]

@@ -1,7 +1,7 @@
 """Tiny causal language model with random weights, and its tokenizer.
 
 For tests and ``make quickstart MODEL=tiny``, without a download: a two-layer Llama of 0.44 M
-parameters and a tokenizer of one token per character.
+parameters and a tokenizer with a token per character.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def char_backend(alphabet: str = ALPHABET) -> Any:
 
 
 def char_tokenizer(alphabet: str = ALPHABET) -> Any:
-    """One token per character, one per role marker; ``<|end|>`` ends a turn."""
+    """A token per character and per role marker; ``<|end|>`` ends a turn."""
     from transformers import PreTrainedTokenizerFast
 
     wrap: Any = PreTrainedTokenizerFast  # untyped in transformers

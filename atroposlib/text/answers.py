@@ -1,9 +1,9 @@
-r"""The answer in a reply, and whether it is the right one without mathematics.
+r"""The answer in a reply, and whether it is right without mathematics.
 
     reply -> after the reasoning -> last box, or last "#### ..." -> equal texts? equal numbers?
 
-The only reader of answers. What texts and numbers do not decide is left to math-verify
-(``envs/reward_fns/math_verify``).
+The only reader of answers. Answers that texts and numbers do not decide are left to
+math-verify (``envs/reward_fns/math_verify``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*")
-# What a box without braces holds: a number, one letter, or one command with its braces.
+# Content of a box without braces: a number, a letter, or a command with its braces.
 _BARE = re.compile(r"-?\d[\d.,]*(?<![.,])|[A-Za-z](?![A-Za-z])|\\[A-Za-z]+(?:\{[^{}]*\})+")
 _HASHES = re.compile(r"####[ \t]*((?:(?!####)[^\n])*)")
 ANNOUNCED = re.compile(r"(?i)\b(?:final\s+answer|answer\s+is)\b")
@@ -63,7 +63,7 @@ def boxed_answers(text: str) -> list[str]:
 
 
 def boxed_answer(text: str) -> str | None:
-    """Content of the last complete box that is not empty; None without one."""
+    """Content of the last complete box that is not empty; None without a box."""
     return next((answer for answer in reversed(boxed_answers(text)) if answer), None)
 
 
@@ -77,7 +77,7 @@ def stated_answer(text: str) -> str | None:
 
 
 def _closing_brace(text: str, at: int) -> int | None:
-    r"""Position of the brace that closes the one at ``at``; ``\{`` and ``\}`` do not count."""
+    r"""Position of the brace that closes the brace at ``at``; ``\{`` and ``\}`` do not count."""
     depth, i = 0, at
     while i < len(text):
         if text[i] == "\\":
@@ -94,9 +94,9 @@ def _closing_brace(text: str, at: int) -> int | None:
 
 
 def as_number(text: str) -> Decimal | None:
-    """``text`` as a number, without currency and %; None for any other text.
+    """``text`` as a number, without currency and %; None for text without a number.
 
-    Digits with other white space between them than thousands separators are several numbers.
+    Digits separated by white space that is no thousands separator are several numbers.
     """
     bare = _without_edges(_PERCENT.sub("", _without_edges(_CURRENCY.sub("", text))))
     bare = _without_edges(bare.removesuffix(".")).replace("\u2212", "-")
@@ -112,7 +112,7 @@ def is_percent(text: str) -> bool:
 
 
 def plain_text(answer: str) -> str:
-    r"""``answer`` without what does not change its meaning, for comparison of texts.
+    r"""``answer`` without parts that do not change its meaning, for comparison of texts.
 
     Example: ``$\left( \text{A} \right)$`` and ``(A)`` are both ``A``.
     """
@@ -148,7 +148,7 @@ def same_answer(answer: str, gold: str, tolerance: float = 0.0) -> bool | None:
 
 
 def in_latex(answer: str) -> str:
-    """``answer`` for math-verify: a mixed number, 2 3/4, as a sum, which it takes for a product."""
+    """``answer`` for math-verify: a mixed number, 2 3/4, becomes 11/4, not a product."""
     mixed = _MIXED.fullmatch(_without_edges(answer.replace("$", "")))
     if mixed is None or int(mixed[4]) == 0:
         return answer

@@ -1,7 +1,7 @@
 """Lines of JSON that every reader takes, and text that UTF-8 can encode.
 
-A model's text may have half of a surrogate pair, which no file can hold, and separators such
-as U+2028, at which ``str.splitlines`` cuts a line of JSON in two.
+A model's text may have half of a surrogate pair, which no file can hold, and separators like
+U+2028, at which ``str.splitlines`` cuts a line of JSON in two.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def encodable(text: str) -> str:
 
 
 def encodable_values(value: Any) -> Any:
-    """A JSON value whose texts, also those of its keys, are :func:`encodable`."""
+    """A JSON value whose texts, keys included, are :func:`encodable`."""
     if isinstance(value, str):
         return encodable(value)
     if isinstance(value, Mapping):
@@ -36,7 +36,7 @@ def json_line(value: Any) -> str:
     """``value`` as a line of strict JSON, with its end.
 
     A number that is not finite is null, because JSON has no form for it. Sets become sorted
-    lists, and other objects their ``repr``.
+    lists, and objects of other types their ``repr``.
     """
     return encodable(json.dumps(strict(value), ensure_ascii=False, default=repr)) + "\n"
 

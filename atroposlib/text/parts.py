@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from atroposlib.text.tool_calls import MalformedCall, read_json
 
-# Opening and closing mark of reasoning, by family of models. A new one is one line.
+# Opening and closing mark of reasoning, by family of models. A new pair is a new line.
 REASONING_MARKS = (
     ("<think>", "</think>"),  # DeepSeek-R1, Qwen3, GLM, Hunyuan
     ("<thinking>", "</thinking>"),
@@ -89,7 +89,7 @@ class Block:
 def split(text: str) -> Parts:
     """Reasoning and answer of ``text``.
 
-    Reasoning starts at an opening mark, or at the beginning if only a closing one follows,
+    Reasoning starts at an opening mark, or at the beginning if only a closing mark follows,
     and ends at the next closing mark. Marks inside of calls, quotes and backticks do not count.
     """
     if CHANNEL in text:
@@ -111,7 +111,7 @@ def has_marks(text: str) -> bool:
 
 
 def is_well_formed(text: str) -> bool:
-    """Whether the text is one closed stretch of reasoning without further marks, then an answer.
+    """Whether the text is a single closed stretch of reasoning without more marks, then an answer.
 
     The reasoning may have begun before the text.
     """
@@ -128,7 +128,7 @@ def is_well_formed(text: str) -> bool:
 def reasoning_blocks(text: str) -> list[Block]:
     """Stretches of reasoning in their order; the last may be unclosed.
 
-    A closing mark without an opening one ends reasoning that began before the text, or at
+    A closing mark without an opening mark ends reasoning that began before the text, or at
     the end of the block before.
     """
     blocks: list[Block] = []
@@ -157,7 +157,7 @@ def reasoning_blocks(text: str) -> list[Block]:
 
 
 def opening_of(prompt_end: str) -> str:
-    """The opening mark, with white space, at the end of a prompt; "" without one.
+    """The opening mark, with white space, at the end of a prompt; "" without a mark.
 
     Example: "<|im_start|>assistant\\n<think>\\n" gives "<think>\\n".
     """
@@ -204,8 +204,8 @@ def _marks_and_calls(text: str) -> list[re.Match[str]]:
 def _is_quoted(text: str, mark: re.Match[str]) -> bool:
     """Whether a mark stands between two equal quotation marks: mentioned, not used.
 
-    One that closes an earlier quotation of its line does not open another, except an
-    apostrophe, which may have had no opening.
+    A quotation mark that closes an earlier quotation of its line does not open a new
+    quotation, except an apostrophe, which may have had no opening.
     """
     before = text[mark.start() - 1 : mark.start()]
     if not before or before not in _QUOTES or not text.startswith(before, mark.end()):
@@ -215,7 +215,7 @@ def _is_quoted(text: str, mark: re.Match[str]) -> bool:
 
 
 def _end_of_call(text: str, mark: re.Match[str]) -> int:
-    """End of the call that ``mark`` begins; the end of the mark where none can be read."""
+    """End of the call that ``mark`` begins; the end of the mark if no call can be read."""
     at = mark.end()
     if mark[0].startswith("<function=") or _FUNCTION.match(text, at):
         end = text.find(_FUNCTION_END, at)
@@ -225,7 +225,7 @@ def _end_of_call(text: str, mark: re.Match[str]) -> int:
 
 
 def _end_of_leading_json(text: str) -> int:
-    """End of the JSON values, with ; or , between them, that a text starts with."""
+    """End of the JSON values, separated by ; or , that a text starts with."""
     at, end = len(text) - len(text.lstrip()), -1
     while at > end:
         end = at = _end_of_json(text, at)
@@ -235,7 +235,7 @@ def _end_of_leading_json(text: str) -> int:
 
 
 def _end_of_json(text: str, at: int) -> int:
-    """End of the JSON value at ``at``; ``at`` itself without an object or a list."""
+    """End of the JSON value at ``at``; ``at`` without an object or a list."""
     if text[at : at + 1] not in ("{", "["):
         return at
     try:

@@ -3,7 +3,7 @@ r"""JSON of tool calls in text: strict reading, and the calls between tags.
     '... <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
         --tagged_calls-->  [{"name": "add", "arguments": {"a": 1}}]
 
-The only reader of tagged calls. Text inside of reasoning is not to be given to it.
+The only reader of tagged calls. Callers pass no text inside of reasoning.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TaggedCall:
 
 
 def tagged_calls(text: str, tag: str = CALL_TAG) -> Iterator[TaggedCall]:
-    """Calls between ``<tag>`` and ``</tag>``; a tag that is only mentioned begins none.
+    """Calls between ``<tag>`` and ``</tag>``; a tag that is only mentioned begins no call.
 
     JSON is read up to its own end and not up to a closing tag, which an argument may contain.
     """

@@ -1,8 +1,8 @@
-"""Reader of YAML files and values: plain words as version 1.2 reads them.
+"""Reader of YAML files and values: plain words follow version 1.2.
 
 PyYAML follows version 1.1, where 1e-5 is text, ``on`` true, 010 eight and 1:30 ninety. Here 1e-5
 is a number and ``no`` text; a word that begins with a needless 0 is text, so that run_name=007
-keeps its zeros. A key that stands twice in one mapping is refused, because one of its values
+keeps its zeros. A key that stands twice in a mapping is refused, because one of its values
 would be lost.
 """
 

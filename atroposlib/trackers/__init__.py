@@ -2,8 +2,8 @@
 
     trainer, environment --metrics--> Guarded --> wandb | tensorboard | swanlab | trackio
 
-The x axis is the trainer's step. A tracker is one function of :mod:`.services`, one line of
-``TRACKERS`` and one name of ``TrackerName``. A failing tracker does not end a run: its errors
+The x axis is the trainer's step. A tracker is a function of :mod:`.services`, a line of
+``TRACKERS`` and a name of ``TrackerName``. A failing tracker does not end a run: its errors
 are counted, the first is printed, and after GIVE_UP_AFTER failures in a row it is no longer
 called.
 """
@@ -22,7 +22,7 @@ from atroposlib.trackers import services
 from atroposlib.trackers.services import Run, Tracker
 
 TrackerName = Literal["wandb", "tensorboard", "swanlab", "trackio"]
-# Name -> its packages, the extras that install them, and what starts it.
+# Name -> its packages, the extras that install the packages, and the start function.
 TRACKERS = {
     "wandb": (["wandb"], "wandb", services.open_wandb),
     "tensorboard": (["tensorboard", "torch"], "trackers,train", services.open_tensorboard),
@@ -75,7 +75,7 @@ def open_tracker(name: str, run: Run) -> Tracker:
 
     Raises:
         ConfigError: the tracker is unknown, not installed, or requires an account.
-        Exception: any other error of its package.
+        Exception: any further error of its package.
     """
     require(name)
     _, _, start = TRACKERS[name]
@@ -97,7 +97,7 @@ class Guarded:
             self._tracker = open_it()
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Record one step, or count a failure."""
+        """Record a step, or count a failure."""
         if self._tracker is None:
             return
         consequence = "the run continues; later failures are only counted"

@@ -1,9 +1,9 @@
-"""metrics.jsonl, one JSON object per step: the writer, and a reader aware of restarts.
+"""metrics.jsonl, a JSON object per step: the writer, and a reader aware of restarts.
 
 Each line is written at once and flushed. A restarted trainer removes the lines of steps that it
 trains again, and appends ``{"run_id": ..., "resumed_from": 5}`` and the steps from 6 on: each
-step of a run has one line. :func:`read_steps` also reads files with repeated steps, which older
-versions wrote.
+step of a run has a single line. :func:`read_steps` also reads files with repeated steps, which
+older versions wrote.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Jsonl:
     def rewind(self, run_id: str, step: int) -> int:
         """Remove the lines of the run's steps after ``step``; return how many there were.
 
-        The file is replaced at once: a kill leaves the old lines or the new ones.
+        The file is replaced at once: a kill leaves the old lines or the new lines.
         """
         path = Path(self._file.name)
         lines = path.read_bytes().splitlines(keepends=True)
@@ -73,12 +73,12 @@ def _drop_torn_line(file: Any) -> None:
 
 
 def json_number(value: Any) -> Any:
-    """``value``, or None for NaN and infinity: JSON has no form for them."""
+    """``value``, or None for NaN and infinity: JSON has no form for these values."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:
-    """The records of the last run in the file, one per step, in order; torn lines are skipped."""
+    """The records of the last run in the file, by step, in order; torn lines are skipped."""
     return last_run(_lines(path))
 
 

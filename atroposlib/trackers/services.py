@@ -25,11 +25,11 @@ class Run:
     """The run that a tracker records."""
 
     name: str | None = None
-    project: str | None = None  # None: wandb's own default, ``atropos`` in the others
+    project: str | None = None  # None: ``atropos``; for wandb its own default
     group: str | None = None
     run_id: str | None = None  # a run of the same id is resumed; None: always a new run
     step: int = 0  # steps that are done; more than 0 after a restart
-    directory: Path = Path("logs")  # of trackers that write files
+    directory: Path = Path("logs")  # directory of trackers that write files
     settings: Mapping[str, Any] = field(default_factory=dict)  # JSON, without secrets
 
     @property
@@ -47,7 +47,7 @@ class Tracker(Protocol):
     """A service that records metrics. Both methods may raise any exception."""
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Record the metrics of one step. A step that is trained again is recorded again.
+        """Record the metrics of a step. A step that is trained again is recorded again.
 
         Metrics are finite numbers; wandb takes tables, images and text as well.
         """
@@ -57,7 +57,7 @@ class Tracker(Protocol):
 
 
 class OwnSteps:
-    """A tracker whose package accepts an explicit step, repeated ones included."""
+    """A tracker whose package accepts an explicit step, even a repeated step."""
 
     def __init__(self, run: Any) -> None:
         self._run = run
@@ -73,7 +73,7 @@ class Wandb(OwnSteps):
     """A wandb run with the metric ``step`` as x axis.
 
     After a restart steps are trained again. wandb's own step counter never decreases, so it
-    would drop them.
+    would drop the repeated steps.
     """
 
     def __init__(self, run: Any) -> None:
@@ -86,7 +86,7 @@ class Wandb(OwnSteps):
 
 
 class Tensorboard:
-    """One scalar per metric and step."""
+    """Event file with a scalar per metric and step."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer
@@ -119,7 +119,7 @@ def open_wandb(run: Run) -> Tracker:
 
     try:
         started = wandb.init(**resumable(run))
-    except UsageError as error:  # no API key and no terminal to enter one
+    except UsageError as error:  # no API key, and no terminal to enter a key
         raise ConfigError(
             f"wandb: {str(error).rstrip('.')}; run `wandb login`, set WANDB_MODE=offline, or"
             " set use_wandb to false"
@@ -151,7 +151,7 @@ def open_trackio(run: Run) -> Tracker:
 
 
 def open_tensorboard(run: Run) -> Tracker:
-    """Start an event file; after a restart, repeated steps replace the earlier ones."""
+    """Start an event file; after a restart, repeated steps replace the earlier records."""
     from torch.utils.tensorboard import SummaryWriter
 
     directory = run.directory / "tensorboard" / (run.shown_name or "run")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from atroposlib.envs.function_env.card import Card
 
-SLACK = 0.05  # of scores of replies that deserve nothing
+SLACK = 0.05  # slack for scores of replies that deserve nothing
 # Shares of the way from the floor to the best score, or as the line gives it.
 DEFAULTS: dict[str, float] = {
     "data.loads": 0,

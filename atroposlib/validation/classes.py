@@ -1,4 +1,4 @@
-"""Rollouts of environments that are classes: the tried reply in a group with others.
+"""Rollouts of environments that are classes: the tried reply in a group with further replies.
 
 item -> collect_trajectory                      the score of the sample
      -> collect_trajectories(tried, wrong, gold) -> its row, found by the text -> the score
@@ -35,8 +35,8 @@ from atroposlib.validation.sessions import RecordingSession
 from atroposlib.wire import MASKED
 
 WRONG = "I do not know the answer to this question, so there is no answer from me."
-SAMPLES = 3  # of a group: the tried reply, a wrong one and the gold one
-ITEMS_S = 15.0  # for items beyond the first LEAST_ITEMS
+SAMPLES = 3  # samples of a group: the tried reply, a wrong reply and the gold reply
+ITEMS_S = 15.0  # time limit of items beyond the first LEAST_ITEMS
 MOST_ITEMS, LEAST_ITEMS, MOST_REPEATS = 2000, 64, 64
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 LEFT_OUT = {
@@ -55,14 +55,14 @@ class ReplyRow(NamedTuple):
 
 @dataclass
 class ClassRollouts:
-    """Plays given replies through the own collect path of a class."""
+    """Plays given replies through the collect methods of a class."""
 
     env: Any
     card: Card | None
 
     @property
     def alone(self) -> bool:
-        """Whether the class scores one sample at a time."""
+        """Whether the class scores its samples one at a time."""
         return type(self.env).collect_trajectories is BaseEnv.collect_trajectories
 
     @property
@@ -79,12 +79,13 @@ class ClassRollouts:
         return 0 if self.alone else min(SAMPLES, self.env.config.group_size) - 1
 
     async def given(self, item: Any, session: RecordingSession) -> tuple[Reward, None]:
-        """One rollout; no score where every group of it has none.
+        """Run a rollout; without a score in any group the rollout has no score.
 
-        A class may give no group for equal scores, so the group holds another reply too.
+        A class may give no group for equal scores, so the group also holds a different reply.
         """
         gold = self._gold(item) or WRONG
-        groups: list[list[Replies]] = [[WRONG, gold]]  # of a sane class never of equal scores
+        # a sane class never scores these equally
+        groups: list[list[Replies]] = [[WRONG, gold]]
         if self._others() < 2:
             pairs: list[list[Replies]] = [[WRONG], [gold]]
             groups = pairs[: 2 if self.card else 1] if self._others() else [[]]
@@ -139,9 +140,9 @@ class ClassRollouts:
 
 
 def score_in(rows: Sequence[ReplyRow], group: ScriptedGroup) -> float | None:
-    """The score of the first script: of the row that is left when the others have theirs.
+    """The score of the first script: of the row left after all further scripts have a row.
 
-    None if there is none: the class left the sample out. Raises ValueError: several are left.
+    None if no row remains: the class left the sample out. Raises ValueError: several remain.
     """
     tried, left = group.texts(0), list(rows)
     for script in range(1, len(group.scripts)):
@@ -169,12 +170,12 @@ async def open_case(env_cls: Any, settings: Any) -> Any:
     changes: dict[str, Any] = {"group_size": min(SAMPLES, config.group_size)}
     if is_path(config.tokenizer_name):
         tokenizer = load_tokenizer_named(config.tokenizer_name)
-    else:  # the hub is another machine
+    else:  # the hub is a remote machine
         tokenizer = byte_tokenizer(Path(mkdtemp(prefix="tokenizer-")))
         changes["max_token_length"] = config.max_token_length * BYTES_PER_TOKEN
     changed = replace(settings, env=config.model_copy(update=changes))
     manager = scripted_manager(tokenizer, settings.manager.tool_parser)
-    random.seed(0)  # so that a second process has the same items
+    random.seed(0)  # a second process then has the same items
     # Constructors of older environments need a thread without a running event loop.
     with boundary(env_cls.name or env_cls.__name__, None, "its constructor", env_cls):
         env: Any = await asyncio.to_thread(make_env, env_cls, changed, manager, tokenizer)

@@ -13,12 +13,12 @@ from atroposlib.validation.replies import Offences
 from atroposlib.validation.report import Proof
 from atroposlib.validation.subject import Case, Subject, Try, case_of
 
-SEED = {"id", "seed", "source"}  # of a task that is made from its seed
+SEED = {"id", "seed", "source"}  # keys of a task that is made from its seed
 LEAST_VALUE = 6  # characters of an answer that is looked for in a variable or a file name
 
 
 async def loads(subject: Subject, limit: float) -> Offences:
-    """Unique ids, tasks that JSON holds, no connection to another machine."""
+    """Unique ids, tasks with a JSON form, no connection to another machine."""
     counts = Counter(item["id"] for item in subject.items)
     offences = [
         Proof(name, note=f"{n} tasks have this id") for name, n in counts.items() if n > 1
@@ -41,7 +41,7 @@ async def split(subject: Subject, limit: float) -> Offences:
     offences = [
         Proof(i["id"], note="its id is trained too") for i in held_out if i["id"] in trained
     ]
-    # The first message of a game may be that of others: its seed identifies the task.
+    # Games may share their first message: the seed identifies the task.
     drawn = all(isinstance(i["task"], dict) and SEED >= set(i["task"]) for i in held_out)
     identify = not drawn and len(ids) > len(subject.cases) / 2
     for item in held_out if identify and not offences else ():
@@ -64,7 +64,7 @@ async def leaks(subject: Subject, limit: float) -> Offences:
         where = {"the prompt": case.prompt, "a tool": tools}
         for name, text in where.items():
             others = sum(probes.contains(text, wrong) for wrong in answers - {answer})
-            # Options of a question hold the answers of others too.
+            # Options of a question hold the answers of other questions too.
             if probes.contains(text, answer) and others < 2:
                 offences.append(Proof(case.id, answer, note=f"the answer stands in {name}"))
         place = hidden_place(case, answer)

@@ -1,4 +1,4 @@
-"""Checks of whole rollouts: repetition, order, time, failures, tools, and what they leave behind."""
+"""Checks of whole rollouts: repetition, order, time, failures, tools, leftovers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ AT_ONCE = 8
 EPISODES = 50
 CANCELLED = 10
 LONGEST_BLOCK_S = 0.1
-GRACE_S = 2.0  # for children and threads that end by themselves
+GRACE_S = 2.0  # time for children and threads that end on their own
 NO_TOOL = "error: there is no tool"
 
 
 def typical(subject: Subject, most: int) -> list[Try]:
-    """Gold replies, those of another task, and a plain wrong one."""
+    """Tries of gold replies and of gold replies of another task; "yes" and "42" if missing."""
     tries = []
     cases = subject.golden or subject.cases
     cases = cases[: subject.few(most)]
@@ -56,7 +56,7 @@ def differs(first: Played, second: Played, limit: float, how: str) -> list[Proof
 
 
 async def repeated_score(subject: Subject, limit: float) -> Offences:
-    """The same replies to the same task get the same score."""
+    """Equal replies to a task get equal scores."""
     proofs = []
     tries, repeats = typical(subject, 8), subject.few(REPEATS)
     for attempt in tries:
@@ -82,7 +82,7 @@ async def order(subject: Subject, limit: float) -> Offences:
 
 
 async def in_groups(subject: Subject, limit: float) -> Offences:
-    """A gold reply gets the same score with wrong ones and with a right one in its group."""
+    """A gold reply gets the same score in a group with wrong replies and with a right reply."""
     proofs, compared = [], 0
     for case in subject.golden[: subject.few(8)]:
         scores = []
@@ -101,7 +101,7 @@ async def in_groups(subject: Subject, limit: float) -> Offences:
 
 
 async def repeated_episode(subject: Subject, limit: float) -> Offences:
-    """The same seed and replies bring the same observations."""
+    """Equal seeds and replies bring equal observations."""
     proofs = []
     tries = typical(subject, 8)
     for attempt in tries:
@@ -116,8 +116,8 @@ async def repeated_episode(subject: Subject, limit: float) -> Offences:
 
 
 async def finite(subject: Subject, limit: float) -> Offences:
-    """Every score so far is a number up to the best one, and None only without an answer."""
-    most = subject.best + limit if subject.card else float("inf")  # else it is unknown
+    """Every score so far is a number up to the best score, and None only without an answer."""
+    most = subject.best + limit if subject.card else float("inf")  # no card: unknown
     scores = [play.score for play in subject.played if play.score is not None]
     proofs = [
         play.evidence(f"over the best score {subject.best:g}")
@@ -128,7 +128,7 @@ async def finite(subject: Subject, limit: float) -> Offences:
         play.evidence() for play in subject.played if "cannot be trained on" in play.error
     ]
     named = ["gold", "another's", "empty"]
-    if subject.of_class:  # it may leave short replies out, and has no scores for equal ones
+    if subject.of_class:  # a class may omit short replies, and has no scores for equal replies
         named = named[:2] if subject.golden else []
     wrong = [play for play in subject.played if play.what in named]
     unscored = [play for play in wrong if play.score is None and not play.error]
@@ -146,7 +146,7 @@ async def quick(subject: Subject, limit: float) -> Offences:
             played = await subject.play(attempt)
         gaps.append(gap[0])
         seconds.append(played.seconds)
-    middle = sorted(gaps)[len(gaps) // 2]  # one long gap may be the machine's
+    middle = sorted(gaps)[len(gaps) // 2]  # a single long gap may be the machine's
     slowest = sorted(seconds)[int(0.95 * (len(seconds) - 1))]
     text = f"95 % within {slowest:.2g} s, blocks of {1000 * middle:.0f} ms"
     proofs = []
@@ -226,7 +226,7 @@ def leftovers() -> dict[str, int]:
     """Open descriptors, threads, children and temporary files of this process."""
     gc.collect()
     folder = Path("/proc/self/fd") if Path("/proc/self/fd").is_dir() else Path("/dev/fd")
-    pool = ("asyncio_", "ThreadPoolExecutor")  # of the event loop
+    pool = ("asyncio_", "ThreadPoolExecutor")  # threads of the event loop
     threads = [thread for thread in threading.enumerate() if not thread.name.startswith(pool)]
     return {
         "descriptors": len(list(folder.iterdir())),
@@ -238,18 +238,18 @@ def leftovers() -> dict[str, int]:
 
 
 def children() -> int:
-    """Processes that this one started, where the system lists them in /proc."""
+    """Number of child processes, where the system lists processes in /proc."""
     parents = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # the process ended meanwhile
             parents.append(path.read_text(errors="replace").rpartition(")")[2].split()[1])
     return parents.count(str(os.getpid()))
 
 
 async def nothing_left(subject: Subject, limit: float) -> Offences:
-    """Episodes leave nothing behind, cancelled ones included."""
+    """Episodes leave nothing behind, even if cancelled."""
     tries = typical(subject, 4)
-    await subject.play_all(tries)  # what is made once
+    await subject.play_all(tries)  # makes the objects that are made once
     count = max(5, min(EPISODES, int(10 / max(subject.pace_s, 0.001))))
     stages = {"ended": count, "cancelled": min(count, CANCELLED)}
     found: list[Proof] = []
@@ -296,5 +296,5 @@ async def outcomes(subject: Subject, most: int) -> list[Any]:
     """[task, score, messages] of ``most`` gold replies, to be compared with another process."""
     played = await subject.play_all([Try(c, c.gold, "gold") for c in subject.golden[:most]])
     rows = [[outcome.case.id, outcome.score, observed(outcome)] for outcome in played]
-    found: list[Any] = json.loads(json.dumps(rows))  # tuples as lists, as the other sends them
+    found: list[Any] = json.loads(json.dumps(rows))  # tuples become lists
     return found

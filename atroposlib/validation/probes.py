@@ -46,12 +46,12 @@ FILLER = "Let me think about this step by step before I give the answer. "
 TAGGED = re.compile(r"(<answer>)(.*?)(</answer>)|(\\boxed\{)([^{}]*)(\})", re.DOTALL)
 CALL = re.compile(r"<tool_call>")
 LEAST_LEAK = 3  # characters of an answer that is looked for
-OTHERS = 20  # wrong answers around the gold one
+OTHERS = 20  # wrong answers around the gold answer
 LETTERS = {"integer": 1, "number": 1.0, "boolean": True, "array": [], "object": {}}
 
 
 def core(reply: str) -> str:
-    """The answer in a reply: what stands in tags or a box, else the whole text."""
+    """The answer in a reply: the content of tags or a box, else the whole text."""
     text = answer_of(reply)
     if CALL.search(text):
         return ""
@@ -61,7 +61,7 @@ def core(reply: str) -> str:
 
 
 def with_core(reply: str, answer: str) -> str:
-    """The same reply with another answer in its last tags, else the answer alone."""
+    """``reply`` with ``answer`` in its last tags, else the answer alone."""
     found = list(TAGGED.finditer(reply))
     if not found:
         return answer
@@ -71,7 +71,7 @@ def with_core(reply: str, answer: str) -> str:
 
 
 def mix_among(reply: str, others: Sequence[str]) -> list[str]:
-    """Replies that list the answer in the middle of other answers."""
+    """Replies that list the answer in the middle of wrong answers."""
     wrong = [answer for answer in dict.fromkeys(others) if answer and answer != core(reply)][
         :OTHERS
     ]
@@ -82,13 +82,13 @@ def mix_among(reply: str, others: Sequence[str]) -> list[str]:
 
 
 def pad_reply(reply: str, times: int) -> str:
-    """``times`` the length, at least: filler before the answer."""
+    """``reply`` with filler before the answer, at least ``times`` as long."""
     count = 1 + times * len(reply) // len(FILLER)
     return FILLER * max(1, count) + reply
 
 
 def normalise_text(text: str) -> str:
-    """Words and signs, such as the + of a sum; neither case nor punctuation of sentences."""
+    """Words and signs, like the + of a sum; neither case nor punctuation of sentences."""
     return " ".join(re.findall(r"\w+|[^\w\s.,:;!?'\"]", text.lower()))
 
 
@@ -101,7 +101,7 @@ def contains(text: str, answer: str) -> bool:
 
 
 def examples_in(text: str) -> list[str]:
-    """Tagged examples of a prompt, such as <answer>42</answer>."""
+    """Tagged examples of a prompt, like <answer>42</answer>."""
     return [match[0] for match in re.finditer(r"<(\w+)>[^<>]{0,200}</\1>", text)]
 
 
@@ -111,7 +111,7 @@ def call(name: str, arguments: Any) -> str:
 
 
 def arguments_of(schema: dict[str, Any]) -> dict[str, Any]:
-    """The least arguments that a JSON schema accepts."""
+    """Minimal arguments that a JSON schema accepts."""
     properties = schema.get("properties", {})
     wanted = schema.get("required", list(properties))
     return {name: value_of(properties.get(name, {})) for name in wanted}

@@ -2,7 +2,7 @@
 
     plan(subject) -> tries        decide(played, limit, subject) -> (offences, line of text)
 
-One row of ``REPLY_CHECKS`` is one check.
+A row of ``REPLY_CHECKS`` is a check.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from atroposlib.validation.bounds import SLACK
 from atroposlib.validation.report import Proof, Verdict
 from atroposlib.validation.subject import Case, Played, Subject, Try
 
-TURNS = 8  # that a reply is repeated
+TURNS = 8  # turns for which a reply is repeated
 Offences = tuple[Sequence[Proof], str]
 Plan = Callable[[Subject], list[Try]]
 Decide = Callable[[Sequence[Played], float, Subject], Offences]
@@ -36,12 +36,12 @@ class ReplyCheck:
 
 
 def scale_score(share: float, subject: Subject) -> float:
-    """The score at ``share`` of the way from the floor to the best one."""
+    """The score at ``share`` of the way from the floor to the best score."""
     return subject.floor + share * (subject.best - subject.floor)
 
 
 def score_of(one: Played, subject: Subject) -> float:
-    """The score; of a reply without one the floor, since it is not trained on."""
+    """The score; without a score the floor, since the reply is not trained on."""
     return subject.floor if one.score is None else one.score
 
 
@@ -84,7 +84,7 @@ def low_mean(played: Sequence[Played], limit: float, subject: Subject) -> Offenc
 
 
 def small_change(played: Sequence[Played], limit: float, subject: Subject) -> Offences:
-    """Accepted replies change little with their length, and refused ones stay refused."""
+    """Accepted replies change little with their length, and refused replies stay refused."""
     before: dict[str, float] = {}
     changed: list[Proof] = []
     span = subject.best - subject.floor
@@ -113,7 +113,7 @@ def gold_replies(subject: Subject) -> list[Try]:
 
 
 def fixed_replies(texts: Mapping[str, str], most: int) -> Plan:
-    """The same texts in each of ``most`` cases, by their names."""
+    """Plan that tries the ``texts`` in each of ``most`` cases; keys are names of texts."""
     return lambda subject: [
         Try(case, [text] * TURNS, what)
         for case in subject.cases[: subject.few(most)]
@@ -144,14 +144,15 @@ def verdicts(subject: Subject) -> list[Try]:
 
 
 def constants(subject: Subject) -> list[Try]:
-    """Each answer of a word or a letter, and the most common gold, to as many tasks as there are."""
+    """Tries of the most common gold replies and of constant answers, on the same tasks."""
     golden = subject.golden
     common = Counter(tuple(case.gold) for case in golden).most_common(1)
     shape = golden[0].gold[-1] if golden else ""
     cases = golden[: subject.few(64)]
     tries = [Try(case, list(common[0][0]), "the most common gold") for case in cases if common]
     cores = Counter(probes.core(case.gold[-1]) for case in golden)
-    words = [word for word in probes.CONSTANTS if word in cores]  # others cannot be common
+    # remaining words cannot be common
+    words = [word for word in probes.CONSTANTS if word in cores]
     words += [word for word in probes.CONSTANTS if word not in cores][:3]
     return tries + [
         Try(case, case.ending(probes.with_core(shape, word)), f"{word!r}")

@@ -11,13 +11,13 @@ from typing import Any
 
 from atroposlib.utils.command.logs import printable
 
-SHOWN_CHARS = 400  # of a reply or an error in the report
+SHOWN_CHARS = 400  # limit of a reply or an error in the report
 SHOWN = 3  # pieces of evidence of a finding
 LINE_CHARS = 100
 
 
 class Verdict(str, Enum):
-    """Outcome of one check."""
+    """Outcome of a check."""
 
     PASS = "pass"
     WARN = "warn"  # a mistake in most environments; fails under --strict
@@ -27,7 +27,7 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True)
 class Proof:
-    """One rollout that a finding rests on."""
+    """A rollout that a finding rests on."""
 
     task: str
     reply: str = ""
@@ -41,7 +41,7 @@ class Proof:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Verdict of one check, the reason in one line, and the rollouts behind it."""
+    """Verdict of a check, the reason on a single line, and the rollouts behind the verdict."""
 
     check: str
     verdict: Verdict
@@ -51,18 +51,18 @@ class CheckResult:
 
 @dataclass
 class Report:
-    """All findings of one environment."""
+    """All findings of an environment."""
 
     environment: str
     package: str = ""
     version: str = ""
     digest: str = ""
     seconds: float = 0.0
-    slow_s: float = 0.0  # of a rollout, where fewer are played because of it
+    slow_s: float = 0.0  # seconds of a slow rollout, which reduced the number of rollouts
     findings: list[CheckResult] = field(default_factory=list)
 
     def flagged(self, strict: bool = True) -> list[str]:
-        """Checks that failed and, if ``strict``, those that warned."""
+        """Checks that failed and, if ``strict``, checks that warned."""
         counted = {Verdict.FAIL, Verdict.WARN} if strict else {Verdict.FAIL}
         return [finding.check for finding in self.findings if finding.verdict in counted]
 
@@ -89,7 +89,7 @@ class Report:
         path.write_text(self.as_json() + "\n", encoding="utf-8")
 
     def table(self) -> str:
-        """One line for each finding, and the first evidence of those that did not pass."""
+        """A line for each finding, and the first evidence of findings that did not pass."""
         lines = []
         for finding in self.findings:
             lines.append(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from openai.types import Completion
     from openai.types.chat import ChatCompletion
 
-BYTES_PER_TOKEN = 4  # of usual tokenizers: limits of tokens grow by it
+BYTES_PER_TOKEN = 4  # ratio of usual tokenizers: factor for limits of tokens
 ROLES = ("system", "user", "assistant", "tool")
 SPECIAL = (*(f"<|{role}|>" for role in ROLES), "<|end|>", "<|pad|>")
 TEMPLATE = (
@@ -44,7 +44,7 @@ TURN = re.compile(rf"<\|({'|'.join(ROLES)})\|>(.*?)<\|end\|>", re.DOTALL)
 
 
 def byte_tokenizer(folder: Path) -> PlainTokenizer:
-    """One token per byte and per role marker: any text comes back as it was."""
+    """Tokenizer with a token per byte and per role marker: every text survives unchanged."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     signs = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -77,11 +77,10 @@ class Conversation:
 
 
 class ScriptedGroup:
-    """Scripts of the samples of one group; each new conversation takes the next one.
+    """Scripts of the samples of a group; each new conversation takes the next script.
 
-    A conversation goes on where a prompt starts with an earlier one and its reply. A sample that
-    is drawn again starts one of the scripts again. One script alone replies in the order of the
-    calls.
+    A conversation goes on where a prompt starts with an earlier prompt and its reply. A sample
+    that is drawn again restarts a script. A single script replies in the order of the calls.
     """
 
     def __init__(self, scripts: Sequence[RecordingSession]) -> None:
@@ -110,7 +109,7 @@ class ScriptedGroup:
         return self.begun[-1]
 
     def texts(self, script: int) -> list[str]:
-        """What the samples of a script replied, all turns and the last one, without repeats."""
+        """Replies of a script's samples, all turns joined and the last turn, without repeats."""
         begun = self.begun[script :: len(self.scripts)]
         said = [
             text for session in begun for text in ("".join(session.given), *session.given[-1:])
@@ -133,7 +132,7 @@ class ScriptedEngine(APIServer):
         self.tokenizer = tokenizer
 
     async def _call(self, hook: Any, kwargs: dict[str, Any]) -> Any:
-        """One attempt, with neither slots nor retries."""
+        """Make an attempt, with neither slots nor retries."""
         kwargs.pop("split", None)
         return await hook(**kwargs)
 
@@ -183,7 +182,7 @@ class ScriptedEngine(APIServer):
 
 
 def scripted_manager(tokenizer: Any, tool_parser: str | None) -> ServerManager:
-    """The servers of an environment: one scripted engine."""
+    """The servers of an environment: a single scripted engine."""
     engine = ScriptedEngine(tokenizer)
     manager = ServerManager(engine.config, tool_parser=tool_parser)
     manager.use_proxy = False

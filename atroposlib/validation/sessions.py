@@ -1,4 +1,4 @@
-"""Sessions and servers with given replies, and limits of time that hold a blocked event loop too."""
+"""Sessions and servers with given replies, and time limits that also end a blocked event loop."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 from atroposlib.envs.function_env.card import Replies, ScriptedSession
 from atroposlib.errors import ConfigError, InferenceUnavailable
 
-MOST_CALLS = 200  # of one rollout
+MOST_CALLS = 200  # limit of a rollout
 GAP_S = 0.01  # between two looks at the event loop
 
 
 class Hanging(BaseException):
-    """A rollout blocks the event loop; no ``except Exception`` of an environment holds it back."""
+    """A rollout blocks the event loop; no ``except Exception`` of an environment catches it."""
 
 
 class RecordingSession(ScriptedSession):
-    """Scripted session that keeps what was sent, and may wait or fail at one of the calls.
+    """Scripted session that keeps its requests, and may wait or fail at a given call.
 
     Args:
         hold_at: index of the call that is never answered; ``held`` is set when it waits.
-        fail_at: index of the first call that fails as one to an absent server does.
+        fail_at: index of the first call that fails like a call to an absent server.
     """
 
     def __init__(
@@ -53,18 +53,18 @@ class RecordingSession(ScriptedSession):
         if number == self._hold_at:
             self.held.set()
             await asyncio.Event().wait()
-        await asyncio.sleep(0)  # as a real call does: other rollouts run meanwhile
+        await asyncio.sleep(0)  # like a real call, lets other rollouts run
         return await super().chat_completion(tools=tools, **sent)
 
     completion = chat_completion
 
     def again(self) -> RecordingSession:
-        """The same session, from its beginning."""
+        """A new session with the script of this session, from its beginning."""
         return RecordingSession(self._replies, hold_at=self._hold_at, fail_at=self._fail_at)
 
 
 class ScriptedServer:
-    """Server manager of an environment whose every rollout brings its own session."""
+    """Server manager of an environment whose rollouts all have their own session."""
 
     tool_parser: str | None = None
 
@@ -73,7 +73,7 @@ class ScriptedServer:
         self.servers = [SimpleNamespace(returns_tokens=False, config=config)]
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there are no connections."""
 
 
 @contextmanager
@@ -98,7 +98,7 @@ def interrupted_after(limit_s: float) -> Iterator[None]:
 
 @asynccontextmanager
 async def longest_gap() -> AsyncIterator[list[float]]:
-    """The longest time for which the event loop ran nothing else, in a list of one number."""
+    """The longest time for which the event loop ran nothing else, in a list of a single number."""
     loop, longest = asyncio.get_running_loop(), [0.0]
 
     async def look() -> None:
@@ -112,6 +112,6 @@ async def longest_gap() -> AsyncIterator[list[float]]:
     await asyncio.sleep(0)
     try:
         yield longest
-        await asyncio.sleep(GAP_S)  # one look after the end
+        await asyncio.sleep(GAP_S)  # a last look after the end
     finally:
         task.cancel()

@@ -1,4 +1,4 @@
-"""The environment under validation: its tasks with their gold replies, and rollouts of given ones."""
+"""The environment under validation: its tasks with gold replies, and rollouts of given replies."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from atroposlib.validation.sessions import (
 
 MOST_ITEMS = 2000  # read for the comparison of trained and held-out tasks
 MOST_CASES, LEAST_CASES = 64, 8
-CASES_S = 15.0  # after which no more than LEAST_CASES are read
+CASES_S = 15.0  # time after which no more than LEAST_CASES are read
 SETUP_S = 300.0
-PLAY_S = 10.0  # of one rollout with given replies
-FIRST_S = 60.0  # of the first one of a class, which may import packages
-SLOW_S = 0.1  # above it fewer tasks are played
+PLAY_S = 10.0  # limit of a rollout with given replies
+FIRST_S = 60.0  # limit of the first rollout of a class, which may import packages
+SLOW_S = 0.1  # slower rollouts reduce the number of tasks
 LOOPBACK = ("127.", "localhost", "::1", "0.0.0.0")
 
 
 @dataclass(frozen=True)
 class Try:
-    """One rollout to be played: the case, its replies, and a name of them for the report."""
+    """A rollout to be played: the case, its replies, and their name in the report."""
 
     case: Case
     replies: Replies
@@ -75,7 +75,7 @@ class Case:
         return "\n".join(text_of(message) for message in self.asked)
 
     def ending(self, reply: str) -> list[str]:
-        """The gold replies with another last one."""
+        """The gold replies with another last reply."""
         return [*self.gold[:-1], reply]
 
 
@@ -89,7 +89,7 @@ class Subject:
     # Checks that do not apply to this kind of environment, with the reason.
     left_out: Mapping[str, str] = field(default_factory=dict)
     cases: list[Case] = field(default_factory=list)
-    items: list[Any] = field(default_factory=list)  # of the first pass over the data
+    items: list[Any] = field(default_factory=list)  # items of the first pass over the data
     played: list[Played] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)  # addresses that were asked for
 
@@ -107,12 +107,12 @@ class Subject:
 
     @property
     def pace_s(self) -> float:
-        """Seconds of a rollout: the mean of those played."""
+        """Seconds of a rollout: the mean of the played rollouts."""
         return sum(outcome.seconds for outcome in self.played) / max(1, len(self.played))
 
     @property
     def slow_s(self) -> float:
-        """Seconds of a rollout where fewer are played because of it; otherwise 0."""
+        """Seconds of a slow rollout, which reduces the number of rollouts; otherwise 0."""
         return self.pace_s if self.pace_s > SLOW_S else 0.0
 
     @property
@@ -128,7 +128,7 @@ class Subject:
     async def play(
         self, attempt: Try, session: RecordingSession | None = None, limit_s: float = PLAY_S
     ) -> Played:
-        """Play one rollout within ``limit_s``; errors of the environment are part of the outcome."""
+        """Play a rollout within ``limit_s``; errors of the environment are part of the outcome."""
         session = session or RecordingSession(attempt.replies)
         started, score, error, hangs = time.monotonic(), None, "", False
         try:
@@ -156,7 +156,7 @@ class Subject:
         return played
 
     async def play_all(self, tries: Sequence[Try]) -> list[Played]:
-        """Play one after another; ends after the first one that hangs."""
+        """Play the tries in order; end after the first rollout that hangs."""
         outcomes: list[Played] = []
         for attempt in tries:
             outcomes.append(await self.play(attempt))
@@ -166,7 +166,7 @@ class Subject:
 
 
 async def prepare(env_cls: Any, settings: Any, cases: int | None = None) -> Subject:
-    """Set the environment up with a scripted server, and read its tasks, or ``cases`` of them.
+    """Set the environment up with a scripted server, and read its tasks, at most ``cases``.
 
     Raises:
         ConfigError: its settings are wrong, or it has no tasks.
@@ -240,7 +240,7 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 @contextmanager
 def no_network(refused: list[str]) -> Iterator[None]:
-    """Refuse connections of this process to other machines, and list their addresses."""
+    """Refuse connections of this process to remote machines, and list their addresses."""
     connect, resolve = socket.socket.connect, socket.getaddrinfo
 
     def refuse(host: Any) -> None:

@@ -1,6 +1,7 @@
-"""Validation of one environment: every check in order, and the report.
+"""Validation of an environment: every check in order, and the report.
 
-The first process plays all checks; a second one, with another hash seed, scores the same replies.
+The first process plays all checks; a second process, with another hash seed, scores the same
+replies.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ OTHER_PROCESS_S = 300.0
 CASES = "ATROPOS_VALIDATE_CASES"  # variable of the second process: tasks that it reads
 MODE = ("process", "--env.use_wandb", "false")
 Look = Callable[[Subject, float], Awaitable[Offences]]
-# Of whole tasks and rollouts: check -> (function, severity).
+# Checks of whole tasks and rollouts: check -> (function, severity).
 LOOKS: dict[str, tuple[Look, Verdict]] = {
     "data.loads": (data.loads, Verdict.FAIL),
     "data.split": (data.split, Verdict.FAIL),
@@ -41,14 +42,14 @@ LOOKS: dict[str, tuple[Look, Verdict]] = {
     "tools.match": (episodes.tools, Verdict.FAIL),
     "leaves.nothing": (episodes.nothing_left, Verdict.FAIL),
     "timeout": (episodes.cancelled, Verdict.FAIL),
-    "score.finite": (episodes.finite, Verdict.FAIL),  # last: of every rollout
+    "score.finite": (episodes.finite, Verdict.FAIL),  # last: checks every rollout
 }
 UNSCORED = "the class gives no group, or leaves the reply out of it"
 BEFORE = ("data.loads", "data.split", "leak.prompt")  # the checks of replies
 
 
 async def validate_subject(env_cls: Any, words: Sequence[str], again: Sequence[str]) -> Report:
-    """Run every check that needs no model; ``words`` are flags such as --env.level 2.
+    """Run every check that needs no model; ``words`` are flags like --env.level 2.
 
     ``again`` is the command of a second process, which calls :func:`print_outcomes`.
 
@@ -85,7 +86,7 @@ async def validate_subject(env_cls: Any, words: Sequence[str], again: Sequence[s
 
 
 async def found_by(check: str, subject: Subject) -> CheckResult:
-    """The finding of one check."""
+    """The finding of a check."""
     limit, reason = bound_of(check, subject.card)
     if limit is None:
         return CheckResult(check, Verdict.SKIP, f"left out by the author: {reason}")
@@ -168,7 +169,7 @@ def print_outcomes(env_cls: Any, words: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[None]:
-    """A new folder of temporary files, so that what is left in it can be counted."""
+    """A new folder of temporary files, so that leftovers can be counted."""
     before, variable = tempfile.tempdir, os.environ.get("TMPDIR")
     with tempfile.TemporaryDirectory(
         prefix="atropos-validate-", ignore_cleanup_errors=True

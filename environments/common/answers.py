@@ -1,4 +1,4 @@
-"""What a reply answers: its letter, its short answer; and how a short answer is compared."""
+"""Answer in a reply, as a letter or a short text, and comparison of short answers."""
 
 import re
 import string
@@ -22,7 +22,7 @@ _ANSWER = re.compile(
 )
 ARTICLES = frozenset({"a", "an", "the"})
 # A number with its sign, point and parts (3.14, -5, 1/2, 3:30), a word with its ending (C++,
-# C#), or any other run without white space.
+# C#), or any run without white space.
 _TOKEN = re.compile(r"(?<![\w.])[-+]?(?:\d|\.\d)[\d.,:/^]*(?<![.,:/^])|[^\W\d]+[+#]+|[^\s-]+")
 _NUMBER = re.compile(r"[-+]?[\d.,]+")
 _DASHES = str.maketrans("\u2212\u2013\u2014", "---")
@@ -30,9 +30,9 @@ _MARKS = str.maketrans("", "", string.punctuation + "’‘“”")
 
 
 def letter(reply: str) -> str | None:
-    """Capital after the last "answer" or "answer is", in the last box, or a reply of one letter.
+    """Capital after the last "answer" or "answer is", in the last box, or alone in the reply.
 
-    "The answer is option C", quotes and parentheses too. None for any other reply.
+    "The answer is option C", quotes and parentheses too. None for a reply without a letter.
     """
     text = answer_of(reply)
     box = boxed_answer(text)
@@ -52,7 +52,7 @@ def short_answer(reply: str) -> str | None:
 
 
 def plain_words(text: str) -> list[str]:
-    """Lower-case words without articles and punctuation, as SQuAD compares them.
+    """Lower-case words without articles and punctuation, in the form that SQuAD compares.
 
     Numbers are numbers: "3.14" is not "314", "-5" not "5" and "1/2" not "12", but "1,000.0" is
     "1000". Signs at the end of a name count: "C++" is not "C".
@@ -77,7 +77,7 @@ def exact(given: str, golds: Iterable[str]) -> float:
 
 
 def contains(given: str, golds: Iterable[str]) -> float:
-    """1 if the words of a gold answer stand together in the given one."""
+    """1 if the words of a gold answer stand together in the given answer."""
     held = f" {' '.join(plain_words(given))} "
     words = (" ".join(plain_words(gold)) for gold in golds)
     return float(any(gold and f" {gold} " in held for gold in words))

@@ -7,7 +7,7 @@ import apsw
 
 MAX_STEPS, STEP, MAX_ROWS = 500, 1000, 1000  # 500,000 instructions of SQLite
 LIMITS = {
-    apsw.SQLITE_LIMIT_LENGTH: 4000,  # of a text, and so of what one row holds
+    apsw.SQLITE_LIMIT_LENGTH: 4000,  # limit of a text, and so of the contents of a row
     apsw.SQLITE_LIMIT_SQL_LENGTH: 4000,
     apsw.SQLITE_LIMIT_EXPR_DEPTH: 50,
     apsw.SQLITE_LIMIT_COMPOUND_SELECT: 20,
@@ -32,7 +32,7 @@ def bound_database(
 
 
 def rows_of(database: apsw.Connection, query: str) -> list[tuple[Any, ...]]:
-    """At most MAX_ROWS rows of one query; raises apsw.Error: refused, wrong, or too long."""
+    """At most MAX_ROWS rows of a query; raises apsw.Error: refused, wrong, or too long."""
     left = iter(range(MAX_STEPS))
     database.set_progress_handler(lambda: next(left, None) is None, STEP)
     found = [row for row, _ in zip(database.execute(query), range(MAX_ROWS))]

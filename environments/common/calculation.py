@@ -14,7 +14,7 @@ MAX_CHARS, MAX_BITS = 200, 512
 
 
 def calculate_text(text):
-    """Result of an expression of whole numbers with + - * // %, or the reason of none."""
+    """Result of an expression of whole numbers with + - * // %, or the reason of the failure."""
 
     def number(node):
         if isinstance(node, ast.Constant) and type(node.value) is int:

@@ -1,4 +1,4 @@
-"""Generated tasks, and the answers in replies to them: for the environments of library/. Pure."""
+"""Generated tasks and answers in replies, for the environments of library/. Pure."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ def distinct(
 ) -> list[dict[str, Any]]:
     """``count`` tasks of ``make`` whose questions differ; their ids are hashes of the questions.
 
-    ``make`` may return None for a task that is no good. Raises ConfigError: there are too few.
+    ``make`` may return None for an unusable task. Raises ConfigError: there are too few.
     """
     rng, tasks = random.Random(seed), {}
     for _ in range(TRIES * count):
@@ -48,13 +48,13 @@ def tasks_of(make: Callable[[random.Random], dict[str, Any] | None]) -> Callable
 
 
 def answer_in(text: str) -> str | None:
-    """Content of the one pair of answer tags after the thinking; None without exactly one."""
+    """Content of the only pair of answer tags after the thinking; None without exactly one pair."""
     answers = _ANSWER.findall(answer_of(text))
     return answers[0].strip() if len(answers) == 1 else None
 
 
 def code_in(text: str, language: str) -> str | None:
-    """The one fenced block after the thinking; None without exactly one."""
+    """The only fenced block after the thinking; None without exactly one block."""
     blocks = re.findall(rf"```(?:{language})?\n(.*?)```", answer_of(text), re.DOTALL)
     return blocks[0] if len(blocks) == 1 else None
 

@@ -1,4 +1,4 @@
-"""Checks of instructions about the form of a text, and IFEval's names for them. Pure."""
+"""Checks of instructions about the form of a text, and IFEval's names of the checks. Pure."""
 
 import json
 import re
@@ -14,7 +14,7 @@ def words(text: str) -> list[str]:
 
 
 def sentences(text: str) -> list[str]:
-    """Parts that end with . ! or ? before white space; abbreviations end one too."""
+    """Parts that end with . ! or ? before white space; abbreviations end a part too."""
     return [part for part in re.split(r"(?<=[.!?])\s+", text.strip()) if words(part)]
 
 
@@ -27,7 +27,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def parts(text: str, mark: str) -> list[str] | None:
-    """Parts between lines or words ``mark``; None if one between two marks is empty."""
+    """Parts between lines or words ``mark``; None if a part between two marks is empty."""
     pieces = re.split(rf"\s?{re.escape(mark)}\s?", text.strip())
     inner = [part for i, part in enumerate(pieces) if part.strip() or 0 < i < len(pieces) - 1]
     return inner if all(part.strip() for part in inner) else None
@@ -54,7 +54,7 @@ def placeholders(text: str) -> list[str]:
 
 
 def highlights(text: str) -> list[str]:
-    """Texts between one or two stars, in one line."""
+    """Texts between single or double stars, on a single line."""
     found = re.findall(r"\*\*([^\n*]+)\*\*|(?<!\*)\*([^\n*]+)\*(?!\*)", text)
     return [a or b for a, b in found if (a or b).strip()]
 
@@ -69,7 +69,7 @@ def is_quoted(text: str) -> bool:
 
 
 def parsed_json(text: str) -> Any:
-    """The value of a reply that is JSON, in a fence or not; None of any other."""
+    """The value of a reply that is JSON, in a fence or not; None if it is no JSON."""
     fenced = re.fullmatch(r"\s*```(?:json|JSON|Json)?\s*\n(.*?)\n?\s*```\s*", text, re.DOTALL)
     try:
         return json.loads(fenced[1] if fenced else text)
@@ -90,7 +90,7 @@ def first_word(text: str) -> str:
 
 
 def postscript(text: str, mark: str) -> bool:
-    """Whether a line begins with the mark, such as P.S. or P.P.S, and goes on."""
+    """Whether a line begins with the mark, for example P.S. or P.P.S, and goes on."""
     spaced = r"\s?".join(re.escape(part) + r"\.?" for part in mark.strip(".").split("."))
     return bool(re.search(rf"(?im)^\W*{spaced}\s*\S", text))
 
@@ -182,9 +182,10 @@ def loose_variants(text: str) -> Iterator[str]:
 def follow_verdicts(
     text: str, instructions: list[tuple[str, Arguments]], *, loose: bool = False
 ) -> list[bool | None]:
-    """Of each IFEval instruction whether ``text`` follows it; ``loose``: one of its variants.
+    """For each IFEval instruction whether ``text`` follows it; ``loose``: whether a variant does.
 
-    An empty text follows none. Raises KeyError: an instruction or an argument is not IFEval's.
+    An empty text follows no instruction. Raises KeyError: an instruction or an argument is not
+    IFEval's.
     """
     results: list[bool | None] = []
     for name, arguments in instructions:

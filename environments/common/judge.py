@@ -1,4 +1,4 @@
-"""Judge and other models on separate servers, never the trained one; verdicts."""
+"""Judge and further models on separate servers, never the trained model; verdicts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from atroposlib.text.parts import answer_of
 
 
 def settings_of(role: str, model: str, text: str) -> dict[str, Any]:
-    """Settings ``<role>_base_url`` ... of the server of another ``model``, which writes a ``text``."""
+    """Settings ``<role>_base_url`` ... of the server of ``model``, which writes a ``text``."""
     return {
         f"{role}_base_url": (
             str | None,
@@ -61,7 +61,7 @@ Compare them in a sentence. Then end with one line: "Verdict: CORRECT", "Verdict
 
 
 def judge_server(config: Any, role: str = "judge") -> ServerManager | None:
-    """Client of the server at ``<role>_base_url``; None without one."""
+    """Client of the server at ``<role>_base_url``; None without an address."""
     settings = {
         name: getattr(config, f"{role}_{name}")
         for name in ("base_url", "model_name", "api_key")
@@ -88,7 +88,7 @@ async def judging(config: Any, role: str = "judge") -> AsyncIterator[ServerManag
 
 
 def verdict_in(text: str, words: Sequence[str]) -> str | None:
-    """The word of the last "Verdict: ...", in lower case; None without one."""
+    """The word of the last "Verdict: ...", in lower case; None without a verdict."""
     verdicts = re.findall(rf"verdict\W{{1,6}}({'|'.join(words)})\b", text, re.IGNORECASE)
     return verdicts[-1].lower() if verdicts else None
 
@@ -96,7 +96,7 @@ def verdict_in(text: str, words: Sequence[str]) -> str | None:
 async def judge_reply(
     judge: ServerManager, config: Any, question: str, reference: str, reply: str, split: str
 ) -> dict[str, float] | None:
-    """1 for one of GRADES and 0 for the others; None if the judge gives no clear verdict.
+    """1 for a single grade of GRADES and 0 for the rest; None if the judge gives no clear verdict.
 
     A reply without an answer after its thinking is not attempted, and not sent.
     """

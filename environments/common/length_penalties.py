@@ -1,7 +1,7 @@
 """Length penalty for groups whose answers are all right: shorter answers score higher.
 
 Up to a share of ``max_token_length`` an answer scores 1.0. Beyond it the score falls linearly to
-0.0 at ``max_token_length``. Lengths are those of whole sequences, like that limit.
+0.0 at ``max_token_length``. Lengths are counted over whole sequences, like the limit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def length_scores(lengths: Sequence[int], config: ThresholdLengthPenaltyConfig) 
 
 
 def brevity_scores(rewards: list[float], lengths: list[int], max_length: int) -> list[float]:
-    """The rewards; if all are 1.0, lower ones for sequences beyond half of ``max_length``.
+    """The rewards; if all are 1.0, lower scores for sequences beyond half of ``max_length``.
 
     [1, -1] is unchanged. Two right answers of 50 and 75 tokens, with a limit of 100, get
     [1.0, 0.5].
@@ -53,7 +53,7 @@ class ThresholdLengthPenaltyCalculator:
         self.config = config
 
     def apply_length_penalties(self, scores: Any) -> Any:
-        """Set the group's scores by length if all of them are 1.0, and return the group.
+        """Set the group's scores by length if all scores are 1.0, and return the group.
 
         ``scores`` is a scored group, a mapping with ``tokens`` and ``scores``; it is changed
         in place. A group with a lower score is unchanged, because there brevity would compete

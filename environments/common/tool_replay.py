@@ -21,7 +21,7 @@ _RESPONSE = re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One tool call. ``arguments`` None: not a JSON object; equal to no other call."""
+    """A tool call. ``arguments`` None: not a JSON object; equal to no expected call."""
 
     name: str
     arguments: dict[str, Any] | None
@@ -30,7 +30,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of the model: the messages before it, and the expected calls.
+    """A turn of the model: the messages before it, and the expected calls.
 
     Example: Turn([("user", "Weather in Rome?")], [Call("weather", {"city": "Rome"})])
     """
@@ -71,14 +71,14 @@ def turns_of(conversation: Sequence[Mapping[str, str]]) -> list[Turn]:
 
 
 def recorded_calls(text: str) -> list[ToolCall]:
-    """Calls in a recorded answer, except those in its reasoning."""
+    """Calls in a recorded answer, except calls in its reasoning."""
     return [
         _recorded_call(call.inner) for call in tagged_calls(answer_of(text)) if call.closed
     ]
 
 
 def _recorded_call(text: str) -> ToolCall:
-    # Some recordings hold Python literals; literal_eval parses them without execution.
+    # Some recordings hold Python literals; literal_eval parses these without execution.
     for read in (json.loads, ast.literal_eval):
         try:
             value = read(text.strip())
@@ -90,7 +90,7 @@ def _recorded_call(text: str) -> ToolCall:
 
 
 def calls_in(text: str) -> list[ToolCall]:
-    """Calls in the model's text, JSON only; an unreadable one equals no expected call."""
+    """Calls in the model's text, JSON only; an unreadable call equals no expected call."""
     return [_written_call(call.value) for call in tagged_calls(answer_of(text)) if call.closed]
 
 

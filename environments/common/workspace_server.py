@@ -2,7 +2,8 @@
 
     python -m atroposlib.environments.common.workspace_server FOLDER
 
-It starts in a tenth of a second, because it does without the package mcp: each rollout has one.
+The server starts in a tenth of a second, because it does without the package mcp: each rollout
+has a server.
 """
 
 import inspect
@@ -22,7 +23,7 @@ DATABASE = "data.sqlite"
 PROTOCOL = "2025-06-18"  # version of MCP
 MAX_FILES, MAX_FILE_CHARS, MAX_PAGES = 50, 10_000, 250  # a page of the database has 4 kB
 _NAME = re.compile(r"\w[\w-]{0,40}\.txt", re.ASCII)
-NO_METHOD = -32601  # of JSON-RPC
+NO_METHOD = -32601  # error code of JSON-RPC
 
 
 def toolbox(folder: Path) -> list[Callable[..., str]]:

@@ -32,11 +32,11 @@ SCHEMA = {
     "additionalProperties": False,
 }
 KEYS = "name, city, age, member (true or false) and colour"
-MAX_CHARS = 500  # of a reply; what is longer is not parsed
+MAX_CHARS = 500  # limit of a reply; a longer reply is not parsed
 
 
 def texts(facts):
-    """The facts as texts, as formats without types write them."""
+    """The facts as texts, in the form of formats without types."""
     return {
         key: str(value).lower() if isinstance(value, bool) else str(value)
         for key, value in facts.items()

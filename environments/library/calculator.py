@@ -3,7 +3,7 @@
     python environments/library/calculator.py serve
 
 The model writes <calc>17 * 23</calc>, is given the result, and goes on. The score is 1 for the
-right number. Easier, such as for a small model: ``--env.stories false``.
+right number. Easier, for example for a small model: ``--env.stories false``.
 """
 
 from functools import partial

@@ -3,10 +3,10 @@
     python environments/library/chess_game.py process
     python environments/library/chess_game.py serve --env.start opening --env.opponent stockfish
 
-A mate in one is one move, and the score is 1 if it mates. A game from an opening scores 1 if it is
-won, 0.5 if it is drawn, and half the model's share of the material if it is cut after max_turns
-moves. The opponent is a search of this file, or the program Stockfish. Needs the package chess:
-pip install 'atropos-rl[chess]'.
+A mate in one is a single move, and the score is 1 if it mates. A game from an opening scores 1
+if it is won, 0.5 if it is drawn, and half the model's share of the material if it is cut after
+max_turns moves. The opponent is a search of this file, or the program Stockfish. Needs the
+package chess: pip install 'atropos-rl[chess]'.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ RULES = {
 }
 HOW = "Give a move as in Nf3 or g1f3. " + TAGS
 VALUES = {"P": 1, "N": 3, "B": 3, "R": 5, "Q": 9}
-MATE, MAX_DEPTH = 1000, 3  # of the search of this file
-MAX_PLIES, WAIT_S = 120, 60.0  # of random play; of Stockfish
+MATE, MAX_DEPTH = 1000, 3  # constants of the search of this file
+MAX_PLIES, WAIT_S = 120, 60.0  # limits of random play and of Stockfish
 
 
 def legal_move(board, reply):
-    """The move in the tags of a reply; None without one that is legal."""
+    """The move in the tags of a reply; None without a legal move."""
     try:
         move = board.parse_san(answer_in(reply) or "")
     except ValueError:

@@ -2,8 +2,8 @@
 
     python environments/library/code_execution.py serve
 
-The expected results never enter the sandbox (docs/sandbox.md): what the function returns is
-compared outside. The score is 1 if all results are right. Needs bubblewrap.
+The expected results never enter the sandbox (docs/sandbox.md): the return value of the
+function is compared outside. The score is 1 if all results are right. Needs bubblewrap.
 """
 
 import json
@@ -12,7 +12,7 @@ from atroposlib.environments.common.generated import SETTINGS, code_block, code_
 from atroposlib.envs import environment, sandbox
 from atroposlib.envs.function_env.card import Card
 
-# What a step does, and the Python of it; {k} is a small number.
+# Description of a step, and its Python; {k} is a small number.
 STEPS = (
     ("keep the numbers that are divisible by {k}", "[x for x in xs if x % {k} == 0]"),
     ("remove the numbers that are divisible by {k}", "[x for x in xs if x % {k}]"),

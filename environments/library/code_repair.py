@@ -3,8 +3,8 @@
     python environments/library/code_repair.py serve
 
 The mistakes are made from seed: an operator, a comparison or a number is replaced. The score is 1
-if the repaired module passes the test and hidden ones; they run in a sandbox, and their expected
-results never enter it (docs/sandbox.md). Needs bubblewrap.
+if the repaired module passes the test and hidden tests; the tests run in a sandbox, and their
+expected results never enter it (docs/sandbox.md). Needs bubblewrap.
 """
 
 import ast
@@ -227,7 +227,7 @@ OTHER = {
 
 
 def places(tree):
-    """Operators, comparisons and numbers that another could stand in for."""
+    """Operators, comparisons and numbers that can be replaced."""
     nodes = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and type(node.value) is int:

@@ -2,9 +2,9 @@
 
     python environments/library/instruction_following.py serve
 
-The score is 1 if all conditions hold; ``--env.reward_weights '{"share": 1, "all": 0}'`` gives the
-share of them instead. A task is kept only if a known text meets its conditions, and the prompt
-itself and plain noise do not.
+The score is 1 if all conditions hold; ``--env.reward_weights '{"share": 1, "all": 0}'`` gives
+the share of conditions instead. A task is kept only if a known text meets its conditions,
+while the prompt and plain noise do not.
 """
 
 import json
@@ -50,7 +50,7 @@ def put(text: str, *tokens: str) -> str:
 
 
 def filler(n: int, per: int = 12) -> list[str]:
-    """``n`` pieces of filler, the first letter large."""
+    """``n`` pieces of filler, the first letter in upper case."""
     whole = [FILLER[i % len(FILLER)] for i in range(n * per)]
     return [" ".join(whole[i * per : (i + 1) * per]).capitalize() for i in range(n)]
 
@@ -66,7 +66,8 @@ def strings(text: str) -> int | None:
     return len(parsed) if whole else None
 
 
-# By aspect, in the order in which a known text is changed; a task has at most one of each.
+# By aspect, in the order in which a known text is changed; a task has at most one condition of
+# each aspect.
 LAYOUT = (
     Condition(
         "Write exactly {n} sentences.",
@@ -242,7 +243,7 @@ ASPECTS = (LAYOUT, KEYWORD, COUNT, EDGE, BAN, CASE)
 
 
 def hold(task: dict[str, Any], text: str) -> list[bool]:
-    """Of each condition of a task whether it holds; none holds for a text without a word."""
+    """For each condition of a task whether it holds; False for a text without a word."""
     some = bool(form.words(text))
     chosen = [ASPECTS[aspect][i] for aspect, i in task["conditions"]]
     return [some and bool(rule.holds(text, **task["values"])) for rule in chosen]
@@ -259,7 +260,7 @@ def make(rng):
     w, v = rng.sample(KEYWORDS, 2)
     values = {"n": rng.randint(2, 5), "w": w, "v": v}
     others = [aspect for aspect in range(len(ASPECTS)) if ASPECTS[aspect] is not KEYWORD]
-    # A keyword in every task: what meets one task is no answer to another.
+    # A keyword in every task: an answer to one task is no answer to another.
     chosen = sorted([ASPECTS.index(KEYWORD), *rng.sample(others, rng.randint(1, 3))])
     conditions = [[aspect, rng.randrange(len(ASPECTS[aspect]))] for aspect in chosen]
     requests = [ASPECTS[aspect][i].request.format(**values) for aspect, i in conditions]

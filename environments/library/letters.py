@@ -1,9 +1,9 @@
-"""Letters: how often one occurs in a phrase, and phrases backwards.
+"""Letters: how often a letter occurs in a phrase, and phrases backwards.
 
     python environments/library/letters.py serve
 
-Easier, such as for a small model: ``--env.words 1 --env.apart true --env.steps true``;
-for one of characters: ``--env.words 1 --env.backwards 0 --env.bare true``.
+Easier, for example for a small model: ``--env.words 1 --env.apart true --env.steps true``;
+for a model of characters: ``--env.words 1 --env.backwards 0 --env.bare true``.
 """
 
 from collections import Counter

@@ -2,9 +2,9 @@
 
     python environments/library/pictures.py process --env.source digits
 
-The model gets a PNG in a data URL, so its server has to take pictures; one that reads text only
-ends the command with its refusal. The score is 1 for the right answer. ``digits`` are the 1,797
-scans in the wheel of scikit-learn (extra ``digits``).
+The model gets a PNG in a data URL, so its server has to take pictures; a server that reads
+text only ends the command with its refusal. The score is 1 for the right answer. ``digits``
+are the 1,797 scans in the wheel of scikit-learn (extra ``digits``).
 """
 
 import base64
@@ -63,7 +63,7 @@ def make(rng):
 def tasks(config):
     if config.source == "digits":
         return scans(config.tasks)
-    made = distinct(make, config.tasks, config.seed)  # by its drawing and what is asked
+    made = distinct(make, config.tasks, config.seed)  # distinct by drawing and question
     return [{name: task[name] for name in ("id", "ask", "shapes", "answer")} for task in made]
 
 

@@ -1,9 +1,9 @@
-"""Regular expressions: match all strings of one kind and none of another.
+"""Regular expressions: match all strings of a kind and no strings of another kind.
 
     python environments/library/regular_expressions.py serve
 
-The prompt shows some strings; others, which it does not show, are tested as well, so a list of the
-shown ones does not pass. A time limit stops catastrophic backtracking.
+The prompt shows some strings. Hidden strings are tested as well, so a list of the shown
+strings does not pass. A time limit stops catastrophic backtracking.
 """
 
 import re
@@ -19,7 +19,7 @@ except ImportError:
     regex = None
 
 VOWELS, CONSONANTS, DIGITS = "aeiou", "bcdfghjklmnpqrstvwxyz", "0123456789"
-# A piece in words, as an expression, and its characters with the least and most of them.
+# A piece in words, as an expression, and its characters with their least and largest number.
 PIECES = (
     ("one or more digits", "[0-9]+", DIGITS, 1, 4),
     ("exactly two digits", "[0-9]{2}", DIGITS, 2, 2),
@@ -52,7 +52,7 @@ def spell(rng, pieces):
 
 
 def damage(rng, text, pieces):
-    """``text`` after one edit, or another order of the pieces."""
+    """``text`` after an edit, or another order of the pieces."""
     i = rng.randrange(len(text)) if text else 0
     extra = rng.choice(VOWELS + DIGITS + "XYZ-._")
     edits = [

@@ -3,8 +3,8 @@
     python environments/library/sql_queries.py serve
 
 The query runs, read-only and bounded, on two databases that the prompt does not show, and its rows
-are compared with those of the right query: in order where the question names an order.
-Easier, such as for a small model: ``--env.tables 1``.
+are compared with the rows of the right query: in order where the question names an order.
+Easier, for example for a small model: ``--env.tables 1``.
 """
 
 import random
@@ -111,7 +111,7 @@ def right_rows(task, answer):
     query = code_in(answer, "sql")
     if query is None:
         return 0.0
-    for shop in map(database, (1, 2)):  # a connection belongs to one thread
+    for shop in map(database, (1, 2)):  # a connection belongs to a single thread
         expected = rows_of(shop, task["query"])
         try:
             rows = rows_of(shop, query)

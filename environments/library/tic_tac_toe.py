@@ -53,7 +53,7 @@ def best(board, player):
 
 
 def positions():
-    """Positions after two to four moves that are won for the player to move, not by one move."""
+    """Positions after two to four moves that the player to move wins, not at once."""
     level, boards = {" " * 9}, {}
     for ply in range(5):
         player = "XO"[ply % 2]

@@ -2,7 +2,7 @@
 
     python environments/library/workspace.py serve
 
-Each rollout has one folder and one server. The score is 1 if the files and the database are
+Each rollout has its own folder and server. The score is 1 if the files and the database are
 in the right state at the end; the last reply does not count. Needs the package mcp:
 pip install 'atropos-rl[mcp]'.
 """
@@ -128,7 +128,7 @@ def make(rng):
     text, files, files_after, after, calls = rng.choice(ERRANDS)(rng, stock)
     if (files, stock) == (files_after, after) or not all(files_after.values()):
         return None
-    noise = rng.randint(100, 999)  # two tasks may have one text and another stock
+    noise = rng.randint(100, 999)  # two tasks may have the same text and different stocks
     distractors = {f"note_{noise}.txt": f"Call the bank about number {noise}.\n"}
     question = RULES.format(errand=f"{text} note_{noise}.txt is not your concern.")
     states = {

@@ -1,6 +1,6 @@
 """Harness of verifiers 0.4 that chats in this process, with the tools of a task.
 
-Those of the package run a script by uv, which installs packages for each rollout.
+Harnesses of the package run a script by uv, which installs packages for each rollout.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
 
 
 async def answer(called: Any, places: Any, opened: Any) -> Any:
-    """Result of a call; a wrong one is told, since the model can correct it."""
+    """Result of a call; for a wrong call an error text, since the model can correct the call."""
     if called.name not in places:
         return f"error: there is no tool {called.name!r}, only {sorted(places)}"
     try:

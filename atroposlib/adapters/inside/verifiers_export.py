@@ -6,7 +6,7 @@
         environment = Wordle
 
 A task is the environment's own, as JSON. The harness runs its function and scores it in this
-process, with every call of the model through the endpoint that verifiers gives.
+process; every call of the model goes through the endpoint of verifiers.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from atroposlib.envs.function_env.rollouts import with_posted
 from atroposlib.envs.rollout.groups import plain
 from atroposlib.errors import ConfigError
 
-GOLD_SLACK = 0.01  # as of `atropos env validate`
+GOLD_SLACK = 0.01  # same value as in `atropos env validate`
 REWARD = "atropos"  # key of a trace's ``info``
 
 
 class ExportedData(vf.TaskData):  # type: ignore[misc]
     """A task of the environment, and the settings of its rollout."""
 
-    prompt: str = ""  # the function asks; verifiers refuses a task without a prompt
+    prompt: str = ""  # the function makes the prompt; verifiers requires this field
     task: Any = None
     settings: dict[str, Any] = Field(default_factory=dict)
     held_out: bool = False
 
 
 class ExportedTask(vf.Task[ExportedData]):  # type: ignore[misc]
-    """The score of the harness as one reward, and its parts as metrics."""
+    """The score of the harness as a single reward, and its parts as metrics."""
 
     environment: type[FunctionEnv] | None = None  # set by the task set; in no trace
 
@@ -102,7 +102,8 @@ class ExportedTaskset(vf.Taskset[ExportedTask, ExportedConfig]):  # type: ignore
         config = self.config
         # An iterator ends with its first reader, and views of a task set share it.
         for row in self.read() if isinstance(self.rows, Iterator) else self.rows:
-            row = json.loads(json.dumps(plain(row)))  # as on the wire of an environment server
+            # form on the wire of an environment server
+            row = json.loads(json.dumps(plain(row)))
             about = {"settings": config.settings, "held_out": config.held_out}
             task = ExportedTask(ExportedData(id=task_id(row), task=row, **about), config.task)
             task.environment = self.environment
@@ -139,7 +140,7 @@ class Endpoint:
 
 
 class EndpointSession:
-    """Chats of a rollout by the endpoint; ``system_prompt`` takes the place of the first one."""
+    """Chats of a rollout by the endpoint; ``system_prompt`` replaces the first system message."""
 
     def __init__(self, client: Any, model: str, system_prompt: str | None) -> None:
         self.client, self.model, self.system_prompt = client, model, system_prompt
@@ -197,13 +198,13 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
 
 
 class ExportedEnvConfig(vf.EnvConfig):  # type: ignore[misc]
-    """One agent in this process, instead of in the hosted sandbox of verifiers."""
+    """Agent in this process, instead of in the hosted sandbox of verifiers."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
 
 
 class ExportedEnv(vf.Env[ExportedEnvConfig]):  # type: ignore[misc]
-    """One rollout per episode."""
+    """Environment with a single rollout per episode."""
 
     async def run(self, task: Any, agents: Any) -> None:
         await agents.agent.run(task)

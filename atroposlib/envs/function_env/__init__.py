@@ -1,6 +1,6 @@
 """Function environments: an async function and a data set.
 
-``@environment(dataset)`` makes a subclass of ``BaseEnv``, whose ``rollout`` is the function itself.
+``@environment(dataset)`` makes a subclass of ``BaseEnv``, whose ``rollout`` is the function.
 Guide with examples: docs/environments.md.
 """
 

@@ -20,7 +20,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.generation.chat.tool_call_translator import ToolCallTranslator
 from atroposlib.wire import ids
 
-Replies = Union[str, Sequence[str]]  # of one turn, or of each turn
+Replies = Union[str, Sequence[str]]  # reply of a single turn, or replies of all turns
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Card:
     """
 
     kind: str
-    data: str  # where the tasks come from
-    licence: str  # of the data
+    data: str  # origin of the tasks
+    licence: str  # licence of the data
     gold: Callable[[Any], Replies]  # replies to a task that deserve ``best``
     turns: str = "1"
-    extras: str = ""  # of atroposlib, and programs; empty: none
+    extras: str = ""  # extras of atroposlib, and programs; empty: none
     floor: float = 0.0  # score of a reply that deserves nothing
     best: float = 1.0
     wrong: Callable[[Any], Sequence[Replies]] | None = None  # replies that deserve ``floor``
@@ -50,7 +50,7 @@ def card_of(env_cls: Any) -> Card | None:
 
 
 class ScriptedSession:
-    """Session that replies with given texts in order, then with empty ones."""
+    """Session that replies with given texts in order, then with empty texts."""
 
     def __init__(self, replies: Replies) -> None:
         self.left = [replies] if isinstance(replies, str) else list(replies)
@@ -69,7 +69,7 @@ class ScriptedSession:
 async def play(
     env_cls: Any, task: Any, replies: Replies, **settings: Any
 ) -> tuple[Reward, Model]:
-    """Reward of one rollout of a function environment, and its model with the history.
+    """Reward of a rollout of a function environment, and its model with the history.
 
     Raises RolloutError: the reward failed. Errors of the function pass unchanged.
     """
@@ -77,7 +77,7 @@ async def play(
 
 
 async def examples(env_cls: Any, tasks: Sequence[Any], config: Any) -> list[Example]:
-    """Gold rollouts of ``gold_examples`` tasks, and of one more, for a task that is among them.
+    """Gold rollouts of ``gold_examples`` tasks and a spare, for a task that is among the examples.
 
     Raises ConfigError: there is no card, or there are too few tasks.
     """
@@ -98,7 +98,7 @@ async def examples(env_cls: Any, tasks: Sequence[Any], config: Any) -> list[Exam
 class Example(NamedTuple):
     """Messages of a gold rollout."""
 
-    id: str  # of its task
+    id: str  # id of its task
     messages: list[dict[str, Any]]
 
 
@@ -113,7 +113,7 @@ async def _play(
 
 
 async def score_session(env_cls: Any, task: Any, model: Model, config: Any) -> Reward:
-    """Reward of one rollout on the session of ``model``, in a lifespan of its own."""
+    """Reward of a rollout on the session of ``model``, in a separate lifespan."""
     definition = env_cls.definition
     lifespan = (
         manager_of(definition.lifespan, config) if definition.lifespan else nullcontext()

@@ -19,7 +19,7 @@ from atroposlib.utils.command.parser import did_you_mean
 
 
 class FunctionEnvConfig(BaseEnvConfig):
-    """Settings of every function environment, in addition to those of all environments."""
+    """Settings of every function environment, in addition to the settings of all environments."""
 
     temperature: float = Field(
         default=1.0, ge=0, allow_inf_nan=False, description="of training rollouts"
@@ -62,7 +62,7 @@ def config_class(
     settings: Mapping[str, Any],
     defaults: Mapping[str, Any],
 ) -> type[FunctionEnvConfig]:
-    """A config class with the fields of ``base``, the new ``settings`` and other ``defaults``.
+    """A config class with the fields of ``base``, the new ``settings`` and the new ``defaults``.
 
     ``settings`` maps a name to a default, to a ``Field(...)`` or to ``(type, Field(...))``.
     Raises ConfigError: a default has no field, or the field does not accept it.

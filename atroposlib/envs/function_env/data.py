@@ -1,7 +1,7 @@
 """Tasks of a function environment: loading, held-out split, order, resumable position.
 
 list | iterable | callable | "file.jsonl" | "hub:name/split" --load--> rows
-rows --split--> (trained on, held out) --Cursor--> one task after another, resumable
+rows --split--> (trained on, held out) --Cursor--> tasks in order, resumable
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from atroposlib.errors import ConfigError, boundary
 logger = logging.getLogger(__name__)
 HUB = "hub:"
 DATA_OPTION = "the data set of @environment"
-SHOWN_CHARS = 200  # of a task in an error
+SHOWN_CHARS = 200  # length limit of a task in an error
 MAX_EVAL_ITEMS = 100_000  # an endless eval data set is an error, not a wait
 
 
@@ -45,8 +45,8 @@ class TaskItem(TypedDict):
 def item_of(task: Any, place: int, epoch: int = 0, *, is_unique: bool = False) -> TaskItem:
     """The item of a task. Its id names the group, which shares a baseline.
 
-    Where it is not known that ids are unique, an id of the task's own gets a digest of the
-    task: two tasks of one id are two groups.
+    If ids may repeat, the task's own id gets a digest of the task: two tasks with the same id
+    are two groups.
     """
     name = task_id(task)
     if not is_unique and _has_id(task) and len(task) > 1:
@@ -59,7 +59,7 @@ DIGEST_CHARS = 8
 
 
 def task_id(task: Any) -> str:
-    """The task's ``id``, the task itself if it is a short text, else a hash. Stable across runs."""
+    """The task's ``id``, the task if it is a short text, else a hash. Stable across runs."""
     if _has_id(task):
         return str(task["id"])
     if isinstance(task, str) and 0 < len(task) <= MAX_NAME_CHARS:
@@ -77,7 +77,7 @@ def _digest(task: Any) -> str:
 
 
 def require_unique_ids(rows: Sequence[Any], *, env: str) -> None:
-    """Raise ConfigError if two different tasks have one id; equal tasks may."""
+    """Raise ConfigError if two different tasks have the same id; equal tasks may."""
     first: dict[str, int] = {}
     for i in range(len(rows)):
         task = rows[i]
@@ -132,7 +132,7 @@ async def prepare(
 
 
 async def load(spec: Any, config: Any, *, env: str, split: str) -> Iterable[Any] | None:
-    """Rows of ``spec``; None if there are none of their own for "test".
+    """Rows of ``spec``; None if "test" has no rows of its own.
 
     ``split`` selects a part of a folder or of a hub data set.
 
@@ -174,7 +174,7 @@ def named_rows(name: str, split: str) -> list[dict[str, Any]]:
 
 
 def takes_an_argument(function: Any) -> bool:
-    """Whether a callable of the user may be given one argument, the settings."""
+    """Whether a callable of the user may be given an argument, the settings."""
     return any(
         parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         for parameter in inspect.signature(function).parameters.values()
@@ -201,8 +201,9 @@ def is_indexed(rows: Any) -> bool:
 def split_held_out(rows: Sequence[Any], fraction: float) -> tuple[list[int], list[int]]:
     """Indices of the training rows, and of the held-out rows.
 
-    The split uses a hash of each task's id, so it depends neither on the seed nor on the other
-    rows. With two rows or more and ``fraction`` above 0 each side has at least one.
+    The split uses a hash of each task's id, so it depends neither on the seed nor on the
+    remaining rows. With two rows or more and ``fraction`` above 0 each side has at least a
+    row.
     """
     if fraction <= 0 or len(rows) < 2:
         return list(range(len(rows))), []
@@ -292,7 +293,7 @@ class Stream:
 
 
 class Cursor:
-    """Hands out tasks and tracks the unfinished ones.
+    """Hands out tasks and tracks the unfinished tasks.
 
     The state is small enough for a checkpoint. A restart repeats the unfinished tasks.
     """
@@ -301,7 +302,7 @@ class Cursor:
         self._source = source
         self._place = 0
         self._open: set[int] = set()
-        self._again: deque[int] = deque()  # in ascending order, and all below _place
+        self._again: deque[int] = deque()  # ascending, all below _place
         self._ended = False
 
     def next(self) -> TaskItem | None:
@@ -323,7 +324,7 @@ class Cursor:
         self._open.discard(item["place"])
 
     def state(self) -> dict[str, Any]:
-        """Position, such as {"place": 12, "open": [9, 11]}: 12 handed out, 2 of them unfinished."""
+        """Position, such as {"place": 12, "open": [9, 11]}: 12 handed out, 2 unfinished."""
         return {"place": self._place, "open": sorted({*self._open, *self._again})}
 
     def seek(self, state: Mapping[str, Any]) -> None:

@@ -75,9 +75,10 @@ def environment(
     receives the settings, ``resources`` the value of ``lifespan``.
 
     Args:
-        dataset: a list or another, possibly endless, iterable of tasks, a sync or
-            async callable that returns one and may take the config, a .jsonl, .json or .parquet
-            file, or ``"hub:owner/name:subset/split"``. Callables and files are read in setup.
+        dataset: a list or any iterable of tasks, possibly endless, a sync or
+            async callable that returns an iterable and may take the config, a .jsonl, .json or
+            .parquet file, or ``"hub:owner/name:subset/split"``. Callables and files are read
+            in setup.
         eval_dataset: the same, for evaluation. Without it, or if its callable returns None,
             ``eval_fraction`` of the data set is held out.
         rewards: weights of the named rewards, ``{"exact": 1.0, "short": 0.1}``, or reward
@@ -87,9 +88,9 @@ def environment(
         config: a config class to extend instead.
         servers: inference servers, if neither YAML nor flags name any.
         lifespan: a callable, which may take the config, that returns an async context manager;
-            entered at the end of setup and left in close, by one task.
+            entered at the end of setup and left in close, by the same asyncio task.
         card: facts for its checks and the gallery, with gold replies (``play`` runs them).
-        defaults: new defaults of existing settings, such as ``group_size=8``.
+        defaults: new defaults of existing settings, for example ``group_size=8``.
 
     Raises:
         ConfigError: an argument cannot be used.
@@ -126,7 +127,7 @@ def environment(
 
 
 def _refuse(error: ConfigError, function: Callable[..., Any]) -> NoReturn:
-    """Raise ``error``; of a function of the running script: print it and exit with 2."""
+    """Raise ``error``; for a function of the running script print it and exit with 2."""
     script = getattr(sys.modules["__main__"], "__file__", None)
     if function.__module__ != "__main__" or script is None:
         raise error
@@ -225,14 +226,14 @@ class FunctionEnv(BaseEnv):
     async def collect_trajectory(
         self, item: TaskItem
     ) -> tuple[ScoredDataItem | None, list[TaskItem]]:
-        """One rollout as one row; of several rows the first."""
+        """Run a rollout and return its row, or the first of several rows."""
         rollout = await self.rollouts.train(item)
         return (None if rollout.reward.score is None else scored_row(rollout)), []
 
     async def collect_trajectories(
         self, item: TaskItem
     ) -> tuple[list[ScoredDataGroup], list[TaskItem]]:
-        """``group_size`` rollouts of ``item``; failed and unscored ones are drawn again."""
+        """``group_size`` rollouts of ``item``; failed and unscored rollouts are drawn again."""
         drawn: list[Rollout] = []
 
         async def draw(item: TaskItem) -> tuple[ScoredDataItem | None, list[TaskItem]]:

@@ -1,12 +1,12 @@
-"""Sampled tokens of one rollout as rows, and rollouts as groups. Pure.
+"""Sampled tokens of a rollout as rows, and rollouts as groups. Pure.
 
     rollout a   row a1  row a2        group 1:  a1  b1      group 2:  a2  (b)
-    rollout b   row b1                every group holds one row of every rollout
+    rollout b   row b1                every group holds a row of every rollout
 
-A conversation that only grows is one row; one that forks or is rewritten is several rows with
-the same score. Groups have the configured size, so each rollout counts once in every baseline:
-``(b)``, the prompt with no trained token, stands for a rollout without a further row. The rows of
-a named endpoint are separate groups with the score of that endpoint.
+A conversation that only grows is a single row; a conversation that forks or is rewritten is
+several rows with the same score. Groups have the configured size, so each rollout counts once
+in every baseline: ``(b)``, the prompt with no trained token, stands for a rollout without a
+further row. The rows of a named endpoint are separate groups with the score of that endpoint.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Messages = list[dict[str, Any]]
 
 
 class Seat(NamedTuple):
-    """Rows of one endpoint, and their score; None: of a sample that is drawn again."""
+    """Rows of an endpoint, and their score; score None: the sample is drawn again."""
 
     rows: list[ScoredDataItem]
     score: float | None
@@ -41,7 +41,7 @@ class Seat(NamedTuple):
 
 @dataclass(frozen=True)
 class Rollout:
-    """One run of the function: unscored rows, and the reward; in groups with a score.
+    """A run of the function: unscored rows and the reward. The rows get their score in groups.
 
     ``facts`` are its ``timings``, ``turns`` and ``tool_calls``.
     """
@@ -50,10 +50,10 @@ class Rollout:
     reward: Reward
     facts: Mapping[str, Any] = field(default_factory=dict)
     is_cut_off: bool = False  # it filled the context of the model
-    seats: Mapping[str, Seat] = field(default_factory=dict)  # of the named endpoints
+    seats: Mapping[str, Seat] = field(default_factory=dict)  # keys: names of the endpoints
 
     def seat(self, name: str) -> Seat:
-        """The endpoint ``name``; of "", and of one never opened, the score of the rollout."""
+        """The endpoint ``name``; "" and unopened endpoints have the score of the rollout."""
         return self.seats.get(name) or Seat([] if name else self.rows, self.reward.score)
 
     @property
@@ -67,29 +67,29 @@ class Rollout:
 
 
 class Recorder:
-    """Records the samples of one rollout. Its calls may end in any order."""
+    """Records the samples of a rollout. Its calls may end in any order."""
 
     def __init__(self) -> None:
-        self.calls: list[Messages] = []  # of each call
+        self.calls: list[Messages] = []  # messages of each call
         self._samples = SampleTree()
 
     def add(self, messages: Messages, node: Node, sampled: int | None) -> None:
         """Record ``node`` at the end of a call; its last ``sampled`` tokens are new.
 
-        None: the server returned no count, so all trained tokens at the end are new. The
-        messages are those sent, and the reply; [] of a completion.
+        None: the server returned no count, so all trained tokens at the end are new.
+        ``messages`` are the sent messages and the reply; [] for a completion.
         """
         end = len(node.tokens)
         trained = next(
             (n for n in range(end) if node.masked_tokens[end - 1 - n] == MASKED), end
         )
-        # Placeholder tokens differ in number from those that the server counted.
+        # Placeholder tokens differ in number from the tokens that the server counted.
         sampled = trained if sampled is None else min(sampled, trained)
         self._samples.add(str(len(self.calls)), 0, sampled_part(node, end - sampled))
         self.calls.append(messages)
 
     def rows(self) -> list[ScoredDataItem]:
-        """An unscored row for each history; every sample is trained in one of them."""
+        """An unscored row for each history; every sample is trained in a single row."""
         return [
             from_node(row, 0.0, messages=self.calls[int(row.turns[-1].completion_id)] or None)
             for row in self._samples.rows()
@@ -103,7 +103,7 @@ def groups_of(
     with_messages: bool = False,
     about: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[ScoredDataGroup]:
-    """Groups of one item: for each endpoint one per row of the rollout with the most rows.
+    """Groups of an item: for each endpoint as many as the largest number of rows in a rollout.
 
     ``about`` is added to the metadata of each. The first group's metrics are the means over the
     rollouts of the named rewards (by row: ``named_rewards``) and of ``reward``, the score: a
@@ -130,7 +130,7 @@ def groups_of(
         if not (with_messages and all(row.get("messages") for row in scored)):
             for row in scored:
                 row["messages"] = None
-        if any(row.get("images") for row in scored):  # one list for every row, or none
+        if any(row.get("images") for row in scored):  # a list for every row, or no lists
             scored = [cast(ScoredDataItem, {"images": [], **row}) for row in scored]
         group = collate(scored)
         seat_id = f"{group_id}/{name}" if name else group_id

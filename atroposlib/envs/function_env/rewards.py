@@ -1,6 +1,6 @@
-"""Reward of a rollout: one score from named, weighted rewards.
+"""Reward of a rollout: a score from named, weighted rewards.
 
-float | bool | None          the score itself; None: no score, the sample is drawn again
+float | bool | None          the score; None: no score, the sample is drawn again
 {"exact": 1, "short": 0.3}   named rewards, summed with their weights
 Reward(0.7, {"steps": 3})    a score, and numbers that are only logged
 """
@@ -30,7 +30,7 @@ Rewards = Union[
 
 @dataclass(frozen=True)
 class Reward:
-    """Score of one rollout, and named numbers that are logged.
+    """Score of a rollout, and named numbers that are logged.
 
     Example: Reward(1.0, {"exact": 1.0, "tool_calls": 3})
     """
@@ -73,9 +73,9 @@ class RewardPlan:
         return cls(weights, functions)
 
     def with_weights(self, weights: Mapping[str, float]) -> RewardPlan:
-        """The same rewards with some other ``weights``.
+        """Plan for the same rewards with some ``weights`` replaced.
 
-        Raises ConfigError: a weight has no reward.
+        Raises ConfigError: a weight names no reward.
         """
         for name in weights:
             if name not in self.weights:
@@ -96,7 +96,7 @@ class RewardPlan:
     ) -> Reward:
         """Reward from the value that the rollout ``returned``; ``code`` is its function.
 
-        A reward function gets those of the keywords ``offered`` that it accepts.
+        A reward function gets the keywords of ``offered`` that it accepts.
 
         Raises RolloutError: a reward function failed, or its result is not a reward.
         """
@@ -115,7 +115,7 @@ class RewardPlan:
 
 
 def combine_rewards(returned: Any, weights: Mapping[str, float]) -> Reward:
-    """One reward from the value of a rollout, or from those of its reward functions.
+    """Reward from the value of a rollout, or from the values of its reward functions.
 
     None, or None for a reward that counts, is no score. A reward of weight 0 is only logged.
     Raises ValueError: a name without a weight, a weight without a value, or a value that is
@@ -148,9 +148,9 @@ def combine_rewards(returned: Any, weights: Mapping[str, float]) -> Reward:
 
 
 def number(value: Any, what: str) -> float:
-    """``value`` as a finite float. Arrays of one element are numbers, strings are not."""
+    """``value`` as a finite float. Arrays of a single element are numbers, strings are not."""
     if inspect.iscoroutine(value):
-        value.close()  # Python's own warning would follow
+        value.close()  # avoids Python's own warning
         raise ValueError(f"{what} is a coroutine: write `await {value.__qualname__}(...)`")
     if isinstance(value, str) or not hasattr(value, "__float__"):
         raise ValueError(
@@ -165,9 +165,10 @@ def number(value: Any, what: str) -> float:
 
 
 async def call_user(function: Callable[..., Any], *args: Any, **offered: Any) -> Any:
-    """Call a user's function with those of the ``offered`` keywords that it accepts.
+    """Call a user's function with the ``offered`` keywords that it accepts.
 
-    A sync function runs in a thread, so that a slow reward does not stop other rollouts.
+    A sync function runs in a thread, so that a slow reward does not stop the remaining
+    rollouts.
     """
     wanted = inspect.signature(function).parameters
     arguments = {name: value for name, value in offered.items() if name in wanted}
@@ -178,7 +179,7 @@ async def call_user(function: Callable[..., Any], *args: Any, **offered: Any) ->
 
 
 def is_async(function: Any) -> bool:
-    """Whether calling it gives a coroutine; objects with an async ``__call__`` included."""
+    """Whether a call of ``function`` returns a coroutine, also by an async ``__call__``."""
     call = getattr(function, "__call__", None)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 

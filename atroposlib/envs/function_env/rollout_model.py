@@ -1,11 +1,11 @@
-"""Model of one rollout: chat, tools, completions; records every token for training.
+"""Model of a rollout: chat, tools, completions; records every token for training.
 
     reply = await model.chat("What is 3 + 4?")            # a str
     reply = await model.chat([*reply.messages, {"role": "user", "content": "Sure?"}])
     reply = await model.use_tools("What is 17 * 23?", tools=[multiply])
     agent = SomeAgent(base_url=(await model.endpoint()).base_url)
 
-All calls of one ``model`` belong to one rollout: one session on one server.
+All calls of a ``model`` belong to the same rollout: a session on a single server.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from atroposlib.generation.proxy.in_process import AgentSession
 
 Message = Mapping[str, Any]
-Messages = Union[str, Sequence[Message]]  # text stands for one user message
+Messages = Union[str, Sequence[Message]]  # a text stands for a user message
 
 
 Method = TypeVar("Method", bound=Callable[..., Coroutine[Any, Any, Any]])
@@ -60,16 +60,17 @@ def _keep_coroutine(method: Method) -> Method:
 
 
 class Reply(str):
-    """Text of the model, a string with the other fields of the response.
+    """Text of the model, a string with the remaining fields of the response.
 
     Example: Reply("7") == "7", .finish_reason "stop", .tool_calls [],
     .message {"role": "assistant", "content": "7"}, .messages [the question, .message]
     """
 
     finish_reason: str | None  # stop, length or tool_calls
-    tool_calls: list[dict[str, Any]]  # as OpenAI's: id, type, function {name, arguments}
+    tool_calls: list[dict[str, Any]]  # OpenAI's form: id, type, function {name, arguments}
     message: dict[str, Any]  # this reply as a message of a history
-    messages: list[dict[str, Any]]  # the history and this reply; of a completion the reply
+    # the history and this reply; for a completion only the reply
+    messages: list[dict[str, Any]]
 
     @classmethod
     def of(cls, history: Sequence[Message], choice: Any) -> Reply:
@@ -90,7 +91,7 @@ class Reply(str):
 
 @dataclass(repr=False)
 class Model:
-    """Samples the model for one rollout."""
+    """Samples the model for a rollout."""
 
     session: (
         Any  # has OpenAI's two calls: a managed session, or a server that returns text only
@@ -100,15 +101,16 @@ class Model:
     max_tokens: int  # default of every call
     open_endpoint: Callable[[], Awaitable[AgentSession]]
     stop: Sequence[str] = ()  # default of every call
-    describe_tools: bool = False  # in a system message, if the chat template ignores them
+    describe_tools: bool = False  # sent in a system message if the chat template ignores tools
     examples: Sequence[Message] = ()  # sent before the messages of every chat, in no history
     recorder: Recorder = field(default_factory=Recorder)
-    replies: list[Reply] = field(default_factory=list)  # of every call to chat and complete
+    # replies of all calls to chat and complete
+    replies: list[Reply] = field(default_factory=list)
     calls: list[tuple[str, Coroutine[Any, Any, Any], SourceLine]] = field(default_factory=list)
     endpoints: dict[str, AgentSession] = field(default_factory=dict)  # opened, by name
-    frozen: set[str] = field(default_factory=set)  # names of those that are not trained
-    row_tokens: int = 0  # of the sequence that the last reply is part of
-    rewards: dict[int, float] = field(default_factory=dict)  # by index of the reply
+    frozen: set[str] = field(default_factory=set)  # names of endpoints that are not trained
+    row_tokens: int = 0  # tokens of the sequence with the last reply
+    rewards: dict[int, float] = field(default_factory=dict)  # keys: indices of replies
     _is_context_full: bool = False
 
     @_keep_coroutine
@@ -118,15 +120,15 @@ class Model:
         """The model's next message.
 
         Args:
-            messages: OpenAI messages, or a text for one user message. Pictures are content
+            messages: OpenAI messages, or a text for a user message. Pictures are content
                 parts of type image_url with a data URL of PNG, JPEG or WebP.
             tools: typed functions, objects (``tools.ToolObject``) or OpenAI's descriptions.
                 The reply's ``tool_calls`` lists the calls; :meth:`use_tools` also runs them.
             sampling: temperature, max_tokens, stop, top_p ...
 
         Raises:
-            ContextFull: the messages do not fit into the context of the model. What was sampled
-                before is trained, and scored by the function if that returns.
+            ContextFull: the messages do not fit into the context of the model. Earlier samples
+                are trained, and scored by the function if it returns.
             InferenceError: no server gave a usable answer.
 
         Example: await model.chat("What is 3 + 4?", max_tokens=6)
@@ -195,8 +197,8 @@ class Model:
         """Address for an agent with its own client: ``base_url`` and ``api_key``.
 
         Every call to it belongs to this rollout and is trained like a call of ``chat``. Each
-        ``name`` has one endpoint, with its own ``reward`` and its own groups, such as one seat
-        of a game. The samples of one that is not ``trainable`` are left out.
+        ``name`` has one endpoint, with its own ``reward`` and its own groups, for example a
+        seat of a game. The samples of an endpoint that is not ``trainable`` are left out.
 
         Example: OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
         """
@@ -225,7 +227,7 @@ class Model:
         """Check, after the function has ended, that each of its calls was awaited.
 
         Raises:
-            RolloutError: one was not; names its line.
+            RolloutError: a call was not awaited; the error names its line.
         """
         for name, coroutine, line in self.calls:
             if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:

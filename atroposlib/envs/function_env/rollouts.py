@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from atroposlib.generation.proxy.in_process import AgentSession, RunningProxy
 
 logger = logging.getLogger(__name__)
-TOOL_PARSER = "hermes"  # where neither flags nor YAML name one
+TOOL_PARSER = "hermes"  # default, if neither flags nor YAML name a parser
 
 
 class Result(str, Enum):
-    """Outcome of one sample of an evaluation."""
+    """Outcome of a sample of an evaluation."""
 
     SCORED = "scored"
     UNSCORED = "unscored"  # the function returned None
@@ -51,7 +51,7 @@ class Result(str, Enum):
 
 @dataclass(frozen=True)
 class EvalSample:
-    """One rollout of a held-out task.
+    """A rollout of a held-out task.
 
     ``numbers`` are the named rewards and ``reward``; ``shown`` goes into samples.jsonl.
     """
@@ -63,7 +63,7 @@ class EvalSample:
     error: AtroposError | None = None
 
     def line(self) -> dict[str, Any]:
-        """One line of samples.jsonl."""
+        """Line of samples.jsonl."""
         line = {"id": self.item["id"], "task": self.item["task"], "result": self.result.value}
         if self.error is not None:
             line["error"] = str(self.error)
@@ -72,20 +72,20 @@ class EvalSample:
 
 @dataclass
 class RolloutRunner:
-    """Runs the function of one environment; runs may be concurrent."""
+    """Runs the function of an environment; runs may be concurrent."""
 
     env: EnvRuntime
     config: FunctionEnvConfig
     function: Callable[..., Any]
     plan: RewardPlan
     resources: Any = None  # the value of the lifespan
-    examples: Sequence[Example] = ()  # one more than are shown
+    examples: Sequence[Example] = ()  # the shown examples and a spare
     _proxy: RunningProxy | None = None
     _starting_proxy: asyncio.Lock = field(default_factory=asyncio.Lock)
     _open_things: AsyncExitStack = field(default_factory=AsyncExitStack)
 
     async def train(self, item: TaskItem) -> Rollout:
-        """One training rollout; the score of its reward may be None.
+        """Run a training rollout; the score of its reward may be None.
 
         Raises:
             RolloutError: the function or a reward failed.
@@ -123,7 +123,7 @@ class RolloutRunner:
         return Rollout(rows, reward, facts, model.is_context_full, seats)
 
     async def given(self, item: TaskItem, session: Any) -> tuple[Reward, Model]:
-        """One rollout on a session of the caller, such as one of given replies.
+        """Run a rollout on a session of the caller, for example a session of given replies.
 
         Raises RolloutError: the function or a reward failed.
         """
@@ -132,7 +132,7 @@ class RolloutRunner:
             return await self._play(item, model), model
 
     async def evaluate(self, item: TaskItem) -> EvalSample:
-        """One rollout of a held-out item, within ``worker_timeout``.
+        """Run a rollout of a held-out item, within ``worker_timeout``.
 
         Raises RolloutError: the function or a reward failed, or took too long.
         """
@@ -187,7 +187,7 @@ class RolloutRunner:
     async def _call_function(
         self, item: TaskItem, model: Model, offered: dict[str, Any]
     ) -> Any:
-        """What the function returns."""
+        """Return value of the function."""
         env, name = self.env.label(), item["id"]
         try:
             returned = await call_user(self.function, item["task"], model, **offered)
@@ -213,7 +213,7 @@ class RolloutRunner:
         session: Any,
         split: str,
         stack: AsyncExitStack,
-        given: bool = False,  # agents, too, get the replies of ``session``
+        given: bool = False,  # agents also get the replies of ``session``
     ) -> Model:
         config = self.config
         others = [example.messages for example in self.examples if example.id != item["id"]]
@@ -270,15 +270,15 @@ class RolloutRunner:
         try:
             with boundary(self.env.label(), None, "leaving the lifespan"):
                 await self._open_things.aclose()
-        except AtroposError as error:  # it must not hide an error that ends the run
+        except AtroposError as error:  # must not hide an error that ends the run
             logger.error("%s", error)
 
 
 def _ended_by_context(error: BaseException, model: Model) -> bool:
-    """Whether ``error`` ended a rollout because something of it no longer fit.
+    """Whether ``error`` ended a rollout because a prompt no longer fit into the context.
 
-    The error of an agent's client has the type of its library. A rollout that sampled nothing
-    before has nothing to be trained: its first prompt is too long.
+    The error of an agent's client has the type of its library. A rollout without a sample has
+    nothing to train: its first prompt is too long.
     """
     if any(agent.is_context_full and agent.rows() for agent in model.trained_endpoints):
         return True
@@ -289,12 +289,12 @@ def _ended_by_context(error: BaseException, model: Model) -> bool:
 
 
 def score_at(agent: AgentSession, reward: Reward) -> float | None:
-    """Score of the rows of an endpoint: its own reward, else that of the rollout."""
+    """Score of the rows of an endpoint: its own reward, else the reward of the rollout."""
     return None if reward.score is None else agent.score(reward.score)
 
 
 def with_posted(reward: Reward, model: Model) -> Reward:
-    """``reward`` and those of the replies; of a named endpoint ``<name>/reward`` is logged."""
+    """``reward`` plus the rewards of the replies; each named endpoint logs ``<name>/reward``."""
     if reward.score is None:
         return reward
     unnamed = model.endpoints.get("")
@@ -316,7 +316,7 @@ async def draw_all(
     tries: int,
     code: Callable[..., Any] | None = None,
 ) -> list[EvalSample]:
-    """``times`` samples of every item; each failed one is drawn up to ``tries`` times.
+    """``times`` samples of every item; a failed sample is drawn up to ``tries`` times.
 
     Raises OnlyFailures: a mistake, such as one in the function ``code``, failed all samples of
     the first two items.
@@ -347,7 +347,7 @@ def summary(samples: Sequence[EvalSample], times: int) -> dict[str, float]:
     Example: {"exact": 0.5, "reward": 0.5, "items": 8, "samples": 8, "failed": 0,
     "unscored": 0}. With several samples of a task also :func:`item_metrics` of it.
 
-    Raises AtroposError: every sample failed; the error of the last one.
+    Raises AtroposError: every sample failed; the error of the last sample.
     """
     counts = Counter(sample.result for sample in samples)
     full = sum(CONTEXT_FULL in sample.shown for sample in samples)
@@ -371,7 +371,7 @@ def spread(samples: Sequence[EvalSample], times: int) -> dict[str, float]:
 
 
 def metrics_by_item(samples: Sequence[EvalSample], times: int) -> list[dict[str, float]]:
-    """Of each task the means over its samples and, with several, ``pass@k`` and ``best``.
+    """For each task the means over its samples and, with several, ``pass@k`` and ``best``.
 
     ``exact_pass@2`` is :func:`pass_at_k` of a measure that is 0 or 1 in all samples, for
     k = 2, 4, 8 ... of at most ``times``; a task with fewer than k samples has none.

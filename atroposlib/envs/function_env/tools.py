@@ -24,7 +24,7 @@ from atroposlib.errors import ConfigError, definition_of
 
 @runtime_checkable
 class ToolObject(Protocol):
-    """A tool with its own schema, such as one of an MCP server.
+    """A tool with its own schema, for example a tool of an MCP server.
 
     A true attribute ``done`` after a call ends :meth:`Model.use_tools`.
     """
@@ -76,7 +76,7 @@ def _arguments(tool: Callable[..., Any]) -> type[BaseModel]:
 
 
 async def answer(tools: Sequence[Tool], call: Mapping[str, Any]) -> dict[str, Any]:
-    """The ``tool`` message with the result of one tool call."""
+    """The ``tool`` message with the result of a tool call."""
     function = call["function"]
     by_name = {name_of(tool): tool for tool in tools if not isinstance(tool, Mapping)}
     tool = by_name.get(function["name"])

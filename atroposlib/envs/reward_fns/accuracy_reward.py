@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @registry.register("accuracy")
 class AccuracyReward(RewardFunction):
-    """1.0 for the right answer; 0.0 for a wrong or missing one, or without a gold answer.
+    """1.0 for the right answer; 0.0 for a wrong or missing answer, or without a gold answer.
 
     A comparison that fails or takes too long gives None, because its result is unknown.
     Comparisons block: call the reward through ``asyncio.to_thread`` in an environment.

@@ -14,7 +14,7 @@ from atroposlib.text.parts import answer_of
 class AccuracyXReward(RewardFunction):
     """``reward_value`` where the text after the reasoning contains ``solution``.
 
-    0.0 without a solution or with an empty one.
+    0.0 without a solution or with an empty solution.
 
     Args:
         exact_match: the response must equal the solution, apart from white space around it.

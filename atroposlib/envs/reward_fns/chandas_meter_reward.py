@@ -68,6 +68,6 @@ def _bare(name: str) -> str:
 def _chandas() -> Any:
     try:
         return import_module("chandas")
-    except (ImportError, OSError) as error:  # a wheel without its tables fails to open them
+    except (ImportError, OSError) as error:  # a wheel without its tables fails at the import
         logger.warning("chandas_meter scores everything 0.0: chandas does not load: %s", error)
         return None

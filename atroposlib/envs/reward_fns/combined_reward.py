@@ -20,7 +20,7 @@ class CombinedReward(RewardFunction):
     Args:
         rewards: names, configurations (with a ``weight`` each) or rewards.
         normalization: ``none``; ``sum`` divides by the sum of the weights; ``minmax`` maps
-            the completions of one call to 0..1, and equal ones to 0.0.
+            the completions of a call to 0..1, and equal scores to 0.0.
 
     Raises ConfigError: no parts, an unknown normalization, or weights with a sum of 0 or less.
     """

@@ -13,7 +13,7 @@ from atroposlib.envs.reward_fns.registry import registry
 from atroposlib.envs.reward_fns.reward_function import RewardFunction, reference_answers
 from atroposlib.errors import ConfigError
 
-MAX_TOKENS = 512  # of one text; encoders of this kind were trained on no more
+MAX_TOKENS = 512  # limit of a text; encoders of this kind were trained on no more
 MODELS_KEPT = 2
 
 
@@ -78,7 +78,7 @@ cosine_scaled_reward = CosineScaledReward.scores
 
 
 def embed(texts: Sequence[str], model_name: str) -> NDArray[np.float32]:
-    """One vector per text, (N, D): the mean over its tokens of the last hidden states.
+    """Vectors of the texts, (N, D): per text the mean of the last hidden states of its tokens.
 
     Raises ConfigError: torch is not installed.
     """

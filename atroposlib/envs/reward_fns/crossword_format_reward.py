@@ -1,4 +1,4 @@
-"""Crossword-format reward: answers such as ``1-Across: WORD``, letters only."""
+"""Crossword-format reward: answers like ``1-Across: WORD``, letters only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_PATTERNS = (r"\b\d+-(?:Across|Down):[ \t]*(\S+)",)
 
 @registry.register("crossword_format")
 class CrosswordFormatReward(RewardFunction):
-    """``reward_value`` for at least one answer, all of valid letters; else 0.0.
+    """``reward_value`` for an answer or more, all of valid letters; else 0.0.
 
     Args:
         format_patterns: regular expressions; the last group of each is the answer.

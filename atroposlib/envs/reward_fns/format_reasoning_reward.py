@@ -1,4 +1,4 @@
-"""Reasoning-format reward: one block of reasoning and a response."""
+"""Reasoning-format reward: a single block of reasoning and a response."""
 
 from __future__ import annotations
 

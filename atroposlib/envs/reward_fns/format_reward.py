@@ -1,4 +1,4 @@
-"""Format reward: tagged blocks such as ``<answer>...</answer>``."""
+"""Format reward: tagged blocks like ``<answer>...</answer>``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OPENING_OF = {closing: opening for opening, closing in REASONING_MARKS}
 
 @registry.register("format")
 class FormatReward(RewardFunction):
-    """1.0 if any of ``preferred_tags`` (or each of them) encloses a block, else 0.0."""
+    """1.0 if any of ``preferred_tags`` (or each tag) encloses a block, else 0.0."""
 
     def __init__(
         self,

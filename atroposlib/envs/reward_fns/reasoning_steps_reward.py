@@ -35,8 +35,8 @@ class ReasoningStepsReward(RewardFunction):
 
     Args:
         min_words: a text with more words than this also gets ``base_score``.
-        min_steps: matches of one pattern that earn its whole weight.
-        pattern_weights: changes to the weights; the names are those of ``PATTERNS``.
+        min_steps: matches of a pattern that earn its whole weight.
+        pattern_weights: changes to the weights; the names are the keys of ``PATTERNS``.
     """
 
     def __init__(

@@ -22,13 +22,13 @@ PACKAGE = __name__.rpartition(".")[0]
 
 
 class UnknownReward(ConfigError, ImportError):
-    """There is no reward of this name; the message lists the known ones."""
+    """There is no reward of this name; the message lists the known names."""
 
 
 class LegacyFunctionWrapper(RewardFunction):
     """A plain function ``(completions, **columns) -> scores`` as a reward.
 
-    ``kwargs`` are passed to every call; arguments of the call override them.
+    ``kwargs`` are passed to every call; arguments of the call override ``kwargs``.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class RewardRegistry:
     ) -> RewardFunction:
         """A reward from its name, or from ``{"type": name, "params": {...}, ...}``.
 
-        The entries of ``params`` and the other keys are arguments of the reward; both override
-        ``defaults``.
+        The entries of ``params`` and the remaining keys are arguments of the reward; both
+        override ``defaults``.
 
         Raises:
             UnknownReward: there is no reward of this name.
@@ -123,8 +123,9 @@ class RewardRegistry:
         """Load every reward that ``config`` names, so that a wrong name fails at the start.
 
         Args:
-            config: a name, a reward's configuration, a list of those, or a mapping or object
-                with such a list in ``reward_functions``. Rewards inside ``combined`` count.
+            config: a name, a reward's configuration, a list of names and configurations, or a
+                mapping or object with that list in ``reward_functions``. Rewards inside
+                ``combined`` count.
         """
         if isinstance(config, str):
             self.get(config)

@@ -2,7 +2,7 @@
 
 a loop               -> -1: most of the text repeats what is before it
 too short            -> short_text_penalty
-sentences repeated   -> paragraph_repetition_base_penalty - 0.4 * share of them
+sentences repeated   -> paragraph_repetition_base_penalty - 0.4 * their share
 otherwise            -> weighted rates of repeated words, phrases, stutters and sentence
                         beginnings; up to ``threshold`` nothing, then -0.1 down to -1
 """
@@ -30,7 +30,7 @@ STOPWORDS = frozenset(
     "would you your".split()
 )
 PHRASE_LENGTHS = (3, 4, 5)
-MIN_PENALTY = -0.1  # of any repetition above the threshold
+MIN_PENALTY = -0.1  # penalty of any repetition above the threshold
 SENTENCE_SHARE_PENALTY = 0.4
 # A loop, in any language: so much of a text of so many characters is a copy of its beginning.
 LOOP_SHARE = 0.9
@@ -39,7 +39,7 @@ LOOP_CHARS = 200
 
 @registry.register("repetition_penalty")
 class RepetitionPenaltyReward(RewardFunction):
-    """0.0 for a text that does not repeat itself, down to -1.0 for one that does.
+    """0.0 for a text without repetition, down to -1.0 for a repetitive text.
 
     Args:
         threshold: rate of repetition that costs nothing.
@@ -122,9 +122,9 @@ def repetition_rates(
 
 
 def _repeated_share(text: str) -> float:
-    """Share of the text that compresses away; 0 for a short one, which has too few repetitions.
+    """Share of the text that compresses away; 0 for a short text, which has too few repetitions.
 
-    Words without spaces between them, such as Chinese, have no other measure.
+    Languages without spaces between words, like Chinese, have no further measure.
     """
     data = "".join(text.split()).encode(errors="replace")
     if len(data) < LOOP_CHARS:

@@ -1,10 +1,10 @@
-"""Base class of rewards: one score per completion.
+"""Base class of rewards: a score per completion.
 
     compute(completions, **columns of the item) -> [score or None, ...]
     calling it: compute, check, times ``weight``, log
 
 None is the absence of a score; a sample without a score is not trained on. A failure is never a
-score: an exception of ``compute``, or a result that is not one finite number (or None) per
+score: an exception of ``compute``, or a result that is not a finite number (or None) per
 completion, becomes a ``RolloutError`` with the reward's name. The rollout then fails, and the
 reason is counted.
 """
@@ -44,16 +44,16 @@ class RewardFunction(ABC):
 
     @abstractmethod
     def compute(self, completions: Sequence[Any], **kwargs: Any) -> Sequence[float | None]:
-        """One score per completion, without the weight; None where there is no score.
+        """Scores of the completions, without the weight; None where there is no score.
 
         Args:
             completions: each a text or messages, see :meth:`get_content`.
-            kwargs: columns of the item, such as ``solution`` and ``ground_truth``: one value for
-                all completions, or a list with one for each.
+            kwargs: columns of the item, for example ``solution`` and ``ground_truth``: a
+                common value for all completions, or a list with a value for each.
         """
 
     def __call__(self, completions: Sequence[Any], **kwargs: Any) -> Scores:
-        """Weighted scores, one per completion; None passes through.
+        """Weighted scores of the completions; None passes through.
 
         Raises RolloutError: ``compute`` failed, or did not return a score for each completion.
         """
@@ -100,7 +100,7 @@ class RewardFunction(ABC):
     def get_content(completion: Any) -> str:
         """The assistant's text in a text, a message, a choice or a list of messages.
 
-        Of a list it is the first assistant message; "" without such a text.
+        In a list the first assistant message counts; "" without an assistant's text.
         """
         if isinstance(completion, str):
             return completion
@@ -129,7 +129,7 @@ def _require_scores(scores: Sequence[float | None], count: int) -> Scores:
 def reference_answers(count: int, *given: Any) -> list[str | None]:
     """The first of ``given`` that is not None, as text for each of ``count`` completions.
 
-    Raises ValueError: a list of neither ``count`` answers nor one.
+    Raises ValueError: a list of neither ``count`` answers nor a single answer.
     """
     first = next((value for value in given if value is not None), None)
     golds = list(first) if isinstance(first, (list, tuple)) else [first]

@@ -1,10 +1,11 @@
-"""Causes of failures: which are equal, which are mistakes, and what to do about them.
+"""Causes of failures: equality of causes, detection of mistakes, remedies.
 
     error --cause_of--> (type, line of the user's code or status, text without numbers)
           '-mistake_of-> the same, or None: an outage, which may end while the run waits
 
-A mistake fails every sample in the same way, so a run whose first two items fail by one ends.
-Later in the run the first failure of each cause is logged in full, the others are counted.
+A mistake fails every sample in the same way, so a run whose first two items fail by a mistake
+ends. Later in the run the first failure of each cause is logged in full, further failures are
+counted.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ _OUTAGES = (*_ABSENCES, TimeoutError, asyncio.TimeoutError)
 class OnlyFailures(AtroposError):
     """Too few items gave an accepted group; the message has the reasons."""
 
-    after_log = ""  # the message for a reader of the log, which has the cause already
+    after_log = ""  # the message after a log that has the cause already
 
 
 class IncompleteGroup(AtroposError):
     """Too few samples of an item have a score; the cause is the last failure, if any.
 
-    ``mistake`` is set if all samples failed by it.
+    ``mistake`` is set if all samples failed by this cause.
     """
 
     def __init__(self, message: str, mistake: Cause | None = None) -> None:
@@ -65,7 +66,7 @@ class Cause(NamedTuple):
 
     kind: str  # type of the exception
     where: str  # a line of the user's code, the status of a server, or empty
-    text: str  # without numbers and quoted values
+    text: str  # message without numbers and quoted values
 
 
 def returned_none(code: Callable[..., Any] | None, samples: int) -> IncompleteGroup:
@@ -100,12 +101,12 @@ def mistake_of(error: AtroposError) -> Cause | None:
 
 
 def is_outage(error: BaseException | None) -> bool:
-    """Whether an absent or overloaded server caused ``error``, also one of the user's code."""
+    """Whether an absent or overloaded server caused ``error``, also in the user's code."""
     while error is not None:
         reply = getattr(error, "response", None)
         status = getattr(error, "status_code", getattr(reply, "status_code", None))
         overloaded = isinstance(status, int) and (status in (408, 429) or status >= 500)
-        named = re.search("Timeout|Connect", type(error).__name__)  # by HTTP clients
+        named = re.search("Timeout|Connect", type(error).__name__)  # names in HTTP clients
         if overloaded or named or isinstance(error, _OUTAGES):
             return True
         error = error.__cause__
@@ -113,7 +114,7 @@ def is_outage(error: BaseException | None) -> bool:
 
 
 def is_infrastructure(error: AtroposError) -> bool:
-    """Whether an absent server caused ``error``: waiting may help, another item will not."""
+    """Whether an absent server caused ``error``: waiting may help, a new item will not."""
     return isinstance(_inner(error), _ABSENCES)
 
 
@@ -124,13 +125,13 @@ def _inner(error: BaseException) -> BaseException:
 
 
 def describe_error(error: AtroposError) -> str:
-    """What failed and where, in one line."""
+    """Text of the failure and its place, on a single line."""
     where = user_line(error) if isinstance(error, ConfigError) else None
     return f"{where}: {error}{where.source}" if where else str(error)
 
 
 def remedy_of(error: AtroposError) -> str:
-    """What to change."""
+    """Change that avoids the error."""
     inner = _inner(error)
     if isinstance(inner, ContextFull):
         return (
@@ -164,7 +165,7 @@ class Repeats:
     logged_at: dict[tuple[str, ...], float] = field(default_factory=dict)
 
     def note(self, key: tuple[str, ...], text: str, error: AtroposError | None = None) -> None:
-        """Count one failure. The traceback of ``error`` is logged at the level debug."""
+        """Count a failure. The traceback of ``error`` is logged at the level debug."""
         self.seen[key] += 1
         now, times = self.clock(), self.seen[key]
         if times == 1:
@@ -189,7 +190,7 @@ class FirstItems:
 
     @property
     def over(self) -> bool:
-        """Whether another item can show nothing more."""
+        """Whether the probe is over: further items add no information."""
         return None in self.ended.values() or len(self.ended) >= PROBED_ITEMS
 
     def end(self, number: int, error: AtroposError | None) -> OnlyFailures | None:
@@ -209,7 +210,8 @@ def hopeless(error: AtroposError) -> OnlyFailures:
     shown = failure if isinstance(failure, AtroposError) else error
     fix = f"all samples of the first {PROBED_ITEMS} items failed by this: {remedy_of(shown)}"
     ended = OnlyFailures(f"{describe_error(shown)}\n{fix}")
-    ended.after_log = "" if isinstance(shown, IncompleteGroup) else fix  # that is not logged
+    # an incomplete group is not logged
+    ended.after_log = "" if isinstance(shown, IncompleteGroup) else fix
     ended.__cause__ = shown
     return ended
 
@@ -221,9 +223,9 @@ async def gather_probed(
     error_of: Callable[[R], AtroposError | None],
     at_once: int,
 ) -> list[R]:
-    """Results of ``work`` in order, progress logged; the first two items alone, one by one.
+    """Results of ``work`` in order, progress logged; the first two items run alone, in turn.
 
-    Raises OnlyFailures: one mistake failed every sample of both.
+    Raises OnlyFailures: the same mistake failed every sample of both.
     """
     probe, done = FirstItems(), list[R]()
     finished, logged_at = 0, time.monotonic()

@@ -3,7 +3,7 @@
     ScoredDataGroup --with_sampled, filter_group--> AcceptedGroup (columns) --as_sent--> client
                                         '---------> RejectedGroup (reason, detail)
 
-The numbers of a group are converted once: the checked arrays are the ones that are sent.
+The numbers of a group are converted once: the checked arrays are the sent arrays.
 A second conversion of 10^5 tokens would cost milliseconds.
 """
 
@@ -23,9 +23,10 @@ from atroposlib.wire.routing import joined
 if TYPE_CHECKING:
     from atroposlib.wire.group_arrays import Columns
 
-# Rows of one number per token: checked when they become arrays.
+# Rows with a number per token: checked when they become arrays.
 _ROWS = frozenset({"tokens", "masks", "inference_logprobs", "ref_logprobs", "versions"})
-# Raised where a field has another form than its type says, such as a number for a list.
+# Raised where a field does not have the form of its type, for example a number in place of a
+# list.
 NOT_A_GROUP = (AttributeError, KeyError, TypeError, ValueError)
 FIT = "raise max_token_length and the trainer's seq_len, or lower max_tokens"
 VARY = "raise temperature or group_size, or set ensure_scores_are_not_same to false"
@@ -68,7 +69,7 @@ class RejectedGroup:
 
 @dataclass(frozen=True)
 class AcceptedGroup:
-    """A group that is sent, also as arrays; ``faults`` are those that the rules allow."""
+    """A group that is sent, also as arrays; ``faults`` are the faults that the rules allow."""
 
     group: ScoredDataGroup
     columns: Columns
@@ -98,7 +99,8 @@ def filter_group(
 ) -> AcceptedGroup | RejectedGroup:
     """Accept or reject ``group``. A sequence of exactly ``max_token_len`` tokens is accepted.
 
-    ``nodes`` are those of its rollout; an accepted group has what they tell of its rows.
+    ``nodes`` belong to the rollout of the group; an accepted group has their facts about its
+    rows.
     """
     try:
         return _judge(with_sampled(group, nodes), rules)
@@ -228,7 +230,7 @@ def _spans(
 ) -> list[tuple[dict[str, Any], Node]]:
     """Spans of the row, ascending, and their nodes; of several that fit, the newest counts."""
     spans: dict[int, tuple[dict[str, Any], Node]] = {}
-    # Longer nodes last: of one the row would be a part.
+    # Longer nodes last: the row would be a part of a longer node.
     for node in sorted(reversed(nodes), key=lambda node: len(node.tokens) > len(tokens)):
         for span in node.spans:
             start, end = span["start"], min(span["end"], len(tokens))

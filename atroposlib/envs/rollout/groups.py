@@ -3,7 +3,7 @@
     SequenceNode --from_nodes------------------.
       '-from_node--> ScoredDataItem --collate--+- ScoredDataGroup --without_unscored--> filters
 
-Letters: G sequences of a group, T_g tokens of one of them, K teacher tokens per position.
+Letters: G sequences of a group, T_g tokens of sequence g, K teacher tokens per position.
 No function here changes its argument.
 """
 
@@ -30,7 +30,7 @@ class _SequenceFields(TypedDict):
 
 
 class ScoredDataItem(_SequenceFields, total=False):
-    """One scored sequence, as ``collect_trajectory`` returns it.
+    """A scored sequence, as ``collect_trajectory`` returns it.
 
     Example: {"tokens": [1, 5, 9], "masks": [-100, -100, 9], "scores": 1.0}
     """
@@ -60,7 +60,7 @@ class _GroupFields(TypedDict):
 
 
 class ScoredDataGroup(_GroupFields, total=False):
-    """Sequences that answer one prompt, with their scores; see ``wire.ScoredData``.
+    """Sequences that answer a prompt, with their scores; see ``wire.ScoredData``.
 
     Example: {"tokens": [[1, 5, 9], [1, 5, 8]], "masks": [[-100, -100, 9], [-100, -100, 8]],
     "scores": [1.0, 0.0], "metadata": {"metrics": {"exact": 0.5}}}
@@ -108,8 +108,9 @@ PER_ROW = (
     "routed_experts",
     *ALL_OR_NONE,
 )
-_UNNAMED: dict[str, Any] = {"outcomes": "ok", "sampling": []}  # of rows without it
-MAX_ROW_NUMBERS, MAX_JUDGE_CHARACTERS = 32, 2000  # of one row's facts
+# values of rows without the field
+_UNNAMED: dict[str, Any] = {"outcomes": "ok", "sampling": []}
+MAX_ROW_NUMBERS, MAX_JUDGE_CHARACTERS = 32, 2000  # limits of the facts of a row
 
 
 def from_nodes(
@@ -121,11 +122,11 @@ def from_nodes(
     metrics: dict[str, float] | None = None,
     overrides: list[dict[str, Any]] | None = None,
 ) -> ScoredDataGroup:
-    """The group of ``nodes`` (one per sequence), with ``scores`` in the same order.
+    """The group of ``nodes`` (a node per sequence), with ``scores`` in the same order.
 
-    ``metrics`` are numbers about the group, such as {"exact": 0.25}; the trainer averages them
-    over its batch. Raises InvalidGroup: the numbers of scores and nodes differ, or tokens were
-    made up.
+    ``metrics`` are numbers about the group, for example {"exact": 0.25}; the trainer averages
+    them over its batch. Raises InvalidGroup: the numbers of scores and nodes differ, or tokens
+    were made up.
     """
     if len(nodes) != len(scores):
         raise InvalidGroup("scores", "", f"{len(scores)} scores for {len(nodes)} sequences")
@@ -162,7 +163,7 @@ def from_node(
     metrics: Mapping[str, float] | None = None,
     overrides: dict[str, Any] | None = None,
 ) -> ScoredDataItem:
-    """What ``collect_trajectory`` returns of ``node`` and its score.
+    """Sample for ``collect_trajectory`` to return, from ``node`` and its score.
 
     Raises InvalidGroup: the tokens were made up.
     """
@@ -205,13 +206,13 @@ def _finish_reason(node: Node) -> Any:
 
 
 def groups_in(scored: Any) -> list[Any]:
-    """The groups in ``scored`` (one, a list with None entries, or None), as a list."""
+    """The groups in ``scored`` (a group, a list with None entries, or None), as a list."""
     given = scored if isinstance(scored, (list, tuple)) else [scored]
     return [group for group in given if group]
 
 
 def collate(items: Sequence[ScoredDataItem]) -> ScoredDataGroup:
-    """Stack scored sequences into one group; a field that no item has stays absent.
+    """Stack scored sequences into a group; a field that no item has stays absent.
 
     Sampling parameters that differ between items become per-sequence overrides. Raises
     InvalidGroup: only some items have an optional field.
@@ -247,7 +248,7 @@ def collate(items: Sequence[ScoredDataItem]) -> ScoredDataGroup:
 
 
 def row_facts(metadata: Mapping[str, Any], sampling: Sequence[Any] | None) -> dict[str, Any]:
-    """What explorers show of one row, bounded in size: an entry of ``metadata.rows``.
+    """Facts of a row for explorers, bounded in size: an entry of ``metadata.rows``.
 
     Example: {"metrics": {"exact": 1.0}, "timings": {"generate": 0.8}, "turns": 2}
     """
@@ -305,7 +306,7 @@ def _all_or_none(name: str, rows: Sequence[Mapping[str, Any]]) -> list[Any] | No
 def _split_shared(
     params: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The entries equal in all mappings, and the other entries of each mapping."""
+    """The entries equal in all mappings, and the remaining entries of each mapping."""
     first = params[0] if params else {}
     shared = {
         k: v for k, v in first.items() if all(k in row and row[k] == v for row in params)
@@ -364,7 +365,8 @@ _SCALARS = frozenset({int, float, str, bool, type(None)})
 def plain(value: Any) -> Any:
     """``value`` with arrays, numpy scalars, bytes and pictures converted to JSON values.
 
-    A picture with ``_repr_png_``, such as one of PIL, becomes the base64 text of its PNG form.
+    A picture with ``_repr_png_``, for example a picture of PIL, becomes the base64 text of its
+    PNG form.
     """
     if type(value) in _SCALARS:
         return value
@@ -373,7 +375,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        # A row of 10^4 numbers is common: one check for the whole row.
+        # A row of 10^4 numbers is common: a single check for the whole row.
         if _SCALARS.issuperset(map(type, value)):
             return list(value)
         return [plain(entry) for entry in value]
@@ -394,7 +396,7 @@ def unknown_fields(group: Mapping[str, Any]) -> list[str]:
 
 
 def item_label(item: Any) -> str:
-    """A short name of an item: its ``id`` if it has one, else its repr; <= 200 characters."""
+    """A short name of an item: its ``id`` if present, else its repr; <= 200 characters."""
     identity = item.get("id") if isinstance(item, Mapping) else None
     return str(identity if identity is not None else repr(item))[:200]
 

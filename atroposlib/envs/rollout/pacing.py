@@ -2,7 +2,7 @@
 
     groups queued + being sent + being generated  <=  max_batches_offpolicy batches
 
-The rollout API counts queued and leased groups. With a bound of one batch, environment and
+The rollout API counts queued and leased groups. With a bound of 1 batch, environment and
 trainer alternate. With two, the next batch is generated during a training step.
 """
 
@@ -66,7 +66,7 @@ def rollouts_wanted(config: BaseEnvConfig, queue: Queue, cap: int) -> int:
     """Number of rollouts, at most ``cap``, that should be running now; 0 means pause.
 
     The bound is rounded up. Rounded down, a batch that is no multiple of the group size would
-    never be filled: one group would always be missing.
+    never be filled: a group would always be missing.
     """
     if config.batch_size < 0:
         return 0
@@ -81,12 +81,12 @@ def rollouts_wanted(config: BaseEnvConfig, queue: Queue, cap: int) -> int:
 def should_stop(config: BaseEnvConfig, status: EnvStatus) -> bool:
     """Whether the delivered batches and the batches in the queue complete the run.
 
-    The status alone decides: with groups added that were accepted meanwhile, as pacing adds
-    them, a group that the status counts already would end the run a group too early.
+    The status alone decides: if groups accepted meanwhile were added, as pacing does, a group
+    that the status counts already would count twice and end the run a group too early.
 
     Its queue includes the groups of batches that are delivered and not acked. These batches
-    count as steps too, so all but one of them are subtracted. (If none is open, one batch more
-    than needed is made: queued groups may become too old.)
+    count as steps too, so all of these batches except the last are subtracted. (If none is
+    open, the run makes an extra batch: queued groups may become too old.)
     """
     if status.current_step >= config.total_steps:
         return True
@@ -105,7 +105,7 @@ def is_due(old_step: int, new_step: int, interval: int) -> bool:
 def groups_of_batches(status: EnvStatus, batch_size: int) -> int:
     """Groups of this environment that may be in a batch: 0 if all that is held makes none.
 
-    What remains of the last groups stays queued after the last batch of a trainer.
+    The remainder of the last groups stays queued after the last batch of a trainer.
     """
     too_few = status.queue_size * status.max_group_size < batch_size
     return 0 if too_few else status.self_queue_size

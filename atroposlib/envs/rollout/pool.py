@@ -5,8 +5,8 @@
                          '--too old--> TIMED_OUT, counted
 
 A mistake that fails the first two items ends the run (:mod:`causes`).
-Only a rollout that still generates is cancelled. A finished group has been paid for, so it is
-sent even when the pool stops.
+Only a rollout that still generates is cancelled. The computation of a finished group is spent,
+so the group is sent even when the pool stops.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class RolloutStatus(str, Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of one rollout: ``groups`` when scored, ``error`` when failed.
+    """The end of a rollout: ``groups`` when scored, ``error`` when failed.
 
-    ``short`` has one sentence per group with too few scores. ``samples_failed`` is the outcome
+    ``short`` has a sentence per group with too few scores. ``samples_failed`` is the outcome
     of all samples of a rollout without a group, if they were not counted one by one.
     """
 
@@ -80,7 +80,7 @@ class RolloutHooks(Protocol):
 
 
 async def run_rollout(env: RolloutHooks, item: Any) -> Outcome:
-    """Collect and postprocess one item, within ``worker_timeout``.
+    """Collect and postprocess an item, within ``worker_timeout``.
 
     Every failure is returned as an outcome whose error names env, item and stage.
     """
@@ -153,7 +153,7 @@ class RolloutTask:
 
     item: Any
     attempts: int = 0
-    number: int = -1  # in the order of the first start
+    number: int = -1  # place in the order of the first start
     uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
 
 
@@ -176,15 +176,16 @@ class WorkerPool:
     # Per RolloutStatus; retried, gave_up, kept, cleanup_failed.
     counts: Counter[str] = field(default_factory=Counter)
     consecutive_errors: int = 0  # failed or timed out since the last success
-    consecutive_mistakes: int = 0  # the same without those of an absent server
+    consecutive_mistakes: int = 0  # consecutive errors without errors of an absent server
     servers_gone_since: float | None = None  # monotonic; None: the last call was answered
-    consecutive_empty_items: int = 0  # items without a kept group, since the last kept one
+    consecutive_empty_items: int = 0  # items without a kept group, since the last kept group
     last_error: AtroposError | None = None
     probe: FirstItems = field(default_factory=FirstItems)
     started: int = 0  # items
     # An error of delivery, or a mistake in every sample, that ends the run.
     fatal: BaseException | None = None
-    changed: asyncio.Event = field(default_factory=asyncio.Event)  # at the end of each of them
+    # set at the end of each rollout
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def busy(self) -> int:
@@ -213,7 +214,7 @@ class WorkerPool:
         return None
 
     def start(self, job: RolloutTask) -> None:
-        """Run ``job``; the caller limits the number of running ones."""
+        """Run ``job``; the caller limits the number of running jobs."""
         if job.number < 0:
             job.number, self.started = self.started, self.started + 1
         task = asyncio.ensure_future((self.handle or self.roll_out)(job.uuid))
@@ -228,7 +229,7 @@ class WorkerPool:
         }
 
     async def roll_out(self, uuid: str) -> list[ScoredDataGroup]:
-        """Roll out a started item and deliver its groups; return them."""
+        """Roll out a started item, deliver its groups and return the groups."""
         with recorded_nodes():
             return await self._roll_out(self.running[uuid]["job"])
 
@@ -240,7 +241,7 @@ class WorkerPool:
                 self._note(Outcome(RolloutStatus.CANCELLED, samples_failed="cancelled"), job)
                 raise
             finally:
-                self.running.pop(job.uuid, None)  # from here on it is not cancelled
+                self.running.pop(job.uuid, None)  # no cancellation from here on
             self._note(outcome, job)
             await self._finish(outcome, job)
             return outcome.groups
@@ -301,7 +302,7 @@ class WorkerPool:
 
     def _on_end(self, job: RolloutTask, task: asyncio.Task[Any]) -> None:
         self.tasks.discard(task)
-        self.running.pop(job.uuid, None)  # an overridden handle_env may leave it
+        self.running.pop(job.uuid, None)  # an overridden handle_env may not remove it
         self.jobs.pop(job.uuid, None)
         if not task.cancelled() and task.exception() is not None:
             self.fatal = self.fatal or task.exception()

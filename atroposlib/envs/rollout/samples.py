@@ -1,11 +1,11 @@
-"""Samples of one group: drawn concurrently; failed ones are drawn again, not scored 0.
+"""Samples of a group: drawn concurrently; failed samples are drawn again, not scored 0.
 
     sample --score--> row of the group                counted as context_full if that ended it
        |--None, or no score--> drawn again         counted as no_score
-       '--exception, NaN-----> drawn again         counted by its outcome, such as judge_error
+       '--exception, NaN-----> drawn again         counted by its outcome, like judge_error
 
-A group has as many second draws as samples. If they do not suffice, the group is short. It is
-given up earlier if as many draws as samples have ended, all of them by the same mistake.
+A group has as many second draws as samples. If they do not suffice, the group is short. The
+group is given up earlier if as many draws as samples have ended, all by the same mistake.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ Draw = Callable[[Any], Awaitable[tuple[ScoredDataItem | None, list[Any]]]]
 def scored_when_full(sample: Draw, score: float, note: Callable[[str], None]) -> Draw:
     """``sample``, with a row for a conversation that filled the context of the model.
 
-    It would otherwise be drawn again until it is short, so that the policy sees no long one.
-    The row is the last that was sampled; one that sampled nothing raises ContextFull.
+    Otherwise the sample would be drawn again until it is short, and the policy would see no
+    long conversation. The row is the last sampled row; a conversation without a sample raises
+    ContextFull.
     """
 
     async def draw(item: Any) -> tuple[ScoredDataItem | None, list[Any]]:
@@ -90,14 +91,15 @@ async def collect_group(
     failed: Callable[..., None] = lambda *failure: None,
     code: Callable[..., Any] | None = None,
 ) -> tuple[ScoredDataGroup, list[Any]]:
-    """Draw ``group_size`` samples of ``item`` concurrently; redraw those without a score.
+    """Draw ``group_size`` samples of ``item`` concurrently; redraw samples without a score.
 
-    ``failed`` is called with the outcome of each failed sample and its error, if it has one.
-    ``code`` is the function of the user that samples and scores, by default ``sample``. Raises
-    IncompleteGroup: no second draw is left, or none can help; the others are cancelled.
+    ``failed`` is called with the outcome of each failed sample and its error, if there is an
+    error. ``code`` is the function of the user that samples and scores, by default ``sample``.
+    Raises IncompleteGroup: no second draw is left, or none can help; the remaining samples are
+    cancelled.
     """
     drawing = _Drawing(sample, item, group_size, failed, code or sample, redraws=group_size)
-    # Cancels the other samples if one raises: their group is given up.
+    # Cancels the remaining samples if a sample raises: their group is given up.
     drawn = await gather_or_cancel(drawing.one() for _ in range(group_size))
     items = [item for item in drawn if item is not None]
     if {*drawing.ends} == {NO_SCORE}:
@@ -108,9 +110,9 @@ async def collect_group(
 
 
 def _alike(items: Sequence[ScoredDataItem]) -> list[ScoredDataItem]:
-    """``items``, of which those of :func:`cut_off` have the optional fields of the others.
+    """``items``; items of :func:`cut_off` get the optional fields of the remaining items.
 
-    An environment may leave out what the framework adds to its rows later.
+    An environment may omit fields that the framework adds to its rows later.
     """
     whole = [item for item in items if item.get("outcomes") != "truncated"]
     if not whole:
@@ -129,7 +131,7 @@ def _alike(items: Sequence[ScoredDataItem]) -> list[ScoredDataItem]:
 
 @dataclass
 class _Drawing:
-    """The samples of one group and their common second draws."""
+    """The samples of a group and their common second draws."""
 
     sample: Draw
     item: Any
@@ -138,7 +140,7 @@ class _Drawing:
     code: Callable[..., Any]
     redraws: int
     backlog: list[Any] = field(default_factory=list)
-    ends: list[Cause | str | None] = field(default_factory=list)  # of all draws
+    ends: list[Cause | str | None] = field(default_factory=list)  # ends of all draws
 
     async def one(self) -> ScoredDataItem | None:
         """A sample with a score; None if it has none and no second draw is left."""
@@ -159,7 +161,7 @@ class _Drawing:
                     raise IncompleteGroup(f"no attempt is left: {error}") from error
                 return None
             self.redraws -= 1
-            await asyncio.sleep(0)  # every sample is drawn once before one is drawn again
+            await asyncio.sleep(0)  # every sample is drawn once before a second draw
 
     def _note_mistake(self, error: AtroposError) -> None:
         mistake = mistake_of(error)

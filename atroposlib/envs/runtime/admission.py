@@ -1,11 +1,11 @@
-"""Admission of rollouts by the rollout API, so that none ends too stale for training.
+"""Admission of rollouts by the rollout API, so that no rollout ends too stale for training.
 
     rollout wanted --POST /admission--> granted: it begins; the admission is extended meanwhile
                                     '-> refused: the item is kept; next request in ASK_AGAIN_S
     rollout over (sent, dropped, given up) --POST /admission/release
 
 Used only if the trainer registered ``max_staleness``: without a bound every request would be
-granted. With an API that has no such route, the queue alone limits the rollouts.
+granted. With an API without this route, the queue alone limits the rollouts.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _NO_SUCH_ROUTE = (404, 405)
 
 
 class RolloutAdmission:
-    """The admissions of the rollouts under way, one each."""
+    """The admissions of the rollouts under way, an admission each."""
 
     def __init__(self, client: AsyncRolloutClient) -> None:
         self._client = client
         self._held: dict[str, float] = {}  # admission id -> when to extend it, monotonic
         self._ask_at = float("-inf")
-        self._offered = True  # False: the API has no such route
+        self._offered = True  # False: the API has no admission route
         self.refusal: str | None = None  # why the last rollout may not begin yet
 
     async def admits(
@@ -81,7 +81,7 @@ class RolloutAdmission:
         return False
 
     async def settle(self, under_way: Collection[str], who: EnvIdentifier, size: int) -> None:
-        """Release the admissions of rollouts that are over, and extend the others in time.
+        """Release the admissions of ended rollouts, and extend the remaining admissions in time.
 
         Raises UnknownEnv, NotRegistered: the run is over; register again.
         """
@@ -95,7 +95,8 @@ class RolloutAdmission:
             )
         now = time.monotonic()
         for admission_id in [held for held, due in self._held.items() if due <= now]:
-            # The API may refuse an expired one. Its rollout continues: it is paid for.
+            # The API may refuse an expired admission. Its rollout continues, because its
+            # generation has begun.
             await self._client.request_admission(
                 who, size, ttl_s=ADMISSION_TTL_S, admission_id=admission_id
             )

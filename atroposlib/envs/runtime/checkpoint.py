@@ -1,4 +1,4 @@
-"""Checkpoints of an environment's small state, such as its position in a data set.
+"""Checkpoints of an environment's small state, for example its position in a data set.
 
     <checkpoint_dir>/env_checkpoints/<name in the run>/step-<n>.json
 
@@ -50,7 +50,7 @@ def write_whole(path: Path, text: str) -> None:
 def newest(checkpoint_dir: str, run_name: str, step: int) -> dict[str, Any] | None:
     """The newest data saved at or before ``step``; an unreadable file is skipped.
 
-    Of two files of one step, the one under the current name is read.
+    Of two files of the same step, the file under the current name is read.
     """
     own = _directory(checkpoint_dir, run_name)
     found = [(at, path.parent == own, path) for at, path in _candidates(own) if at <= step]
@@ -79,10 +79,10 @@ def _candidates(own: Path) -> Iterator[tuple[int, Path]]:
 
 
 def restore(target: object, data: dict[str, Any], protected: Set[str]) -> None:
-    """Set the attributes of ``target`` that hold plain data; log a warning for the others.
+    """Set the attributes of ``target`` that hold plain data; log a warning for other keys.
 
     A checkpoint directory is shared, so its keys must not replace a method, a private
-    attribute, a live object or one of ``protected``.
+    attribute, a live object or an attribute in ``protected``.
     """
     for name, value in data.items():
         if name.startswith("_") or name in protected or not _holds_data(target, name):

@@ -1,7 +1,8 @@
 """Creation of an environment from its merged settings, with names from its servers.
 
-Model and tokenizer are those of the inference server where flags, YAML and config_init name none.
-Names that are given are compared with the server. The last resort is the class default.
+The names of model and tokenizer come from the inference server where flags, YAML and
+config_init give no names. Names that are given are compared with the server. The last resort
+is the class default.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ class CommandSettings:
 def make_named_env(
     env_cls: type[EnvRuntime], settings: CommandSettings, *, must_answer: bool = False
 ) -> EnvRuntime:
-    """Create the environment; model and tokenizer that are not set are those of its servers.
+    """Create the environment; unset names of model and tokenizer come from its servers.
 
     ``must_answer``: an absent server is an error.
     """
-    for name in settings.env.trackers:  # before a wait for a server
+    for name in settings.env.trackers:  # checked before a wait for a server
         require(name)
     server = server_manager(env_cls, settings)
     if server.template is not None:
@@ -87,7 +88,7 @@ def _require_names(settings: CommandSettings) -> None:
 async def _named_more(
     env_cls: type[EnvRuntime], settings: CommandSettings
 ) -> dict[str, ServerConfigs | None]:
-    """The further servers, such as a teacher's, with the names of the models they serve."""
+    """The further servers, for example a teacher's, with the names of their models."""
     named = dict(settings.more_servers)
     for namespace, more in env_cls.more_servers().items():
         configs = named[namespace]
@@ -131,8 +132,8 @@ def make_env(
 ) -> EnvRuntime:
     """Create the environment; its constructor finds ``server`` and ``tokenizer``, if known.
 
-    Environments that override ``__init__`` accept the four original arguments only, some of
-    them under other names.
+    Environments that override ``__init__`` accept the four original arguments only, some under
+    different names.
     """
     more = env_cls.more_servers()
     env = env_cls.__new__(env_cls)
@@ -184,7 +185,7 @@ async def named_by_servers(
 
 
 async def identify(servers: Sequence[APIServer], *, wait: bool) -> list[str]:
-    """Ask each server for its model; returns directories or hub names of those that list one."""
+    """Ask each server for its model; returns directories or hub names, where listed."""
     engines = [server for server in servers if isinstance(server, OpenAICompatibleServer)]
     for server in engines:
         try:

@@ -1,7 +1,7 @@
 """Runtime state that ``serve``, ``process`` and ``evaluate`` share in an environment.
 
-Authors read ``base.py``. The names of the attributes are public: released environments read and
-set them, including those whose values belong to a part of the runtime.
+Authors read ``base.py``. The names of the attributes are public: released environments read
+and set the attributes, including attributes whose values belong to a part of the runtime.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _began_under: ContextVar[int | None] = ContextVar("began_under", default=None)
 
 
 class MoreServers(NamedTuple):
-    """Servers in addition to those of the trained model, such as a teacher's or a judge's."""
+    """Further servers in addition to the trained model's, for example of a teacher or a judge."""
 
-    argument: str  # the constructor's name for them
+    argument: str  # the constructor's name for these servers
     defaults: ServerConfigs | None  # None: they are optional
-    switch: str = ""  # the setting without which they are not used
+    switch: str = ""  # these servers are used only with this setting
 
 
 class PartAttribute(Generic[T]):
@@ -79,7 +79,7 @@ class PartAttribute(Generic[T]):
 
 
 class EnvRuntime(EnvHooks):
-    """Servers, running rollouts and measurements of one environment."""
+    """Servers, running rollouts and measurements of an environment."""
 
     name: str | None = None
     env_config_cls: type[BaseEnvConfig] = BaseEnvConfig
@@ -130,7 +130,7 @@ class EnvRuntime(EnvHooks):
             require(name)
         before = frozenset(vars(self))  # some environments set theirs before this call
         self.config = config.model_copy()
-        # The command line asked its servers for names already, and makes no others.
+        # The command line asked its servers for names already, and makes no further servers.
         self.server: ServerManager = vars(self).get("server") or ServerManager(
             server_configs,
             slurm=slurm,
@@ -197,7 +197,7 @@ class EnvRuntime(EnvHooks):
 
     @property
     def sender(self) -> GroupSender | None:
-        """The sender of ``serve``; None before the registration and in other commands."""
+        """The sender of ``serve``; None before the registration and in the remaining commands."""
         return self.serving.sender if self.serving is not None else None
 
     def count_workers(self) -> None:
@@ -236,7 +236,7 @@ class EnvRuntime(EnvHooks):
             await self.serving.open_trackers()
 
     async def get_status(self) -> None:
-        """Follow queue, step and weight; ``status_dict`` has them."""
+        """Read queue, step and weight into ``status_dict``."""
         if self.serving is not None:
             await self.serving.read_status()
 
@@ -257,7 +257,7 @@ class EnvRuntime(EnvHooks):
         return int(derived_batch_size(self.config, status.unallocated_fraction))
 
     async def update_weight(self, weight: float) -> None:
-        """Limit the servers' slots to this environment's share of them, 0..1."""
+        """Limit the servers' slots to this environment's share, 0..1."""
         await self.server.update_weight(weight)
 
     async def env_step_checks(self) -> None:
@@ -311,7 +311,7 @@ class EnvRuntime(EnvHooks):
         do_send_to_api: bool = True,
         abort_on_any_max_length_exceeded: bool = True,
     ) -> list[ScoredDataGroup]:
-        """Accept or reject each group, save and send the accepted ones, and return them."""
+        """Accept or reject each group, save, send and return the accepted groups."""
         sender = self.sender if do_send_to_api else None
         # Before anything is awaited.
         run_id = self.joined_run.registration.run_id if sender else ""

@@ -1,7 +1,7 @@
 """Evaluation: its schedule during ``serve``, and the files and the table of its results.
 
 metrics -> MetricsLogger (with step and policy version) -> metrics.json, table
-samples -> samples.jsonl, transcripts.jsonl (groups by item, as ``process`` writes them)
+samples -> samples.jsonl, transcripts.jsonl (groups by item, in the form of ``process``)
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from atroposlib.wire import EnvStatus
 logger = logging.getLogger(__name__)
 
 TRANSCRIPTS = "transcripts.jsonl"
-ROW = "row"  # of a sample: tokens, masks, ... of its conversation; in transcripts only
+ROW = "row"  # key of a sample: tokens, masks, ... of its conversation; in transcripts only
 ROW_FIELDS = ("tokens", "masks", "inference_logprobs", "versions")
 NO_REWARD = frozenset({"answer", "expected", "id", "item", "reward", "score", "seed", "step"})
 
 
 @dataclass
 class PeriodicEvaluation:
-    """Evaluation during ``serve``: schedule, one at a time, with the policy version measured."""
+    """Evaluation during ``serve``: its schedule and the measured policy version."""
 
     hook: Callable[[], Awaitable[Any]]
     run: JoinedRun
@@ -86,7 +86,7 @@ class PeriodicEvaluation:
     async def finish(
         self, weights_of: Callable[[int], Awaitable[None]], *, evaluate_at_end: bool
     ) -> None:
-        """Await the running evaluation, and do the last one if it is due or configured.
+        """Await the running evaluation, and run a last evaluation if it is due or configured.
 
         ``weights_of`` waits until the servers hold the weights of a step.
         """
@@ -98,7 +98,7 @@ class PeriodicEvaluation:
 
 
 def eval_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The same metrics under ``eval/``."""
+    """Metrics with their names under ``eval/``."""
     return {
         name if name.startswith("eval/") else f"eval/{name}": value
         for name, value in metrics.items()
@@ -119,14 +119,15 @@ def report_results(
     verbose: bool = True,
     stderr: Mapping[str, float] | None = None,
 ) -> None:
-    """Write the files, if there is a ``directory`` for them, and print the table.
+    """Write the files, if there is a ``directory``, and print the table.
 
-    They are ``metrics.json`` and, with samples, ``samples.jsonl``; each whole or not. Samples
-    with messages, or a prompt, also make :func:`transcripts`. Without ``stderr`` a metric has
-    the standard error of the samples' field of its name, if it is the mean of that field.
-    ``measured_at`` holds the step and the policy version, times are seconds since the epoch (by
-    default now). A number that is not finite is written as null: JSON has no form for it.
-    ``verbose`` False prints nothing; entries that are not numbers are left out of the table.
+    The files are ``metrics.json`` and, with samples, ``samples.jsonl``; each is written whole
+    or not at all. Samples with messages, or a prompt, also make :func:`transcripts`. Without
+    ``stderr`` a metric has the standard error of the samples' field of its name, if it is the
+    mean of that field. ``measured_at`` holds the step and the policy version, times are
+    seconds since the epoch (by default now). A number that is not finite is written as null:
+    JSON has no form for it. ``verbose`` False prints nothing; entries that are not numbers are
+    left out of the table.
     """
     now, results = time.time(), scalars(metrics)
     started, ended = start_time or now, end_time or now
@@ -164,7 +165,7 @@ def _without_row(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def append_samples(path: Path, samples: Sequence[Mapping[str, Any]], step: int) -> None:
-    """Add ``samples`` to a file that holds those of every evaluation of a run."""
+    """Add ``samples`` to a file that holds the samples of every evaluation of a run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         for sample in samples:
@@ -175,7 +176,7 @@ def append_samples(path: Path, samples: Sequence[Mapping[str, Any]], step: int) 
 
 
 def by_item(samples: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Samples of each item: of one ``id``, ``item`` or ``seed``, else of one prompt."""
+    """Samples of each item: grouped by ``id``, ``item`` or ``seed``, else by prompt."""
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for place, sample in enumerate(samples):
         names = (sample.get(name) for name in ("id", "item", "seed", "prompt"))
@@ -189,7 +190,7 @@ def by_item(samples: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str,
 def default_errors(
     samples: Sequence[Mapping[str, Any]], metrics: Mapping[str, Any]
 ) -> dict[str, float]:
-    """The standard errors, clustered by item, of those metrics that are means of a field."""
+    """The standard errors, clustered by item, of the metrics that are means of a field."""
     items = [mean_metrics(map(_numbers, tries)) for tries in by_item(samples).values()]
     means, errors = mean_metrics(items), standard_errors(items)
     return {
@@ -201,10 +202,11 @@ def default_errors(
 
 
 def transcripts(samples: Sequence[Mapping[str, Any]], env: str) -> list[dict[str, Any]]:
-    """One group per item in the form of the file of ``process``.
+    """Groups by item, in the form of the file of ``process``.
 
     Rows have ``messages``, or ``prompt`` and ``completion`` as messages; the score is
-    ``reward``, ``score`` or ``exact``, None for a failed sample. Other numbers are the named rewards.
+    ``reward``, ``score`` or ``exact``, None for a failed sample. The remaining numbers are the
+    named rewards.
     """
     groups = []
     for item, rows in by_item(samples).items():

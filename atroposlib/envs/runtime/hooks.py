@@ -14,7 +14,7 @@ from atroposlib.type_definitions import Item
 
 
 class EnvHooks(RolloutHooks, Protocol):
-    """The methods of ``BaseEnv`` that the runtime calls; ``base.py`` documents them."""
+    """The methods of ``BaseEnv`` that the runtime calls; see ``base.py``."""
 
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, ServerConfigs]: ...

@@ -1,7 +1,8 @@
 """Metrics of an environment: the runtime's measurements, and the sinks that record them.
 
 Metrics go to the log and to sinks: a jsonl file (``metrics_path``), and each tracker. A sink
-receives ``(metrics, step)`` and drops what it cannot show, such as a table in a file.
+receives ``(metrics, step)`` and drops values that it cannot show, for example a table in a
+file.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ REPORTED_ROLLOUTS = "failed timed_out cancelled short retried gave_up empty".spl
 
 
 class MetricsLogger:
-    """Sinks of one run, and the measurements that the next emission reports."""
+    """Sinks of a run, and the measurements that the next emission reports."""
 
     def __init__(self, env: str, metrics_path: str | None) -> None:
         self.sinks: list[JsonlSink | TrackerSink | Reports] = []
         if metrics_path:
             self.sinks.append(JsonlSink(Path(metrics_path), env))
-        self.level = logging.INFO  # of the lines in the log
+        self.level = logging.INFO  # level of the lines in the log
         self._env = env
         self._values: dict[str, list[float]] = {}
         self.completion_lengths: list[int] = []  # trained tokens of each sequence
@@ -52,7 +53,7 @@ class MetricsLogger:
         self.workers_added_list: list[int] = []
 
     def log(self, name: str, value: float) -> None:
-        """Record ``value``; the next emission reports the mean since the last one."""
+        """Record ``value``; the next emission reports the mean since the last emission."""
         self._values.setdefault(name, []).append(float(value))
 
     def quiet(self) -> None:
@@ -110,7 +111,7 @@ class MetricsLogger:
         return metrics
 
     def emit(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Log ``metrics`` of all rollouts, else of kept ones, and write all to every sink."""
+        """Log ``metrics`` of all rollouts, else of kept rollouts, and write all to every sink."""
         words = []
         for name, value in scalars(metrics).items():
             short = name.removeprefix("train/")
@@ -124,7 +125,7 @@ class MetricsLogger:
             sink.write(metrics, step)
 
     def open_trackers(self, run: JoinedRun) -> None:
-        """Record in the trackers of the settings too, each in a new run of its own.
+        """Record in the trackers of the settings too, each in a new run.
 
         ``use_wandb`` without the package is a line of the log, if a setting asks for it.
         Raises ConfigError: a tracker requires an account.
@@ -159,7 +160,7 @@ class MetricsLogger:
 
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float | int | str | bool | None]:
-    """The entries that are one number or word; NaN becomes null, tables are left out."""
+    """The entries that are a single number or word; NaN becomes null, tables are left out."""
     shown: dict[str, float | int | str | bool | None] = {}
     for name, value in metrics.items():
         value = json_number(plain(value))
@@ -170,7 +171,7 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float | int | str | bool | 
 
 @dataclass
 class JsonlSink:
-    """One JSON object per emission: time, env, step, then the metrics."""
+    """A JSON object per emission: time, env, step, then the metrics."""
 
     path: Path
     env: str
@@ -188,9 +189,10 @@ class JsonlSink:
 
 
 class TrackerSink:
-    """A tracker: wandb takes whatever is emitted, the others take the finite numbers.
+    """A tracker: wandb takes every value, the remaining trackers take the finite numbers.
 
-    ``prefix`` goes before names that begin with ``train``: environments share a group there.
+    ``prefix`` goes before names that begin with ``train``: environments share a group in a
+    tracker.
     """
 
     def __init__(self, tracker: Guarded, prefix: str = "") -> None:

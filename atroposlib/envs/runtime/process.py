@@ -3,7 +3,7 @@
 ``process`` runs up to ``max_num_workers`` rollouts at once, backlog items included, until
 ``total_steps`` groups are scored. The first item is a probe, rolled out alone; the second too,
 if the first fails. It stops when ``max_failures_in_a_row`` items gave no group. At the end,
-also after an error, all groups made are in the file and on the HTML page of it.
+also after an error, all groups made are in the file and on its HTML page.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ async def _start_rollouts(env: EnvRuntime, wanted: int, shutdown: Shutdown) -> N
     pool = env.pool
     room = min(env.max_num_workers if pool.probe.over else 1, wanted - pool.counts["kept"])
     for _ in range(room - pool.busy):
-        # A probe needs another item, not the failed one again.
+        # A probe needs a new item, not the failed item again.
         waiting = pool.next_waiting() if pool.probe.over else None
         job = waiting or await shutdown.or_shutdown(env.new_job()) or pool.next_waiting()
         if job is None:
@@ -121,7 +121,7 @@ def _stop_if_only_failing(env: EnvRuntime, pool: WorkerPool) -> None:
         return
     gone = pool.servers_gone_since
     if gone is not None and time.monotonic() - gone < env.config.api_timeout_s:
-        return  # a server is absent: waiting may help, other items would not
+        return  # a server is absent: waiting may help, new items would not
     message = f"{pool.consecutive_empty_items} items in a row gave no group ({_counts(env)})"
     last = f"\nthe last error: {describe_error(pool.last_error)}" if pool.last_error else ""
     raise OnlyFailures(message + last) from pool.last_error

@@ -1,4 +1,4 @@
-"""Registration at the rollout API: the first one, and again after a restart or a reset."""
+"""Registration at the rollout API: first, and again after a restart or a reset."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class JoinedRun:
         self.step = 0  # trainer steps; ``process``: groups kept
         self.max_token_len = -1  # tokens of a sequence; -1: unknown
         self.env_id: int | None = None
-        self.name: str | None = None  # of this environment in the run
+        self.name: str | None = None  # name of this environment in the run
         self.project: str | None = None
         self.group: str | None = None
         self.checkpoint_dir = ""
@@ -146,7 +146,7 @@ class RunRegistration:
         return registration
 
     async def re_register(self, stale: EnvRegistered) -> EnvRegistered:
-        """Register again, once for all callers that hold ``stale``; return the current one."""
+        """Register again, once for all callers with ``stale``; return the current registration."""
         async with self._registering:  # all running sends fail at the same time
             if self.run.registration is not stale:
                 return self.run.registration

@@ -1,9 +1,9 @@
 """Reports of an environment to the rollout API: dropped groups, and numbers of each step.
 
-    filter, sender --drop()-> counts, one sample per reason --.
+    filter, sender --drop()-> counts, a sample per reason ----.
     metrics --write()-------> numbers of the last step -------+-- with a heartbeat --> API
 
-Nothing waits for them. A report that does not arrive is lost.
+Nothing waits for a report. A report that does not arrive is lost.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from atroposlib.errors import InvalidGroup
 from atroposlib.trackers import finite_numbers
 from atroposlib.wire import DropReport, EnvIdentifier, StepReport
 
-EVERY_S = 10.0  # between two reports of one reason
+EVERY_S = 10.0  # pause between two reports of a reason
 MAX_SAMPLE_BYTES = 2**20
 
 
 class Reports:
-    """What is to be reported; also a sink of metrics."""
+    """Pending reports; also a sink of metrics."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._counts: Counter[str] = Counter()  # by reason, since its last report
-        self._samples: dict[str, Mapping[str, Any]] = {}  # the first group of them
+        self._counts: Counter[str] = Counter()  # keys: reasons; since the last report
+        self._samples: dict[str, Mapping[str, Any]] = {}  # first group of each reason
         self._due: dict[str, float] = {}
         self._step: tuple[int, Mapping[str, Any]] | None = None
 
@@ -46,10 +46,10 @@ class Reports:
         self._step = step, metrics
 
     def close(self) -> None:
-        """As of every sink; nothing is open."""
+        """Do nothing: this sink has no open file."""
 
     async def send(self, client: AsyncRolloutClient, who: EnvIdentifier) -> None:
-        """Report what is due; best effort. The first that fails ends it: heartbeats go on."""
+        """Send the due reports; best effort. The first failure ends the call: heartbeats go on."""
         now, named = self._clock(), who.model_dump()
         for reason in [reason for reason in self._counts if self._due.get(reason, now) <= now]:
             self._due[reason] = now + EVERY_S
@@ -64,7 +64,7 @@ class Reports:
 
 
 def _pack_small(group: Mapping[str, Any] | None) -> bytes:
-    """The group in binary form; nothing where it has none, or is too large."""
+    """The group in binary form; empty without this form, or if too large."""
     from atroposlib.wire.binary import pack_columns  # numpy loads where it is used
 
     try:

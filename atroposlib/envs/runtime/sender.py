@@ -1,4 +1,4 @@
-"""Delivery of groups: rejected ones are counted, accepted ones saved and sent exactly once.
+"""Delivery of groups: rejected groups are counted, accepted groups are saved and sent exactly once.
 
 AcceptedGroup -> jsonl file -> POST with an idempotency key -> stored by the rollout API
                                 |-- another run by now: dropped, counted, its item requeued
@@ -46,14 +46,14 @@ logger = logging.getLogger(__name__)
 
 
 class GroupStats:
-    """Counts of the groups and samples of one run, by outcome."""
+    """Counts of the groups and samples of a run, by outcome."""
 
     def __init__(self) -> None:
         self.kept_since_log = 0  # since metrics were last logged
         self.sent = 0  # accepted by the rollout API
         self.dropped: Counter[str] = Counter()  # groups per reason
-        self.allowed: Counter[str] = Counter()  # kept, but stricter rules drop them
-        self.samples: Counter[str] = Counter()  # failed ones per outcome of the record
+        self.allowed: Counter[str] = Counter()  # kept, but dropped by stricter rules
+        self.samples: Counter[str] = Counter()  # failed samples per outcome of the record
         self.failures = Repeats()
         self.recent: deque[tuple[RejectReason, str] | None] = deque(maxlen=16)  # None: sent
         self.rewards: deque[float] = deque(maxlen=64)  # means of the last groups sent
@@ -89,7 +89,7 @@ class GroupStats:
     def sample_failed(
         self, outcome: str, error: AtroposError | None = None, count: int = 1
     ) -> None:
-        """Count samples by their outcome, such as env_error or context_full; log the first."""
+        """Count samples by their outcome, for example env_error or context_full; log the first."""
         self.samples[outcome] += count
         if error is not None:
             self.failures.failed(error)
@@ -118,7 +118,7 @@ class GroupStats:
 async def filter_groups(
     groups: Sequence[ScoredDataGroup], rules: FilterRules, group_stats: GroupStats, item: Any
 ) -> list[AcceptedGroup]:
-    """The accepted ones of ``groups``; the others are counted."""
+    """The accepted groups of ``groups``; the rest are counted."""
     # In a thread: 10^6 tokens take a tenth of a second, which would block every rollout.
     nodes = list(recorded_here())
     judged = await asyncio.to_thread(
@@ -138,7 +138,7 @@ class GroupSender:
     """Sends accepted groups to the current run of the rollout API."""
 
     client: AsyncRolloutClient
-    registration: Callable[[], EnvRegistered]  # returns the current one
+    registration: Callable[[], EnvRegistered]  # returns the current registration
     stats: GroupStats
     group_size: int
     # Called with a registration that the API does not know any more.
@@ -160,7 +160,7 @@ class GroupSender:
     async def send(
         self, groups: Sequence[AcceptedGroup], item: Any, sampled_for: str
     ) -> Sequence[AcceptedGroup]:
-        """Send ``groups`` in one request and return them, or nothing if they were dropped.
+        """Send ``groups`` in a single request; return the groups, or nothing if dropped.
 
         ``sampled_for`` is the id of the run for which they were sampled: their policy versions
         have no meaning in another run. Raises RolloutApiUnavailable: the API was absent longer
@@ -186,7 +186,7 @@ class GroupSender:
     async def _send_until_settled(
         self, groups: Sequence[AcceptedGroup], sampled_for: str
     ) -> tuple[RejectReason, str] | None:
-        """The reason why the API did not accept them; None: it accepted them."""
+        """The reason why the API rejected the groups; None: accepted."""
         while True:
             registration = self.registration()
             if registration.run_id != sampled_for:
@@ -223,7 +223,7 @@ class GroupFile:
         self._file: BinaryIO | None = None
 
     def write(self, group: Mapping[str, Any]) -> None:
-        """Append one group."""
+        """Append a group."""
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("xb")
@@ -237,7 +237,7 @@ class GroupFile:
 
 
 def _json_form(value: Any) -> Any:
-    """Values of fields that only the file holds: those without a JSON form become their repr."""
+    """Values of fields that only the file holds: values without a JSON form become their repr."""
     known = plain(value)
     return repr(value) if known is value else known
 

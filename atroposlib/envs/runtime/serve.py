@@ -39,8 +39,8 @@ from atroposlib.errors import (
 from atroposlib.wire import MOSTLY_DROPPED, EnvStatus, Heartbeat
 
 logger = logging.getLogger(__name__)
-DISCONNECT_TIMEOUT_S = 5.0  # of the calls that only tidy up
-MAX_WAIT_CHARS, MAX_SERVERS = 400, 64  # in a heartbeat
+DISCONNECT_TIMEOUT_S = 5.0  # limit of the calls that only clean up
+MAX_WAIT_CHARS, MAX_SERVERS = 400, 64  # limits in a heartbeat
 
 
 class EnvPhase(str, Enum):
@@ -56,7 +56,7 @@ class EnvPhase(str, Enum):
 
 
 class Serve:
-    """The life of one environment process in one or more runs."""
+    """The life of an environment process in one or more runs."""
 
     def __init__(self, env: EnvRuntime) -> None:
         self.env = env
@@ -67,7 +67,7 @@ class Serve:
             on_wait=self.waiting.start,
             binary=True,
         )
-        # One name per process, kept over registrations.
+        # A name per process, kept over registrations.
         self.name = f"{env.label()}-{uuid.uuid4().hex[:6]}"
         self.phase = EnvPhase.WAITING_FOR_TRAINER
         self.shutdown = Shutdown()
@@ -161,7 +161,7 @@ class Serve:
             self._run.project, self._run.group = info.get("project"), info.get("group")
             self.env.metrics_logger.open_trackers(self._run)
 
-    # --- one turn of the loop ---------------------------------------------------------
+    # --- a turn of the loop ----------------------------------------------------------
 
     async def _turn(self) -> None:
         env, started = self.env, time.monotonic()
@@ -201,9 +201,10 @@ class Serve:
         self._run.status, self._accepted_before = status, accepted
 
     def _queue(self) -> pacing.Queue:
-        """The queue as of now or fuller: a send that ends during an await leaves no room twice.
+        """The current queue or fuller: a send that ends during an await leaves no room twice.
 
-        A group that arrives while the status is on its way counts twice, until the next one.
+        A group that arrives while the status is on its way counts twice, until the next
+        status.
         """
         status, sender = self.status, self.sender
         if status is None or sender is None:
@@ -268,7 +269,7 @@ class Serve:
         bounded = self.status is not None and self.status.max_staleness is not None
         more = self.rollouts_wanted() - env.pool.busy
         env.metrics_logger.workers_added_list.append(more)
-        # A bound: where rollouts end as fast as they start, the step has to be read all the same.
+        # A bound: the step has to be read even if rollouts end as fast as they start.
         for _ in range(more):
             if self.shutdown.requested.is_set():
                 return
@@ -372,7 +373,7 @@ class Serve:
                 with boundary(env.label(), "the end", "wandb_log"):
                     await env.wandb_log({})
         except (AtroposError, asyncio.TimeoutError) as error:
-            # It must not hide an error that ends the run.
+            # A failure here must not hide an error that ends the run.
             logger.error("while leaving: %s", error or "no reply from the rollout API")
         finally:
             level = env.metrics_logger.level

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServerWatch:
-    """What each server serves is checked as soon as it answers, though no rollout calls it yet."""
+    """Checks the model of each server at its first answer, even before any rollout calls."""
 
     def __init__(
         self, env: EnvRuntime, client: AsyncRolloutClient, shutdown: Shutdown
@@ -52,7 +52,7 @@ class ServerWatch:
         """Wait until a server takes part.
 
         Raises:
-            InferenceUnavailable: none did within ``bound_s``.
+            InferenceUnavailable: no server did within ``bound_s``.
         """
         server, started = self._env.server, time.monotonic()
         while server.template is not None and not (server.servers or server.use_proxy):
@@ -74,4 +74,4 @@ class ServerWatch:
         except ConfigError as error:
             self._shutdown.fail(error)
         except InferenceUnavailable as error:
-            logger.debug("%s", error)  # rollouts wait for it themselves
+            logger.debug("%s", error)  # rollouts wait for the server

@@ -47,7 +47,7 @@ class Shutdown:
             else:  # the handler runs between two instructions of any task
                 loop.call_soon_threadsafe(self.request, signal.Signals(number).name)
 
-        # else not the main thread: the embedding program handles signals
+        # Outside the main thread the embedding program handles signals.
         with suppress(ValueError):
             on_signals(handle, signal.SIGTERM, signal.SIGINT)
 
@@ -98,7 +98,7 @@ class WaitStatus:
     def start(self, reason: str, *, usual: bool = False) -> None:
         """Set the wait reason and log it, at the beginning and every 10 s.
 
-        ``usual``: such waits occur in every step, so their beginning is not logged.
+        ``usual``: the wait occurs in every step, so its beginning is not logged.
         """
         reason = reason.removeprefix("waiting for ")
         now = self._clock()

@@ -27,20 +27,20 @@ NAMESPACE_SEP = "."
 
 STATUS_POLL_S = 0.1  # period of status requests to the rollout API
 HEARTBEAT_S = 2.0  # period of heartbeats
-MAX_BACK_OFF_S = 10.0  # longest pause between rollouts while all of them fail
-# Between rollouts while all of them fail; no pause up to one failure per worker.
+MAX_BACK_OFF_S = 10.0  # longest pause between rollouts while all rollouts fail
+# Pauses between rollouts while all fail; no pause up to a failure per worker.
 FAILING_BACKOFF = Backoff(initial_s=0.2, max_s=MAX_BACK_OFF_S)
 
 
 class EvalHandlingEnum(str, Enum):
     """Policy for training rollouts during an evaluation."""
 
-    STOP_TRAIN = "STOP_TRAIN"  # start none; running ones finish
-    LIMIT_TRAIN = "LIMIT_TRAIN"  # at most eval_limit_ratio of the workers
+    STOP_TRAIN = "STOP_TRAIN"  # start no rollouts; running rollouts finish
+    LIMIT_TRAIN = "LIMIT_TRAIN"  # use at most eval_limit_ratio of the workers
     NONE = "NONE"  # no change
 
 
-# Names of version 0.2.0 -> current names. Flags, YAML files and code may use the old ones.
+# Names of version 0.2.0 -> current names. Flags, YAML files and code may use the old names.
 NEW_NAMES = {
     "api_give_up_after": "api_timeout_s",
     "trainer_wait": "trainer_timeout_s",

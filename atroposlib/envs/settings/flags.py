@@ -1,6 +1,6 @@
-"""Command-line flags such as ``--env.group_size 8``: fields, names, values, help page. Pure.
+"""Command-line flags like ``--env.group_size 8``: fields, names, values, help page. Pure.
 
-Both ``--k v`` and ``--k=v``. A value may begin with one dash. Lists and mappings are JSON.
+Forms ``--k v`` and ``--k=v``. A value may begin with a dash. Lists and mappings are JSON.
 ``None`` is null. A flag of a boolean field without a value is true.
 """
 
@@ -30,10 +30,10 @@ HELP_FLAGS = ("--help", "-h")
 
 
 def flag_fields(prefix: str, defaults: BaseModel) -> dict[str, Any]:
-    """Fields of a pydantic-cli command: those of ``defaults``, with its values, not validated.
+    """Fields of a pydantic-cli command: the fields of ``defaults``, with its values, not validated.
 
     The default is a factory, so that pydantic-cli passes PydanticUndefined for a flag that is
-    not given. It stands in the description too, which becomes argparse's help.
+    not given. The description also has the default, as argparse's help.
     """
     fields = {}
     for name, field in type(defaults).model_fields.items():
@@ -53,7 +53,7 @@ def flag_fields(prefix: str, defaults: BaseModel) -> dict[str, Any]:
 def read_flags(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
     """The text of each flag of a command line.
 
-    Raises ConfigError: an unknown flag, one without its value, or a word without a flag.
+    Raises ConfigError: an unknown flag, a flag without its value, or a word without a flag.
     """
     pairs = list(flag_pairs(words))
     flagged = {name: text for name, text in pairs if name}
@@ -141,7 +141,7 @@ def title_of(name: str) -> str:
 
 
 def type_name(annotation: Any) -> str:
-    """The type of a flag's value, such as ``INT`` or ``STOP_TRAIN|NONE``."""
+    """The type of a flag's value, for example ``INT`` or ``STOP_TRAIN|NONE``."""
     options = get_args(annotation) if get_origin(annotation) in _UNIONS else (annotation,)
     names: list[str] = []
     for kind in (option for option in options if option is not type(None)):

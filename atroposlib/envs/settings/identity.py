@@ -56,7 +56,7 @@ def data_files(env_cls: type, config: Any) -> list[Path]:
 
 
 def report_path(source: EnvSource, name: str) -> Path:
-    """Where `atropos env validate` keeps a report that passed, by package, name and digest."""
+    """Path of a passing report of `atropos env validate`, by package, name and digest."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     digest_of = source.digest.rpartition(":")[2]
     file = f"{source.package}-{source.version}-{name}-{digest_of}.json"

@@ -17,7 +17,7 @@ from atroposlib.generation.chat.template import (
 )
 from atroposlib.wire.images import MAX_PICTURE_CHARACTERS, is_picture, picture_url
 
-SHOWN_CHARACTERS = 80  # of an address in an error
+SHOWN_CHARACTERS = 80  # limit of an address in an error
 
 
 def chat_content(content: Any, where: str = "message") -> str | list[Message]:
@@ -52,7 +52,7 @@ def _urls(content: Any, where: str) -> list[str]:
 
 
 def _image_part(part: Any, where: str) -> Message | None:
-    """The part in OpenAI's form; None for one of another kind."""
+    """The part in OpenAI's form; None for a part of a different kind."""
     if isinstance(part, str):
         return None
     kind, source = part.get("type"), part.get("image_url")

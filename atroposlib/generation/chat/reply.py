@@ -4,7 +4,7 @@
 
 The content of a reply whose prompt opened the reasoning starts with the opening mark, so that
 its text alone has all parts. A stop string is cut off. The tokens of the sample stay as they
-are, and :class:`WholeTexts` maps cut content back to them.
+are, and :class:`WholeTexts` maps cut content back to the tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from atroposlib.text.parts import CHANNEL, has_marks, split
 
 
 def text_of(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> str:
-    """Text of a sample without special tokens, except those that mark reasoning or channels."""
+    """Text of a sample without special tokens, except the marks of reasoning and channels."""
     whole = continuation(tokenizer, before, tokens, skip_special=False)
     plain = continuation(tokenizer, before, tokens, skip_special=True)
     if CHANNEL in whole:
@@ -40,13 +40,13 @@ def _is_dropped(tokenizer: Any, token: int) -> bool:
 
 
 class WholeTexts:
-    """Text as it was sampled, by the content that was cut at a stop string."""
+    """Sampled texts, by their content cut at a stop string."""
 
     def __init__(self) -> None:
         self._whole_of: dict[str, str] = {}
 
     def keep(self, content: str, whole: str) -> None:
-        """Note that ``content`` was cut from ``whole``, if it was."""
+        """Record that ``content`` was cut from ``whole``, if they differ."""
         if content != whole:
             self._whole_of[content] = whole
 
@@ -68,7 +68,7 @@ def message_of(
 ) -> Message:
     """The assistant's message of a sampled ``text``, of which ``cut`` is for the reader.
 
-    Channels of harmony are told apart: content is the answer, ``reasoning_content`` the rest.
+    Channels of harmony are separated: content is the answer, ``reasoning_content`` the rest.
     """
     message: Message = {"role": "assistant", "content": cut}
     if translator is not None and tools:

@@ -2,8 +2,9 @@
 
     "see <|im_end|>"  --guarded-->  "see <", GUARD, "|im_end|>"  --encode-->  no end of turn
 
-A guard inside the text of a special token keeps a tokenizer from reading it as one. Text is
-encoded in the pieces between the guards, so that the prompt has exactly the given text.
+A guard inside the text of a special token keeps a tokenizer from encoding a special token.
+Text is encoded in the pieces between the guards, so that the prompt has exactly the given
+text.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def _pattern_of(texts: tuple[str, ...]) -> re.Pattern[str] | None:
 def _special_texts(tokenizer: Any) -> list[str]:
     named = map(str, getattr(tokenizer, "all_special_tokens", None) or ())
     texts = {*named, *added_special_tokens(tokenizer).values()}
-    # The longest first: one may begin like another.
+    # The longest first: a text may begin with a shorter text.
     return sorted(
         (text for text in texts if len(text) > 1), key=lambda text: (-len(text), text)
     )

@@ -19,12 +19,13 @@ from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 
 # Replacements of the think tags that no chat template matches, so it strips no thinking.
 _SHIELDS = {"<think>": "\u2060[thinking\u2060", "</think>": "\u2060thinking]\u2060"}
-# End of a generation prompt that opens the reasoning, or that has an empty one.
+# End of a generation prompt that opens the reasoning, or that has an empty block.
 _OPENED_THINKING = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 # Options of vLLM's chat route about the end of the prompt.
 PROMPT_END = ("add_generation_prompt", "continue_final_message")
 
-# Prefixes for text that is not at the beginning; one of them does not merge with the text.
+# Prefixes for text that is not at the beginning; at least one prefix does not merge with the
+# text.
 _ANCHORS = (".", "a", "0")
 
 # Prompt tokens decoded with a sample; leading spaces depend on no earlier tokens.
@@ -52,14 +53,14 @@ def render(
     """The prompt text, after which the model writes: a generation prompt at its end, or the
     beginning of the assistant's last message, which is continued.
 
-    Without a template: one ``role: content`` line per message. Raises ConfigError for content
+    Without a template: a ``role: content`` line per message. Raises ConfigError for content
     other than text, and for a last message that the template does not keep.
 
     Args:
         preserve_think_blocks: keep earlier ``<think>`` blocks that the template would drop.
-        tools: passed to the template, which describes them in the prompt.
+        tools: passed to the template, which describes the tools in the prompt.
         template_kwargs: for the template; PROMPT_END as for vLLM.
-        guard: mark texts of special tokens in what others than the model wrote, for
+        guard: mark texts of special tokens in text that the model did not write, for
             :func:`encode_prompt` (``special_tokens.py``).
     """
     shown = template_messages(messages)
@@ -142,8 +143,8 @@ def encode_prompt(tokenizer: Any, text: str) -> list[int]:
 def encode_after(tokenizer: Any, before: Sequence[int], text: str) -> list[int]:
     """Ids of ``text`` in the middle of a sequence, after the tokens ``before``.
 
-    It is encoded with a prefix, if possible the last of those tokens: some tokenizers insert
-    a space at the beginning of a text.
+    The text is encoded with a prefix, if possible the last token of ``before``: some
+    tokenizers insert a space at the beginning of a text.
     """
     ids: list[int] = []
     for piece in text.split(GUARD):
@@ -157,7 +158,7 @@ def _encoded_after(tokenizer: Any, before: Sequence[int], text: str) -> list[int
     for anchor in (decoded(tokenizer, before[-1:], skip_special=False), *_ANCHORS):
         alone = _encode(tokenizer, anchor, special=False) if anchor else []
         both = _encode(tokenizer, anchor + text, special=False)
-        if alone and both[: len(alone)] == alone:  # else the prefix merged with the text
+        if alone and both[: len(alone)] == alone:  # otherwise the prefix merged with the text
             return both[len(alone) :]
     return _encode(tokenizer, text, special=False)
 
@@ -169,7 +170,7 @@ def decoded(tokenizer: Any, ids: Sequence[int], *, skip_special: bool) -> str:
 
 
 def require_known(tokenizer: Any, ids: Sequence[int]) -> None:
-    """Raise TokensMissing for ``ids`` that the tokenizer lacks; decoding drops them."""
+    """Raise TokensMissing for ``ids`` that the tokenizer lacks; decoding drops these ids."""
     known = len(tokenizer) if hasattr(tokenizer, "__len__") else sys.maxsize
     highest = max(ids, default=-1)
     # A vocabulary with gaps has ids beyond its size, which decode to text.
@@ -217,7 +218,7 @@ def _call(function: Callable[..., Any], value: Any, **options: Any) -> Any:
 def _opened_thinking(
     messages: list[Message], rendered: Callable[[list[Message], bool], str]
 ) -> str:
-    """End of a generation prompt that opens the think block, such as ``<think>\\n``.
+    """End of a generation prompt that opens the think block, for example ``<think>\\n``.
 
     The sampled text does not contain it, so it is missing from the history.
     """
@@ -257,9 +258,9 @@ def plain_message(message: Any) -> Message:
 
 
 def template_messages(messages: Sequence[Any]) -> list[Message]:
-    """Messages whose ``content`` is one text: None becomes "", text parts are joined.
+    """Messages whose ``content`` is a single text: None becomes "", text parts are joined.
 
-    Raises ConfigError for other parts, such as images: rows of text tokens cannot hold them.
+    Raises ConfigError for other parts, like images, which rows of text tokens cannot hold.
     """
     plain = [plain_message(message) for message in messages]
     return [

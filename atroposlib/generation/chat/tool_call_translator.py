@@ -50,10 +50,10 @@ class ToolCall(dict[str, Any]):
 
 
 class ToolCallTranslator:
-    """Parses tool calls of one session, and writes them back as sampled.
+    """Parses tool calls of a session, and writes the calls back as sampled.
 
     ``parser_name``: hermes, llama3_json, mistral, qwen3_coder, or one of vLLM's; ConfigError
-    for any other.
+    for an unknown name.
     """
 
     def __init__(self, tokenizer: Any, parser_name: str = "hermes") -> None:
@@ -86,7 +86,7 @@ class ToolCallTranslator:
         return parsed.content or None, calls, "tool_calls"
 
     def reconstruct_raw_text_from_tool_calls(self, tool_calls: Sequence[Any]) -> str:
-        """The sampled text of the calls; text in the model's format for other calls."""
+        """The sampled text of the calls; text in the model's format for unknown calls."""
         if not tool_calls:
             return ""
         calls = [plain_message(call) for call in tool_calls]
@@ -96,7 +96,7 @@ class ToolCallTranslator:
         return self.parser.write([_found_call(call) for call in calls])
 
     def convert_messages_for_template(self, messages: Sequence[Any]) -> list[Message]:
-        """Assistant messages with calls become text messages; others are unchanged.
+        """Assistant messages with calls become text messages; the rest is unchanged.
 
         A template that renders calls (``ToolParser.native``) gets them unchanged.
         """
@@ -109,7 +109,7 @@ class ToolCallTranslator:
         """Text of a sample after the tokens ``before``.
 
         With tools the special tokens are kept, because calls may contain them. Tokens that
-        end the turn are removed, because the chat template adds them.
+        end the turn are removed, because the chat template adds these tokens.
         """
         ids = list(token_ids)
         while has_tools and ids and self._ends_turn(ids[-1]):
@@ -159,7 +159,7 @@ def with_visible_tools(
 ) -> list[Message]:
     """``messages``; tools that the chat template ignores are described in the system message.
 
-    Raises ConfigError if that is not to be done, or if the calls have another format.
+    Raises ConfigError if ``describe`` is false, or if the calls have another format.
     """
     if shows_tools(tokenizer, tools):
         return list(messages)

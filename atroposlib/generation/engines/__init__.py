@@ -1,1 +1,1 @@
-"""Clients of one inference server, one module per kind."""
+"""Clients of an inference server, a module per kind."""

@@ -2,7 +2,7 @@
 
     caller -> wait until healthy -> take a slot -> attempt, at most 3 times -> result
 
-A backend is a subclass that overrides the ``_..._wrapper`` hooks: each makes one attempt.
+A backend is a subclass that overrides the ``_..._wrapper`` hooks: each makes a single attempt.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SPARE_CONNECTIONS = 4  # health checks must not queue behind generations
 
 
 class APIServer(LegacyHealth, ABC):
-    """One inference server. Train and eval calls have separate slots and timings."""
+    """An inference server. Train and eval calls have separate slots and timings."""
 
     #: Whether rows can be trained on: the backend returns token ids and logprobs.
     returns_tokens = True
@@ -72,7 +72,7 @@ class APIServer(LegacyHealth, ABC):
     announced_version: int | None = None
     #: GET route with ``weight_version``; None if the server has none.
     version_path: str | None = None
-    _newest_version = UNKNOWN_VERSION  # that the server reported
+    _newest_version = UNKNOWN_VERSION  # newest version that the server reported
 
     def __init__(
         self, config: APIServerConfig, reasoning_config: ReasoningConfig | None = None
@@ -117,7 +117,7 @@ class APIServer(LegacyHealth, ABC):
 
         ``skip_reasoning=True`` leaves the reasoning fields out. Raises InferenceUnavailable
         (no usable answer in three attempts, or unhealthy for ``config.timeout`` seconds), or
-        InferenceRefused: the server returned 4xx, after one request.
+        InferenceRefused: the server returned 4xx, after a single request.
         """
         kwargs = with_configured(kwargs, self.config)
         if not kwargs.pop("skip_reasoning", False):
@@ -162,7 +162,7 @@ class APIServer(LegacyHealth, ABC):
     async def generate_segment(
         self, input_ids: list[int], split: str = "train", **params: Any
     ) -> list[Generation]:
-        """One request of :meth:`generate`. Outputs may have the finish reason "abort"."""
+        """Send a request of :meth:`generate`. Outputs may have the finish reason "abort"."""
         kwargs = {**params, "input_ids": list(input_ids), "split": split}
 
         async def attempt(**kwargs: Any) -> list[Generation]:
@@ -181,7 +181,7 @@ class APIServer(LegacyHealth, ABC):
         return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
 
     async def update_weight(self, weight: float) -> None:
-        """Limit both splits to this share of their slots, at least one slot each."""
+        """Limit both splits to this share of their slots, with a minimum of 1 slot each."""
         self.train_stats.slots.update_weight(weight)
         self.eval_stats.slots.update_weight(weight)
 
@@ -196,7 +196,7 @@ class APIServer(LegacyHealth, ABC):
         return metrics
 
     async def state(self) -> ServerState:
-        """Requests of this process, and whether the server answers them."""
+        """Requests of this process, and whether the server answers."""
         slots = self.train_stats.slots, self.eval_stats.slots
         running = sum(slot.in_use for slot in slots)
         known = self._newest_version != UNKNOWN_VERSION
@@ -214,12 +214,12 @@ class APIServer(LegacyHealth, ABC):
         return self._stats_of(split).headroom
 
     async def close(self) -> None:
-        """Close the connections; a later call opens new ones."""
+        """Close the connections; a later call opens new connections."""
         await self.health.close()
         await self._custom_check.close()
         await self.http.aclose()
 
-    # --- hooks: one attempt each ------------------------------------------------------
+    # --- hooks: a single attempt each ------------------------------------------------------
 
     async def check_server_status_task(self, chat_completion: bool = True) -> bool | None:
         """Whether the server is healthy. Override it for servers without :attr:`health_path`.
@@ -238,7 +238,7 @@ class APIServer(LegacyHealth, ABC):
     async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> FourTuple: ...
 
     async def _generate_wrapper(self, **kwargs: Any) -> list[Generation]:
-        """One attempt with unknown versions; backends that report versions override it."""
+        """Make an attempt with unknown versions; backends that report versions override it."""
         return from_four_tuple(*await self._tokens_and_logprobs_completion_wrapper(**kwargs))
 
     async def _get_logprobs_wrapper(self, **kwargs: Any) -> dict[str, Any]:
@@ -277,7 +277,7 @@ class APIServer(LegacyHealth, ABC):
     # --- the common flow --------------------------------------------------------------
 
     async def _check_health(self) -> bool:
-        """One probe. A hosted API without this path returns 404, which counts as healthy."""
+        """Probe the server. A hosted API without this path returns 404, which counts as healthy."""
         if not await responds(self.http, f"{self.root_url}{self.health_path}"):
             return False
         if self.version_path is None or self._newest_version == UNKNOWN_VERSION:
@@ -304,7 +304,7 @@ class APIServer(LegacyHealth, ABC):
         return by_class or name in vars(self)
 
     async def _request_tokens(self, kwargs: dict[str, Any]) -> list[Generation]:
-        """One attempt through the hook that the most derived class overrides.
+        """Make an attempt through the hook that the most derived class overrides.
 
         Subclasses of the original override ``_tokens_and_logprobs_completion_wrapper``.
         """

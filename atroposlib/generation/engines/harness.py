@@ -23,7 +23,7 @@ _ENVELOPE = {"id": "harness", "created": 0, "model": "harness"}
 def create_chat_completion(
     resp: str | Sequence[str], n: int = 1, finish_reason: str = "stop"
 ) -> ChatCompletion:
-    """A chat completion of one text, repeated n times, or of several texts."""
+    """A chat completion of a single text, repeated n times, or of several texts."""
     messages = [{"role": "assistant", "content": text} for text in _texts(resp, n)]
     choices = [
         {"index": i, "finish_reason": finish_reason, "message": message}
@@ -35,7 +35,7 @@ def create_chat_completion(
 def create_completion(
     resp: str | Sequence[str], n: int = 1, finish_reason: str = "stop"
 ) -> Completion:
-    """A text completion of one text, repeated n times, or of several texts."""
+    """A text completion of a single text, repeated n times, or of several texts."""
     choices = [
         {"index": i, "finish_reason": finish_reason, "text": text, "logprobs": None}
         for i, text in enumerate(_texts(resp, n))
@@ -55,7 +55,7 @@ class ServerHarness(APIServer):
 
     @property
     def config(self) -> APIServerConfig:
-        """Settings; what an object that is set here lacks has its default."""
+        """Settings; attributes that a given object lacks have their defaults."""
         return self._config
 
     @config.setter
@@ -100,12 +100,12 @@ class ServerHarness(APIServer):
 
 
 def chat_key(messages: Sequence[Mapping[str, Any]]) -> str:
-    """One ``role:`` line and one ``content:`` line per message."""
+    """A ``role:`` line and a ``content:`` line per message."""
     return "\n".join(f"role:{m['role']}\ncontent:{m['content']}" for m in messages)
 
 
 def _complete(config: Any) -> APIServerConfig:
-    """``config``, or settings with its attributes: configs of tests have one or two."""
+    """``config``, or settings with its attributes: configs of tests have only a few attributes."""
     if isinstance(config, APIServerConfig):
         return config
     named = [name for name in APIServerConfig.model_fields if hasattr(config, name)]

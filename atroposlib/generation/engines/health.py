@@ -1,9 +1,9 @@
-"""Health of one server, bounded waits for it, and retries of its calls.
+"""Health of a server, bounded waits for it, and retries of its calls.
 
     UNKNOWN --probe ok--> HEALTHY --a call fails--> SUSPECT --probe ok--> HEALTHY
         `--probe fails--> DOWN <--probe fails---------'        DOWN --probe ok--> HEALTHY
 
-Only waiting callers send probes: an idle process sends none, and no task outlives its
+Only waiting callers send probes: an idle process sends no probes, and no task outlives its
 callers.
 """
 
@@ -27,12 +27,12 @@ logger = logging.getLogger(__name__)
 PROBE_TIMEOUT_S = 10.0
 PROBE_INTERVAL_S = 1.0
 LOG_INTERVAL_S = 10.0
-ANSWERED_S = 5.0  # after an answer, in which no probe is needed
+ANSWERED_S = 5.0  # time after an answer in which no probe is needed
 SILENCE_PROBE_S = 2.0  # timeout of a probe while requests run
 
 
 class FailoverRequired(InferenceUnavailable):
-    """The server is down while another is available: the call should go to that one."""
+    """The server is down while a different server is available, which should get the call."""
 
 
 class HealthState(enum.Enum):
@@ -44,14 +44,14 @@ class HealthState(enum.Enum):
 
 @dataclass(kw_only=True, eq=False)
 class HealthMonitor:
-    """Health of one server, shared by all its callers."""
+    """Health of a server, shared by all its callers."""
 
     name: str  # its address
-    probe: Callable[[], Awaitable[bool]]  # one check; True if the server is healthy
+    probe: Callable[[], Awaitable[bool]]  # a check; True if the server is healthy
     timeout_s: float  # maximum seconds that a caller waits for a server that is down
     enabled: bool  # False disables probes and waits
     state: HealthState = HealthState.UNKNOWN
-    waiting_on: str | None = None  # for status displays; None without waiting callers
+    waiting_on: str | None = None  # text for status displays; None without waiting callers
     _probed_at: float = float("-inf")
     _answered_at: float = float("-inf")
     _silent_since: float | None = None  # the first probe without an answer
@@ -141,7 +141,7 @@ class HealthMonitor:
             self.note_answer()
 
     async def _probe_once(self) -> bool:
-        """Probe, unless the last probe is under a second old: 500 waiters send one."""
+        """Probe, unless the last probe is under a second old: 500 waiters send a single probe."""
         async with self._probe_lock:
             if self.state is HealthState.HEALTHY:
                 return True
@@ -230,7 +230,7 @@ T = TypeVar("T")
 MAX_ATTEMPTS = 3
 BACKOFF = Backoff(initial_s=0.5, max_s=10.0)
 
-# Other exceptions of a backend are rejections or mistakes, which a retry cannot fix.
+# Further exceptions of a backend are rejections or mistakes, which a retry cannot fix.
 RETRYABLE_ERRORS = (InferenceUnavailable, ConnectionError, TimeoutError, asyncio.TimeoutError)
 
 
@@ -239,7 +239,7 @@ async def with_retries(
 ) -> tuple[T, int]:
     """Result of ``attempt`` and the number of attempts, at most :data:`MAX_ATTEMPTS`.
 
-    After a failed attempt the next one waits until the server is healthy: a server that
+    After a failed attempt the next attempt waits until the server is healthy: a server that
     restarts delays the call and does not fail it. Raises InferenceUnavailable with the last
     reason.
     """

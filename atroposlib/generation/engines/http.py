@@ -1,7 +1,7 @@
-"""HTTP client of one inference server: JSON, three kinds of failure, the served model.
+"""HTTP client of an inference server: JSON, three kinds of failure, the served model.
 
 connection error, timeout, 408, 429, 5xx -> InferenceUnavailable   (retried)
-any other 4xx                            -> InferenceRefused       (not retried)
+any further 4xx                          -> InferenceRefused       (not retried)
 a response that is not JSON              -> InferenceUnavailable   (a proxy's error page)
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 DETAIL_CHARS = 500
 RETRYABLE_STATUS = frozenset({408, 429})
-MAX_NAMES = 8  # served models in one message
+MAX_NAMES = 8  # limit of served models in a message
 UNNAMED = "default"  # model_name where none is set
 # owned_by of servers that serve listed models only.
 LOCAL, SGLANG, VLLM = "atropos-local", "sglang", "vllm"
@@ -55,11 +55,11 @@ def server_root(base_url: str) -> str:
 
 @dataclass(eq=False, repr=False)
 class HttpClient:
-    """Pool of connections to one server, opened at the first call."""
+    """Pool of connections to a server, opened at the first call."""
 
-    timeout_s: float  # limit of one request, from sending to the last byte
-    # At least the requests in flight: a smaller pool would queue them, uncounted, until they
-    # time out.
+    timeout_s: float  # limit of a request, from sending to the last byte
+    # At least the requests in flight: a smaller pool would queue requests, uncounted, until
+    # they time out.
     max_connections: int
     api_key: str | None
     _running: set[asyncio.Task[httpx.Response]] = field(default_factory=set)
@@ -70,7 +70,8 @@ class HttpClient:
 
     @cached_property
     def client(self) -> httpx.AsyncClient:
-        import httpx  # local: its import takes as long as all other imports of an environment
+        # local: its import takes as long as all remaining imports of an environment
+        import httpx
 
         limits = httpx.Limits(
             max_connections=self.max_connections,
@@ -88,7 +89,7 @@ class HttpClient:
 
     async def aclose(self) -> None:
         """Close the connections; requests that run fail with InferenceUnavailable."""
-        # Also one that is still being opened: httpx closes those that are open.
+        # Also cancels opening connections: httpx closes only open connections.
         running, self._running = self._running, set()
         for request in running:
             request.cancel()
@@ -108,7 +109,7 @@ class HttpClient:
         )
 
     async def field(self, method: str, url: str, name: str, json: Any = None) -> Any:
-        """A field of a JSON object that came with status 200; None for any other response."""
+        """A field of a JSON object that came with status 200; else None."""
         response = await self.send(method, url, json=json, timeout_s=CONNECT_TIMEOUT_S)
         try:
             decoded = response.json() if response.status_code == 200 else None
@@ -127,7 +128,8 @@ class HttpClient:
     ) -> httpx.Response:
         """Send a request; return the response of any status.
 
-        Raises InferenceUnavailable without one, ConfigError if the address is not a URL.
+        Raises InferenceUnavailable without a response, ConfigError if the address is not a
+        URL.
         """
         import httpx
 
@@ -182,7 +184,7 @@ def read_json(response: httpx.Response) -> JsonReply:
     return JsonReply(payload=payload, headers=response.headers)
 
 
-# What vLLM, SGLang, TRL, llama.cpp, OpenAI, Anthropic and our server write where the prompt, or
+# Text of vLLM, SGLang, TRL, llama.cpp, OpenAI, Anthropic and our server if the prompt, or
 # the prompt with the tokens asked for, does not fit.
 _CONTEXT_FULL = re.compile(
     r"context[ _](?:length|size|window)|maximum model length|max_model_len|max_seq_len"
@@ -192,7 +194,7 @@ _CONTEXT_FULL = re.compile(
 
 
 def refusal_of(status: int, text: str, where: str) -> InferenceRefused:
-    """The error of a 4xx: ContextFull where the body has such words, else InferenceRefused."""
+    """The error of a 4xx: ContextFull if the body reports a full context, else InferenceRefused."""
     is_full = status in (400, 413, 422) and _CONTEXT_FULL.search(text) is not None
     return (ContextFull if is_full else InferenceRefused)(
         status, f"{where}: {text[:DETAIL_CHARS]}"
@@ -203,7 +205,7 @@ def refusal_of(status: int, text: str, where: str) -> InferenceRefused:
 class CallContext:
     """Context of a call from its router, for the layers below.
 
-    It is a context variable and no keyword argument, because custom backends forward their
+    A context variable and no keyword argument, because custom backends forward their
     keyword arguments to their servers.
     """
 
@@ -233,7 +235,8 @@ async def served_model(http: HttpClient, root: str, wanted: str) -> tuple[str, s
     if not cards:
         await _require_generation(http, root)
         return wanted, None
-    bases = [card for card in cards if not card.get("parent")] or cards  # adapters have one
+    # adapters have a parent
+    bases = [card for card in cards if not card.get("parent")] or cards
     ids = _ids([*bases, *cards])
     owner, roots = bases[0].get("owned_by"), {card.get("root") for card in bases}
     directory = roots.pop() if len(roots) == 1 else None

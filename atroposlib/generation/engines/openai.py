@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 C = TypeVar("C", "ChatCompletion", "Completion")
 T = TypeVar("T")
 Payload = dict[str, Any]
-# Capitals, accents and signs tell vocabularies of characters apart too.
+# Capitals, accents and signs distinguish vocabularies of characters too.
 SENTENCE = "What is 12 + 7? [The answer]: {19}, as anyone can see; naïve #42 = 'x'\n"
 
 
@@ -63,7 +63,7 @@ def request_body(kwargs: Mapping[str, Any]) -> Payload:
 
 
 def join_choices(parts: Iterable[C]) -> C:
-    """One completion with the choices of all, numbered in order, and their usage summed."""
+    """A completion with the choices of all parts, numbered in order, and their usage summed."""
     rest: list[Any]
     first, *rest = parts
     if not rest:
@@ -88,9 +88,10 @@ class OpenAICompatibleServer(APIServer):
     response types. It is imported at the first response, which takes about a second.
     """
 
-    #: Whether a response showed it; ``config.n_kwarg_is_ignored`` states it beforehand.
+    #: Whether a response showed that the server ignores ``n``; see
+    #: ``config.n_kwarg_is_ignored``.
     n_is_ignored = False
-    #: Of the served model or its tokenizer: directory or hub name, if the server lists it.
+    #: Directory or hub name of the served model or its tokenizer, if the server lists it.
     directory: str | None = None
     identified = False
 
@@ -100,7 +101,7 @@ class OpenAICompatibleServer(APIServer):
         return False
 
     async def identify(self) -> bool:
-        """Ask once which model is served, as :func:`served_model`; set unset names. True."""
+        """Ask once for the :func:`served_model` and set unset names; always True."""
         has_list = self.returns_tokens or self.base_url.endswith("/v1")
         if not self.identified and not self.is_official_openai and has_list:
             name, tokenizer = self.config.model_name, self.config.tokenizer_name
@@ -114,10 +115,10 @@ class OpenAICompatibleServer(APIServer):
         return True
 
     async def _check_served(self) -> None:
-        """Check what the caller expects of the served model."""
+        """Check the caller's expectations of the served model."""
 
     async def _call(self, hook: Callable[..., Awaitable[T]], kwargs: dict[str, Any]) -> T:
-        """As the base class; a refusal of the model's name, or of its tokens, names both sides."""
+        """Call ``hook``; a refusal of the model's name, or of its tokens, names both sides."""
         try:
             return await super()._call(hook, kwargs)
         except ContextFull:
@@ -214,7 +215,7 @@ def chat_completion_of(payload: Payload) -> ChatCompletion:
 
 
 def completion_of(payload: Payload) -> Completion:
-    """As :func:`chat_completion_of`, for text completions."""
+    """Text completion, in the form of :func:`chat_completion_of`."""
     from openai.types import Completion
 
     return Completion.model_construct(**payload)
@@ -285,7 +286,7 @@ class TokenServer(OpenAICompatibleServer):
             )
 
     async def tokens_and_logprobs_completion(self, **kwargs: Any) -> FourTuple:
-        """As the base class. A continuation that a weight update aborts is resumed."""
+        """Token completion; a continuation that a weight update aborts is resumed."""
         ids = await self._prompt_ids(kwargs)
         kwargs = with_configured(kwargs, self.config)
         return four_tuple(await self.generate(**{**kwargs, "input_ids": ids}))

@@ -73,7 +73,7 @@ def logprobs_body(ids: list[int], top_k: int) -> dict[str, Any]:
 
 
 def read_generations(payload: Any, ids: list[int]) -> list[Generation]:
-    """Outputs of a payload: one object, or a list of them. Raises TokensMissing."""
+    """Outputs of a payload: an object, or a list of objects. Raises TokensMissing."""
     outputs = payload if isinstance(payload, list) else [payload]
     generations = []
     for output in outputs:
@@ -99,7 +99,7 @@ def read_generations(payload: Any, ids: list[int]) -> list[Generation]:
 
 
 def read_prompt_logprobs(payload: Any, ids: Sequence[int]) -> list[dict[int, float]]:
-    """Logprobs per position: its own token first, then the most likely others.
+    """Logprobs per position: its own token first, then the most likely tokens.
 
     Nothing predicts the token at position 0, so its dict is empty.
     """

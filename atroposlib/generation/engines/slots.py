@@ -1,4 +1,4 @@
-"""Slots and timings of one server: weighted semaphore, statistics per split.
+"""Slots and timings of a server: weighted semaphore, statistics per split.
 
 The rollout API assigns every environment a weight. An environment of weight 0.25 may use a
 quarter of the slots. The weight can change while requests are in flight.
@@ -68,7 +68,7 @@ class AsyncSemWithAdaptiveWeight:
 
     @property
     def limit(self) -> int:
-        """Slots that the weight opens, at least one: without any, callers might wait forever."""
+        """Slots that the weight opens, at least 1: without a slot callers might wait forever."""
         # The subtraction keeps 0.1 * 30 = 3.0000000000000004 from opening a fourth slot.
         return max(1, math.ceil(self.max_val * self.weight - 1e-9))
 
@@ -119,7 +119,7 @@ class AsyncSemWithAdaptiveWeight:
         while self._waiters and self.free:
             turn = self._waiters.popleft()
             if not turn.done():
-                self.in_use += 1  # taken for the waiter, so that no other call overtakes it
+                self.in_use += 1  # taken for the waiter, so that no later call overtakes it
                 turn.set_result(None)
 
     async def __aenter__(self) -> None:
@@ -130,7 +130,7 @@ class AsyncSemWithAdaptiveWeight:
 
 
 class SplitStats:
-    """Calls of one split (train or eval) of one server: slots, active calls, timings."""
+    """Calls of a split (train or eval) of a server: slots, active calls, timings."""
 
     def __init__(self, capacity: int, remembered: int) -> None:
         self.slots = AsyncSemWithAdaptiveWeight(capacity)

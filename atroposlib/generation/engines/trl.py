@@ -1,7 +1,7 @@
 """TRL's ``vllm-serve``: text or token ids in, ``completion_ids`` out.
 
-Newer servers also return ``prompt_ids`` and ``logprobs``. Samples of older ones cannot be
-trained on: token requests to them raise TokensMissing.
+Newer servers also return ``prompt_ids`` and ``logprobs``. Samples of older servers cannot be
+trained on: token requests raise TokensMissing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 GENERATE_PATH = "/generate/"
 UNPROCESSABLE = 422
 
-# Fields of the request; the server silently drops any other.
+# Fields of the request; the server silently drops further fields.
 FIELDS = {
     "n": 1,
     "repetition_penalty": 1.0,
@@ -115,7 +115,7 @@ class TrlVllmServer(TokenServer):
 
 
 def generate_body(prompt: str | list[int], params: Mapping[str, Any]) -> dict[str, Any]:
-    """Body for one prompt. Parameters without a field go into ``generation_kwargs``, if in force."""
+    """Body for a prompt. Parameters without a field go into ``generation_kwargs``, if in force."""
     body = {"prompts": [prompt], **FIELDS, **{k: params[k] for k in FIELDS if k in params}}
     rest = {
         k: v for k, v in params.items() if k not in FIELDS and (k, v) not in NEUTRAL.items()

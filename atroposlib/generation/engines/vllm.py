@@ -1,9 +1,9 @@
 """vLLM and compatible servers: tokens in, tokens with logprobs and versions out.
 
-Token requests use one of three routes. Each route class only builds bodies and reads
+There are three routes for token requests. Each route class only builds bodies and reads
 payloads, without I/O.
 
-    DemoRoute         POST /generate               the original's server, and our local one
+    DemoRoute         POST /generate               the original's server, and our local server
     ScaleOutRoute     POST /inference/v1/generate  vLLM with --enable-scale-out
     CompletionsRoute  POST /v1/completions         any vLLM: token-id prompt, return_token_ids
 """
@@ -45,8 +45,8 @@ VERSION_HEADER = "X-Weight-Version"
 class VLLMServer(TokenServer):
     """OpenAI's routes for chat and completions, the first of ``TOKEN_ROUTES`` for tokens.
 
-    Logprobs are those that vLLM reports. For a temperature other than 1 start vLLM with
-    ``--logprobs-mode processed_logprobs``. Otherwise the logprobs are those of temperature 1
+    Logprobs come from vLLM's report. For a temperature other than 1 start vLLM with
+    ``--logprobs-mode processed_logprobs``. Otherwise the logprobs belong to temperature 1
     and not of the distribution that was sampled from.
     """
 
@@ -85,8 +85,8 @@ class VLLMServer(TokenServer):
     async def _token_route(self) -> TokenRoute:
         """The first route of this server, detected once and without generation.
 
-        To an empty body a route returns 400, 422, or 500 (demo server), an absent one 404 or
-        405, a disabled one 403.
+        To an empty body a route returns 400, 422, or 500 (demo server), an absent route 404 or
+        405, a disabled route 403.
         """
         if self._route is not None:
             return self._route
@@ -127,7 +127,7 @@ Body = dict[str, Any]
 
 
 class TokenRoute(ABC):
-    """One format of token requests."""
+    """A format of token requests."""
 
     path: ClassVar[str]
     #: Parameters that request the tokens and the logprob of each.
@@ -135,7 +135,7 @@ class TokenRoute(ABC):
 
     @abstractmethod
     def body(self, model: str, ids: list[int], params: Mapping[str, Any]) -> Body:
-        """Request for ``ids`` (P,): sampling parameters, and those of what to return."""
+        """Request for ``ids`` (P,): sampling parameters, and parameters of the wanted output."""
 
     @abstractmethod
     def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
@@ -267,7 +267,7 @@ def topk_rows(raw: Any) -> list[dict[int, float]]:
 
 
 def _is_nested(row: list[Any]) -> bool:
-    """Whether ``row`` is the position list of [sequence][position], not one position."""
+    """Whether ``row`` is the position list of [sequence][position], not a position."""
     return any(entry is None or isinstance(entry, list) for entry in row) or len(row) > 1
 
 

@@ -1,6 +1,6 @@
 """Access rules of the proxy: admin token, session keys, bounded bodies.
 
-                          with an admin token            without one
+                          with an admin token            without a token
     /setup                the admin token                callers on this machine
     opening, listing      the admin token                any caller
     a session             its API key, or the admin's    any caller that has its id
@@ -41,7 +41,7 @@ class ProxyAuth:
             raise Unauthorized("Authorization: Bearer with the proxy's admin token is needed")
 
     def require_session_access(self, request: HTTPConnection, session: ProxySession) -> None:
-        """Check access to one session. Raises Unauthorized."""
+        """Check access to a session. Raises Unauthorized."""
         if self._admin_token is None:
             return
         key = key_of(request) or ""
@@ -63,7 +63,7 @@ def key_of(request: HTTPConnection) -> str | None:
 
 
 def is_local(request: HTTPConnection) -> bool:
-    """Whether the caller is on this machine; one without an address is in this process."""
+    """Whether the caller is on this machine; a caller without an address is in this process."""
     host = request.client.host if request.client else ""
     return address_of(host) is None or is_loopback(host)
 

@@ -5,7 +5,7 @@
             await run_agent(base_url=session.base_url, api_key=session.api_key)
             rows = session.rows()
 
-The server runs on the event loop on which it is opened. An agent that blocks (one that uses
+The server runs on the event loop on which it is opened. An agent that blocks (for example with
 ``openai.OpenAI``) belongs in a thread: ``await asyncio.to_thread(agent, ...)``.
 """
 
@@ -34,7 +34,7 @@ SHUTDOWN_TIMEOUT_S = 5.0
 
 
 class AgentSession:
-    """Session of one agent. Use it as an async context manager, or ``close`` it."""
+    """Session of an agent. Use it as an async context manager, or ``close`` it."""
 
     def __init__(self, sessions: Sessions, session: ProxySession, url: str) -> None:
         self._sessions = sessions
@@ -57,20 +57,20 @@ class AgentSession:
         return nodes
 
     def rows(self, discount: float = 1.0) -> list[SessionRow]:
-        """As :meth:`ProxySession.rows`.
+        """Rows of the session, see :meth:`ProxySession.rows`.
 
-        ``groups.from_nodes(rows, [row.reward for row in rows])`` makes them a group.
+        ``groups.from_nodes(rows, [row.reward for row in rows])`` makes a group.
         """
         rows = self._session.rows(discount)
         record(rows)
         return rows
 
     def reward(self, reward: float, completion_id: str | None = None) -> None:
-        """As :meth:`ProxySession.reward`, by default of the whole session."""
+        """Set a reward, by default of the whole session; see :meth:`ProxySession.reward`."""
         self._session.reward(reward, completion_id)
 
     def score(self, otherwise: float) -> float:
-        """As :meth:`ProxySession.score`."""
+        """Score of the session, see :meth:`ProxySession.score`."""
         return self._session.score(otherwise)
 
     @property
@@ -93,7 +93,7 @@ class RunningProxy:
 
     _sessions: Sessions
     url: str
-    admin_token: str  # for calls over HTTP; open_session needs none
+    admin_token: str  # token of calls over HTTP; open_session needs no token
 
     async def open_session(
         self,
@@ -108,17 +108,17 @@ class RunningProxy:
         stop: Sequence[str] = (),
         describe_tools: bool = False,
     ) -> AgentSession:
-        """Open a session for one agent. Raises InferenceRefused or ConfigError.
+        """Open a session for an agent. Raises InferenceRefused or ConfigError.
 
         Args:
             base_url: a particular inference server.
             split: slots that its calls take, "train" or "eval".
-            sampling: parameters that override those of the agent, such as
+            sampling: parameters that override the agent's, for example
                 {"temperature": 1.0, "top_p": 1.0}.
             max_tokens: most tokens of a reply; the agent may ask for fewer.
             stop: stop strings in addition to the agent's.
             describe_tools: describe tools in a system message if the chat template ignores
-                them, which otherwise is an error (400).
+                tools, which otherwise is an error (400).
         """
         settings = SessionSettings(
             tool_parser=tool_parser,
@@ -143,8 +143,9 @@ async def serving_proxy(
 ) -> AsyncIterator[RunningProxy]:
     """Serve the proxy on a free port of 127.0.0.1 for the time of the block.
 
-    Agents reach their session with its API key. All other routes need an admin token, which is
-    drawn here and kept in this process. Raises ConfigError if the server did not start.
+    Agents reach their session with its API key. All remaining routes need an admin token,
+    which is drawn here and kept in this process. Raises ConfigError if the server did not
+    start.
     """
     admin_token = secrets.token_urlsafe(32)
     app = create_app(

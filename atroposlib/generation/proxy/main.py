@@ -54,12 +54,12 @@ def create_app(
     """The proxy over the servers of ``server_manager``.
 
     Args:
-        tokenizer: that of the model; None loads the one its servers' configs name.
+        tokenizer: tokenizer of the model; None loads the one that the servers' configs name.
         model_name: returned to agents; the model name in their requests is ignored.
-        admin_token: needed to open sessions and to list or configure them and the servers.
-        allowed_hosts: names of this proxy that have a dot, such as proxy.example.org.
+        admin_token: needed to open sessions, and to list or configure sessions and servers.
+        allowed_hosts: names of this proxy that have a dot, like proxy.example.org.
     """
-    # Here, because --help and a wrong flag need none of them.
+    # Imported here, because --help and a wrong flag need no web packages.
     from fastapi import FastAPI
     from starlette.exceptions import HTTPException
 
@@ -85,7 +85,7 @@ def create_app(
     app = FastAPI(
         title="Atropos managed-server proxy",
         lifespan=lifespan,
-        openapi_url=None,  # the bodies are those of OpenAI's and Anthropic's APIs
+        openapi_url=None,  # the bodies follow OpenAI's and Anthropic's APIs
     )
     app.state.sessions = sessions
     app.include_router(routes_owner.router(sessions, auth))
@@ -140,7 +140,8 @@ def serve(options: argparse.Namespace) -> None:
     admin_token = os.environ.get(TOKEN_VARIABLE) or None
     reject_open_proxy(options.host, admin_token, options.allow_remote)
     setup = Setup.read(options.config)
-    with bind(options.host, options.port, BACKLOG) as listener:  # before the tokenizer loads
+    # bound before the tokenizer loads
+    with bind(options.host, options.port, BACKLOG) as listener:
         app = create_app(
             setup.manager(),
             setup.tokenizer(),
@@ -155,7 +156,7 @@ def serve(options: argparse.Namespace) -> None:
 
 
 def reject_open_proxy(host: str, admin_token: str | None, allow_remote: bool) -> None:
-    """Raises ConfigError if other machines could use the proxy without authentication."""
+    """Raise ConfigError if other machines could use the proxy without authentication."""
     if admin_token is None and not allow_remote and not is_loopback(host):
         raise ConfigError(
             f"--host {host} can be reached by other machines: set {TOKEN_VARIABLE}, or add "

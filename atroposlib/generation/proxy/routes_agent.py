@@ -132,7 +132,7 @@ def _token_count(text: str, ids: list[int]) -> Json:
 
 
 def json_object(body: bytes) -> Json:
-    """Decode a JSON object; an empty body is an empty one. Raises InferenceRefused (400)."""
+    """Decode a JSON object; an empty body is an empty object. Raises InferenceRefused (400)."""
     try:
         value = msgspec.json.decode(body) if body else {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -24,7 +24,7 @@ B = TypeVar("B")
 class OpenBody(SessionSettings, kw_only=True, frozen=True):
     """POST /sessions/create; think blocks, split and sampling are additions to the original."""
 
-    base_url: str | None = None  # of one inference server of the proxy
+    base_url: str | None = None  # address of an inference server of the proxy
 
 
 class RewardBody(msgspec.Struct, kw_only=True):
@@ -128,7 +128,7 @@ def _server_json(index: int, server: Any) -> Json:
     }
 
 
-# --- one session ----------------------------------------------------------------------
+# --- a session ----------------------------------------------------------------------
 
 
 def _add_session_routes(routes: APIRouter, sessions: Sessions, auth: ProxyAuth) -> None:

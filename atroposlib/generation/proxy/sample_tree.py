@@ -3,9 +3,9 @@
 Pure. Each sample holds only the tokens since the sample that it continues, so memory grows
 linearly with the length of a session, not with its square.
 
-    add(prompt, tokens) per choice -> trie -> rows(): one per leaf
+    add(prompt, tokens) per choice -> trie -> rows(): a row per leaf
 
-A sample shared by several leaves (the agent branched) is trained in the first of them.
+A sample shared by several leaves (the agent branched) is trained in the first leaf's row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ID_BYTES = 4
 
 
 class Turn(msgspec.Struct, kw_only=True):
-    """One choice of one completion within a row; its tokens are ``tokens[start:end]``."""
+    """A choice of a completion within a row; its tokens are ``tokens[start:end]``."""
 
     completion_id: str
     choice: int
@@ -35,7 +35,7 @@ class Turn(msgspec.Struct, kw_only=True):
     trained: bool  # False where an earlier row of the session trains these tokens
     finish_reason: str
     reward: float | None  # posted for this completion
-    discounted: float | None  # rewards of this turn and of the later ones in the row
+    discounted: float | None  # rewards of this turn and of later turns in the row
 
 
 class SessionRow(msgspec.Struct, kw_only=True):
@@ -49,8 +49,9 @@ class SessionRow(msgspec.Struct, kw_only=True):
     masked_tokens: list[int]  # (T,) -100 where not trained here
     logprobs: list[float]  # (T,) 1.0 where not trained here
     versions: list[int]  # (T,) -1 where not trained here, or unknown
-    spans: list[dict[str, Any]]  # of the turns trained here, each as ``wire.SampledSpan``
-    routed_experts: RoutedExperts | None = None  # of the first tokens
+    # spans of the turns trained here, each as ``wire.SampledSpan``
+    spans: list[dict[str, Any]]
+    routed_experts: RoutedExperts | None = None  # experts of the first tokens
     images: list[str] = []  # data URLs of the prompts, in order
     reward: float | None  # None: no reward was posted, which differs from 0
     turns: list[Turn]
@@ -70,15 +71,16 @@ class Rewards:
 class _Sample:
     completion_id: str
     choice: int
-    parent: int | None  # index of the sample this one continues
+    parent: int | None  # index of the sample that this sample continues
     start: int  # position of its first sampled token in the whole sequence
-    segment: bytes  # int32 ids from the parent's end: prompt tokens, then sampled ones
+    segment: bytes  # int32 ids from the parent's end: prompt tokens, then sampled tokens
     logprobs: array[float]  # (sampled,)
     versions: array[int]  # (sampled,)
-    span: list[dict[str, Any]]  # one, or none if its sampling is unknown
-    routed: tuple[int, RoutedExperts | None]  # from the parent's last token on, and its place
+    span: list[dict[str, Any]]  # a single span; empty if the sampling is unknown
+    # experts from the parent's last token on, and its place
+    routed: tuple[int, RoutedExperts | None]
     finish_reason: str
-    images: list[str]  # of the whole sequence
+    images: list[str]  # images of the whole sequence
 
     @property
     def end(self) -> int:
@@ -86,7 +88,7 @@ class _Sample:
 
 
 class SampleTree:
-    """All samples of one session, in order of completion."""
+    """All samples of a session, in order of completion."""
 
     def __init__(self) -> None:
         self._samples: list[_Sample] = []
@@ -96,7 +98,7 @@ class SampleTree:
         return len(self._samples)
 
     def add(self, completion_id: str, choice: int, output: Generation) -> None:
-        """Add one choice. An empty one has nothing to train and is left out."""
+        """Add a choice. An empty choice has nothing to train and is left out."""
         if not output.tokens:
             return
         whole = array("i", [*output.prompt_ids, *output.tokens]).tobytes()
@@ -126,11 +128,11 @@ class SampleTree:
     def rows(
         self, rewards: Rewards = Rewards(), undelivered: frozenset[str] = frozenset()
     ) -> list[SessionRow]:
-        """One row per sample without a continuation, oldest first.
+        """A row per sample without a continuation, oldest first.
 
         Args:
             undelivered: completions that no client received. The agent's later actions cannot
-                depend on them, so they are left out unless another sample continues them.
+                depend on these, so they are left out unless a sample continues from there.
         """
         dropped = {
             i
@@ -154,7 +156,7 @@ class SampleTree:
 
         Different images may have the same placeholder tokens, so they are compared too.
 
-        Of samples with equal tokens, one without a continuation is preferred.
+        Among samples with equal tokens, a sample without a continuation is preferred.
         """
         best: tuple[int, bool, int] = (0, True, 0)  # end, still a leaf, minus index
         deepest: int | None = None

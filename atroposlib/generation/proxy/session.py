@@ -1,4 +1,4 @@
-"""Session of one agent: samples through a managed server and keeps what was sampled."""
+"""Session of an agent: samples through a managed server and keeps the samples."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ class SessionSettings(msgspec.Struct, kw_only=True, frozen=True):
     preserve_think_blocks: bool = False
     split: str = "train"
     sampling: Json = {}  # overrides the agent's values
-    max_tokens: int | None = None  # of one reply; a smaller value of the agent holds
-    stop: list[str] = []  # in addition to the agent's
+    max_tokens: int | None = None  # limit of a reply; a smaller value of the agent holds
+    stop: list[str] = []  # stop strings in addition to the agent's
     # Tools that the chat template ignores: described in a system message, rejected, or (None)
     # left to the caller.
     describe_tools: bool | None = False
 
 
-@dataclass(kw_only=True, eq=False, repr=False)  # it holds a key
+@dataclass(kw_only=True, eq=False, repr=False)  # the object holds a key
 class ProxySession:
-    """Samples for one agent. Calls may run concurrently; each choice is a separate sample."""
+    """Samples for an agent. Calls may run concurrently; each choice is a separate sample."""
 
     uuid: str
     api_key: str
     model_name: str
-    base_url: str | None  # of the inference server
+    base_url: str | None  # address of the inference server
     managed: ManagedServer | DummyManagedServer
     settings: SessionSettings
 
@@ -81,7 +81,7 @@ class ProxySession:
     # --- calls ----------------------------------------------------------------------
 
     def call(self, request: SamplingRequest, identity: CallIdentity) -> IdempotentCall:
-        """Start a call, or return the one that it repeats (KeyConflict: its body differs)."""
+        """Start a call, or return the call that it repeats (KeyConflict: its body differs)."""
         original = self.calls.find_original(identity)
         if original is not None:
             return original
@@ -100,11 +100,11 @@ class ProxySession:
         return replace(request, sampling=sampling, stop=stop, split=split)
 
     def _keywords(self, request: SamplingRequest) -> Json:
-        """Arguments of the managed session. Raises ConfigError for tools that stay unseen."""
+        """Arguments of the managed session. Raises ConfigError for hidden tools."""
         keywords, settings = request.keywords(), self.settings
         if not request.tools or not settings.tool_parser or settings.describe_tools is None:
             return keywords
-        if isinstance(self.managed, ManagedServer):  # else the server renders the prompt
+        if isinstance(self.managed, ManagedServer):  # otherwise the server renders the prompt
             keywords["messages"] = with_visible_tools(
                 request.messages,
                 request.tools,
@@ -157,7 +157,7 @@ class ProxySession:
     # --- samples ----------------------------------------------------------------------
 
     def nodes(self, completion_id: str | None = None) -> list[SequenceNode]:
-        """Sequences of the session, or of one completion. Raises InferenceRefused (404)."""
+        """Sequences of the session, or of a completion. Raises InferenceRefused (404)."""
         if completion_id is None:
             state = self.managed.get_state()
             return list(state["nodes"] if "nodes" in state else state["sequences"].values())
@@ -167,7 +167,7 @@ class ProxySession:
         return self.managed.nodes_for(call.task.result().completion)
 
     def reward(self, reward: float, completion_id: str | None) -> str | None:
-        """Set the reward of a completion, of the ``"last"`` one, or of the session (None).
+        """Set the reward of a completion, of the ``"last"`` completion, or of the session (None).
 
         Returns the completion's id, 12 hex digits. Raises InferenceRefused: 400 for a reward
         that is not finite, 404 for an unknown completion.
@@ -184,7 +184,7 @@ class ProxySession:
         return wanted
 
     def score(self, otherwise: float) -> float:
-        """The session's reward, or ``otherwise`` without one, and those of its completions."""
+        """The session's reward, else ``otherwise``, plus the rewards of its completions."""
         own = otherwise if self._session_reward is None else self._session_reward
         return own + sum(self._rewards.values())
 

@@ -1,4 +1,4 @@
-"""Sessions of one proxy: servers they sample from, opening, lookup, expiry.
+"""Sessions of a proxy: their servers, opening, lookup, expiry.
 
 open -> calls -> idle for longer than the limit, or closed -> deleted
 """
@@ -63,7 +63,7 @@ class Setup(msgspec.Struct, kw_only=True):
             raise ConfigError(f"--config {path}: {error}") from error
 
     def manager(self) -> ServerManager:
-        """The servers. Raises ConfigError for none, and for invalid settings of one."""
+        """The servers. Raises ConfigError for an empty list and for invalid settings."""
         if not self.servers:
             raise ConfigError("servers: at least one is needed")
         return ServerManager([self._server(i, entry) for i, entry in enumerate(self.servers)])
@@ -117,9 +117,9 @@ class Sessions:
     async def open(
         self, settings: SessionSettings, base_url: str | None = None
     ) -> ProxySession:
-        """Open a session on the server at ``base_url``, else on the freest healthy one.
+        """Open a session on the server at ``base_url``, else on the freest healthy server.
 
-        Raises InferenceRefused (404 no such server, 429 too many sessions) or ConfigError.
+        Raises InferenceRefused (404 unknown server, 429 too many sessions) or ConfigError.
         """
         await self.expire()
         if len(self._sessions) + self._opening >= self.limits.max_sessions:
@@ -223,10 +223,10 @@ class Sessions:
 async def assign_server(
     manager: Servers, base_url: str | None, settings: SessionSettings, tokenizer: Any
 ) -> tuple[Any, ManagedServer | DummyManagedServer, Callable[[], None]]:
-    """The server at ``base_url``, else the freest healthy one; its session; what ends both.
+    """The server at ``base_url``, else the freest healthy server; its session; how to end both.
 
-    With an ``APIServer`` a session fails over when its server fails, unless ``base_url``
-    named one. Raises InferenceRefused (404), or ConfigError for the tool parser.
+    With an ``APIServer`` a session fails over when its server fails, unless ``base_url`` named
+    it. Raises InferenceRefused (404), or ConfigError for the tool parser.
     """
     servers = list(manager.servers)
     candidates = [_server_at(servers, base_url)] if base_url else token_servers(servers)

@@ -1,6 +1,6 @@
 """Calls over several servers: n is split into chunks, and each chunk has a route.
 
-call -> split n into chunks -> a route per chunk -> one completion, renumbered
+call -> split n into chunks -> a route per chunk -> completion, renumbered
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ class RoutedCalls(ABC):
 
     @abstractmethod
     def _route(self, tokens: bool = False) -> FailoverRoute:
-        """The route of one chunk. ``tokens``: only to servers that return token ids."""
+        """The route of a chunk. ``tokens``: only to servers that return token ids."""
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
-        """As :meth:`APIServer.chat_completion`, with any n."""
+        """Chat completion with any n, see :meth:`APIServer.chat_completion`."""
         parts = await self._in_chunks(kwargs, lambda server, kw: server.chat_completion(**kw))
         return join_choices(parts)
 
     async def completion(self, **kwargs: Any) -> Completion:
-        """As :meth:`APIServer.completion`, with any n."""
+        """Text completion with any n, see :meth:`APIServer.completion`."""
         parts = await self._in_chunks(kwargs, lambda server, kw: server.completion(**kw))
         return join_choices(parts)
 
     async def tokens_and_logprobs_completion(self, **kwargs: Any) -> FourTuple:
-        """As :meth:`APIServer.tokens_and_logprobs_completion`, with any n."""
+        """Token completion with any n, see :meth:`APIServer.tokens_and_logprobs_completion`."""
         parts = await self._in_chunks(kwargs, _recorded_outputs, tokens=True)
         return (
             parts[0][0],
@@ -66,9 +66,10 @@ class RoutedCalls(ABC):
     async def generate(
         self, input_ids: list[int], split: str = "train", **sampling: Any
     ) -> list[Generation]:
-        """As :meth:`APIServer.generate`, with any n.
+        """Continuations with any n, see :meth:`APIServer.generate`.
 
-        If a server fails in the middle, another continues after the tokens received so far.
+        If a server fails in the middle, a different server continues after the tokens received
+        so far.
         """
         params = {"n": 1, "temperature": 1.0, **with_max_tokens(sampling)}
 
@@ -90,7 +91,7 @@ class RoutedCalls(ABC):
         return [generation for part in parts for generation in part]
 
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
-        """As :meth:`APIServer.get_logprobs`."""
+        """Logprobs of a given sequence, see :meth:`APIServer.get_logprobs`."""
         route = self._route(tokens=True)
         return await route.call(
             split_of(kwargs), lambda server: server.get_logprobs(**dict(kwargs))
@@ -124,7 +125,7 @@ class RoutedCalls(ABC):
 
 
 class StickyRoute(FailoverRoute):
-    """Counts its session at its current server, so that new sessions go to others."""
+    """Counts its session at its current server, so that new sessions go to other servers."""
 
     def __init__(self, servers: Sequence[APIServer], first: APIServer) -> None:
         super().__init__(servers, first, routing_key=str(uuid.uuid4()))
@@ -142,10 +143,10 @@ class StickyRoute(FailoverRoute):
 
 
 class StickySession(RoutedCalls):
-    """One session's view of a manager: the same server for every call until it fails.
+    """A session's view of a manager: the same server for every call until it fails.
 
     The turns of a session share their prefix, which the engine that served the last turn has
-    in its KV cache. Attributes other than the calls are those of the current server.
+    in its KV cache. Attributes other than the calls come from the current server.
     """
 
     def __init__(self, route: StickyRoute, max_n_completions: int) -> None:
@@ -165,7 +166,7 @@ class StickySession(RoutedCalls):
 def sticky_session(
     servers: Sequence[APIServer], first: Any, max_n_completions: int
 ) -> Iterator[Any]:
-    """The server of a managed session: ``first``, then the others when it fails.
+    """The server of a managed session: ``first``, then the remaining servers when it fails.
 
     With a stand-in of a test, which is no :class:`APIServer`, ``first`` is returned unchanged.
     """

@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 def pick_server(servers: Sequence[APIServer], split: str) -> APIServer:
-    """The healthy server with most free slots, the first of several; others are probed.
+    """The healthy server with most free slots, the first of several; unhealthy servers are probed.
 
-    If no server is healthy, one that is down is picked. The call then waits for it, at most
-    ``config.timeout`` seconds, and logs the wait.
+    If no server is healthy, a server that is down is picked. The call then waits for it, at
+    most ``config.timeout`` seconds, and logs the wait.
     """
     recheck(servers)
     if not servers:
@@ -32,7 +32,7 @@ def pick_server(servers: Sequence[APIServer], split: str) -> APIServer:
 
 
 def any_available(servers: Sequence[APIServer]) -> bool:
-    """Whether a server is not known to be down; those that are down are probed again."""
+    """Whether a server is not known to be down; servers that are down are probed again."""
     recheck(servers)
     return any(is_up(server) for server in servers)
 
@@ -44,14 +44,14 @@ def recheck(servers: Sequence[APIServer]) -> None:
 
 
 def is_up(server: Any) -> bool:
-    """Not known to be down. Stand-ins of tests may set ``server_healthy``."""
+    """Whether a server is not known to be down. Stand-ins of tests may set ``server_healthy``."""
     if isinstance(server, APIServer):
         return server.health.state is not HealthState.DOWN
     return bool(getattr(server, "server_healthy", True))
 
 
 def free_slots(server: Any, split: str) -> int:
-    """Free slots minus open sessions; of a stand-in of a test its free slots."""
+    """Free slots minus open sessions; for a stand-in of a test only free slots."""
     if isinstance(server, APIServer):
         return server.headroom(split) - server.sessions
     slots = getattr(server, "sem" if split == "train" else "eval_sem", None)
@@ -64,7 +64,7 @@ def returns_tokens(server: APIServer) -> bool:
 
 
 def token_servers(servers: Sequence[APIServer]) -> Sequence[APIServer]:
-    """The servers that return token ids; ``servers`` itself if all or none do."""
+    """The servers that return token ids; all of ``servers`` if all or none do."""
     usable = [server for server in servers if returns_tokens(server)]
     return usable if 0 < len(usable) < len(servers) else servers
 
@@ -78,7 +78,7 @@ class FailoverRoute:
     routing_key: str | None = None  # a gateway sends equal keys to the same engine
 
     async def call(self, split: str, attempt: Callable[[APIServer], Awaitable[T]]) -> T:
-        """Run ``attempt`` on the current server, after a failure once on each other one.
+        """Run ``attempt`` on the current server, after a failure once on each remaining server.
 
         ``servers`` may change meanwhile. Raises the last failure, when every server failed.
         """

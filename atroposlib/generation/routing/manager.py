@@ -52,15 +52,16 @@ class ServerManager(RoutedCalls):
     """Routes each call to the healthy server with most free slots.
 
     Args:
-        configs: a list of servers, one server, or a baseline whose addresses are generated.
+        configs: a list of servers, a single server, or a baseline whose addresses are
+            generated.
         server_class: backend class of all servers. The abstract default selects the backend
             by the ``server_type`` of each config.
         slurm: take addresses from SLURM's variables, with ``configs[0]`` as template.
-        testing: one :class:`ServerHarness` at ``servers[0]``.
+        testing: a :class:`ServerHarness` at ``servers[0]``.
         max_n_completions: larger n is split into concurrent requests.
         proxy_url: address of the proxy that keeps managed sessions; ATROPOS_PROXY_URL if
             None. Either sets ``use_proxy``, which can be set to False later.
-        tool_parser: name of the parser of tool calls in managed sessions, such as hermes.
+        tool_parser: name of the parser of tool calls in managed sessions, for example hermes.
 
     Raises ConfigError: a config that cannot be used.
     """
@@ -88,7 +89,8 @@ class ServerManager(RoutedCalls):
         self._version: int | None = None
         self._weight = 1.0
         listed = [] if testing else _server_list(configs, slurm)
-        #: Settings of the servers that :meth:`follow` takes; None: there are those of ``configs``.
+        #: Settings of the servers that :meth:`follow` takes; None: the servers come from
+        #: ``configs``.
         self.template = directory_template(listed)
         # Changed in place: routes of running calls hold this list.
         self.servers: list[APIServer] = [ServerHarness()] if testing else []
@@ -101,9 +103,10 @@ class ServerManager(RoutedCalls):
         return backend(config, self.reasoning_config)
 
     async def follow(self, directory: ServerDirectory) -> list[APIServer]:
-        """Take part with servers that joined the directory; leave out those that left it.
+        """Take part with servers that joined the directory; leave out servers that left it.
 
-        Returns the new ones. Calls that run on a server that left fail over to another.
+        Returns the new servers. Calls that run on a server that left fail over to a different
+        server.
         """
         if self.template is None:
             return []
@@ -136,11 +139,11 @@ class ServerManager(RoutedCalls):
         for server in self.servers:
             server.announced_version = version
 
-    # --- sessions on one server -------------------------------------------------------
+    # --- sessions on a server -------------------------------------------------------
 
     @asynccontextmanager
     async def dedicated_server(self) -> AsyncIterator[APIServer]:
-        """One server for the whole block.
+        """A single server for the whole block.
 
         No slot is held between its calls, so as many sessions as slots cannot deadlock.
         """
@@ -156,10 +159,11 @@ class ServerManager(RoutedCalls):
         preserve_think_blocks: bool = False,
         track_tree: bool = False,
     ) -> AsyncIterator[ManagedServer | DummyManagedServer | ProxyManagedServer]:
-        """A session that keeps the tokens, masks, logprobs and versions of what it samples.
+        """A session that keeps the tokens, masks, logprobs and versions of its samples.
 
-        It stays on one server, whose KV cache has its prefix, and fails over to another unless
-        ``base_url`` names the one to use. Without a ``tokenizer`` that of the model is loaded.
+        The session stays on a single server, whose KV cache has its prefix, and fails over to
+        another server unless ``base_url`` names the server. Without a ``tokenizer`` the
+        model's is loaded.
 
         Raises NotImplementedError if the server returns text only and
         ATROPOS_ALLOW_DUMMY_MANAGED_SERVER does not allow placeholder tokens.
@@ -285,7 +289,7 @@ BACKENDS: dict[str, ServerFactory] = {
 
 
 def backend_for(server_type: str) -> ServerFactory:
-    """The client class of one ``server_type``. One manager may mix several types."""
+    """The client class of a ``server_type``. A manager may mix several types."""
     if server_type not in BACKENDS:
         raise ConfigError(
             f"server_type: {server_type} has no client here; one of {', '.join(BACKENDS)}"

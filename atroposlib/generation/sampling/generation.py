@@ -28,20 +28,20 @@ FourTuple = tuple[list[int], list[list[int]], list[list[float]], list[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One sampled continuation of ``prompt_ids`` (P tokens) by ``tokens`` (T tokens).
+    """A sampled continuation of ``prompt_ids`` (P tokens) by ``tokens`` (T tokens).
 
     Example: prompt_ids [1, 5], tokens [9, 2], logprobs [-0.2, -0.9], versions [3, 3],
     finish_reason "stop".
     """
 
     prompt_ids: list[int]  # (P,) exactly as sent to the server
-    tokens: list[int]  # (T,) the end token included where one was sampled
+    tokens: list[int]  # (T,) with the end token where sampled
     logprobs: list[float]  # (T,) log p of each token under the sampler
     versions: list[int]  # (T,) policy version, or UNKNOWN_VERSION
     finish_reason: str  # stop, length, abort
     logprob_kind: LogprobKind | None = None  # None: the server does not report it
     sampling: Mapping[str, Any] | None = None  # see ``span_sampling``; None: unknown
-    routed_experts: RoutedExperts | None = None  # of the first of these P + T tokens
+    routed_experts: RoutedExperts | None = None  # experts of the first of these P + T tokens
     images: Sequence[str] = ()  # data URLs in the prompt, whose placeholders are in prompt_ids
 
     def __post_init__(self) -> None:
@@ -125,7 +125,7 @@ def went_back(reported: int, newest: int, announced: int | None) -> bool:
     """Whether a server restarted with older weights than it had and than are published.
 
     Its trainer gives it the current weights; until then its tokens are stale. A server whose
-    version never changes, such as a judge's, is not concerned.
+    version never changes, for example a judge's, is not concerned.
 
     Args:
         reported: version of the last answer, or UNKNOWN_VERSION.
@@ -137,7 +137,7 @@ def went_back(reported: int, newest: int, announced: int | None) -> bool:
 def with_version(output: Generation, version: int | None) -> Generation:
     """``output`` with ``version`` on the tokens for which the server reported none.
 
-    ``version`` is the announced one from before the request. If weights change during the
+    ``version`` is the announced version from before the request. If weights change during the
     request it is too old and not too new, so staleness is never understated.
     """
     if version is None or UNKNOWN_VERSION not in output.versions:
@@ -152,8 +152,9 @@ _NOT_SAMPLING = frozenset(
     | {"logprobs", "top_logprobs", "skip_reasoning"}
 )
 
-# Sent unless the caller sets them: an engine takes what is absent from the generation_config.json
-# of its model, and a truncated or penalised distribution is not that of the trained policy.
+# Sent unless the caller sets them: an engine takes absent parameters from the
+# generation_config.json of its model, and a truncated or penalised distribution is not the
+# distribution of the trained policy.
 NEUTRAL = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -161,7 +162,7 @@ NEUTRAL = {
     "min_p": 0.0,
     **NEUTRAL_PENALTIES,
 }
-# Parameters of vLLM and SGLang that forbid or prefer tokens in other ways.
+# Parameters of vLLM and SGLang that forbid or prefer tokens in further ways.
 CONSTRAINTS = frozenset(
     {"allowed_token_ids", "bad_words", "custom_logit_processor", "ebnf", "json_schema"}
     | {"guided_choice", "guided_grammar", "guided_json", "guided_regex", "guided_decoding"}
@@ -169,13 +170,13 @@ CONSTRAINTS = frozenset(
     | {"no_repeat_ngram_size", "response_format", "structural_tag", "structured_outputs"}
     | {"typical_p", "xtc_probability", "dry_multiplier", "thinking_token_budget"}
 )
-FREE_FORMAT = {"type": "text"}  # of response_format
+FREE_FORMAT = {"type": "text"}  # value of response_format
 
 
 def span_sampling(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling parameters of a request as a ``wire.SampledSpan`` names them.
+    """Sampling parameters of a request with the names of a ``wire.SampledSpan``.
 
-    Example: {"temperature": 0.7, "top_p": 0.95}; those that change nothing are left out.
+    Example: {"temperature": 0.7, "top_p": 0.95}; parameters that change nothing are left out.
     """
     params = sampling_params(kwargs)
     span: dict[str, Any] = {"temperature": float(params["temperature"])}
@@ -238,7 +239,7 @@ def with_max_tokens(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {"max_tokens": DEFAULT_MAX_TOKENS, **renamed, **_given_limit(kwargs)}
 
 
-_LIMIT_NAMES = ("max_tokens", "max_new_tokens", "max_completion_tokens")  # the last one wins
+_LIMIT_NAMES = ("max_tokens", "max_new_tokens", "max_completion_tokens")  # the last name wins
 
 
 def _given_limit(kwargs: Mapping[str, Any]) -> dict[str, int]:
@@ -247,7 +248,7 @@ def _given_limit(kwargs: Mapping[str, Any]) -> dict[str, int]:
 
 
 def stop_strings(params: Mapping[str, Any]) -> list[str]:
-    """The stop strings of ``stop``, a string or a list; empty ones are left out."""
+    """The stop strings of ``stop``, a string or a list; empty strings are left out."""
     return [stop for stop in _stops(params) if isinstance(stop, str) and stop]
 
 
@@ -266,10 +267,10 @@ def _stops(params: Mapping[str, Any]) -> list[Any]:
 
 
 def derived_seed(seed: int, choice: int, done: int = 0) -> int:
-    """Seed of one choice after ``done`` tokens; the caller's seed for (0, 0).
+    """Seed of a choice after ``done`` tokens; the caller's seed for (0, 0).
 
-    Requests with the same seed draw the same random numbers: n of them would return one
-    sample n times, and a resumed segment would repeat the draws before it.
+    Requests with the same seed draw the same random numbers: n requests would return the same
+    sample n times, and a resumed segment would repeat the earlier draws.
     """
     if choice == 0 and done == 0:
         return seed
@@ -289,9 +290,10 @@ def request_options(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prompt_ids(kwargs: Mapping[str, Any], tokenizer: Any) -> list[int]:
-    """``input_ids``, else ``prompt`` encoded; one of two leading BOS is removed.
+    """``input_ids``, else ``prompt`` encoded; a second leading BOS is removed.
 
-    A rendered chat template contains a BOS, and encoding adds a second. Training data has one.
+    A rendered chat template contains a BOS, and encoding adds a second. Training data has a
+    single BOS.
     """
     if kwargs.get("input_ids") is not None:
         ids = list(kwargs["input_ids"])

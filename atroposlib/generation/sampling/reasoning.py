@@ -24,7 +24,7 @@ OFFICIAL_OPENAI_URL = f"https://{OFFICIAL_OPENAI_HOST}/v1"
 
 @dataclass
 class ReasoningConfig:
-    """Effort or token budget of reasoning. Either one switches reasoning on.
+    """Effort or token budget of reasoning. Either switches reasoning on.
 
     Raises ConfigError for an ``effort`` outside :data:`VALID_REASONING_EFFORTS`.
     """
@@ -59,9 +59,9 @@ class ReasoningConfig:
     ) -> dict[str, Any] | None:
         """Fields to add to a chat request, or None if reasoning is off.
 
-        The official OpenAI API takes ``reasoning_effort``; other hosts take OpenRouter's
+        The official OpenAI API takes ``reasoning_effort``; all other hosts take OpenRouter's
         ``reasoning`` object, in which the effort wins over the token budget unless
-        ``use_max_tokens`` turns the effort into one.
+        ``use_max_tokens`` turns the effort into a budget.
         """
         if not self.enabled:
             return None
@@ -78,14 +78,14 @@ class ReasoningConfig:
 
 
 def is_official_openai(base_url: str) -> bool:
-    """Whether the host is exactly the official one, which alone may get its key."""
+    """Whether the host is exactly the official host, which alone may get its key."""
     return urlsplit(base_url).hostname == OFFICIAL_OPENAI_HOST
 
 
 def in_official_form(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """``kwargs`` as the official API requires for reasoning models.
 
-    It rejects ``max_tokens`` and a temperature other than 1.
+    The API rejects ``max_tokens`` and a temperature that is not 1.
     """
     form = {**kwargs, "temperature": 1.0}
     if "max_tokens" in form:

@@ -1,4 +1,4 @@
-"""Resumption of aborted generations: one continuation out of several segments.
+"""Resumption of aborted generations: a continuation out of several segments.
 
     ask(prompt, 10 tokens)             -> 4 tokens, "abort": the engine paused for new weights
     ask(prompt + 4 tokens, 6 tokens)   -> 6 tokens, "length"
@@ -38,13 +38,13 @@ async def generate_with_resume(
 ) -> list[Generation]:
     """``params["n"]`` continuations of ``input_ids`` (P,), none with reason "abort".
 
-    They start as one request and are resumed separately, because each was aborted after a
+    They start as a single request and are resumed separately, because each was aborted after a
     different number of tokens. Raises InferenceUnavailable without a new token within
     ``stall_timeout_s`` seconds of aborts.
 
     Args:
         params: sampling parameters with ``n`` and ``max_tokens``.
-        ask: one request. Its outputs may have the finish reason "abort".
+        ask: sends a request. Its outputs may have the finish reason "abort".
         decoder: returns the decoder of tokens; called only for stop strings.
     """
     outputs = await ask(list(input_ids), params)
@@ -105,7 +105,7 @@ def resumed_params(params: Mapping[str, Any], done: int, index: int) -> Params:
 
 
 def join_segments(output: Generation, more: Generation) -> Generation:
-    """Both segments as one. Raises TokensMissing if ``more`` continues other tokens."""
+    """Both segments as a single output. Raises TokensMissing if ``more`` continues other tokens."""
     if more.prompt_ids != output.prompt_ids + output.tokens:
         raise TokensMissing("the server continued tokens other than those sent")
     return replace(
@@ -123,8 +123,8 @@ def cut_at_spanning_stop(
 ) -> Generation:
     """``output`` cut at a stop string that spans token ``boundary``, if there is one.
 
-    A server searches only the text of the current segment for stop strings, and would miss one
-    that begins in the ``boundary`` tokens of earlier segments.
+    A server searches only the text of the current segment for stop strings, and would miss a
+    stop string that begins in the ``boundary`` tokens of earlier segments.
     """
     text = decode(output.tokens)
     end = spanning_stop_end(text, len(decode(output.tokens[:boundary])), stop_strings(params))

@@ -1,6 +1,6 @@
 """Managed session over a text-only server, with placeholder tokens.
 
-It serves to try an environment with a hosted API. Its rows cannot be trained on, so an
+For trials of an environment with a hosted API. The rows cannot be trained on, so an
 environment variable must allow it.
 """
 

@@ -84,15 +84,16 @@ class ManagedServer:
 
     Every choice becomes a :class:`SequenceNode`. A prompt that continues an earlier sequence
     extends it, and the earlier samples stay trained. A prompt whose template rewrote an
-    earlier turn starts a new sequence, and the earlier one is kept. Calls may be concurrent:
-    :meth:`nodes_for` returns the nodes of one call.
+    earlier turn starts a new sequence, and the earlier sequence is kept. Calls may be
+    concurrent: :meth:`nodes_for` returns the nodes of a call.
 
     Args:
         server: any object with ``config`` and ``tokens_and_logprobs_completion``.
-        tokenizer: of the model; None uses that of the server, or loads that of ``model_name``.
+        tokenizer: tokenizer of the model; None uses the server's, or loads the tokenizer of
+            ``model_name``.
         track_tree: record every turn as a node with a link to its parent.
-        tool_parser: format of the tool calls, such as "hermes". None leaves tools out of the
-            prompt and calls in the text. Raises ConfigError if there is none of this name.
+        tool_parser: format of the tool calls, for example "hermes". None leaves tools out of
+            the prompt and calls in the text. Raises ConfigError for an unknown name.
         preserve_think_blocks: keep earlier ``<think>`` blocks that the chat template would
             drop, so that multi-turn sequences of thinking models extend.
     """
@@ -135,8 +136,8 @@ class ManagedServer:
         ``chat_template_kwargs``, also inside ``extra_body``, is passed to the template. With
         pictures the server renders the prompt, as in :func:`sample_chat`.
 
-        Raises ConfigError for parts other than text and pictures or ``stream``, TokensMissing
-        without token ids and a logprob for each, and as ``APIServer.generate``.
+        Raises ConfigError for parts that are neither text nor pictures or ``stream``,
+        TokensMissing without token ids and a logprob for each, and as ``APIServer.generate``.
         """
         from atroposlib.generation.sessions import replies  # imports the openai package
 
@@ -199,9 +200,10 @@ class ManagedServer:
         input_ids: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Logprobs of a given sequence: one of ``prompt``, ``messages`` and ``input_ids``.
+        """Logprobs of a given sequence: ``prompt``, ``messages`` or ``input_ids``.
 
-        Raises ConfigError without any, NotImplementedError if the server has no such call.
+        Raises ConfigError without a sequence, NotImplementedError if the server lacks the
+        call.
         """
         await self._load_tokenizer()
         if input_ids is None and messages is not None:
@@ -227,7 +229,7 @@ class ManagedServer:
         ids = self._extend(text, lambda: encode_prompt(self.tokenizer, text), ())[1]
         return remove_guards(text), ids
 
-    # --- what was sampled -------------------------------------------------------------
+    # --- samples -------------------------------------------------------------
 
     def nodes_for(self, completion: ChatCompletion | Completion) -> list[SequenceNode]:
         """The node of each choice at the return of the call, in choice order."""
@@ -236,8 +238,8 @@ class ManagedServer:
     def get_state(self) -> dict[str, Any]:
         """``{"nodes": [...]}``, or ``{"sequences": ..., "tree": ...}`` of a tree.
 
-        In the order in which calls returned, choices of one call in choice order; a continued
-        sequence keeps its place. Of concurrent calls use ``nodes_for``.
+        Nodes are in the order in which calls returned, choices of a call in choice order; a
+        continued sequence keeps its place. For concurrent calls use ``nodes_for``.
         """
         return self._sequences.state()
 
@@ -289,7 +291,7 @@ class ManagedServer:
     ) -> tuple[SequenceNode | None, list[int]]:
         """The sequence that the prompt continues, and the ids to send.
 
-        Ids of the caller (no ``encode``) are sent unchanged. Of a text that continues a
+        Ids of the caller (no ``encode``) are sent unchanged. For a text that continues a
         sequence only the new part is encoded.
         """
         known = self._sequences.candidates()

@@ -37,10 +37,10 @@ _NOT_SENT = frozenset({"extra_body", "extra_headers", "timeout", "stream"})
 
 
 class ProxyManagedServer:
-    """Samples through one session of a proxy, which gets every argument of a call.
+    """Samples through a session of a proxy, which gets every argument of a call.
 
     ``base_url`` is the inference server behind the proxy, ``api_key`` the key of the session,
-    if the proxy requires it. :func:`create_proxy_session` creates one.
+    if the proxy requires it. :func:`create_proxy_session` creates a session.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class ProxyManagedServer:
         self._http = _ProxyClient(timeout_s, MAX_CONNECTIONS, api_key)
         self._nodes: list[SequenceNode] = []
         self._nodes_of: dict[str, list[SequenceNode]] = {}
-        self._last_fetch = 0  # number of the newest fetch of the state that was sent
-        self._applied_fetch = 0  # and of the newest whose answer is in _nodes
+        self._last_fetch = 0  # number of the newest fetch of the state
+        self._applied_fetch = 0  # number of the newest fetch whose answer is in _nodes
         self._reset_due = False
 
     async def __aenter__(self) -> ProxyManagedServer:
@@ -73,7 +73,7 @@ class ProxyManagedServer:
     # --- calls ----------------------------------------------------------------------
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
-        """As ``ManagedServer.chat_completion``. Raises UnknownSession for a closed session.
+        """Chat completion, see ``ManagedServer.chat_completion``. Raises UnknownSession.
 
         An attempt without a response is repeated with the same idempotency key, so the
         session records each completion once.
@@ -106,7 +106,7 @@ class ProxyManagedServer:
     # --- what was sampled -------------------------------------------------------------
 
     def nodes_for(self, completion: ChatCompletion) -> list[SequenceNode]:
-        """The node of each choice at the return of the call. Raises TokensMissing without."""
+        """The node of each choice at the return of the call. Raises TokensMissing without nodes."""
         if completion.id not in self._nodes_of:
             raise TokensMissing(
                 f"the proxy at {self.proxy_url} did not return the nodes of "
@@ -119,11 +119,11 @@ class ProxyManagedServer:
         return {"nodes": list(self._nodes)}
 
     async def fetch_state(self) -> dict[str, Any]:
-        """Fetch the nodes from the proxy. Every call does so itself."""
+        """Fetch the nodes from the proxy. Every call does so."""
         self._last_fetch += 1
         number = self._last_fetch
         found = await self._http.ask("GET", f"{self.proxy_url}/{self.session_uuid}/nodes")
-        if number > self._applied_fetch:  # a newer fetch may have returned before this one
+        if number > self._applied_fetch:  # a newer fetch may have returned first
             self._applied_fetch = number
             self._nodes = [SequenceNode(**node) for node in found["nodes"]]
         return self.get_state()
@@ -159,8 +159,8 @@ async def create_proxy_session(
 ) -> ProxyManagedServer:
     """Create a session in a proxy. The admin token is read from ATROPOS_PROXY_TOKEN.
 
-    ``base_url`` is one inference server of the proxy; None lets the proxy choose. Raises
-    InferenceUnavailable, or InferenceRefused, such as 401 for a missing token.
+    ``base_url`` is an inference server of the proxy; None lets the proxy choose. Raises
+    InferenceUnavailable, or InferenceRefused, for example 401 for a missing token.
     """
     root = proxy_url.rstrip("/")
     http = _ProxyClient(timeout_s, MAX_CONNECTIONS, os.environ.get(TOKEN_VARIABLE))
@@ -170,7 +170,7 @@ async def create_proxy_session(
         "base_url": base_url,
         "preserve_think_blocks": preserve_think_blocks,
         "split": split,
-        "describe_tools": None,  # the caller describes them, as with a session in its process
+        "describe_tools": None,  # the caller describes tools, as with a session in its process
     }
     try:
         opened = await http.ask("POST", f"{root}/sessions/create", body)
@@ -187,7 +187,7 @@ async def create_proxy_session(
 
 
 class _ProxyClient(HttpClient):
-    """Retries only requests without a response: the proxy itself retries its servers."""
+    """Retries only requests without a response: the proxy retries its servers."""
 
     async def ask(
         self, method: str, url: str, body: Mapping[str, Any] | None = None

@@ -19,7 +19,7 @@ from atroposlib.generation.engines.openai import (
 )
 from atroposlib.generation.sampling.generation import Generation
 
-# Fields of type dict serialise dicts without a warning, unlike those of the openai package.
+# Fields of type dict serialise dicts without a warning, unlike fields of the openai package.
 
 
 class ToolMessage(ChatCompletionMessage):

@@ -48,8 +48,8 @@ async def sample_tokens(
 ) -> list[Generation]:
     """Continuations of ``input_ids``; ``kwargs`` are the caller's sampling parameters.
 
-    The prompt ids of the result are those that the server reports. Raises TokensMissing for
-    a result without token ids, or without one logprob per token.
+    The prompt ids of the result are the ids that the server reports. Raises TokensMissing for
+    a result without token ids, or without a logprob per token.
     """
     kwargs = with_configured(kwargs, server.config)
     prompt_text = remove_guards(prompt_text)
@@ -76,7 +76,7 @@ async def sample_chat(
     """Replies to ``messages`` with ``images``, whose placeholder tokens only the server knows.
 
     The server renders the prompt and returns its ids, as vLLM does on request. Raises
-    TokensMissing for a reply without them, ConfigError for tools.
+    TokensMissing for a reply without ids, ConfigError for tools.
     """
     kwargs = with_configured(kwargs, server.config)
     if kwargs.pop("tools", None):
@@ -122,7 +122,7 @@ def has_generate(server: object) -> bool:
     """Whether to call ``generate`` of this server.
 
     The class is inspected and not the object: a mock has every attribute, and if a test
-    replaced the older call of one object, that call is used.
+    replaced the older call of an object, that call is used.
     """
     return hasattr(type(server), "generate") and _TOKENS_CALL not in vars(server)
 
@@ -144,7 +144,7 @@ def _generations(answer: Any) -> list[Generation]:
 def pop_template_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Remove the options of the chat template from ``kwargs`` and its ``extra_body``.
 
-    Those of PROMPT_END are fields of the request, as for vLLM.
+    Options of PROMPT_END are fields of the request, as for vLLM.
     """
     options: dict[str, Any] = {}
     extra = dict(kwargs.get("extra_body") or {})

@@ -26,7 +26,7 @@ from atroposlib.wire.routing import RoutedExperts, joined
 
 
 class Node(Protocol):
-    """One sampled sequence: a :class:`SequenceNode`, or a row of the agent proxy."""
+    """A sampled sequence: a :class:`SequenceNode`, or a row of the agent proxy."""
 
     tokens: list[int]
     masked_tokens: list[int]
@@ -39,7 +39,7 @@ class Node(Protocol):
 
 
 class SequenceNode(BaseModel):
-    """One sequence of T tokens, ready to be a row of a scored group.
+    """A sequence of T tokens, ready to be a row of a scored group.
 
     Example: tokens [1, 5, 9, 2], masked_tokens [-100, -100, 9, 2],
     logprobs [1.0, 1.0, -0.2, -0.9], versions [-1, -1, 3, 3].
@@ -53,7 +53,7 @@ class SequenceNode(BaseModel):
     # (calls,) each as ``wire.SampledSpan``, ascending; calls of unknown sampling are left out
     spans: list[dict[str, Any]] = Field(default_factory=list)
     routed_experts: RoutedExperts | None = (
-        None  # of the first tokens, where a server reports it
+        None  # experts of the first tokens, where a server reports experts
     )
     images: list[str] = Field(default_factory=list)  # data URLs of the prompts, in order
     metadata: dict[str, Any] = Field(default_factory=dict)  # {"finish_reason": "stop"}
@@ -70,8 +70,8 @@ SAMPLING = (*NEUTRAL, "constraints")
 def extended_by_text(nodes: Iterable[SequenceNode], prompt_text: str) -> SequenceNode | None:
     """The longest earlier sequence whose text is a prefix of the prompt, or None.
 
-    A tokenizer may encode the same text as other tokens than were sampled, so the sampled ones
-    are kept and the caller encodes the rest. A prompt with a changed earlier turn (edited, or
+    A tokenizer may encode the same text differently from the sample, so the sampled tokens are
+    kept and the caller encodes the rest. A prompt with a changed earlier turn (edited, or
     without its thinking) extends no sequence.
     """
     return _longest(node for node in nodes if prompt_text.startswith(node.full_text))
@@ -85,9 +85,9 @@ def extended_by_tokens(
 
 
 def _longest(nodes: Iterable[SequenceNode]) -> SequenceNode | None:
-    """The longest, of equal lengths the first, that ends with a sample.
+    """The longest sequence that ends with a sample; the first among equal lengths.
 
-    Without a sample it equals the prompt that all its siblings continue.
+    A sequence without a sample equals the prompt that all its siblings continue.
     """
     extendable = [node for node in nodes if node.ends_sampled]
     return max(extendable, key=lambda node: len(node.tokens), default=None)
@@ -96,7 +96,7 @@ def _longest(nodes: Iterable[SequenceNode]) -> SequenceNode | None:
 def is_prefix(
     parent: SequenceNode | None, prompt_ids: Sequence[int], images: Sequence[str]
 ) -> bool:
-    """Whether a prompt begins with the tokens of ``parent``, and its images with those.
+    """Whether a prompt begins with the tokens and the images of ``parent``.
 
     Different images may have the same placeholder tokens.
     """
@@ -110,7 +110,7 @@ def is_prefix(
 def extend_node(
     parent: SequenceNode | None, generation: Generation, full_text: str
 ) -> SequenceNode:
-    """The sequence of ``parent`` and one more sample; earlier samples stay trained.
+    """The sequence of ``parent`` and a further sample; earlier samples stay trained.
 
     ``parent`` is used only if its tokens are a prefix of the prompt that the server got.
     """
@@ -168,7 +168,7 @@ def sampled_part(node: Node, start: int) -> Generation:
 
 @dataclass(frozen=True)
 class SequenceSample:
-    """One sampled continuation and the text of the sequence that it ends."""
+    """A sampled continuation and the text of the sequence that it ends."""
 
     generation: Generation
     full_text: str
@@ -178,8 +178,8 @@ class SequenceList:
     """Sequences as a list of leaves: a turn replaces the sequence that it extends.
 
     Every leaf is a whole trajectory whose trained tokens are all samples on its path; a turn
-    that several branches extend is in each of them. Leaves are in the order in which their
-    calls returned, choices of one call in choice order; the first takes its parent's place.
+    that several branches extend is in each branch. Leaves are in the order in which their
+    calls returned, choices of a call in choice order; the first takes its parent's place.
     """
 
     def __init__(self) -> None:
@@ -187,13 +187,13 @@ class SequenceList:
         self._replaced: list[SequenceNode] = []
 
     def candidates(self) -> list[SequenceNode]:
-        """Leaves first, so that of two identical siblings the unextended one is found."""
+        """Leaves first, so that among two identical siblings the unextended sibling is found."""
         return [*self.leaves, *self._replaced]
 
     def add(
         self, parent: SequenceNode | None, samples: Iterable[SequenceSample]
     ) -> list[SequenceNode]:
-        """The nodes of one call's choices, in order."""
+        """The nodes of a call's choices, in order."""
         place = None if parent is None else self._place_of(parent)
         if place is not None:
             parent = self.leaves[place]
@@ -214,8 +214,8 @@ class SequenceList:
     def _place_of(self, parent: SequenceNode) -> int | None:
         """Index of the leaf ``parent``, or of an identical sibling.
 
-        Concurrent calls may all have chosen the same one of several siblings. Each then takes
-        one that is left, so that none stays unextended and none is in two rows.
+        Concurrent calls may all have chosen the same sibling. Each call then takes a remaining
+        sibling, so that no sibling stays unextended or is in two rows.
         """
         same = [
             i
@@ -230,7 +230,7 @@ class SequenceList:
 
 
 class SequenceTree:
-    """Sequences as a tree: one node per turn, which trains only the sample of that turn.
+    """Sequences as a tree: a node per turn, which trains only the sample of that turn.
 
     Keys are the full texts, with ``#2``, ``#3``... appended for identical siblings.
     """
@@ -238,7 +238,7 @@ class SequenceTree:
     def __init__(self) -> None:
         self.sequences: dict[str, SequenceNode] = {}
         self.children: dict[str, list[str]] = {}
-        self._key_of: dict[int, str] = {}  # by identity: siblings may be equal
+        self._key_of: dict[int, str] = {}  # keys: identities, because siblings may be equal
 
     def candidates(self) -> list[SequenceNode]:
         return list(self.sequences.values())
@@ -246,7 +246,7 @@ class SequenceTree:
     def add(
         self, parent: SequenceNode | None, samples: Iterable[SequenceSample]
     ) -> list[SequenceNode]:
-        """The nodes of one call's choices, in order."""
+        """The nodes of a call's choices, in order."""
         return [self._add_one(parent, sample) for sample in samples]
 
     def _add_one(self, parent: SequenceNode | None, sample: SequenceSample) -> SequenceNode:
@@ -272,7 +272,7 @@ class SequenceTree:
 
 # --- record of a rollout -----------------------------------------------------------------
 
-# Nodes that one rollout sampled, also in tasks and threads started in it.
+# Nodes that a rollout sampled, also in its tasks and threads.
 _NODES: ContextVar[list[Node] | None] = ContextVar("recorded_nodes", default=None)
 
 
@@ -280,7 +280,7 @@ _NODES: ContextVar[list[Node] | None] = ContextVar("recorded_nodes", default=Non
 def recorded_nodes() -> Iterator[list[Node]]:
     """A list that receives each node sampled in this block, oldest first.
 
-    The list of an enclosing block receives them at the end.
+    The list of an enclosing block receives the nodes at the end.
     """
     nodes: list[Node] = []
     token = _NODES.set(nodes)
@@ -293,7 +293,7 @@ def recorded_nodes() -> Iterator[list[Node]]:
 
 
 def recorded_here() -> Sequence[Node]:
-    """The nodes of the block around this call; none outside of one."""
+    """The nodes of the block around this call; empty outside of a block."""
     return _NODES.get() or ()
 
 
@@ -318,6 +318,6 @@ def record_outputs(outputs: FourTuple, sampling: Mapping[str, float]) -> None:
     prompt_ids, tokens, logprobs, reasons = outputs
     try:
         made = from_four_tuple(prompt_ids, tokens, logprobs, reasons)
-    except TokensMissing:  # for the caller to find
+    except TokensMissing:  # the caller finds the error
         return
     record([extend_node(None, replace(sample, sampling=sampling), "") for sample in made])

@@ -31,7 +31,7 @@ MAX_ANSWER_CHARS = 512  # a longer box holds a derivation, not an answer
 
 
 class Correctness(str, Enum):
-    """Result of one check."""
+    """Result of a check."""
 
     CORRECT = "correct"
     WRONG = "wrong"
@@ -45,10 +45,10 @@ class CheckFailed(AtroposError):
 
 
 class MathVerifier:
-    """Checks answers in ``size`` processes, so that a slow check does not delay the others.
+    """Checks answers in ``size`` processes, so that a slow check does not delay the rest.
 
-    Each starts when an answer that is not a plain number first needs it. ``timeout_s`` is the
-    limit of one check, without that start.
+    Each process starts when an answer that is not a plain number first needs it. ``timeout_s``
+    is the limit of a check, without the start.
     """
 
     def __init__(self, size: int = 1, timeout_s: float = 10.0) -> None:
@@ -82,19 +82,19 @@ class MathVerifier:
         return Correctness.CORRECT if equal else Correctness.WRONG
 
     async def close(self) -> None:
-        """End every process; the next answers start new ones."""
+        """End every process; the next answers start new processes."""
         for process in self.processes:
             process.close()
 
 
 class MathProcess:
-    """Compares answers, one at a time; the child process starts at the first comparison.
+    """Compares answers one at a time; the child process starts at the first comparison.
 
     Thread-safe. The child ends with :meth:`close`, with the last reference to this object, or
     with the interpreter.
 
     Args:
-        timeout_s: limit of one comparison, without the start of the process.
+        timeout_s: limit of a comparison, without the start of the process.
 
     Raises ConfigError: math-verify is not installed.
     """
@@ -119,7 +119,7 @@ class MathProcess:
     def equal(self, text: str, gold: str) -> bool:
         r"""Whether the answer in ``text`` equals that in ``gold``; both may be LaTeX.
 
-        An answer is ``\boxed{...}`` or a phrase such as "the final answer is $...$". Raises
+        An answer is ``\boxed{...}`` or a phrase like "the final answer is $...$". Raises
         CheckFailed: the comparison failed or took longer than ``timeout_s``.
         """
         with self._one_at_a_time:
@@ -171,7 +171,7 @@ class MathProcess:
             process.kill()
 
     def close(self) -> None:
-        """End the process; the next comparison starts a new one."""
+        """End the process; the next comparison starts a new process."""
         self._process, end, self._end = None, self._end, None
         if end is not None:
             end()
@@ -203,8 +203,9 @@ def in_box(answer: str) -> str:
 def equal(text: str, gold: str) -> bool:
     """Whether math-verify finds both equal. Its timeouts are off; the parent kills the process.
 
-    A box is preferred; without one only an announced answer counts. A gold answer that is no
-    mathematics, such as a time of day, equals only the same text, which was compared before.
+    A box is preferred; without a box only an announced answer counts. A gold answer that is no
+    mathematics, for example a time of day, equals only the same text, which was compared
+    before.
     """
     from math_verify import LatexExtractionConfig, parse, verify
 

@@ -1,4 +1,4 @@
-"""Difference of values that math-verify rounds to one. Imports sympy: only for its process."""
+"""Differences that math-verify rounds away. Imports sympy: only for its process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from atroposlib.errors import AtroposError
 
 # Largest relative difference of equal decimals: 1/3 is 0.333333.
 TOLERANCE = 1e-5
-DIGITS = 30  # of an approximate value
+DIGITS = 30  # digits of an approximate value
 _HUNDREDTH = sympy.UnevaluatedExpr(sympy.Rational(1, 100))  # the % of math-verify
 
 

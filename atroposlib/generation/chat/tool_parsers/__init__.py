@@ -1,4 +1,4 @@
-"""Formats of tool calls: one class and one line of TOOL_PARSERS per format.
+"""Formats of tool calls: a class and a line of TOOL_PARSERS per format.
 
     raw text  --parse-->  text before the calls, [FoundCall]  --write-->  raw text
 

@@ -21,7 +21,7 @@ FUNCTIONS = "functions."
 class HarmonyParser(AnswerParser):
     """Messages to ``functions.NAME`` are calls; the final channel is the content.
 
-    The chat template writes earlier calls itself.
+    The chat template writes earlier calls.
     """
 
     native: ClassVar[bool] = True

@@ -84,7 +84,7 @@ class Llama3JsonParser(AnswerParser):
 class MistralParser(AnswerParser):
     """``[TOOL_CALLS] [{"name": ..., "arguments": {...}}]``, or ``[TOOL_CALLS]name{...}``.
 
-    The list is the format of older models, the name that of newer ones.
+    The list is the format of older models, the name is the format of newer models.
     """
 
     TAG = "[TOOL_CALLS]"

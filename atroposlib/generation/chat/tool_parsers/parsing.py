@@ -15,7 +15,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class FoundCall:
-    """One call of a tool. Example: name "add", arguments '{"a": 1, "b": 2}'."""
+    """A call of a tool. Example: name "add", arguments '{"a": 1, "b": 2}'."""
 
     name: str
     arguments: str  # a JSON object, as text
@@ -23,14 +23,14 @@ class FoundCall:
 
 @dataclass(frozen=True)
 class Parsed:
-    """Content and calls (at least one) of a model's raw text."""
+    """Content and calls (at least 1) of a model's raw text."""
 
     content: str
     calls: list[FoundCall]
 
 
 class ToolParser(Protocol):
-    """One format of tool calls. Pure: its input is the text and the tools."""
+    """A format of tool calls. Pure: its input is the text and the tools."""
 
     #: Parts of the special tokens that belong to a call, not to the end of a turn.
     markers: ClassVar[tuple[str, ...]]
@@ -38,7 +38,7 @@ class ToolParser(Protocol):
     native: ClassVar[bool]
 
     def parse(self, raw: str, tools: Tools) -> Parsed | None:
-        """The calls in ``raw``; None without a call, or with a malformed one.
+        """The calls in ``raw``; None without a call, or with a malformed call.
 
         Calls inside the reasoning do not count; the reasoning is a part of the content.
         """
@@ -99,7 +99,7 @@ def arguments_value(call: FoundCall) -> Any:
 
 
 def schema_of(name: str, tools: Tools) -> Mapping[str, Any] | None:
-    """The JSON schema of the parameters of the tool ``name``; None without such a tool."""
+    """The JSON schema of the parameters of the tool ``name``; None without this tool."""
     for tool in tools:
         function = tool.get("function") or tool
         if function.get("name") == name:

@@ -15,18 +15,18 @@ from atroposlib.text.tool_calls import MalformedCall, json_text, read_json, skip
 
 _INTEGER = re.compile(r"[-+]?\d+(?:\.0+)?")
 _NULLS = ("null", "None")
-_MAX_REFS = 16  # of a reference to a reference
+_MAX_REFS = 16  # depth limit of references to references
 _ABSENT = object()
 
 
 def value_of(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
-    """``text`` as the first alternative of ``schema`` that it can be; text without one.
+    """``text`` as the first alternative of ``schema`` that it can be; text if no alternative fits.
 
     JSON and the words of Python (True, None, {'a': 1}) are read, because chat templates write
     both. Text "null" or "None" is null wherever null is allowed.
 
     Args:
-        root: the schema that references such as ``#/$defs/Colour`` point into.
+        root: the schema that references like ``#/$defs/Colour`` point into.
     """
     alternatives = list(_alternatives(schema, root))
     if (
@@ -87,7 +87,7 @@ def _spellings(value: Any) -> tuple[str, ...]:
 
 
 def _literal(text: str) -> Any:
-    """The value of JSON, else of a Python literal that is one in JSON too."""
+    """The value of JSON, else of a Python literal with a JSON form."""
     try:
         value, end = read_json(text, 0)
         if skip_space(text, end) == len(text):

@@ -1,4 +1,4 @@
-"""APIs that agents call, by their path below ``/v1``: one module each, and a line here."""
+"""APIs that agents call, by their path below ``/v1``: a module each, and a line here."""
 
 from typing import Any
 

@@ -50,11 +50,11 @@ class ApiSession(Protocol):
     """The part of a proxy session that an API uses."""
 
     managed: Any  # the managed session, with the nodes of each completion
-    conversations: dict[str, list[Json]]  # of the Responses API, by response id
+    conversations: dict[str, list[Json]]  # conversations of the Responses API, by response id
 
 
 class AgentApi(ABC, Generic[B]):
-    """One request of one API: reads the body, writes the reply or the stream.
+    """A request of an API: reads the body, writes the reply or the stream.
 
     The constructor raises InferenceRefused (400) for a body that is no request of this API or
     has a field, message or tool that is not served, and ConfigError for content besides text.

@@ -30,7 +30,7 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 class MessagesBody(ApiBody, kw_only=True):
-    """Fields of a Messages request that are read here; all others are passed on."""
+    """Fields of a Messages request that are read here; the rest is passed on."""
 
     messages: list[dict[str, Any]]
     max_tokens: int | None = None
@@ -147,7 +147,7 @@ def _usage(response: SamplingResponse, output_tokens: int) -> Json:
 
 
 def _chat_messages(message: Mapping[str, Any], where: str) -> list[Json]:
-    """OpenAI messages of one Anthropic message: tool results, then content and calls."""
+    """OpenAI messages of an Anthropic message: tool results, then content and calls."""
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant"):
         raise InferenceRefused(400, f"{where}.role: user or assistant")

@@ -22,11 +22,11 @@ from atroposlib.generation.proxy.apis.exchange import (
 )
 from atroposlib.generation.sampling.generation import stop_strings, token_usage
 
-PIECE_CHARS = 64  # of text per streamed chunk
+PIECE_CHARS = 64  # characters of text per streamed chunk
 
 
 class CompletionBody(ApiBody, kw_only=True):
-    """Fields of chat and text completions that are read here; all others are passed on."""
+    """Fields of chat and text completions that are read here; the rest is passed on."""
 
     max_tokens: int | None = None
     n: int | None = None
@@ -49,7 +49,7 @@ class ChatBody(CompletionBody, kw_only=True):
 
 
 class TextBody(CompletionBody, kw_only=True):
-    prompt: str | list[int | str | list[int]]  # one per request
+    prompt: str | list[int | str | list[int]]  # a single prompt per request
     logprobs: int | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -60,7 +60,7 @@ B = TypeVar("B", bound=CompletionBody)
 
 
 class CompletionsApi(AgentApi[B]):
-    """What both completions share: envelope, token ids, stream of the choices in order."""
+    """Common parts of both completions: envelope, token ids, stream of the choices in order."""
 
     id_prefix: ClassVar[str]
     kind: ClassVar[str]
@@ -162,7 +162,7 @@ class ChatApi(CompletionsApi[ChatBody]):
         yield {"delta": {}, "finish_reason": choice.finish_reason}
 
     def _logprobs(self, choice: Choice) -> Json:
-        """Logprob of each sampled token, if requested; ``top_logprobs`` holds only this one."""
+        """Logprob of each sampled token, if requested; ``top_logprobs`` holds only this token."""
         if not self.body.logprobs:
             return {}
         if not choice.generation.tokens:

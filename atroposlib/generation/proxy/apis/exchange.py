@@ -25,7 +25,7 @@ from atroposlib.wire.numbers import finite, whole
 Json = dict[str, Any]
 B = TypeVar("B")
 
-# Fields of OpenAI's and others' requests that do not change what is sampled here.
+# Fields of requests (OpenAI and similar) that do not change what is sampled here.
 IGNORED_FIELDS = frozenset(
     {"include", "metadata", "modalities", "model", "prediction", "store", "user"}
     | {"prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier"}
@@ -39,10 +39,10 @@ ID_HEX_DIGITS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingRequest:
-    """What to sample. ``sampling`` is passed to the inference server unchanged."""
+    """Sampling task. ``sampling`` is passed to the inference server unchanged."""
 
     messages: list[Json] = field(default_factory=list)
-    prompt: str | list[int] | None = None  # of a text completion; None: a chat
+    prompt: str | list[int] | None = None  # prompt of a text completion; None: a chat
     tools: list[Json] | None = None
     tool_choice: Any = None
     stop: Sequence[str] = ()
@@ -72,7 +72,7 @@ class SamplingRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One sampled choice: text and calls for the agent, tokens for the rows."""
+    """A sampled choice: text and calls for the agent, tokens for the rows."""
 
     content: str | None
     tool_calls: list[Json]  # {"id", "type": "function", "function": {"name", "arguments"}}
@@ -82,7 +82,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingResponse:
-    """Choices that the session sampled for one request."""
+    """Choices that the session sampled for a request."""
 
     id: str  # 12 hex digits; rewards are posted for chatcmpl-ID, msg_ID or resp_ID
     created: int
@@ -90,7 +90,7 @@ class SamplingResponse:
     choices: list[Choice]
     prompt_tokens: int
     completion_tokens: int
-    completion: Any  # from the managed session; the key of its nodes
+    completion: Any  # completion of the managed session; the key of its nodes
     prompt_ids: list[int] | None = None  # only with keep_prompt
 
 
@@ -116,7 +116,7 @@ def parse_body(body: Any, shape: type[B]) -> B:
 def sampling_of(
     raw: Mapping[str, Any], read: type[msgspec.Struct], *, max_tokens: int | None
 ) -> Json:
-    """Sampling parameters: those read here, and every unknown field.
+    """Sampling parameters: the known parameters and every unknown field.
 
     Unknown fields are passed on, so that the parameters of an inference server work as they
     do without a proxy.

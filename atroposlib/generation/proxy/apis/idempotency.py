@@ -1,8 +1,8 @@
-"""Idempotent calls of a session: a repeated request gets the response of the first one.
+"""Idempotent calls of a session: a repeated request gets the response of the first request.
 
     same Idempotency-Key                          -> the same response; 409 for another body
     x-stainless-retry-count > 0, identical body   -> the response of the attempt it repeats
-    any other request                             -> sampled anew
+    any further request                           -> sampled anew
 
 Sampling belongs to the session and not to the connection. A client that disconnects loses only
 the response, and its retry finds it.
@@ -26,9 +26,9 @@ ATTEMPT_HEADER = "x-stainless-retry-count"  # sent by the openai and anthropic p
 
 @dataclass(frozen=True)
 class CallIdentity:
-    """Digest, idempotency key and attempt number of one HTTP request."""
+    """Digest, idempotency key and attempt number of an HTTP request."""
 
-    digest: bytes  # of path and body
+    digest: bytes  # digest of path and body
     key: str | None = None
     attempt: int = 0  # 0: not announced as a retry
 
@@ -43,7 +43,7 @@ class CallIdentity:
 
 @dataclass(eq=False)
 class IdempotentCall:
-    """One call, shared by the requests that repeat it."""
+    """A call, shared by the requests that repeat it."""
 
     identity: CallIdentity
     response_id: str
@@ -58,7 +58,7 @@ class IdempotentCall:
 
 
 class IdempotentCalls:
-    """The calls of one session. A failed call is dropped, so that a retry samples again."""
+    """The calls of a session. A failed call is dropped, so that a retry samples again."""
 
     def __init__(self) -> None:
         self._by_digest: dict[bytes, list[IdempotentCall]] = {}
@@ -124,8 +124,8 @@ class IdempotentCalls:
     def _find_by_attempt(self, identity: CallIdentity) -> IdempotentCall | None:
         """The oldest undelivered call with fewer attempts, else the newest with fewer.
 
-        Agents may send equal requests on purpose, and each of them has retries. An attempt
-        number that a call has seen already therefore belongs to another call.
+        Agents may send equal requests on purpose, and each request has retries. An attempt
+        number that a call has seen already therefore belongs to a different call.
         """
         known = self._by_digest.get(identity.digest, ())
         candidates = [call for call in known if call.attempt < identity.attempt]

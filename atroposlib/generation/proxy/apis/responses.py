@@ -27,7 +27,7 @@ from atroposlib.generation.sampling.generation import stop_strings
 
 
 class ResponsesBody(ApiBody, kw_only=True):
-    """Fields of a Responses request that are read here; all others are passed on."""
+    """Fields of a Responses request that are read here; the rest is passed on."""
 
     input: str | list[dict[str, Any]]
     instructions: str | None = None
@@ -98,8 +98,8 @@ class ResponsesApi(AgentApi[ResponsesBody]):
 def messages_of(items: str | Sequence[Mapping[str, Any]]) -> list[Json]:
     """Chat messages of input items.
 
-    An assistant's text and the calls after it become one message, because they were one turn
-    of the model.
+    An assistant's text and the calls after it become a single message, because they were a
+    single turn of the model.
     """
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
