@@ -4,7 +4,7 @@
 
 Every turn of every conversation is requested twice: from the chat route of an instant server,
 then from the proxy, which renders, tokenizes, finds the sequence that the turn extends,
-requests tokens from the same server and records them. Server and proxy are separate
+requests tokens from the same server and records the reply. Server and proxy are separate
 processes. The tokenizer has one token per character, so a row is longer than in real life.
 """
 

@@ -8,7 +8,7 @@ from apibench.figures import Better, Figure, Results, Section, Target, Verdict
 
 BEGIN = "<!-- written by bench_api.py from results_api.json: do not edit -->"
 END = "<!-- end of what bench_api.py wrote -->"
-COLUMNS = 100  # of prose
+COLUMNS = 100  # width of prose
 _HEAD = ("what", "unit", "ours", "naive", "machine", "ratio (pairs)", "target", "")
 
 
@@ -59,7 +59,7 @@ def table(section: Section) -> str:
 
 
 def summary(results: Results) -> str:
-    """One line: how many targets were met, and which were not."""
+    """Line with the number of targets met, and the names of those missed."""
     judged = [f for s in results.sections for f in s.figures if f.target is not None]
     missed = [figure.what for figure in judged if figure.verdict is Verdict.MISSED]
     line = f"{len(judged) - len(missed)} of {len(judged)} targets met"

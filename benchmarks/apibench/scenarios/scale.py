@@ -43,7 +43,7 @@ _METHOD = (
 
 @dataclass
 class Posted:
-    """What the posters saw."""
+    """Results of the posters."""
 
     accepted: int = 0
     refused: int = 0
@@ -54,21 +54,21 @@ class Posted:
 
 @dataclass(frozen=True)
 class Posters:
-    """What the process of posters has to do."""
+    """Task of the process of posters."""
 
-    ports: Sequence[int]  # of the replicas, in turn
+    ports: Sequence[int]  # replicas, used in turn
     path: str
-    ids: Sequence[int]  # of the environments
+    ids: Sequence[int]  # environments
     encoding: Encoding
     seconds: float
 
 
 @dataclass(frozen=True)
 class Bench:
-    """The servers that one measurement talks to."""
+    """The servers of a measurement."""
 
     replicas: Sequence[Server]
-    database: int | None = None  # its process
+    database: int | None = None  # process id
 
     @property
     def first(self) -> Server:
