@@ -1,4 +1,4 @@
-"""Sizes of the scenarios: a plan for every day, a plan for all figures, a plan that only runs."""
+"""Sizes of the scenarios, in plans for every day, for all figures, and for a mere run."""
 
 from __future__ import annotations
 

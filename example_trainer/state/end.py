@@ -1,4 +1,4 @@
-"""The end of a run, recorded by its trainer: the one sign that launchers believe.
+"""The end of a run, recorded by its trainer: the only sign that launchers accept.
 
 An exit status passes go-betweens: srun ends with 0 when its node is lost while the trainer lives.
 
