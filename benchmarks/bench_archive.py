@@ -133,9 +133,9 @@ SORTS = ("-arrived", "arrived", "reward", "-reward", "-diff_max", "-n_tokens", "
 
 
 def record_rows(index: Index, rows: int) -> float:
-    """Write a run of ``rows`` rollouts by the records that posts and notes make; its seconds.
+    """Write a run of ``rows`` rollouts as the records of posts and notes; return the seconds.
 
-    Nothing is posted: a million posts take an hour of a server, and the index is what is timed.
+    Nothing is posted: a million posts take a server an hour, and only the index is timed.
     """
     chance, began, gid = random.Random(0), time.perf_counter(), 0
     while gid * 16 < rows:

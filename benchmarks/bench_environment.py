@@ -78,7 +78,7 @@ def measure(way: Callable[[], bytes], repeats: int) -> tuple[float, int]:
 
 
 def sampled_group(rows: int, length: int, prompt: int) -> dict[str, Any]:
-    """Zipf-distributed ids behind one shared prompt, float32 logprobs as servers return."""
+    """Zipf-distributed ids behind one shared prompt, float32 logprobs as from a server."""
     rng = np.random.default_rng(0)
 
     def ids(count: int) -> list[int]:

@@ -4,7 +4,7 @@
 
 A server process with a durable store takes 20 groups of 16 rows a second, and a trainer claims, acks
 and reports the batches. Chromium (Playwright, the extra browser-test) loads 10,000 rows of the
-list and scrolls to their end; then it keeps Overview open, once and in many tabs. CPU of the server
+list and scrolls; then it keeps Overview open, once and in many tabs. CPU of the server
 without a page is measured before and after, and subtracted.
 """
 

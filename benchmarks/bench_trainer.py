@@ -77,7 +77,7 @@ def in_own_process(name: str, load: Workload, peak: float | None) -> dict[str, A
 
 
 def measure(name: str, load: Workload, peak: float | None, steps: int = 1) -> dict[str, Any]:
-    """Step time, peak memory and what the step came to, in this process.
+    """Step time, peak memory and results of the step, in this process.
 
     Of several steps the fastest counts; loss and gradient norm are from the first.
     """

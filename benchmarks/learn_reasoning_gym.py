@@ -64,7 +64,7 @@ def recipe(options: argparse.Namespace) -> Recipe:
 
 
 def learn(ranks: int, options: argparse.Namespace, stop: StopRequest) -> Learned:
-    """The run in ``out``, or a run that is made now."""
+    """The run in ``out``, or a new run."""
     out = options.out / f"ranks-{ranks}-seed-{options.seed}"
     setup = Setup(
         out=out,

@@ -117,7 +117,7 @@ def setup_of(case: Case, options: argparse.Namespace) -> Setup:
 
 
 def result_of(case: Case, options: argparse.Namespace, stop: StopRequest) -> Result:
-    """The result in ``out``, or of a run that is made now."""
+    """The result in ``out``, or of a new run."""
     outcome = run_once(setup_of(case, options), stop, bound_s=options.bound)
     return measure_study(
         case, outcome.steps, outcome.checks[-1].reward or 0.0, outcome.seconds

@@ -1,7 +1,7 @@
 """Whole runs, driven by code: API, inference server, environment and trainer as processes.
 
-The quickstart's plan and command lines, with some flags changed; what it made is read back
-from the files that the processes themselves write.
+The quickstart's plan and command lines, with some flags changed; results are read back from
+the files that the processes write.
 
     python benchmarks/wholerun.py --model tiny --seeds 0,1,2     the recipe now against BEFORE
 """

@@ -14,7 +14,7 @@
     checkpoint/  recovery after a crash, snapshots, exported models
     run/         connections, prefetch, heartbeat, evaluation, metrics
     supervised/  sft, dpo and reward_model: training on files
-    launch/      the whole run as processes, on this host or on SLURM
+    launch/      the whole run as processes, on this host or a cluster
 
 Importing this package loads neither torch nor transformers.
 """

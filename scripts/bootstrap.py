@@ -252,7 +252,7 @@ def answers(url: str) -> bool:
 
 
 def run_logged(command: "list[str]", log: Path) -> None:
-    """Run pip with its output in ``log``; print a line per phase, and a line when it is silent."""
+    """Run pip with its output in ``log``; print a line per phase and during silence."""
     with log.open("a", encoding="utf-8") as out:
         out.write("$ " + " ".join(command) + "\n")
         child = subprocess.Popen(

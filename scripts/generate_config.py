@@ -191,7 +191,7 @@ def joined_tables(section: Section, models: dict[str, Any]) -> list[str]:
     """A heading and a table for every model that the section's model is joined from."""
     known, lines = ORIGINAL.get(section.target), []
     for title, model in models.items():
-        # A model that is alone in its file is described there, further models by their docstring.
+        # A model that is alone in its file is described there, the rest by their docstring.
         about = (model.__doc__ or import_module(model.__module__).__doc__ or "").strip()
         about = about.split("\n")[0]
         lines.append(f"### {section.title}: {title}\n\n{about}\n\n")

@@ -125,7 +125,7 @@ def shorten(phrase: str, room: int) -> str:
 
 
 def first_sentence(file: Path) -> str:
-    """First sentence of the docstring, without markup and final stop; empty without a docstring."""
+    """First sentence of a file's docstring, without markup and final stop; else empty."""
     if not file.exists():
         return ""
     docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""

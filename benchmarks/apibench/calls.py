@@ -1,4 +1,4 @@
-"""HTTP clients that cost little, so that what is measured is the server."""
+"""HTTP clients that cost little, so that figures are of the server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from apibench.payloads import FRAMES_TYPE, Body
 
 TIMEOUT_S = 300.0
 _READ = 1 << 20
-_PROBE_S = 60.0  # a call takes so long at most, even on the naive server
+_PROBE_S = 60.0  # limit of a call, even on the naive server
 _PAUSE_S = 0.002
 
 
@@ -38,7 +38,7 @@ class Reply:
         """The reply, if its status is 200.
 
         Raises:
-            Refused: the status is another.
+            Refused: the status is not 200.
         """
         if self.status != 200:
             raise Refused(f"{self.status}: {bytes(self.body[:300])!r}")

@@ -1,4 +1,4 @@
-"""A measured figure, what it is held against, and whether it is good enough. Pure."""
+"""A measured figure, its target, and whether it meets the target. Pure."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Results(msgspec.Struct, frozen=True):
 
 
 def times(least: float) -> Target:
-    """At least so many times better than the naive server."""
+    """Lower bound on the ratio to the naive server."""
     return Target(at_least=least)
 
 
@@ -110,7 +110,7 @@ def at_most(bound: float) -> Target:
 
 
 def growth(cost: Sequence[float], noise: float) -> float:
-    """How many times the last cost is the first, both ``noise`` dearer than measured.
+    """The last cost over the first, with ``noise`` added to both.
 
     Example: [1.0, 1.1, 1.3] with noise 0.5 -> 1.2; costs of nothing at all -> 1.0.
     """

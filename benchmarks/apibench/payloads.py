@@ -48,7 +48,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Ready to be sent."""
+    """A request body with its headers."""
 
     data: bytes
     headers: dict[str, str]

@@ -93,7 +93,7 @@ class Server:
         self._wait_until_up()
 
     def restart(self) -> float:
-        """kill -9, and start on the same data: seconds until it answers."""
+        """Kill with SIGKILL, start on the same data; return the seconds until it answers."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
@@ -157,7 +157,7 @@ class Server:
         return client
 
     def begin(self, batch_size: int, envs: Sequence[dict[str, Any]]) -> list[int]:
-        """Register a trainer, open the run, register the environments: their ids."""
+        """Register a trainer, open the run, register the environments; return their ids."""
         client = self.client()
         registered = client.post("/register", TRAINER | {"batch_size": batch_size})
         self.generation = registered.get("generation", 0)

@@ -46,7 +46,7 @@ class _Batch(msgspec.Struct):
 
 
 def weight_of(env: int) -> float:
-    """1, 2, 3, 4 in turn."""
+    """Weight of an environment: 1, 2, 3, 4 in turn."""
     return 1.0 + env % 4
 
 
@@ -89,7 +89,7 @@ class Simulation:
 
     @property
     def lost(self) -> int:
-        """Accepted, never in a batch, and not in the queue at the end either."""
+        """Groups that were accepted, in no batch, and not in the queue at the end."""
         return len(self._acked - set(self._seen)) - self._left
 
     @property

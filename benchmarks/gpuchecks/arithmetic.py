@@ -30,7 +30,7 @@ HEAD_DIM = 64
 
 
 def no_kernel(*_: Any) -> None:
-    """Stand for attention.varlen_kernel where none may be used."""
+    """Replacement of attention.varlen_kernel where no kernel may be used."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Figures of a check, what they are held against, and the place where checks run."""
+"""Figures of a check, their limits, and the place where checks run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Figure:
 
 
 def below(what: str, value: float, limit: float, unit: str = "") -> Figure:
-    """A value that must not pass a limit; NaN does."""
+    """A value that must not exceed a limit; NaN fails."""
     return Figure(what, f"{value:.3g}{unit}", f"<= {limit:g}{unit}", value <= limit)
 
 

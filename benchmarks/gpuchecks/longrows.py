@@ -65,7 +65,7 @@ def adapter(place: Place) -> list[Figure]:
 
 
 def measure_rows(place: Place, rank: int) -> list[Figure]:
-    """The shorter rows first; what does not fit the memory is a line and ends nothing."""
+    """The shorter rows first; rows that do not fit into memory are a line and end nothing."""
     lengths = {SHORT: SHORT, LONG: LONG} if place.on_cuda else DRY
     load = row_load(place, lengths[LONG], rank)
     try:

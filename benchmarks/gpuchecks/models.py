@@ -21,12 +21,12 @@ from atroposlib.testing.tiny import ALPHABET, ROLE_TOKENS, char_tokenizer
 from example_trainer.data.rows import Row
 from gpuchecks.figures import Place
 
-ENTROPY = 1.75  # nats of a token, as of a trained model that writes freely
+ENTROPY = 1.75  # nats per token, as of a trained model that samples freely
 # What all layers add to the residual stream, over the embedding. At 0.4 the reference rounds the
 # tiny shape's logprobs by 0.0064 nats, rounded logits give 0.0128 and a rounded residual stream
 # 0.0114; at 0.7 the products of the layers hide half of that.
 ADDED = 0.4
-TOKENS = 96  # entropy and ADDED are measured on so many
+TOKENS = 96  # for measuring entropy and ADDED
 
 
 def workload(place: Place, **real: Any) -> Workload:

@@ -1,4 +1,4 @@
-"""Tokens per second, share of the device's peak and memory, each beside a reference."""
+"""Tokens per second, share of the device's peak and memory, each with a reference."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class FullLogits(Padded):
         logprobs = torch.log_softmax(logits[:, :-1].float(), -1)
         chosen = logprobs.gather(-1, ids[:, 1:, None])[..., 0]
         with torch.no_grad():
-            -(logprobs.exp() * logprobs).sum(-1)  # the entropy, as everyone logs it
+            -(logprobs.exp() * logprobs).sum(-1)  # the entropy, as trainers log it
         advantages = torch.tensor([row.reward for row in rows], device=self.device)
         loss = (clip_gradients(chosen, advantages[:, None]) * mask[:, 1:]).sum() / tokens
         torch.autograd.backward(loss)
@@ -227,7 +227,7 @@ def clip_gradients(logprobs: Tensor, advantages: Tensor) -> Tensor:
 
 
 def right_padded(lists: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Values and where they are real, both (B, T)."""
+    """Padded values and the mask of the values given, both (B, T)."""
     longest = max(map(len, lists))
     values = [[*row, *[0] * (longest - len(row))] for row in lists]
     real = [[int(t < len(row)) for t in range(longest)] for row in lists]

@@ -79,7 +79,7 @@ class Workload:
     median: int  # tokens of a completion; lengths are lognormal
     shortest: int
     longest: int
-    rows_per_pass: int  # passes with padding; passes without get as many tokens
+    rows_per_pass: int  # rows of a padded pass; a packed pass gets as many tokens
     device: str
     threads: int
     checkpointing: bool

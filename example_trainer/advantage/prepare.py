@@ -34,7 +34,7 @@ class Prepared:
     reference_R_T: list[list[float]] | None = None  # logprobs of the reference model
     proximal_R_T: list[list[float]] | None = None  # only computed for a KL in the reward
     values_R_T: list[list[float]] | None = None  # value model's, before this batch
-    returns_R_T: list[list[float]] | None = None  # what the value model is trained to
+    returns_R_T: list[list[float]] | None = None  # targets of the value model
     counts: Counter[str] = field(default_factory=Counter)
     sums: dict[str, float] = field(default_factory=dict)  # over trained tokens
     left_out: dict[tuple[int, int] | None, str] = field(
@@ -168,8 +168,8 @@ def reference_logprobs(rows: Sequence[Row], reference: Policy | None) -> list[li
 def _kl_to_reference(prepared: Prepared, settings: ObjectiveSettings) -> list[list[float]]:
     """KL(proximal || reference) of each sampled token, (R, T); its sum goes to the metrics.
 
-    Of the trainer's logprobs and not of the sampler's, whose rounding would count as a KL: of
-    the same weights in bfloat16 0.0018 nats per token, a price on length.
+    Computed from the trainer's logprobs and not the sampler's, whose rounding would count as a
+    KL: for equal weights in bfloat16 0.0018 nats per token, a penalty on length.
     """
     kl_R_T = []
     for proximal_T, reference_T in zip(

@@ -241,7 +241,7 @@ class Recovery:
         loaded weights before the first batch.
 
         Args:
-            client: of the first rank; None on further ranks.
+            client: of the first rank; None on the remaining ranks.
 
         Raises:
             ConfigError: the checkpoint's settings differ, or ``resume`` finds no checkpoint.

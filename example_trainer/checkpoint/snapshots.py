@@ -109,8 +109,8 @@ class Snapshots:
     def kept(self, step: int, *, beyond: bool = False) -> list[Path]:
         """Checkpoints up to ``step`` that stay; ``beyond``: the older checkpoints that go.
 
-        What lies after ``step`` was left by a run that got further and went back; it is
-        written over when training gets there again.
+        Checkpoints after ``step`` were left by a run that got further and went back; training
+        overwrites each when it gets there again.
         """
         reached = [
             path

@@ -55,5 +55,5 @@ def _receive(sender: int) -> list[Shard]:
 
 
 def _as_bytes(values: Tensor) -> Tensor:
-    """View of the same memory; gloo lacks some types of tensors."""
+    """View of the same memory as bytes; gloo lacks some types of tensors."""
     return values.reshape(-1).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""Background writing of recovery checkpoints in sequence, by all ranks together.
+"""Background writing of recovery checkpoints, never two at a time, by all ranks together.
 
     loop of every rank     shards in main memory --start--> train on
     thread of every rank                  write and sync its files --report-->.
@@ -119,7 +119,7 @@ class SnapshotWriter:
         """
         run_on_rank0(self._world, self._wait)
         if self._thread is not None:
-            self._thread.join()  # rank 0 had the reports of the threads on further ranks
+            self._thread.join()  # on ranks above 0: rank 0 had their reports
             self._thread = None
 
     def close(self, bound_s: float = CLOSE_S) -> None:

@@ -242,7 +242,7 @@ class MicroBatch:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(B, T) of the scored tokens; (1, 1), with nothing in it, of an empty micro-batch."""
+        """(B, T) of the scored tokens; an empty micro-batch has (1, 1) without any token."""
         return max(1, len(self.row_ids)), int(self.columns.max(initial=0)) + 1
 
     @property

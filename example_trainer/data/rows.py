@@ -82,14 +82,14 @@ class Row:
 
     @property
     def trained_temperatures(self) -> list[float]:
-        """Of every trained token."""
+        """Temperature of every trained token."""
         if self.temperatures is None:
             return [1.0] * len(self.trained)
         return at_trained(self, self.temperatures)
 
     @property
     def comparable_versions(self) -> list[int]:
-        """Of every trained token whose logprob can be compared with the trainer's, else -1."""
+        """Version of every trained token; -1 unless its logprob compares with the trainer's."""
         return at_trained(self, sampling.comparable_versions(self.versions, self.spans))
 
 
@@ -132,8 +132,8 @@ def to_rows(
     images are dropped: tokens alone are not what was sampled from.
 
     Args:
-        needs_sampler: the loss compares with the policy that sampled; False for losses (cross
-            entropy) that train on text without a sampler. If True, trained tokens
+        needs_sampler: the loss compares with the policy that sampled; False for losses like
+            cross entropy, which train on text without a sampler. If True, trained tokens
             without the sampler's logprobs raise InvalidGroup.
         unknown_temperature: treatment of trained rows that name no temperature.
         incarnation, starts: of this trainer's life. Versions of weights that an earlier life

@@ -8,8 +8,7 @@ the servers and writes to disk; it shares the results.
     rank 0   claim -- share --> score -- sum --> step -- gather --> publish, save, ack
     rank 1            share --> score -- sum --> step -- gather -->
 
-With a single rank torch.distributed is not initialised, unless ``cpu_offload`` needs FSDP on a
-device.
+With a single rank torch.distributed is not initialised, unless ``cpu_offload`` needs FSDP.
 """
 
 from __future__ import annotations
@@ -94,11 +93,11 @@ class Ranks:
         return tensor
 
     def share(self, value: Any, kind: Any = Any) -> Any:
-        """The value of rank 0 on every rank; values of further ranks are ignored.
+        """The value of rank 0 on every rank; values of ranks above 0 are ignored.
 
         Args:
             value: of JSON's types, or of types that msgspec converts to these. None elsewhere.
-            kind: type to decode to. Without it, tuples arrive as lists on further ranks.
+            kind: type to decode to. Without it, tuples arrive as lists on ranks above 0.
         """
         if self.alone:
             return value

@@ -59,7 +59,7 @@ class ModelWeights:
     model: Any
     tokenizer: Any
     tensors: Mapping[str, Any]
-    world: Ranks = Ranks.single()  # a single process for the publisher
+    world: Ranks = Ranks.single()  # the publisher sees a single process
 
 
 class _WholeModel(DiskPublisher):

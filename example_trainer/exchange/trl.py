@@ -110,7 +110,7 @@ class QueueTrainer(GRPOTrainer):  # type: ignore[misc]
         self.add_callback(_Boundaries(self))
 
     def train(self, *args: Any, **options: Any) -> Any:
-        """As TRL's. Raises AtroposError, which names the remedy."""
+        """Train as TRL does. Raises AtroposError, which names the remedy."""
         try:
             done = super().train(*args, **options)
             if self.link is not None:

@@ -66,7 +66,7 @@ class RestartPolicy:
 
     Args:
         trainer_retries: restarts of the trainer.
-        restarts: restarts of every further process.
+        restarts: restarts of each process but the trainer.
         delay_s: pause before a restart.
     """
 

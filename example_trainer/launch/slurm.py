@@ -1,8 +1,8 @@
 """Scripts for sbatch: their text and files.
 
-Jobs: api, inference (an array, a server each), each environment, trainer. A script holds its
-resources, the user's setup lines and an ``srun`` of ``atropos-launch node``,
-which makes the decisions that depend on the node, in Python.
+A job per role: api, inference (an array, a server each), each environment, trainer. A script
+holds its resources, the user's setup lines and an ``srun`` of ``atropos-launch node``, which
+makes the decisions that depend on the node, in Python.
 
     end of a job                         its script
     time limit is near (slurm.grace_s)   ends the process, queues the job again; with

@@ -5,7 +5,8 @@ A transformers token classification model with a single label, so saved models o
 its first values are 0, which is what advantages without a critic assume.
 
 The value of a trained token is that of the state before it, at the position that predicts
-it: the same place as its logprob. ``scored_row`` makes a row whose value is that after the whole sequence.
+it: the same place as its logprob. ``scored_row`` makes a row whose value is that after the
+whole sequence.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     configuration -> few layers, each kind included -> narrow MLPs, few words -> random weights
 
-What is measured of a copy holds for the model, whatever its size: the configuration names all
-that the code decides by, and the copy keeps it but for sizes.
+Measurements of a copy hold for the model of any size: the configuration names all that the
+code decides by, and the copy keeps it except for sizes.
 """
 
 from __future__ import annotations

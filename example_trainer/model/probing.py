@@ -50,7 +50,7 @@ def attention_window(model: Any) -> float:
 
 
 def probe(model: PackedModel, settings: LoadSettings) -> dict[str, Any]:
-    """Measure a whole model and set it up; the arguments with which :func:`apply` does so."""
+    """Measure a whole model and set it up; return the arguments of :func:`apply`."""
     choose_packing(model, settings)
     facts = {n: getattr(model, n) for n in ("padded", "share_prefixes", "rope_switch")}
     if isinstance(model, Policy):
@@ -73,7 +73,7 @@ def apply(
     transform: Sequence[Any] = (),
     routers: Mapping[str, Sequence[Any]] | None = None,
 ) -> None:
-    """Set a model up as another of its architecture was measured to need it."""
+    """Set a model up as measured on another model of its architecture."""
     model.padded, model.share_prefixes, model.rope_switch = padded, share_prefixes, rope_switch
     if not padded:
         attention.register()
@@ -112,7 +112,7 @@ def _own_hidden(model: PackedModel) -> list[Tensor]:
 
 
 def rope_switch(model: PackedModel, own: Tensor) -> float:
-    """Tokens of a pass from which the model rotates all of its positions otherwise.
+    """Tokens of a pass from which the model rotates all of its positions differently.
 
     Longrope takes a single set of factors for a pass, chosen by its largest position. So a
     short row is computed together with a row at the end of the context; if that changes the

@@ -150,7 +150,7 @@ def _add_member(members: dict[str, Any], name: str, value: Any) -> None:
 
 
 def listed_keys(keys: Iterable[str]) -> str:
-    """The keys; of a longer list the sections, but for the actor, with how many each has."""
+    """The keys; in a long list sections with counts, except for the actor's keys."""
     keys = dict.fromkeys(keys)
     parts = dict.fromkeys(
         key if len(keys) <= 3 or key.startswith("actor.") else key.partition(".")[0]

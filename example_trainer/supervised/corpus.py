@@ -4,7 +4,7 @@
     {"messages"}                            the turns of the assistant are trained
     {"prefix", "pos", "neg"}, {"pos", "neg"}     a pair, of texts or of lists of messages
 
-Further keys (``score``) are ignored. An example is the rows of a line; they share a
+Further keys, like ``score``, are ignored. An example is the rows of a line; they share a
 ``group``, so that their common prefix is computed once.
 """
 

@@ -126,7 +126,7 @@ def clipped_step(
 def _gradients(
     optimizer: torch.optim.Optimizer, model: PackedModel
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Local gradients of weights split over a tensor group, and of weights that each rank has."""
+    """Local gradients of weights that a tensor group splits, and of weights that each has."""
     world = model.world
     split, common = [], []
     for parameter, name in _names(optimizer, model).items():
@@ -168,7 +168,7 @@ def optimizer_state(
     """The state as this rank holds it: its shards, and whole what is not sharded.
 
     Returns:
-        Tensors by ``parameter/entry`` (``model.norm.weight/exp_avg``), not copied; and
+        Tensors by ``parameter/entry`` (as ``model.norm.weight/exp_avg``), not copied; and
         the rest as JSON, independent of the number of ranks.
     """
     names = _names(optimizer, model)

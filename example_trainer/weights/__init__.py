@@ -56,7 +56,7 @@ def make_publisher(
     """Create the publisher of the settings and check that every server supports it.
 
     Args:
-        engines: all servers on rank 0, none on further ranks.
+        engines: all servers on rank 0, none on the remaining ranks.
         announce: sends a version to the rollout API; None on ranks above 0.
         on_wait: called with the wait for a server when none is left.
 

@@ -5,7 +5,7 @@
 
 In float32 rounding is far below what a step changes, and a fixed tolerance decides. In
 bfloat16 a trained model rounds by 0.01 to 0.06 nats per token on average and single tokens by
-far more, so that the mean and the share of these tokens decide, and never the largest difference.
+far more: the mean and the share of these tokens decide, and never the largest difference.
 
 SmolLM2-135M in the quickstart, local server and trainer, 40 steps of five seeds, mean nats of a
 batch: correct weights 0.0002 to 0.046 and once 0.069, weights a step old 0.08 to 0.48 in the

@@ -46,8 +46,8 @@ class DiskPublisher(Publisher):
     def tidy(self) -> None:
         """Delete the directories that no server reads, also directories of killed trainers.
 
-        Every server that takes part has confirmed the newest. A server that is behind may still
-        read the directory that it was given last.
+        Every server that takes part has confirmed the newest. A server that is behind may
+        still read the directory that it was given last.
         """
         slow, reads = self.fleet.behind | self.fleet.renewing, self.fleet.reads
         kept = {*self._written, *(reads[url] for url in slow & reads.keys())}

@@ -4,8 +4,9 @@
 
 A server that answers with an error ends the publish: its weights or settings are wrong. A server
 that does not answer is left out, and gets the current weights before it serves again: from the
-next publish or, before that, from the keeper (``publisher``). So is a server that loads for much
-longer than the rest; only the keeper takes it back, so that it holds up no further publish.
+next publish or, before that, from the keeper (``publisher``). So is a server that loads for
+much longer than the rest; only the keeper takes it back, so that it holds up no further
+publish.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Fleet:
         return [engine.url for engine in self.present]
 
     def counts(self) -> dict[str, Any]:
-        """Metrics of a step: counts, the largest second and byte figures, figures of each server."""
+        """Metrics of a step: counts, largest seconds and bytes, figures of each server."""
         of_each = {url: self.measured[url] for url in self.urls if url in self.measured}
         names = sorted({name for figures in of_each.values() for name in figures})
         largest = {
@@ -120,11 +121,11 @@ class Fleet:
         }
 
     def measure(self, engine: InferenceServer, **figures: float) -> None:
-        """Note seconds or bytes of a server; a publish replaces figures of the last publish."""
+        """Note seconds or bytes of a server; a publish replaces its predecessor's figures."""
         self.measured.setdefault(engine.url, {}).update(figures)
 
     def states(self) -> list[ServerState]:
-        """The servers, with the time since the last answer of each silent server.
+        """The servers, each silent server with the time since it stopped answering.
 
         A call of a publish waits for minutes, so servers are asked meanwhile whether they live.
         """
@@ -176,8 +177,8 @@ class Fleet:
     def gather(self) -> None:
         """Take back every server that answers, so that the next publish includes it.
 
-        Slow servers only if no server is left, and never a server that the keeper gives weights
-        right now: these could arrive after newer weights.
+        Slow servers only if no server is left, and never a server that the keeper gives
+        weights right now: these could arrive after newer weights.
 
         Raises:
             PublishFailed: none answered for ``absent_s``.
@@ -307,7 +308,7 @@ class Fleet:
         among: list[Failure] | None = None,
         slow_s: float | None = None,
     ) -> list[Failure]:
-        """Call every server, or the servers of ``among``; return errors that servers answer."""
+        """Call every server, or only ``among``; return the failures of servers that answer."""
         called = [e for e in self.present if among is None or e.url in dict(among)]
         answers = self.call_most(called, action, slow_s, needed=(len(called) + 1) // 2)
         return self.leave_out((e.url, a) for e, a in zip(called, answers) if _is_error(a))

@@ -26,8 +26,8 @@ RESTARTED = "restarted with other weights"
 class Publisher:
     """Publishes the weights of a policy to all servers, in the order of the package.
 
-    Every rank has a publisher; only rank 0 has the servers. Subclasses implement how weights are
-    staged and loaded.
+    Every rank has a publisher; only rank 0 has the servers. Subclasses implement how weights
+    are staged and loaded.
     """
 
     retries = 0  # repetitions of a failed load
@@ -101,7 +101,7 @@ class Publisher:
         self._held = version, None
 
     def lost_servers(self) -> bool:
-        """Whether servers are gone or restarted; if all are, wait for a server. Rank 0 only."""
+        """Whether servers are gone or restarted; if all are, wait for any. Rank 0 only."""
         fleet, before = self.fleet, len(self.fleet.absent)
         for engine in fleet.present:
             self._leave_out_lost(engine)

@@ -279,8 +279,8 @@ class SamplerCheck:
         """Judge the distance of all ranks. Collective.
 
         Raises:
-            StaleWeights: tokens of the version held here have different logprobs; or older tokens
-                have logprobs of a temperature that their rows do not name.
+            StaleWeights: tokens of the version held here have different logprobs; or older
+                tokens have logprobs of a temperature that their rows do not name.
         """
         version, agreement = self.version, self.agreement
         if version is None:

@@ -152,7 +152,7 @@ def _of_file(path: Path, version: str | None = None) -> Iterator[tuple[str, Tens
 
 
 def _of_cuda(described: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Return tensors in the trainer's GPU memory. All lie in a single allocation, opened once."""
+    """Return tensors in the trainer's GPU memory. All lie in an allocation, opened once."""
     index = _device_index(described["device_uuid"])
     storage: Any = None
     for name in described["param_names"]:

@@ -243,7 +243,7 @@ async def _posting(work: Posters, pipe: Connection, posted: Posted) -> None:
         request = ("\r\n".join(lines).encode(), *parts)
         poster = _poster(env, work.ports[i % len(work.ports)], request, start, posted)
         tasks.append(asyncio.create_task(poster))
-    await asyncio.sleep(0.5 + len(work.ids) / 2000)  # connect; whoever cannot, goes on trying
+    await asyncio.sleep(0.5 + len(work.ids) / 2000)  # posters connect; failures are repeated
     start.set()
     pipe.send(None)
     await asyncio.wait(tasks, timeout=work.seconds)

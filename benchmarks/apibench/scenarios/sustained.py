@@ -94,7 +94,7 @@ class _Flow:
         self.failure: Exception | None = None
 
     def run(self) -> None:
-        """Until all batches were taken.
+        """Run until all batches were taken.
 
         Raises:
             Refused: a post or a batch was refused.

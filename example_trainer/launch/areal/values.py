@@ -62,7 +62,7 @@ class RunContext:
         self.notes.setdefault(reason, []).append(key)
 
     def of_env(self, key: str, value: Any, name: str) -> Places:
-        """The value for a setting of the environment; a note where it has none of this name."""
+        """The value for a setting of the environment; a note where it lacks the setting."""
         if name in self.fields:
             return {f"env.{name}": value}
         self.note(key, f"the environment {self.environment} has no setting {name}")
@@ -116,7 +116,7 @@ def directories(options: Given, run: RunContext) -> Places:
 
 
 def allocation_of(options: Given) -> allocation.Allocation:
-    """Of allocation_mode, or of the backends that newer versions have instead."""
+    """Allocation by allocation_mode, or by the backends that newer versions have instead."""
     backends = [options.get("rollout.backend"), options.get("actor.backend")]
     return allocation.parse(
         str(

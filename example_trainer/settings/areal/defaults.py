@@ -78,7 +78,7 @@ def is_supervised(options: Mapping[str, Any]) -> bool:
 
 
 def as_actor(key: str) -> str:
-    """The key with ``model``, of AReaL's SFT, as the actor."""
+    """The key with ``model``, of AReaL's SFT, replaced by ``actor``."""
     return re.sub(r"^model[.]", "actor.", key)
 
 

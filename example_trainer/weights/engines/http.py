@@ -184,7 +184,7 @@ class InferenceServer(ABC):
         """Start no new request and return when none runs, after ``pause_mode``. Idempotent.
 
         Args:
-            resume_after_s: where the server can, it goes on by a timer after this time;
+            resume_after_s: where the server can, it resumes without a call after this time;
                 pausing again without it lifts that bound.
         """
 
@@ -204,7 +204,7 @@ class InferenceServer(ABC):
         """
 
     def load_shared(self, path: str, version: int) -> None:
-        """Replace all weights by a file's in memory, on the same machine."""
+        """Replace all weights by the contents of a file in memory, on the same machine."""
         raise self._cannot("shared_memory")
 
     def copy_to_node(self, directory: str) -> tuple[str, int]:
