@@ -189,7 +189,7 @@ def unreachable(url: str) -> "str | None":
             tls = isinstance(reason, ssl.SSLError)  # pip has certificates and settings for it
             hosts.append(None if tls else str(reason))
 
-    # In a thread: a look-up of the name has no timeout of its own.
+    # In a thread: a look-up of the name has no timeout.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(2 * PROBE_TIMEOUT_S)

@@ -142,7 +142,7 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
         text, name = match.groups()
         drawing = ROOT / "docs/images" / f"{name}.svg"
         svg = drawing.read_text(encoding="utf-8")
-        if 'class="drawing"' not in svg:  # a plot, with colours of its own
+        if 'class="drawing"' not in svg:  # a plot, with separate colours
             return match.group()
         return f'<figure aria-label="{text}">{svg[svg.index("<svg") :]}</figure>'
 
@@ -155,7 +155,7 @@ def on_nav(nav: Any, config: MkDocsConfig, files: Files) -> None:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Write llms.txt beside the pages.
+    """Write llms.txt next to the pages.
 
     Raises:
         PluginError: a page loads something from another machine.

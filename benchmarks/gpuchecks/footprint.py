@@ -2,10 +2,10 @@
 
 Bytes of a parameter: 16 trained by AdamW in float32 (weight, gradient, two moments), 10 by
 adamw_8bit (moments of a byte), 8 with the moments in main memory (optimizer_offload), 2 frozen
-in bfloat16. A single GPU also has bfloat16 copies of the trained
-weights, which autocast makes for a pass; shards gather a layer at a time instead. With
-gradient checkpointing a token leaves its float32 residual stream at the beginning of each layer;
-logits exist in chunks of half a GB, of which the backward pass has two.
+in bfloat16. A single GPU also has bfloat16 copies of the trained weights, which autocast makes
+for a pass; shards gather a layer at a time instead. With gradient checkpointing a token leaves
+its float32 residual stream at the beginning of each layer; logits exist in chunks of half a
+GB, of which the backward pass has two.
 """
 
 from __future__ import annotations

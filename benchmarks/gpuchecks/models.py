@@ -26,7 +26,7 @@ ENTROPY = 1.75  # nats per token, as of a trained model that samples freely
 # tiny shape's logprobs by 0.0064 nats, rounded logits give 0.0128 and a rounded residual stream
 # 0.0114; at 0.7 the products of the layers hide half of that.
 ADDED = 0.4
-TOKENS = 96  # for measuring entropy and ADDED
+TOKENS = 96  # measured for entropy and ADDED
 
 
 def workload(place: Place, **real: Any) -> Workload:

@@ -277,7 +277,7 @@ def plan_microbatches(
 
     Args:
         padded: a line per pack, as long as the micro-batch's longest, not a single line.
-        switch: rows of so many tokens get passes of their own, for a model that rotates all
+        switch: rows of so many tokens get separate passes, for a model that rotates all
             positions of a pass by the length of its longest row.
     """
     long = [pack for pack in packs if pack.depth >= switch]

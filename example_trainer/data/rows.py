@@ -89,7 +89,7 @@ class Row:
 
     @property
     def comparable_versions(self) -> list[int]:
-        """Version of every trained token; -1 unless its logprob compares with the trainer's."""
+        """Version of every trained token; -1 if its logprob is not comparable."""
         return at_trained(self, sampling.comparable_versions(self.versions, self.spans))
 
 

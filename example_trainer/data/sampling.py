@@ -59,7 +59,7 @@ def spans_of(group: ScoredData, g: int) -> list[SampledSpan]:
 
 
 def temperature_of(group: ScoredData, g: int) -> float | None:
-    """Temperature of tokens in no span: row override, then generation_params, then group_overrides."""
+    """Temperature outside spans: row override, else generation_params or group_overrides."""
     override = (group.overrides[g] if group.overrides else None) or {}
     for source in (override, group.generation_params or {}, group.group_overrides or {}):
         if (value := source.get("temperature")) is not None:

@@ -239,7 +239,7 @@ def trainer(
 
 
 def gpus_of(plan: Plan) -> dict[str, int]:
-    """Return the GPUs that a node of a role needs; roles left out need none."""
+    """Return the GPUs that a node of a role needs; a role that is left out needs none."""
     servers = choose_engine(plan.inference.engine) != "local"
     trainer = trainer_settings(plan)[1].device != "cpu"
     return {

@@ -104,7 +104,7 @@ def _vllm(s: ServerCommand) -> tuple[str, ...]:
     words: tuple[str, ...] = ("--tensor-parallel-size", str(s.tensor_parallel))
     # Logprobs of the sampling distribution, after temperature, as the trainer computes them.
     words += ("--logprobs-mode", "processed_logprobs")
-    # Nor the model's own generation_config.json, for requests that name no penalty of their own.
+    # Nor the model's own generation_config.json, for requests that name no penalty.
     words += ("--generation-config", "vllm")
     words += ("--worker-extension-cls", WORKER_EXTENSION)
     # A single product with float32 sums that are not rounded. Versions before 0.26 ignore it.

@@ -59,7 +59,8 @@ class SlurmJob:
 def jobs(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
     """Return all jobs in order of submission; the trainer is the last.
 
-    Jobs with GPUs wait for the start of jobs without GPUs, and never the reverse.
+    Jobs with GPUs wait for the start of jobs without GPUs. The exception is an environment
+    whose command gets addresses of servers: it waits for the servers.
     """
     api = _serve(_node(plan, "api"), plan.restarts)
     scripts = [_job(plan, "api", "api", plan.slurm.api, f"{_waiting_lines()}\n\n{api}")]

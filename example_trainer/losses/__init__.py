@@ -96,7 +96,7 @@ LOSSES = {name: _with_arguments(formula) for name, formula in FORMULAS.items()}
 OF_A_TEACHER = frozenset({"distillation", "jsd"})
 WITHOUT_SAMPLER = frozenset({"cross_entropy", *OF_A_TEACHER})
 WITHOUT_PROXIMAL = frozenset({"dppo", *WITHOUT_SAMPLER})
-ALWAYS_PROXIMAL = frozenset({"reinforce", "m2po"})  # weight or mask need it, whatever ratio_to
+ALWAYS_PROXIMAL = frozenset({"reinforce", "m2po"})  # weight or mask needs it, for any ratio_to
 BATCH_MASKS: dict[str, BatchMask] = {"m2po": m2po.batch_mask}
 
 

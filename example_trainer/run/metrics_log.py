@@ -19,7 +19,7 @@ trackers. In nats per token unless stated otherwise:
     padding_share             of the positions that were computed
     tokens_per_s              tokens of rows in the loss / seconds of preparing and training
     seconds_<phase>           wall time of the loop in each phase
-    recovery_{write_s,bytes}  of a recovery checkpoint that was written beside the loop
+    recovery_{write_s,bytes}  of a recovery checkpoint that was written in the background
 """
 
 from __future__ import annotations

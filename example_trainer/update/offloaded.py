@@ -18,7 +18,7 @@ class OffloadedAdamW(torch.optim.AdamW):
 
     def __init__(self, parameters: Any, **options: Any):
         super().__init__(parameters, fused=True, **options)
-        # Page-locked memory of each moment: copies into it run beside the next update.
+        # Page-locked memory of each moment: copies into it overlap the next update.
         self._host: dict[tuple[nn.Parameter, str], Tensor] = {}
 
     @torch.no_grad()

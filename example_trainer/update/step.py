@@ -51,7 +51,7 @@ Optimizer = torch.optim.Optimizer
 
 @dataclass
 class Critic:
-    """The value model, its optimizer, and that optimizer's settings: a separate learning rate."""
+    """The value model, its optimizer, and the optimizer's settings, with a learning rate."""
 
     model: ValueModel
     optimizer: Optimizer

@@ -26,7 +26,7 @@ BATCH = 512  # sequences
 REPLICAS = "2 replicas, PostgreSQL"
 _NONE_S = 0.02  # between two claims, if there is no batch
 _TYPES = {Encoding.JSON: payloads.JSON_TYPE, Encoding.BINARY: payloads.FRAMES_TYPE}
-_LEAST_ROOM = 256  # files of the process of posters beside its connections
+_LEAST_ROOM = 256  # files of the process of posters, in addition to connections
 _ROOM = ("--max-connections", "8192")
 
 _METHOD = (
@@ -211,7 +211,7 @@ def _take(server: Server, client: Client, room: bytearray, accept: str) -> bool:
     return True
 
 
-# --- the posters, in a process of their own ----------------------------------------------
+# --- the posters, in a separate process --------------------------------------------------
 
 
 def _post_all(work: Posters, pipe: Connection) -> None:

@@ -132,7 +132,7 @@ def read_areal(
         choose_engine: from that of the allocation, or "auto".
 
     Raises:
-        ConfigError: an option is unknown or has no counterpart; says what to write.
+        ConfigError: an option is unknown or has no counterpart; names the replacement.
         DatasetUnavailable: the file of the data cannot be read.
     """
     own = {

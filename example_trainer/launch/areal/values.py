@@ -26,7 +26,7 @@ from example_trainer.settings.areal.defaults import (
 
 Given = Mapping[str, Any]
 Places = dict[str, Any]  # "env.temperature", "openai.timeout", "inference.count" ... -> value
-PROMPT_TOKENS = 1024  # room for a prompt where train_dataset.max_length does not say
+PROMPT_TOKENS = 1024  # room for a prompt without train_dataset.max_length
 UNBOUNDED_TOP_K = 1_000_000  # AReaL's default, 1e8, keeps the whole vocabulary
 SFT_ENVIRONMENT = "sft_loader"
 
@@ -72,7 +72,7 @@ class RunContext:
 def environment_of(options: Given, named: str | None) -> str:
     """The environment that plays the part of AReaL's workflow.
 
-    Raises ConfigError: none is named, and none is known for this data set; says what to write.
+    Raises ConfigError: none is named or known for this data set; names what to write.
     """
     path = options.get("train_dataset.path")
     known = known_dataset(path)
