@@ -1,4 +1,4 @@
-"""Rollout API compared with a naive one and a bare HTTP server, in one run.
+"""Rollout API compared with a naive API and a bare HTTP server, in the same run.
 
     python benchmarks/bench_api.py                         under 4 minutes
     python benchmarks/bench_api.py --full --write          every figure, and the page

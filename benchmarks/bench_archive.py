@@ -63,7 +63,7 @@ def large_group(seed: int) -> bytes:
 
 
 def cost(bodies: list[bytes], archive: str) -> tuple[float, list[float]]:
-    """CPU (ms per group) of one server, and the times of its acks (ms)."""
+    """CPU (ms per group) of a server, and the times of its acks (ms)."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "atroposlib.cli.run_api", "--port", "0"]
         command += ["--data-dir", folder, "--archive", archive]
@@ -116,7 +116,7 @@ def show_cost(groups: int, rounds: int = 3) -> None:
     )
 
 
-FILTERS = {  # filter -> a frequent value and a rare one
+FILTERS = {  # filter -> a frequent value, a rare value
     "env": ("env 3", "env 7"),
     "state": ("committed", "pending"),
     "outcome": ("ok", "error"),
@@ -133,9 +133,9 @@ SORTS = ("-arrived", "arrived", "reward", "-reward", "-diff_max", "-n_tokens", "
 
 
 def record_rows(index: Index, rows: int) -> float:
-    """Write a run of ``rows`` rollouts by the records that posts and notes make; its seconds.
+    """Write a run of ``rows`` rollouts as the records of posts and notes; return the seconds.
 
-    Nothing is posted: a million posts take an hour of a server, and the index is what is timed.
+    Nothing is posted: a million posts take a server an hour, and only the index is timed.
     """
     chance, began, gid = random.Random(0), time.perf_counter(), 0
     while gid * 16 < rows:
@@ -171,7 +171,7 @@ def record_rows(index: Index, rows: int) -> float:
 
 
 def recorded_group(chance: random.Random, gid: int, no: int, stale: bool) -> RowFacts:
-    """The facts of 16 rows, most of them ok; 1 in 1,000 an error, 1 in 500 aborted."""
+    """The facts of 16 rows, mostly ok; 1 in 1,000 an error, 1 in 500 aborted."""
     facts = []
     for _ in range(16):
         luck = chance.random()
@@ -188,7 +188,7 @@ def recorded_group(chance: random.Random, gid: int, no: int, stale: bool) -> Row
 
 
 def filter_queries() -> dict[str, dict[str, str]]:
-    """Each filter alone in every order, and each pair of them in the usual order."""
+    """Each filter alone in every order, and each pair of filters in the usual order."""
     alone = [{name: value} for name, values in FILTERS.items() for value in values]
     queries = [filters | {"sort": sort} for filters in ({}, *alone) for sort in SORTS]
     queries += [

@@ -1,11 +1,11 @@
-"""What sending costs an environment, per million tokens: naive JSON, our JSON, our arrays.
+"""Cost of sending for an environment, per million tokens: naive JSON, our JSON, our arrays.
 
     python benchmarks/bench_environment.py --rows 16 --tokens 4096
 
-From the group as ``collect_trajectories`` returned it to the bytes of the request. Ours
-includes what the naive way leaves out: every number is checked before it is sent. CPU time of
-this thread, the best of ``--repeats`` runs: other load on the machine lengthens the wait for
-a core, and this hardly. Compression is for other machines; to localhost it is left out.
+Measured from the group as ``collect_trajectories`` returned it to the bytes of the request.
+Our ways include what the naive way leaves out: every number is checked before it is sent. CPU
+time of this thread, the best of ``--repeats`` runs: load on the machine lengthens the wait for
+a core, but hardly CPU time. Compression is for remote machines; to localhost it is left out.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def packable_group(group: dict[str, Any], rules: FilterRules) -> Any:
-    """What the runtime does with a group before it is packed."""
+    """A group after all that the runtime does with it before packing."""
     copy = with_metadata(group, env="bench")  # type: ignore[arg-type]
     kept = filter_group(copy, rules)
     assert isinstance(kept, AcceptedGroup), kept
@@ -78,7 +78,7 @@ def measure(way: Callable[[], bytes], repeats: int) -> tuple[float, int]:
 
 
 def sampled_group(rows: int, length: int, prompt: int) -> dict[str, Any]:
-    """Zipf-distributed ids behind one shared prompt, float32 logprobs as servers give them."""
+    """Zipf-distributed ids behind one shared prompt, float32 logprobs as from a server."""
     rng = np.random.default_rng(0)
 
     def ids(count: int) -> list[int]:

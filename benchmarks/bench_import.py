@@ -2,8 +2,9 @@
 
     python benchmarks/bench_import.py [--repeats 7]
 
-Each import runs in a fresh process, in turns, so that other load on the machine affects all of
-them alike. Compare the ratio of CPU seconds; a user waits for wall time. Memory is the highest resident set.
+Each import runs in a fresh process, in turns, so that load on the machine affects all alike.
+Compare the ratio of CPU seconds; a user waits for wall time. Memory is the highest resident
+set.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 def measure(code: str) -> list[float]:
-    """Wall seconds, CPU seconds and MiB of one import in a fresh process."""
+    """Wall seconds, CPU seconds and MiB of an import in a fresh process."""
     command = [sys.executable, "-c", MEASURE.format(code=code)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     seconds, cpu_seconds, units = map(float, done.stdout.split())

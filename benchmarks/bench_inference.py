@@ -1,11 +1,11 @@
-"""Tokens per second of the local engine against plain ``model.generate``, in one run.
+"""Tokens per second of the local engine against plain ``model.generate``, in the same run.
 
     python benchmarks/bench_inference.py --model DIR --prompts 8 --n 8 --max-tokens 6
 
-Compare the ratio: both sides run alternately on the same machine in the
-same minutes, so other load affects both. CPU seconds are printed because wall time alone
-is unreliable on a shared machine. ``generate`` gets its best case: all rows at once, equal
-lengths, without logprobs.
+Compare the ratio: both sides run alternately on the same machine in the same minutes, so load
+on the machine affects both. CPU seconds are printed because wall time alone is unreliable on a
+shared machine. ``generate`` gets its best case: all rows at once, equal lengths, without
+logprobs.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/bench_page.py [--seconds 20] [--pages 20]
 
 A server process with a durable store takes 20 groups of 16 rows a second, and a trainer claims, acks
-and reports them. Chromium (Playwright, the extra browser-test) loads 10,000 rows of the list and
-scrolls through them; then it keeps Overview open, once and in many tabs. CPU of the server
+and reports the batches. Chromium (Playwright, the extra browser-test) loads 10,000 rows of the
+list and scrolls; then it keeps Overview open, once and in many tabs. CPU of the server
 without a page is measured before and after, and subtracted.
 """
 
@@ -125,7 +125,7 @@ def live_run() -> Iterator[tuple[str, psutil.Process]]:
 
 
 def run(url: str, end: threading.Event) -> None:
-    """Post ``RATE`` groups a second, 10,000 rows at once before; train on all of them."""
+    """Post 10,000 rows at once, then ``RATE`` groups a second; train on all."""
     with httpx.Client(base_url=url, timeout=60) as http, RolloutClient(url) as trainer:
         about: dict[str, Any] = {"wandb_group": "", "wandb_project": "", "checkpoint_dir": ""}
         about |= {"batch_size": RATE * ROWS, "max_token_len": 512, "starting_step": 0}
@@ -136,7 +136,7 @@ def run(url: str, end: threading.Event) -> None:
         env_id = http.post("/register-env", json=env).json()["env_id"]
         chance, due, step = random.Random(0), time.monotonic(), 0
         while not end.is_set():
-            due += 0.0 if step * RATE * ROWS < LOADED else 1.0  # at first as fast as it goes
+            due += 0.0 if step * RATE * ROWS < LOADED else 1.0  # no pause up to LOADED rows
             groups = [group(chance, env_id, f"{step}/{n}") for n in range(RATE)]
             http.post("/scored_data_list", json=groups).raise_for_status()
             batch = trainer.claim(wait_s=10)

@@ -4,7 +4,7 @@
 
 Every turn of every conversation is requested twice: from the chat route of an instant server,
 then from the proxy, which renders, tokenizes, finds the sequence that the turn extends,
-requests tokens from the same server and records them. Server and proxy are separate
+requests tokens from the same server and records the tokens. Server and proxy are separate
 processes. The tokenizer has one token per character, so a row is longer than in real life.
 """
 
@@ -66,7 +66,7 @@ def serve_instant(port: int) -> None:
             body, more = body + part.get("body", b""), part.get("more_body", False)
         status = 200 if scope["path"] in bodies else 404
         if status == 200 and body and not json.loads(body):
-            status = 422  # who asks with an empty body wants to know whether the route exists
+            status = 422  # an empty body asks whether the route exists
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": bodies.get(scope["path"], b"{}")})
@@ -86,7 +86,7 @@ async def measure(options: argparse.Namespace, scratch: Path) -> None:
             async with client_of(instant_server) as instant, client_of(proxy) as agent:
                 for context in options.context:
                     await talk(instant, agent, context, sessions=2, turns=options.turns)
-                    cpu = proxy.usage().cpu_s  # the sessions before warmed up
+                    cpu = proxy.usage().cpu_s  # earlier sessions are the warm-up
                     pairs = await talk(
                         instant, agent, context, options.sessions, options.turns
                     )

@@ -1,13 +1,13 @@
-"""One trainer step, packed and padded, against full logits and TRL, in one run.
+"""A trainer step, packed and padded, against full logits and TRL, in the same run.
 
     python benchmarks/bench_trainer.py                               CPU, about 3 minutes
     python benchmarks/bench_trainer.py --groups 4 --median 200 --longest 1000 --repeats 3
     python benchmarks/bench_trainer.py --device cuda --size 0.5b,1.5b
 
 Every contestant (see trainerbench/contestants.py) is a separate process, so that its peak
-memory can be measured. It takes one short step to create kernels and optimizer state, then the
-measured step, on the same random weights and the same ragged rows. Processes run one after the
-other; with ``--repeats`` all of them again in turn, and the fastest of each counts.
+memory can be measured. It takes a short step to create kernels and optimizer state, then the
+measured step, on the same random weights and the same ragged rows. Processes run in sequence;
+with ``--repeats`` all run again in turn, and the fastest run of each contestant counts.
 
 Compare the ratios contestant / ``shared``. MFU is the work of the plain rows
 without padding over the time and the machine's peak, which is measured by a matrix product
@@ -77,9 +77,9 @@ def in_own_process(name: str, load: Workload, peak: float | None) -> dict[str, A
 
 
 def measure(name: str, load: Workload, peak: float | None, steps: int = 1) -> dict[str, Any]:
-    """Step time, peak memory and what the step came to, in this process.
+    """Step time, peak memory and results of the step, in this process.
 
-    Of several steps the fastest counts; loss and gradient norm are those of the first.
+    Of several steps the fastest counts; loss and gradient norm are from the first.
     """
     import torch
     from trainerbench.contestants import CONTESTANTS
@@ -110,12 +110,12 @@ def measure(name: str, load: Workload, peak: float | None, steps: int = 1) -> di
 
 
 class Step(NamedTuple):
-    """One optimizer step: times, and what it computed."""
+    """Times and results of an optimizer step."""
 
     seconds: float
     cpu_seconds: float
     loss: float
-    norm: float  # of the gradient
+    norm: float  # norm of the gradient
 
 
 def take_steps(contestant: Any, optimizer: Any, rows: list[Any], steps: int) -> list[Step]:

@@ -1,14 +1,14 @@
-"""Checks and figures of trainer, publishers and local server on one CUDA device.
+"""Checks and figures of trainer, publishers and local server on a CUDA device.
 
     make gpu                                        all checks, 9 minutes at most
     python benchmarks/gpu.py --device cpu           a dry run with tiny shapes
     python benchmarks/gpu.py --only arithmetic,nccl --out figures
     make gpu ONLY="long rows"                       the shapes that prime-rl publishes
 
-Every check is a process with a bound in time; after a failed one the others go on. Nothing is
+Every check is a process with a bound in time; after a failed check the rest go on. Nothing is
 downloaded: weights are random and tokenizers generated. ``gpu.md``, ``gpu.json`` and ``gpu.log``
-are written to ``--out``. The exit status is 0 if every check that can run here holds; those that
-cannot are listed with the reason. ``--docs`` puts the page into docs/gpu.md.
+are written to ``--out``. The exit status is 0 if every check that can run here holds; a check
+that cannot run is listed with the reason. ``--docs`` puts the page into docs/gpu.md.
 
 MFU is the work of the rows without padding (trainerbench/workload.py, ``useful_flops``) over the
 time and the device's peak, which is that of an 8192^3 bfloat16 product in the same run.
@@ -48,11 +48,11 @@ class Check:
     function: str
     bound_s: float
     not_dry: str = ""
-    size: str = "135m"  # of the model; see trainerbench/workload.py
-    group: str = "truth"  # what --only also takes; on a GPU APART is left out without it
+    size: str = "135m"  # shape of the model; see trainerbench/workload.py
+    group: str = "truth"  # also taken by --only; on a GPU without --only, APART is left out
 
 
-SPEED, APART = "speed", "long rows"  # the others fill the time of one command
+SPEED, APART = "speed", "long rows"  # all but APART fill the time of a command
 SAME_CODE = "tiny shapes: the code of the smaller size"
 CHECKS = (
     Check("arithmetic", "arithmetic.arithmetic", 90),
@@ -74,7 +74,7 @@ CHECKS = (
 
 @dataclass
 class Outcome:
-    """What came of one check: passed, failed or left out, with its figures."""
+    """Outcome of a check: passed, failed or left out, with its figures."""
 
     name: str
     verdict: str
@@ -112,10 +112,10 @@ def main() -> int:
 
 
 def chosen_checks(only: str | None, device: str) -> list[Check]:
-    """Checks that ``only`` lists by name or group; without it what fits one command.
+    """Checks that ``only`` lists by name or group; without it, checks that fit into a command.
 
     Raises:
-        SystemExit: a name is neither.
+        SystemExit: a name is neither a check nor a group.
     """
     if not only:
         return [check for check in CHECKS if device == "cpu" or check.group != APART]
@@ -130,7 +130,7 @@ def chosen_checks(only: str | None, device: str) -> list[Check]:
 def in_own_process(
     check: Check, options: argparse.Namespace, scratch: Path, left_s: float
 ) -> Outcome:
-    """Run one check, at most as long as its bound and the time of the whole allow."""
+    """Run a check, at most as long as its bound and the time of the whole allow."""
     command = [sys.executable, __file__, "--run", check.name, "--device", options.device]
     command += ["--scratch", str(scratch)]
     began = time.monotonic()
@@ -168,7 +168,7 @@ def in_own_process(
 
 
 def run_here(options: argparse.Namespace) -> int:
-    """Run one check in this process; its outcome is the last line of the output."""
+    """Run a check in this process; its outcome is the last line of the output."""
     check = next(check for check in CHECKS if check.name == options.run)
     module, _, function = check.function.partition(".")
     call = getattr(import_module(f"gpuchecks.{module}"), function)
@@ -192,7 +192,7 @@ def install(wheels: Path, site: Path) -> None:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
     subprocess.run([*command, "--no-compile", "--target", str(site), *files], check=True)
     os.environ["PYTHONPATH"] += f"{os.pathsep}{site}"
-    sys.path.append(str(site))  # for the versions on the page
+    sys.path.append(str(site))  # the page lists versions
 
 
 def device_of(name: str) -> str:

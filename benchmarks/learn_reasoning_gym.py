@@ -42,7 +42,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Learned:
-    """What one run came to."""
+    """Results of a run."""
 
     ranks: int
     seed: int
@@ -64,7 +64,7 @@ def recipe(options: argparse.Namespace) -> Recipe:
 
 
 def learn(ranks: int, options: argparse.Namespace, stop: StopRequest) -> Learned:
-    """The run in ``out``, or one that is made now."""
+    """The run in ``out``, or a new run."""
     out = options.out / f"ranks-{ranks}-seed-{options.seed}"
     setup = Setup(
         out=out,
@@ -121,7 +121,7 @@ def figures(runs: Sequence[Learned]) -> str:
 
 
 def write_curves(runs: Sequence[Learned], path: Path) -> None:
-    """Every step of every run, one line each."""
+    """Every step of every run, a line each."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(("ranks", "seed", *COLUMNS))

@@ -117,7 +117,7 @@ def subset(sizes: list[int], target: int) -> set[int]:
 
 
 def exact_batch(queue: list[Item], batch_size: int) -> list[int] | None:
-    """Places of one batch. Groups count only in packs as large as the largest group."""
+    """Places of a batch. Groups count only in packs as large as the largest group."""
     if sum(len(item["tokens"]) for item in queue) < batch_size:
         return None
     largest = max(len(item["tokens"]) for item in queue)

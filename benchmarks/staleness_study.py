@@ -1,16 +1,16 @@
-"""What staleness costs in reward and buys in throughput, with and without decoupling.
+"""Cost of staleness in reward and gain in throughput, with and without decoupling.
 
     python benchmarks/staleness_study.py --out runs/staleness              30 runs
     python benchmarks/staleness_study.py --staleness 0,4 --seeds 1 --steps 20
     python benchmarks/staleness_study.py --out runs/staleness --docs       also docs/images
 
 Every run is whole: rollout API, inference server, environment (copy_server.py) and trainer as
-processes, a model of random weights, the trainer's settings but for these two the same:
+processes, a model of random weights. Two settings of the trainer vary:
 
-    max_staleness   so many versions an environment may run ahead (by leases of the API)
+    max_staleness   versions that an environment may run ahead (by leases of the API)
     loss            grpo: ratios to the sampler, clipped there ("naive");
                     decoupled: clipped around the policy at the start of the batch, and weighted
-                    by how far that one is from the sampler
+                    by how far that policy is from the sampler
 
 Aggressive on purpose: 4 passes over every batch in 4 minibatches, 16 optimizer steps at a high
 learning rate, so that weights move far within the staleness. That is where the two losses can
@@ -46,7 +46,7 @@ IMAGE = Path("docs/images/staleness.svg")
 
 @dataclass(frozen=True)
 class Case:
-    """One run."""
+    """Settings of a run."""
 
     staleness: int
     loss: str
@@ -59,15 +59,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """The figures of one run. Staleness in versions, over the tokens of the steady part."""
+    """The figures of a run. Staleness in versions, over the tokens of the steady part."""
 
     case: Case
     staleness_mean: float
     staleness_p95: float
     staleness_max: int
-    tokens_per_s: float  # of rows trained, wall time, over the steady part
+    tokens_per_s: float  # tokens of trained rows over wall time of the steady part
     steps_per_min: float
-    wait_share: float  # of that wall time, in which the trainer waited for a batch
+    wait_share: float  # share of that wall time in which the trainer waited for a batch
     reward_last: float  # mean of the last steps, sampled by the versions measured above
     heldout: float  # greedy, by the final weights
     seconds: float  # whole run
@@ -117,7 +117,7 @@ def setup_of(case: Case, options: argparse.Namespace) -> Setup:
 
 
 def result_of(case: Case, options: argparse.Namespace, stop: StopRequest) -> Result:
-    """The result in ``out``, or the one of a run that is made now."""
+    """The result in ``out``, or of a new run."""
     outcome = run_once(setup_of(case, options), stop, bound_s=options.bound)
     return measure_study(
         case, outcome.steps, outcome.checks[-1].reward or 0.0, outcome.seconds

@@ -1,7 +1,7 @@
 """Whole runs, driven by code: API, inference server, environment and trainer as processes.
 
-The quickstart's plan and command lines, with some flags changed; what it made is read back
-from the files that the processes themselves write.
+The quickstart's plan and command lines, with some flags changed; results are read back from
+the files that the processes write.
 
     python benchmarks/wholerun.py --model tiny --seeds 0,1,2     the recipe now against BEFORE
 """
@@ -64,7 +64,7 @@ Flags = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Setup:
-    """What to run. ``trainer`` and ``environment`` map flags to values the recipe lacks.
+    """Settings of a run. ``trainer`` and ``environment`` map flags to values the recipe lacks.
 
     Example: Setup(out, COPY, "tiny", seed=0, trainer={"--loss": "grpo"})
     """
@@ -76,18 +76,18 @@ class Setup:
     trainer: Flags = field(default_factory=dict)
     environment: Flags = field(default_factory=dict)
     ranks: int = 1  # trainer processes, under torchrun
-    cores: int = 1  # that these processes may use
+    cores: int = 1  # cores that the processes may use
     dtype: str = "float32"
     early: tuple[str, ...] = ()  # processes that start with the servers
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of a run that went to its end."""
+    """Results of a run that went to its end."""
 
     steps: list[dict[str, Any]]  # lines of metrics.jsonl
     checks: list[Check]  # on held-out tasks, by the environment
-    seconds: float  # from the first process to the end of the trainer
+    seconds: float  # time from the first process to the end of the trainer
     spent: dict[str, float] = field(default_factory=dict)  # seconds by phase
 
 
@@ -97,7 +97,7 @@ def run(
     bound_s: float = 3600.0,
     rule: RestartRule | None = None,
 ) -> Outcome:
-    """Run it to its end and end every process; by default the end of one ends the run.
+    """Run to the end and end every process; by default the end of any process ends the run.
 
     Raises:
         RunFailed: a process died or ``bound_s`` passed; the message names the log.
@@ -175,7 +175,7 @@ def changed_settings(spec: ProcessSpec, setup: Setup) -> ProcessSpec:
 
 
 def with_flags(argv: tuple[str, ...], flags: Flags) -> tuple[str, ...]:
-    """The command with these values, in place of the ones it has or at its end.
+    """The command with these values, in place of present values or at its end.
 
     None is a flag without a value.
     """
@@ -192,7 +192,7 @@ def run_once(setup: Setup, stop: StopRequest, bound_s: float = 3600.0) -> Outcom
     """The outcome that is kept in ``setup.out``, or that of :func:`run`, kept there."""
     path = setup.out / "result.json"
     if not path.is_file():
-        shutil.rmtree(setup.out, ignore_errors=True)  # of a run that was cut off
+        shutil.rmtree(setup.out, ignore_errors=True)  # remains of a run that was cut off
         made = asdict(run(setup, stop, bound_s))
         path.write_text(json.dumps(made, default=str), encoding="utf-8")
     document = json.loads(path.read_text(encoding="utf-8"))
@@ -207,7 +207,7 @@ def run_once(setup: Setup, stop: StopRequest, bound_s: float = 3600.0) -> Outcom
 
 
 def study(runs: Callable[[StopRequest], int]) -> int:
-    """Return the status of ``runs``, which does them; a signal ends them and every process."""
+    """Return the status of ``runs``, which does the runs; a signal ends every process."""
     stop = StopRequest()
     stop.listen()
     try:

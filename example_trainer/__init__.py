@@ -1,4 +1,4 @@
-"""A trainer whose one loop reads top to bottom in ``grpo.py``.
+"""A trainer whose loop reads top to bottom in ``grpo.py``.
 
     grpo         the loop: batch, rows, advantages, steps, publish, check, ack, save, log
     config, cli  the original's import paths of settings/config and settings/args
@@ -6,7 +6,7 @@
     state/       stop signal, schedules
     data/        scored groups -> rows -> packs -> micro-batches
     advantage/   rewards -> advantages per trained token; reference and proximal logprobs
-    losses/      one function per loss
+    losses/      a function per loss
     distributed/ ranks, collectives, sharded tensors
     model/       policy and value model: loading, attention, logprobs, adapter, FSDP2
     update/      micro-batches -> loss sums -> one divisor -> clipped step
@@ -14,7 +14,7 @@
     checkpoint/  recovery after a crash, snapshots, exported models
     run/         connections, prefetch, heartbeat, evaluation, metrics
     supervised/  sft, dpo and reward_model: training on files
-    launch/      the whole run as processes, on this host or on SLURM
+    launch/      the whole run as processes, on this host or a cluster
 
 Importing this package loads neither torch nor transformers.
 """

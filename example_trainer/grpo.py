@@ -1,10 +1,10 @@
-"""GRPO trainer: one loop, the same on every rank.
+"""GRPO trainer: a loop that is the same on every rank.
 
     rollout API --claim--> batch -> rows -> advantages -> micro-batches -> loss -> step
          ^                                                                          |
          '--- ack <-- check servers <-- inference servers <-- publish weights <-----'
 
-The trainer waits for a whole batch; the next one is fetched while it trains. The servers are
+The trainer waits for a whole batch; the next batch is fetched while it trains. The servers are
 paused until they hold whole weights. The environments wait for the servers and, once enough
 is queued, for the trainer. Only rank 0 talks to other processes; every rank computes.
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 from example_trainer.settings.args import PROG, config_to_run
 
 if __name__ == "__main__":
-    CONFIG = config_to_run()  # before torch is imported, so that an error costs no seconds
+    CONFIG = config_to_run()  # read before the import of torch: an error costs no seconds
 
 import logging
 import os
@@ -108,7 +108,7 @@ def run(training: Callable[[StopSignal], None]) -> int:
 
 @dataclass
 class Connections:
-    """Connections to the rollout API. Ranks other than 0 have only ``waits``."""
+    """Connections to the rollout API. Ranks above 0 have only ``waits``."""
 
     client: RolloutClient | None
     waits: WaitReporter
@@ -125,7 +125,7 @@ def train(cfg: TrainingConfig, stop: StopSignal | None = None) -> None:
     """
     with ExitStack() as stack:
         world = stack.enter_context(ranks.start(cfg))
-        cfg = cfg.model_copy(update={"device": str(world.device)})  # of this rank
+        cfg = cfg.model_copy(update={"device": str(world.device)})  # device of this rank
         torch.manual_seed(cfg.seed)
         random.seed(cfg.seed)
         ended = end.end_file() if world.is_rank0 else None
@@ -136,7 +136,7 @@ def train(cfg: TrainingConfig, stop: StopSignal | None = None) -> None:
         if connections.client is not None:
             connections.client.announce_version(state.version, ended=True)
         connections.waits.phase("done")
-    if ended is not None:  # after the last report and checkpoint
+    if ended is not None:  # written after the last report and checkpoint
         end.record(ended, step=cfg.training_steps, life=connections.waits.life)
 
 
@@ -213,7 +213,8 @@ def _resume(
     if begins and client is not None:  # the initial weights have a version as well
         publisher.begin(state.version)
         client.announce_version(state.version)
-    # After a restart servers may hold any version, or a partial one. Others need an adapter.
+    # After a restart servers may hold any version, or parts of several. At the start of a run
+    # they may need an adapter.
     if not begins or publisher.publishes_start:
         connections.waits.phase("publishing weights", step=state.step, version=state.version)
         publisher.publish(policy, state)
@@ -284,7 +285,7 @@ def _log_step(
     record: Mapping[str, Any],
     clock: Clock,
 ) -> None:
-    """Write the metrics of a step to the log, and report them to the API."""
+    """Write the metrics of a step to the log, and report the step to the API."""
     step = {"step": state.step, "version": state.version, **record, **clock.take()}
     if reporter is not None:
         step["reports_lost"] = reporter.lost
@@ -367,7 +368,7 @@ def _train(
             prefetcher.ack(claimed)
             reporter.batch(claimed, batch, prepared, noted)
 
-        # The recovery checkpoint comes last: a step in it is complete, others are repeated.
+        # The recovery checkpoint comes last: its steps are complete, later steps are repeated.
         epoch_ended = cfg.ends_epoch(state.step)
         phase("saving checkpoint", **mismatch_details(record, agreement))
         with clock.measure("save"):

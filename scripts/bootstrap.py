@@ -4,14 +4,14 @@
 
 Phases: venv -> package index -> torch build -> pip install -> stamp; a line for each, with the
 seconds so far. The stamp holds a digest of all that decides what is installed, so an unchanged
-checkout costs one file read.
+checkout costs a file read.
 Needs the standard library only. pip's own words go to VENV/install.log.
 """
 
 import sys
 
 # Before anything newer than Python 3.6 is parsed or imported: an old interpreter has to get
-# one readable line, not a SyntaxError.
+# a readable line, not a SyntaxError.
 if sys.version_info < (3, 10):
     sys.exit(
         "bootstrap: Python 3.10 or newer is needed, this is %d.%d (%s); "
@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def digest(extras: str) -> str:
-    """What decides the content of the environment, as one line."""
+    """Digest of all that decides the content of the environment."""
     sha = hashlib.sha256(f"{sys.version_info[:2]} {extras} {ROOT}".encode())
     for name in INPUTS:
         sha.update((ROOT / name).read_bytes())
@@ -126,7 +126,7 @@ def same_python(venv: Path) -> bool:
 
 
 def output(python: Path, *words: str) -> str:
-    """What a call of this Python prints; empty if it fails at once."""
+    """Output of a call of this Python; empty if it fails at once."""
     command = [str(python), *words]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
@@ -148,16 +148,16 @@ def install(python: Path, extras: str, log: Path) -> None:
 
 
 def require_index(python: Path) -> None:
-    """End with one line if pip's package index cannot be reached; pip would try for minutes.
+    """End with a message if pip's package index cannot be reached; pip would try for minutes.
 
     With a proxy or a folder of wheels in its settings, pip may need no index: it goes on.
     """
-    settings = {}  # the last one counts: environment variables come first in the list
+    settings = {}  # the last value counts: environment variables come first in the list
     for line in reversed(output(python, "-m", "pip", "config", "list").splitlines()):
         key, _, value = line.partition("=")
         settings[key.rsplit(".", 1)[-1]] = value.strip("'\"")
     url = settings.get("index-url") or PYPI  # pip ignores an empty setting too
-    shown = re.sub(r"//[^/@]*@", "//", url)  # without a password
+    shown = re.sub(r"//[^/@]*@", "//", url)  # URL without a password
     if "no-index" in settings:
         return
     say(f"asking the package index {shown}")
@@ -173,7 +173,7 @@ def require_index(python: Path) -> None:
 
 
 def unreachable(url: str) -> "str | None":
-    """Why no server answers at this URL within a few seconds; None if one does."""
+    """Why no server answers at this URL within a few seconds; None if any does."""
     hosts: "list[str | None]" = []
 
     def ask() -> None:
@@ -189,7 +189,7 @@ def unreachable(url: str) -> "str | None":
             tls = isinstance(reason, ssl.SSLError)  # pip has certificates and settings for it
             hosts.append(None if tls else str(reason))
 
-    # In a thread: a look-up of the name has no timeout of its own.
+    # In a thread: a look-up of the name has no timeout.
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(2 * PROBE_TIMEOUT_S)
@@ -205,10 +205,10 @@ def require_pip(python: Path, log: Path) -> None:
 
 
 def torch_index(python: Path) -> "str | None":
-    """An extra package index for torch, or None to take what pip takes by itself.
+    """An extra package index for torch, or None to take pip's default.
 
     Order: the value of TORCH_INDEX; nothing where a GPU could use the default build or where
-    that build is a CPU one anyway; PyTorch's CPU index if it answers within a few seconds.
+    that is a CPU build anyway; PyTorch's CPU index if it answers within a few seconds.
     An index that does not answer costs size, never the installation.
     """
     named = os.environ.get("TORCH_INDEX")
@@ -252,7 +252,7 @@ def answers(url: str) -> bool:
 
 
 def run_logged(command: "list[str]", log: Path) -> None:
-    """Run pip with its output in ``log``; print a line per phase, and one when it is silent."""
+    """Run pip with its output in ``log``; print a line per phase and during silence."""
     with log.open("a", encoding="utf-8") as out:
         out.write("$ " + " ".join(command) + "\n")
         child = subprocess.Popen(
@@ -274,7 +274,7 @@ def run_logged(command: "list[str]", log: Path) -> None:
             if re.match(r"\s*(Collecting|Downloading) ", line):
                 detail = ": " + line.strip().split(" (")[0]
             if begun != phase:
-                detail = ""  # of the phase before
+                detail = ""  # detail of the phase before
             if begun != phase or time.monotonic() - printed > QUIET_S:
                 say(begun + detail)
                 phase, printed = begun, time.monotonic()

@@ -6,7 +6,7 @@
     process against a fake server
 
 No extra is installed: torch, transformers and math-verify are missing on purpose. Needs the
-standard library, pip and what pip builds with. Prints one line per check; exit status 1 if one
+standard library, pip and what pip builds with. Prints a line per check; exit status 1 if any
 fails.
 """
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WAIT_S = 600.0
 MISSING = ("torch", "transformers", "math_verify", "sympy")
 MAX_HELP_CPU_S = 1.5  # a loaded machine; each needs a fraction of it
-# Words of atropos -> the extra that its one line has to name.
+# Words of atropos -> the extra that its message has to name.
 LACKING = {
     "train grpo --model-name m": "train",
     "infer --model m": "inference",
@@ -181,7 +181,7 @@ def commands(python: str, folder: Path) -> list[str]:
 def run(
     title: str, command: Sequence[str], folder: Path, env: dict[str, str] | None = None
 ) -> float:
-    """Run one command in ``folder``; returns its CPU seconds.
+    """Run a command in ``folder``; returns its CPU seconds.
 
     Raises:
         Failed: its exit status is not 0.

@@ -5,7 +5,7 @@
 
 Samples are rollouts of gold replies and need no model; a curve is a file of docs/curves/. The sample
 of an environment whose package is missing stays as it is. Texts of tasks depend on the version of
-Python, whose documentation some of them use: the page is made with Python 3.11.
+Python, whose documentation some tasks use: the page is made with Python 3.11.
 """
 
 from __future__ import annotations
@@ -114,14 +114,14 @@ ROLLOUT = "A rollout:"
 
 
 def card_of(entry: Listed) -> Card | None:
-    """The card of an environment; None of one without."""
+    """The card of an environment; None without a card."""
     env_cls = getattr(import_module(entry.module), entry.name, None)
     card: Card | None = getattr(getattr(env_cls, "definition", None), "card", None)
     return card
 
 
 async def section(entry: Listed, current: str) -> str:
-    """Card, command, curve and sample of one environment."""
+    """Card, command, curve and sample of an environment."""
     module, name = import_module(entry.module), entry.name
     env_cls = getattr(module, name)
     card, about = env_cls.definition.card, (module.__doc__ or "").split("\n\n")
@@ -148,7 +148,7 @@ async def section(entry: Listed, current: str) -> str:
 
 
 def curve(recorded: dict[str, Any], floor: float, best: float) -> list[str]:
-    """Rewards and held-out scores of recorded runs, one row for each seed."""
+    """Rewards and held-out scores of recorded runs, a row for each seed."""
     settings = recorded["settings"]
     if isinstance(settings, dict):
         settings = " ".join(f"--{name} {value}" for name, value in settings.items())

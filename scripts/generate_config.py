@@ -2,7 +2,7 @@
 
     python scripts/generate_config.py [--check]
 
-One table per model: option, type, default, meaning. The models are the only source: a
+A table per model: option, type, default, meaning. The models are the only source: a
 wrong sentence in CONFIG.md is corrected in the model's Field. A model below another shows
 what it adds or changes.
 """
@@ -175,7 +175,7 @@ def page() -> str:
 
 
 def environment_sections() -> Iterator[Section]:
-    """One per configuration class that a file of environments/ or an adapter defines."""
+    """A section per configuration class that a file of environments/ or an adapter defines."""
     base = load(ENVIRONMENT)
     adapters = sorted((ROOT / "atroposlib" / "adapters").glob("[!_]*.py"))
     for path in [*sorted((ROOT / "environments").glob("*.py")), *adapters]:
@@ -191,7 +191,7 @@ def joined_tables(section: Section, models: dict[str, Any]) -> list[str]:
     """A heading and a table for every model that the section's model is joined from."""
     known, lines = ORIGINAL.get(section.target), []
     for title, model in models.items():
-        # A model that is alone in its file is described there, others by their docstring.
+        # A model that is alone in its file is described there, the rest by their docstring.
         about = (model.__doc__ or import_module(model.__module__).__doc__ or "").strip()
         about = about.split("\n")[0]
         lines.append(f"### {section.title}: {title}\n\n{about}\n\n")
@@ -215,7 +215,7 @@ def rows(fields: dict[str, FieldInfo], known: frozenset[str] | None) -> list[str
 
 
 def options(section: Section) -> dict[str, FieldInfo]:
-    """The options of a section, without those that are as in the model it is below."""
+    """The options of a section that differ from the model it is below."""
     model = load(section.target)
     if dataclasses.is_dataclass(model):
         hints = get_type_hints(model)

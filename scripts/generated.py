@@ -1,4 +1,4 @@
-"""What the generators of documents share: write the page, or with --check only compare."""
+"""Shared code of the generators of documents: write the page, or with --check only compare."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def refresh(about: str, target: Path, page: Callable[[str], str], stale: str) -> int:
-    """Bring ``target`` up to date; ``page`` makes the new text of the old one.
+    """Bring ``target`` up to date; ``page`` makes the new text of the old text.
 
     Returns the exit status: 1 if only comparing was asked for and the texts differ.
     """

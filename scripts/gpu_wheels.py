@@ -1,4 +1,4 @@
-"""Fill a folder with the wheels that `make gpu` needs beside torch and transformers.
+"""Fill a folder with the wheels that `make gpu` needs in addition to torch and transformers.
 
     python scripts/gpu_wheels.py                      .wheels, for CPython 3.12 on Linux x86-64
 
@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_BYTES = 60 * 10**6
 GLIBC = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux1")
-# Native packages that torch or transformers bring in versions of their own.
+# Native packages that torch or transformers bring in their versions.
 PRESENT = {"hf_xet", "huggingface_hub", "numpy", "regex", "safetensors", "tokenizers"}
 # For adapters, and for the comparison with TRL; pyarrow and pandas have to be there.
 WITHOUT_DEPENDENCIES = (

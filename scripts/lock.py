@@ -1,6 +1,6 @@
 """Rewrite constraints.txt from the ranges of pyproject.toml (`make lock`; needs uv).
 
-One universal resolution covers Python 3.10 to 3.13 on every platform; markers
+A universal resolution covers Python 3.10 to 3.13 on every platform; markers
 separate the branches. Newest versions are taken: read the diff and run `make test` after it.
 """
 
@@ -14,9 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Held back on purpose; everything else moves to the newest version its range admits.
 HELD = ["torch==2.13.0"]
-# Extras that cannot be installed beside the others; their environments have no pins.
+# Extras that conflict with the rest; their environments have no pins.
 APART = ("verifiers", "verifiers-v0")
-# torch pins its CUDA packages itself, and its CPU builds need none of them.
+# torch pins its CUDA packages, and its CPU builds need none.
 LEFT_TO_TORCH = ("cuda-", "nvidia-", "triton==")
 HEADER = """\
 # The versions `make install` takes, for Python 3.10 to 3.13. Written by scripts/lock.py.
@@ -25,7 +25,7 @@ HEADER = """\
 
 
 def resolve() -> list[str]:
-    """The pins uv finds for all extras but those APART, one requirement a line."""
+    """The pins that uv finds for all extras but APART, a requirement per line."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "pyproject.toml", "--universal"]
     command += ["--python-version", "3.10", "--no-annotate", "--no-header"]
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Write docs/map.md: one line per folder and source file, taken from their docstrings.
+"""Write docs/map.md: a line per folder and source file, taken from their docstrings.
 
     python scripts/map.py [--check]
 
@@ -110,7 +110,7 @@ def reading_order(folder: Path, path: Path) -> tuple[bool, int, str]:
 
 
 def entry(name: str, phrase: str, depth: int) -> str:
-    """One line of the map: indentation, name, phrase, at most LINE_WIDTH columns."""
+    """Line of the map: indentation, name, phrase, at most LINE_WIDTH columns."""
     indent = "  " * depth
     # A name as long as the column still ends in a space, so that a test can split the line.
     start = f"{indent}{name:<{NAME_WIDTH - len(indent) - 1}} "
@@ -125,7 +125,7 @@ def shorten(phrase: str, room: int) -> str:
 
 
 def first_sentence(file: Path) -> str:
-    """First sentence of the docstring, without markup and final stop; empty without one."""
+    """First sentence of a file's docstring, without markup and final stop; else empty."""
     if not file.exists():
         return ""
     docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""

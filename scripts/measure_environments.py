@@ -67,7 +67,7 @@ class Recorder:
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and of those that have ended."""
+    """CPU seconds of this process and of children that have ended."""
     return sum(os.times()[:4])
 
 

@@ -97,7 +97,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def site_link(match: re.Match[str], here: str, repository: str) -> str:
-    """A link of the repository as one of the site, of the forge, or as plain text."""
+    """A link of the repository as a link of the site, of the forge, or as plain text."""
     image, text, target = match.groups()
     path, mark, anchor = target.partition("#")
     if "://" in target or not path or path.startswith("mailto:"):
@@ -116,7 +116,7 @@ def site_link(match: re.Match[str], here: str, repository: str) -> str:
 
 
 def help_of_commands() -> Iterator[str]:
-    """One section per command: what ``--help`` prints."""
+    """A section per command: the output of ``--help``."""
     atropos = import_module("atroposlib.cli.atropos")
     width = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "96"
@@ -142,7 +142,7 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
         text, name = match.groups()
         drawing = ROOT / "docs/images" / f"{name}.svg"
         svg = drawing.read_text(encoding="utf-8")
-        if 'class="drawing"' not in svg:  # a plot, with colours of its own
+        if 'class="drawing"' not in svg:  # a plot, with separate colours
             return match.group()
         return f'<figure aria-label="{text}">{svg[svg.index("<svg") :]}</figure>'
 
@@ -155,7 +155,7 @@ def on_nav(nav: Any, config: MkDocsConfig, files: Files) -> None:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Write llms.txt beside the pages.
+    """Write llms.txt next to the pages.
 
     Raises:
         PluginError: a page loads something from another machine.

@@ -1,4 +1,4 @@
-"""Run the torture campaigns, one line of figures each: `make torture`.
+"""Run the torture campaigns, a line of figures each: `make torture`.
 
     python scripts/torture.py                        all of them, long
     python scripts/torture.py --quick                all of them, as `make test` does

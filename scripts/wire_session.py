@@ -1,7 +1,7 @@
-"""One scripted conversation with the running rollout API, recorded for docs/wire.md.
+"""A scripted conversation with the running rollout API, recorded for docs/wire.md.
 
-The app is the real one over ASGI with a clock that stands still; the few values that
-chance decides (run id, uuid, event ids) are replaced, so that every run records the same.
+The real app runs over ASGI with a clock that stands still; the few random values (run id,
+uuid, event ids) are replaced, so that every run records the same.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Exchange:
 
 
 def group(mark: int, **more: Any) -> dict[str, Any]:
-    """Two answers to one prompt of two tokens; the answers are trained on."""
+    """Two answers to a prompt of two tokens; the answers are trained on."""
     return {
         "tokens": [[1, 5, mark, 2], [1, 5, mark + 1, 2]],
         "masks": [[-100, -100, mark, 2], [-100, -100, mark + 1, 2]],
@@ -147,7 +147,7 @@ def _decode(response: httpx.Response) -> Any:
 
 
 def _settle(value: Any) -> Any:
-    """The same, without what chance decided and without the empty fields of groups."""
+    """Copy of ``value`` without what chance decided and without the empty fields of groups."""
     if isinstance(value, dict):
         group = "tokens" in value  # every key of the record is there, most without information
         fixed = {"uuid": 271828182845904523536028747135266249775, "instance": "5f0c71"}
@@ -162,7 +162,7 @@ def _settle(value: Any) -> Any:
 
 
 def pretty(value: Any, indent: int = 0, width: int = 92) -> str:
-    """JSON that breaks lines only where one would not fit."""
+    """JSON that breaks only lines that would not fit."""
     flat = json.dumps(value)
     if len(flat) + indent <= width or not isinstance(value, (dict, list)) or not value:
         return flat

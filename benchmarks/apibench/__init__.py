@@ -1,1 +1,1 @@
-"""Load on servers of the rollout API: ours, a naive one, and the bare HTTP server below both."""
+"""Load on rollout APIs: ours, a naive API, and the bare HTTP server below both."""

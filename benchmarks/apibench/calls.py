@@ -1,4 +1,4 @@
-"""HTTP clients that cost little, so that what is measured is the server."""
+"""HTTP clients that cost little, so that figures are of the server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from apibench.payloads import FRAMES_TYPE, Body
 
 TIMEOUT_S = 300.0
 _READ = 1 << 20
-_PROBE_S = 60.0  # a call takes so long at most, even on the naive server
+_PROBE_S = 60.0  # limit of a call, even on the naive server
 _PAUSE_S = 0.002
 
 
@@ -29,16 +29,16 @@ class Reply:
     status: int
     headers: dict[str, str]
     body: bytes | memoryview
-    seconds: float  # from before the request was sent until the last byte was here
+    seconds: float  # time from sending the request to the last byte
 
     def json(self) -> Any:
         return json.loads(bytes(self.body))
 
     def ok(self) -> Reply:
-        """Itself, if the status is 200.
+        """The reply, if its status is 200.
 
         Raises:
-            Refused: it is not.
+            Refused: the status is not 200.
         """
         if self.status != 200:
             raise Refused(f"{self.status}: {bytes(self.body[:300])!r}")
@@ -46,7 +46,7 @@ class Reply:
 
 
 class Client:
-    """One blocking keep-alive connection. Not for several threads at once."""
+    """A blocking keep-alive connection. Not for several threads at once."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
@@ -106,10 +106,10 @@ def _into(room: bytearray, got: http.client.HTTPResponse) -> memoryview:
 
 
 def send_all(port: int, path: str, bodies: Sequence[Body], count: int, clients: int) -> None:
-    """``count`` posts, ``clients`` of them at a time, the bodies in turn.
+    """Send ``count`` posts by ``clients`` threads, the bodies in turn.
 
     Raises:
-        Refused: one of them was refused; the others are sent all the same.
+        Refused: a post was refused; the remaining clients went on.
     """
     turns = iter(range(count))
     failures: list[Exception] = []
@@ -134,7 +134,7 @@ def send_all(port: int, path: str, bodies: Sequence[Body], count: int, clients: 
 
 
 class AsyncClient:
-    """One keep-alive connection on the event loop; replies need a length or chunks."""
+    """A keep-alive connection on the event loop; replies need a length or chunks."""
 
     def __init__(self, port: int) -> None:
         self._port = port

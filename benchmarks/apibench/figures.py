@@ -1,4 +1,4 @@
-"""A measured figure, what it is held against, and whether it is good enough. Pure."""
+"""A measured figure, its target, and whether it meets the target. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
     on_value: bool = False
 
     def verdict(self, value: float | None) -> Verdict:
-        """What was not measured has missed: a target is never met by silence."""
+        """MISSED for a value that was not measured: a missing value never meets a target."""
         if value is None:
             return Verdict.MISSED
         if self.at_least is not None and value < self.at_least:
@@ -38,7 +38,7 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of a table. Repeats are kept; the least disturbed one is shown."""
+    """Line of a table. Repeats are kept; the least disturbed repeat is shown."""
 
     what: str
     unit: str
@@ -49,7 +49,7 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
     target: Target | None = None
 
     def best(self, repeats: Sequence[float]) -> float | None:
-        """The repeat that other load disturbed least. None: never measured."""
+        """The repeat that load of the machine disturbed least. None: never measured."""
         if not repeats:
             return None
         return min(repeats) if self.better is Better.LESS else max(repeats)
@@ -61,7 +61,7 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def spread(self) -> tuple[float, float] | None:
-        """Smallest and largest ratio of the pairs that were measured one after another."""
+        """Smallest and largest ratio of the pairs that were measured in succession."""
         pairs = [self._times_better(a, b) for a, b in zip(self.ours, self.naive)]
         known = [pair for pair in pairs if pair is not None]
         return (min(known), max(known)) if known else None
@@ -82,7 +82,7 @@ class Figure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Section(msgspec.Struct, frozen=True):
-    """The figures of one scenario, and how they were taken."""
+    """The figures of a scenario, and how they were taken."""
 
     title: str
     method: str
@@ -90,7 +90,7 @@ class Section(msgspec.Struct, frozen=True):
 
 
 class Results(msgspec.Struct, frozen=True):
-    """What one invocation found."""
+    """Results of an invocation."""
 
     machine: str
     taken: str  # ISO date
@@ -100,7 +100,7 @@ class Results(msgspec.Struct, frozen=True):
 
 
 def times(least: float) -> Target:
-    """At least so many times better than the naive server."""
+    """Lower bound on the ratio to the naive server."""
     return Target(at_least=least)
 
 
@@ -110,7 +110,7 @@ def at_most(bound: float) -> Target:
 
 
 def growth(cost: Sequence[float], noise: float) -> float:
-    """How many times the last cost is the first, both ``noise`` dearer than measured.
+    """The last cost over the first, with ``noise`` added to both.
 
     Example: [1.0, 1.1, 1.3] with noise 0.5 -> 1.2; costs of nothing at all -> 1.0.
     """
@@ -118,10 +118,10 @@ def growth(cost: Sequence[float], noise: float) -> float:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which ``share`` (0 .. 1) of them lie, one of those measured.
+    """The measured value below which ``share`` (0 .. 1) of ``values`` lie.
 
     Raises:
-        ValueError: there are none, and a made-up 0 would look like a good one.
+        ValueError: there are no values, and a made-up 0 would look like a good figure.
     """
     if not values:
         raise ValueError("no values were measured")

@@ -1,6 +1,6 @@
-"""The floor: what any Python HTTP server on this machine pays for the same bytes.
+"""The lower limit: cost of the same bytes for any Python HTTP server on this machine.
 
-POST counts the body and forgets it; GET /?n sends n bytes that exist already.
+POST counts the body and drops it; GET /?n sends n bytes that exist already.
 """
 
 from __future__ import annotations

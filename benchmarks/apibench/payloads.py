@@ -1,6 +1,6 @@
 """Scored groups of the shape of real runs, built before the measurement.
 
-Token ids: a fifth below 256 (punctuation, bytes), the others log-uniform up to 128,000,
+Token ids: a fifth below 256 (punctuation, bytes), the rest log-uniform up to 128,000,
 which is near a Zipf law. The first quarter of a sequence is prompt: mask -100, logprob 1.0.
 Logprobs are float32 values widened to double, 16 to 18 digits each in JSON, as an
 inference engine returns them.
@@ -33,7 +33,7 @@ class Encoding(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of one group."""
+    """Shape of a group: rows, and tokens of a row."""
 
     rows: int
     length: int
@@ -48,14 +48,14 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Ready to be sent."""
+    """A request body with its headers."""
 
     data: bytes
     headers: dict[str, str]
 
 
 def group(shape: Shape, env_id: int | None = None, seed: int = 0) -> dict[str, Any]:
-    """One group as the dict that an environment's JSON body is made of."""
+    """A group as the dict that an environment's JSON body is made of."""
     rng = np.random.default_rng(seed)
     prompt = int(shape.length * PROMPT_SHARE)
     made: dict[str, Any] = {"tokens": [], "masks": [], "scores": [], "inference_logprobs": []}
@@ -86,7 +86,7 @@ def _logprob_row(rng: np.random.Generator, length: int) -> np.ndarray:
 
 
 def body(made: dict[str, Any] | list[dict[str, Any]], encoding: Encoding) -> Body:
-    """The request body of one group, or in JSON of a list of groups."""
+    """The request body of a group, or in JSON of a list of groups."""
     if encoding is Encoding.BINARY:
         assert isinstance(made, dict)
         return Body(packed(made), {"content-type": GROUP_TYPE, "content-encoding": "zstd"})
@@ -98,19 +98,19 @@ def body(made: dict[str, Any] | list[dict[str, Any]], encoding: Encoding) -> Bod
 
 
 def packed(made: dict[str, Any]) -> bytes:
-    """One group as a safetensors file in a zstd frame."""
+    """A group as a safetensors file in a zstd frame."""
     from atroposlib.wire.binary import pack_group
 
     return pack_group(ScoredData(**made), compress=True)
 
 
 def frame_groups(made: dict[str, Any]) -> bytes:
-    """One group as the body of POST /groups."""
+    """A group as the body of POST /groups."""
     from atroposlib.wire.binary import frames
 
     return frames([packed(made)])
 
 
 def pool(count: int, shape: Shape, encoding: Encoding) -> list[Body]:
-    """Different bodies, to be sent in turn: equal ones would share caches and digests."""
+    """Different bodies, to be sent in turn: equal bodies would share caches and digests."""
     return [body(group(shape, 0, 1000 + i), encoding) for i in range(count)]

@@ -14,18 +14,18 @@ _PROC = Path("/proc")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Of a process and its children; CPU is user and system time of all threads."""
+    """Usage of a process and its children; CPU is user and system time of all threads."""
 
     cpu_s: float
     rss_bytes: int
-    written_bytes: int = 0  # to disk
+    written_bytes: int = 0  # disk writes
 
 
 def usage(pid: int) -> Usage:
-    """What ``pid`` has used so far.
+    """Resources that ``pid`` has used so far.
 
     Raises:
-        OSError: there is no such process, or no /proc.
+        OSError: the process does not exist, or /proc does not.
     """
     used = [_one(each) for each in _family(pid)]
     written = (u.written_bytes for u in used)
@@ -33,7 +33,7 @@ def usage(pid: int) -> Usage:
 
 
 def _one(pid: int) -> Usage:
-    """Ticks count threads that are gone, nanoseconds do not: the larger one is nearer."""
+    """Ticks count threads that are gone, nanoseconds do not: the larger sum is nearer."""
     fields = (_PROC / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()
     ticks = (int(fields[11]) + int(fields[12])) * _TICK_S
     pages = int(fields[21])
@@ -53,7 +53,7 @@ def _threads_s(pid: int) -> float:
     for thread in (_PROC / str(pid) / "task").iterdir():
         try:
             total += int((thread / "schedstat").read_text().split()[0]) / 1e9
-        except OSError:  # the thread ended meanwhile, or the kernel keeps no such count
+        except OSError:  # the thread ended meanwhile, or the kernel lacks this count
             continue
     return total
 
@@ -74,7 +74,7 @@ WARM_BYTES = 512 * 2**20
 
 
 def warm_page_cache(folder: Path | None = None) -> None:
-    """Write a file and delete it, so that the pages of the next one are already backed.
+    """Write a file and delete it, so that the pages of the next file are already backed.
 
     A virtual machine gives idle memory back to its host. The first use of a page then costs ten
     times the copy into it, which is charged to the process that writes.
@@ -85,7 +85,7 @@ def warm_page_cache(folder: Path | None = None) -> None:
 
 
 def machine() -> str:
-    """One line about this machine, without its name."""
+    """Line about this machine, without its name."""
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     model = "unknown CPU"

@@ -30,11 +30,11 @@ _UVICORN = ("-m", "uvicorn", "--app-dir", str(HERE), *_QUIET, "--port", _PORT)
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to start a server: arguments of this Python, with {port} and {data} in them."""
+    """Command of a server: arguments of this Python, which contain {port} and {data}."""
 
     name: str
     arguments: Sequence[str]
-    source: Path | None = None  # checkout whose atroposlib runs; None: the installed one
+    source: Path | None = None  # checkout whose atroposlib runs; None: the installed package
     health: str = "/info"  # route that answers 200 once it is up
 
 
@@ -45,7 +45,7 @@ def ours(store: str = "sqlite", source: Path | None = None) -> Kind:
 
 
 def ours_on(loop: str, protocol: str, source: Path | None = None) -> Kind:
-    """The same application under a given event loop and HTTP parser of uvicorn."""
+    """Our application under a given event loop and HTTP parser of uvicorn."""
     command = (str(HERE / "apibench" / "loop_server.py"), _PORT, _DATA, loop, protocol)
     return Kind(f"{loop} + {protocol}", command, source)
 
@@ -59,11 +59,11 @@ class Server:
     """A context: started on entry, stopped on exit, its data folder removed."""
 
     kind: Kind
-    scratch: Path | None = None  # where data folders are made; fsync costs what it costs there
+    scratch: Path | None = None  # parent of data folders; its disk sets the cost of fsync
     port: int = 0
     _process: subprocess.Popen[bytes] | None = None
     _data: str = ""
-    generation: int = 0  # of the trainer that begin registers; 0: the server knows none
+    generation: int = 0  # trainer registered by begin; 0: none is registered
     _clients: list[Client] = field(default_factory=list)
 
     def __enter__(self) -> Server:
@@ -93,7 +93,7 @@ class Server:
         self._wait_until_up()
 
     def restart(self) -> float:
-        """kill -9, and start on the same data: seconds until it answers."""
+        """Kill with SIGKILL, start on the same data; return the seconds until it answers."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
@@ -157,7 +157,7 @@ class Server:
         return client
 
     def begin(self, batch_size: int, envs: Sequence[dict[str, Any]]) -> list[int]:
-        """Register a trainer, open the run, register the environments: their ids."""
+        """Register a trainer, open the run, register the environments; return their ids."""
         client = self.client()
         registered = client.post("/register", TRAINER | {"batch_size": batch_size})
         self.generation = registered.get("generation", 0)

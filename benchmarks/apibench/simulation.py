@@ -1,4 +1,4 @@
-"""Simulated environments and a trainer on one event loop, and the book kept on them."""
+"""Simulated environments and a trainer on an event loop, and records of their calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from apibench.payloads import Shape, group
 
 POLL_S = 0.1
 STEP_S = 0.2
-SETTLE_S = 2.0  # until all have something queued; before it shares are not counted
+SETTLE_S = 2.0  # time for all to queue groups; shares are counted after it
 BATCH = 256  # sequences
 AHEAD = 3  # batches a greedy environment keeps queued
 BACKLOG = 2  # own groups that a backlogged environment keeps queued
@@ -46,7 +46,7 @@ class _Batch(msgspec.Struct):
 
 
 def weight_of(env: int) -> float:
-    """1, 2, 3, 4 in turn."""
+    """Weight of an environment: 1, 2, 3, 4 in turn."""
     return 1.0 + env % 4
 
 
@@ -62,7 +62,7 @@ def share_error(taken: Mapping[int, int]) -> float:
 
 
 class Simulation:
-    """One run. Its book: what was accepted, what came out, how long every call took."""
+    """A run and its records: groups accepted, groups taken, duration of every call."""
 
     def __init__(self, port: int, env_ids: Sequence[int], pace: Pace) -> None:
         self.port, self.env_ids, self.pace = port, env_ids, pace
@@ -89,7 +89,7 @@ class Simulation:
 
     @property
     def lost(self) -> int:
-        """Accepted, never in a batch, and not in the queue at the end either."""
+        """Groups that were accepted, in no batch, and not in the queue at the end."""
         return len(self._acked - set(self._seen)) - self._left
 
     @property
@@ -171,7 +171,7 @@ class Simulation:
         client.close()
 
     async def _take(self, client: AsyncClient) -> Counter[int]:
-        """Groups by weight of one batch; nothing if there is none."""
+        """Groups of a batch by weight; empty if no batch is ready."""
         body = await self._call(client, "GET", "/batch")
         batch = None if body is None else msgspec.json.decode(body, type=_Batch).batch
         by_weight: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""How large each scenario is: a plan for every day, one for all figures, one that only runs."""
+"""Sizes of the scenarios, in plans for every day, for all figures, and for a mere run."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ SMALL = Shape(8, 512)
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes and repeats. The naive server is slow, so it gets fewer of the long ones."""
+    """Sizes and repeats. The naive server is slow, so it gets fewer long scenarios."""
 
     name: str = "plain"
     repeats: int = 2
-    shapes: tuple[Shape, ...] = (BIG,)  # of posted groups
+    shapes: tuple[Shape, ...] = (BIG,)  # posted groups
     post_tokens: int = 2_000_000  # per measurement
     batch_groups: int = 16  # groups of the batch that GET /batch is timed with
     naive_batch_repeats: int = 1
     blocking_groups: int = 64  # groups of the batch during which /status is asked
-    large_post_groups: int = 40  # groups of one post, 80 MB of JSON
+    large_post_groups: int = 40  # groups of a post, 80 MB of JSON
     naive_blocking: bool = False
     sustained_batches: int = 4
     naive_sustained_batches: int = 2
     queue_lengths: tuple[int, ...] = (100, 1_000)
     buffer_lengths: tuple[int, ...] = (100, 1_000)
     memory_groups: int = 128
-    backlog_gb: float = 0.5  # of posts, queued at once
+    backlog_gb: float = 0.5  # posts queued at once
     environments: int = 256
-    # By how the environments pace themselves.
+    # Keys: pacing of the environments.
     env_seconds: dict[str, float] = field(default_factory=lambda: {"backlogged": 10.0})
     naive_env_seconds: float = 0.0
     posters: tuple[int, ...] = (64, 1000, 4000)
@@ -64,7 +64,7 @@ FULL = Plan(
     loop_repeats=2,
 )
 
-# Seconds in all: whether every scenario still runs, not what it finds.
+# Takes seconds: shows that every scenario runs; its figures mean nothing.
 SMOKE = Plan(
     name="smoke",
     repeats=1,

@@ -8,12 +8,12 @@ from apibench.figures import Better, Figure, Results, Section, Target, Verdict
 
 BEGIN = "<!-- written by bench_api.py from results_api.json: do not edit -->"
 END = "<!-- end of what bench_api.py wrote -->"
-COLUMNS = 100  # of prose
+COLUMNS = 100  # width of prose
 _HEAD = ("what", "unit", "ours", "naive", "machine", "ratio (pairs)", "target", "")
 
 
 def cell_text(value: float | None) -> str:
-    """Three digits that mean something. Example: 0.01234 -> 0.0123, 1234.5 -> 1,234."""
+    """Three significant digits. Example: 0.01234 -> 0.0123, 1234.5 -> 1,234."""
     if value is None:
         return ""
     if value == 0 or abs(value) >= 1000:
@@ -50,7 +50,7 @@ def cells(figure: Figure) -> tuple[str, ...]:
 
 
 def table(section: Section) -> str:
-    """A Markdown table; columns in which nothing stands are left out."""
+    """A Markdown table without its empty columns."""
     rows = [_HEAD, *(cells(figure) for figure in section.figures)]
     used = [i for i in range(len(_HEAD)) if any(row[i] for row in rows[1:])]
     lines = ["| " + " | ".join(row[i] for i in used) + " |" for row in rows]
@@ -59,7 +59,7 @@ def table(section: Section) -> str:
 
 
 def summary(results: Results) -> str:
-    """One line: how many targets were met, and which were not."""
+    """Line with the number of targets met, and the names of missed targets."""
     judged = [f for s in results.sections for f in s.figures if f.target is not None]
     missed = [figure.what for figure in judged if figure.verdict is Verdict.MISSED]
     line = f"{len(judged) - len(missed)} of {len(judged)} targets met"

@@ -1,1 +1,1 @@
-"""Checks of gpu.py: one module per subject, one function per check."""
+"""Checks of gpu.py: a module per subject, a function per check."""

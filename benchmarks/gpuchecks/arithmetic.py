@@ -1,4 +1,4 @@
-"""Logprobs and gradients of every way to compute them, against padded rows in float32."""
+"""Logprobs and gradients, computed in every way, against padded rows in float32."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpuchecks.models import Reference, workload
 # Float32 differs by the order of sums; bfloat16 has 8 bits. Nats, and relative L2 norms.
 EXACT = {"logprob, largest": 3e-4, "gradient": 2e-3}
 ROUNDED = {"gradient": 0.1}
-# A packed pass in bfloat16 against a padded one in bfloat16: not more rounding than that.
+# Limit of the gradient error of a packed pass over that of a padded pass, both in bfloat16.
 MORE_THAN_PADDED = 1.5
 # Rounding of logprobs over that of the reference in bfloat16: 1 where only products round.
 MORE_THAN_REFERENCE = 1.4
@@ -30,7 +30,7 @@ HEAD_DIM = 64
 
 
 def no_kernel(*_: Any) -> None:
-    """Stand for attention.varlen_kernel where none may be used."""
+    """Replacement of attention.varlen_kernel where no kernel may be used."""
 
 
 @dataclass

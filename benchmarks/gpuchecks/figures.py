@@ -1,4 +1,4 @@
-"""Figures of a check, what they are held against, and the place where checks run."""
+"""Figures of a check, their limits, and the place where checks run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the page. ``bound`` is a limit, or the reference of a ratio."""
+    """Line of the page. ``bound`` is a limit, or the reference of a ratio."""
 
     what: str
     value: str
@@ -17,7 +17,7 @@ class Figure:
 
 
 def below(what: str, value: float, limit: float, unit: str = "") -> Figure:
-    """A value that must not pass a limit; NaN does."""
+    """A value that must not exceed a limit; NaN fails."""
     return Figure(what, f"{value:.3g}{unit}", f"<= {limit:g}{unit}", value <= limit)
 
 
@@ -36,7 +36,7 @@ def ratio(what: str, ours: float, theirs: float, unit: str, reference: str) -> F
 
 @dataclass(frozen=True)
 class Place:
-    """Where a check runs: device, folder for models and runs, and shape of the model."""
+    """Place of a check: device, folder for models and runs, and shape of the model."""
 
     device: str  # cuda or cpu
     scratch: Path
@@ -48,10 +48,10 @@ class Place:
 
     @property
     def patience(self) -> float:
-        """Factor of bounds: a dry run shares its cores with others."""
+        """Factor of bounds: a dry run shares its cores."""
         return 1.0 if self.on_cuda else 10.0
 
     @property
     def size(self) -> str:
-        """The shape that is wanted on a GPU, the tiny one in a dry run."""
+        """The wanted shape on a GPU, the tiny shape in a dry run."""
         return self.wanted if self.on_cuda else "tiny"

@@ -1,11 +1,11 @@
 """Memory that a step takes on each GPU, computed, and the largest model that fits.
 
 Bytes of a parameter: 16 trained by AdamW in float32 (weight, gradient, two moments), 10 by
-adamw_8bit (moments of one byte), 8 with the moments in main memory (optimizer_offload), 2 frozen
-in bfloat16. One GPU also has bfloat16 copies of what
-is trained, which autocast makes for a pass; shards gather one layer at a time instead. With
-gradient checkpointing a token leaves its float32 residual stream at the begin of each layer;
-logits exist in chunks of half a GB, of which the backward pass has two.
+adamw_8bit (moments of a byte), 8 with the moments in main memory (optimizer_offload), 2 frozen
+in bfloat16. A single GPU also has bfloat16 copies of the trained weights, which autocast makes
+for a pass; shards gather a layer at a time instead. With gradient checkpointing a token leaves
+its float32 residual stream at the beginning of each layer; logits exist in chunks of half a
+GB, of which the backward pass has two.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from trainerbench.workload import Shape
 
 GB = 1e9
 LOGITS = 1.5 * GB  # chunks, and the gradient of hidden states
-SPARE = 4 * GB  # CUDA itself, kernels, fragments
-TOKENS = 16384  # of a pass
+SPARE = 4 * GB  # CUDA context, kernels, fragments
+TOKENS = 16384  # tokens of a pass
 VLLM_SHARE = 0.4
 
 
@@ -42,7 +42,7 @@ MODELS = (
     Model("24B", 23.6e9, 5120, 40, 131072),
     Model("32B", 32.8e9, 5120, 64, 152064),
 )
-# Name: bytes of a parameter on the GPUs, and of its copy in a pass on one GPU.
+# Name: bytes of a parameter on the GPUs, and of its copy in a pass on a single GPU.
 WAYS = {
     "adamw": (16.0, 2.0),
     "adamw_8bit": (10.0, 2.0),
@@ -61,7 +61,7 @@ PLACES = (  # name, GPUs of the trainer, share of their memory
 
 
 def bytes_on_each(model: Model, way: str, gpus: int, tokens: int = TOKENS) -> float:
-    """Peak of one GPU in a step of passes of ``tokens``."""
+    """Peak of a GPU in a step of passes of ``tokens``."""
     resident, copied = WAYS[way]
     head = model.hidden * model.vocabulary
     layer = (model.parameters - head) / model.layers
@@ -82,7 +82,7 @@ def bytes_on_each(model: Model, way: str, gpus: int, tokens: int = TOKENS) -> fl
 
 
 def computed_gb(shape: Shape, way: str, tokens: int) -> float:
-    """Peak in GB of a step on one GPU, as the table has it, for a shape of the benchmarks."""
+    """Peak in GB of a step on a single GPU, as in the table, for a shape of the benchmarks."""
     model = Model("", shape.parameters, shape.hidden, shape.layers, shape.vocabulary)
     return bytes_on_each(model, way, 1, tokens) / GB
 

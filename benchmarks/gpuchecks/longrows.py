@@ -1,9 +1,9 @@
 """A step on long rows of Qwen3's shapes: the published runs of prime-rl, measured here.
 
-prime-rl publishes ``benchmarks/baselines`` (January and February 2026): one H100 of 80 GB, fake
-data, two micro-batches of one full row each, all activations recomputed, flash attention 3 and
+prime-rl publishes ``benchmarks/baselines`` (January and February 2026): an H100 of 80 GB, fake
+data, two micro-batches of a full row each, all activations recomputed, flash attention 3 and
 torch.compile. Its MFU counts all keys of causal attention and a peak of 989 TFLOP/s; both are
-printed by that formula here, so that the percentages compare. The other MFU is that of
+printed by that formula here, so that the percentages compare. The second MFU is by
 ``useful_flops``: half the keys, over the peak that this device reaches.
 """
 
@@ -41,7 +41,7 @@ PUBLISHED_MFU = {
 
 
 class Published(NamedTuple):
-    """What prime-rl published of a shape."""
+    """Figures that prime-rl published of a shape."""
 
     mfu: float
     tokens_per_s: float
@@ -65,7 +65,7 @@ def adapter(place: Place) -> list[Figure]:
 
 
 def measure_rows(place: Place, rank: int) -> list[Figure]:
-    """The shorter rows first; what does not fit the memory is a line and ends nothing."""
+    """The shorter rows first; rows that do not fit into memory are a line and end nothing."""
     lengths = {SHORT: SHORT, LONG: LONG} if place.on_cuda else DRY
     load = row_load(place, lengths[LONG], rank)
     try:
@@ -119,7 +119,7 @@ class TimedStep(NamedTuple):
 def timed_step(
     contestant: Ours, optimizer: torch.optim.Optimizer, rows: list[Row]
 ) -> TimedStep:
-    """The second of two steps: the first one of a row creates kernels and optimizer state."""
+    """The second of two steps: the first, on a row, creates kernels and optimizer state."""
     bench_trainer.take_steps(contestant, optimizer, rows[:1], 1)
     on_cuda = contestant.device.type == "cuda"
     memory = bench_trainer.CudaMemory() if on_cuda else bench_trainer.HostMemory()

@@ -21,16 +21,16 @@ from atroposlib.testing.tiny import ALPHABET, ROLE_TOKENS, char_tokenizer
 from example_trainer.data.rows import Row
 from gpuchecks.figures import Place
 
-ENTROPY = 1.75  # nats of a token, as of a trained model that writes freely
+ENTROPY = 1.75  # nats per token, as of a trained model that samples freely
 # What all layers add to the residual stream, over the embedding. At 0.4 the reference rounds the
 # tiny shape's logprobs by 0.0064 nats, rounded logits give 0.0128 and a rounded residual stream
 # 0.0114; at 0.7 the products of the layers hide half of that.
 ADDED = 0.4
-TOKENS = 96  # entropy and ADDED are measured on so many
+TOKENS = 96  # measured for entropy and ADDED
 
 
 def workload(place: Place, **real: Any) -> Workload:
-    """Rows of these lengths on a GPU, few and short ones in a dry run."""
+    """Rows of these lengths on a GPU, few and short rows in a dry run."""
     dry = {"groups": 2, "group_size": 4, "prompt": 16, "median": 20, "shortest": 4}
     dry |= {"longest": 60, "rows_per_pass": 4, "checkpointing": False}
     return Workload(
@@ -104,7 +104,7 @@ def scale_layers(model: Any, tokens: Tensor) -> Tensor:
 
 
 def residual_stream(model: Any, tokens: Tensor) -> Tensor:
-    """(T, D) in float32, as the last norm reads it, of one row."""
+    """Residual stream (T, D) of a row in float32, as the last norm reads it."""
     streams: list[Tensor] = []
     hook = model.model.norm.register_forward_pre_hook(
         lambda module, inputs: streams.append(inputs[0][0].float())
@@ -128,7 +128,7 @@ def scale_of_entropy(logits: Tensor, entropy: float) -> float:
 
 
 class Reference:
-    """Transformers' own pass of one row at a time, without anything of this package.
+    """Transformers' own pass of a row at a time, without code of this package.
 
     In bfloat16 products round; the residual stream and the sums of the head are float32.
     """
@@ -160,7 +160,7 @@ class Reference:
         return torch.cat(parts)
 
     def with_likely_labels(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows with labels that the model itself would write: likely ones, large logits."""
+        """The rows with labels sampled from the model: likely tokens, large logits."""
         generator = torch.Generator(self.device).manual_seed(0)
         likely = []
         for row in rows:

@@ -1,4 +1,4 @@
-"""Every way of weights that one GPU allows: published, read back, compared, timed."""
+"""Weights published, read back, compared and timed, in every way that a single GPU allows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PUBLISHERS = ("disk", "shared_memory", "distributed")
 SEQUENCES = [[6 + (start * place) % 58 for place in range(1, 61)] for start in (1, 3, 5, 7)]
 # Mean nats of given texts between a server and the trainer, rounding included.
 SAME_NATS = {"float32": 1e-4, "bfloat16": 0.1}
-MOVED_NATS = 1.0  # each publish here moves them by more
+MOVED_NATS = 1.0  # each publish here moves logprobs by more
 TIMEOUT_S = 30.0
 
 
@@ -107,7 +107,7 @@ def cuda_ipc(place: Place) -> list[Figure]:
 
 
 def nccl(place: Place) -> list[Figure]:
-    """A group of one rank by our own rendezvous: NCCL accepts one process per GPU."""
+    """A group of a single rank by our own rendezvous: NCCL accepts one process per GPU."""
     listener = process_group.listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     spec = GroupSpec("127.0.0.1", port, 1, "nccl", "gpu-check", TIMEOUT_S)
@@ -164,7 +164,7 @@ def settings(place: Place, model: Path, **more: object) -> TrainingConfig:
 
 @torch.no_grad()
 def change(policy: Policy, seed: int) -> None:
-    """Other weights, different enough that every logprob changes."""
+    """Change the weights so much that every logprob changes."""
     generator = torch.Generator(policy.device).manual_seed(seed)
     for weight in policy.parameters():
         noise = torch.randn(weight.shape, generator=generator, device=weight.device)
@@ -172,13 +172,13 @@ def change(policy: Policy, seed: int) -> None:
 
 
 def checksum(tensor: torch.Tensor) -> list[float]:
-    """Sum and sum of squares in float64: equal bits give equal sums on one device."""
+    """Sum and sum of squares in float64: equal bits give equal sums on the same device."""
     wide = tensor.detach().double()
     return [float(wide.sum()), float(wide.square().sum())]
 
 
 def read(path: str) -> None:
-    """Print the checksums of a bridge file's tensors; the other process of cuda_ipc."""
+    """Print the checksums of a bridge file's tensors; the second process of cuda_ipc."""
     from example_trainer.weights.vllm_worker import _of_cuda
 
     described = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -39,7 +39,7 @@ STALE_NATS = 0.15  # mean of a step that a server must not miss; less may pass a
 MAX_STEPS = 20
 # Rounding of logprobs over that of the reference in bfloat16: 1 where only products round.
 MORE_THAN_REFERENCE = 1.4
-SHARDS_MEAN = 5e-3  # nats between one rank of FSDP and autocast
+SHARDS_MEAN = 5e-3  # nats between a single rank of FSDP and autocast
 
 
 def rounding(place: Place) -> list[Figure]:
@@ -57,7 +57,7 @@ def rounding(place: Place) -> list[Figure]:
 
 
 def models(place: Place) -> dict[str, Path | None]:
-    """The random model, and the trained one of the quickstart where it was downloaded."""
+    """The random model, and the quickstart's trained model where it was downloaded."""
     cache = Path(os.environ.get("ATROPOS_CACHE", Path.home() / ".cache" / "atropos"))
     trained = cache / SMOLLM2
     has_trained = place.on_cuda and (trained / "config.json").is_file()
@@ -65,7 +65,7 @@ def models(place: Place) -> dict[str, Path | None]:
 
 
 def server_figures(place: Place, model: Path, rate: float) -> list[Figure]:
-    """A correct server is accepted; one that is behind is refused within two batches."""
+    """A correct server is accepted; a stale server is refused within two batches."""
     server = load_model(str(model), device=place.device, dtype="bfloat16")
     policy = loading.load(settings(place, model))
     limits = Agreement.of("bfloat16")
@@ -111,7 +111,7 @@ def mean_distance(ours: Tensor, theirs: Tensor) -> float:
 
 
 def shards(place: Place) -> list[Figure]:
-    """FSDP2 of one rank, whose parameters are bfloat16 in a pass, against autocast."""
+    """FSDP2 of a single rank, whose parameters are bfloat16 in a pass, against autocast."""
     model = weights(place)
     rows = [unsampled_row(list(range(6 + i, 70 + i)), f"{i}") for i in range(4)]
     alone = torch.tensor(flat(loading.load(settings(place, model)).trained_logprobs(rows)))

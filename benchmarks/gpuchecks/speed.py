@@ -1,4 +1,4 @@
-"""Tokens per second, share of the device's peak and memory, each beside a reference."""
+"""Tokens per second, share of the device's peak and memory, each with a reference."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from gpuchecks.models import weights, workload
 
 SAME_NORM = 0.03  # relative, of the gradient; bfloat16 products in another order
 SAME_LOSS = 1e-3
-SAME_LOGPROB = 0.03  # mean nats of one row between decoding with a cache and a whole pass
+SAME_LOGPROB = 0.03  # mean nats of a row between decoding with a cache and a whole pass
 
 
 def step(place: Place) -> list[Figure]:
-    """One optimizer step of every contestant of bench_trainer.py, on the same rows."""
+    """An optimizer step of every contestant of bench_trainer.py, on the same rows."""
     rows = {"groups": 8, "group_size": 8, "prompt": 256, "median": 400, "shortest": 32}
     load = workload(place, **rows, longest=1792, rows_per_pass=8, checkpointing=True)
     tokens = sum(len(row.tokens) for row in rows_of(load))

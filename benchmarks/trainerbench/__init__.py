@@ -1,1 +1,1 @@
-"""Parts of bench_trainer.py: the rows, and one file per way to take the step."""
+"""Parts of bench_trainer.py: the rows, and the ways to take the step."""

@@ -1,4 +1,4 @@
-"""Ways to take one optimizer step on the same rows. Each returns the mean loss per token.
+"""Ways to take an optimizer step on the same rows. Each returns the mean loss per token.
 
 All take the step of PPO on the first pass over a batch (ratio 1, clip 0.2), a mean over the
 tokens of the batch, AdamW with float32 weights, bfloat16 products on CUDA, entropy as a
@@ -75,7 +75,7 @@ class Ours(Contestant):
                 lora_target_modules=[ALL_LINEAR] if load.lora else None,
                 inference_urls=[],
             )
-            # Ranks that are given ask for the adapter as well; one rank shards nothing.
+            # Only with ranks does the policy get its adapter; a single rank shards nothing.
             world = Ranks.single(load.device) if load.lora else None
             self.policy = loading.load(self.cfg, world)
         assert self.policy.padded == (packing == "padded")
@@ -132,7 +132,7 @@ class FullLogits(Padded):
         logprobs = torch.log_softmax(logits[:, :-1].float(), -1)
         chosen = logprobs.gather(-1, ids[:, 1:, None])[..., 0]
         with torch.no_grad():
-            -(logprobs.exp() * logprobs).sum(-1)  # the entropy, as everyone logs it
+            -(logprobs.exp() * logprobs).sum(-1)  # the entropy, as trainers log it
         advantages = torch.tensor([row.reward for row in rows], device=self.device)
         loss = (clip_gradients(chosen, advantages[:, None]) * mask[:, 1:]).sum() / tokens
         torch.autograd.backward(loss)
@@ -174,7 +174,7 @@ class Trl(Padded):
     def backward_pass(self, rows: list[Row], tokens: int) -> tuple[float, int]:
         self.trainer.current_gradient_accumulation_steps = 1
         prompts = [row.tokens[: row.trained[0] + 1] for row in rows]
-        prompt_ids, prompt_mask = right_padded(prompts, self.device)  # of one length
+        prompt_ids, prompt_mask = right_padded(prompts, self.device)  # equal lengths
         completions = [row.tokens[row.trained[0] + 1 :] for row in rows]
         ids, mask = right_padded(completions, self.device)
         inputs = {
@@ -227,7 +227,7 @@ def clip_gradients(logprobs: Tensor, advantages: Tensor) -> Tensor:
 
 
 def right_padded(lists: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Values and where they are real, both (B, T)."""
+    """Padded values and the mask of the values given, both (B, T)."""
     longest = max(map(len, lists))
     values = [[*row, *[0] * (longest - len(row))] for row in lists]
     real = [[int(t < len(row)) for t in range(longest)] for row in lists]

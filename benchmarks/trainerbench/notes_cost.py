@@ -1,4 +1,4 @@
-"""CPU of a step whose batch is noted, against one that is not: in turn, in one process.
+"""CPU of a step with and without notes of its batch: in turn, in the same process.
 
 The tiny model of the tests is the worst case: a step is as cheap as it can be, and what is noted
 of a token costs the same with any model. Counted are the collection during the step, the notes,

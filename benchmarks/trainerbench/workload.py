@@ -15,7 +15,7 @@ LLAMA, QWEN3 = "llama", "qwen3"
 
 
 class Shape(NamedTuple):
-    """Sizes of a decoder, as its configuration names them."""
+    """Sizes of a decoder, by the names of its configuration."""
 
     vocabulary: int
     hidden: int
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
 
     @property
     def layer_matrices(self) -> int:
-        """Parameters of the matrices of one layer."""
+        """Parameters of the matrices of a layer."""
         attention = 2 * self.hidden * (self.heads + self.key_heads) * self.head_dim
         return attention + 3 * self.hidden * self.mlp
 
@@ -60,11 +60,11 @@ class Shape(NamedTuple):
 SIZES = {
     "tiny": Shape(512, 64, 128, 2, 4, 2, 16),
     "tiny-qwen3": Shape(512, 64, 128, 2, 4, 2, 32, QWEN3),
-    "135m": Shape(49152, 576, 1536, 30, 9, 3, 64),  # as SmolLM2-135M
-    "0.5b": Shape(151936, 896, 4864, 24, 14, 2, 64),  # as Qwen2.5-0.5B
-    "1.5b": Shape(151936, 1536, 8960, 28, 12, 2, 128),  # as Qwen2.5-1.5B
-    "0.6b": Shape(151936, 1024, 3072, 28, 16, 8, 128, QWEN3, 131072),  # as Qwen3-0.6B
-    "4b": Shape(151936, 2560, 9728, 36, 32, 8, 128, QWEN3, 131072),  # as Qwen3-4B
+    "135m": Shape(49152, 576, 1536, 30, 9, 3, 64),  # SmolLM2-135M
+    "0.5b": Shape(151936, 896, 4864, 24, 14, 2, 64),  # Qwen2.5-0.5B
+    "1.5b": Shape(151936, 1536, 8960, 28, 12, 2, 128),  # Qwen2.5-1.5B
+    "0.6b": Shape(151936, 1024, 3072, 28, 16, 8, 128, QWEN3, 131072),  # Qwen3-0.6B
+    "4b": Shape(151936, 2560, 9728, 36, 32, 8, 128, QWEN3, 131072),  # Qwen3-4B
 }
 
 
@@ -79,12 +79,12 @@ class Workload:
     median: int  # tokens of a completion; lengths are lognormal
     shortest: int
     longest: int
-    rows_per_pass: int  # of contestants that pad; the others get as many tokens
+    rows_per_pass: int  # rows of a padded pass; a packed pass gets as many tokens
     device: str
     threads: int
     checkpointing: bool
     seed: int = 0
-    model: str = ""  # a directory with weights; without one they are made anew
+    model: str = ""  # a directory with weights; empty: made anew
     lora: int = 0  # rank of an adapter on all linear layers; 0: every weight is trained
 
     @property
@@ -93,7 +93,7 @@ class Workload:
 
     @property
     def budget(self) -> int:
-        """Tokens of a pass: what the rows of a padded one may come to."""
+        """Tokens of a pass: the most that the rows of a padded pass come to."""
         return self.rows_per_pass * self.seq_len
 
 
@@ -156,7 +156,7 @@ def write_model(directory: Path, load: Workload) -> Path:
 def useful_flops(rows: list[Row], load: Workload) -> float:
     """Forward and backward of the rows as they are: no padding, nothing computed twice.
 
-    6 per trained weight and token, 4 per frozen one (its gradient is not computed), 6 per
+    6 per trained weight and token, 4 per frozen weight (its gradient is not computed), 6 per
     layer, query value, query and key of causal attention (of which half is skipped), the head
     where a token is trained. What sharing a prefix spares is not subtracted, nor is
     recomputation added.

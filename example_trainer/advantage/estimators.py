@@ -1,10 +1,10 @@
-"""Advantage estimators: one function and one line in ESTIMATORS each; GAE per token.
+"""Advantage estimators: a function and a line in ESTIMATORS each; GAE per token.
 
 With r the shaped rewards (see ``rewards``), over the rows of a group or of the batch:
 
     grpo                   (r - group mean) / group std               arXiv 2402.03300
     dr_grpo                r - group mean                             arXiv 2503.20783
-    rloo                   r - mean of the others of the group        arXiv 2402.14740
+    rloo                   r - mean of the rest of the group          arXiv 2402.14740
     lite_ppo               (r - group mean) / batch std of r          arXiv 2508.08221
     maxrl                  (r - group mean) / group mean of r >= 0    arXiv 2602.02710
     reinforce_pp           r, then normalised over the batch          arXiv 2501.03262
@@ -13,7 +13,7 @@ With r the shaped rewards (see ``rewards``), over the rows of a group or of the 
     raw                    r
 
 Groups are identified by id alone, so a lost row never mixes two prompts. Deviations are
-those of the population plus ``advantage_eps``, and at least 1e-8. A group of one row has the
+of the population, plus ``advantage_eps``, and at least 1e-8. A group of a single row has the
 baseline 0 and the deviation 1 in every estimator: its advantage is its reward.
 
 "Normalised over the batch" is to mean 0 and deviation 1 with every trained token counting
@@ -21,16 +21,16 @@ once; ``advantage_norm batch`` does it after any estimator, ``group`` over each 
 
 Then advantages per trained token, arXiv 1506.02438 eq. 16, in ``token_advantages``:
 
-    rho_t = reward of token t (such as a KL), plus the row's advantage at its last token
+    rho_t = reward of token t (for example a KL), plus the row's advantage at its last token
     delta_t = rho_t + gamma V_t+1 - V_t          V after the last token is 0
     A_t = delta_t + gamma lambda A_t+1
     return_t = A_t + V_t                         target of the critic
 
 Only trained tokens are steps: discounts skip the text of a user or a tool between two
-turns. Gamma and lambda are those of ``advantage gae``; other estimators have 1 and 1, so
+turns. Gamma and lambda apply to ``advantage gae``; the rest of the estimators have 1 and 1, so
 every token gets the advantage of its row, plus the token rewards from there on.
 
-A row cut off at the token limit ends like any other row.
+A row cut off at the token limit ends like every row.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def compute(
     finish_reasons: Any = None,
     normalise: bool = True,
 ) -> list[float]:
-    """One advantage per row.
+    """Advantages of the rows, (R,).
 
     Args:
-        rewards: (R,) numbers; a list, a tuple, an array or a tensor, like all of these.
-        group_ids: (R,) hashable; rows that answer the same prompt share one.
+        rewards: (R,) numbers; a list, a tuple, an array or a tensor, like all sequences here.
+        group_ids: (R,) hashable; rows that answer the same prompt share an id.
         cfg: TrainingConfig, or any object with some of its fields; None: plain GRPO.
         lengths: (R,) trained tokens of each row, for the overlong penalty and as weights
             when normalising over the batch; without them each row counts once.
@@ -139,7 +139,7 @@ def has_varied_rewards(rewards: Any, group_ids: Any) -> list[bool]:
     """Whether each row's group has unequal rewards: DAPO's dynamic filter, (R,).
 
     Equal means exactly equal; pass rewards as the environment gave them, since a length
-    penalty would make any group vary. A group of one never varies.
+    penalty would make any group vary. A group of a single row never varies.
     """
     rewards_R = numbers("rewards", rewards)
     ids_R = of_length("group_ids", to_list(group_ids), len(rewards_R))
@@ -151,7 +151,7 @@ def has_varied_rewards(rewards: Any, group_ids: Any) -> list[bool]:
 
 
 class _Moments(NamedTuple):
-    """Of the rewards of a row's group, which has more than one row, and of the batch."""
+    """Moments of the rewards of a row's group, of two rows at least, and of the batch."""
 
     mean: float
     std: float
@@ -191,7 +191,7 @@ def _estimate(
     rewards_R: list[float],
     groups: Mapping[Hashable, Sequence[int]],
 ) -> list[float]:
-    """The advantage of every row that shares its group; the reward of the others."""
+    """The advantage of every row that shares its group; the reward of a row alone in it."""
     _, batch_std = _moments(rewards_R, [1.0] * len(rewards_R))
     advantages_R = list(rewards_R)
     for rows in groups.values():
@@ -215,7 +215,7 @@ def _moments(values_N: Sequence[float], weights_N: Sequence[float]) -> tuple[flo
     """Weighted mean and population deviation."""
     counted = [(value, weight) for value, weight in zip(values_N, weights_N) if weight]
     if len({value for value, _ in counted}) <= 1:
-        # Exactly: the mean of equal floats can miss them by rounding.
+        # Exact: the computed mean of equal floats can differ from their value by rounding.
         return (counted[0][0] if counted else 0.0), 0.0
     total = math.fsum(weight for _, weight in counted)
     mean = math.fsum(value * weight for value, weight in counted) / total
@@ -241,10 +241,10 @@ def token_advantages(
     """Advantages and returns of every trained token, both (R, T) ragged.
 
     Args:
-        advantages_R: one per row, from ``compute``.
+        advantages_R: advantages of rows, from ``compute``.
         lengths_R: trained tokens of each row.
         token_rewards_R_T: on top, per trained token.
-        values_R_T: of the critic before this batch; without one they are 0.
+        values_R_T: of the critic before this batch; without a critic, 0.
 
     Raises:
         ValueError: the lists differ in length.

@@ -32,9 +32,9 @@ class Prepared:
     rows: list[Row]
     advantages_R_T: list[list[float]]
     reference_R_T: list[list[float]] | None = None  # logprobs of the reference model
-    proximal_R_T: list[list[float]] | None = None  # for a KL in the reward; else not computed
-    values_R_T: list[list[float]] | None = None  # of the value model before this batch
-    returns_R_T: list[list[float]] | None = None  # what the value model is trained to
+    proximal_R_T: list[list[float]] | None = None  # only computed for a KL in the reward
+    values_R_T: list[list[float]] | None = None  # value model's, before this batch
+    returns_R_T: list[list[float]] | None = None  # targets of the value model
     counts: Counter[str] = field(default_factory=Counter)
     sums: dict[str, float] = field(default_factory=dict)  # over trained tokens
     left_out: dict[tuple[int, int] | None, str] = field(
@@ -59,7 +59,7 @@ def prepare(
     """Advantages and helper scores of a batch.
 
     Args:
-        rows: of the whole batch, also those that only count in the baseline of their group.
+        rows: of the whole batch, also rows that only count in the baseline of their group.
         version: of the policy that is about to be trained.
         policy: as it is before the first step; a KL in the reward needs it.
 
@@ -119,7 +119,7 @@ def _in_loss(
     counts: Counter[str],
     left_out: dict[tuple[int, int] | None, str],
 ) -> list[tuple[Row, float]]:
-    """Rows that enter the loss with their advantage; the others get a reason, by their place."""
+    """Rows in the loss with their advantage; ``left_out`` gets the reasons of the rest."""
     informative = [True] * len(rows)
     if settings.dynamic_filter:
         informative = estimators.has_varied_rewards(
@@ -151,7 +151,7 @@ def _fresh(row: Row, settings: ObjectiveSettings, version: int, counts: Counter[
 
 
 def reference_logprobs(rows: Sequence[Row], reference: Policy | None) -> list[list[float]]:
-    """Logprobs of the reference, or the environment's where a row has them."""
+    """Logprobs of the reference, or the environment's where a row has ``ref_logprobs``."""
     missing = [row for row in rows if row.ref_logprobs is None]
     if missing and reference is None:
         raise ConfigError(
@@ -168,8 +168,8 @@ def reference_logprobs(rows: Sequence[Row], reference: Policy | None) -> list[li
 def _kl_to_reference(prepared: Prepared, settings: ObjectiveSettings) -> list[list[float]]:
     """KL(proximal || reference) of each sampled token, (R, T); its sum goes to the metrics.
 
-    Of the trainer's logprobs and not of the sampler's, whose rounding would count as a KL: of
-    the same weights in bfloat16 0.0018 nats per token, a price on length.
+    Computed from the trainer's logprobs and not the sampler's, whose rounding would count as a
+    KL: for equal weights in bfloat16 0.0018 nats per token, a penalty on length.
     """
     kl_R_T = []
     for proximal_T, reference_T in zip(
@@ -182,7 +182,7 @@ def _kl_to_reference(prepared: Prepared, settings: ObjectiveSettings) -> list[li
 
 
 def _of_environment(row: Row, ours_T: list[float]) -> list[float]:
-    """``set_advantage_to_zero``, else the row's own advantages, else the computed ones."""
+    """Zeros by ``set_advantage_to_zero``, else the row's own advantages, else ``ours_T``."""
     if row.zero_advantage:
         return [0.0] * len(ours_T)
     return at_trained(row, row.own_advantages) if row.own_advantages is not None else ours_T

@@ -7,7 +7,7 @@
 The overlong penalty rises linearly over the last ``overlong_tokens`` before
 ``max_new_tokens``, where it is ``overlong_penalty``, and never more. A row that was really
 cut off (finish reason "length") loses all of it at any length, because the limit may have
-been that of one turn, or of the model's context.
+been that of a turn, or of the model's context.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def overlong_penalties(
     lengths_R: Sequence[float] | None,
     finish_reasons_R: Sequence[str | None] | None,
 ) -> list[float]:
-    """What each row loses for its length, 0 to ``overlong_penalty``."""
+    """Overlong penalty of each row, 0 to ``overlong_penalty``."""
     if settings.max_new_tokens is None or lengths_R is None:
         raise ConfigError(
             "overlong_tokens counts back from max_new_tokens in the length of each row; set"

@@ -71,7 +71,7 @@ class ModelExporter:
             model.tokenizer.save_pretrained(draft)
 
     def _let_go(self, state: TrainerState, keep: int) -> None:
-        """Delete the oldest exports of this run; those of other runs are kept."""
+        """Delete the oldest exports of this run; exports of another run are kept."""
         ours = [
             path
             for path in numbered_directories(self._directory, f"{self._prefix}_*")

@@ -1,4 +1,4 @@
-"""State of the random number generators of one rank, as JSON."""
+"""State of the random number generators of a rank, as JSON."""
 
 from __future__ import annotations
 

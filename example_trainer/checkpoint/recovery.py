@@ -7,20 +7,20 @@ A recovery checkpoint holds weights, optimizer, random state and, in the same at
 the number of the last batch the weights were trained on. It comes last: a step in it is
 complete, and a step that is not in it is repeated with its saved model, its evaluation and its
 line in the metrics. Every rank copies its shards and writes them while training goes on
-(``writer``); the next checkpoint waits for the one before. At the start:
+(``writer``); the next checkpoint waits for its predecessor. At the start:
 
     checkpoint of this run      load it; rewind the API to its batch, so that what came later
                                 is delivered again, in its order
     ... of another run          (the API was started anew) go on with its weights and its
                                 optimizer; the new queue is trained on from its beginning
     ... of another run, over,   it moves aside to recover_<run>, and training begins with
-        or of other settings    ``model_name``
+        or with new settings    ``model_name``
     none                        begin with ``model_name``. If the trainer published that in
                                 this run, at its batch, else at the very first batch
 
 A checkpoint is committed, so that the API may free its batches, when it is on disk as a whole
 and the oldest of the ``keep_recover`` kept. If the newest is damaged, every batch after the
-previous one is thus still available.
+previous checkpoint is thus still available.
 
 The learning rate is a function of the step and needs no saved state. With ``publish_every``
 above 1 the version after a restart is the step of the checkpoint, because version k always
@@ -77,7 +77,7 @@ class Recovery:
     Args:
         registration: of this trainer, at step 0.
         identity: settings that determine which tensors a checkpoint holds and their meaning.
-            It loads only under equal ones.
+            It loads only under equal settings.
         counters: of the saver and the evaluator, by name; they go on as well.
         note: called with the name of a wait in which a stop is not safe.
     """
@@ -112,8 +112,8 @@ class Recovery:
     def due(self, state: TrainerState, epoch_ended: bool) -> bool:
         """Whether a checkpoint is due after this step; call once per step.
 
-        Raises CheckpointError if the one before could not be written, and StaleGeneration if
-        another trainer took the run over meanwhile.
+        Raises CheckpointError if the previous checkpoint could not be written, and
+        StaleGeneration if another trainer took the run over meanwhile.
         """
         if not self.enabled:
             return False
@@ -134,13 +134,15 @@ class Recovery:
         state: TrainerState,
         critic: Critic | None = None,
     ) -> None:
-        """Copy the state to main memory and begin to write it, once the last one is written.
+        """Copy the state to main memory and begin to write it, once the last write has ended.
 
-        When it is whole on disk, the API may free the batches of the oldest one kept. Until
-        then it counts as not written: a crash goes back to the one before.
+        When the checkpoint is whole on disk, the API may free the batches of the oldest
+        checkpoint kept. Until then it counts as not written: a crash goes back to its
+        predecessor.
 
         Raises:
-            CheckpointError: the disk refused this or the last one; earlier ones are unchanged.
+            CheckpointError: the disk refused this or the last checkpoint; earlier checkpoints
+                are unchanged.
             StaleGeneration: another trainer took the run over.
         """
         self._writer.finish()
@@ -202,7 +204,7 @@ class Recovery:
         """Return the last batch contained in every possible fallback; 0 for none."""
         kept = self._snapshots.kept(state.step)
         if len(kept) < self._cfg.keep_recover:
-            return 0  # the initial weights are one of the fallbacks
+            return 0  # the initial weights are a fallback too
         numbers = []
         for path in kept:
             held = state_in(Snapshot(path))
@@ -235,14 +237,14 @@ class Recovery:
         """Register with the run and load the state saved by an earlier process of this
         trainer.
 
-        Unless :meth:`begins` was true before, servers may hold other weights: publish the
-        loaded ones before the first batch.
+        Unless :meth:`begins` was true before, servers may hold different weights: publish the
+        loaded weights before the first batch.
 
         Args:
-            client: of the first rank; None on the others.
+            client: of the first rank; None on the remaining ranks.
 
         Raises:
-            ConfigError: the checkpoint was made with other settings, or ``resume`` finds none.
+            ConfigError: the checkpoint's settings differ, or ``resume`` finds no checkpoint.
             CannotRewind: the API has freed batches that these weights have not seen.
             RunTaken: another trainer of this run is alive. In both cases it goes on.
             CheckpointError: a file of it cannot be read.
@@ -258,7 +260,7 @@ class Recovery:
             assert client is not None
             return asdict(self._join(client))
 
-        # Before the registration: a trainer that cannot continue fences no other one.
+        # Before the registration: a trainer that cannot continue must not fence another.
         directory = run_on_rank0(self._world, choose)
         if directory is not None:
             self._load(Snapshot(Path(directory)), policy, optimizer, critic)
@@ -286,9 +288,9 @@ class Recovery:
         if self.enabled:
             rewind(client, state)
             # Again: a trainer that is killed or fenced after it wrote the checkpoint committed
-            # nothing, and those batches could fill the store before the next checkpoint.
+            # nothing, and its batches could fill the store before the next checkpoint.
             self._commit(client, state)
-            # What is there is of another run, or of this one before it restarted from the
+            # Checkpoints there are of another run, or of this run before it restarted from the
             # beginning.
             if plan.snapshot is None and (aside := self._snapshots.set_aside()):
                 logger.info(f"training begins anew; earlier recovery checkpoints: {aside}")
@@ -341,7 +343,7 @@ class Recovery:
             moments = snapshot.tensors(f"{prefix}optimizer") if reads else {}
             scalars = held[f"{prefix}optimizer"]
             load_optimizer_state(its_optimizer, model, moments, scalars, everywhere=everywhere)
-        # More ranks than at the save: the new ones have no saved state.
+        # More ranks than at the save: the new ranks have no saved state.
         if self._world.rank < len(held["rng"]):
             random_state.restore_rng(held["rng"][self._world.rank])
         for name, frequency in self._counters.items():

@@ -29,8 +29,8 @@ from example_trainer.distributed import collectives
 from example_trainer.distributed.ranks import Ranks
 
 FILE_BYTES = 2**30
-FILES_AT_ONCE = 2  # one is hashed while the disk takes another
-BLOCK_BYTES = 2**24  # of a write; an abandoned checkpoint is noticed between two
+FILES_AT_ONCE = 2  # the next is hashed while the disk takes a file
+BLOCK_BYTES = 2**24  # a write; an abandoned checkpoint is noticed between writes
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -48,17 +48,17 @@ DTYPE_OF = {name: dtype for dtype, name in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's part of one tensor, in main memory."""
+    """A rank's part of a tensor, in main memory."""
 
-    group: str  # such as "optimizer"
+    group: str  # "optimizer", for example
     name: str
-    shape: tuple[int, ...]  # of the whole tensor
-    offsets: tuple[int, ...]  # of this part in it
+    shape: tuple[int, ...]  # shape of the whole tensor
+    offsets: tuple[int, ...]  # place of this part in the whole
     values: Tensor  # contiguous
 
 
 class HostCopies:
-    """Copies of a rank's shards in main memory; each checkpoint overwrites those of the last.
+    """Copies of a rank's shards in main memory; each checkpoint overwrites the last copies.
 
     Memory that is allocated anew costs as much time as the copy.
     """
@@ -97,7 +97,7 @@ class Written:
     """Files that a rank wrote, as JSON: their sizes and digests, and where tensors lie."""
 
     files: dict[str, dict[str, int | str]] = field(default_factory=dict)
-    index: dict[str, dict[str, Any]] = field(default_factory=dict)  # by group and tensor
+    index: dict[str, dict[str, Any]] = field(default_factory=dict)  # keys: group, tensor
 
     def add(self, other: Written) -> None:
         """Add the files of another rank."""
@@ -112,7 +112,7 @@ class Written:
 def write_shards(
     directory: Path, rank: int, shards: Sequence[Shard], proceed: Callable[[], None]
 ) -> Written:
-    """Write and sync the files of one rank, of at most ``FILE_BYTES`` unless a shard is larger.
+    """Write and sync the files of a rank, of at most ``FILE_BYTES`` unless a shard is larger.
 
     Args:
         proceed: called between blocks; raises to abandon the checkpoint.
@@ -146,7 +146,7 @@ def write_json(path: Path, document: Any) -> dict[str, int | str]:
 
 
 def _batches(shards: Sequence[Shard]) -> Iterator[tuple[str, list[Shard]]]:
-    """Yield the shards of each file, all of one group."""
+    """Yield the shards of each file, all of the same group."""
     batch: list[Shard] = []
     size = 0
     for shard in shards:
@@ -163,7 +163,7 @@ def _batches(shards: Sequence[Shard]) -> Iterator[tuple[str, list[Shard]]]:
 def _write_file(
     path: Path, shards: Sequence[Shard], proceed: Callable[[], None]
 ) -> dict[str, int | str]:
-    """Write one safetensors file; return its entry of the manifest."""
+    """Write a safetensors file; return its entry of the manifest."""
     # Wide types first, so that each tensor is aligned.
     ordered = sorted(shards, key=lambda shard: -shard.values.element_size())
     header: dict[str, Any] = {}
@@ -251,7 +251,7 @@ class StoredTensor:
 
 
 def headers_index(directory: Path, group: str) -> dict[str, Any]:
-    """The index of files that have none: format 1 has whole tensors, each in one file.
+    """Index of files that lack it: format 1 has whole tensors, each in a single file.
 
     Raises CheckpointError if a file cannot be read.
     """

@@ -48,7 +48,7 @@ HASH_THREADS = 4  # hashlib releases the GIL
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One verified checkpoint."""
+    """A verified checkpoint."""
 
     directory: Path
 
@@ -63,7 +63,7 @@ class Snapshot:
             raise CheckpointError(f"{path} is no JSON: {error}") from error
 
     def tensors(self, group: str) -> dict[str, StoredTensor]:
-        """Return the tensors of one group; empty if there is no such group.
+        """Return the tensors of a group; empty if the group does not exist.
 
         Raises CheckpointError if a file of it cannot be read.
         """
@@ -84,7 +84,7 @@ class Snapshot:
 
 
 class Snapshots:
-    """The checkpoints in one directory. Only one trainer may use it at a time."""
+    """The checkpoints in a directory, which only one trainer may use at a time."""
 
     def __init__(self, directory: Path, keep: int) -> None:
         self.directory = directory
@@ -94,7 +94,7 @@ class Snapshots:
     def draft(self, step: int) -> Iterator[Path]:
         """A directory that becomes the latest checkpoint at the end; then delete the oldest.
 
-        Raises CheckpointError if the disk refuses the write; the others are unchanged.
+        Raises CheckpointError if the disk refuses the write; earlier checkpoints stay.
         """
         final = self.directory / f"step_{step}"
         with whole_directory(final, durable=True) as draft:
@@ -107,10 +107,10 @@ class Snapshots:
             discard(path)
 
     def kept(self, step: int, *, beyond: bool = False) -> list[Path]:
-        """Of the checkpoints up to ``step``, those that stay, or those ``beyond`` that.
+        """Checkpoints up to ``step`` that stay; ``beyond``: the older checkpoints that go.
 
-        What lies after ``step`` was left by a run that got further and went back; it is
-        written over when training gets there again.
+        Checkpoints after ``step`` were left by a run that got further and went back; training
+        overwrites each when it gets there again.
         """
         reached = [
             path
@@ -120,7 +120,7 @@ class Snapshots:
         return reached[: -self._keep] if beyond else reached[-self._keep :]
 
     def newest(self) -> Snapshot | None:
-        """Return the latest intact checkpoint. A damaged one is logged and set aside."""
+        """The latest intact checkpoint. Damaged checkpoints are logged and set aside."""
         tidy(self.directory)
         for path in list(self._candidates()):
             problem = problem_of(path)
@@ -143,7 +143,7 @@ class Snapshots:
         return aside
 
     def _candidates(self) -> Iterator[Path]:
-        """Return the latest, then those before it, newest first."""
+        """Yield the latest checkpoint, then earlier checkpoints, newest first."""
         paths = numbered_directories(self.directory, "step_*")
         pointer = self.directory / POINTER
         latest = pointer.read_text(encoding="utf-8").strip() if pointer.is_file() else ""

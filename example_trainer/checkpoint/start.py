@@ -11,7 +11,7 @@ from example_trainer.checkpoint.snapshots import STATE, Snapshot
 from example_trainer.model.model_dir import TrainerState, read_state
 from example_trainer.settings.run import RunSettings
 
-FORMAT = 2  # of what is written: shards with an index
+FORMAT = 2  # format that is written: shards with an index
 READABLE = (1, 2)  # 1 has whole tensors
 
 
@@ -19,7 +19,7 @@ READABLE = (1, 2)  # 1 has whole tensors
 class StartingPoint:
     """State to train from, and the run it belongs to."""
 
-    run_id: str  # of the API before this trainer registers; empty if there is no run
+    run_id: str  # the API's run before this trainer registers; empty if there is no run
     state: TrainerState
     snapshot: Snapshot | None  # checkpoint that holds the state, None if there is none
 
@@ -38,7 +38,7 @@ def choose_start(
         num_steps: of the whole training.
 
     Raises:
-        ConfigError: the checkpoint was made with other settings, and must not be left out.
+        ConfigError: the checkpoint's settings differ, and it must not be left out.
         CheckpointError: its state cannot be read.
     """
     if snapshot is not None:
@@ -92,7 +92,7 @@ def state_in(snapshot: Snapshot) -> TrainerState:
 
 
 def _differences(snapshot: Snapshot, now: Mapping[str, Any]) -> str:
-    """Return the settings that differ from those of the checkpoint; empty if none."""
+    """Return the settings that differ from the checkpoint's; empty if none."""
     then = snapshot.document(STATE).get("settings", {})
     return ", ".join(
         f"{name} {then.get(name)!r} (now {now[name]!r})"

@@ -16,7 +16,7 @@ from example_trainer.distributed.ranks import Ranks
 def send_to_rank0(
     world: Ranks, senders: Sequence[int], shards: Sequence[Shard]
 ) -> list[Shard]:
-    """Return the shards that this rank writes: rank 0 those of the senders as well. Collective."""
+    """Return the shards that this rank writes, on rank 0 also the senders'. Collective."""
     kept = [] if world.number in senders else list(shards)
     with world.waiting("the shards of a recovery checkpoint"):
         for sender in senders:
@@ -55,5 +55,5 @@ def _receive(sender: int) -> list[Shard]:
 
 
 def _as_bytes(values: Tensor) -> Tensor:
-    """The same memory; gloo has no type for some of the others."""
+    """View of the same memory as bytes; gloo lacks some types of tensors."""
     return values.reshape(-1).view(torch.uint8)

@@ -1,12 +1,12 @@
-"""Background writing of one recovery checkpoint at a time, by all ranks together.
+"""Background writing of recovery checkpoints, never two at a time, by all ranks together.
 
     loop of every rank     shards in main memory --start--> train on
     thread of every rank                  write and sync its files --report-->.
     thread of rank 0       write and sync its files, wait for all reports, seal, rename, commit
 
-Ranks that see the directory of rank 0 write into it. The others, on a host without that disk,
-send their shards to rank 0 before training goes on. Reports go through the store of the process
-group, so that one of a full disk arrives.
+Ranks that see the directory of rank 0 write into it. Ranks on a host without that disk send
+their shards to rank 0 before training goes on. Reports go through the store of the process
+group, so that the report of a full disk arrives.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from example_trainer.settings.run import RECOVERY_WRITE_S
 from example_trainer.state import Stopped
 
 logger = logging.getLogger(__name__)
-CLOSE_S = 60.0  # for a pending checkpoint when the trainer ends by a signal or an error
+CLOSE_S = 60.0  # wait for a pending checkpoint when the trainer ends by a signal or an error
 POLL_S = 0.2
 
 
 @dataclass(frozen=True)
 class _Job:
-    """One checkpoint to write."""
+    """A checkpoint to write."""
 
     step: int
     draft: Path
-    key: str  # of the reports in the store
+    key: str  # prefix of the reports' keys in the store
     shards: Sequence[Shard]
     silent: Sequence[int]  # ranks whose shards rank 0 writes
     documents: Mapping[str, Any]
@@ -77,7 +77,7 @@ class SnapshotWriter:
         documents: Mapping[str, Any],
         on_whole: Callable[[], None],
     ) -> None:
-        """Begin to write a checkpoint; the one before must be finished. Collective.
+        """Begin to write a checkpoint; its predecessor must be finished. Collective.
 
         Args:
             on_whole: called on rank 0, in its thread, when the checkpoint is the latest.
@@ -119,14 +119,14 @@ class SnapshotWriter:
         """
         run_on_rank0(self._world, self._wait)
         if self._thread is not None:
-            self._thread.join()  # of the other ranks: rank 0 had their reports
+            self._thread.join()  # on ranks above 0: rank 0 had their reports
             self._thread = None
 
     def close(self, bound_s: float = CLOSE_S) -> None:
         """Finish the last checkpoint within a bound, or abandon it. Not collective.
 
-        An abandoned one stays behind as a draft, which the next start removes. A commit that
-        is not sent is sent by the next start.
+        An abandoned checkpoint stays behind as a draft, which the next start removes. A commit
+        that is not sent is sent by the next start.
         """
         thread = self._thread
         if thread is None:
@@ -211,7 +211,7 @@ class SnapshotWriter:
         self._world.store.set(key, msgspec.json.encode(report))
 
     def _report_of(self, job: _Job, rank: int) -> Written:
-        """The files of another rank, once it has synced them."""
+        """The files of another rank, once they are synced."""
         store, key = self._world.store, f"{job.key}/{rank}"
         while not store.check([key]):
             self._proceed()

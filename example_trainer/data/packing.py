@@ -1,13 +1,14 @@
 """Rows -> packs -> micro-batches. A pack holds every shared prefix of its rows once.
 
-A micro-batch is one forward pass over packs that lie end to end on one line. Each pack has its
+A micro-batch is a forward pass over packs that lie end to end on a line. Each pack has its
 own positions and attends to itself only, so no position is padding.
 
     packs   a0 a1 a2 a3 | b0 b1 b2 | c0 c1        one line of 9 tokens, (1, 9)
     starts  0             4          7
 
-The rows of a group answer one prompt, and prompts begin alike. A pack is the tree of their
-tokens: a node per distinct prefix, which attends to its ancestors and itself, at its depth.
+The rows of a group answer the same prompt, and prompts begin alike. A pack is the tree of
+their tokens: a node per distinct prefix, which attends to its ancestors and itself, at its
+depth.
 
     rows   p q a b        node      0 1 2 3 4 5      attends to   0  x
            p q a c        token     p q a b c d                   1  x x
@@ -17,7 +18,7 @@ tokens: a node per distinct prefix, which attends to its ancestors and itself, a
                                                                   5  x x . . . x
 
 Causal attention gives a node the same hidden state as the last token of its prefix in a
-plain row, so losses and gradients are those of plain rows, at the price of the distinct
+plain row, so losses and gradients equal the plain rows', at the price of the distinct
 tokens. See docs/decisions/0004-prefix-sharing.md for when this pays.
 """
 
@@ -41,8 +42,8 @@ Ints = NDArray[np.int64]
 class Pack:
     """A tree of rows; ``paths[i][j]`` is the node of token j of row ``rows[i]``.
 
-    Rows are added in the order of their tokens, so that what a row shares with the others it
-    shares with the last one.
+    Rows are added in the order of their tokens, so that a row shares its longest prefix with
+    the last row added.
     """
 
     tokens: Ints = field(default_factory=lambda: np.zeros(0, np.int64))  # (L,)
@@ -51,7 +52,7 @@ class Pack:
     rows: list[int] = field(default_factory=list)
     paths: list[Ints] = field(default_factory=list)
     experts: list[bytes] = field(default_factory=list)  # (L,), see pack_rows; else empty
-    last: RowTokens | None = None  # added
+    last: RowTokens | None = None  # row added last
 
     @property
     def depth(self) -> int:
@@ -60,7 +61,7 @@ class Pack:
 
     @property
     def branches(self) -> bool:
-        """Whether it is more than one plain row, so that causal attention is not enough."""
+        """Whether it is more than a plain row, so that causal attention is not enough."""
         return bool((self.parents != np.arange(-1, len(self.parents) - 1)).any())
 
     def new_tokens(self, row: RowTokens) -> int:
@@ -126,7 +127,7 @@ def pack_rows(
             causal attention skips half of it, L + L^2 / (2 crossover).
         share: False packs every row alone.
         across_groups: rows of several groups share a system prompt as well.
-        switch: rows of so many tokens and shorter ones are not packed together.
+        switch: rows of so many tokens and shorter rows are not packed together.
         experts_R: of each token, in a router replay; nodes are shared where these are equal.
     """
     packs: list[Pack] = []
@@ -138,7 +139,7 @@ def pack_rows(
         for row, of_row in zip(rows, tokens_R)
     ]
     open_key = None
-    # Sorted, rows that share much are neighbours, so one open pack is enough.
+    # Sorted, rows that share much are neighbours, so a single open pack is enough.
     for i in sorted(range(len(rows)), key=lambda i: (*keys[i], rows[i].tokens)):
         fits = (
             share
@@ -169,8 +170,8 @@ def pack_ffd(
     """Group items so that no group exceeds ``capacity``: longest first, fewest items first.
 
     The longest item left opens a new group while there are fewer than ``min_groups`` or when
-    it does not fit the emptiest group; else it joins, of the groups that it fits, the one
-    with the fewest items (then the smallest sum).
+    it does not fit the emptiest group; else it joins the group with the fewest items (then
+    the smallest sum) among the groups that it fits.
 
     Example: lengths [7, 5, 4, 3, 1], capacity 10 -> [[0, 3], [1, 2, 4]] (sums 10, 10).
 
@@ -220,9 +221,9 @@ def _decreasing(lengths: Sequence[int], capacity: int, min_groups: int) -> list[
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Indices of one forward pass; no tensors.
+    """Indices of a forward pass; no tensors.
 
-    A micro-batch without packs computes one unused token, so that a rank without rows takes
+    A micro-batch without packs computes an unused token, so that a rank without rows takes
     part in the collectives of all ranks.
     """
 
@@ -241,7 +242,7 @@ class MicroBatch:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(B, T) of the scored tokens; (1, 1), with nothing in it, of an empty micro-batch."""
+        """(B, T) of the scored tokens; an empty micro-batch has (1, 1) without any token."""
         return max(1, len(self.row_ids)), int(self.columns.max(initial=0)) + 1
 
     @property
@@ -275,8 +276,8 @@ def plan_microbatches(
     A pack that is longer than ``max_tokens`` gets a micro-batch above the budget.
 
     Args:
-        padded: a line per pack, as long as the longest of the micro-batch, instead of one line.
-        switch: rows of so many tokens get passes of their own, for a model that rotates all
+        padded: a line per pack, as long as the micro-batch's longest, not a single line.
+        switch: rows of so many tokens get separate passes, for a model that rotates all
             positions of a pass by the length of its longest row.
     """
     long = [pack for pack in packs if pack.depth >= switch]
@@ -322,8 +323,8 @@ def _rectangles(lengths: Sequence[int], capacity: int, divisor: int) -> list[lis
 def plan_microbatch(
     packs: Sequence[Pack], rows: Sequence[Row], *, padded: bool = False
 ) -> MicroBatch:
-    """Which node predicts which trained token of which row."""
-    # Plain rows first and equal lengths together: attention takes them in one call.
+    """Plan of a forward pass: which node predicts which trained token of which row."""
+    # Plain rows first and equal lengths together, which attention takes in a single call.
     packs = sorted(packs, key=lambda pack: (pack.branches, len(pack.tokens)))
     lengths = [len(pack.tokens) for pack in packs]
     if padded:
@@ -342,7 +343,7 @@ def plan_microbatch(
     temperatures_N = np.array([t for row in some for t in row.trained_temperatures])
     order = np.lexsort((temperatures_N, nodes_N))
     nodes_N, temperatures_N = nodes_N[order], temperatures_N[order]
-    is_first = np.ones(len(nodes_N), dtype=bool)  # of the pairs of its position
+    is_first = np.ones(len(nodes_N), dtype=bool)  # first pair of its position
     is_first[1:] = (nodes_N[1:] != nodes_N[:-1]) | (temperatures_N[1:] != temperatures_N[:-1])
     targets_N = _join(np.array(row.labels, np.int64)[row.trained_at] for row in some)
     return MicroBatch(

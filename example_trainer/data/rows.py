@@ -1,4 +1,4 @@
-"""Scored groups -> rows: the one place where per-token values are shifted by one.
+"""Scored groups -> rows: the only place where per-token values are shifted by one.
 
 tokens        a  b  c  d          the whole sequence, T tokens
 predicted by     a  b  c          position j predicts token j + 1
@@ -42,7 +42,7 @@ IMAGES = (
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence. Every per-token list but ``tokens`` has T - 1 entries, see above.
+    """A sequence. Every per-token list but ``tokens`` has T - 1 entries, see above.
 
     Example: tokens [1, 5, 9], labels [MASKED, 9], behaviour_logprobs [1.0, -0.2],
     versions [-1, 3], reward 1.0, group "0/gsm8k/17".
@@ -66,7 +66,7 @@ class Row:
     teacher_ids: list[list[int]] | None = None  # (T - 1, K) candidates for the label
     teacher_logprobs: list[list[float]] | None = None  # (T - 1, K)
     routed_experts: RoutedExperts | None = (
-        None  # of the first tokens; position j reads token j
+        None  # experts of the first tokens; position j reads token j
     )
 
     @cached_property
@@ -82,19 +82,19 @@ class Row:
 
     @property
     def trained_temperatures(self) -> list[float]:
-        """Of every trained token."""
+        """Temperature of every trained token."""
         if self.temperatures is None:
             return [1.0] * len(self.trained)
         return at_trained(self, self.temperatures)
 
     @property
     def comparable_versions(self) -> list[int]:
-        """Of every trained token whose logprob can be compared with the trainer's, else -1."""
+        """Version of every trained token; -1 if its logprob is not comparable."""
         return at_trained(self, sampling.comparable_versions(self.versions, self.spans))
 
 
 def unsampled_row(tokens: list[int], group: str, labels: list[int] | None = None) -> Row:
-    """A row of text without a sampler; without labels every token but the first has one."""
+    """A row of text without a sampler; by default every token but the first has a label."""
     n = len(tokens) - 1
     labels = tokens[1:] if labels is None else labels
     return Row(tokens, labels, [MASKED_LOGPROB] * n, [MASKED_VERSION] * n, 0.0, group)
@@ -102,7 +102,7 @@ def unsampled_row(tokens: list[int], group: str, labels: list[int] | None = None
 
 @dataclass
 class TrainingBatch:
-    """The rows of one batch, and how many were left out or changed, by reason."""
+    """The rows of a batch, and how many were left out or changed, by reason."""
 
     rows: list[Row]
     counts: Counter[str] = field(default_factory=Counter)
@@ -132,12 +132,13 @@ def to_rows(
     images are dropped: tokens alone are not what was sampled from.
 
     Args:
-        needs_sampler: the loss compares with the policy that sampled; False for losses such as
+        needs_sampler: the loss compares with the policy that sampled; False for losses like
             cross entropy, which train on text without a sampler. If True, trained tokens
             without the sampler's logprobs raise InvalidGroup.
         unknown_temperature: treatment of trained rows that name no temperature.
         incarnation, starts: of this trainer's life. Versions of weights that an earlier life
-            had and this one has not are replaced by ones as many steps away (``on_lineage``).
+            had and this life has not are replaced by versions as many steps away
+            (``on_lineage``).
     """
     rules = _Rules(max_tokens, needs_sampler, unknown_temperature)
     batch = TrainingBatch([], env_metrics=mean_env_metrics(groups))
@@ -149,7 +150,7 @@ def to_rows(
         own = partial(
             on_lineage, incarnation=group.incarnation, current=incarnation, starts=starts
         )
-        # Identity of a prompt; groups of one prompt in one batch share their baseline.
+        # Identity of a prompt; groups of the same prompt in a batch share their baseline.
         key = f"#{number}" if group.group_id is None else f"{group.env_id}/{group.group_id}"
         for g in range(len(group.tokens)):
             outcome = group.outcomes[g] if group.outcomes else "ok"
@@ -162,7 +163,7 @@ def to_rows(
 
 
 def _has_images(images: Any) -> bool:
-    """Whether there is a picture; an environment without one may send lists of None."""
+    """Whether there is a picture; an environment without pictures may send lists of None."""
     return any(map(_has_images, images)) if isinstance(images, (list, tuple)) else bool(images)
 
 
@@ -213,7 +214,7 @@ def _row(
 
 
 def _shift(values: list[V]) -> list[V]:
-    """Entry j becomes the one of token j + 1, the token that position j predicts."""
+    """Entry j becomes that of token j + 1, the token that position j predicts."""
     return values[1:]
 
 
@@ -296,7 +297,7 @@ def loss_weights(
     ``token``: a mean over all trained tokens of the batch. ``sequence``: a mean over rows
     of the mean over a row's tokens. ``constant``: the sum over tokens over
     R x ``aggregation_length``, Dr. GRPO's (arXiv 2503.20783): a token counts the same in a
-    short row and a long one, in a batch of long rows and one of short ones. None depends on
+    short and in long rows, in batches of short and of long rows. No aggregation depends on
     how rows are split into micro-batches.
 
     Raises:

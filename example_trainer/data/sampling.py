@@ -42,7 +42,7 @@ SHIFTED = (
 def temperatures_of(
     group: ScoredData, g: int, labels: Sequence[int]
 ) -> tuple[list[float], bool]:
-    """(T,) of every token of row ``g``, and whether one is named for every trained token."""
+    """(T,) temperatures of row ``g``, and whether that of every trained token is named."""
     named = temperature_of(group, g)
     temperatures = [1.0 if named is None else _divisor(named)] * len(labels)
     known = [named is not None or label == MASKED for label in labels]
@@ -54,12 +54,12 @@ def temperatures_of(
 
 
 def spans_of(group: ScoredData, g: int) -> list[SampledSpan]:
-    """The calls that sampled row ``g``; none if its environment did not send them."""
+    """The calls that sampled row ``g``; empty if its environment sent none."""
     return group.sampling[g] if group.sampling else []
 
 
 def temperature_of(group: ScoredData, g: int) -> float | None:
-    """Of the tokens in no span: row override, then generation_params, then group_overrides."""
+    """Temperature outside spans: row override, else generation_params or group_overrides."""
     override = (group.overrides[g] if group.overrides else None) or {}
     for source in (override, group.generation_params or {}, group.group_overrides or {}):
         if (value := source.get("temperature")) is not None:
@@ -68,7 +68,7 @@ def temperature_of(group: ScoredData, g: int) -> float | None:
 
 
 def _divisor(temperature: float) -> float:
-    """A temperature of 0 means greedy sampling, whose logprobs are those at temperature 1."""
+    """A temperature of 0 means greedy sampling, whose logprobs are taken at temperature 1."""
     return temperature if temperature > 0 else 1.0
 
 
@@ -112,7 +112,7 @@ def sampling_notes(
     """Sentences for the log about a row that is trained.
 
     Raises:
-        InvalidGroup: its logprobs are of another distribution than the one it was sampled from,
+        InvalidGroup: its logprobs are not of the distribution that it was sampled from,
             or no temperature is named and this is refused.
     """
     counts["rows_without_temperature"] += not is_known

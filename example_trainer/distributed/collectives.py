@@ -1,10 +1,10 @@
 """Collectives of the ranks: run on rank 0, gather objects, gather and set sharded tensors.
 
 Only rank 0 calls other processes and writes files. Every rank gets its result or its error,
-because a rank that went on alone would wait for the others in its next collective operation.
+because a rank that went on alone would wait for all ranks in its next collective operation.
 
-A sharded tensor is a DTensor: rank r of n holds the r-th of n chunks of its rows. With one
-rank every tensor is a plain one.
+A sharded tensor is a DTensor: rank r of n holds the r-th of n chunks of its rows. With a
+single rank every tensor is plain.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def run_on_rank0(world: Ranks, action: Callable[[], T]) -> T:
     """Run ``action`` on rank 0 and return its result on every rank. JSON values only.
 
     Raises:
-        AtroposError, Stopped: raised by ``action``; on the other ranks with its message.
+        AtroposError, Stopped: raised by ``action``; on the remaining ranks with its message.
     """
     if world.alone:
         return action()
@@ -95,7 +95,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor; the same memory."""
+    """The part of a tensor on this rank; the same memory."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
@@ -113,7 +113,7 @@ def split_over(tensor: Tensor, dim: str) -> bool:
 
 
 def holds_first_copy(tensor: Tensor, world: Ranks) -> bool:
-    """Whether this rank's part is to be written here: of equal ones the first rank's is."""
+    """Whether this rank writes its part: of equal parts the first rank's is written."""
     if not isinstance(tensor, DTensor):
         return world.is_rank0
     if world.tensor_rank and not split_over(tensor, "tensor"):
@@ -126,7 +126,7 @@ def holds_first_copy(tensor: Tensor, world: Ranks) -> bool:
 
 
 def local_slices(tensor: Tensor) -> tuple[slice, ...]:
-    """What this rank holds; nothing on the last ranks where there are fewer rows than ranks."""
+    """Slices that this rank holds; empty on the last ranks if rows are fewer than ranks."""
     bounds = [(0, size) for size in tensor.shape]
     if isinstance(tensor, DTensor):
         mesh = tensor.device_mesh

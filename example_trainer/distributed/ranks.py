@@ -1,15 +1,14 @@
 """Ranks of the trainer: process group, sums, broadcasts, device of this rank.
 
 Every rank runs the same loop on the plan of the whole batch and scores its share of the
-micro-batches. FSDP2 gathers each layer's weights when its forward or backward needs them, and
+micro-batches. FSDP2 gathers each layer's weights for its forward and for its backward, and
 sums the gradients of all ranks into the shard of each. Only rank 0 calls the rollout API and
 the servers and writes to disk; it shares the results.
 
     rank 0   claim -- share --> score -- sum --> step -- gather --> publish, save, ack
     rank 1            share --> score -- sum --> step -- gather -->
 
-With one rank torch.distributed is not initialised, unless ``cpu_offload`` needs FSDP on one
-device.
+With a single rank torch.distributed is not initialised, unless ``cpu_offload`` needs FSDP.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ SLACK_S = 600.0
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of one trainer and the place of this process among them.
+    """The ranks of a trainer and the place of this process.
 
     Collectives raise RankLost if a rank that they wait for ended or did not arrive.
     """
 
-    rank: int  # among those that share the rows of a batch
+    rank: int  # number among the ranks that share the rows of a batch
     size: int
     device: torch.device = torch.device("cpu")
     tensor: int = 1  # ranks that compute the same rows, each with its part of the matrices
     tensor_rank: int = 0
-    data_group: Any = None  # of those that share the rows; None: of all
+    data_group: Any = None  # group of the ranks that share the rows; None: of all
     tensor_group: Any = None
-    store: Any = None  # of the process group; threads may use it, unlike collectives
+    store: Any = None  # process group's; threads may use it, unlike collectives
 
     @staticmethod
     def single(device: torch.device | str = "cpu") -> Ranks:
@@ -76,11 +75,11 @@ class Ranks:
 
     @property
     def number(self) -> int:
-        """Of this process among all."""
+        """Number of this process among all."""
         return self.rank * self.tensor + self.tensor_rank
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Replace ``tensor`` by its sum over ranks; the same bits on each of them."""
+        """Replace ``tensor`` by its sum over ranks; the same bits on each rank."""
         if self.size > 1:
             with self.waiting("a sum over all ranks"):
                 dist.all_reduce(tensor, group=self.data_group)
@@ -94,11 +93,11 @@ class Ranks:
         return tensor
 
     def share(self, value: Any, kind: Any = Any) -> Any:
-        """The value of rank 0 on every rank; the others' own is ignored.
+        """The value of rank 0 on every rank; values of ranks above 0 are ignored.
 
         Args:
-            value: of JSON's types, or of what msgspec converts to them. None elsewhere.
-            kind: type to decode to. Without one, tuples arrive as lists on the other ranks.
+            value: of JSON's types, or of types that msgspec converts to these. None elsewhere.
+            kind: type to decode to. Without it, tuples arrive as lists on ranks above 0.
         """
         if self.alone:
             return value
@@ -136,7 +135,7 @@ class Ranks:
 
 
 def _is_lost(error: RuntimeError) -> bool:
-    # Gloo and FileStore raise plain RuntimeErrors; their text is all that marks them.
+    # Gloo and FileStore raise plain RuntimeErrors, marked by their text only.
     marks = "/gloo/", "Wait timeout"
     return isinstance(error, dist.DistError) or any(mark in str(error) for mark in marks)
 
@@ -149,7 +148,7 @@ def start(cfg: TrainingConfig, timeout_s: float | None = None) -> Iterator[Ranks
     ``trainer_rank``, ``world_size`` and ``init_method``.
 
     Args:
-        timeout_s: bound of every wait of one rank for another; the default leaves rank 0
+        timeout_s: bound of every wait of a rank for another; the default leaves rank 0
             time for its longest wait (a batch, an evaluation, a publish).
 
     Raises:
@@ -177,7 +176,7 @@ def start(cfg: TrainingConfig, timeout_s: float | None = None) -> Iterator[Ranks
         with world.waiting("the gradients and weights of a step"):
             yield world
     except BaseException:
-        # Closing NCCL would wait for ranks that wait for this one; its exit ends their wait.
+        # Closing NCCL would wait for ranks that wait for this rank; its exit ends their wait.
         if device.type != "cuda":
             dist.destroy_process_group()
         raise
@@ -209,14 +208,14 @@ def _place(settings: OriginalSettings) -> tuple[int, int, int]:
 
 
 def resolve_device(name: str) -> str:
-    """The kind of device that ``auto`` is on this host; any other name as it is."""
+    """The kind of device that ``auto`` is on this host; explicit names stay as they are."""
     if name != "auto":
         return name
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _device(settings: ModelSettings, size: int, local_rank: int) -> torch.device:
-    """The device of this rank; ``cuda`` without a number is the one of its local rank."""
+    """The device of this rank; ``cuda`` without a number is that of its local rank."""
     device = torch.device(resolve_device(settings.device))
     if settings.cpu_offload and device.type != "cuda":
         raise ConfigError("cpu_offload empties a CUDA device; on cpu there is none to empty")
@@ -246,7 +245,7 @@ def _meet(init_method: str, world: Ranks, timeout_s: float) -> Any:
                 " init_method to tcp://host:port or file:///shared/path"
             )
         store = _meet_at(method, world)
-    # Values of the loop are CPU tensors on any device; gloo carries those.
+    # Values of the loop are CPU tensors on any device, and gloo carries CPU tensors.
     backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
     with world.waiting("the connection to all ranks"):
         dist.init_process_group(
@@ -284,7 +283,7 @@ def in_a_grid(world: Ranks, tensor: int, timeout_s: float) -> Ranks:
 
 
 def _meet_at(method: str, world: Ranks) -> Any:
-    """The store where ranks meet, once all of them are there."""
+    """The store where ranks meet, once all ranks are there."""
     bound = timedelta(seconds=START_TIMEOUT_S)
     with world.waiting(f"all ranks at {method}"):
         store, _, _ = next(rendezvous(method, world.rank, world.size, timeout=bound))

@@ -59,7 +59,7 @@ class ModelWeights:
     model: Any
     tokenizer: Any
     tensors: Mapping[str, Any]
-    world: Ranks = Ranks.single()  # the publisher knows of no other process
+    world: Ranks = Ranks.single()  # the publisher sees a single process
 
 
 class _WholeModel(DiskPublisher):
@@ -79,12 +79,12 @@ class _WholeModel(DiskPublisher):
 
 
 class Link:
-    """Connections of one process, the first of a trainer. Not thread-safe.
+    """Connections of the first process of a trainer. Not thread-safe.
 
     Registers, and rewinds the API to ``held``: batches trained after it come again.
 
     Args:
-        settings: those of the trainer, by their names in CONFIG.md.
+        settings: of the trainer, by their names in CONFIG.md.
         held: the state of the loaded weights, by :func:`held_by`.
         checkpoints: the folder of its checkpoints.
 
@@ -118,7 +118,7 @@ class Link:
             left = cfg.training_steps - self.state.step
             claims = partial(BatchPrefetcher, batches=left, ahead=False, lease_s=cfg.lease_s)
             self._prefetcher = enter(claims(self._client, self.state))
-            self.batch: ClaimedBatch | None = None  # that is trained on
+            self.batch: ClaimedBatch | None = None  # batch in training
             self._stack = stack.pop_all()
 
     def _join_run(self, held: TrainerState, checkpoints: Path) -> TrainerState:

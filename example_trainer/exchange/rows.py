@@ -1,6 +1,6 @@
 """Rows as the samples of other trainers.
 
-prompt        tokens before the first trained one
+prompt        tokens before the first trained token
 completion    the rest; the environment's tokens in it are masked
 """
 
@@ -22,7 +22,7 @@ class TwoParts:
     prompt: list[int]  # (P,)
     completion: list[int]  # (C,), never empty
     mask: list[int]
-    logprobs: list[float]  # of the sampler; 0 where the mask is 0
+    logprobs: list[float]  # sampler's; 0 where the mask is 0
 
 
 def sample_of(row: Row) -> TwoParts:
@@ -42,7 +42,7 @@ def trl_fields(
 ) -> dict[str, list[Any]]:
     """The fields of TRL's ``rollout_func`` for a batch, groups side by side.
 
-    A row that is not in ``batch``, such as one of a failed rollout, has the score None, which
+    A row that is not in ``batch``, for example of a failed rollout, has the score None, which
     TRL leaves out of the baseline, and no trained token.
 
     Args:
@@ -110,7 +110,7 @@ def _check(row: Row, temperature: float) -> None:
 
 
 def verl_output(row: Row) -> dict[str, Any]:
-    """The fields of verl's ``AgentLoopOutput``; a turn is a run of tokens of one side."""
+    """The fields of verl's ``AgentLoopOutput``; a turn is a run of tokens of the same side."""
     sample = sample_of(row)
     turns = 1 + sum(bit != before for bit, before in zip(sample.mask, [0, *sample.mask]))
     return {
@@ -126,7 +126,7 @@ def verl_output(row: Row) -> dict[str, Any]:
 
 
 def slime_sample(row: Row, group_index: int, index: int) -> dict[str, Any]:
-    """The fields of slime's ``Sample``; masks and logprobs are those of the response."""
+    """The fields of slime's ``Sample``; masks and logprobs cover the response."""
     sample = sample_of(row)
     return {
         "group_index": group_index,

@@ -1,9 +1,9 @@
 """GRPOTrainer of TRL on the batches of the rollout API.
 
-    claim -> rows -> TRL's steps on them -> publish -> ack -> TRL's checkpoint -> commit
+    claim -> rows -> TRL's steps on rows -> publish -> ack -> TRL's checkpoint -> commit
 
 TRL keeps its loss, optimizer, checkpoints and trackers; prompts, samples and rewards come from the
-environments. One call of TRL's ``rollout_func`` is one batch, whose lease is held until its last
+environments. A call of TRL's ``rollout_func`` is a batch, whose lease is held until its last
 step is done and published. The recorded logprobs are TRL's ``old_per_token_logps``, so its clipped
 ratio is that of the policy and the sampler, at any age of a sample. Needs the extra ``trl``;
 ``rollout_func`` is experimental in TRL.
@@ -83,7 +83,7 @@ class QueueTrainer(GRPOTrainer):  # type: ignore[misc]
             ``inference_urls``, ``seq_len``, ``max_staleness``, ``publish_dir``, ...
 
     Raises:
-        ConfigError: settings that do not fit; names them.
+        ConfigError: settings do not fit; the message names the settings.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class QueueTrainer(GRPOTrainer):  # type: ignore[misc]
         own = {"model_name": model, "save_path": str(args.output_dir), **settings}
         own |= {"training_steps": sizes.batches, "batch_size": sizes.sequences}
         self.connection = {**own, "gradient_accumulation_steps": 1}
-        TrainingConfig(**self.connection)  # refuses wrong ones before the model is loaded
-        self.link: Link | None = None  # of the first process, while it trains
+        TrainingConfig(**self.connection)  # refuses wrong settings before the model is loaded
+        self.link: Link | None = None  # first process only, while it trains
         super().__init__(
             model=model,
             args=args,
@@ -110,7 +110,7 @@ class QueueTrainer(GRPOTrainer):  # type: ignore[misc]
         self.add_callback(_Boundaries(self))
 
     def train(self, *args: Any, **options: Any) -> Any:
-        """As TRL's. Raises AtroposError, which names the remedy."""
+        """Train as TRL does. Raises AtroposError, which names the remedy."""
         try:
             done = super().train(*args, **options)
             if self.link is not None:
@@ -123,7 +123,7 @@ class QueueTrainer(GRPOTrainer):  # type: ignore[misc]
     # --- called by the callback, on every process ------------------------------------
 
     def begin(self) -> None:
-        """Join the run where the loaded weights were saved, and publish them."""
+        """Join the run where the loaded weights were saved; publish the weights."""
 
         def join(weights: ModelWeights) -> None:
             held = held_by(self._checkpoint if self.state.global_step else None)
@@ -144,7 +144,7 @@ class QueueTrainer(GRPOTrainer):  # type: ignore[misc]
         """The checkpoint of the last step, as transformers names it."""
         return Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
 
-    # --- the first process, and the others --------------------------------------------
+    # --- the first process, and the rest ----------------------------------------------
 
     @property
     def _joined(self) -> Link:
@@ -165,7 +165,7 @@ class QueueTrainer(GRPOTrainer):  # type: ignore[misc]
             try:
                 outcome[0] = work()
             except AtroposError as error:
-                if self.accelerator.num_processes > 1:  # the others wait for it
+                if self.accelerator.num_processes > 1:  # further processes wait for it
                     broadcast_object_list([None, f"{type(error).__name__}: {error}"])
                 raise
         if self.accelerator.num_processes > 1:

@@ -1,1 +1,1 @@
-"""``atropos-launch``: start a run from one YAML file, on this machine or a SLURM cluster."""
+"""``atropos-launch``: start a run from a YAML file, on this machine or a cluster."""

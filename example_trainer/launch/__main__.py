@@ -1,4 +1,4 @@
-"""Command line of atropos-launch: start a whole run from one YAML file.
+"""Command line of atropos-launch: start a whole run from a YAML file.
 
     atropos-launch local --config run.yaml lr=1e-5 inference.count=2
     atropos-launch slurm --config run.yaml --dry-run

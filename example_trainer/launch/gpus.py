@@ -1,8 +1,8 @@
-"""The GPUs of one machine, shared out between the processes of a local run.
+"""The GPUs of a machine, shared out between the processes of a local run.
 
     servers the first GPUs, the trainer the next; with too few both use the same, by shares
 
-What a plan names itself is kept: ``inference.first_gpu``, ``inference.memory_share``,
+Values in the plan are kept: ``inference.first_gpu``, ``inference.memory_share``,
 ``trainer.gpus``, and CUDA_VISIBLE_DEVICES in ``inference.env`` or ``trainer.env``. A job of a
 cluster sees only its own GPUs, and shares nothing.
 """
@@ -25,16 +25,16 @@ SHARED = 0.4
 
 @dataclass(frozen=True)
 class GpuShares:
-    """GPUs of each process as CUDA_VISIBLE_DEVICES; None: as the launcher sees them."""
+    """GPUs of each process as CUDA_VISIBLE_DEVICES; None: the same as the launcher's."""
 
     servers: tuple[str | None, ...]
     trainer: str | None = None
-    memory_share: float | None = None  # of each GPU of a server; None: the engine's default
-    lines: tuple[str, ...] = ()  # for the beginning of the run
+    memory_share: float | None = None  # share of each GPU of a server; None: engine's default
+    lines: tuple[str, ...] = ()  # printed at the beginning of the run
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Names of the GPUs that processes of this one see; none without CUDA.
+    """Names of the GPUs that child processes see; empty without CUDA.
 
     Does not initialise CUDA, which would take memory of the first GPU.
     """
@@ -97,7 +97,7 @@ def _gpus_of_servers(plan: Plan, visible: Sequence[str]) -> list[str]:
 
 
 def _gpus_of_trainer(plan: Plan, visible: Sequence[str], taken: Sequence[str]) -> list[str]:
-    """GPUs of the ranks: as named, else those behind the servers', else the last ones."""
+    """GPUs of the ranks: as named, else the next after the servers', else the last GPUs."""
     if named := _named_for_trainer(plan):
         return named
     needed = plan.trainer.nproc

@@ -28,9 +28,9 @@ from example_trainer.launch.slurm import TOKEN, dump_plan, plan_path, token_file
 
 JOBSET = "jobset.x-k8s.io/v1alpha2"
 QUEUE = "kueue.x-k8s.io/queue-name"
-NAME_CHARS = 63  # of a pod: <run>-<job>-0-<index>-<five letters>
-MEETING_PORT = 29500  # in the trainer's first pod, whose address is known
-FILES = "/etc/atropos"  # of the Secret, in every pod
+NAME_CHARS = 63  # limit of a pod's name: <run>-<job>-0-<index>-<five letters>
+MEETING_PORT = 29500  # port of the trainer's first pod, whose address is known
+FILES = "/etc/atropos"  # folder of the Secret in every pod
 AGAIN = 75  # the trainer was stopped and has saved
 DEFAULT_RESOURCES: dict[str, dict[str, Any]] = {
     "api": {"cpu": 4, "memory": "16Gi"},
@@ -62,7 +62,7 @@ def manifests(plan: Plan, token: str) -> list[dict[str, Any]]:
             raise ConfigError(f"k8s.{key} is missing: the pods of the run need it")
     name, (_, cfg) = label(plan.name), trainer_settings(plan)
     of_pods = dump_plan(plan)
-    of_pods["slurm"]["python"] = plan.k8s.python  # of the commands that a node runs
+    of_pods["slurm"]["python"] = plan.k8s.python  # Python of a node's commands
     files = {plan_path(plan).name: json.dumps(of_pods), **token_files(token)}
     gpus = roles.gpus_of(plan)
     index = ("--index", "$(JOB_COMPLETION_INDEX)")
@@ -76,7 +76,7 @@ def manifests(plan: Plan, token: str) -> list[dict[str, Any]]:
         own = label(f"env-{number}-{roles.environment_name(plan, number)}")
         words = ("--index", str(number))
         jobs.append(_job(plan, own, "environment", wanted.count, plan.restarts, words))
-    nodes = plan.trainer.nodes  # one that fails ends the ranks of the others
+    nodes = plan.trainer.nodes  # a failed node ends the ranks of all nodes
     retries = cfg.trainer_retries * nodes
     jobs.append(_job(plan, "trainer", "trainer", nodes, retries, meet, gpus["trainer"]))
     metadata = {"name": name}
@@ -107,7 +107,7 @@ def _job(
     words: tuple[str, ...] = (),
     gpus: int = 0,
 ) -> dict[str, Any]:
-    """One replicated job of ``count`` pods."""
+    """A replicated job of ``count`` pods."""
     longest = f"{label(plan.name)}-{name}-0-{count}-abcde"
     if len(longest) > NAME_CHARS:
         raise ConfigError(f"name={plan.name} is too long for Kubernetes: {longest} is a pod")
@@ -152,7 +152,7 @@ def _pod(plan: Plan, role: str, words: tuple[str, ...], gpus: int) -> dict[str, 
     volumes = [
         {"name": "out", "persistentVolumeClaim": {"claimName": plan.k8s.volume_claim}},
         {"name": "files", "secret": {"secretName": label(plan.name)}},
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},  # of NCCL and vLLM
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},  # memory for NCCL and vLLM
     ]
     own = {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
     return {**plan.k8s.pod, **own}

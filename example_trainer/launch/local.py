@@ -8,7 +8,7 @@ Reaction to the end of a process before the trainer is done:
                    (ATROPOS_RUN_ID=1, 2 ...) up to recover_retries times, if recover_mode is auto
                    or fault
     exit code 2    invalid settings: the run ends, because another start fails alike
-    the others     started again, up to ``restarts`` times each: the API resumes its queue, an
+    the rest       started again, up to ``restarts`` times each: the API resumes its queue, an
                    environment registers anew, a server gets the current weights from the trainer
                    before it gets rollouts. An environment that exits with 0 is done
 
@@ -66,7 +66,7 @@ class RestartPolicy:
 
     Args:
         trainer_retries: restarts of the trainer.
-        restarts: restarts of each other process.
+        restarts: restarts of each process but the trainer.
         delay_s: pause before a restart.
     """
 
@@ -74,7 +74,7 @@ class RestartPolicy:
         self.trainer_retries = trainer_retries
         self.restarts = restarts
         self.delay_s = delay_s
-        self._ends: Counter[str] = Counter()  # of the trainer: the next RUN_ID
+        self._ends: Counter[str] = Counter()  # per process; the trainer's: the next RUN_ID
 
     def look(self, run: Supervisor, child: Child, ended: Exit | None, now: float) -> None:
         if ended is None:
@@ -154,7 +154,7 @@ def _run(plan: Plan, live: bool) -> int:
         title=f"{plan.name}: {cfg.model_name}",
         steps=cfg.training_steps,
         api_url=api,
-        server_url=server,  # of several, the first
+        server_url=server,  # the first of several
         local_server=choose_engine(plan.inference.engine) == "local",
         metrics_path=cfg.metrics_file,
         heldout_dir=plan.directory / "heldout",
@@ -217,7 +217,7 @@ def supervise(
         observe=lambda: view.show(snapshot()),
         poll_s=POLL_S,
     )
-    view.show(snapshot())  # with the last step
+    view.show(snapshot())  # shows the last step
     children.end(list(run.specs), GRACE_S)
 
 

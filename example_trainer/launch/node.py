@@ -1,12 +1,12 @@
 """Entry point of a cluster job: wait for the address of the API, then become the process of its role.
 
-Two jobs start it as a child, which ends with them:
+Two jobs start it as a child, which ends with the job:
 
     any role, on SLURM           it also ends if SLURM has started the job again elsewhere
     the trainer, on Kubernetes   its status 0 counts with its record of the end only
 
 The address of the API travels as the file ``<out>/launch/endpoints/api``, which all nodes must
-see: one line ``http://host:port``, replaced whole when its job starts anew. Servers announce
+see: a line ``http://host:port``, replaced whole when its job starts anew. Servers announce
 themselves to the API, which lists them.
 """
 
@@ -52,7 +52,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 POLL_S = 2.0
 HELD_S = 10.0  # between two questions to SLURM
-RECORD_S = 60.0  # after the ranks of this node, those of another one may still write it
+RECORD_S = 60.0  # wait for the record from another node after the ranks of this node ended
 PYTHON = "ATROPOS_PYTHON"  # interpreter of this node, before that of the plan
 
 
@@ -121,7 +121,7 @@ def _end_with_parent() -> None:
 def holds_job(env: Mapping[str, str]) -> bool:
     """Whether SLURM still runs this job here, as far as its controller answers.
 
-    A node that SLURM has lost (a hung slurmd) keeps its processes, and with them the lock of the
+    A node that SLURM has lost (a hung slurmd) keeps its processes, and thereby the lock of the
     queue and the GPUs, while the job starts again elsewhere.
     """
     words = ("scontrol", "--oneliner", "show", "job", env["SLURM_JOB_ID"])
@@ -164,11 +164,11 @@ def _given_variables(plan: Plan, command: Command) -> dict[str, str]:
 
 
 def run_servers(plan: Plan, first: int, count: int) -> int:
-    """Run inference servers of one job until a signal; one that dies is started again.
+    """Run inference servers of a job until a signal; a server that dies is started again.
 
     Raises:
         ConfigError: the plan cannot be used.
-        RunFailed: one died more than ``restarts`` times.
+        RunFailed: a server died more than ``restarts`` times.
     """
     specs, visible = [], os.environ.get("CUDA_VISIBLE_DEVICES")
     for place in range(count):
@@ -195,10 +195,10 @@ def run_servers(plan: Plan, first: int, count: int) -> int:
 
 
 def gpus_at(plan: Plan, place: int, visible: str | None) -> dict[str, str]:
-    """Return the variable that names the GPUs of one of a job's servers, if it uses some.
+    """Return the variable that names the GPUs of a server of a job, if it uses some.
 
     Args:
-        visible: the GPUs of the job, by commas; None: it has those from 0 on.
+        visible: the GPUs of the job, by commas; None: it has GPUs from 0 on.
     """
     wanted = gpus_of(plan)["inference"]
     places = range(place * wanted, (place + 1) * wanted)

@@ -93,7 +93,7 @@ class InferenceSection(PlanSection):
 
 
 class EnvironmentSection(PlanSection):
-    """One of the environments."""
+    """Settings of an environment."""
 
     name: str | None = Field(None, description="of its log (default: the script's)")
     script: str | None = Field(
@@ -140,7 +140,7 @@ DEFAULT_OPTIONS: dict[str, SbatchOptions] = {
 class SlurmSection(PlanSection):
     """Settings of SLURM: sbatch options as on its command line, without the dashes.
 
-    An empty value is a bare option, null removes one of the launcher's.
+    An empty value is a bare option, null removes an option of the launcher's.
     """
 
     options: SbatchOptions = Field({}, description="of every job: partition, account ...")
@@ -224,7 +224,7 @@ class Plan(PlanSection):
 
     @property
     def notes(self) -> list[str]:
-        """What the file says without effect, of all processes but the trainer."""
+        """Notes on keys of the file without effect, for all processes but the trainer."""
         return self._notes
 
     @property
@@ -270,10 +270,10 @@ def read_plan(
     environment: str | None = None,
     on_cluster: bool = False,
 ) -> Plan:
-    """Read YAML files in order, then ``api.port=8000``; any other key is the trainer's.
+    """Read YAML files in order, then ``api.port=8000``; every further key is the trainer's.
 
     With a file of AReaL every key that is not of the plan is an option of AReaL; ``environment``
-    is the file or name of the one that asks the questions.
+    is the file or name of the environment that asks the questions.
 
     Raises ConfigError with the key at fault.
     """
@@ -331,7 +331,7 @@ def _with_areal(
     environment: str | None,
     on_cluster: bool,
 ) -> tuple[dict[str, Any], list[str]]:
-    """The sections that AReaL's options make, below those of ``own``, and notes."""
+    """The sections that AReaL's options make, overridden by ``own``, and notes."""
     if "environments" in own:
         raise ConfigError("environments: with a file of AReaL write --env, and env.NAME=VALUE")
     engine = (own.get("inference") or {}).get("engine")

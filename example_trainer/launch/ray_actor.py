@@ -22,14 +22,14 @@ AGAIN = 75  # not counted: the trainer was stopped and has saved, or its ranks m
 
 
 class ProcessActor:
-    """One `atropos-launch node`, which a watchdog ends when this actor ends in any way."""
+    """An `atropos-launch node`, which a watchdog ends when this actor ends in any way."""
 
     def __init__(
         self, name: str, words: tuple[str, ...], env: dict[str, str], cwd: Path, logs: Path
     ) -> None:
         self.name, self.words, self.env, self.logs = name, words, env, logs
         self.cwd = cwd if cwd.is_dir() else Path.cwd()
-        self.codes: dict[int, int] = {}  # by attempt
+        self.codes: dict[int, int] = {}  # keys: attempts
         self.stopped, self.grace_s, self.lock = -1, 0.0, threading.Lock()
 
     def run(self, attempt: int, meet: tuple[str, ...], node_id: str | None) -> int:
@@ -53,7 +53,7 @@ class ProcessActor:
         host = ray.util.get_node_ip_address()
         env = {**self.env, RUN_ID: str(run_id), "ATROPOS_HOST": host, PYTHON: sys.executable}
         if node_id is not None:
-            env["PET_LOCAL_ADDR"] = host  # of torchrun, whose host name others may not know
+            env["PET_LOCAL_ADDR"] = host  # torchrun's; its host name may be unknown elsewhere
         argv = (sys.executable, "-m", "example_trainer.launch", "node", *self.words, *meet)
         with Children(self.logs) as children:
             child = children.start(ProcessSpec(self.name, argv, env, self.cwd))
@@ -77,7 +77,7 @@ def place_actors(ray: Any, group: Any, plan: Plan, parts: Sequence[Part]) -> lis
         options = {**actor_options(part.resources), **again}
         options["scheduling_strategy"] = place(group, i)
         words = ("--plan", str(plan_path(plan)), *part.words)
-        own = {**env, "PET_RDZV_CONF": f"is_host={int(i == first)}"}  # of torchrun
+        own = {**env, "PET_RDZV_CONF": f"is_host={int(i == first)}"}  # read by torchrun
         logs = plan.directory / "logs"
         actor = ray.remote(**options)(ProcessActor)
         actors.append(actor.remote(part.name, words, own, Path.cwd(), logs))

@@ -1,12 +1,12 @@
-"""A run on a Ray cluster: one placement group, and an actor for each process.
+"""A run on a Ray cluster: a placement group, and an actor for each process.
 
-    placement group   CPUs and GPUs of every process: all of them or none
+    placement group   CPUs and GPUs of every process: all or none
     actor             runs `atropos-launch node` as a child, which ends when the actor does
 
     a process fails          started again, up to restarts (recover_retries) times
     its node is lost         Ray makes the actor anew where there is room, without a limit
     exit code 2              invalid settings: the run ends, because another start fails alike
-    trainer: exit 0          the run is done, the others are ended
+    trainer: exit 0          the run is done, the rest are ended
     the launcher is gone     Ray ends its actors
 
 Ray is an extra, and imported where it is used.
@@ -48,8 +48,8 @@ class RayRun:
         bundles = [part.resources for part in self.parts]
         self.group = ray.util.placement_group(bundles, strategy=plan.ray.strategy)
         self.actors = place_actors(ray, self.group, plan, self.parts)
-        self.start_at = dict.fromkeys(range(len(self.parts)), 0.0)  # of those that wait
-        self.running: dict[Any, int] = {}  # by their results to come
+        self.start_at = dict.fromkeys(range(len(self.parts)), 0.0)  # starts of waiting parts
+        self.running: dict[Any, int] = {}  # keys: results to come
         self.attempts, self.failures = Counter[int](), Counter[int]()
         self.told_at = time.monotonic()
 
@@ -95,7 +95,7 @@ class RayRun:
             self.running[self.actors[i].run.remote(self.attempts[i], more, home)] = i
 
     def _restart(self, i: int, code: int, of_trainer: set[int]) -> None:
-        """Start it again, together with the other ranks. Raises as :func:`run_ray`."""
+        """Start part ``i`` again, a rank with all ranks. Raises as :func:`run_ray`."""
         name, role = self.parts[i].name, self.parts[i].role
         log = self.logs / f"{name}.log"
         if code == INVALID.returncode:

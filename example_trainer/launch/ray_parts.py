@@ -1,4 +1,4 @@
-"""Processes of a run as bundles of a Ray placement group, and what keeps them waiting. Pure."""
+"""Processes of a run as bundles of a Ray placement group, and reasons for a wait. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from example_trainer.launch.plan import Plan
 
 @dataclass(frozen=True)
 class Part:
-    """One process: words of ``atropos-launch node``, resources by Ray's names."""
+    """A process: words of ``atropos-launch node``, resources by Ray's names."""
 
     name: str
     role: str
@@ -43,7 +43,7 @@ def parts(plan: Plan) -> list[Part]:
 
 
 def actor_options(resources: Mapping[str, float]) -> dict[str, object]:
-    """The resources as options of an actor, which have other names than those of a bundle."""
+    """The resources as options of an actor, whose names differ from a bundle's."""
     others = {k: v for k, v in resources.items() if k not in ("CPU", "GPU", "memory")}
     found = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0)}
     return {**found, "memory": resources.get("memory"), "resources": others}
@@ -52,7 +52,7 @@ def actor_options(resources: Mapping[str, float]) -> dict[str, object]:
 def missing(
     waiting: Sequence[Part], nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]
 ) -> str:
-    """Say what keeps processes from being placed.
+    """Reason why processes are not placed.
 
     Args:
         nodes: all resources of each.

@@ -1,4 +1,4 @@
-"""Commands of every process, from the plan and the addresses of the others.
+"""Commands of every process, from the plan and the addresses of the processes.
 
 Pure except for the settings files of the processes, written below ``<out>/launch``.
 
@@ -29,16 +29,16 @@ from example_trainer.settings.section import fill_words
 from example_trainer.settings.weights import ServingSettings
 from example_trainer.state import end
 
-DIRECTORY = "directory://"  # servers are those that the rollout API lists
+DIRECTORY = "directory://"  # the servers that the rollout API lists
 READY = "atroposlib.environments"
 
 
 @dataclass(frozen=True)
 class Endpoints:
-    """Addresses of the other processes: ``http://host:port`` without a path.
+    """Addresses of the processes of a run: ``http://host:port`` without a path.
 
     Attributes:
-        inference: of servers, for commands that take addresses once; the others ask the API.
+        inference: of servers, for commands that take addresses once; the rest ask the API.
         api_file: holds the address of the API, which may change while the run goes on.
     """
 
@@ -81,9 +81,9 @@ def inference(
     """Return the command of server ``index``, which announces itself to the API.
 
     Args:
-        announced: host name for the others, if it is not ``host``.
+        announced: host name to announce, if it is not ``host``.
         gpus: CUDA_VISIBLE_DEVICES; None: all that its job sees.
-        memory_share: of each of them; None: the engine's default.
+        memory_share: of each GPU; None: the engine's default.
     """
     wanted = plan.inference
     engine = choose_engine(wanted.engine)
@@ -112,7 +112,7 @@ def inference(
 
 
 def environment_name(plan: Plan, number: int) -> str:
-    """Return the name of an environment: the configured one, else that of its script."""
+    """Return the name of an environment: the configured name, else that of its script."""
     wanted = plan.environments[number]
     stem = Path(wanted.script or (wanted.command or [""])[0]).stem
     return wanted.name or stem or f"environment-{number}"
@@ -146,7 +146,7 @@ def environment(
 
 
 def script_words(script: str) -> tuple[str, ...]:
-    """Return what follows ``python``: a file, a ready environment or one of `atropos env list`.
+    """Words after ``python``: a file, a ready environment or a name of `atropos env list`.
 
     Raises:
         ConfigError: there is neither.
@@ -183,7 +183,7 @@ def environment_settings(
     wiring = {"rollout_server_url": at.api_address, "tokenizer_name": served.model_name}
     own = dict(wanted.config)
     env = {**wiring, **(own.pop("env", None) or {})}
-    if isinstance(own.get("openai"), Mapping):  # of every server
+    if isinstance(own.get("openai"), Mapping):  # settings of every server
         servers |= own.pop("openai")
     return {"openai": servers, **own, "env": env}
 
@@ -206,12 +206,12 @@ def trainer(
     run_id: str = "",
     gpus: str | None = None,
 ) -> Command:
-    """Return the command: ``atropos-grpo`` itself, or as many ranks of it through torchrun.
+    """Return the command: ``atropos-grpo``, or its ranks through torchrun.
 
     Args:
         gpus: CUDA_VISIBLE_DEVICES; None: all that its job sees.
-        meet: host:port on the first of the plan's nodes; None: all ranks are on this one.
-        run_id: the same on all nodes, and in no other run that meets there.
+        meet: host:port on the first of the plan's nodes; None: all ranks are on this node.
+        run_id: the same on all nodes, and unique among the runs that meet there.
     """
     wiring: dict[str, Any] = {"atropos_url": at.api_address, "inference_urls": [DIRECTORY]}
     wiring["inference_min_ready"] = plan.inference.min_ready or plan.inference.count
@@ -231,7 +231,7 @@ def trainer(
     env = {**plan.trainer.env, end.VARIABLE: str(plan.end_record)}
     if trainer_settings(plan)[1].publisher != "shared_memory":
         # Passes differ in length, and fixed blocks of memory would leave gaps; a buffer that
-        # another process opens cannot lie in such memory.
+        # another process opens cannot lie in that memory.
         env.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     if gpus is not None:
         env.setdefault("CUDA_VISIBLE_DEVICES", gpus)
@@ -239,7 +239,7 @@ def trainer(
 
 
 def gpus_of(plan: Plan) -> dict[str, int]:
-    """Return the GPUs that one node of a role needs; the other roles need none."""
+    """Return the GPUs that a node of a role needs; a role that is left out needs none."""
     servers = choose_engine(plan.inference.engine) != "local"
     trainer = trainer_settings(plan)[1].device != "cpu"
     return {

@@ -14,7 +14,8 @@ Engine = Literal["local", "vllm", "sglang"]
 WORKER_EXTENSION = "example_trainer.weights.vllm_worker.WeightWorker"
 FLOAT32_HEAD = '{"head_dtype": "float32"}'
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # minimum for vLLM's kernels
-CHAT_TYPES = {"local": "vllm", "vllm": "vllm", "sglang": "sglang"}  # for environments
+# Engine -> type of the server in the settings of an environment.
+CHAT_TYPES = {"local": "vllm", "vllm": "vllm", "sglang": "sglang"}
 # Module to run, and the names of its options for model, tokens of a sequence, and seed.
 PROGRAMS = {
     "local": ("atroposlib.inference", "--model", "--max-model-len", "--seed"),
@@ -25,7 +26,7 @@ PROGRAMS = {
 
 @dataclass(frozen=True)
 class ServerCommand:
-    """Command of one server. ``memory_share`` of each of its GPUs; lengths in tokens."""
+    """Command of a server. ``memory_share`` of each of its GPUs; lengths in tokens."""
 
     engine: Engine
     model: str
@@ -55,7 +56,7 @@ class ServerCommand:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables added to those of the caller."""
+        """Environment variables added to the caller's."""
         env = dict(self.env)
         if self.gpus is not None:
             env.setdefault("CUDA_VISIBLE_DEVICES", self.gpus)
@@ -103,10 +104,10 @@ def _vllm(s: ServerCommand) -> tuple[str, ...]:
     words: tuple[str, ...] = ("--tensor-parallel-size", str(s.tensor_parallel))
     # Logprobs of the sampling distribution, after temperature, as the trainer computes them.
     words += ("--logprobs-mode", "processed_logprobs")
-    # Nor the model's own generation_config.json, for requests that name no penalty of their own.
+    # Nor the model's own generation_config.json, for requests that name no penalty.
     words += ("--generation-config", "vllm")
     words += ("--worker-extension-cls", WORKER_EXTENSION)
-    # One product with float32 sums that are not rounded. Versions before 0.26 ignore it.
+    # A single product with float32 sums that are not rounded. Versions before 0.26 ignore it.
     if dtype_of_logits("vllm", s.float32_head) == "float32" and "--hf-overrides" not in s.args:
         words += ("--hf-overrides", FLOAT32_HEAD)
     words += option("--gpu-memory-utilization", s.memory_share)
@@ -118,7 +119,7 @@ def _vllm(s: ServerCommand) -> tuple[str, ...]:
 
 def _sglang(s: ServerCommand) -> tuple[str, ...]:
     words: tuple[str, ...] = ("--tp", str(s.tensor_parallel))
-    # Not those of the model's generation_config.json.
+    # Defaults of the API, not of the model's generation_config.json.
     words += ("--sampling-defaults", "openai")
     words += ("--enable-fp32-lm-head",) if s.float32_head else ()
     words += option("--mem-fraction-static", s.memory_share)

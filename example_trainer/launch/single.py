@@ -1,4 +1,4 @@
-"""``atropos-grpo-run``: start one inference server and the trainer with one command.
+"""``atropos-grpo-run``: start an inference server and the trainer with a single command.
 
     atropos-grpo-run --model Qwen/Qwen2.5-1.5B-Instruct --vllm-gpu 1 --training-steps 100
 
@@ -45,7 +45,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def server_process(cfg: ServingSettings) -> ProcessSpec:
-    """Return the server of these settings; ConfigError if they name one that runs already."""
+    """Return the server of these settings; ConfigError if they name a running server."""
     if cfg.inference_urls is not None:
         raise ConfigError("inference_urls names servers that run already: use atropos-grpo")
     engine = choose_engine(cfg.inference_engine)

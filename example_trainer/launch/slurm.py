@@ -1,8 +1,8 @@
 """Scripts for sbatch: their text and files.
 
-One job per role: api, inference (an array, one server each), one per environment, trainer. A
-script holds its resources, the user's setup lines and one ``srun`` of ``atropos-launch node``,
-which makes the decisions that depend on the node, in Python.
+A job per role: api, inference (an array, a server each), each environment, trainer. A script
+holds its resources, the user's setup lines and an ``srun`` of ``atropos-launch node``, which
+makes the decisions that depend on the node, in Python.
 
     end of a job                         its script
     time limit is near (slurm.grace_s)   ends the process, queues the job again; with
@@ -33,12 +33,12 @@ from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, SbatchOptions
 from example_trainer.state import end
 
-JOBS_FILE = "jobs"  # ids of all jobs, one a line
+JOBS_FILE = "jobs"  # ids of all jobs, a line each
 LINK = "ATROPOS_CHAIN_LINK"  # number of a job in its chain
 WAIT_LINE_S = 60  # between two lines about jobs that have not started
-TOKENS, TOKEN = "tokens", "token"  # of the rollout API: digests, and the token itself
+TOKENS, TOKEN = "tokens", "token"  # files of the rollout API: digests, and the token
 ENDPOINTS = "endpoints"
-FIRST_PORT, PORTS = 20_000, 10_000  # where the trainer's nodes meet: by the id of the job
+FIRST_PORT, PORTS = 20_000, 10_000  # meeting ports of the trainer's nodes, by job id
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,8 @@ class SlurmJob:
 def jobs(plan: Plan, trainer_retries: int) -> list[SlurmJob]:
     """Return all jobs in order of submission; the trainer is the last.
 
-    Jobs with GPUs wait for the start of the others, which need none, and not the other way round.
+    Jobs with GPUs wait for the start of jobs without GPUs. The exception is an environment
+    whose command gets addresses of servers: it waits for the servers.
     """
     api = _serve(_node(plan, "api"), plan.restarts)
     scripts = [_job(plan, "api", "api", plan.slurm.api, f"{_waiting_lines()}\n\n{api}")]
@@ -103,7 +104,7 @@ def _inference(plan: Plan, after: tuple[str, ...]) -> SlurmJob:
         )
     words: tuple[str, ...] = ()
     first = "${SLURM_ARRAY_TASK_ID:-0}"
-    if here > 1:  # each of them is started again by the process that started it
+    if here > 1:  # the process that starts the servers restarts each
         words, first = ("--count", str(here)), f"$(({first} * {here}))"
     line = _node(plan, "inference", *words, "--index", raw=(f'"{first}"',))
     body = _serve(line, 0 if words else plan.restarts)
@@ -155,7 +156,7 @@ exit "$status\""""
 
 # The shell waits for its step in the background: bash runs a trap only between two commands, and a
 # signal ends ``wait`` early. The step is signalled through SLURM, because srun kills it on TERM.
-# A job that SLURM ends in order to start it again already counts one restart more.
+# A job that SLURM ends in order to start it again already counts a restart more.
 FUNCTIONS = """\
 signalled="" status=0 pid=""
 for one in USR1 USR2 TERM; do
@@ -215,7 +216,7 @@ def _job(
     body: str,
     after: tuple[str, ...] = (),
 ) -> SlurmJob:
-    """Build the script; the options of the section override the general ones."""
+    """Build the script; the options of the section override the general options."""
     log = "%x-%A_%a.log" if "array" in options else "%x-%j.log"
     header: SbatchOptions = {
         "job-name": f"{plan.name}-{name}",
@@ -253,7 +254,7 @@ def _option(key: str, value: str | int | None) -> str:
 def _node(
     plan: Plan, role: str, *words: str, raw: tuple[str, ...] = (), srun: tuple[str, ...] = ()
 ) -> str:
-    """Build one srun of the role; ``raw`` are words that the shell expands."""
+    """Build an srun of the role; ``raw`` are words that the shell expands."""
     plan_file = str(plan_path(plan))
     container = plan.slurm.container.get(role, ())
     command = ["srun", *srun, *plan.slurm.srun, *container, plan.slurm.python]
@@ -294,7 +295,7 @@ def write_files(plan: Plan) -> None:
 
 
 def dump_plan(plan: Plan) -> dict[str, Any]:
-    """The plan for other nodes, which may work in another folder."""
+    """The plan for nodes that may work in another folder."""
     return {**plan.model_dump(), "out": str(plan.directory)}
 
 

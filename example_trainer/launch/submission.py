@@ -20,8 +20,8 @@ class SubmitFailed(AtroposError):
 def command(plan: Plan, job: SlurmJob, ids: Mapping[str, str], link: int = 0) -> list[str]:
     """Return the sbatch command; an unknown job id is shown as the job's name.
 
-    The first ``link`` of a chain starts after other jobs, each further one after its predecessor,
-    whose id is that of the job's name.
+    The first ``link`` of a chain starts after other jobs, each further link after its
+    predecessor, whose id is that of the job's name.
     """
     words = ["sbatch", "--parsable"]
     if plan.slurm.chain:
@@ -62,15 +62,15 @@ def require_ended(plan: Plan) -> None:
 def submit(
     plan: Plan, found: Sequence[SlurmJob], print_line: Callable[[str], None] = print
 ) -> dict[str, str]:
-    """Submit in order; return job ids by name, of a chain those of its first jobs.
+    """Submit in order; return job ids by name, of a chain the ids of its first jobs.
 
     Raises:
-        SubmitFailed: one was refused; those before it were cancelled.
+        SubmitFailed: a job was refused; the jobs before it were cancelled.
     """
     ids: dict[str, str] = {}
     all_ids: list[str] = []
     for job in found:
-        last = dict(ids)  # of the chain
+        last = dict(ids)  # latest ids of the chain
         # The trainer is submitted last, so that the ids of all other jobs exist at its start.
         if job.name == "trainer":
             _note_jobs(plan, all_ids)
@@ -84,7 +84,7 @@ def submit(
             all_ids.append(last[job.name])
             ids.setdefault(job.name, last[job.name])
             print_line(f"{job.name}: job {last[job.name]}")
-    _note_jobs(plan, all_ids)  # any of them may end the others
+    _note_jobs(plan, all_ids)  # any job may end the rest
     return ids
 
 

@@ -1,4 +1,4 @@
-"""Losses by name. A loss is one function in one file and one line in ``FORMULAS``.
+"""Losses by name. A loss is a function in a file and a line in ``FORMULAS``.
 
 A file defines ``loss(batch: LossInputs, settings: LossSettings)``; ``get(name)`` returns it
 with the tensors as separate arguments:
@@ -9,14 +9,14 @@ All are (B, T) tensors, see ``tokens.LossInputs``; further fields of it are keyw
 ``cfg`` is a TrainingConfig, or any object with some of its fields. Both return
 ``(loss_sum, metrics)``.
 
-Row b is one sequence: losses over whole sequences (gspo, importance_level sequence) go by
+Row b is a sequence: losses over whole sequences (gspo, importance_level sequence) go by
 row. A loss returns sums, never means: the loop divides by the count of the whole batch, so
 the gradient does not depend on how rows were split into micro-batches. Metrics are sums
 over trained tokens as well, each token counting once.
 
 The same name means the same in every loss:
 
-    ratio_mean               r, the policy against the one its loss is centred on
+    ratio_mean               r, the policy against the centre of its loss
     approx_kl                r - 1 - log r: KL(centre || policy), never negative
     clip_ratio               tokens whose gradient the clip removed
     dual_clip_ratio          tokens whose gradient the dual clip removed
@@ -25,7 +25,7 @@ The same name means the same in every loss:
     importance_capped_ratio  tokens whose weight was truncated
     filtered_ratio           tokens left out of the gradient, by mask or by M2PO
 
-NaN in a trained token makes the loss and the gradient NaN. Such a step is skipped and
+NaN in a trained token makes the loss and the gradient NaN. That step is skipped and
 counted.
 """
 
@@ -96,9 +96,7 @@ LOSSES = {name: _with_arguments(formula) for name, formula in FORMULAS.items()}
 OF_A_TEACHER = frozenset({"distillation", "jsd"})
 WITHOUT_SAMPLER = frozenset({"cross_entropy", *OF_A_TEACHER})
 WITHOUT_PROXIMAL = frozenset({"dppo", *WITHOUT_SAMPLER})
-ALWAYS_PROXIMAL = frozenset(
-    {"reinforce", "m2po"}
-)  # by their weight or mask, whatever ratio_to
+ALWAYS_PROXIMAL = frozenset({"reinforce", "m2po"})  # weight or mask needs it, for any ratio_to
 BATCH_MASKS: dict[str, BatchMask] = {"m2po": m2po.batch_mask}
 
 
@@ -109,7 +107,7 @@ def get(name: str) -> Loss:
 
 
 def formula(name: str) -> Formula:
-    """The same as a function of ``LossInputs`` and ``LossSettings``; ConfigError as well."""
+    """Loss as a function of ``LossInputs`` and ``LossSettings``; ConfigError if unknown."""
     if name not in FORMULAS:
         known = ", ".join(sorted(FORMULAS))
         raise ConfigError(f"loss {name!r} is unknown; there are: {known}")
@@ -117,7 +115,7 @@ def formula(name: str) -> Formula:
 
 
 def needs_sampler(name: str) -> bool:
-    """Whether rows must come with the logprobs of the policy that sampled them."""
+    """Whether rows must come with the logprobs of the policy that sampled the tokens."""
     return name not in WITHOUT_SAMPLER
 
 
@@ -136,7 +134,7 @@ def needs_teacher(name: str) -> bool:
 def batch_mask(name: str) -> BatchMask | None:
     """Function that selects tokens over all rows of a minibatch; None for most losses.
 
-    ``batch_mask(name)(proximal_R_T, behaviour_R_T, cfg) -> keep_R_T``, one entry per trained
+    ``batch_mask(name)(proximal_R_T, behaviour_R_T, cfg) -> keep_R_T``, an entry per trained
     token. The loss takes it, padded like its other tensors, as ``keep``.
     """
     return BATCH_MASKS.get(name)

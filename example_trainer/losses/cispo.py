@@ -5,9 +5,10 @@
     L = -sum m sg[w min(r, 1 + eps_high)] A log p    m: weight of a token, sg: no gradient
 
 A clip of the objective, as in ppo, takes the gradient from the rare tokens that moved most,
-such as "wait" or "however"; here they keep it, with a bounded weight. There is no lower
-bound, as in the paper's experiments. eps_high is ``clip_eps_high``, else ``clip_eps``, else 4:
-the bound 5 of arXiv 2510.13786 (ScaleRL), which found 4 to 8 alike; TRL names the bound itself.
+like "wait" or "however"; here they keep it, with a bounded weight. There is no lower
+bound, as in the paper's experiments. eps_high is ``clip_eps_high``, else ``clip_eps``, else
+4: the bound 5 of arXiv 2510.13786 (ScaleRL), which found 4 to 8 alike; TRL's setting is the
+bound.
 """
 
 from __future__ import annotations

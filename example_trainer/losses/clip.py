@@ -38,12 +38,12 @@ class Eps:
     high: float
 
     def of(self, settings: LossSettings) -> Eps:
-        """These defaults of a loss, with what the settings name in their place.
+        """Defaults of a loss, replaced by values that the settings name.
 
-        ``clip_eps`` without ``clip_eps_high`` is both.
+        ``clip_eps`` without ``clip_eps_high`` sets both.
         """
         eps = self
-        if "clip_eps" in settings.model_fields_set:  # its default is that of tokens
+        if "clip_eps" in settings.model_fields_set:  # the setting's default is for tokens
             eps = Eps(settings.clip_eps, settings.clip_eps)
         if settings.clip_eps_high is None:
             return eps

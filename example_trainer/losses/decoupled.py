@@ -10,7 +10,7 @@ is that of AReaL, arXiv 2505.24298 eq. 5, after arXiv 2110.00641.
 The clip bounds the step from the proximal policy; w corrects for the sampler, without a
 gradient. By default w is truncated to importance_cap, see losses.importance. On the first
 step on a batch r = 1, and the gradient is -m w A grad log p for any eps. importance_weight
-``none`` is PPO as written, for samples of the proximal policy itself. ratio_to ``sampler`` takes
+``none`` is PPO as written, for samples of the proximal policy. ratio_to ``sampler`` takes
 r to the behaviour policy, as the original trainer: then stale tokens are clipped for their age.
 """
 

@@ -44,7 +44,7 @@ def require_teacher(batch: LossInputs) -> tuple[Tensor, Tensor]:
     """Logprobs of student and teacher at the teacher's tokens, (B, T, K) each.
 
     Raises:
-        ConfigError: the batch has no teacher; names the environment that sends one.
+        ConfigError: the batch has no teacher; names the environment that sends its tokens.
     """
     student, teacher = batch.student_logprobs, batch.teacher_logprobs
     if student is None or teacher is None:
@@ -78,7 +78,7 @@ def teacher_shares(
     if K_mask is not None:
         there = there & (K_mask != 0)
     scaled = torch.where(there, at_least_float32(teacher_logprobs) / tau, -torch.inf)
-    there = there & ~torch.isneginf(scaled)  # -inf: ruled out by the teacher itself
+    there = there & ~torch.isneginf(scaled)  # -inf: ruled out by the teacher
     # Where a token has no entry this is 0 / 0, and replaced right away.
     log_share = torch.where(there, scaled.log_softmax(-1), 0.0)
     return torch.where(there, log_share.exp(), 0.0), log_share

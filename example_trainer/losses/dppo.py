@@ -5,11 +5,11 @@
     keep = not (A > 0 and D > dppo_delta) and not (A < 0 and D < -dppo_delta)
     L = sum m (-keep r A + dppo_tau (log r)^2)          m: weight of a token
 
-A ratio calls a rare token far off that hardly moved, and a likely one near that took a tenth of
-all probability; the difference of probabilities bounds what the policy as a whole moved by. The
-region is around the sampler, as in the paper (section 5.1): a difference of engines counts as any
-other. The second term, of Kimi K2.5 (arXiv 2602.02276), draws all tokens back, left out or not.
-``dppo_delta`` and ``dppo_tau`` are those of prime-rl.
+By ratio a rare token that hardly moved is far, and a likely token that took a tenth of all
+probability is near; the difference of probabilities bounds what the policy as a whole moved
+by. The region is around the sampler, as in the paper (section 5.1): a difference of engines
+counts too. The second term, of Kimi K2.5 (arXiv 2602.02276), draws all tokens back, left out
+or not. ``dppo_delta`` and ``dppo_tau`` are prime-rl's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GSPO, arXiv 2507.18071 eq. 5-7: one ratio per sequence, the geometric mean of its tokens'.
+"""GSPO, arXiv 2507.18071 eq. 5-7: a ratio per sequence, the geometric mean of its tokens'.
 
     s = exp(mean over the row's trained tokens of (log p - log p_proximal))
     w = sg[exp(log p_proximal - log p_behaviour)]       see losses.importance
@@ -28,7 +28,7 @@ def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, T
     """Sum over tokens of their sequence's clipped objective, negated, and its metrics.
 
     ``ratio_mean`` is of s, every token counting; ``approx_kl`` is of single tokens, as in
-    the other losses.
+    all losses.
     """
     tokens, region = batch.tokens, trust_region(batch, settings)
     log_ratio = region.log_ratio

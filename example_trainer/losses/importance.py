@@ -1,14 +1,14 @@
 """The centre of a trust region, and the importance weight: proximal policy / behaviour policy.
 
 A trust region limits how far a step moves the policy, so that its centre is the policy before
-the step, computed by the trainer itself: an engine computes the same weights differently, in
+the step, computed by the trainer: an engine computes the same weights differently, in
 bfloat16 by 0.01 to 0.06 nats per token, which a narrow region (GSPO's is 3e-4) would take for a
 step. The weight corrects for that difference, and for staleness, per token or sequence.
 
     w = sg[exp(log p_proximal - log p_behaviour)]           sg: without a gradient
 
     importance_level   token     a weight per token
-                       sequence  exp of the mean log w of the row: one weight
+                       sequence  exp of the mean log w of the row: a single weight
                        product   exp of the sum of log w of the row: one weight, unbiased; with
                                  ``mask`` and cap 3 the default of TRL
     importance_weight  truncate  w <- min(max(w, floor), cap)
@@ -16,7 +16,7 @@ step. The weight corrects for that difference, and for staleness, per token or s
                        none      w <- 1
 
 A masked token shrinks the gradient; what is left is not scaled up, since the divisor
-counts trained tokens, not kept ones.
+counts trained tokens, not kept tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TrustRegion:
 
     log_ratio: Tensor  # (B, T) log p - log p_centre, not bounded, with the gradient
     weight: Tensor  # (B, T) without a gradient
-    metrics: dict[str, Tensor]  # of the weight
+    metrics: dict[str, Tensor]  # metrics of the weight
 
 
 def trust_region(batch: LossInputs, settings: LossSettings) -> TrustRegion:

@@ -5,8 +5,8 @@
     M = beta p_T + (1 - beta) p_S
     L = tau^2 sum m (beta KL(p_T || M) + (1 - beta) KL(p_S || M))       m: weight of a token
 
-beta is jsd_beta, between 0 and 1. Small ones cover all that the teacher would say, as forward
-KL (``distillation``) does; large ones keep to its likeliest words, as reverse KL does. The
+beta is jsd_beta, between 0 and 1. A small beta covers all that the teacher would sample, as
+forward KL (``distillation``); a large beta keeps to its likeliest tokens, as reverse KL. The
 divergence is at most log 2 for beta 1/2, so that no token takes over a step. Where p_T is 0,
 outside of the K entries, M is (1 - beta) p_S, and these tokens together give
 -p_S(rest) log(1 - beta): nothing of the vocabulary is left out.

@@ -7,7 +7,7 @@ From Schulman, joschu.net/blog/kl-approx.html. With d = log p - log p_ref of a s
     k2          d^2 / 2        d: on average the gradient of KL(policy || reference)
     k3          e^-d - 1 + d   1 - e^-d: on average that of KL(reference || policy)
 
-k1 and k3 average to the KL itself, k2 to it up to third order in d; k2 and k3 are never
+k1 and k3 average to the KL, k2 to it up to third order in d; k2 and k3 are never
 negative. Use k2 or k3 in the loss: they agree near the reference, and k3 grows as e^-d on
 tokens that became unlikely. Use k1 in the reward, where only the value counts; it can be
 negative for a token, and its gradient is that of the policy gradient.
@@ -15,7 +15,7 @@ negative for a token, and its gradient is that of the policy gradient.
 
 With ``behaviour`` the estimate is multiplied by r = exp(log p - log p_behaviour), gradient
 included: over samples of any policy, value and gradient of r k3 are then on average those of
-KL(policy || reference) itself (arXiv 2512.02556, eq. 7).
+KL(policy || reference) (arXiv 2512.02556, eq. 7).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def penalty(
     """(B, T) estimates, with the gradient on ``logprobs``; 0 where ``mask`` is 0.
 
     Pass the mask if untrained entries may hold anything but numbers: multiplied by a weight
-    of 0, a NaN stays one. d of k3 is held within 20 nats, beyond which it has no gradient.
+    of 0, a NaN stays NaN. d of k3 is held within 20 nats, beyond which it has no gradient.
     Raises ConfigError for another estimator.
     """
     tokens = TokenMask.of(torch.ones_like(logprobs) if mask is None else mask)

@@ -5,12 +5,12 @@
            the rest below m2_threshold; one token always stays
     L = -sum m keep exp(log p - log p_behaviour) A                      m: weight of a token
 
-There is no clip. Left-out tokens count in the divisor like any other, so the gradient is not
+There is no clip. Left-out tokens count in the divisor like all tokens, so the gradient is not
 scaled up. Among equal m2 the earlier token is left out first.
 
-The kept tokens depend on the whole minibatch. ``batch_mask`` selects them over all rows, and
-``loss`` takes them as ``keep``, so that they do not depend on how rows are packed into
-micro-batches. Without ``keep`` the tokens of the given rows are selected from.
+The kept tokens depend on the whole minibatch. ``batch_mask`` selects tokens over all rows,
+and ``loss`` takes the selection as ``keep``, so that it does not depend on how rows are
+packed into micro-batches. Without ``keep`` the tokens of the given rows are selected from.
 
 The mask bounds the effect of an old sampler, not that of further steps on the batch. The
 method is made for one step per batch (minibatches 1, ppo_epochs 1).
@@ -72,7 +72,7 @@ def kept_weights(m2: Tensor, threshold: float) -> Tensor:
     m2 = m2.double().nan_to_num(nan=0.0)
     ascending, order = m2.flip(0).sort(stable=True)  # flipped: of equals the later comes first
     means = ascending.cumsum(0) / torch.arange(1, len(m2) + 1, device=m2.device)
-    # Means of ascending numbers never fall, so those below the threshold come first.
+    # Means of ascending numbers never fall, so the means below the threshold come first.
     count = max(1, int((means < threshold).sum()))
     keep = torch.zeros_like(m2, dtype=torch.bool)
     keep[len(m2) - 1 - order[:count]] = True

@@ -15,7 +15,7 @@ MAX_LOG_RATIO = 20.0
 
 @dataclass(frozen=True)
 class TokenMask:
-    """Which entries of (B, T) tensors are trained, and with which weight each."""
+    """Trained entries of (B, T) tensors, and the weight of each."""
 
     trained: Tensor  # (B, T) bool
     weights: Tensor  # (B, T); 0 where not trained
@@ -28,7 +28,7 @@ class TokenMask:
     def only(self, values: Tensor) -> Tensor:
         """``values``, 0 where not trained, in float32 at least.
 
-        The values of other entries are replaced before anything is computed from them,
+        The values of untrained entries are replaced before anything is computed with them,
         because 0 x NaN is NaN, in the value and in the gradient.
         """
         return torch.where(self.trained, at_least_float32(values), 0.0)
@@ -49,7 +49,7 @@ class TokenMask:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Tensors of one micro-batch. Only ``logprobs`` and ``student_logprobs`` have a gradient.
+    """Tensors of a micro-batch. Only ``logprobs`` and ``student_logprobs`` have a gradient.
 
     Masked entries may hold anything, NaN too. A loss reads the fields that its formula names.
     """

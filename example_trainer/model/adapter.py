@@ -3,8 +3,8 @@
 W x becomes W x + (alpha / r) B A x with A (r, in) and B (out, r); B starts at zero, so an
 untrained adapter changes nothing (Hu et al. 2021, arXiv 2106.09685, eq. 3).
 
-The adapter is injected into the transformers model itself, which keeps its class: the
-policy is packed, scored and sharded like any other. Dropout stays off, see ``lora_dropout``.
+The adapter is injected into the transformers model, which keeps its class: the
+policy is packed, scored and sharded as without it. Dropout stays off, see ``lora_dropout``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Model = TypeVar("Model", bound=nn.Module)
 def wrap(model: Model, settings: ModelSettings) -> Model:
     """Put an untrained adapter into a transformers model, in place; only it trains.
 
-    Every rank makes the same one: its start is drawn from ``settings.seed`` alone.
+    Every rank makes the same adapter: its start is drawn from ``settings.seed`` alone.
 
     Raises:
         ConfigError: peft is missing, or the settings name no linear layer of this model.
@@ -63,7 +63,7 @@ def wrap(model: Model, settings: ModelSettings) -> Model:
     )
     try:
         inject_adapter_in_model(lora_config, plain, ADAPTER)
-    except ValueError as error:  # no module of such a name
+    except ValueError as error:  # no module of that name
         raise ConfigError(f"lora_target_modules: {error}") from error
     start(model, settings.seed)
     return model

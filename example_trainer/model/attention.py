@@ -1,13 +1,13 @@
-"""Attention over packs that lie end to end on one line.
+"""Attention over packs that lie end to end on a line.
 
-Each pack attends to itself only. Packs of one length are one call; a plain row takes the
+Each pack attends to itself only. Packs of equal length are one call; a plain row takes the
 causal kernel, a pack with branches a mask of the pack's size. No tensor has the size
 (tokens of the line)^2.
 
     line   a a a b b b c c c c c d d d d       lengths 3 3 5 4, d with branches
     calls  [a b] causal   [c] causal   [d] with d's (4, 4) mask
 
-On CUDA in half precision all plain rows are one call of a variable-length kernel:
+On CUDA in half precision all plain rows are a single call of a variable-length kernel:
 torch.nn.attention.varlen, or the flash-attn package.
 
 Registered with transformers as ``packed_rows``. A model with it that is called without a
@@ -32,7 +32,7 @@ from example_trainer.data.packing import Pack
 
 NAME = "packed_rows"
 HALF = (torch.bfloat16, torch.float16)
-KERNEL_TOLERANCE = 0.05  # of sums of a few bfloat16 values near 1
+KERNEL_TOLERANCE = 0.05  # tolerance of sums of a few bfloat16 values near 1
 # Arguments of attention that is not computed here.
 FOREIGN = ("softcap", "s_aux", "position_bias")
 
@@ -42,7 +42,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, int, "float | None"], Tensor]
 
 @dataclass(frozen=True)
 class Span:
-    """Neighbouring packs of one length."""
+    """Neighbouring packs of equal length."""
 
     count: int  # n
     length: int  # L
@@ -51,7 +51,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the packs of a line lie; plain rows come first, equal lengths together."""
+    """Places of the packs on a line; plain rows come first, equal lengths together."""
 
     spans: list[Span]
     bounds: Tensor  # (P + 1,) int32, where each plain row begins, and the end of the last
@@ -108,7 +108,7 @@ def packed_rows(
         return result
     if asked := [name for name in FOREIGN if kwargs.get(name) is not None]:
         raise ConfigError(f"attention with {', '.join(asked)} cannot be packed")
-    # (S, heads, d), views: transformers transposed them out of this order.
+    # (S, heads, d), views: transformers transposed away from this order.
     dtype = _compute_dtype(value)
     q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))
     kernel = varlen_kernel(q.device, dtype, q.shape[-1]) if packed.plain else None
@@ -127,8 +127,8 @@ def packed_rows(
 def _by_span(
     q: Tensor, k: Tensor, v: Tensor, spans: Sequence[Span], scale: float | None
 ) -> Tensor:
-    """(S, Hq, d), one sdpa call per run."""
-    # One split: slices would each fill a gradient of the whole line with zeros.
+    """(S, Hq, d), an sdpa call per run."""
+    # A single split: slices would each fill a gradient of the whole line with zeros.
     sizes = [run.count * run.length for run in spans]
     half = q.dtype in HALF
     outputs = []
@@ -177,7 +177,7 @@ def varlen_kernel(device: torch.device, dtype: torch.dtype, head_dim: int) -> Ke
 def _torch_kernel() -> Kernel | None:
     try:
         from torch.nn.attention.varlen import varlen_attn
-    except ImportError:  # before torch 2.10
+    except ImportError:  # torch older than 2.10
         return None
     accepted = inspect.signature(varlen_attn).parameters
     if not {"window_size", "scale"} <= set(accepted):

@@ -1,11 +1,12 @@
-"""Value model with one number per position: critic of advantage gae, reward model.
+"""Value model with a number per position: critic of advantage gae, reward model.
 
-A transformers token classification model with one label, so what is saved opens with
-``AutoModelForTokenClassification``. A causal model becomes one by a head of zeros: its
-first values are 0, which is what advantages without a critic assume.
+A transformers token classification model with a single label, so saved models open with
+``AutoModelForTokenClassification``. A causal model becomes a value model by a head of zeros:
+its first values are 0, which is what advantages without a critic assume.
 
 The value of a trained token is that of the state before it, at the position that predicts
-it: the same place as its logprob. ``scored_row`` makes a row whose value is that after the whole sequence.
+it: the same place as its logprob. ``scored_row`` makes a row whose value is that after the
+whole sequence.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class ValueModel(PackedModel):
     module: ValueModule
 
     def score(self, microbatch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Values of the trained tokens of one micro-batch and their mask, both (B, T)."""
+        """Values of the trained tokens of a micro-batch and their mask, both (B, T)."""
         inputs = inputs_of(microbatch, self.device, padded=self.padded)
         values = scatter(microbatch, self.module(inputs), self.device)
         return values, scored_mask(microbatch, self.device)
@@ -53,9 +54,9 @@ class ValueModel(PackedModel):
 
 
 def scored_row(tokens: list[int], group: str) -> Row:
-    """A row with one trained token after the sequence.
+    """A row with a single trained token after the sequence.
 
-    Its value is the one at the last token of ``tokens``. The token behind is never computed.
+    Its value is that at the last token of ``tokens``. The appended token is never computed.
     """
     labels = [MASKED] * (len(tokens) - 1) + [tokens[-1]]
     return unsampled_row([*tokens, tokens[-1]], group, labels)
@@ -66,7 +67,7 @@ def load_value_model(
 ) -> ValueModel:
     """Load ``name`` (default: ``model_name``) as a value model.
 
-    A model that brings a head for one label keeps it. All of its weights are trained.
+    A model that brings a head for a single label keeps it. All of its weights are trained.
 
     Args:
         world: the ranks that train it; the model is sharded over them, and every rank calls

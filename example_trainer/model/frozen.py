@@ -1,10 +1,10 @@
 """Frozen weights in the compute dtype, where that changes no bit of a forward pass.
 
 A trained weight is float32, because an update of 1e-6 of a bfloat16 weight rounds to nothing.
-A frozen one is never updated. What a forward pass rounds before it uses it is stored rounded,
-which takes half of the memory, and a pass makes no copy of it:
+A frozen weight is never updated. A weight that a forward pass rounds before use is stored
+rounded, which takes half of the memory, and a pass makes no copy of it:
 
-    several ranks, cpu_offload   every frozen weight: FSDP gathers all of them in the low precision
+    several ranks, cpu_offload   every frozen weight: FSDP gathers all in the low precision
     one device                   matrices of linear layers, and the embedding: autocast and
                                  ``scoring.Backbone`` round these. Norms, biases and experts of
                                  one stack are used in float32, and stay so.

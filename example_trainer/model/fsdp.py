@@ -1,7 +1,7 @@
 """FSDP2: weights, gradients and optimizer state of a model, sharded over the ranks.
 
-FSDP2 gathers each layer's weights when its forward or backward needs them and sums the
-gradients of all ranks into the shard each one keeps. ``state_dict`` gathers whole weights.
+FSDP2 gathers each layer's weights for its forward and for its backward and sums the
+gradients of all ranks into the shard of each rank. ``state_dict`` gathers whole weights.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def shard(module: Backbone, settings: ModelSettings, world: Ranks) -> None:
 def _split_matrices(
     module: Backbone, settings: ModelSettings, world: Ranks, mesh: Any
 ) -> None:
-    """Tensor parallelism by the plan of the model's configuration; ConfigError without one."""
+    """Tensor parallelism by the plan of the model's configuration; ConfigError without it."""
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         RowwiseParallel,

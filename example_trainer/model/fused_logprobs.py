@@ -6,7 +6,7 @@ a time, in the forward and again in the backward pass; kept between the two are 
 states and one or two numbers per position.
 
 With z = h W^T / temperature, p = softmax(z), and the gradients g of a logprob and e of the
-entropy S of one position:
+entropy S of a position:
 
     d logprob_y / dz = onehot(y) - p           dS / dz = -p (log p + S)
     dL / dz = g (onehot(y) - p) - e p (log p + S)
@@ -37,7 +37,7 @@ SMALLEST_CHUNK = 16
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which tokens are to be scored at which position."""
+    """Tokens to be scored, and their positions."""
 
     temperatures: Tensor  # (H,) float32
     positions: Tensor  # (N,) ascending, into the H positions
@@ -69,7 +69,7 @@ def token_scores(
         hidden: (H, D).
         weight: (V, D). bias: (V,).
         entropy_grad: the entropy has a gradient.
-        dtype: of the products; everything after them is float32 at least.
+        dtype: of the products; all later values are float32 at least.
         transform: of the products to logits.
     """
     logprobs, entropy, teacher = _TokenScores.apply(
@@ -230,7 +230,7 @@ class _Head:
         return z
 
     def slope_of_cap(self, z: Tensor, chunk: _Chunk) -> Tensor | None:
-        """(C, V) of capped logits with respect to those before the cap."""
+        """Derivative (C, V) of capped logits with respect to logits before the cap."""
         if self.cap is None:
             return None
         return 1 - (z * (self.temperatures[chunk.positions] / self.cap)).square_()

@@ -34,7 +34,7 @@ def load(settings: LoadSettings, world: Ranks | None = None) -> Policy:
 
     Args:
         world: the ranks that train it. Given, the model also gets the adapter of the
-            settings and is sharded over them; every rank calls this. None: the model stays
+            settings and is sharded over these ranks; each calls this. None: the model stays
             whole and as it was saved.
 
     Raises:
@@ -85,14 +85,14 @@ def _policy(
 
 @dataclass(frozen=True)
 class Blueprint(Generic[P]):
-    """What a model is made from."""
+    """Sources of a model: classes, settings, name, options."""
 
     kind: type[P]
     module: type[Backbone]
     auto: Any  # class of transformers
     settings: LoadSettings
     name: str
-    options: dict[str, Any] = field(default_factory=dict)  # of the configuration
+    options: dict[str, Any] = field(default_factory=dict)  # options of the configuration
 
     @property
     def compute_dtype(self) -> torch.dtype:
@@ -173,10 +173,10 @@ def packed_model(
 def _partly_low(
     blueprint: Blueprint[P], prepare: Callable[[Any], object]
 ) -> tuple[P, set[str]]:
-    """A model on one device that has its frozen weights in the compute dtype only.
+    """A model on a single device with its frozen weights in the compute dtype only.
 
-    It is measured by a small copy: the comparisons of a probe are those of float32, which the
-    device may not have the memory for.
+    Packing is measured on a small copy: a probe compares in float32, for which the device may
+    lack the memory.
     """
     config = blueprint.config()
     bare = sharded.without_weights(lambda: blueprint.drawn(config))
@@ -197,7 +197,7 @@ def _load_sharded(
     config = blueprint.config()
     bare = sharded.without_weights(lambda: blueprint.drawn(config))
     found = run_on_rank0(world, lambda: _measure(blueprint, config, bare))
-    with torch.device("meta"):  # of the adapter
+    with torch.device("meta"):  # device of a new adapter
         prepare(bare)
     if freezes:
         frozen.hold_in(blueprint.compute_dtype, bare, sharded=True)
@@ -239,7 +239,7 @@ def without_dropout(model: Any) -> Any:
 
 
 def load_quietly(name: str, load: Callable[[], V]) -> V:
-    """What ``load`` returns, without progress bars; ConfigError if the model cannot be read."""
+    """Result of ``load``, without progress bars; ConfigError if the model cannot be read."""
     from transformers.utils import logging as reports
 
     reports.disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
@@ -254,7 +254,7 @@ def load_quietly(name: str, load: Callable[[], V]) -> V:
 
 
 def freeze_other_layers(model: Any, indices: Sequence[int] | None) -> None:
-    """Make only these decoder layers trainable, None: all; ConfigError if one is absent."""
+    """Make only these decoder layers trainable, None: all; ConfigError for an absent layer."""
     if indices is None:
         return
     layers = decoder_layers(model)

@@ -1,9 +1,9 @@
 """Small copy of a model's architecture: the same computation with fewer and smaller layers.
 
-    configuration -> few layers, each kind among them -> narrow MLPs, few words -> random weights
+    configuration -> few layers, each kind included -> narrow MLPs, few words -> random weights
 
-What is measured of a copy holds for the model, whatever its size: the configuration names all
-that the code decides by, and the copy keeps it but for sizes.
+Measurements of a copy hold for the model of any size: the configuration names all that the
+code decides by, and the copy keeps it except for sizes.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from atroposlib.errors import ConfigError
 from example_trainer.model.scoring import decoder_layers
 
 VOCABULARY = WIDTH = 64
-LAYERS = 24  # at most; Gemma 3 needs 6, Jamba 8
+LAYERS = 24  # maximum; Gemma 3 needs 6, Jamba 8
 NARROWED = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
-# What transformers raises for sizes that do not fit each other.
+# Errors of transformers for sizes that do not fit together.
 UNFIT = (AssertionError, AttributeError, ConfigError, LookupError, RuntimeError,
          StrictDataclassError, TypeError, ValueError)  # fmt: skip
 
@@ -61,7 +61,7 @@ def shrunk(config: Any, layers: int, total: int) -> Any:
 
 
 def kinds(model: Any) -> set[Any]:
-    """What the layers are made of, and the rest of the model, without any size."""
+    """Traits of the layers, and of the rest of the model, without any size."""
 
     def is_switch(value: Any) -> bool:
         return isinstance(value, int) and value in (0, 1)

@@ -1,8 +1,8 @@
 """Model directories, written atomically.
 
 A directory is written under a hidden name in the same folder and renamed, so a reader never
-sees half of one. It holds the weights as safetensors, config, tokenizer, and ``trainer_state.json``.
-After a failed write, a CheckpointError, the former directory stays.
+sees half a directory. It holds the weights as safetensors, config, tokenizer, and
+``trainer_state.json``. After a failed write, a CheckpointError, the former directory stays.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from example_trainer.model.scoring import inner_model
 
 STATE_FILE = "trainer_state.json"
 DRAFT, REPLACED = ".draft", ".replaced"  # ends of the hidden names
-NUMBER = re.compile(r"(?:_|-v)(\d+)$")  # of a directory that is one of several
+NUMBER = re.compile(r"(?:_|-v)(\d+)$")  # number of a directory in a series
 
 
 @dataclass(frozen=True)
 class TrainerState:
-    """Which batches the weights in a directory have been trained on."""
+    """Progress of the weights in a directory: the batches they have been trained on."""
 
     run_id: str
     step: int
     version: int
-    batch_no: int | None  # the last one
+    batch_no: int | None  # the last batch
     # Life of the trainer that wrote it, and the first versions of the last lives
     # (``atroposlib.wire.lineage``); 0 and empty where the rollout API counts none.
     incarnation: int = 0
@@ -54,7 +54,7 @@ class TrainerState:
 
 
 def read_state(model_name: str) -> TrainerState | None:
-    """The state file in a model directory, None without one; ConfigError if it is unreadable."""
+    """State file of a model directory, None without it; ConfigError if it is unreadable."""
     path = Path(model_name) / STATE_FILE
     if not path.is_file():
         return None
@@ -80,7 +80,7 @@ def save_model(
 
     Args:
         untie_head: write a tied output head as a separate tensor, for engines that do
-            not refresh a tied one on reload.
+            not refresh a tied head on reload.
         durable: flush to disk before returning. Otherwise the directory survives a crash of
             this process but not of the machine.
     """
@@ -144,7 +144,7 @@ def save_adapter(
 def untied_copy(model_name: str, directory: Path) -> Path:
     """A copy of a model whose output head is no longer tied to its embedding.
 
-    Start vLLM from such a copy when the trainer publishes untied weights to it.
+    Start vLLM from this copy when the trainer publishes untied weights to it.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -159,7 +159,7 @@ def untied_copy(model_name: str, directory: Path) -> Path:
 
 
 def is_tied(policy: PackedModel) -> bool:
-    """Whether output head and embedding are one tensor."""
+    """Whether output head and embedding are the same tensor."""
     return bool(state_dict.tied_heads(inner_model(policy.model))[1])
 
 
@@ -195,7 +195,7 @@ def whole_directory(final: Path, *, durable: bool) -> Iterator[Path]:
         _mend(final)
         draft.mkdir()
         yield draft
-        for path in draft.rglob("*.safetensors"):  # safetensors makes them private
+        for path in draft.rglob("*.safetensors"):  # safetensors makes private files
             path.chmod(stat.S_IMODE(draft.stat().st_mode) & 0o666)
         if durable:
             for path in (*sorted(draft.rglob("*")), draft):
@@ -252,6 +252,6 @@ def sync(path: Path) -> None:
 
 
 def numbered_directories(directory: Path, pattern: str) -> list[Path]:
-    """Directories that match, such as ``step_*``, by the number at their end."""
+    """Directories that match, for example ``step_*``, by the number at their end."""
     found = [path for path in directory.glob(pattern) if NUMBER.search(path.name)]
     return sorted(found, key=lambda path: int(NUMBER.split(path.name)[1]))

@@ -1,6 +1,6 @@
 """The policy: a causal language model and its logprobs of packed rows.
 
-rows --plan--> micro-batches --score--> logprobs, entropy    each rank its share of them
+rows --plan--> micro-batches --score--> logprobs, entropy    each rank its share
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PackedModel:
         return self.module.compute_dtype
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """Those that are trained."""
+        """The trained parameters."""
         return [p for p in self.module.parameters() if p.requires_grad]
 
     def plan(self, rows: Sequence[Row], *, divisor: int = 1) -> list[MicroBatch]:
@@ -104,7 +104,7 @@ class PackedModel:
     def _score_trained(
         self, rows: Sequence[Row], score: Callable[[MicroBatch], Tensor]
     ) -> list[list[float]]:
-        """One number per trained token, of all ranks together; every rank calls it."""
+        """A number per trained token, of all ranks together; every rank calls it."""
         ends = list(accumulate((len(row.trained) for row in rows), initial=0))
         numbers = torch.zeros(ends[-1])
         with kept_casts(self.device, self.compute_dtype):
@@ -118,7 +118,7 @@ class PackedModel:
 
 @dataclass
 class Policy(PackedModel):
-    """The model being trained, or the frozen one that it is compared with."""
+    """The model being trained, or the frozen model that it is compared with."""
 
     module: TokenModule
 
@@ -129,7 +129,7 @@ class Policy(PackedModel):
         entropy_grad: bool = False,
         teacher_temperature: float | None = None,
     ) -> Scores:
-        """Logprobs and entropy of the trained tokens of one micro-batch.
+        """Logprobs and entropy of the trained tokens of a micro-batch.
 
         Args:
             entropy_grad: the entropy has a gradient.

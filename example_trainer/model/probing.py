@@ -1,7 +1,7 @@
 """How the rows of a model may be packed, found out by what the model computes.
 
-Hidden states of a few short rows are computed each way and compared with those of the model
-alone. Recurrent models, and those with their own attention, train on padded rows.
+Hidden states of a few short rows are computed each way and compared with hidden states of the
+model alone. Recurrent models, and models with their own attention, train on padded rows.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def attention_window(model: Any) -> float:
 
 
 def probe(model: PackedModel, settings: LoadSettings) -> dict[str, Any]:
-    """Measure a whole model and set it up; the arguments with which :func:`apply` does so."""
+    """Measure a whole model and set it up; return the arguments of :func:`apply`."""
     choose_packing(model, settings)
     facts = {n: getattr(model, n) for n in ("padded", "share_prefixes", "rope_switch")}
     if isinstance(model, Policy):
@@ -73,7 +73,7 @@ def apply(
     transform: Sequence[Any] = (),
     routers: Mapping[str, Sequence[Any]] | None = None,
 ) -> None:
-    """Set a model up as another of its architecture was measured to need it."""
+    """Set a model up as measured on another model of its architecture."""
     model.padded, model.share_prefixes, model.rope_switch = padded, share_prefixes, rope_switch
     if not padded:
         attention.register()
@@ -90,7 +90,7 @@ def choose_packing(model: PackedModel, settings: LoadSettings) -> None:
     Raises:
         ConfigError: the model computes positions anew for every length of a pass.
     """
-    own = _own_hidden(model)  # before its attention is replaced
+    own = _own_hidden(model)  # computed before attention is replaced
     model.rope_switch = rope_switch(model, own[0])
     model.padded, model.share_prefixes = True, False
     if settings.packing == "padded" or settings.seq_len > attention_window(model.model):
@@ -107,16 +107,16 @@ def choose_packing(model: PackedModel, settings: LoadSettings) -> None:
 
 
 def _own_hidden(model: PackedModel) -> list[Tensor]:
-    """(T - 1, D) of each probe, one plain forward each, in float32."""
+    """Hidden states (T - 1, D) of each probe, by a plain forward each, in float32."""
     return [model.module.own_hidden(ids([row.tokens], model.device))[0, :-1] for row in PROBES]
 
 
 def rope_switch(model: PackedModel, own: Tensor) -> float:
-    """Tokens of a pass from which the model rotates all of its positions otherwise.
+    """Tokens of a pass from which the model rotates all of its positions differently.
 
-    Longrope takes one set of factors for a pass, chosen by its largest position. So a short
-    row is computed beside one that stands at the end of the context; if that changes it, the
-    length from which it does is searched.
+    Longrope takes a single set of factors for a pass, chosen by its largest position. So a
+    short row is computed together with a row at the end of the context; if that changes the
+    short row, the length from which it does is searched.
 
     Raises:
         ConfigError: there are more than two ways.
@@ -167,7 +167,7 @@ def _same(model: PackedModel, own: Sequence[Tensor], *, share: bool) -> bool:
             for i, column, hidden in _packed_hidden(model)
         )
     except (ConfigError, RuntimeError, TypeError, ValueError, IndexError):
-        # Attention with more than dot products, or a model that fails on one line of many
+        # Attention with more than dot products, or a model that fails on a line of many
         # rows.
         return False
     finally:

@@ -1,6 +1,6 @@
 """The differentiable module: tokens of a micro-batch -> its scores.
 
-All parameters are used inside ``forward`` of one module, the base model as well as the
+All parameters are used inside ``forward`` of a single module, the base model as well as the
 output head, so that FSDP2 can shard that module and each of its decoder layers.
 """
 
@@ -36,7 +36,7 @@ class Inputs:
 
     tokens: Tensor  # (lines, width)
     positions: Tensor | None  # (lines, width); None: 0, 1, ... in each line
-    layout: Layout | None  # of the one line of a packed micro-batch
+    layout: Layout | None  # layout of a packed micro-batch's line
     nodes: Tensor  # (H,) into lines * width
     wanted: Wanted
     entropy_grad: bool = False
@@ -119,8 +119,8 @@ class Backbone(nn.Module):
         """(H, D) of the positions that need scores."""
         extras: dict[str, Any] = {}
         if inputs.layout is not None:
-            # transformers passes a 4-D mask on unchanged instead of building one of the whole
-            # line. It is not used: attention goes by the layout.
+            # transformers passes a 4-D mask on unchanged instead of building a mask of the
+            # whole line. It is not used: attention goes by the layout.
             unread = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=inputs.tokens.device)
             extras = {"packed": inputs.layout, "attention_mask": unread}
         if inputs.positions is not None:
@@ -162,7 +162,7 @@ class TokenModule(Backbone):
 
 
 class ValueModule(Backbone):
-    """One number per position, of a model with a token classification head."""
+    """A number per position, of a model with a token classification head."""
 
     def forward(self, inputs: Inputs) -> Tensor:
         hidden = self.hidden(inputs)
@@ -197,7 +197,7 @@ def output_head(model: Any) -> nn.Linear:
 
 
 def value_head(model: Any) -> nn.Linear:
-    """The projection onto one number of a token classification model."""
+    """The projection onto a number of a token classification model."""
     owner = inner_model(model)
     for name in VALUE_HEADS:
         if isinstance(head := getattr(owner, name, None), nn.Linear):
@@ -236,7 +236,7 @@ def pad_to_tensor(
 def pad_teacher(
     microbatch: MicroBatch, rows: Sequence[Row], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Teacher logprobs and whether there is one, both (B, T, K); K of the longest entry."""
+    """Teacher logprobs and where they are present, both (B, T, K); K of the longest entry."""
     entries = [
         at_trained(rows[i], rows[i].teacher_logprobs or [[] for _ in rows[i].labels])
         for i in microbatch.row_ids

@@ -2,8 +2,8 @@
 
     parameters on meta -> fully_shard -> each rank reads its rows of every saved tensor
 
-Where the model's tensors are not those of its files (random weights, experts saved one by
-one, other names) rank 0 loads it in main memory and sends it tensor by tensor.
+Where the model's tensors differ from its files' (random weights, experts saved separately,
+other names) rank 0 loads it in main memory and sends it tensor by tensor.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def fill(
         if ".lora_" not in name
     }
     files = _saved_files(model, saved_as, targets) if saved_as else {}
-    filled = {id(targets[name]) for name in files}  # tied ones are one tensor
+    filled = {id(targets[name]) for name in files}  # tied weights are the same tensor
     absent = {n.split(".")[0] for n, target in targets.items() if id(target) not in filled}
     if absent <= HEADS:
         for name, file in files.items():
@@ -83,7 +83,7 @@ def fill(
 
 
 def _allocate(model: nn.Module, device: torch.device, place: torch.device) -> None:
-    made: dict[nn.Parameter, nn.Parameter] = {}  # tied ones stay so
+    made: dict[nn.Parameter, nn.Parameter] = {}  # tied weights stay tied
     for module in model.modules():
         for name, shape in module._parameters.items():
             if shape is not None and shape not in made:

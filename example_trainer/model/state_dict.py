@@ -1,6 +1,6 @@
 """Whole weights of a sharded model: gather, merge an adapter, load, export.
 
-Names are those of the transformers model's ``state_dict``; tied weights appear under each
+Names are as in the transformers model's ``state_dict``; tied weights appear under each
 of their names. Every function is collective: all ranks call it, in the same order, and
 rank 0 passes or gets the tensors.
 """
@@ -24,9 +24,9 @@ from example_trainer.model.scoring import inner_model
 
 
 def iter_weights(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
-    """Name and whole tensor, one after another, on the device and in the stored precision.
+    """Names and whole tensors in turn, on the device and in the stored precision.
 
-    An adapter is added to the weights it adapts, and the names are those of the model without
+    An adapter is added to the weights it adapts, and the names are as in the model without
     it. No rank ever holds the whole model.
     """
     entries = model.model.state_dict(keep_vars=True)
@@ -49,7 +49,7 @@ def iter_weights(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def _sources(entries: Mapping[str, Tensor]) -> dict[str, str]:
-    """For each name the first name of the same tensor; tied weights share one."""
+    """For each name the first name of the same tensor; tied weights share a name."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in entries.items()}
 
@@ -65,7 +65,7 @@ def full_weights(model: PackedModel, dtype: torch.dtype = torch.float32) -> dict
 
 @torch.no_grad()
 def trained_weights(model: PackedModel) -> dict[str, Tensor]:
-    """As :func:`full_weights`, but only what is trained, an adapter by itself.
+    """Copies of the trained weights only, an adapter unmerged; see :func:`full_weights`.
 
     Together with the model that the run started from they restore the policy.
     """
@@ -75,7 +75,7 @@ def trained_weights(model: PackedModel) -> dict[str, Tensor]:
 
 
 def trained_shards(model: PackedModel) -> dict[str, Tensor]:
-    """What is trained, as this rank holds it; tied weights under their first name."""
+    """Trained tensors, as this rank holds each; tied weights under their first name."""
     entries = model.model.state_dict(keep_vars=True)
     sources = _sources(entries)
     return {
@@ -86,7 +86,7 @@ def trained_shards(model: PackedModel) -> dict[str, Tensor]:
 
 
 def adapter_weights(model: PackedModel) -> dict[str, Tensor]:
-    """The :func:`trained_weights` of an adapter under peft's names; ConfigError without one."""
+    """The :func:`trained_weights` of an adapter under peft's names; ConfigError without it."""
     if not adapter.adapted_layers(model.model):
         raise ConfigError("there is no adapter to save: set lora")
     trained = trained_weights(model).items()
@@ -118,8 +118,8 @@ def load_full_weights(
     """Copy :func:`trained_weights` or all weights into the model. Collective.
 
     Args:
-        everywhere: every rank passes all tensors and reads its part. Otherwise those of rank 0
-            are broadcast, one after another.
+        everywhere: every rank passes all tensors and reads its part. Otherwise the tensors
+            of rank 0 are broadcast in turn.
 
     Raises:
         ConfigError: a name or shape is not the model's, or a trained weight is missing;
@@ -132,7 +132,7 @@ def load_full_weights(
     done: set[int] = set()
     for name, shape in shapes.items():
         target = entries[name]
-        if id(target) in done:  # tied to one that was copied
+        if id(target) in done:  # tied to a copied tensor
             continue
         done.add(id(target))
         if everywhere:
@@ -161,11 +161,11 @@ def _refuse_mismatch(entries: Mapping[str, Tensor], shapes: Mapping[str, list[in
         )
 
 
-# --- as inference engines load them ---------------------------------------------------
+# --- weights for inference engines ----------------------------------------------------
 
 
 def tied_heads(model: Any) -> tuple[str, list[str]]:
-    """The name of the input embedding, and those of an output head tied to it."""
+    """The name of the input embedding, and the names of an output head tied to it."""
     weight = model.get_input_embeddings().weight
     parameters = model.named_parameters(remove_duplicate=False)
     names = [name for name, parameter in parameters if parameter is weight]
@@ -175,7 +175,7 @@ def tied_heads(model: Any) -> tuple[str, list[str]]:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, dtype and shape of one tensor."""
+    """Name, dtype and shape of a tensor."""
 
     name: str
     dtype: torch.dtype
@@ -194,7 +194,7 @@ class TensorSpec:
 def export_weights(policy: PackedModel, *, untie_head: bool) -> Iterator[tuple[str, Tensor]]:
     """Yield name and whole tensor in the compute dtype, adapter merged, on the device.
 
-    Collective: every rank must consume all of them.
+    Collective: every rank must consume all tensors.
 
     Args:
         untie_head: a tied output head comes as a separate tensor, else not at all.

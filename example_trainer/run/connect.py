@@ -63,7 +63,7 @@ class HeartbeatThread:
     def phase(
         self, phase: str, waiting_on: str | None = None, **details: float | int | str
     ) -> None:
-        """Set the current phase; details replace those of the same name."""
+        """Set the current phase; details replace earlier details of the same name."""
         with self._lock:
             if phase != self._beat.phase:
                 now, left = time.monotonic(), self._beat.phase
@@ -104,7 +104,7 @@ class HeartbeatThread:
         stopped = False
         while not stopped:
             self._wake.clear()
-            stopped = self._stop.is_set()  # before the beat: the last phase is sent
+            stopped = self._stop.is_set()  # read before the beat: the last phase is sent
             with surviving(lambda bug: logger.error("a heartbeat is lost", exc_info=bug)):
                 self._send(self._timed_heartbeat())
             if not stopped:
@@ -139,7 +139,7 @@ class WaitReporter:
 
 
 class ServerRoster:
-    """Inference servers of the trainer: those of a list, or those of the API's directory."""
+    """Inference servers of the trainer, from a list or from the API's directory."""
 
     def __init__(
         self, settings: ServingSettings, waits: WaitReporter, stack: ExitStack
@@ -151,10 +151,11 @@ class ServerRoster:
         self._problems: dict[str, str] = {}  # URL of a server that cannot be used -> why
 
     def connect_all(self, client: RolloutClient, api_url: str) -> list[InferenceServer]:
-        """Connect to every server, waiting for starting ones; raises as ``engines.connect``.
+        """Connect to every server, with a wait for its start; raises as ``engines.connect``.
 
-        Of the directory ``inference_min_ready`` are waited for when a run begins, and one when it
-        goes on: the others join as they come. ``api_url`` is for a client of the keeper's thread.
+        Of the directory ``inference_min_ready`` servers are awaited when a run begins, a
+        single server when it goes on: the rest join as they come. ``api_url`` is for a client
+        of the keeper's thread.
         """
         self._waits.phase("waiting for inference servers")
         if not self._settings.follows_directory:
@@ -165,7 +166,7 @@ class ServerRoster:
         return self._first(self._settings.inference_min_ready if begins else 1)
 
     def follow(self, fleet: Fleet) -> None:
-        """Add the servers that joined the directory; forget absent ones that left it."""
+        """Add the servers that joined the directory; forget absent servers that left it."""
         if self._api is None or (listed := self._api.servers()) is None:
             return
         known = [engine.url for engine in fleet.engines]

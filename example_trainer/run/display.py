@@ -1,4 +1,4 @@
-"""Display of a run: a live table on a terminal, one line per step elsewhere.
+"""Display of a run: a live table on a terminal, a line per step elsewhere.
 
 MetricsLog --step(record)--> Display <--beat(heartbeat)-- Pulse
 """
@@ -88,7 +88,7 @@ def picture(
 
 
 def doing(beat: Heartbeat | None) -> str:
-    """Describe the phase, such as "waiting for batch: 12 of 64 sequences queued"."""
+    """Describe the phase: "waiting for batch: 12 of 64 sequences queued", for example."""
     if beat is None:
         return "starting"
     return beat.phase if beat.waiting_on is None else f"{beat.phase}: {beat.waiting_on}"
@@ -105,7 +105,7 @@ def seconds_line(record: Mapping[str, Any]) -> str:
 
 
 def step_line(record: Mapping[str, Any]) -> str:
-    """Format a step as one line, for a log file or a pipe."""
+    """Format a step as a line, for a log file or a pipe."""
     shown = [f"{name} {record[name]:.4g}" for name in SHOWN if record.get(name) is not None]
     shown += [f"{name} {value:.4g}" for name, value in _env_metrics(record)]
     spent = sum(value for name, value in record.items() if name.startswith("seconds_"))
@@ -121,7 +121,7 @@ def _env_metrics(record: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 
 class LineDisplay:
-    """One line per step; the loop itself prints waits."""
+    """A line per step; the loop prints waits."""
 
     def __init__(self, line_of: Callable[[Mapping[str, Any]], str] = step_line) -> None:
         self._line_of = line_of

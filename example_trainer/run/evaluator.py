@@ -1,4 +1,4 @@
-"""Evaluation by a user command, while the servers hold one version.
+"""Evaluation by a user command, while the servers hold a single version.
 
 The trainer waits for the command, so no weights change during it; environments go on
 generating. A failed evaluation is counted and printed. It never becomes a number and never
@@ -49,7 +49,7 @@ class Evaluator:
         )
 
     def at_start(self, state: TrainerState, urls: Sequence[str]) -> dict[str, float]:
-        """Return the metrics before the first step, if the settings request them."""
+        """Return the metrics before the first step, if the settings request an evaluation."""
         if not self._cfg.eval_at_start or self._cfg.eval_command is None or state.step > 0:
             return {}
         return run_on_rank0(self._world, lambda: self._evaluate(state, urls))
@@ -59,7 +59,7 @@ class Evaluator:
     ) -> dict[str, float]:
         """Return metrics after this step if due, as ``eval/<name>``; call once per step.
 
-        ``eval_failures`` counts the failed ones so far. A stop signal raises Stopped meanwhile.
+        ``eval_failures`` counts failed evaluations so far. A stop signal raises Stopped.
         """
         if self._cfg.eval_command is None:
             return {}
@@ -124,10 +124,10 @@ def read_metrics(path: Path) -> dict[str, float]:
     """Read the numbers of a metrics file as ``eval/<name>``; nested names are joined by /.
 
     Of a file in the format of the environments (``{"results": {"atropos|task|0": ..., "all":
-    ...}}``) only the results are read; those of all tasks together get no prefix.
+    ...}}``) only the results are read; results of all tasks together get no prefix.
 
     Raises:
-        OSError: there is no such file.
+        OSError: the file cannot be read.
         ValueError: it is no JSON object.
     """
     document = json.loads(path.read_text(encoding="utf-8"))

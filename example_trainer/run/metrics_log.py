@@ -1,10 +1,10 @@
-"""Metrics of a step: one record for metrics.jsonl, the trackers and the screen.
+"""Metrics of a step: a record for metrics.jsonl, the trackers and the screen.
 
     batch_metrics (the batch) --.
     StepMetrics (learning)  ------+--> record --> MetricsLog.write --> jsonl, trackers, display
     Clock (seconds of phases) --'
 
-A record is flat; metrics.jsonl keeps these names, ``tracker_name`` maps them to those of
+A record is flat; metrics.jsonl keeps these names, ``tracker_name`` maps each to its name in
 trackers. In nats per token unless stated otherwise:
 
     loss, entropy, approx_kl, importance_weight, clip_ratio, dual_clip_ratio    over trained tokens
@@ -12,14 +12,14 @@ trackers. In nats per token unless stated otherwise:
     {training,inference}_logprob_{mean,std}, logprob_diff_{mean,abs_mean,max}   policy, sampler
     reward_{mean,std}         over rows
     staleness_{mean,p95,max}  versions between sampling and this step, over trained tokens
-    prompt_length_*, completion_length_*    tokens; completion: the trained ones of a row
+    prompt_length_*, completion_length_*    tokens; completion: the trained tokens of a row
     truncated_share           of the rows whose finish reason is known
     kl_reference              KL to the reference model, where it is a term of the reward
     filtered_share            of the rows that came and did not enter the loss
     padding_share             of the positions that were computed
     tokens_per_s              tokens of rows in the loss / seconds of preparing and training
     seconds_<phase>           wall time of the loop in each phase
-    recovery_{write_s,bytes}  of a recovery checkpoint that was written beside the loop
+    recovery_{write_s,bytes}  of a recovery checkpoint that was written in the background
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def mismatch_details(record: Mapping[str, Any], agreement: Agreement) -> dict[st
 
 
 class MetricsLog:
-    """Writes the record of every step to all outputs. Only rank 0 has one; close it to flush
-    trackers.
+    """Writes the record of every step to all outputs. Only rank 0 has a log; close it to
+    flush trackers.
 
     Args:
         cfg: all of its settings are shown in the trackers.
@@ -130,7 +130,7 @@ class MetricsLog:
         self._start_trackers(step)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Log one step; ``record`` has ``step``, ``tokens``, and ``seconds_<phase>``."""
+        """Log a step; ``record`` has ``step``, ``tokens``, and ``seconds_<phase>``."""
         if self._trackers is None:
             self._start_trackers(record["step"] - 1)
         spent_s = sum(record.get(f"seconds_{phase}", 0.0) for phase in TRAINING_PHASES)
@@ -183,7 +183,7 @@ def batch_metrics(
 ) -> dict[str, Any]:
     """Metrics of a batch; ``version`` is that of the policy that trains on it.
 
-    Every rank has the whole batch, so these are the same on all of them.
+    Every rank has the whole batch, so these are the same on all ranks.
     """
     loss_rows, tokens = prepared.rows, max(1, prepared.tokens)
     rewards = [row.reward for row in batch.rows]

@@ -1,4 +1,4 @@
-"""Prefetch of batches: the next one is claimed while a step runs, for every rank.
+"""Prefetch of batches: the next batch is claimed while a step runs, for every rank.
 
     rank 0   claim --> queue of one --> next() --share--> all ranks
                ^                          |
@@ -27,7 +27,7 @@ from example_trainer.run.connect import WaitReporter
 from example_trainer.state import Stopped, StoppedBetweenSteps
 
 logger = logging.getLogger(__name__)
-CLAIM_WAIT_S = 5.0  # of one call; short, so that a stop takes effect soon
+CLAIM_WAIT_S = 5.0  # wait of a call; short, so that a stop takes effect soon
 POLL_S = 1.0
 
 
@@ -37,7 +37,7 @@ class BatchPrefetcher:
     Args:
         state: a batch that it names as trained is acked without training.
         batches: number to claim in all.
-        ahead: claim the next batch while one is trained; else after its ack.
+        ahead: claim the next batch while its predecessor is trained; else after its ack.
         lease_s: seconds of the lease of a batch, extended until its ack.
     """
 
@@ -98,7 +98,7 @@ class BatchPrefetcher:
             self._wanted.release()
 
     def _run(self) -> None:
-        with surviving(self._ready.put), suppress(Stopped):  # by the same signal as the loop
+        with surviving(self._ready.put), suppress(Stopped):  # the signal that stops the loop
             while self._to_claim > 0:
                 self._wanted.acquire()
                 claimed = self._claim()
@@ -162,7 +162,7 @@ def next_batch(
 
 
 class _Message(msgspec.Struct):
-    """Message of rank 0 to the other ranks."""
+    """Message of rank 0 to all ranks."""
 
     claimed: ClaimedBatch | None = None
     stop: str | None = None

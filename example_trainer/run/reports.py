@@ -2,8 +2,8 @@
 
     loop --batch(), step()--> queue --thread--> POST /batches/{no}/notes, POST /steps
 
-The loop never waits for them. A report is lost and counted where the API gives no answer for
-``GIVE_UP_S``, where it rejects the report, and where the queue is full.
+The loop never waits for reports. A report is lost and counted where the API gives no answer
+for ``GIVE_UP_S``, where it rejects the report, and where the queue is full.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from example_trainer.distributed.ranks import Ranks
 logger = logging.getLogger(__name__)
 GIVE_UP_S = 5.0
 MAX_WAITING = 4  # batches and steps
-BODY_BYTES = 16 * 2**20  # of one post, before its compression
-TIMEOUT_S = 30.0  # of a call
+BODY_BYTES = 16 * 2**20  # limit of a post before compression
+TIMEOUT_S = 30.0  # limit of a call
 LOWEST = float(np.finfo(np.float16).min)
 
 
@@ -124,11 +124,11 @@ class TokenValues:
     """
 
     parts: list[tuple[list[int], Tensor, Tensor | None]] = field(default_factory=list)
-    kept_R: dict[int, list[bool]] = field(default_factory=dict)  # by the loss's batch mask
-    whole: Tensor | None = None  # of all ranks
+    kept_R: dict[int, list[bool]] = field(default_factory=dict)  # result of the batch mask
+    whole: Tensor | None = None  # values of all ranks
 
     def add(self, rows: list[int], logprobs: Tensor, clipped: Sequence[Tensor]) -> None:
-        """Add one pass over ``rows``, with (B, T) values; the first one's logprobs count."""
+        """Add a pass over ``rows``, with (B, T) values; the first pass's logprobs count."""
         self.parts.append((rows, logprobs.detach(), clipped[0] if clipped else None))
 
     def share(self, world: Ranks, lengths_R: Sequence[int]) -> None:

@@ -1,1 +1,1 @@
-"""Settings of the trainer, one file per section; ``config`` joins them."""
+"""Settings of the trainer, a file per section; ``config`` joins them."""

@@ -1,4 +1,4 @@
-"""The command line of the trainer: one flag per setting, YAML files, ``key=value``.
+"""The command line of the trainer: a flag per setting, YAML files, ``key=value``.
 
     atropos-grpo --config base.yaml --config mine.yaml --lr 1e-5 actor.eps_clip=0.2
 
@@ -69,7 +69,7 @@ ALIASES = {
     "model_name": "--model",
     "vllm_gpu_memory_utilization": "--gpu-memory-utilization",
 }
-# Given as one word such as 0-3,28-31.
+# Settings given as a single word: 0-3,28-31.
 ONE_WORD = {"train_layer_indices", "lora_layer_indices"}
 EPILOG = """\
 key=value sets what a flag would, by any of its names: lr=1e-5, optim.lr=1e-5 (the section
@@ -95,9 +95,9 @@ def parse_args(argv: Sequence[str] | None = None, prog: str = PROG) -> TrainingC
 
 
 def config_to_run(argv: Sequence[str] | None = None) -> TrainingConfig:
-    """As :func:`parse_args`; exit with status 2 if torch or a model is missing, too.
+    """Parse the command line; exit with status 2 if torch or a model is missing, too.
 
-    It imports no torch and calls no other process of the run.
+    Imports no torch and calls no process of the run.
     """
     cfg = parse_args(argv)
     require(PROG, "train", "torch", "transformers")
@@ -143,7 +143,7 @@ def settings_of_files(
 def with_areal_defaults(
     assignments: Sequence[Assignment],
 ) -> tuple[list[Assignment], list[str]]:
-    """The assignments after those that AReaL makes, and notes about these.
+    """The assignments after AReaL's defaults, and notes about the defaults.
 
     Raises ConfigError: the file trains by another command.
     """
@@ -222,7 +222,7 @@ class _Set(_Assign):
 
 
 def with_set(argv: Sequence[str]) -> list[str]:
-    """The same words with every bare ``key=value`` as ``--set=key=value``.
+    """``argv`` with every bare ``key=value`` as ``--set=key=value``.
 
     A word right after a flag that takes a value is always that value.
     """

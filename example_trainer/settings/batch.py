@@ -1,4 +1,4 @@
-"""Settings of batches and packing, and those that a model is loaded with."""
+"""Settings of batches and packing, and settings that a model is loaded with."""
 
 from __future__ import annotations
 
@@ -78,5 +78,5 @@ class LoadSettings(BatchSettings, ModelSettings):
 
     @property
     def microbatch_tokens(self) -> int:
-        """Tokens of one forward pass on one rank."""
+        """Tokens of a forward pass on a rank."""
         return self.max_tokens_per_microbatch or self.batch_size * self.seq_len

@@ -45,12 +45,12 @@ class TrainingConfig(
     OptimSettings,
     LoadSettings,
 ):
-    """Settings of one training run; each is also a flag (``--batch-size``).
+    """Settings of a training run; each is also a flag (``--batch-size``).
 
     Sequences per step = batch_size x gradient_accumulation_steps.
 
     Raises:
-        ConfigError: settings contradict each other; names them and a remedy.
+        ConfigError: settings contradict each other; names the settings and a remedy.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())

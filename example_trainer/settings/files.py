@@ -59,7 +59,7 @@ REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 class Assignment:
     """``where`` names the source in messages: a file, a flag, the command line."""
 
-    key: str  # as written: "actor.optimizer.lr"
+    key: str  # spelling in the source: "actor.optimizer.lr"
     value: Any
     where: str
 
@@ -150,7 +150,7 @@ def _add_member(members: dict[str, Any], name: str, value: Any) -> None:
 
 
 def listed_keys(keys: Iterable[str]) -> str:
-    """The keys; of a longer list the sections, but for the actor, with how many each has."""
+    """The keys; in a long list sections with counts, except for the actor's keys."""
     keys = dict.fromkeys(keys)
     parts = dict.fromkeys(
         key if len(keys) <= 3 or key.startswith("actor.") else key.partition(".")[0]
@@ -223,7 +223,7 @@ _OURS: dict[str, Renamed] = {
 
 
 def meaning_of(assignment: Assignment) -> Meaning:
-    """The meaning of a key. Raises ConfigError for an unknown one."""
+    """The meaning of a key. Raises ConfigError for an unknown key."""
     meaning = _OURS.get(assignment.key) or areal_names.meaning_of(assignment.key)
     if meaning is not None:
         return meaning
@@ -279,7 +279,7 @@ def resolve_references(
     assignments: Sequence[Assignment],
     keeps: Callable[[Assignment], bool] = belongs_elsewhere,
 ) -> list[Assignment]:
-    """The same assignments without references; what ``keeps`` is true for may keep them."""
+    """The assignments without references, which may stay where ``keeps`` is true."""
     assignments = list(_spread(assignments))
     latest: dict[str, Assignment] = {}
     for entry in assignments:
@@ -321,7 +321,7 @@ def resolve_references(
 
 
 def _spread(assignments: Sequence[Assignment]) -> Iterator[Assignment]:
-    """The same, with a reference to a section as one to each of its given options."""
+    """The assignments, with a reference to a section split into its given options."""
     for assignment in assignments:
         whole = (
             REFERENCE.fullmatch(assignment.value)
@@ -340,7 +340,7 @@ def _spread(assignments: Sequence[Assignment]) -> Iterator[Assignment]:
 
 
 def _identity(key: str) -> str:
-    """The same for all names of a setting whose value is written alike under each."""
+    """Identity shared by all names of a setting whose value is written alike under each."""
     key = _current(key)
     meaning = _OURS.get(key) or areal_names.NAMES.get(key)
     if isinstance(meaning, Renamed) and meaning.convert is areal_names.same:

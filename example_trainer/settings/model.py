@@ -1,4 +1,4 @@
-"""Which model is trained, in which precision, and on what."""
+"""Settings of the model, its precision and its device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from example_trainer.settings.section import Section
 
 
 class ModelSettings(Section):
-    """Which model is trained, in which precision, and on which devices."""
+    """The model to train, its precision, and its devices."""
 
     model_name: Annotated[str, AfterValidator(local_model)] = Field(
         description="directory or hub name of the model to train, or smollm2 (of the quickstart)"

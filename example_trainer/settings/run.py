@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from atroposlib.trackers import TrackerName, tracker_names
 from example_trainer.settings.section import Section
 
-RECOVERY_WRITE_S = 1800.0  # bound of writing one recovery checkpoint
+RECOVERY_WRITE_S = 1800.0  # bound of writing a recovery checkpoint
 
 
 class RunSettings(Section):
@@ -43,7 +43,7 @@ class RunSettings(Section):
         "keep", description="what the rollout API does with groups that are older all the same"
     )
 
-    # --- saving: each counter on its own, a save when any of them is full ---------------
+    # --- saving: each counter on its own, a save when any counter is full ---------------
     save_path: str = Field("trained_model_checkpoints", description="checkpoints go here")
     checkpoint_interval: int = Field(
         3, ge=0, description="steps between saved models; 0: only the final one"
@@ -100,7 +100,7 @@ class RunSettings(Section):
 
 
 class WatchSettings(Section):
-    """Where metrics go."""
+    """Destinations of metrics."""
 
     log_dir: str = Field("./logs", description="metrics.jsonl goes here")
     metrics_path: str | None = Field(

@@ -22,10 +22,10 @@ S = TypeVar("S", bound="Section")
 class Section(BaseModel):
     @classmethod
     def of(cls: type[S], settings: object) -> S:
-        """``settings`` itself if it is such a section, else one with the fields it has.
+        """``settings`` if it is a section of this kind, else a section with its fields.
 
         So the pure functions take a TrainingConfig, another object with some of its
-        fields, or None. Missing fields have their defaults; given ones are not validated.
+        fields, or None. Missing fields have their defaults; given fields are not validated.
         """
         if isinstance(settings, cls):
             return settings

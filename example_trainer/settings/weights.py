@@ -137,7 +137,7 @@ class ServingSettings(OriginalSettings, WeightSettings, ModelSettings):
 
     @property
     def follows_directory(self) -> bool:
-        """Whether the servers are those of the rollout API's directory."""
+        """Whether the servers come from the rollout API's directory."""
         return self.servers[:1] == ["directory:"]  # slashes at the end are stripped
 
     @property

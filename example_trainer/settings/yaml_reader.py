@@ -11,7 +11,7 @@ from atroposlib.utils.cli import at_home
 
 
 def load_yaml(path: str | Path) -> dict[str, Any]:
-    """The mapping in a file; ConfigError if there is no such file, or no mapping with names."""
+    """The mapping in a file; ConfigError if the file is missing, or no mapping with names."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -13,7 +13,7 @@ class Stopped(Exception):
 
 
 class StoppedBetweenSteps(Stopped):
-    """The models are those of the last step: no other one has begun."""
+    """The models are as after the last step: no further step has begun."""
 
 
 class StopSignal:
@@ -32,9 +32,9 @@ class StopSignal:
 
 @dataclass
 class Frequency:
-    """Schedule: due after so many epochs, steps or seconds, the first of them.
+    """Schedule: due after so many epochs, steps or seconds, by the first counter to fire.
 
-    A counter that fires is reset; the others count on.
+    A counter that fires is reset; the rest count on.
 
     Example: ``Frequency(epochs=1, steps=5)`` with 8 steps per epoch fires at steps 4, 7, 9,
     14, 15 (steps counted from 0). Without a bound it never fires.
@@ -52,7 +52,7 @@ class Frequency:
     _steps: int = field(default=0, init=False)
 
     def due(self, epoch_ended: bool, now_s: float) -> bool:
-        """Count one step. Call it once per step."""
+        """Count a step. Call it once per step."""
         self._epochs += epoch_ended
         self._steps += 1
         self.since_s = min(self.since_s, now_s)  # the clock was set back: by hours, perhaps
@@ -68,7 +68,7 @@ class Frequency:
         return by_epochs or by_steps or by_seconds
 
     def state(self) -> dict[str, float]:
-        """The counters, as JSON holds them."""
+        """The counters, as JSON values."""
         return {"epochs": self._epochs, "steps": self._steps, "since_s": self.since_s}
 
     def restore(self, state: dict[str, float]) -> None:

@@ -1,6 +1,7 @@
-"""The end of a run, recorded by its trainer: the one sign that launchers believe.
+"""The end of a run, recorded by its trainer: the only sign that launchers accept.
 
-An exit status passes go-betweens: srun ends with 0 when its node is lost while the trainer lives.
+An exit status passes other programs: srun ends with 0 when its node is lost while the trainer
+lives.
 
     launcher    deletes the record of an earlier launch, and names the file to the trainer
     trainer     deletes it at its start, and writes it after its last step and model

@@ -17,7 +17,7 @@ from example_trainer.supervised.settings import (
 
 
 def main(model: type[FileTraining], name: str, argv: Sequence[str] | None = None) -> int:
-    """Run one command, whose training is in the module ``name``; return the exit status."""
+    """Run a command, whose training is in the module ``name``; return the exit status."""
     cfg = parse(model, argv)
     require(cfg.prog, "train", "torch", "transformers")
     from example_trainer.supervised import loop

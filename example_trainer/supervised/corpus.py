@@ -4,7 +4,7 @@
     {"messages"}                            the turns of the assistant are trained
     {"prefix", "pos", "neg"}, {"pos", "neg"}     a pair, of texts or of lists of messages
 
-Other keys, such as ``score``, are ignored. An example is the rows of one line; they share a
+Further keys, like ``score``, are ignored. An example is the rows of a line; they share a
 ``group``, so that their common prefix is computed once.
 """
 
@@ -48,14 +48,14 @@ def read(
 ) -> Corpus:
     """Read the trainable lines of a file.
 
-    A line is skipped as a whole if one of its rows is longer than ``max_tokens`` or has no
+    A line is skipped as a whole if any of its rows is longer than ``max_tokens`` or has no
     trained token.
 
     Args:
         rows_of: the rows of a line, and the name of their group.
 
     Raises:
-        ConfigError: the file cannot be read or has no such line; names the line.
+        ConfigError: the file cannot be read or has no trainable line; names the line.
     """
     corpus = Corpus()
     for number, line in _lines(path):
@@ -77,7 +77,7 @@ def read(
 def read_both(
     cfg: CorpusSettings, rows_of: Callable[[dict[str, Any], str], Example], max_tokens: int
 ) -> tuple[Corpus, Corpus | None]:
-    """Read ``train_file``, and ``valid_file`` if there is one; see :func:`read`."""
+    """Read ``train_file``, and ``valid_file`` if it is set; see :func:`read`."""
     train = read(cfg.train_file, rows_of, max_tokens)
     return train, read(cfg.valid_file, rows_of, max_tokens) if cfg.valid_file else None
 
@@ -137,7 +137,7 @@ def completion_row(tokenizer: Any, prefix: str, completion: str) -> Row:
     """Build a row whose completion is trained and whose prefix is not.
 
     The prefix has the tokens it has alone, as when the completion was sampled. The whole text
-    is tokenised at once if that keeps them, else the completion separately.
+    is tokenised at once if that keeps these tokens, else the completion separately.
     """
     begin = _ids(tokenizer, prefix)
     whole = _ids(tokenizer, prefix + completion)
@@ -154,8 +154,8 @@ def chat_rows(
     """Build rows that train the assistant's text in turn ``trained_from`` and later turns.
 
     Each turn follows exactly the prompt that the model gets when it generates the turn. With
-    most chat templates these prompts are prefixes of each other, so that one row holds all;
-    with a template that, for example, drops earlier reasoning, there is one row per turn.
+    most chat templates these prompts are prefixes of each other, so that a row holds all; with
+    a template that, for example, drops earlier reasoning, there is a row per turn.
     """
     parts: list[tuple[list[int], list[bool]]] = []
     for i, message in enumerate(messages):
@@ -173,7 +173,7 @@ def chat_rows(
 def _turn(
     tokenizer: Any, before: list[dict[str, Any]], message: dict[str, Any]
 ) -> tuple[list[int], int]:
-    """Tokens up to the end of a turn, and how many of them are not the model's."""
+    """Tokens up to the end of a turn, and the number that are not the model's."""
     from jinja2 import TemplateError
 
     try:

@@ -2,9 +2,9 @@
 
 atropos-dpo --model MODEL --train-file dpo.jsonl --save-path runs/dpo
 
-The file has lines of {"prefix", "pos", "neg"}, or of lists of messages {"pos", "neg"}, as
-atropos-dpo-gen writes them. The logprobs of the reference model are computed once, before
-the first step, so that only one model is in memory while training. ``preference`` has the
+The file has lines of {"prefix", "pos", "neg"}, or of lists of messages {"pos", "neg"}, written
+by atropos-dpo-gen. The logprobs of the reference model are computed once, before
+the first step, so that a single model is in memory while training. ``preference`` has the
 formulae.
 """
 

@@ -4,7 +4,7 @@
                                         |                                             |
                                         '<----------------- until the epochs are over '
 
-An objective is one training method: ``sft``, ``dpo``, ``reward_model``.
+An objective is a training method: ``sft``, ``dpo``, ``reward_model``.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def train(cfg: RewardConfig) -> None:
 
 
 def rewards_of(model: ValueModel) -> RowSums:
-    """Return the rewards of rows made by :func:`scored_row`, one number each."""
+    """Return the rewards of rows made by :func:`scored_row`, a number each."""
     return RowSums(model, lambda microbatch: model.score(microbatch)[0])
 
 

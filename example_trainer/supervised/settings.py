@@ -67,7 +67,7 @@ class FileTraining(WatchSettings, OptimSettings, CorpusSettings, ModelSettings):
         """Return the settings for the parts shared with atropos-grpo."""
         from example_trainer.distributed.ranks import resolve_device  # loads torch
 
-        # An omitted setting has the default of atropos-grpo, such as loss.
+        # An omitted setting (for example, loss) has the default of atropos-grpo.
         known = set(TrainingConfig.model_fields)
         given = self.model_dump(include=known, exclude_none=True)
         own = {"training_steps": steps, "device": resolve_device(self.device)}

@@ -2,8 +2,8 @@
 
 atropos-sft --model MODEL --train-file sft.jsonl --save-path runs/sft
 
-The file has lines of {"prefix", "completion"} or {"messages"}, as atropos-sft-gen writes
-them. Completions and turns of the assistant are trained; every token counts the same.
+The file has lines of {"prefix", "completion"} or {"messages"}, written by atropos-sft-gen.
+Completions and turns of the assistant are trained; every token counts the same.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CrossEntropy:
         tokens = sum(len(row.trained) for row in rows)
         total = torch.zeros((), dtype=torch.float64)
         for microbatch in self.policy.plan_share(rows):
-            # One divisor for the whole step: the gradient is the same for any split.
+            # A single divisor for the whole step: the gradient is the same for any split.
             loss_sum = -self.policy.score(microbatch).logprobs.sum()
             torch.autograd.backward(loss_sum / tokens)
             total += loss_sum.detach().cpu().double()

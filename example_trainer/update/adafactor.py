@@ -1,4 +1,4 @@
-"""Adafactor over shards: transformers' own step, one whole parameter at a time."""
+"""Adafactor over shards: transformers' own step, a whole parameter at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class UnshardedAdafactor(Adafactor):  # type: ignore[misc, unused-ignore]
     Its factors are means over whole rows and columns, and its step size has the root mean
     square of a whole weight. Every rank therefore makes the step of the whole parameter
     and keeps its own part of it. That costs the gathering of each parameter and gradient;
-    the factors are small, and every rank holds all of them.
+    the factors are small, and every rank holds all factors.
     """
 
     state_is_full = True

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 
 class OffloadedAdamW(torch.optim.AdamW):
-    """AdamW with the moments of one parameter at a time on the device.
+    """AdamW with the moments of a single parameter at a time on the device.
 
     The update is that of fused AdamW, bit for bit. It frees 8 bytes a parameter on the device, and
     each step copies 16 over the bus.
@@ -18,7 +18,7 @@ class OffloadedAdamW(torch.optim.AdamW):
 
     def __init__(self, parameters: Any, **options: Any):
         super().__init__(parameters, fused=True, **options)
-        # Page-locked memory of each moment: copies into it run beside the next update.
+        # Page-locked memory of each moment: copies into it overlap the next update.
         self._host: dict[tuple[nn.Parameter, str], Tensor] = {}
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The optimizer, its learning rate, one clipped step, and its state as named tensors."""
+"""The optimizer, its learning rate, a clipped step, and its state as named tensors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def build_optimizer(model: PackedModel, settings: OptimSettings) -> torch.optim.
         )
         return optimizer
     if settings.optimizer == "sgd":
-        # Without momentum its decay is the decoupled one: w -= lr (g + decay w).
+        # Without momentum its decay is decoupled: w -= lr (g + decay w).
         return torch.optim.SGD(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
     betas = (settings.adam_beta1, settings.adam_beta2)
     shared: dict[str, Any] = {"lr": settings.lr, "betas": betas, "eps": settings.adam_eps}
@@ -71,8 +71,8 @@ def build_optimizer(model: PackedModel, settings: OptimSettings) -> torch.optim.
 def learning_rate(settings: OptimSettings, step: int, total_steps: int) -> float:
     """Rate of optimizer step ``step``, counted from 0.
 
-    Linear warm-up over ``warmup_steps`` or ``warmup_ratio`` of all steps: the
-    longer one. Then constant, or from ``lr`` to ``lr x min_lr_ratio``, linear or along a cosine:
+    Linear warm-up over ``warmup_steps`` or ``warmup_ratio`` of all steps, by the longer. Then
+    constant, or from ``lr`` to ``lr x min_lr_ratio``, linear or along a cosine:
     lr (min + (1 - min) (1 + cos(pi p)) / 2). Over the last ``lr_decay_ratio`` of the steps
     linear to 0 at the latest. The end of a schedule is reached one step after the last.
     """
@@ -101,7 +101,7 @@ def clipped_step(
     """Clip by the global norm, step, clear. Collective.
 
     A gradient that is not finite is discarded, because it would make every weight NaN. All
-    ranks have the same norm, so all of them skip. The caller reports it.
+    ranks have the same norm, so all ranks skip. The caller reports it.
 
     Returns:
         The L2 norm of the whole gradient before clipping, and whether it stepped.
@@ -126,7 +126,7 @@ def clipped_step(
 def _gradients(
     optimizer: torch.optim.Optimizer, model: PackedModel
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """This rank's gradients of what a tensor group splits, and of what each of it has."""
+    """Local gradients of weights that a tensor group splits, and of weights that each has."""
     world = model.world
     split, common = [], []
     for parameter, name in _names(optimizer, model).items():
@@ -143,7 +143,7 @@ def _gradients(
 
 
 def _global_norm(split: list[Tensor], common: list[Tensor], model: PackedModel) -> float:
-    # Each rank's shards are other parts of the gradient: the squares add up.
+    # Each rank's shards are different parts of the gradient: the squares add up.
     square = torch.zeros((), dtype=torch.float64)
     if split:
         square += torch.nn.utils.get_total_norm(split).double().cpu() ** 2
@@ -168,7 +168,7 @@ def optimizer_state(
     """The state as this rank holds it: its shards, and whole what is not sharded.
 
     Returns:
-        Tensors by ``parameter/entry`` (such as ``model.norm.weight/exp_avg``), not copied; and
+        Tensors by ``parameter/entry`` (as ``model.norm.weight/exp_avg``), not copied; and
         the rest as JSON, independent of the number of ranks.
     """
     names = _names(optimizer, model)
@@ -199,14 +199,14 @@ def load_optimizer_state(
 ) -> None:
     """Load whole tensors of :func:`optimizer_state`, on any number of ranks. Collective.
 
-    Betas, decay and the like are those of the settings.
+    Betas, decay and the like come from the settings.
 
     Args:
         everywhere: every rank passes all tensors and reads its part. Otherwise only the
             arguments of rank 0 are used.
 
     Raises:
-        ConfigError: the state is of another optimizer or of other parameters; on every
+        ConfigError: the state is of another optimizer or of different parameters; on every
             rank alike, and before anything has changed.
     """
     world = model.world

@@ -1,7 +1,7 @@
-"""Optimizer steps on one batch.
+"""Optimizer steps on a batch.
 
-    for each minibatch                      one optimizer step
-        for each micro-batch                       one forward and backward, bounded memory
+    for each minibatch                      an optimizer step
+        for each micro-batch                       a forward and backward, bounded memory
             score -> loss sum / divisor -> backward
         clip, step
 
@@ -51,7 +51,7 @@ Optimizer = torch.optim.Optimizer
 
 @dataclass
 class Critic:
-    """The value model, its optimizer, and the settings of that: its own learning rate."""
+    """The value model, its optimizer, and the optimizer's settings, with a learning rate."""
 
     model: ValueModel
     optimizer: Optimizer
@@ -69,13 +69,13 @@ def learn(
     values: TokenValues | None = None,
     agreement: Agreement | None = None,
 ) -> dict[str, float | None]:
-    """Take ``minibatches x ppo_epochs`` optimizer steps; metrics over all of them.
+    """Take ``minibatches x ppo_epochs`` optimizer steps; metrics over all steps.
 
     ``values`` receives what the steps computed of each token. ``agreement`` limits the
     distance of fresh tokens to their sampler; None: the limits of a new run.
 
     Raises:
-        StaleWeights: fresh tokens have other logprobs at the sampler than here.
+        StaleWeights: fresh tokens have different logprobs at the sampler than here.
         Stopped: between two micro-batches; the step is not taken.
     """
     parts = minibatches(prepared.rows, cfg.minibatches)
@@ -133,11 +133,11 @@ def learn(
 
 @dataclass
 class _Update:
-    """The rows of one optimizer step.
+    """The rows of an optimizer step.
 
     ``proximal_R_T`` None means the policy's own logprobs: in the first update of a batch the
-    policy being trained is the proximal one, so its detached logprobs serve exactly and a
-    forward is spared. With one minibatch they (``own_R_T``) serve the epochs after it, too.
+    policy being trained is the proximal policy, so its detached logprobs serve exactly and a
+    forward is spared. With a single minibatch they (``own_R_T``) serve later epochs, too.
     """
 
     settings: TrainingConfig
@@ -146,12 +146,12 @@ class _Update:
     stop: StopSignal
     check: SamplerCheck | None  # None: not compared
     proximal_R_T: list[list[float]] | None = None
-    values: TokenValues | None = None  # of the batch, in which
-    places: Sequence[int] = ()  # these are the rows
+    values: TokenValues | None = None  # values of the whole batch
+    places: Sequence[int] = ()  # places of the rows in the batch
 
     def __post_init__(self) -> None:
         rows, settings = self.prepared.rows, self.settings
-        # Of rows that this rank scored, before the step; other ranks' rows stay empty.
+        # Logprobs of rows that this rank scored, before the step; empty for all further rows.
         self.own_R_T: list[list[float]] = [[] for _ in rows]
         self.loss_of = losses.formula(settings.loss)
         self.behaviour_R_T = [at_trained(row, row.behaviour_logprobs) for row in rows]
@@ -214,7 +214,7 @@ class _Update:
         kept_R_T: Sequence[Sequence[bool]] | None,
         sums: StepMetrics,
     ) -> tuple[Mismatch, Tensor]:
-        """Loss and gradient of one micro-batch; distance of its newest tokens to the sampler."""
+        """Loss and gradient of a micro-batch; distance of its newest tokens to the sampler."""
         policy, device = self.policy, self.policy.device
         scores = policy.score(
             microbatch,

@@ -2,7 +2,7 @@
 
     micro-batch --add--> sums, counts, maxima --share (all ranks)--> means
 
-A mean of means would weigh a micro-batch of three tokens like one of three thousand.
+A mean of means would weigh a micro-batch of three tokens like a micro-batch of three thousand.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class StepMetrics:
             self._maxima[name] = new if old is None else torch.maximum(old.to(new.device), new)
 
     def total(self, name: str) -> float:
-        """The sum itself, 0.0 if nothing was added."""
+        """The sum, 0.0 if nothing was added."""
         return float(self._sums[name]) if name in self._sums else 0.0
 
     def share(self, world: Ranks) -> None:
         """Add up over all ranks; a collective operation, so every rank calls it.
 
-        Every rank has added the same names: one with nothing to train adds zeros.
+        Every rank has added the same names: a rank with nothing to train adds zeros.
         """
         if world.size == 1:
             return
@@ -62,7 +62,7 @@ class StepMetrics:
             for i, name in enumerate(names):
                 self._sums[name], self._counts[name] = total[i], total[len(names) + i]
         if largest:
-            # A sum is the one operation that a Ranks has: each rank fills its own column.
+            # A sum is the only operation that a Ranks has: each rank fills its own column.
             own = _stack([self._maxima[name] for name in largest], world)
             table = own.new_zeros(len(largest), world.size)
             table[:, world.rank] = own
@@ -99,7 +99,7 @@ def _into(table: dict[str, Tensor], name: str, value: Tensor | float) -> None:
 def add_logprobs(
     sums: StepMetrics, logprobs: Tensor, behaviour: Tensor, advantages: Tensor, mask: Tensor
 ) -> None:
-    """Add logprobs of policy and sampler over the trained tokens of one micro-batch.
+    """Add logprobs of policy and sampler over the trained tokens of a micro-batch.
 
     Args:
         logprobs, behaviour, advantages: (B, T), nats.

@@ -4,7 +4,7 @@
 
 The paper trains on the fifth of the tokens where the policy decides between ways to go on, which
 carries nearly all that is learned. Left-out tokens count in the divisor, as in TRL
-(``top_entropy_quantile``), and entropies are those before the step.
+(``top_entropy_quantile``), and entropies are taken before the step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def keep_top(entropies_R_T: Sequence[Sequence[float]], share: float) -> list[lis
 
     A NaN is kept and makes the loss NaN.
 
-    >>> kept([[0.1, 2.0], [0.3, 1.0, 0.0]], 0.4)
+    >>> keep_top([[0.1, 2.0], [0.3, 1.0, 0.0]], 0.4)
     [[False, True], [False, True, False]]
     """
     numbers = [x for row in entropies_R_T for x in row if not math.isnan(x)]

@@ -11,9 +11,9 @@ version and answers requests again. The order is
     announce the version to the rollout API
 
 A server that does not answer is left out, and gets the current weights before it serves again
-(``fleet``). If one refuses before the first was changed, all continue with the weights they
-held. If one refuses later, every reachable server stays paused, so that no sample of a mixture
-of versions is generated, and the message gives the version of each.
+(``fleet``). If a server refuses before the first was changed, all continue with the weights
+they held. If a server refuses later, every reachable server stays paused, so that no sample of
+a mixture of versions is generated, and the message gives the version of each.
 
     disk            a directory that every server sees; works with every engine
     lora            only the adapter
@@ -56,8 +56,8 @@ def make_publisher(
     """Create the publisher of the settings and check that every server supports it.
 
     Args:
-        engines: all servers on rank 0, none on the others.
-        announce: sends a version to the rollout API; None on ranks other than 0.
+        engines: all servers on rank 0, none on the remaining ranks.
+        announce: sends a version to the rollout API; None on ranks above 0.
         on_wait: called with the wait for a server when none is left.
 
     Raises:

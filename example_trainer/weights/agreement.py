@@ -1,19 +1,19 @@
 """How far logprobs of equal weights may lie apart: by rounding, as it is found in the run.
 
     found --accepts--> True: learned from, so that the limit follows the rounding of the run
-                 '---> False: other weights
+                 '---> False: different weights
 
-In float32 rounding is far below what one step changes, and a fixed tolerance decides. In
+In float32 rounding is far below what a step changes, and a fixed tolerance decides. In
 bfloat16 a trained model rounds by 0.01 to 0.06 nats per token on average and single tokens by
-far more, so that the mean and the share of such tokens decide, and never the largest difference.
+far more: the mean and the share of these tokens decide, and never the largest difference.
 
 SmolLM2-135M in the quickstart, local server and trainer, 40 steps of five seeds, mean nats of a
-batch: correct weights 0.0002 to 0.046 and once 0.069, weights one step old 0.08 to 0.48 in the
-first 20 steps. A rare batch rounds like a stale one, but the next does not, while a server that is
-behind stays behind: a mean above the limit is refused the second time in a row.
+batch: correct weights 0.0002 to 0.046 and once 0.069, weights a step old 0.08 to 0.48 in the
+first 20 steps. A rare batch rounds like a stale batch, but the next does not, while a server
+that is behind stays behind: a mean above the limit is refused the second time in a row.
 
-Given texts, prompts among them, are harder to guess and round by more than what the policy
-sampled itself: 0.013 to 0.054 there, so that each kind of tokens has its own limit.
+Given texts, prompts among them, are harder to guess and round by more than tokens that the
+policy sampled: 0.013 to 0.054 there, so that each kind of tokens has its own limit.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ logger = logging.getLogger(__name__)
 MAX_SHARE = {"float32": 0.01, "bfloat16": 0.25}
 START_NATS = 0.1  # most mean of bfloat16 before anything was compared
 TIMES_USUAL = 2.5
-AT_ONCE_NATS = 0.2  # such a mean, and twice the limit, is refused the first time
+AT_ONCE_NATS = 0.2  # a mean above it and above twice the limit is refused the first time
 MEMORY = 0.8  # share of the moving mean that a comparison leaves as it was
 
 
 class Tokens(str, Enum):
-    """Where the tokens of a comparison come from."""
+    """Origin of the tokens of a comparison."""
 
     GIVEN = "given"  # texts that server and trainer both score
-    SAMPLED = "sampled"  # those of a batch, with the logprobs of their sampler
+    SAMPLED = "sampled"  # tokens of a batch, with the logprobs of their sampler
 
 
 # A lower mean, in nats, is rounding, however little there was before.
@@ -50,8 +50,8 @@ LEAST_NATS = {Tokens.GIVEN: 0.1, Tokens.SAMPLED: 0.03}
 class Agreement:
     """Limits of a run, which it learns from comparisons that it accepts."""
 
-    tolerance: float  # nats of one token
-    max_share: float  # of tokens beyond it
+    tolerance: float  # nats of a token
+    max_share: float  # share of tokens beyond it
     judges_mean: bool = False
     usual: dict[Tokens, float] = field(default_factory=dict)  # nats per token, so far
     doubts: set[tuple[Tokens, str]] = field(
@@ -82,7 +82,7 @@ class Agreement:
             scale: of the differences: 1 / temperature where the logprobs were divided by it.
             source: the server, where it is known.
         """
-        spare = 1 if self.judges_mean else 0  # of few tokens one may be such a rare one
+        spare = 1 if self.judges_mean else 0  # a rare token may be among few tokens
         if mismatch.beyond > scale * self.max_share * mismatch.tokens + spare:
             return False
         most = self.most(tokens)

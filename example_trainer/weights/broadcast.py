@@ -1,4 +1,4 @@
-"""Broadcast of one version: rank 0 sends, servers receive on an HTTP request."""
+"""Broadcast of a version: rank 0 sends, servers receive on an HTTP request."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Transfer:
         return self._problem is not None or self._has_refused()
 
     def finish(self, timeout_s: float) -> list[tuple[str, object]]:
-        """Wait for every server; return their failures, raise any other one."""
+        """Wait for every server; return failures of servers, raise any further error."""
         broken = self.is_broken
         if broken:
             self._group.close()

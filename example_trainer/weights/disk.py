@@ -1,7 +1,7 @@
 """Publishers by disk: every server reads a directory of the whole model or an adapter.
 
 A directory gets a name that was never used, also by a trainer that repeats a version: a server may
-still map the files of an older one, and a file that is replaced kills its reader.
+still map the files of an older version, and a file that is replaced kills its reader.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class DiskPublisher(Publisher):
         engine.load(path, version)
 
     def tidy(self) -> None:
-        """Delete the directories that no server reads, with those of killed trainers.
+        """Delete the directories that no server reads, also directories of killed trainers.
 
-        Every server that takes part has confirmed the newest. One that is behind may still read
-        the directory that it was given last.
+        Every server that takes part has confirmed the newest. A server that is behind may
+        still read the directory that it was given last.
         """
         slow, reads = self.fleet.behind | self.fleet.renewing, self.fleet.reads
         kept = {*self._written, *(reads[url] for url in slow & reads.keys())}

@@ -1,9 +1,9 @@
-"""Publisher by broadcast: one process group of trainer and servers, without a file.
+"""Publisher by broadcast: a process group of trainer and servers, without a file.
 
     trainer (rank 0)   gather -> cast -> broadcast, bucket by bucket
-    servers            an HTTP request lists the tensors; they receive them in that order
+    servers            an HTTP request lists the tensors, received in that order
 
-Other trainer ranks take part only in the gathering. The servers are paused throughout:
+Further trainer ranks take part only in the gathering. The servers are paused throughout:
 most engines write received tensors straight into the weights in use.
 """
 
@@ -49,7 +49,7 @@ class DistributedPublisher(Publisher):
         cuts = buckets(self._layout, self.cfg.publish_bucket_mb * MIB)
         last = {cut[-1].name for cut in cuts}
         transfer = self._begin(cuts, version) if self._group is not None else None
-        # After a failure too, the other ranks need every tensor to be gathered.
+        # After a failure too, the remaining ranks need every tensor to be gathered.
         for name, tensor in export_weights(policy, untie_head=self.needs_untying(policy)):
             if transfer is not None:
                 transfer.add(tensor)
@@ -118,7 +118,7 @@ class DistributedPublisher(Publisher):
         self._group, self._spec, self._joined = group, spec, engines
 
     def _backend(self, device: torch.device) -> str:
-        """NCCL needs a GPU per member: not two processes on one, nor a server on a CPU."""
+        """NCCL needs a GPU per member: not two processes on a GPU, nor a server on a CPU."""
         shared = "", process_group.gpu_uuid(device)
         if device.type != "cuda" or any(engine.gpu() in shared for engine in self.engines):
             return "gloo"
@@ -158,7 +158,7 @@ class DistributedPublisher(Publisher):
         return Transfer(group, self._joined, receive)
 
     def _end(self, transfer: Transfer | None) -> bool:
-        """False: a server was lost, and the others need the broadcast again."""
+        """False: a server was lost, and the rest need the broadcast again."""
         if transfer is None:
             return not self.engines
         failed = transfer.finish(self.cfg.publish_timeout_s)
@@ -172,7 +172,7 @@ class DistributedPublisher(Publisher):
 
 
 def buckets(tensors: Sequence[TensorSpec], bytes_each: int) -> list[list[TensorSpec]]:
-    """Split a layout into buckets of at most this many bytes, or of one larger tensor."""
+    """Split a layout into buckets of at most this many bytes, or of a single larger tensor."""
     cuts: list[list[TensorSpec]] = []
     room = 0
     for tensor in tensors:

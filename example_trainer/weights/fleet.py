@@ -4,8 +4,9 @@
 
 A server that answers with an error ends the publish: its weights or settings are wrong. A server
 that does not answer is left out, and gets the current weights before it serves again: from the
-next publish or, before that, from the keeper (``publisher``). So is one that loads for much longer
-than the others; only the keeper takes that one back, so that it holds up no further publish.
+next publish or, before that, from the keeper (``publisher``). So is a server that loads for
+much longer than the rest; only the keeper takes it back, so that it holds up no further
+publish.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ AFTERWARDS = (
     " generate with what it holds."
 )
 POLL_S = 2.0  # between two looks at the servers
-PROBE_S = 4.0  # of the heartbeat, which must not become late itself
+PROBE_S = 4.0  # limit of a probe by the heartbeat, which must not become late
 
 
 class ServerSlow(ServerGone):
-    """The server still works on a call that others have long answered."""
+    """The server still works on a call that the rest have long answered."""
 
 
 class Fleet:
     """All servers, called concurrently.
 
     Args:
-        timeout_s: of one call.
+        timeout_s: of a call.
         absent_s: bound of the wait for a server when none is left.
         on_wait: called with that wait.
-        slow_s: how much longer than half of the servers one may take to load.
+        slow_s: how much longer than half of the servers a server may take to load.
 
     ``follow`` is called, under ``lock``, before each look at the servers: it may :meth:`join` and
     :meth:`forget` some.
@@ -104,7 +105,7 @@ class Fleet:
         return [engine.url for engine in self.present]
 
     def counts(self) -> dict[str, Any]:
-        """Metrics of a step: counts, the largest second and byte figure, and those of each server."""
+        """Metrics of a step: counts, largest seconds and bytes, figures of each server."""
         of_each = {url: self.measured[url] for url in self.urls if url in self.measured}
         names = sorted({name for figures in of_each.values() for name in figures})
         largest = {
@@ -120,11 +121,11 @@ class Fleet:
         }
 
     def measure(self, engine: InferenceServer, **figures: float) -> None:
-        """Note seconds or bytes of a server; a publish replaces those of the last one."""
+        """Note seconds or bytes of a server; a publish replaces its predecessor's figures."""
         self.measured.setdefault(engine.url, {}).update(figures)
 
     def states(self) -> list[ServerState]:
-        """The servers, with the time since one gave no answer.
+        """The servers, each silent server with the time since it stopped answering.
 
         A call of a publish waits for minutes, so servers are asked meanwhile whether they live.
         """
@@ -154,7 +155,7 @@ class Fleet:
         return load_measured
 
     def leave_out(self, failed: Iterable[Failure]) -> list[Failure]:
-        """Leave out the servers that gave no answer; return the other failures."""
+        """Leave out the servers that gave no answer; return the remaining failures."""
         answered = []
         for url, what in failed:
             if isinstance(what, ServerGone):
@@ -167,7 +168,7 @@ class Fleet:
         return answered
 
     def take_back(self, engine: InferenceServer) -> None:
-        """Let a server that has the current weights, or is about to get them, take part."""
+        """Let a server that has, or is about to get, the current weights take part."""
         self.behind.discard(engine.url)
         if self.absent.pop(engine.url, None) is not None:
             self.rejoined += 1
@@ -176,8 +177,8 @@ class Fleet:
     def gather(self) -> None:
         """Take back every server that answers, so that the next publish includes it.
 
-        Slow ones only if there is no other, and none that the keeper gives weights right now:
-        those could arrive after the newer ones.
+        Slow servers only if no server is left, and never a server that the keeper gives
+        weights right now: these could arrive after newer weights.
 
         Raises:
             PublishFailed: none answered for ``absent_s``.
@@ -221,10 +222,10 @@ class Fleet:
 
         If the trainer dies before that, the servers resume on their own (where they
         can). After that, only a trainer, or a person who has checked their weights,
-        resumes them.
+        resumes the servers.
 
         Raises:
-            PublishFailed: one refuses to pause; none was touched, so the others go on.
+            PublishFailed: a server refuses to pause; none was touched, so the rest go on.
         """
         self.gather()
         for bound in ((self._watchdog_s,), ()):
@@ -243,7 +244,7 @@ class Fleet:
             retries: times to repeat it where it failed; ``action`` must allow that.
 
         Raises:
-            PublishFailed: one refused; all that answer stay paused.
+            PublishFailed: a server refused; all that answer stay paused.
         """
 
         measured = self.measure_load(action)
@@ -254,10 +255,10 @@ class Fleet:
             raise self.half_updated("load", failed)
 
     def do(self, action: Action) -> None:
-        """Call every server; those that give no answer, or too late, are left out.
+        """Call every server; servers that give no answer, or too late, are left out.
 
         Raises:
-            PublishFailed: one refused; none was paused.
+            PublishFailed: a server refused; none was paused.
         """
         if failed := self._failures(action, slow_s=self.slow_s):
             raise PublishFailed(f"no server was touched: {_lines(failed)}. {AFTERWARDS}")
@@ -286,7 +287,7 @@ class Fleet:
         """Resume generation on every server.
 
         Raises:
-            PublishFailed: one refuses; the others hold the same version and go on.
+            PublishFailed: a server refuses; the rest hold the same version and go on.
         """
         if failed := self._failures(lambda engine: engine.resume(), slow_s=self.slow_s):
             raise PublishFailed(
@@ -296,7 +297,7 @@ class Fleet:
             )
 
     def pause_all(self) -> list[str]:
-        """Pause every server that still answers; returns the URLs of those that do not."""
+        """Pause every server that still answers; returns the URLs of the rest."""
         paused = call_all(self.present, lambda engine: engine.pause())
         silent = [e.url for e, answer in zip(self.present, paused) if _is_error(answer)]
         return [*self.absent, *silent]
@@ -307,7 +308,7 @@ class Fleet:
         among: list[Failure] | None = None,
         slow_s: float | None = None,
     ) -> list[Failure]:
-        """Call every server, or those of ``among``; return those that answer with an error."""
+        """Call every server, or only ``among``; return the failures of servers that answer."""
         called = [e for e in self.present if among is None or e.url in dict(among)]
         answers = self.call_most(called, action, slow_s, needed=(len(called) + 1) // 2)
         return self.leave_out((e.url, a) for e, a in zip(called, answers) if _is_error(a))
@@ -319,9 +320,9 @@ class Fleet:
         slow_s: float | None,
         needed: int,
     ) -> list[T | InferenceError]:
-        """As :func:`call_all`, but ServerSlow for those later than ``needed`` by ``slow_s``.
+        """Call all servers; ServerSlow for servers later than ``needed`` by ``slow_s``.
 
-        Their calls go on in their threads, at most for the timeout of a call.
+        Late calls go on in their threads, at most for the timeout of a call.
         """
         if slow_s is None or not engines:
             return call_all(engines, action)

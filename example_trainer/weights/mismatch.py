@@ -1,8 +1,8 @@
 """Logprob mismatch between a server and the trainer, and its diagnosis.
 
-Of sampled tokens other temperatures are tried first. Of given texts the model is scored without
-its adapter; the version and precision that the server reports are compared. For other causes
-the message lists the likely ones.
+For sampled tokens, further temperatures are tried first. Given texts are scored without the
+adapter; the version and precision that the server reports are compared. Else the message
+lists likely causes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from example_trainer.model import adapter
 from example_trainer.model.model_dir import is_tied
 from example_trainer.model.policy import Policy, Scores
 
-# Below this mean it may be precision; other weights, even one step apart, moved by more
-# than a bfloat16 rounds, or the check would not have found them.
+# Below this mean it may be precision; different weights, even a step apart, moved by more
+# than a bfloat16 rounds, or the check would not have failed.
 ROUNDING_NATS = 0.1
-# Tried on tokens of at most so many rows, to find the one that they were sampled at.
+# Tried on tokens of at most ``TRIED_ROWS`` rows, to find the temperature of their sampler.
 TEMPERATURES = tuple(round(0.5 + 0.05 * i, 2) for i in range(21))
 TRIED_ROWS = 4
-# A temperature is the cause if the distance at it is so small a share of the one found.
+# A temperature is the cause if the distance at it is at most this share of that found.
 LEFT_OVER = 0.25
 LIKELY = (
     "Likely causes: a server loaded other weights than the trainer's (start it with the same"
@@ -172,7 +172,7 @@ def explain_mismatch(
     server: dict[str, Any],
     version: int | None,
 ) -> list[str]:
-    """Return sentences about the cause and its remedy; at least one. Collective.
+    """Return sentences about the cause and its remedy; never empty. Collective.
 
     Args:
         server: what it answered: ``theirs`` (logprobs of the sequences), ``found`` (the

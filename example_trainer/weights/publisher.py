@@ -26,12 +26,12 @@ RESTARTED = "restarted with other weights"
 class Publisher:
     """Publishes the weights of a policy to all servers, in the order of the package.
 
-    Every rank has one; only rank 0 has the servers. Subclasses implement how weights are
-    staged and loaded.
+    Every rank has a publisher; only rank 0 has the servers. Subclasses implement how weights
+    are staged and loaded.
     """
 
-    retries = 0  # of a load that failed
-    renews = True  # whether :meth:`load` gives one server the staged weights
+    retries = 0  # repetitions of a failed load
+    renews = True  # whether :meth:`load` gives a server the staged weights
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Publisher:
 
     @property
     def engines(self) -> Sequence[InferenceServer]:
-        """All servers, those that are left out too."""
+        """All servers, including servers that are left out."""
         return self.fleet.engines
 
     @property
@@ -101,7 +101,7 @@ class Publisher:
         self._held = version, None
 
     def lost_servers(self) -> bool:
-        """Whether servers are gone or restarted; if all are, wait for one. Rank 0 only."""
+        """Whether servers are gone or restarted; if all are, wait for any. Rank 0 only."""
         fleet, before = self.fleet, len(self.fleet.absent)
         for engine in fleet.present:
             self._leave_out_lost(engine)
@@ -115,13 +115,13 @@ class Publisher:
     def look(self) -> None:
         """Give servers that came back, or restarted, the current weights; rank 0 only.
 
-        A publish may begin meanwhile: it goes on without them.
+        A publish may begin meanwhile: it goes on without these servers.
 
         Raises:
             PublishFailed: all have been absent for too long.
         """
         if self._held is None or not self.fleet.lock.acquire(blocking=False):
-            return  # before the first publish, or in one
+            return  # no publish yet, or a publish in progress
         try:
             self.fleet.follow(self.fleet)
             engines = [e for e in self.engines if e.url not in self.fleet.renewing]
@@ -152,7 +152,7 @@ class Publisher:
         return why
 
     def _renew(self, held: tuple[int, Path | None], engine: InferenceServer) -> None:
-        """Give a server the weights that the others hold, and take it back if they still do."""
+        """Give a server the weights ``held``, and take it back if they are still current."""
         version, staged = held
         try:
             engine.pause()
@@ -182,7 +182,7 @@ class Publisher:
     def apply(self, policy: Policy, staged: Path | None, version: int) -> bool:
         """Load the staged weights on every server; all are paused. Collective.
 
-        False: a server was left out, and the others need all steps again.
+        False: a server was left out, and the rest need all steps again.
         """
 
         def load() -> None:
@@ -192,7 +192,7 @@ class Publisher:
         return True
 
     def load(self, engine: InferenceServer, path: str, version: int) -> None:
-        """Load the staged weights on one server."""
+        """Load the staged weights on a server."""
         raise NotImplementedError
 
     def tidy(self) -> None:
@@ -235,7 +235,7 @@ class Keeper:
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
-        self.problem: Exception | None = None  # that ended it
+        self.problem: Exception | None = None  # error that ended the thread
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
 

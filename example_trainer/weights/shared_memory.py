@@ -1,7 +1,7 @@
-"""Publisher through shared memory, for trainer and servers on one machine.
+"""Publisher through shared memory, for trainer and servers on the same machine.
 
-Main memory: one private file in /dev/shm that servers map read-only and copy. Between
-two GPUs of vLLM and the trainer: one buffer on the trainer's GPU, whose CUDA handle the
+Main memory: a private file in /dev/shm that servers map read-only and copy. Between
+two GPUs of vLLM and the trainer: a buffer on the trainer's GPU, whose CUDA handle the
 workers open; it is described in the original's bridge file (``vllm_config_path``).
 
 The buffer is written while servers generate. They read it only on request, paused, and
@@ -86,7 +86,7 @@ class SharedWeightsFile:
 
 
 def memory_directory() -> Path:
-    """Return the directory of files in memory, or a temporary one if there is none."""
+    """Return the directory of files in memory, or else the temporary directory."""
     shm = Path("/dev/shm")
     return shm if os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
 
@@ -218,7 +218,7 @@ def handle_fields(handle: tuple[Any, ...]) -> dict[str, Any]:
 
 
 class SharedMemoryPublisher(Publisher):
-    """Publishes through memory: the fastest on one machine, without disk access."""
+    """Publishes through memory: the fastest on a single machine, without disk access."""
 
     _buffer: SharedWeightsFile | CudaBuffer | None = None
     _specs: Sequence[TensorSpec] = ()

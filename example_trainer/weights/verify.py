@@ -1,4 +1,4 @@
-"""Comparison of the logprobs of the inference servers with those of the trainer.
+"""Comparison of the logprobs of the inference servers with the trainer's.
 
 Every server is checked after each publish and at the start, by comparing logprobs of
 the same tokens. Every batch is checked at no cost, because its tokens carry the
@@ -36,7 +36,7 @@ from example_trainer.weights.publisher import Publisher
 
 logger = logging.getLogger(__name__)
 
-# Only characters that every tokenizer has, a character-level one included.
+# Only characters that every tokenizer has, even at character level.
 SENTENCE = "what is {} + {}? the answer is {}. and {} - {} = {}, as anyone can see."
 NUMBERS = (
     (12, 7, 19, 3, 2, 1),
@@ -65,7 +65,7 @@ UNSCALED = (
 
 
 def choose_rows(rows: Sequence[Row], count: int) -> list[list[int]]:
-    """Choose distinct sequences for a check: one per group first, longer ones first."""
+    """Choose distinct sequences for a check: one per group first, longer sequences first."""
     distinct = {tuple(row.tokens): row for row in rows if len(row.tokens) > 1}
     seen: dict[str, int] = {}
     ranked: list[tuple[int, int, list[int]]] = []
@@ -126,7 +126,7 @@ def _ask_all(
     worst = Mismatch()
     for engine in engines:
         try:
-            with ThreadPoolExecutor(len(sequences) or 1) as pool:  # one batch for the server
+            with ThreadPoolExecutor(len(sequences) or 1) as pool:  # a batch for the server
                 theirs = list(pool.map(engine.score, sequences))
             if fleet is not None and engine.version() != str(version):
                 raise ServerGone("restarted with other weights")
@@ -180,8 +180,8 @@ def check_start(policy: Policy, publisher: Publisher, agreement: Agreement) -> M
     Repeated if a server restarts meanwhile.
 
     Raises:
-        StaleWeights: a server tokenizes or scores a sentence differently, or reports
-            logprobs of another distribution than the one it samples from.
+        StaleWeights: a server tokenizes or scores a sentence differently, or its
+            logprobs are not of the distribution that it samples from.
     """
     while True:
         try:
@@ -258,7 +258,7 @@ class SamplerCheck:
     """
 
     rows: Sequence[Row]
-    version: int | None  # of the tokens that are compared; None: there are none
+    version: int | None  # version of the compared tokens; None: there are none
     is_held: bool  # whether the policy has exactly the weights of that version
     agreement: Agreement
 
@@ -268,7 +268,7 @@ class SamplerCheck:
     ) -> SamplerCheck:
         """``state`` is that of the policy that is about to be trained."""
         version = newest_version(rows)
-        is_held = version == state.version == state.step  # else it took unpublished steps
+        is_held = version == state.version == state.step  # False: it took unpublished steps
         return cls(rows, version, is_held, agreement)
 
     @property
@@ -279,8 +279,8 @@ class SamplerCheck:
         """Judge the distance of all ranks. Collective.
 
         Raises:
-            StaleWeights: tokens of the version held here have other logprobs; or older ones have
-                those of a temperature that their rows do not name.
+            StaleWeights: tokens of the version held here have different logprobs; or older
+                tokens have logprobs of a temperature that their rows do not name.
         """
         version, agreement = self.version, self.agreement
         if version is None:

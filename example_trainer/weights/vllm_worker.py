@@ -4,9 +4,9 @@
         --worker-extension-cls example_trainer.weights.vllm_worker.WeightWorker
 
 The trainer calls the methods through /collective_rpc, while generation is paused. Weights
-go through vLLM's own in-place reload, which cuts them for tensor parallelism and packs
-them again where a kernel wants them packed. Arguments are strings: the route passes no
-others. Imports nothing of the trainer, as this runs in vLLM's environment.
+go through vLLM's own in-place reload, which cuts weights for tensor parallelism and packs
+these again where a kernel needs packed weights. Arguments are strings: the route passes
+nothing else. Imports nothing of the trainer, as this runs in vLLM's environment.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WeightWorker:
 
     model_runner: Any
     device: torch.device
-    rank: int  # among the workers of one data-parallel copy
+    rank: int  # number among the workers of a data-parallel copy
     vllm_config: Any
     _weight_group: tuple[GroupSpec, Any] | None = None
 
@@ -74,7 +74,7 @@ class WeightWorker:
         if described["version"] != version:
             raise ValueError(f"{path} holds {described['version']!r}, not {version!r}")
         text = self._reload(_of_cuda(described))
-        torch.cuda.synchronize()  # before the trainer may overwrite the buffer
+        torch.cuda.synchronize()  # afterwards the trainer may overwrite the buffer
         return text
 
     def join_weight_group(self, spec: str) -> str:
@@ -152,7 +152,7 @@ def _of_file(path: Path, version: str | None = None) -> Iterator[tuple[str, Tens
 
 
 def _of_cuda(described: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Return tensors in the trainer's GPU memory. All lie in one allocation, opened once."""
+    """Return tensors in the trainer's GPU memory. All lie in an allocation, opened once."""
     index = _device_index(described["device_uuid"])
     storage: Any = None
     for name in described["param_names"]:

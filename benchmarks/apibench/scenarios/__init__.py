@@ -1,1 +1,1 @@
-"""One module per scenario; ``run(plan)`` measures it and returns a section of the page."""
+"""Scenarios, a module each; ``run(plan)`` measures and returns a section of the page."""

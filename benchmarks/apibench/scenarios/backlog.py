@@ -1,4 +1,4 @@
-"""A queue of gigabytes: what it costs on disk and in memory, a restart, claims."""
+"""A queue of gigabytes: its cost on disk and in memory, of a restart, of claims."""
 
 from __future__ import annotations
 

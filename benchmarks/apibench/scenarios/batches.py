@@ -24,7 +24,7 @@ _METHOD = (
 
 @dataclass
 class _Way:
-    """One way of getting a batch from ours, and what it is held against."""
+    """A way of getting a batch from our server, and the figures it is compared with."""
 
     what: str
     posted: Encoding
@@ -76,7 +76,7 @@ def run(plan: Plan) -> Section:
 
 
 def _ours(plan: Plan, way: _Way, room: bytearray) -> Reply:
-    """The second batch: the first one pays for imports and for the store's first reads."""
+    """The second batch: the first pays for imports and for the store's first reads."""
     with servers.Server(servers.ours(source=plan.source), plan.scratch) as server:
         _fill(server, plan.batch_groups, 2 * plan.batch_groups, way.posted)
         client = server.client()
@@ -112,7 +112,7 @@ def _take(client: Client, way: _Way, claim_id: str, generation: int, room: bytea
 
 
 def _decoding(plan: Plan, ways: list[_Way]) -> list[Figure]:
-    """What the trainer pays after the last byte; the same work for both JSON servers."""
+    """Decoding by the trainer after the last byte; the same work for both JSON servers."""
     import msgspec
 
     from atroposlib.wire.binary import unpack_columns

@@ -1,4 +1,4 @@
-"""Latency of other requests while a large batch is served, or large posts are read."""
+"""Latency of small requests while a large batch is served, or large posts are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from apibench.payloads import Encoding, body, group, pool
 from apibench.sizes import BIG, Plan
 
 _SETTLE_S = 0.3
-_LARGE_POSTS = 6  # at once
+_LARGE_POSTS = 6  # posts sent at once
 _METHOD = (
     "A process of its own asks GET /status every 2 ms while another client takes one batch "
     "by GET /batch. The figure is the slowest of these calls. The same with GET /health while "

@@ -1,4 +1,4 @@
-"""Many environments and one trainer: lost and duplicated groups, shares of the mix."""
+"""Many environments and a trainer: lost and duplicated groups, shares of the mix."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _mb(bodies: list[Body]) -> float:
 
 
 def cost_ms(plan: Plan, kind: servers.Kind, shape: Shape, bodies: list[Body]) -> float:
-    """CPU of a fresh server per posted group, after one post that is not counted."""
+    """CPU of a fresh server per posted group, after a post that is not counted."""
     count = max(8, plan.post_tokens // shape.tokens)
     with servers.Server(kind, plan.scratch) as server:
         if kind is not servers.LIMIT:

@@ -1,4 +1,4 @@
-"""Whether a long queue, or a buffer that never becomes whole, makes calls dearer."""
+"""Whether a long queue, or a buffer that never becomes whole, makes calls cost more."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from apibench.sizes import Plan
 ENVS = 4
 TINY = Shape(4, 8)
 _CALLS = 400
-_FEWER_CALLS = 80  # where one may cost the naive server a lot
+_FEWER_CALLS = 80  # calls that may cost the naive server a lot
 _PER_POST = 50
-_NOISE_MS = 0.2  # of CPU per call: growth below it is not seen
+_NOISE_MS = 0.2  # CPU per call; smaller growth is not seen
 _METHOD = (
     "CPU of the server per call, after so many groups were queued; the last row of each kind "
     "is the cost at the longest over the cost at the shortest queue. Empty /batch: every batch "
@@ -74,7 +74,7 @@ def _grown(
 
 
 def _fill(server: servers.Server, batch_size: int, length: int, minimum: bool) -> list[int]:
-    """Queue ``length`` groups of all envs in turn but of the one with a minimum."""
+    """Queue ``length`` groups, of all environments in turn except that with a minimum."""
     envs = [servers.env(TINY.rows) for _ in range(ENVS)]
     if minimum:
         envs.append(servers.env(TINY.rows, minimum=0.25))

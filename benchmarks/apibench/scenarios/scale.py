@@ -26,7 +26,7 @@ BATCH = 512  # sequences
 REPLICAS = "2 replicas, PostgreSQL"
 _NONE_S = 0.02  # between two claims, if there is no batch
 _TYPES = {Encoding.JSON: payloads.JSON_TYPE, Encoding.BINARY: payloads.FRAMES_TYPE}
-_LEAST_ROOM = 256  # files of the process of posters beside its connections
+_LEAST_ROOM = 256  # files of the process of posters, in addition to connections
 _ROOM = ("--max-connections", "8192")
 
 _METHOD = (
@@ -43,7 +43,7 @@ _METHOD = (
 
 @dataclass
 class Posted:
-    """What the posters saw."""
+    """Results of the posters."""
 
     accepted: int = 0
     refused: int = 0
@@ -54,21 +54,21 @@ class Posted:
 
 @dataclass(frozen=True)
 class Posters:
-    """What the process of posters has to do."""
+    """Task of the process of posters."""
 
-    ports: Sequence[int]  # of the replicas, in turn
+    ports: Sequence[int]  # replicas, used in turn
     path: str
-    ids: Sequence[int]  # of the environments
+    ids: Sequence[int]  # environments
     encoding: Encoding
     seconds: float
 
 
 @dataclass(frozen=True)
 class Bench:
-    """The servers that one measurement talks to."""
+    """The servers of a measurement."""
 
     replicas: Sequence[Server]
-    database: int | None = None  # its process
+    database: int | None = None  # process id
 
     @property
     def first(self) -> Server:
@@ -211,7 +211,7 @@ def _take(server: Server, client: Client, room: bytearray, accept: str) -> bool:
     return True
 
 
-# --- the posters, in a process of their own ----------------------------------------------
+# --- the posters, in a separate process --------------------------------------------------
 
 
 def _post_all(work: Posters, pipe: Connection) -> None:
@@ -243,7 +243,7 @@ async def _posting(work: Posters, pipe: Connection, posted: Posted) -> None:
         request = ("\r\n".join(lines).encode(), *parts)
         poster = _poster(env, work.ports[i % len(work.ports)], request, start, posted)
         tasks.append(asyncio.create_task(poster))
-    await asyncio.sleep(0.5 + len(work.ids) / 2000)  # connect; whoever cannot, goes on trying
+    await asyncio.sleep(0.5 + len(work.ids) / 2000)  # posters connect; failures are repeated
     start.set()
     pipe.send(None)
     await asyncio.wait(tasks, timeout=work.seconds)

@@ -16,7 +16,7 @@ from apibench.sizes import BIG, Plan
 
 POSTERS = 4
 GROUPS_PER_BATCH = 16
-AHEAD = 3  # batches posted beyond those taken, at most
+AHEAD = 3  # batches posted and not yet taken, at most
 _POLL_S = 0.005
 _METHOD = (
     f"{POSTERS} clients post groups of {BIG} tokens, at most {AHEAD} batches ahead of a "
@@ -29,7 +29,7 @@ _METHOD = (
 @dataclass(frozen=True)
 class _Rate:
     tokens_s: float
-    cpu_s: float  # of the server, per million tokens
+    cpu_s: float  # CPU of the server per million tokens
 
 
 def run(plan: Plan) -> Section:
@@ -81,7 +81,7 @@ def _measure(
 
 
 class _Flow:
-    """Posters and a trainer, each a thread; a failure of one ends all."""
+    """Posters and a trainer, each a thread; the first failure ends all."""
 
     def __init__(
         self, port: int, bodies: list[Body], batches: int, generation: int, frames: bool
@@ -94,7 +94,7 @@ class _Flow:
         self.failure: Exception | None = None
 
     def run(self) -> None:
-        """Until all batches were taken.
+        """Run until all batches were taken.
 
         Raises:
             Refused: a post or a batch was refused.
@@ -137,7 +137,7 @@ class _Flow:
                 self.room.release()
 
     def _take(self, client: Client, room: bytearray) -> bool:
-        """One batch, if there is one: the old way in JSON, claim and ack in binary."""
+        """Take a batch, if one is ready: the old way in JSON, claim and ack in binary."""
         if not self.frames:
             return len(client.call("GET", "/batch", room=room).ok().body) > 1000
         reply = client.claim(room, generation=self.generation, wait_s=1.0)

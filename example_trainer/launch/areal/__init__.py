@@ -1,1 +1,1 @@
-"""One YAML file of AReaL as the plan of a whole run: options of all processes but the trainer."""
+"""A YAML file of AReaL as the plan of a run: options of all processes but the trainer."""

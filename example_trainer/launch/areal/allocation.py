@@ -19,13 +19,13 @@ PART = re.compile(r"(?:([a-z]+)(?:\[\w+\])?[:.])?((?:[dtpce]\d+)+)")
 
 @dataclass(frozen=True)
 class Allocation:
-    """Servers and trainer ranks, one GPU for each rank; None: not said."""
+    """Servers and trainer ranks, a GPU for each rank; None: not given."""
 
     engine: str | None = None
     servers: int = 1
     tensor_parallel: int = 1
     ranks: int | None = None
-    gpus: int = 0  # of all parts
+    gpus: int = 0  # sum over all parts
 
 
 def parse(text: str) -> Allocation:
@@ -64,7 +64,7 @@ def parse(text: str) -> Allocation:
 def places(
     wanted: Allocation, nodes: int | None, gpus_per_node: int | None, on_cluster: bool
 ) -> dict[str, Any]:
-    """Return the settings of the plan. On one machine servers have the first GPUs.
+    """Return the settings of the plan. On a single machine servers have the first GPUs.
 
     Raises ConfigError: the GPUs do not suffice, or ranks do not fill whole nodes.
     """

@@ -2,8 +2,8 @@
 
     assignments -> options -> a look at environment and data -> sections of a plan
 
-    PLACES    one option is one setting
-    GROUPS    several options, or one and a look at the run, make settings
+    PLACES    an option is a setting
+    GROUPS    several options, or an option and a look at the run, make settings
 
 ``env.*`` and ``openai.*`` are settings of the environment, and of its view of each server. What
 stands in neither table is the trainer's, which takes it or notes it (``settings.areal.names``).
@@ -65,7 +65,7 @@ PLACES: dict[str, str] = {
     "launcher.slurm.srun_additional_args": "slurm.srun",
     "launcher.slurm.additional_bash_cmds": "slurm.setup",
 }
-CONVERTED: dict[str, Callable[[Any], Any]] = {  # by the last part of the name
+CONVERTED: dict[str, Callable[[Any], Any]] = {  # keys: the last part of the name
     "top_k": lambda k: None if k >= values.UNBOUNDED_TOP_K else k,
     "request_timeout": int,
     "mode": lambda mode: mode not in (False, "disabled"),
@@ -128,11 +128,11 @@ def read_areal(
 
     Args:
         assignments: ``env.<field>`` sets a field of the environment that AReaL has no name for.
-        environment: file or name, in place of the usual one of the data set.
+        environment: file or name, in place of the data set's usual environment.
         choose_engine: from that of the allocation, or "auto".
 
     Raises:
-        ConfigError: an option is unknown or has no counterpart; says what to write.
+        ConfigError: an option is unknown or has no counterpart; names the replacement.
         DatasetUnavailable: the file of the data cannot be read.
     """
     own = {
@@ -142,7 +142,7 @@ def read_areal(
     }
     is_supervised(
         {assignment.key: assignment.value for assignment in assignments}
-    )  # before any unknown option
+    )  # refused before any unknown option
     options = given_options(
         [assignment for assignment in assignments if assignment.key not in own]
     )
@@ -236,7 +236,7 @@ def _places_of(key: str, value: Any, run: RunContext) -> Places:
 
 
 def sections(places: Places, environment: str) -> dict[str, Any]:
-    """The tree of a plan with one environment.
+    """The tree of a plan with a single environment.
 
     Example: {"env.seed": 1, "inference.count": 2} is {"environments": [{"script": ...,
     "config": {"env": {"seed": 1}}}], "inference": {"count": 2}}.

@@ -26,7 +26,7 @@ from example_trainer.settings.areal.defaults import (
 
 Given = Mapping[str, Any]
 Places = dict[str, Any]  # "env.temperature", "openai.timeout", "inference.count" ... -> value
-PROMPT_TOKENS = 1024  # room for a prompt where train_dataset.max_length does not say
+PROMPT_TOKENS = 1024  # room for a prompt without train_dataset.max_length
 UNBOUNDED_TOP_K = 1_000_000  # AReaL's default, 1e8, keeps the whole vocabulary
 SFT_ENVIRONMENT = "sft_loader"
 
@@ -45,9 +45,9 @@ DATASETS = {"gsm8k": Dataset("gsm8k", "openai/gsm8k", 7473)}
 
 @dataclass
 class RunContext:
-    """What is known besides the options, and what has no effect: reason -> keys.
+    """Facts of a run besides its options, and notes on keys without effect: reason -> keys.
 
-    ``fields`` are the settings of the environment; ``rows`` are those of the training data.
+    ``fields`` are the settings of the environment; ``rows`` counts the training data.
     """
 
     environment: str
@@ -62,7 +62,7 @@ class RunContext:
         self.notes.setdefault(reason, []).append(key)
 
     def of_env(self, key: str, value: Any, name: str) -> Places:
-        """The value for a setting of the environment; a note where it has none of this name."""
+        """The value for a setting of the environment; a note where it lacks the setting."""
         if name in self.fields:
             return {f"env.{name}": value}
         self.note(key, f"the environment {self.environment} has no setting {name}")
@@ -72,7 +72,7 @@ class RunContext:
 def environment_of(options: Given, named: str | None) -> str:
     """The environment that plays the part of AReaL's workflow.
 
-    Raises ConfigError: none is named, and none is known for this data set; says what to write.
+    Raises ConfigError: none is named or known for this data set; names what to write.
     """
     path = options.get("train_dataset.path")
     known = known_dataset(path)
@@ -86,9 +86,9 @@ def environment_of(options: Given, named: str | None) -> str:
 
 
 def with_defaults(options: Given) -> dict[str, Any]:
-    """The options after AReaL's defaults of those left out; the model of SFT as the actor.
+    """The options after AReaL's defaults of omitted options; the model of SFT as the actor.
 
-    One text of SFT makes one sequence, and its data may have no type.
+    A text of SFT makes one sequence, and its data may have no type.
     """
     sft = {"gconfig.n_samples": 1, TYPE: "sft"} if is_supervised(options) else {}
     return {**left_out(options), **sft, **{as_actor(key): v for key, v in options.items()}}
@@ -116,7 +116,7 @@ def directories(options: Given, run: RunContext) -> Places:
 
 
 def allocation_of(options: Given) -> allocation.Allocation:
-    """Of allocation_mode, or of the backends that newer versions have instead."""
+    """Allocation by allocation_mode, or by the backends that newer versions have instead."""
     backends = [options.get("rollout.backend"), options.get("actor.backend")]
     return allocation.parse(
         str(
@@ -130,11 +130,11 @@ def allocate(options: Given, run: RunContext) -> Places:
     nodes, per_node = options.get("cluster.n_nodes"), options.get("cluster.n_gpus_per_node")
     wanted = allocation_of(options)
     if wanted.engine is not None:
-        wanted = replace(wanted, engine=run.engine)  # which may have been replaced
+        wanted = replace(wanted, engine=run.engine)  # the engine may have been replaced
     return allocation.places(wanted, nodes, per_node, run.on_cluster)
 
 
-# Setting of each kind of cluster -> its value from the CPUs or MB of one process.
+# Setting of each kind of cluster -> its value from the CPUs or MB of a process.
 RESOURCES: dict[str, dict[str, Callable[[int], Any]]] = {
     "cpus": {
         "slurm.{}.cpus-per-task": int,
@@ -150,7 +150,7 @@ RESOURCES: dict[str, dict[str, Callable[[int], Any]]] = {
 
 
 def resources(options: Given, run: RunContext) -> Places:
-    """CPUs and MB per GPU as those of a process, for each kind of cluster."""
+    """CPUs and MB of a process, from the values per GPU, for each kind of cluster."""
     ranks = allocate(options, run).get("trainer.nproc", 1)
     gpus_of = {"inference_server": allocation_of(options).tensor_parallel, "trainer": ranks}
     return {
@@ -208,7 +208,7 @@ WIRED = frozenset(
 
 
 def server_options(options: Given, run: RunContext) -> Places:
-    """Options of the section of the engine that runs; those without a place as its arguments."""
+    """Options of the running engine's section; without a place they become its arguments."""
     places, args = Places(), list[str]()
     for key, value in options.items():
         section, _, name = key.partition(".")
@@ -226,9 +226,9 @@ def server_options(options: Given, run: RunContext) -> Places:
 
 
 def argument(engine: str, name: str, value: Any) -> list[str]:
-    """One option as words: switches bare, lists as several words, mappings as JSON.
+    """An option as words: switches bare, lists as several words, mappings as JSON.
 
-    A switch that is false is left out, which is SGLang's way to say it; vLLM's are turned off.
+    A switch that is false is left out for SGLang, and turned off for vLLM.
     """
     flag = "--" + name.replace("_", "-")
     if value is False:

@@ -1,6 +1,6 @@
 """A whole file in AReaL's form: what it trains, and AReaL's defaults of what it leaves out.
 
-Only defaults that differ from those of CONFIG.md and decide the loss or the update are here.
+Only defaults that differ from CONFIG.md's and decide the loss or the update are here.
 Given options replace them, as do options of the command line.
 """
 
@@ -39,7 +39,7 @@ _KL = {"actor.kl_ctl": 0.1}
 _OTHER_NAMES = {
     "actor.optimizer.lr": ("actor.lr", "lr"),
     "rollout.max_head_offpolicyness": ("async_training",),
-    # The switches choose a loss together; others choose it too.
+    # The switches choose a loss together; further options choose it too.
     "actor.use_decoupled_loss": (
         "actor.use_sapo_loss",
         "actor.m2_threshold",
@@ -78,7 +78,7 @@ def is_supervised(options: Mapping[str, Any]) -> bool:
 
 
 def as_actor(key: str) -> str:
-    """The key with ``model``, of AReaL's SFT, as the actor."""
+    """The key with ``model``, of AReaL's SFT, replaced by ``actor``."""
     return re.sub(r"^model[.]", "actor.", key)
 
 
@@ -101,14 +101,14 @@ def left_out(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has_reference(options: Mapping[str, Any]) -> bool:
-    """Whether a reference model is configured: AReaL has a KL term with one only."""
+    """Whether a reference model is configured: AReaL has a KL term only with it."""
     return options.get("ref", "given") is not None and any(
         key.startswith("ref.") for key in options
     )
 
 
 def note_of(defaults: Mapping[str, Any], options: Mapping[str, Any]) -> list[str]:
-    """Lines that name the defaults taken, and those that are not AReaL's."""
+    """Lines that name the defaults taken, and the defaults that are not AReaL's."""
     listed = ", ".join(f"{key}={_value_text(value)}" for key, value in defaults.items())
     lines = [f"left out, so AReaL's defaults: {listed}"] if listed else []
     if is_supervised(options):

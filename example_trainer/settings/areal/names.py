@@ -1,7 +1,7 @@
-"""AReaL's dotted option names: one table to the settings of this trainer.
+"""AReaL's dotted option names: a table to the settings of this trainer.
 
     Renamed      the option is a setting of the trainer, perhaps in another unit
-    Combined     several options together are one setting (a norm, a loss)
+    Combined     several options together are a setting (a norm, a loss)
     Ignored      it belongs to another process or has no effect here: noted once
     Unsupported  it is not offered here: refused unless null or false
 
@@ -262,7 +262,7 @@ PREFIXES: Meanings = {
 
 
 def meaning_of(key: str) -> Meaning | None:
-    """The meaning of AReaL's ``key``; None if AReaL has no such option."""
+    """The meaning of AReaL's ``key``; None if AReaL has no option of that name."""
     section, _, option = key.partition(".")
     if key in NAMES:
         return NAMES[key]

@@ -24,7 +24,7 @@ ESTIMATORS = {
     (None, None, False): "raw",
 }
 
-# They choose the formula of the loss; the others of its options bound the importance weight.
+# Options that choose the formula of the loss; its further options bound the importance weight.
 SWITCHES = {
     "type",
     "use_decoupled_loss",
@@ -204,7 +204,7 @@ def run_name(options: Given) -> dict[str, Any]:
 
 
 def recover_mode(value: Any) -> Any:
-    """Later versions write on and off, YAML reads those as booleans in places."""
+    """Later versions write on and off, which YAML reads as booleans in places."""
     return {"on": "auto", True: "auto", "off": "disabled", False: "disabled"}.get(value, value)
 
 

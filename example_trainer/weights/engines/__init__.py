@@ -1,4 +1,4 @@
-"""Clients of the inference servers, one class per protocol.
+"""Clients of the inference servers, a class per protocol.
 
 The operations are pause, load weights, set version, resume and score. ``connect``
 detects the protocol of a server by its routes, so a new kind of server needs only a new

@@ -1,4 +1,4 @@
-"""HTTP client of one inference server, and the base class of its protocol."""
+"""HTTP client of an inference server, and the base class of its protocol."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from atroposlib.utils.http.sockets import CONNECT_TIMEOUT_S, kept_alive
 from atroposlib.utils.models.process_group import GroupSpec
 
 # A call without an answer is repeated for so long, at most ``publish_timeout_s``: a server
-# under load may refuse a connection, a proxy reset one. After that the server is left out.
+# under load may refuse a connection, a proxy reset it. After that the server is left out.
 GONE_AFTER_S = 15.0
 BACKOFF = Backoff(0.2, 2.0)
 NOT_READY = (502, 503, 504)
@@ -32,13 +32,13 @@ CHOOSE = "choose another --weight-publisher"
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors that are broadcast one after the other: names, dtypes and shapes only.
+    """Tensors that are broadcast in turn: names, dtypes and shapes only.
 
-    The fields are those of SGLang's /update_weights_from_distributed.
+    The fields are as in SGLang's /update_weights_from_distributed.
     """
 
     names: list[str]
-    dtypes: list[str]  # such as bfloat16
+    dtypes: list[str]  # bfloat16, for example
     shapes: list[list[int]]
 
 
@@ -47,7 +47,7 @@ class ServerGone(InferenceUnavailable):
 
 
 class Http:
-    """HTTP client of one server: JSON bodies, bounded waits, repeated calls.
+    """HTTP client of a server: JSON bodies, bounded waits, repeated calls.
 
     ``on_wait`` is called with each wait for an answer.
     """
@@ -81,7 +81,7 @@ class Http:
         return self._json("POST", path, body, params, optional)
 
     def has_route(self, path: str) -> bool:
-        """A route that only takes POST answers GET with 405; an absent one with 404."""
+        """A route that only takes POST answers GET with 405; an absent route with 404."""
         return self._send("GET", path, None, None).status_code != 404
 
     def is_ready(self, timeout_s: float = CONNECT_TIMEOUT_S) -> bool:
@@ -135,7 +135,7 @@ class Http:
 
 
 class InferenceServer(ABC):
-    """One server. Every call has a timeout and, except group calls, is idempotent.
+    """A server. Every call has a timeout and, except group calls, is idempotent.
 
     Group calls have the routes of SGLang, which the local server shares.
 
@@ -184,7 +184,7 @@ class InferenceServer(ABC):
         """Start no new request and return when none runs, after ``pause_mode``. Idempotent.
 
         Args:
-            resume_after_s: where the server can, it goes on by itself after this time;
+            resume_after_s: where the server can, it resumes without a call after this time;
                 pausing again without it lifts that bound.
         """
 
@@ -204,7 +204,7 @@ class InferenceServer(ABC):
         """
 
     def load_shared(self, path: str, version: int) -> None:
-        """Replace all weights by those in a file in memory, on the same machine."""
+        """Replace all weights by the contents of a file in memory, on the same machine."""
         raise self._cannot("shared_memory")
 
     def copy_to_node(self, directory: str) -> tuple[str, int]:
@@ -234,7 +234,7 @@ class InferenceServer(ABC):
             self._update("/update_weights_from_distributed", body)
 
     def _bucket_fields(self, version: int, is_last: bool) -> dict[str, Any]:
-        """Further fields of the request for one bucket."""
+        """Further fields of the request for a bucket."""
         return {}
 
     def leave_group(self, group: GroupSpec) -> None:
@@ -273,7 +273,7 @@ class InferenceServer(ABC):
     def sample(
         self, tokens: list[int], count: int, temperature: float
     ) -> tuple[list[int], list[float]]:
-        """Sample up to ``count`` tokens; return them with the logprobs the server reports."""
+        """Sample up to ``count`` tokens; return ids, and logprobs as the server reports."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -291,7 +291,7 @@ class InferenceServer(ABC):
             raise ConfigError(f"the server at {self.url} has no {path}: {remedy}")
 
     def _needs_name(self, adapter_name: str | None, engine: str, asked_for: str) -> None:
-        """Raise ConfigError without a name, where only requests with one get the adapter."""
+        """Raise ConfigError without a name, where only requests with it get the adapter."""
         if adapter_name is None:
             raise ConfigError(
                 f"{engine} at {self.url} applies an adapter only to requests that name it. Set"
@@ -307,7 +307,7 @@ class InferenceServer(ABC):
 
 
 def by_token(entries: Sequence[Any], tokens: Sequence[int]) -> list[float]:
-    """Return the logprob of each token from one entry per token.
+    """Return the logprob of each token from an entry per token.
 
     An entry is {"<id>": lp}; the local server wraps it in a list, vLLM makes lp an object
     {"logprob": lp, ...}.

@@ -125,7 +125,7 @@ class VllmEngine(InferenceServer):
         self.http.post("/init_weight_transfer_engine", {"init_info": info})
 
     def receive(self, group: GroupSpec, buckets: Sequence[Bucket], version: int) -> None:
-        # One request for all buckets: the workers receive tensors as they arrive.
+        # A single request for all buckets: the workers receive tensors as they arrive.
         whole = Bucket(
             [name for bucket in buckets for name in bucket.names],
             [dtype for bucket in buckets for dtype in bucket.dtypes],
@@ -140,7 +140,7 @@ class VllmEngine(InferenceServer):
         self._require_loaded(version)
 
     def _receive_natively(self, whole: Bucket) -> None:
-        # From 0.17 on an update is bracketed; 0.16 has the one call.
+        # From 0.17 on an update is bracketed; 0.16 has a single call.
         bracketed = self.http.has_route("/start_weight_update")
         if bracketed:
             self.http.post("/start_weight_update", {})
@@ -193,6 +193,6 @@ class VllmEngine(InferenceServer):
         return self.http.post("/collective_rpc", {"method": method, "kwargs": kwargs})
 
     def _require_loaded(self, version: int) -> None:
-        # Prefixes computed with the old weights must not be reused with the new ones.
+        # Prefixes computed with the old weights must not be reused with the new weights.
         self.http.post("/reset_prefix_cache", optional=True)
         self.label(version)
