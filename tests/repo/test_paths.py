@@ -17,13 +17,13 @@ BOUNDS = {
     "post one group": {
         # One stored form: a JSON post becomes arrays and a file, which a binary one is already.
         "functions": (219, 150),
-        "function lines": (2184, 1450),
+        "function lines": (2190, 1450),
         "deepest stack": (13, 12),
     },
     "managed row": {
         "functions": (141, 110),
         # A request whose connection is being opened ends with its client.
-        "function lines": (1373, 1050),
+        "function lines": (1376, 1050),
         "deepest stack": (14, 11),
     },
     "claim a batch": {
