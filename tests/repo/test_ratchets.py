@@ -16,7 +16,7 @@ BOUNDS: dict[str, float] = {
     "crowded source folders": 0,
     "crowded test folders": 0,
     "files over 300 lines, %": 10.1,
-    "README characters": 6989,
+    "README characters": 6994,
     "class names with two meanings": 0,
     "function names with several homes, %": 18.1,
     "base names used too often": 0,
