@@ -335,7 +335,10 @@ class WaitHistory:
             # Environments are distinguished by name; all remaining roles have a single process.
             who = str(p.get("name") if p.get("role") == "env" else p.get("role"))
             reported, what = now - age_s(p), doing(p)
-            if SILENT_AFTER_S < age_s(p) <= FORGOTTEN_AFTER_S:
+            if "ended" in p.get("details", {}):
+                if reason and p.get("role") == "env":  # perhaps why there is no batch
+                    begun[f"{who}: has ended"] = reported
+            elif SILENT_AFTER_S < age_s(p) <= FORGOTTEN_AFTER_S:
                 begun[f"{who}: silent"] = reported
             elif age_s(p) <= SILENT_AFTER_S:  # the API lists a replaced process for an hour
                 if " waits for " not in what or reported > self._changed + SETTLE_S:

@@ -98,6 +98,17 @@ def test_a_silent_process_is_marked_and_later_removed():
     assert WaitHistory().lines(env(200.0), 0.0) == ()
 
 
+def test_an_environment_that_has_ended_is_named_while_no_batch_can_form():
+    env = {"role": "env", "name": "sums_0", "age_s": 200.0, "details": {"ended": 1}}
+    status = {"participants": [env], "blocked_reason": "the queue is empty"}
+    wait, ended = WaitHistory().lines(status, 0.0)
+    assert (wait, ended) == (
+        "no batch yet: the queue is empty (0 s)",
+        "sums_0: has ended (200 s)",
+    )
+    assert WaitHistory().lines({"participants": [env]}, 0.0) == ()
+
+
 def test_the_time_left_is_that_of_the_steps_to_do_at_the_pace_of_the_last():
     rows = [{"step": n, "seconds_wait": 3.0, "seconds_train": 1.0} for n in (1, 2)]
     assert seconds_left(rows, 10) == 32.0
