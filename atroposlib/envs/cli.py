@@ -284,8 +284,15 @@ def name_rejected_settings(
 # --- the YAML file --------------------------------------------------------------------
 
 
+STRICT = "strict"  # key of a file in which an unknown setting is an error
+
+
 def read_yaml(path: str | None, command: type[EnvCommand]) -> dict[str, Any]:
-    """The settings of a YAML file; empty for an empty file."""
+    """The settings of a YAML file; empty for an empty file.
+
+    An unknown setting is left out with a warning: files of the original hold keys that it
+    ignores. With ``strict: true`` at the top of the file it is a ConfigError.
+    """
     if path is None:
         return {}
     from atroposlib.text.yaml_words import parse_yaml
@@ -297,29 +304,40 @@ def read_yaml(path: str | None, command: type[EnvCommand]) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"--config {path}: {error}") from error
     loaded = at_home(parse_yaml(text, f"--config {path}"))
+    strict = isinstance(loaded, dict) and loaded.pop(STRICT, False) is True
+    section = partial(_section, path, strict)
     known = [ENV_NAMESPACE, *command.servers, *ServerManagerConfig.model_fields]
-    top = _section(path, "", loaded, known)
-    if isinstance(top.get(ENV_NAMESPACE), dict):
-        top[ENV_NAMESPACE] = with_new_names(top[ENV_NAMESPACE])
+    top = section("", loaded, known)
     takes_any = command.code.model_config.get("extra") == "allow"
     env_names = None if takes_any else list(type(command.code).model_fields)
-    _section(path, ENV_NAMESPACE, top.get(ENV_NAMESPACE), env_names)
+    server_names = list(APIServerConfig.model_fields)
+    if (env := top.get(ENV_NAMESPACE)) is not None:
+        named = with_new_names(env) if isinstance(env, dict) else env
+        top[ENV_NAMESPACE] = section(ENV_NAMESPACE, named, env_names)
     for namespace in command.servers:
         servers = top.get(namespace)
-        for server in servers if isinstance(servers, list) else [servers]:
-            _section(path, namespace, server, list(APIServerConfig.model_fields))
+        if isinstance(servers, list):
+            top[namespace] = [section(namespace, server, server_names) for server in servers]
+        elif servers is not None:
+            top[namespace] = section(namespace, servers, server_names)
     return top
 
 
-def _section(path: str, name: str, values: Any, known: list[str] | None) -> dict[str, Any]:
+def _section(
+    path: str, strict: bool, name: str, values: Any, known: list[str] | None
+) -> dict[str, Any]:
+    """The settings of a section that are ``known``; None: all are."""
     if values is None:
         return {}
     if not isinstance(values, dict):
         place = name or "the top"
         raise ConfigError(f"--config {path}: expected a mapping at {place}, got {values!r}")
     prefix = name + NAMESPACE_SEP if name else ""
-    for key in values:
-        if known is not None and key not in known:
-            hint = did_you_mean(str(key), known)
-            raise ConfigError(f"--config {path}: unknown setting {prefix}{key}{hint}")
-    return values
+    unknown = [] if known is None else [key for key in values if key not in known]
+    for key in unknown:
+        hint = did_you_mean(str(key), known or ())
+        problem = f"--config {path}: unknown setting {prefix}{key}{hint}"
+        if strict:
+            raise ConfigError(problem)
+        logger.warning("%s: left out", problem)
+    return {key: value for key, value in values.items() if key not in unknown}

@@ -185,7 +185,7 @@ def environment_settings(
     env = {**wiring, **(own.pop("env", None) or {})}
     if isinstance(own.get("openai"), Mapping):  # settings of every server
         servers |= own.pop("openai")
-    return {"openai": servers, **own, "env": env}
+    return {"strict": True, "openai": servers, **own, "env": env}
 
 
 def served_name(plan: Plan, served: ServingSettings) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ServerBaseline
@@ -128,17 +130,41 @@ def test_manager_flags_have_no_namespace():
 @pytest.mark.parametrize(
     ("yaml", "message"),
     [
-        ("env:\n  gruop_size: 3\n", r"env.gruop_size.*did you mean group_size\?"),
-        ("envs:\n  group_size: 3\n", r"envs.*did you mean env\?"),
-        ("openai:\n  baseurl: x\n", r"openai.baseurl.*did you mean base_url\?"),
-        ("openai:\n  - base_url: x\n  - nonsense: 1\n", "openai.nonsense"),
         ("- 1\n", "mapping"),
+        ("env: 3\n", "mapping at env"),
         ("a: [", "settings.yaml"),
     ],
 )
 def test_an_invalid_yaml_file_is_refused(yaml, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         read("serve", tmp_path=tmp_path, yaml=yaml)
+
+
+UNKNOWN = [
+    ("env:\n  gruop_size: 3\n", r"env.gruop_size; did you mean group_size?"),
+    ("envs:\n  group_size: 3\n", r"envs; did you mean env?"),
+    ("openai:\n  baseurl: x\n", r"openai.baseurl; did you mean base_url?"),
+    ("openai:\n  - base_url: x\n  - nonsense: 1\n", "openai.nonsense"),
+    # Keys of the original's files that it does not read either.
+    ("openai:\n  weight: 1.0\n", "openai.weight"),
+    ("tokenizer_name: gpt2\n", "tokenizer_name"),
+]
+
+
+@pytest.mark.parametrize(("yaml", "named"), UNKNOWN)
+def test_an_unknown_setting_of_a_yaml_file_is_left_out_with_a_warning(
+    yaml, named, tmp_path, caplog
+):
+    settings = read("serve", tmp_path=tmp_path, yaml=yaml)
+    assert settings.env.group_size == 6
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert f"unknown setting {named}" in warning and warning.endswith("left out")
+
+
+@pytest.mark.parametrize(("yaml", "named"), UNKNOWN)
+def test_an_unknown_setting_of_a_strict_yaml_file_is_refused(yaml, named, tmp_path):
+    with pytest.raises(ConfigError, match=re.escape(f"unknown setting {named}")):
+        read("serve", tmp_path=tmp_path, yaml=f"strict: true\n{yaml}")
 
 
 def test_a_yaml_file_may_name_a_path_below_the_home_folder(tmp_path, monkeypatch):

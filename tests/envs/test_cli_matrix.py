@@ -233,9 +233,9 @@ def test_settings_of_the_manager_reach_it_by_flag_and_by_file(tmp_path):
 @pytest.mark.parametrize(
     ("yaml", "flags", "message"),
     [
-        ("env: {gruop_size: 3}", [], r"env.gruop_size; .* group_size\?"),
-        ("openai: {base_ulr: x}", [], r"openai.base_ulr; .* base_url\?"),
-        ("opena: {}", [], r"opena; .* openai\?"),
+        ("strict: true\nenv: {gruop_size: 3}", [], r"env.gruop_size; .* group_size\?"),
+        ("strict: true\nopenai: {base_ulr: x}", [], r"openai.base_ulr; .* base_url\?"),
+        ("strict: true\nopena: {}", [], r"opena; .* openai\?"),
         ("env: 3", [], "expected a mapping at env"),
         ("openai: 3", [], "expected a mapping at openai"),
         ("env: {group_size: many}", [], "env.group_size: .*'many'"),

@@ -215,8 +215,8 @@ class BaseEnvConfig(BaseModel):
         if not isinstance(values, dict):
             return values
         values = with_new_names(values)
-        # A warning only: old environments pass fields that no longer exist. In YAML files and
-        # flags an unknown name is an error (cli.py): there a typing error is likely.
+        # A warning only: old environments pass fields that no longer exist. Of flags an unknown
+        # name is an error (cli.py): there a typing error is likely.
         if cls.model_config.get("extra") != "allow":
             for name in values.keys() - cls.model_fields.keys():
                 hint = did_you_mean(name, cls.model_fields)
