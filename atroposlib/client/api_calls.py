@@ -122,9 +122,9 @@ def interpret(call: ApiCall[T], response: httpx.Response) -> T | RetryLater:
 
 def seconds_asked(response: httpx.Response) -> float:
     """Seconds in Retry-After; 0 without the header."""
-    asked = response.headers.get("retry-after", "")
-    known = asked.isascii() and asked.isdecimal()
-    return min(float(asked), MAX_RETRY_AFTER_S) if known else 0.0
+    header = response.headers.get("retry-after", "")
+    known = header.isascii() and header.isdecimal()
+    return min(float(header), MAX_RETRY_AFTER_S) if known else 0.0
 
 
 def refusal_of(response: httpx.Response) -> Exception:
@@ -206,9 +206,9 @@ class RetryPolicy:
         self._settings.look_again()
         self._failures += 1
         own = BACKOFF.pause_s(self._failures)
-        asked = min(later.at_least_s, MAX_RETRY_AFTER_S)
-        pause = min(max(own, asked), self._limit_s - waited)
-        return with_jitter(pause, self._timing.uniform) if own > asked else pause
+        floor = min(later.at_least_s, MAX_RETRY_AFTER_S)
+        pause = min(max(own, floor), self._limit_s - waited)
+        return with_jitter(pause, self._timing.uniform) if own > floor else pause
 
 
 def problem_of(error: httpx.RequestError) -> str:

@@ -252,9 +252,9 @@ class RolloutClient:
     def dead_batches(self) -> list[dict[str, int]]:
         """``no``, ``groups``, ``sequences``, ``n_bytes`` of batches that were set aside; ``no``
         0 stands for all damaged groups."""
-        found: list[dict[str, int]]
-        found = self._send(ApiCall("GET", "/batches/dead", mapping))["batches"]
-        return found
+        batches: list[dict[str, int]]
+        batches = self._send(ApiCall("GET", "/batches/dead", mapping))["batches"]
+        return batches
 
     def settle_dead(self, batch_no: int, verb: Literal["revive", "drop"]) -> bool:
         """Deliver a dead batch again, or free it. False if there is none of this number."""

@@ -362,7 +362,7 @@ def frame_head(size: int) -> bytes:
 
 def frames(files: Iterable[bytes]) -> bytes:
     """Concatenate files as frames."""
-    return b"".join(piece for one in files for piece in (frame_head(len(one)), one))
+    return b"".join(piece for file in files for piece in (frame_head(len(file)), file))
 
 
 def split_frames(data: Bytes, max_frames: int = MAX_FRAMES) -> list[memoryview]:

@@ -211,13 +211,13 @@ def from_group(group: ScoredData) -> Columns:
         versions=None if versions is None else _flat("versions", versions, seq_lens, np.int64),
         distilled=_distilled(group, seq_lens),
         routed_experts=(
-            None if (one := group.routed_experts) is None else stacked(one, seq_lens)
+            None if (experts := group.routed_experts) is None else stacked(experts, seq_lens)
         ),
         env_id=group.env_id,
         group_id=group.group_id,
         idempotency_key=group.idempotency_key,
         incarnation=group.incarnation,
-        rest={name: _encoded(name, one) for name, one in rest.items() if one is not None},
+        rest={name: _encoded(name, part) for name, part in rest.items() if part is not None},
     )
     check(columns)
     check_probabilities(columns)
@@ -292,7 +292,7 @@ def _distilled(group: ScoredData, seq_lens: Array) -> Distilled | None:
             continue
         _require_rows(name, rows, seq_lens)
         positions = list(chain.from_iterable(rows))
-        counts = np.array([len(one) for one in positions], np.int64)
+        counts = np.array([len(choices) for choices in positions], np.int64)
         values = list(chain.from_iterable(positions))
         flat[name] = counts, _packed(name, [("", values)], kind)
     ids, logprobs = flat.get("distill_token_ids"), flat.get("distill_logprobs")

@@ -36,11 +36,11 @@ class ServerDirectory(BaseModel):
 
     def joined(self, known: Collection[str], *, any_weights: bool = False) -> list[str]:
         """URLs that are not ``known`` and take part, or hold ``any_weights``."""
-        fit = [one.url for one in self.servers if any_weights or one.takes_part]
+        fit = [server.url for server in self.servers if any_weights or server.takes_part]
         return [url for url in dict.fromkeys(fit) if url not in known]
 
     def left(self, known: Collection[str]) -> list[str]:
         """URLs of ``known`` whose entry ended; never all, because callers wait for a server."""
-        listed = {one.url for one in self.servers}
+        listed = {server.url for server in self.servers}
         gone = [url for url in known if url not in listed] if self.complete else []
         return gone if len(gone) < len(known) else []

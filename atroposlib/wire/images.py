@@ -29,8 +29,8 @@ def picture_url(part: Any) -> Any:
     """Address in a content part of type ``image_url``; None for any other part."""
     if not isinstance(part, dict) or part.get("type") != "image_url":
         return None
-    given = part.get("image_url")
-    return given.get("url") if isinstance(given, dict) else given
+    image = part.get("image_url")
+    return image.get("url") if isinstance(image, dict) else image
 
 
 def pictures_of(images: Any, row: int) -> list[str]:

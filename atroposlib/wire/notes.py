@@ -82,22 +82,22 @@ def unpack_notes(data: bytes | memoryview) -> GroupNotes:
         InvalidGroup: no notes of a group; names the field.
     """
     header = safetensors.read_header(data, len(data), {n: (t,) for n, t in _TYPES.items()})
-    found: dict[str, Any] = safetensors.arrays(data, header)
+    arrays: dict[str, Any] = safetensors.arrays(data, header)
     member = header.metadata.get("member", "")
     if header.metadata.get("format") != FORMAT or not _MEMBER.fullmatch(member):
         raise InvalidGroup("format", "", f"this reader knows {FORMAT}, with a member")
     for name in _TYPES:
-        if name not in found or found[name].ndim != 1:
+        if name not in arrays or arrays[name].ndim != 1:
             raise InvalidGroup(name, "", "missing, or its shape does not fit")
-    counts = found["counts"]
+    counts = arrays["counts"]
     N = int(counts.sum(dtype=np.int64)) if counts.min(initial=0) >= 0 else -1
     for name in _PER_TOKEN | _PER_ROW:
-        if len(found[name]) != (N if name in _PER_TOKEN else len(counts)):
+        if len(arrays[name]) != (N if name in _PER_TOKEN else len(counts)):
             raise InvalidGroup(name, "", "its length does not fit the counts")
     try:
-        reasons = _REASONS.decode(found.pop("reasons").tobytes())
+        reasons = _REASONS.decode(arrays.pop("reasons").tobytes())
     except (ValueError, RecursionError) as error:
         raise InvalidGroup("reasons", "", "a JSON list of words and nulls") from error
     if len(reasons) != len(counts):
         raise InvalidGroup("reasons", "", "one per row")
-    return GroupNotes(int(member), reasons=reasons, **found)
+    return GroupNotes(int(member), reasons=reasons, **arrays)

@@ -61,7 +61,7 @@ def checked(experts: Array) -> Array:
 
 def _narrowest(*parts: Array) -> str:
     """The narrower type that has room for all experts and the value for "not known"."""
-    return "|u1" if all(one.max(initial=0) < 255 for one in parts) else "<u2"
+    return "|u1" if all(part.max(initial=0) < 255 for part in parts) else "<u2"
 
 
 def _narrowed(experts: Array) -> Array:
@@ -83,33 +83,33 @@ def joined(
     *parts: tuple[int, RoutedExperts | None], start: int = 0, end: int | None = None
 ) -> RoutedExperts | None:
     """Tokens [start, end) of parts (first token, experts); of several for a token the first."""
-    known = [(at, decoded(one)) for at, one in parts if one is not None]
-    length = max((at + len(one) for at, one in known), default=0)
+    known = [(at, decoded(experts)) for at, experts in parts if experts is not None]
+    length = max((at + len(experts) for at, experts in known), default=0)
     return encoded(_merged(known, length)[start:end]) if known else None
 
 
 def _merged(parts: Sequence[tuple[int, Array]], length: int, kind: Any = np.int16) -> Array:
     shape = (length, *parts[0][1].shape[1:])
-    if prod(shape) > MAX_PER_GROUP or any(one.shape[1:] != shape[1:] for _, one in parts):
+    if prod(shape) > MAX_PER_GROUP or any(part.shape[1:] != shape[1:] for _, part in parts):
         raise _invalid(f"rows of one number of layers and experts, {MAX_PER_GROUP} in all")
     whole = np.full(shape, np.array(-1).astype(kind), kind)  # the largest value if unsigned
-    for at, one in reversed(parts):
-        whole[at : at + len(one)] = one
+    for at, part in reversed(parts):
+        whole[at : at + len(part)] = part
     return whole
 
 
 def stacked(rows: Sequence[RoutedExperts | None], seq_lens: Array) -> Array | None:
     """(T, L, K) uint8 or uint16 of the rows of a group; None if no row has experts."""
-    known = [None if one is None else decoded(one) for one in rows]
-    counts = np.array([0 if one is None else len(one) for one in known])
+    known = [None if row is None else decoded(row) for row in rows]
+    counts = np.array([0 if row is None else len(row) for row in known])
     if len(rows) != len(seq_lens) or (counts > seq_lens).any():
         raise _invalid("an entry or null per row, of at most its tokens")
     starts = np.cumsum(seq_lens) - seq_lens
-    parts = [(int(start), one) for start, one in zip(starts, known) if one is not None]
+    parts = [(int(start), row) for start, row in zip(starts, known) if row is not None]
     if not parts:
         return None
-    kind = np.dtype(_narrowest(*(one for _, one in parts)))
-    total, entries = int(seq_lens.sum()), sum(one.size for _, one in parts)
+    kind = np.dtype(_narrowest(*(part for _, part in parts)))
+    total, entries = int(seq_lens.sum()), sum(part.size for _, part in parts)
     dense = total * prod(parts[0][1].shape[1:])
     if dense * kind.itemsize > SPARSE_BYTES + 4 * entries * kind.itemsize:
         named = f"experts of {counts.sum()} of {total} tokens"
@@ -119,12 +119,12 @@ def stacked(rows: Sequence[RoutedExperts | None], seq_lens: Array) -> Array | No
 
 def unstacked(experts: Array, seq_lens: Array) -> list[RoutedExperts | None]:
     """Entries of the rows of a group, without unknown ends; None where nothing is known."""
-    found: list[RoutedExperts | None] = []
+    entries: list[RoutedExperts | None] = []
     for narrow in np.split(experts, np.cumsum(seq_lens)[:-1]):
         row = _widened(narrow)
         end = np.flatnonzero((row >= 0).any((1, 2))).max(initial=-1) + 1
-        found.append(encoded(row[:end]) if end else None)
-    return found
+        entries.append(encoded(row[:end]) if end else None)
+    return entries
 
 
 def reported(data: str, num_tokens: int) -> RoutedExperts:

@@ -105,14 +105,14 @@ def read_header(beginning: Bytes, size: int, allowed: Mapping[str, Collection[st
         raw = _HEADER.decode(head)
         named = raw.pop("__metadata__", msgspec.Raw(b"{}"))
         metadata = _METADATA.decode(named)
-        tensors = {name: _TENSOR.decode(one) for name, one in raw.items()}
+        tensors = {name: _TENSOR.decode(value) for name, value in raw.items()}
     except (ValueError, RecursionError) as error:
         raise MalformedBody("not a safetensors file: its header cannot be read") from error
     entries = head.count(_OFFSETS) - bytes(named).count(_OFFSETS)
     if head[:1] != b"{" or entries != len(tensors):  # a name twice
         raise MalformedBody("not a safetensors file: its header is not canonical")
     end = 0
-    for name, tensor in sorted(tensors.items(), key=lambda one: one[1].data_offsets):
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
         if tensor.dtype not in allowed.get(name, ()):
             known = name if name in allowed else "header"
             raise InvalidGroup(known, "", "a tensor or type that the record does not have")
@@ -132,7 +132,7 @@ def arrays(data: Bytes, header: Header) -> dict[str, Array]:
     """The arrays as read-only views of the file."""
     return {
         name: np.frombuffer(
-            data, DTYPES[one.dtype], prod(one.shape), header.start + one.data_offsets[0]
-        ).reshape(one.shape)
-        for name, one in header.tensors.items()
+            data, DTYPES[entry.dtype], prod(entry.shape), header.start + entry.data_offsets[0]
+        ).reshape(entry.shape)
+        for name, entry in header.tensors.items()
     }

@@ -164,7 +164,7 @@ class StepReport(BaseModel):
     @classmethod
     def of(cls, numbers: Mapping[str, float], **fields: Any) -> StepReport:
         """A report of the first numbers that have a place in it; they are finite."""
-        fitting = (one for one in numbers.items() if len(one[0]) <= 200)
+        fitting = (item for item in numbers.items() if len(item[0]) <= 200)
         return cls(values=dict(islice(fitting, 256)), **fields)
 
 

@@ -74,7 +74,7 @@ class Explorer(RunViews):
         """The runs of this data directory, the newest first."""
         require_known(given)
         older = (Explorer(index, self._store) for index in self.index.older())
-        return explore.Runs([self._entry(), *(one._entry(older=True) for one in older)])
+        return explore.Runs([self._entry(), *(run._entry(older=True) for run in older)])
 
     def _entry(self, older: bool = False) -> explore.RunEntry:
         about, path = self._about(), self._store.archive
@@ -132,8 +132,8 @@ class Explorer(RunViews):
             for row in rows:
                 if group[0] != row.gid:
                     group = row.gid, self.stored(row.gid)
-                said = group[1] and group[1].texts(row.row, decoder, None)[1]
-                if said and text in said.casefold():
+                completion = group[1] and group[1].texts(row.row, decoder, None)[1]
+                if completion and text in completion.casefold():
                     matches.append(row)
                 if len(matches) == limit or time.monotonic() > end:
                     counted = explore.Counted(len(matches), exact=False)
@@ -143,8 +143,8 @@ class Explorer(RunViews):
                 return explore.RolloutPage(matches, None, counted)
 
     def _rows(self, gid: int) -> list[explore.RolloutRow]:
-        found = self.index.read(f"{_SELECT} WHERE gid = ? ORDER BY row", (gid,))
-        return [rollout_of(row) for row in found]
+        rows = self.index.read(f"{_SELECT} WHERE gid = ? ORDER BY row", (gid,))
+        return [rollout_of(row) for row in rows]
 
     def pin(self, step: int, kept: bool = True) -> dict[str, int]:
         """Keep the groups of a step beyond the bound of the archive, or no longer."""
@@ -155,9 +155,9 @@ class Explorer(RunViews):
         return {"groups": len(gids), "pinned": self._store.pinned(gids)}
 
     def batch(self, no: int, given: Mapping[str, str]) -> explore.BatchDetail:
-        found = super().batch(no, given)
-        found.pinned = self._store.pinned([member.gid for member in found.members])
-        return found
+        detail = super().batch(no, given)
+        detail.pinned = self._store.pinned([member.gid for member in detail.members])
+        return detail
 
     # --- a group --------------------------------------------------------------------
 
@@ -200,22 +200,22 @@ class Explorer(RunViews):
         decoder: Any,
     ) -> explore.GroupRow:
         own = metadata.get("rows")
-        said = own[row.row] if isinstance(own, list) and row.row < len(own) else {}
-        said = said if isinstance(said, dict) else {}
+        meta = own[row.row] if isinstance(own, list) and row.row < len(own) else {}
+        meta = meta if isinstance(meta, dict) else {}
         texts = (None, None) if group is None else group.texts(row.row, decoder)
         return explore.GroupRow(
             **msgspec.structs.asdict(row),
-            metrics=_numbers(said.get("metrics")),
-            timings=_numbers(said.get("timings")),
-            judge=None if said.get("judge") is None else str(said["judge"])[:TEXT_CHARACTERS],
+            metrics=_numbers(meta.get("metrics")),
+            timings=_numbers(meta.get("timings")),
+            judge=None if meta.get("judge") is None else str(meta["judge"])[:TEXT_CHARACTERS],
             prompt=texts[0],
             completion=texts[1],
         )
 
     def _life(self, row: explore.RolloutRow) -> list[explore.LifeEvent]:
         sql = "SELECT claimed, acked FROM batch WHERE no = ?"
-        found = self.index.read(sql, (row.batch_no,)) or [(None, None)]
-        times = zip(("posted", "leased", "acked"), (row.arrived, *found[0]))
+        rows = self.index.read(sql, (row.batch_no,)) or [(None, None)]
+        times = zip(("posted", "leased", "acked"), (row.arrived, *rows[0]))
         return [explore.LifeEvent(event, at) for event, at in times if at is not None]
 
     # --- a row ----------------------------------------------------------------------
@@ -280,7 +280,7 @@ class Explorer(RunViews):
                 for data, dtype in zip(noted, ("<f4", "<f2", "|u1"))
             )
             shown.advantage = advantages or shown.advantage
-            shown.flags = None if flags is None else [int(one or 0) for one in flags]
+            shown.flags = None if flags is None else [int(flag or 0) for flag in flags]
         return shown
 
     def stored(self, gid: int) -> StoredGroup | None:
@@ -320,8 +320,8 @@ class StoredGroup:
         if decoder is None:
             messages = columns.rest_value("messages")
             own = messages[row] if messages else []
-            said = [m["content"] for m in own if m["role"] == "assistant"]
-            return None, said[-1][:most] if said and isinstance(said[-1], str) else None
+            turns = [m["content"] for m in own if m["role"] == "assistant"]
+            return None, turns[-1][:most] if turns and isinstance(turns[-1], str) else None
         start = int(columns.seq_lens[:row].sum())
         end = start + int(columns.seq_lens[row])
         trained = np.flatnonzero(columns.trained[start:end])
@@ -350,7 +350,7 @@ def spread(
         return None
     placed = np.full(len(trained), np.nan)
     placed[trained] = np.frombuffer(data, dtype)
-    return [None if np.isnan(one) else float(one) for one in placed[slice(*span)]]
+    return [None if np.isnan(value) else float(value) for value in placed[slice(*span)]]
 
 
 def _numbers(values: Any) -> dict[str, float]:

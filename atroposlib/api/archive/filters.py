@@ -59,7 +59,7 @@ class Where:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        return (*self.kinds.values(), *(one for *_, own in self.parts for one in own))
+        return (*self.kinds.values(), *(value for *_, own in self.parts for value in own))
 
     def has(self, kind: str) -> bool:
         """Whether rows of a value of ``KIND`` pass the conditions on it."""
@@ -84,24 +84,24 @@ def where(given: Mapping[str, str]) -> Where:
     Raises:
         ConfigError: a value is invalid for its filter.
     """
-    found = Where({at: given[name] for at, name in enumerate(_KINDS) if name in given})
+    condition = Where({at: given[name] for at, name in enumerate(_KINDS) if name in given})
     if "item" in given:
-        found = found.and_("item = ?", given["item"], column="item")
+        condition = condition.and_("item = ?", given["item"], column="item")
     for name, kind in _RANGES.items():
         if name in given:
             ends = zip((">=", "<="), bounds(name, given[name], kind))
             known = [(f"{name} {sign} ?", end) for sign, end in ends if end is not None]
             if known:
-                sql = " AND ".join(one for one, _ in known)
-                found = found.and_(sql, *(end for _, end in known), column=name)
+                sql = " AND ".join(term for term, _ in known)
+                condition = condition.and_(sql, *(end for _, end in known), column=name)
     if "version" in given:
         version = number("version", given["version"], int)
         sql = f"version_min BETWEEN ? - {_WIDEST} AND ? AND version_max >= ?"
-        found = found.and_(sql, version, version, version, column="version_min")
+        condition = condition.and_(sql, version, version, version, column="version_min")
     if "diff_min" in given:
         least = number("diff_min", given["diff_min"], float)
-        found = found.and_("diff_max >= ?", least, column="diff_max")
-    return found
+        condition = condition.and_("diff_max >= ?", least, column="diff_max")
+    return condition
 
 
 def bounds(name: str, text: str, kind: type) -> tuple[Any, Any]:

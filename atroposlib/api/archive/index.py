@@ -78,8 +78,8 @@ CREATE INDEX IF NOT EXISTS rollout_batch_no ON rollout (batch_no, env, staleness
 CREATE INDEX IF NOT EXISTS rollout_version_min ON rollout (version_min, version_max);
 CREATE INDEX IF NOT EXISTS rollout_span ON rollout ({SPAN}) WHERE {SPAN} > 0;
 """ + "".join(
-    f"CREATE INDEX IF NOT EXISTS rollout_{one} ON rollout ({one}) WHERE {one} IS NOT NULL;"
-    for one in ("item", "step", "reward", "n_tokens", "diff_max")
+    f"CREATE INDEX IF NOT EXISTS rollout_{name} ON rollout ({name}) WHERE {name} IS NOT NULL;"
+    for name in ("item", "step", "reward", "n_tokens", "diff_max")
 )
 
 
@@ -149,9 +149,9 @@ class Index:
     def write(self, records: Sequence[Record]) -> None:
         """Write the records in a transaction. For a single thread."""
         with self._writer as connection:
-            for one in records:
-                one.write(connection)
-            if any(isinstance(one, DropFact) for one in records):
+            for record in records:
+                record.write(connection)
+            if any(isinstance(record, DropFact) for record in records):
                 trim_samples(connection, self._sample_bytes)
 
     def change(self, sql: str, values: Sequence[Any] = ()) -> None:
@@ -225,8 +225,8 @@ class Index:
         """The indexes of earlier runs of this directory, the newest first."""
         if self._path is None or self._is_older:
             return []
-        found = sorted(self._path.parent.glob(COPIES), reverse=True)
-        return [Index(path, read_only=True) for path in found]
+        paths = sorted(self._path.parent.glob(COPIES), reverse=True)
+        return [Index(path, read_only=True) for path in paths]
 
     def of_run(self, run_id: str | None) -> Index:
         """The index of a run of this directory; without an id the newest.
@@ -236,7 +236,7 @@ class Index:
         """
         if run_id is None or run_id == self.run.run_id:
             return self
-        older = {one.run.run_id: one for one in self.older()}
+        older = {index.run.run_id: index for index in self.older()}
         if run_id not in older:
             known = ", ".join(older) or "none"
             raise UnknownGroup(f"no run {run_id[:100]} is kept here; earlier ones: {known}")

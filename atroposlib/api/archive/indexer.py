@@ -154,8 +154,8 @@ class Indexer:
     def _run(self) -> None:
         while True:
             taken = self._taken()
-            records = [one for one in taken if not isinstance(one, threading.Event)]
-            barriers = [one for one in taken if isinstance(one, threading.Event)]
+            records = [item for item in taken if not isinstance(item, threading.Event)]
+            barriers = [item for item in taken if isinstance(item, threading.Event)]
             with surviving(self._on_bug):
                 self._index(records, barriers)
             for barrier in barriers:
@@ -217,7 +217,7 @@ class Indexer:
             return taken
 
     def _is_urgent(self) -> bool:
-        flushed = any(isinstance(one, threading.Event) for one in self._queue)
+        flushed = any(isinstance(item, threading.Event) for item in self._queue)
         return flushed or not self._open or len(self._queue) >= MAX_RECORDS
 
     def _due(self) -> bool:
@@ -279,9 +279,9 @@ class Indexer:
         changed: dict[int, tuple[str, int | None] | None] = {}
         for start in range(0, len(gids), FILL_GROUPS):
             some = gids[start : start + FILL_GROUPS]
-            found = self._store.ask(Arrivals(some))
+            ledger = self._store.ask(Arrivals(some))
             for gid in some:
-                now = (found[gid].state, found[gid].batch_no) if gid in found else None
+                now = (ledger[gid].state, ledger[gid].batch_no) if gid in ledger else None
                 if now != shown[gid]:
                     changed[gid] = now
         return [GroupStates(changed)] if changed else []

@@ -55,17 +55,17 @@ def load_rollouts(
         UnknownGroup: the directory has no run ``run_id``.
     """
     require_known(filters, *FILTERS[:-1])
-    found, places = where(filters), Path(run).glob("archive/**/index.sqlite")
-    path = max(places, key=lambda one: one.stat().st_mtime, default=None)
+    condition, places = where(filters), Path(run).glob("archive/**/index.sqlite")
+    path = max(places, key=lambda file: file.stat().st_mtime, default=None)
     if path is None:
         raise ConfigError(f"{run} has no archive/index.sqlite: give a --data-dir of run-api")
     index = Index(path, read_only=True).of_run(run_id)
-    sql = f"SELECT {', '.join(NAMES)} FROM rollout {found.clause} ORDER BY gid, row"
-    records = [dict(zip(NAMES, row)) for row in index.read(sql, found.values)]
+    sql = f"SELECT {', '.join(NAMES)} FROM rollout {condition.clause} ORDER BY gid, row"
+    records = [dict(zip(NAMES, row)) for row in index.read(sql, condition.values)]
     if frame == "records":
         return records
     return import_module(frame).DataFrame(
-        {name: [one[name] for one in records] for name in NAMES}
+        {name: [record[name] for record in records] for name in NAMES}
     )
 
 

@@ -134,11 +134,11 @@ class NotesFact(Record):
         notes = self.notes
         for g in self.rows:
             arrays = advantages, _, flags = notes.of_row(g)
-            row = (self.gid, g, self.batch_no, *(one.tobytes() or None for one in arrays))
+            row = (self.gid, g, self.batch_no, *(array.tobytes() or None for array in arrays))
             connection.execute("INSERT OR REPLACE INTO note VALUES (?, ?, ?, ?, ?, ?)", row)
             known = advantages[~np.isnan(advantages)]
             clipped = flags & CLIPPED != 0
-            means = [float(one.mean()) if len(known) else None for one in (known, clipped)]
+            means = [float(array.mean()) if len(known) else None for array in (known, clipped)]
             differ = notes.diff_mean[g], notes.diff_max[g]
             connection.execute(
                 "UPDATE rollout SET advantage = COALESCE(?, advantage), clipped_share = ?, "
@@ -299,7 +299,7 @@ def notes_in(body: bytes, no: int, members: Sequence[BatchMember]) -> list[Notes
     Raises:
         MalformedBody, InvalidGroup: as of :func:`unpack_notes`, or a group that it has not.
     """
-    found: list[NotesFact] = []
+    facts: list[NotesFact] = []
     for frame in split_frames(body, len(members)):
         notes = unpack_notes(frame)
         if notes.member >= len(members):
@@ -307,5 +307,5 @@ def notes_in(body: bytes, no: int, members: Sequence[BatchMember]) -> list[Notes
         member = members[notes.member]
         if len(notes.counts) != member.n_seq:
             raise InvalidGroup("counts", "", f"group {notes.member} has {member.n_seq} rows")
-        found.append(NotesFact(member.gid, no, notes))
-    return found
+        facts.append(NotesFact(member.gid, no, notes))
+    return facts

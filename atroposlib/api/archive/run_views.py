@@ -61,8 +61,8 @@ class RunViews:
         require_known(given, "after", "limit")
         before = number("after", given.get("after", str(2**62)), int)
         limit = limit_of(given)
-        found = self._batches("no < ? ORDER BY no DESC LIMIT ?", before, limit)
-        return explore.BatchPage(found, str(found[-1].no) if len(found) == limit else None)
+        views = self._batches("no < ? ORDER BY no DESC LIMIT ?", before, limit)
+        return explore.BatchPage(views, str(views[-1].no) if len(views) == limit else None)
 
     def batch(self, no: int, given: Mapping[str, str]) -> explore.BatchDetail:
         """A batch and its groups.
@@ -71,8 +71,8 @@ class RunViews:
             UnknownGroup: no batch has this number.
         """
         require_known(given)
-        found = self._batches("no = ?", no) if 0 < no < 2**63 else []
-        if not found:
+        views = self._batches("no = ?", no) if 0 < no < 2**63 else []
+        if not views:
             raise UnknownGroup(f"batch {no} is not in the index")
         rows = self.index.read(
             "SELECT gid, MAX(env), MAX(item), COUNT(*), AVG(reward), SQRT(MAX(0, "
@@ -81,7 +81,7 @@ class RunViews:
             (no,),
         )
         members = [explore.Member(*row) for row in rows]
-        return explore.BatchDetail(**msgspec.structs.asdict(found[0]), members=members)
+        return explore.BatchDetail(**msgspec.structs.asdict(views[0]), members=members)
 
     def _batches(self, condition: str, *values: int) -> list[explore.BatchView]:
         rows = self.index.read(
@@ -90,7 +90,7 @@ class RunViews:
         views = {row[0]: explore.BatchView(**dict(zip(_BATCH, row))) for row in rows}
         for view in views.values():
             text = str(view.ranks or "")
-            view.ranks = [int(one) for one in text.split(",") if one.isdigit()]
+            view.ranks = [int(rank) for rank in text.split(",") if rank.isdigit()]
         parts = self.index.read(
             "SELECT batch_no, env, staleness, COUNT(*), SUM(row = 0) FROM rollout "
             "INDEXED BY rollout_batch_no WHERE batch_no IN (SELECT value FROM json_each(?)) "
@@ -141,7 +141,7 @@ class RunViews:
         return [explore.Curve(key, span[0], "rollup", thinned(rows))] if rows else []
 
     def _steps(self, key: str, span: Span) -> list[explore.Curve]:
-        found: dict[tuple[str, str], list[tuple[int, Any]]] = {}
+        series: dict[tuple[str, str], list[tuple[int, Any]]] = {}
         path = "$." + msgspec.json.encode(key).decode()
         rows = self.index.read(
             "SELECT role, name, step, json_extract(body, ?1) AS value FROM step "
@@ -151,7 +151,7 @@ class RunViews:
         )
         for role, name, step, value in rows:
             if isinstance(value, (int, float)):
-                found.setdefault((role, name), []).append((step, value))
+                series.setdefault((role, name), []).append((step, value))
         return [
             explore.Curve(
                 key,
@@ -159,7 +159,7 @@ class RunViews:
                 "trainer" if role == "trainer" else "env",
                 thinned(points),
             )
-            for (role, name), points in found.items()
+            for (role, name), points in series.items()
         ]
 
     def histogram(self, given: Mapping[str, str]) -> explore.Histogram:
@@ -211,11 +211,11 @@ class RunViews:
             "SELECT id, name, kind, at, body FROM event WHERE id > ? ORDER BY id LIMIT ?",
             (after, limit),
         )
-        found = [
+        entries = [
             explore.EventEntry(name, kind, at, msgspec.json.decode(body))
             for _, name, kind, at, body in rows
         ]
-        return explore.EventPage(found, str(rows[-1][0]) if len(rows) == limit else None)
+        return explore.EventPage(entries, str(rows[-1][0]) if len(rows) == limit else None)
 
 
 def _edges(low: float, high: float) -> Array:

@@ -27,13 +27,13 @@ Row = tuple[Any, ...]
 def kinds_of(reader: apsw.Connection) -> list[str]:
     """The values of ``KIND`` in the index, each found by a seek."""
     sql = f"SELECT MIN({KIND}) FROM rollout INDEXED BY rollout_kind WHERE {KIND} > ?"
-    found = list[str]()
+    kinds = list[str]()
     while True:
-        values = (found[-1] if found else "",)
+        values = (kinds[-1] if kinds else "",)
         kind: Any = reader.execute(sql, values).get
         if kind is None:
-            return found
-        found.append(kind)
+            return kinds
+        kinds.append(kind)
 
 
 class ChosenRows:
@@ -68,8 +68,8 @@ class ChosenRows:
         page = order.start(self._gathered if self._few else self._found, after)
         index = _BY_GID if order.column == "gid" else f"rollout_{order.column}"
         sql = f"SELECT {columns} FROM rollout INDEXED BY {self._by if self._few else index} "
-        found = self._read(f"{sql} {page.clause} {order.sql} LIMIT ?", (*page.values, limit))
-        return list(found)
+        rows = self._read(f"{sql} {page.clause} {order.sql} LIMIT ?", (*page.values, limit))
+        return list(rows)
 
     def _merged(self, columns: str, order: Order, after: str | None, limit: int) -> list[Row]:
         """Result of :meth:`page`, from the first rows of each kind."""
@@ -102,17 +102,17 @@ class ChosenRows:
         """The column of all rows, or (False) of ``SAMPLE`` rows from all parts of the run."""
         if self._few:
             return [value for (value,) in self._all(column)], True
-        found: list[Any] = []
+        sample: list[Any] = []
         for (value,) in self._sampled(column):
-            found.append(value)
-            if len(found) == SAMPLE:
-                return found, False
-        return found, self._complete
+            sample.append(value)
+            if len(sample) == SAMPLE:
+                return sample, False
+        return sample, self._complete
 
     def _all(self, what: str) -> Iterator[Row]:
-        found = self._gathered
-        sql = f"SELECT {what} FROM rollout INDEXED BY {self._by} {found.clause}"
-        return iter(self._read(sql, found.values))
+        condition = self._gathered
+        sql = f"SELECT {what} FROM rollout INDEXED BY {self._by} {condition.clause}"
+        return iter(self._read(sql, condition.values))
 
     def _sampled(self, what: str) -> Iterator[Row]:
         """``what`` of block after block in a random order, for ``READ_S``."""

@@ -168,12 +168,12 @@ class JsonGroup:
         chunks = row_chunks(self._body, self._places[name], dtype, lists=name in CHOICES)
         try:
             for chunk in chunks:
-                first, *others = chunk.lengths.tolist()
+                first, *rest = chunk.lengths.tolist()
                 if chunk.goes_on:
                     lengths[-1] += first
                 else:
                     lengths.append(first)
-                lengths.extend(others)
+                lengths.extend(rest)
                 if chunk.counts is not None:
                     counts.append(chunk.counts.astype(np.int32))
                 elif lengths[-1] > MAX_TOKENS:

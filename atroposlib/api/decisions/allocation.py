@@ -79,11 +79,11 @@ def env_status(
     """
     env = asking.env_id
     own = supply.own.get(env, 0)
-    others = supply.all_beyond - supply.beyond.get(env, 0)
+    rest = supply.all_beyond - supply.beyond.get(env, 0)
     group_size = max(1, asking.group_size, supply.own_largest.get(env, 1))
     return EnvStatus(
         current_step=current_step,
-        queue_size=(own + others) // group_size,
+        queue_size=(own + rest) // group_size,
         unallocated_fraction=1.0 - min(1.0, sum(supply.reserved.values())),
         self_queue_size=own // group_size,
         max_group_size=supply.largest,

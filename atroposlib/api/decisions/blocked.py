@@ -83,9 +83,9 @@ def blocked_reason(stats: StoreStats, now: Situation) -> str | None:
 def queued_counts(stats: StoreStats) -> Counts:
     """Queued groups by (env, n_seq)."""
     counts: Counter[Key] = Counter()
-    for one in stats.group_counts:
-        if one.state is GroupState.PENDING:
-            counts[one.env, one.n_seq] += one.groups
+    for count in stats.group_counts:
+        if count.state is GroupState.PENDING:
+            counts[count.env, count.n_seq] += count.groups
     return counts
 
 
@@ -93,8 +93,8 @@ def _full(stats: StoreStats, now: Situation) -> str | None:
     if not is_full(stats, now.max_bytes):
         return None
     held: Counter[GroupState] = Counter()
-    for one in stats.group_counts:
-        held[one.state] += one.n_bytes
+    for count in stats.group_counts:
+        held[count.state] += count.n_bytes
     acked = stats.retained_bytes - held.total() - stats.dead_bytes
     holders = [
         (acked, f"{stats.batches_uncommitted} acked batches until POST /batches/N/commit"),
@@ -143,7 +143,7 @@ def starved(stats: StoreStats, batch_size: int, names: Mapping[int, str]) -> lis
 
 def uncommitted(stats: StoreStats, max_bytes: int) -> list[str]:
     """A trainer that registered with ``commits`` and commits nothing: its batches fill the store."""
-    acked, held = stats.batches_acked, sum(one.n_bytes for one in stats.group_counts)
+    acked, held = stats.batches_acked, sum(count.n_bytes for count in stats.group_counts)
     kept = stats.retained_bytes - stats.dead_bytes - held
     if not acked or acked > stats.batches_uncommitted or kept <= max_bytes // 4:
         return []
@@ -216,7 +216,7 @@ def _impossible_minima(
 ) -> str | None:
     """A reason that more groups cannot remove, once each env with a minimum has queued."""
     sizes: dict[int, list[int]] = {
-        env: sorted({size for other, size in usable if other == env}) for env in needs
+        env: sorted({size for owner, size in usable if owner == env}) for env in needs
     }
     if not needs or not all(sizes.values()):
         return None

@@ -40,13 +40,13 @@ def inference_server(
     then the shortest silence. A server without callers is silent once its heartbeats ended.
     Requests are summed.
     """
-    busy = [one for one, _ in reports if one.running or one.silent_s is not None]
-    silences = [one.silent_s for one in busy if one.silent_s is not None]
-    versions = [one.version for one, _ in reports if one.version is not None]
-    rates = [one.tokens_per_s for one, _ in reports if one.tokens_per_s is not None]
+    busy = [state for state, _ in reports if state.running or state.silent_s is not None]
+    silences = [state.silent_s for state in busy if state.silent_s is not None]
+    versions = [state.version for state, _ in reports if state.version is not None]
+    rates = [state.tokens_per_s for state, _ in reports if state.tokens_per_s is not None]
     details: dict[str, float | int | str] = {
-        "running": sum(one.running for one, _ in reports),
-        "waiting": sum(one.waiting for one, _ in reports),
+        "running": sum(state.running for state, _ in reports),
+        "waiting": sum(state.waiting for state, _ in reports),
         "callers": len(reports),
     }
     if versions:
@@ -134,7 +134,7 @@ def stalled(participants: Iterable[Participant]) -> list[str]:
 
     A process that waits still sends heartbeats, so it is not listed.
     """
-    return [_line(one) for one in silent_ones(map(dict, participants))]
+    return [_line(process) for process in silent_ones(map(dict, participants))]
 
 
 def with_stalled(reason: str, participants: Iterable[Participant]) -> str:

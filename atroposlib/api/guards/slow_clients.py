@@ -105,13 +105,13 @@ class SlowClientProtocol(HttpToolsProtocol):
         if len(self.connections) > room:  # the connection idle for longest makes room
             last = min(
                 (
-                    one
-                    for one in self.connections
-                    if isinstance(one, SlowClientProtocol)
-                    and one is not self
-                    and one._is_idle()
+                    connection
+                    for connection in self.connections
+                    if isinstance(connection, SlowClientProtocol)
+                    and connection is not self
+                    and connection._is_idle()
                 ),
-                key=lambda one: one._entered,
+                key=lambda connection: connection._entered,
                 default=self,
             )
             if last is self:

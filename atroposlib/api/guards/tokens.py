@@ -100,16 +100,16 @@ class TokenFile:
         if _WELL_FORMED.fullmatch(token) is None:
             raise Unauthorized("this is not a token")
         digest = sha256(token.encode()).digest()
-        found: Entry | None = None
+        match: Entry | None = None
         # To the end, so that the duration does not depend on the match.
         for entry in self._current():
             if hmac.compare_digest(entry.digest, digest):
-                found = entry
-        if found is None:
+                match = entry
+        if match is None:
             raise Unauthorized("this token is unknown")
-        if found.ends is not None and self._clock() >= found.ends:
+        if match.ends is not None and self._clock() >= match.ends:
             raise Unauthorized("this token has ended")
-        return found.caller
+        return match.caller
 
     def _current(self) -> list[Entry]:
         try:

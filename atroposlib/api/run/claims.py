@@ -209,7 +209,7 @@ class Claims:
         batch = await self._ask(Lookup(no, generation, epoch, freed=True))
         members = self._delivery(batch, rank).members
         facts = await self._context.threads.parsing.run(notes_in, body, no, members)
-        return sum(len(one.rows) for one in facts if self._context.indexer.submit(one))
+        return sum(len(fact.rows) for fact in facts if self._context.indexer.submit(fact))
 
     def _note_acked(self, no: int) -> None:
         self._context.on_groups_removed()
@@ -333,11 +333,11 @@ class LegacyBatchEndpoint:
                     context.events.publish("fenced", generation=view.generation)
                     raise
                 await self._previous_reply(view.generation)
-                asked = ClaimRequest.model_validate(
+                request = ClaimRequest.model_validate(
                     {"generation": view.generation, "lease_s": LEASE_S}
                 )
                 try:
-                    got = await self._claims.claim(asked, is_disconnected, in_turn=True)
+                    got = await self._claims.claim(request, is_disconnected, in_turn=True)
                 except (RunChanged, StaleGeneration):
                     await context.run_cache.refresh()
                     if context.view is view:  # no change of the run explains it

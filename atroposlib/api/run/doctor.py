@@ -59,16 +59,18 @@ class Doctor:
 
     def _report(self, evidence: Evidence) -> None:
         """Publish an event for each finding that began or ended."""
-        found = {one.key: one for one in diagnose(evidence)}
-        for key in found.keys() & self._known.keys():  # time of its beginning
-            found[key] = replace(found[key], at=self._known[key].at)
+        findings = {finding.key: finding for finding in diagnose(evidence)}
+        for key in findings.keys() & self._known.keys():  # time of its beginning
+            findings[key] = replace(findings[key], at=self._known[key].at)
         for change, here, there in (
-            ("began", found, self._known),
-            ("ended", self._known, found),
+            ("began", findings, self._known),
+            ("ended", self._known, findings),
         ):
             for key in here.keys() - there.keys():
-                one = here[key]
-                words: dict[str, Any] = {"severity": one.severity, "cause": one.cause}
-                self._events.publish("finding", rule=one.rule, key=key, change=change, **words)
-        self._known = found
-        self._answer = answer(found.values(), moving(evidence))
+                finding = here[key]
+                words: dict[str, Any] = {"severity": finding.severity, "cause": finding.cause}
+                self._events.publish(
+                    "finding", rule=finding.rule, key=key, change=change, **words
+                )
+        self._known = findings
+        self._answer = answer(findings.values(), moving(evidence))

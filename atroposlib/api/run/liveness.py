@@ -96,7 +96,9 @@ class Liveness:
             return
         self._freshened = now
         for url, reports in list(self._servers.items()):
-            fresh = {who: one for who, one in reports.items() if now - one[1] <= REPORT_S}
+            fresh = {
+                who: report for who, report in reports.items() if now - report[1] <= REPORT_S
+            }
             self._servers[url] = fresh
             if not fresh:
                 del self._servers[url]
@@ -169,5 +171,5 @@ class Liveness:
     def participants(self) -> list[Participant]:
         """Processes, and inference servers from all reports."""
         now = self._clock()
-        fresh = (one for one in self._all_beats() if now - one[1] <= FORGET_AFTER_S)
+        fresh = (beat for beat in self._all_beats() if now - beat[1] <= FORGET_AFTER_S)
         return participants(fresh, self._servers, now)

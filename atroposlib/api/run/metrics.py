@@ -224,8 +224,8 @@ class _Gauges:
         _refill(self._asked, [(env, share.asked) for env, share in shares])
         _refill(self._realised, [(env, share.realised) for env, share in shares])
         here = status.participants
-        _refill(self._participants, [(one.role, 1) for one in here])
-        _refill(self._waiting, [(one.role, one.waiting_on is not None) for one in here])
+        _refill(self._participants, [(peer.role, 1) for peer in here])
+        _refill(self._waiting, [(peer.role, peer.waiting_on is not None) for peer in here])
         self._lag.clear()
         for where, lag in status.staleness or ():  # its fields and their values
             if isinstance(lag, Lag):

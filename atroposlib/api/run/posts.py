@@ -95,10 +95,10 @@ class Posts:
         context = self._context
         await context.run_cache.refresh_if_old()
         stored = await self._keep(post)
-        if keyless := [one.gid for group, one in stored if group.key is None]:
+        if keyless := [result.gid for group, result in stored if group.key is None]:
             await self._mark(keyless, gone=await post.is_disconnected())
         await context.touch(*{group.env for group in post.groups})
-        return [_accepted(group, one) for group, one in stored]
+        return [_accepted(group, result) for group, result in stored]
 
     async def _mark(self, gids: Sequence[int], gone: bool) -> None:
         """Note before the reply to these groups whether the client still waits for it."""

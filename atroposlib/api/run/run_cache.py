@@ -101,7 +101,7 @@ class RunCache:
             await asyncio.wait([saving])
             raise
         finally:  # also after an unforeseen error: every caller gets a result
-            lost = [one for one in group if one.view is None and one.error is None]
+            lost = [entry for entry in group if entry.view is None and entry.error is None]
             _refuse(lost, StoreError("the run could not be saved; the log has the traceback"))
 
     async def _save(self, group: list[_Change], *, fence: bool) -> None:

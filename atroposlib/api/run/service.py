@@ -349,26 +349,26 @@ class RolloutService:
         run, live = self.run, self.context.live()
         known = {env.env_id: env for env in run.envs}
         buffered = Counter[int | None]()
-        for one in stats.group_counts:
-            buffered[one.env] += one.sequences * (one.state is GroupState.BUFFERED)
+        for count in stats.group_counts:
+            buffered[count.env] += count.sequences * (count.state is GroupState.BUFFERED)
         weights: dict[int | None, float] = {env.env_id: env.weight for env in live}
         realised = fair_share.realised_shares(fair_share.decode(stats.fair_share))
         if None in realised or any(
             group_count.env is None for group_count in stats.group_counts
         ):
             weights[None] = fair_share.DEFAULT_WEIGHT
-        asked = fair_share.target_shares(weights) if weights else {}
+        targets = fair_share.target_shares(weights) if weights else {}
         shown = sorted(
-            asked.keys() | realised.keys(), key=lambda env: -1 if env is None else env
+            targets.keys() | realised.keys(), key=lambda env: -1 if env is None else env
         )
         return [
             wire.EnvShare(
                 env_id=env,
                 name="" if env is None else known[env].wandb_name,
                 weight=fair_share.DEFAULT_WEIGHT if env is None else known[env].weight,
-                asked=asked.get(env, 0.0),
+                asked=targets.get(env, 0.0),
                 realised=realised.get(env, 0.0),
-                connected=env in asked,
+                connected=env in targets,
                 buffered=buffered[env],
             )
             for env in shown[:MAX_SHARES]

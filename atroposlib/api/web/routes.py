@@ -75,11 +75,11 @@ async def body_of(request: Request) -> Body:
 
 def client_gone(request: Request) -> IsDisconnected:
     """A check whether the client of ``request`` hung up. Its body must have been read."""
-    told = request.scope.get("extensions", {}).get(GONE_EXTENSION)
+    extension = request.scope.get("extensions", {}).get(GONE_EXTENSION)
 
     async def gone() -> bool:
         await asyncio.sleep(0)  # the loop processes an end of the connection that has arrived
-        return bool(told["now"]()) if told else await request.is_disconnected()
+        return bool(extension["now"]()) if extension else await request.is_disconnected()
 
     return gone
 

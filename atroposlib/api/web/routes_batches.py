@@ -69,8 +69,8 @@ def batch_routes(service: RolloutService) -> APIRouter:
 
     @router.get("/dead", responses=refusals())
     async def dead() -> Response:
-        found = await service.context.threads.reads.run(service.store.ask, dead_batches)
-        return of_json({"batches": found})
+        batches = await service.context.threads.reads.run(service.store.ask, dead_batches)
+        return of_json({"batches": batches})
 
     @router.post("/{no}/revive", responses=refusals())
     async def revive(no: int) -> Response:

@@ -21,9 +21,9 @@ def explore_routes(explorer: Explorer) -> APIRouter:
 
     async def answer(request: Request, name: str, *args: Any) -> Response:
         def reply() -> Response:
-            given = dict(request.query_params)
-            of_run = explorer.of_run(given.pop("run_id", None))
-            return of_bytes(msgspec.json.encode(getattr(of_run, name)(*args, given)), request)
+            query = dict(request.query_params)
+            of_run = explorer.of_run(query.pop("run_id", None))
+            return of_bytes(msgspec.json.encode(getattr(of_run, name)(*args, query)), request)
 
         response = await in_thread(reply)
         response.headers["cache-control"] = "no-store"

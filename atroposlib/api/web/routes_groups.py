@@ -114,10 +114,10 @@ def _routes_in(router: APIRouter, service: RolloutService, hold_s: float) -> Non
     async def scored_data_list(request: Request) -> Response:
         accepted = await accept_posted(service, request, read_groups, hold_s)
         reply: dict[str, Any] = {"status": "received", "groups_processed": len(accepted)}
-        if buffered := [one for one in accepted if one.buffered]:
+        if buffered := [group for group in accepted if group.buffered]:
             reply["buffered"] = len(buffered)
             reply["last_buffer_size"] = buffered[-1].buffer_size
-        if duplicates := sum(one.duplicate for one in accepted):
+        if duplicates := sum(group.duplicate for group in accepted):
             reply["duplicates"] = duplicates
         return of_json(reply)
 
@@ -174,8 +174,8 @@ def group_routes(service: RolloutService) -> APIRouter:
         return of_json(
             GroupsReceived(
                 accepted=len(accepted),
-                duplicates=sum(one.duplicate for one in accepted),
-                buffered=sum(one.buffered for one in accepted),
+                duplicates=sum(group.duplicate for group in accepted),
+                buffered=sum(group.buffered for group in accepted),
                 credit_bytes=await service.context.queue_stats.credit_bytes(),
                 policy_version=service.run.policy_version,
             )
@@ -200,8 +200,8 @@ def admission_routes(service: RolloutService) -> APIRouter:
     @router.post("/admission/release", responses=refusals())
     @router.post("/release", deprecated=True, responses=refusals())
     async def release(body: AdmissionRelease, request: Request) -> Response:
-        found = await service.admission.release(body.admission_id, caller_of(request))
-        return of_json({"status": "released", "found": found})
+        existed = await service.admission.release(body.admission_id, caller_of(request))
+        return of_json({"status": "released", "found": existed})
 
     @router.post("/drops", openapi_extra=DROPPED_GROUP, responses=refusals(404))
     async def drops(report: Annotated[DropReport, Query()], request: Request) -> Response:

@@ -203,8 +203,10 @@ def _info_routes(router: APIRouter, service: RolloutService) -> None:
     async def heartbeat(body: wire.Heartbeat, request: Request) -> Response:
         caller = caller_of(request)
         require_role(caller, body.role)
-        others = [one for one in service.context.liveness.participants() if one.role != "env"]
-        taken = {name for one in others for name in (one.name, one.details.get("name"))}
+        peers = [
+            peer for peer in service.context.liveness.participants() if peer.role != "env"
+        ]
+        taken = {name for peer in peers for name in (peer.name, peer.details.get("name"))}
         require_name(caller, body.name, taken)
         service.heartbeat(body)
         return of_json({"status": "ok"})

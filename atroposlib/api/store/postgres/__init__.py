@@ -94,9 +94,9 @@ class PostgresStore(Store):
 
     def stats(self) -> StoreStats:
         def look(connection: Connection) -> StoreStats:
-            found = stats(connection)
+            totals = stats(connection)
             [(n_bytes,)] = connection.execute("SELECT n_bytes FROM archive")
-            return replace(found, disk_bytes=found.retained_bytes + n_bytes)
+            return replace(totals, disk_bytes=totals.retained_bytes + n_bytes)
 
         return self.ask(look)
 

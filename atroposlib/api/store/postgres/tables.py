@@ -131,9 +131,9 @@ def _require_session(server: PostgresServer, raw: Raw) -> None:
     backend = _backend(raw)
     if backend == raw.info.backend_pid:
         return
-    with server.connect() as other:
-        with other.transaction():
-            _backend(other)
+    with server.connect() as probe:
+        with probe.transaction():
+            _backend(probe)
             during = _backend(raw)
         if during == backend == _backend(raw):
             return

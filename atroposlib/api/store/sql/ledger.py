@@ -59,8 +59,8 @@ class Arrivals:
 
 def kept(connection: Connection, after: int, limit: int, archived: bool) -> list[int]:
     """Ids after ``after`` of the next groups whose payloads are kept, ascending."""
-    found: set[int] = set()
+    gids: set[int] = set()
     for table in ("payload", "archived")[: 1 + archived]:
         sql = f"SELECT gid FROM {table} WHERE gid > ? ORDER BY gid LIMIT ?"
-        found.update(gid for (gid,) in connection.execute(sql, (after, limit)))
-    return sorted(found)[:limit]
+        gids.update(gid for (gid,) in connection.execute(sql, (after, limit)))
+    return sorted(gids)[:limit]

@@ -62,20 +62,20 @@ class Put(JoinedWork["list[Stored]"]):
         """Equal groups without keys in two posts are a repeated post: the second waits."""
         return all(
             (self.revision, self.doubt, self.complete)
-            == (one.revision, one.doubt, one.complete)
-            and self._keyless.isdisjoint(one._keyless)
-            for one in earlier
+            == (put.revision, put.doubt, put.complete)
+            and self._keyless.isdisjoint(put._keyless)
+            for put in earlier
         )
 
     def together(self, connection: Connection, later: Sequence[Put]) -> list[list[Stored]]:
         puts = [self, *later]
         answers = replace(
             self,
-            groups=[group for one in puts for group in one.groups],
-            confirmed=list({gid for one in puts for gid in one.confirmed}),
+            groups=[group for put in puts for group in put.groups],
+            confirmed=list({gid for put in puts for gid in put.confirmed}),
         )(connection)
-        ends = list(accumulate(len(one.groups) for one in puts))
-        return [answers[end - len(one.groups) : end] for one, end in zip(puts, ends)]
+        ends = list(accumulate(len(put.groups) for put in puts))
+        return [answers[end - len(put.groups) : end] for put, end in zip(puts, ends)]
 
     @cached_property
     def _keyless(self) -> frozenset[bytes]:

@@ -325,12 +325,12 @@ def for_all(
     connection: Connection, sql: str, items: Sequence[Any], before: Sequence[Any] = ()
 ) -> list[Row]:
     """Run ``sql`` with ``items`` for ``IN {}``, in portions; ``before`` precedes the items."""
-    found: list[Row] = []
+    rows: list[Row] = []
     for start in range(0, len(items), IDS_PER_STATEMENT):
         some = items[start : start + IDS_PER_STATEMENT]
         marks = f"({', '.join('?' * len(some))})"
-        found += connection.execute(sql.format(marks), [*before, *some])
-    return found
+        rows += connection.execute(sql.format(marks), [*before, *some])
+    return rows
 
 
 def stats(connection: Connection) -> StoreStats:

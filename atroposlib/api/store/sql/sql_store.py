@@ -164,16 +164,16 @@ class Store(ABC):
             CorruptPayload: bytes do not match their digest, or are missing; ``gids`` of the
                 error names all damaged groups.
         """
-        found: dict[int, bytes] = {}
+        payloads: dict[int, bytes] = {}
         rows: dict[int, Row] = {}
-        while absent := [gid for gid in gids if gid not in found]:
+        while absent := [gid for gid in gids if gid not in payloads]:
             before, rows = rows, self.ask(partial(self._rows, gids=absent, retired=retired))
             if rows.items() <= before.items():  # otherwise their payloads have moved since
                 raise CorruptPayload(absent)
             for (gid, row), data in zip(rows.items(), self._payloads(rows.values())):
                 if digest_of(data) == row[0]:
-                    found[gid] = data
-        return [found[gid] for gid in gids]
+                    payloads[gid] = data
+        return [payloads[gid] for gid in gids]
 
     def _rows(
         self, connection: Connection, gids: Sequence[int], retired: bool = False
@@ -182,7 +182,7 @@ class Store(ABC):
         columns, kind = self._stored
         sql = f"SELECT digest, {columns} FROM payload JOIN groups USING (gid) "
         sql += "WHERE gid = ? AND state NOT IN ('committed', 'dropped')"
-        found = {}
+        by_gid = {}
         for gid in gids:
             try:
                 rows = connection.execute(sql, (gid,)) if 0 < gid <= MAX_INT64 else []
@@ -192,8 +192,8 @@ class Store(ABC):
                 continue
             for row in rows:
                 if all(isinstance(value, kind) for value in row[1:]):
-                    found[gid] = row
-        return found
+                    by_gid[gid] = row
+        return by_gid
 
     def stats(self) -> StoreStats:
         """Counts by kind."""

@@ -158,7 +158,11 @@ class Writer:
                 self._wake.wait_for(lambda: self._waiting or not self._open)
                 taken = _portion(self._waiting)
                 operations, self._waiting = self._waiting[:taken], self._waiting[taken:]
-                alive = [one for one in operations if one.reply.set_running_or_notify_cancel()]
+                alive = [
+                    operation
+                    for operation in operations
+                    if operation.reply.set_running_or_notify_cancel()
+                ]
                 if alive or not operations:
                     return alive
 
@@ -191,7 +195,9 @@ class Writer:
     def _outcomes(self, operations: list[_Operation]) -> list[_Outcome]:
         runs = _runs(operations)
         # A single run needs no savepoint, which copies every written page.
-        return [one for run in runs for one in self._attempt(run, within=len(runs) > 1)]
+        return [
+            outcome for run in runs for outcome in self._attempt(run, within=len(runs) > 1)
+        ]
 
     def _attempt(self, run: list[_Operation], within: bool) -> list[_Outcome]:
         """The outcomes of operations that run together, ``within`` a larger transaction."""
@@ -203,7 +209,7 @@ class Writer:
                 values = [work(database)]
             else:
                 assert isinstance(work, JoinedWork)
-                values = work.together(database, [one.work for one in run[1:]])
+                values = work.together(database, [operation.work for operation in run[1:]])
         except AtroposError as refused:
             if within:
                 database.execute("ROLLBACK TO SAVEPOINT operation")
@@ -212,7 +218,11 @@ class Writer:
                 database.rollback()
                 database.begin()
             if len(run) > 1:
-                return [alone for one in run for alone in self._attempt([one], within=True)]
+                return [
+                    alone
+                    for operation in run
+                    for alone in self._attempt([operation], within=True)
+                ]
             return [(None, refused)]
         if within:
             database.execute("RELEASE SAVEPOINT operation")
@@ -222,17 +232,17 @@ class Writer:
 def _runs(operations: Sequence[_Operation]) -> list[list[_Operation]]:
     """The operations in their order; neighbours that can run together share a list."""
     runs: list[list[_Operation]] = []
-    for one in operations:
-        work, before = one.work, runs[-1] if runs else []
+    for operation in operations:
+        work, before = operation.work, runs[-1] if runs else []
         if (
             before
             and isinstance(work, JoinedWork)
             and type(before[0].work) is type(work)
-            and work.fits([other.work for other in before])
+            and work.fits([neighbour.work for neighbour in before])
         ):
-            before.append(one)
+            before.append(operation)
         else:
-            runs.append([one])
+            runs.append([operation])
     return runs
 
 

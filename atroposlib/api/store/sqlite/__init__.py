@@ -91,8 +91,8 @@ def magic_of(path: Path) -> int:
 
 def require_local(path: Path) -> None:
     """Reject a directory on a network file system; the message names local directories."""
-    found = network_file_system(magic_of(path))
-    if found is None:
+    system = network_file_system(magic_of(path))
+    if system is None:
         return
     places = [
         place
@@ -100,7 +100,7 @@ def require_local(path: Path) -> None:
         if os.access(place, os.W_OK) and network_file_system(magic_of(Path(place))) is None
     ]
     raise ConfigError(
-        f"{path} is on {found}, where a queue on SQLite can be lost: give a --data-dir on a "
+        f"{path} is on {system}, where a queue on SQLite can be lost: give a --data-dir on a "
         f"local disk ({', '.join(places) or 'none was found'}; /dev/shm ends with the "
         "machine), or use --store postgresql://..."
     )

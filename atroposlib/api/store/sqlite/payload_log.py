@@ -197,7 +197,7 @@ class PayloadLog:
             connection.execute("DELETE FROM archived WHERE segment = ?", (no,))
         self._plan = replace(planned, free=tuple(freed))
         self.disk_bytes = self._end + sum(
-            one.n_bytes for one in segments[:-1] if one.no not in freed
+            segment.n_bytes for segment in segments[:-1] if segment.no not in freed
         )
 
     def after_commit(self) -> None:
