@@ -163,8 +163,8 @@ def in_own_process(
         return Outcome(
             check.name, "failed", seconds, f"status {child.returncode}: {lines[-1]}"
         )
-    found = json.loads(lines[-1].removeprefix(RESULT))
-    return Outcome(check.name, seconds=seconds, **found)
+    result = json.loads(lines[-1].removeprefix(RESULT))
+    return Outcome(check.name, seconds=seconds, **result)
 
 
 def run_here(options: argparse.Namespace) -> int:
@@ -208,8 +208,8 @@ def device_of(name: str) -> str:
 def write(options: argparse.Namespace, outcomes: list[Outcome], seconds: float) -> None:
     """Write the page and the figures after every check: a later kill leaves what is known."""
     about = machine(options.device) | {"seconds": round(seconds)}
-    found = {"machine": about, "checks": [asdict(outcome) for outcome in outcomes]}
-    (options.out / "gpu.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+    document = {"machine": about, "checks": [asdict(outcome) for outcome in outcomes]}
+    (options.out / "gpu.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
     text = page(about, outcomes)
     (options.out / "gpu.md").write_text(text, encoding="utf-8")
     if options.docs:

@@ -230,12 +230,12 @@ async def status_env(request: Request) -> Response:
     for item in state.queue:
         sequences[item["env_id"]] = sequences.get(item["env_id"], 0) + len(item["tokens"])
     own = sequences.pop(asking_id, 0)
-    others = sum(math.ceil(count / largest) * largest for count in sequences.values())
+    other_sequences = sum(math.ceil(count / largest) * largest for count in sequences.values())
     weight = asking.max_token_length * asking.weight / total
     return JSONResponse(
         {
             "current_step": state.step,
-            "queue_size": (own + others) // asking.group_size,
+            "queue_size": (own + other_sequences) // asking.group_size,
             "unallocated_fraction": 1 - min(minima, 1.0),
             "self_queue_size": own // asking.group_size,
             "max_group_size": largest,

@@ -135,8 +135,8 @@ class Benchmark:
 
 def ifeval(row: Row) -> Question:
     """Absent arguments are None on the hub."""
-    given = [{k: v for k, v in kwargs.items() if v is not None} for kwargs in row["kwargs"]]
-    return Question(row["prompt"], list(zip(row["instruction_id_list"], given, strict=True)))
+    values = [{k: v for k, v in kwargs.items() if v is not None} for kwargs in row["kwargs"]]
+    return Question(row["prompt"], list(zip(row["instruction_id_list"], values, strict=True)))
 
 
 def mmlu(options: str, topic: str) -> Callable:

@@ -261,8 +261,8 @@ class MathZeroEnv(SequentialEnv):
 
         for name, problems in self.eval_sets.items():
             wanted = self.config.eval_problems
-            asked = problems if wanted < 0 else problems[:wanted]
-            answers = await gather_bounded(asked, one, self.config.max_eval_workers)
+            subset = problems if wanted < 0 else problems[:wanted]
+            answers = await gather_bounded(subset, one, self.config.max_eval_workers)
             # over all problems: an unchecked answer does not count as right
             metrics[f"{name}_percent_correct"] = mean(answer["exact"] for answer in answers)
             samples += [{"set": name, **answer} for answer in answers]

@@ -72,8 +72,8 @@ def answer_letter(answer, options: list) -> str | None:
 
 def score(text: str, letter: str) -> float:
     """+1 for one reasoning block, then one answer phrase, with the right letter; else -1."""
-    found = _ANSWER.findall(answer_of(text))
-    return 1.0 if is_well_formed(text) and found == [letter] else -1.0
+    letters = _ANSWER.findall(answer_of(text))
+    return 1.0 if is_well_formed(text) and letters == [letter] else -1.0
 
 
 class MCQAThinkingEnv(SingleTurnEnv):

@@ -169,8 +169,8 @@ class RlaifEnv(SequentialEnv):
         """``n`` replies to ``item``: (choice, token-exact node) of each."""
         messages = [{"role": "user", "content": item["question"]}]
         if item.get("with_character"):
-            asked = f"Answer in this character: {self.config.character}."
-            messages.insert(0, {"role": "system", "content": asked})
+            instruction = f"Answer in this character: {self.config.character}."
+            messages.insert(0, {"role": "system", "content": instruction})
         tokens = tokens_left(self.tokenizer, messages, self.config.max_token_length)
         if tokens < 1:
             return []  # the question alone is longer than a sequence may be
@@ -214,8 +214,8 @@ class RlaifEnv(SequentialEnv):
             metrics["decisiveness"] = abs(2 * rate - 1)
         messages = None
         if self.config.include_messages:
-            asked = {"role": "user", "content": item["question"]}
-            messages = [[asked, {"role": "assistant", "content": text}] for text in texts]
+            user_turn = {"role": "user", "content": item["question"]}
+            messages = [[user_turn, {"role": "assistant", "content": text}] for text in texts]
         group = from_nodes(
             [node for _, node in replies],
             scores,

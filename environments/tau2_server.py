@@ -216,8 +216,8 @@ async def tau2(row, model, config, resources=None):
         text = await customer.answer(answer_of(reply)) if customer else None
         over = text is None
     after = await asyncio.to_thread(finish_environment, domain, row["split"], task.id)
-    said = [str(reply) for reply in model.replies]
-    parts = await asyncio.to_thread(check_parts, task, env, after, calls, said)
+    replies = [str(reply) for reply in model.replies]
+    parts = await asyncio.to_thread(check_parts, task, env, after, calls, replies)
     metrics = {name.lower(): value for name, value in parts.items()}
     return Reward(
         float(over and all(parts.values())), {**metrics, "truncated": float(not over)}

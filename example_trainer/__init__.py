@@ -39,8 +39,8 @@ def _in_mode(mode: str) -> Callable[[TrainingConfig], None]:
     def train(config: TrainingConfig) -> None:
         from example_trainer import grpo  # loads torch
 
-        given = {name: getattr(config, name) for name in config.model_fields_set}
-        grpo.train(TrainingConfig(**{**given, "weight_bridge_mode": mode}))
+        settings = {name: getattr(config, name) for name in config.model_fields_set}
+        grpo.train(TrainingConfig(**{**settings, "weight_bridge_mode": mode}))
 
     train.__doc__ = f"The original's name for training with weight_bridge_mode {mode}."
     return train

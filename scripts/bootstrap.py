@@ -238,8 +238,8 @@ def pip_offers_cpu_torch(python: Path) -> bool:
         done = subprocess.run([*command, "torch"], cwd=ROOT, capture_output=True, check=False)
         if done.returncode != 0 or not report.is_file():
             return False
-        found = json.loads(report.read_text())["install"]
-    return any("+cpu" in entry["metadata"]["version"] for entry in found)
+        packages = json.loads(report.read_text())["install"]
+    return any("+cpu" in entry["metadata"]["version"] for entry in packages)
 
 
 def answers(url: str) -> bool:

@@ -56,13 +56,13 @@ class Recorder:
         name = params.get("name") or params.get("env_cls")
         if name is None:
             return result
-        one, test = self.found.setdefault(name, {}), item.originalname
+        figures, test = self.found.setdefault(name, {}), item.originalname
         if test in TIMED:
-            one[TIMED[test]] = round(cpu_seconds() - before, 1)
+            figures[TIMED[test]] = round(cpu_seconds() - before, 1)
         passed = self.scored.setdefault(name, set())
         passed.add(test)
         if BOTH_SCORED in passed or passed.issuperset(SCORED):
-            one["replies"] = "gold, adversarial"
+            figures["replies"] = "gold, adversarial"
         return result
 
 

@@ -215,8 +215,8 @@ async def _begin(s: Session) -> None:
 
 async def _groups(s: Session) -> None:
     run = {"x-atropos-run-id": s.run_id}
-    asked = {"env_id": 0, "run_id": s.run_id, "sequences": 16, "admission_id": "env-a-17"}
-    await s.say("admission", "POST", "/admission", asked)
+    request = {"env_id": 0, "run_id": s.run_id, "sequences": 16, "admission_id": "env-a-17"}
+    await s.say("admission", "POST", "/admission", request)
     first = group(7, env_id=0, group_id="gsm8k/17", idempotency_key="env-a-1")
     await s.say("groups", "POST", "/groups", [first], run)
     await s.say("groups again", "POST", "/groups", [first], run, "(the same body)")
@@ -234,8 +234,8 @@ async def _groups(s: Session) -> None:
     await s.say("invalid", "POST", "/groups", [wrong], run)
     gone = {"x-atropos-run-id": "another"}
     await s.say("unknown env", "POST", "/groups", [first], gone, "(the same body)")
-    other = first | {"scores": [0.0, 1.0]}
-    await s.say("key conflict", "POST", "/groups", [other], run, "(other scores, same key)")
+    rescored = first | {"scores": [0.0, 1.0]}
+    await s.say("key conflict", "POST", "/groups", [rescored], run, "(other scores, same key)")
 
 
 async def _batches(s: Session) -> None:

@@ -156,8 +156,10 @@ async def play_aviary(env: Any, model: Model, config: AviaryConfig) -> Reward:
             ]
             continue
         # A copy: the package changes the arguments that it reads.
-        asked = ToolRequestMessage(content=str(reply) or None, tool_calls=copy.deepcopy(calls))
-        messages, reward, done, cut = await env.step(asked)
+        request = ToolRequestMessage(
+            content=str(reply) or None, tool_calls=copy.deepcopy(calls)
+        )
+        messages, reward, done, cut = await env.step(request)
         news = [message.model_dump() for message in messages]
         rewards.append(float(reward))
         if config.reward is Score.DISCOUNTED:

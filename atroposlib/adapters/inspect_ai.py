@@ -82,13 +82,13 @@ class Evals:
                 with boundary("inspect_ai", None, "eval"):
                     results = await self._evaluate(batch)
             except RolloutError as error:
-                for one in batch:
-                    if not one.done.done():
-                        one.done.set_exception(error)
+                for rollout in batch:
+                    if not rollout.done.done():
+                        rollout.done.set_exception(error)
                 continue
-            for one, result in zip(batch, results):
-                if not one.done.done():  # the rollout may have been cancelled
-                    one.done.set_result(result)
+            for rollout, result in zip(batch, results):
+                if not rollout.done.done():  # the rollout may have been cancelled
+                    rollout.done.set_result(result)
 
     async def _evaluate(self, batch: list[Waiting]) -> list[tuple[Any, Any]]:
         from inspect_ai import eval_async, task_with
@@ -238,8 +238,8 @@ async def inspect_ai(
         models = {GRADER: get_model(config.grader)} if config.grader else {}
         for role, at in opened.items():
             where = {"base_url": at.base_url, "api_key": at.api_key, "memoize": False}
-            one = get_model("openai-api/atropos/model", **where)
-            models[role] = await clients.enter_async_context(one)
+            inspect_model = get_model("openai-api/atropos/model", **where)
+            models[role] = await clients.enter_async_context(inspect_model)
         log, sample = await resources.solved(task["place"], models)
     return reward_of(log, sample, config.scorer)
 

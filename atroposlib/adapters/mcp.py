@@ -143,8 +143,8 @@ async def _session(
     from mcp import ClientSession, StdioServerParameters
     from mcp.client.stdio import stdio_client
 
-    given = {"env": dict(env) if env else None, "cwd": cwd}
-    server = StdioServerParameters(command=command[0], args=list(command[1:]), **given)
+    options = {"env": dict(env) if env else None, "cwd": cwd}
+    server = StdioServerParameters(command=command[0], args=list(command[1:]), **options)
     async with (
         stdio_client(server, errlog=errors) as (read, write),
         ClientSession(read, write) as session,

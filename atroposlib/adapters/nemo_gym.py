@@ -98,8 +98,8 @@ def asked_of(row: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[st
     if request.get("instructions"):
         messages = [{"role": "system", "content": request["instructions"]}, *messages]
     tools = list(request.get("tools") or ())
-    if others := sorted({tool["type"] for tool in tools} - {"function"}):
-        raise ValueError(f"tools of type {others[0]} are not served")
+    if other_types := sorted({tool["type"] for tool in tools} - {"function"}):
+        raise ValueError(f"tools of type {other_types[0]} are not served")
     return plain_messages(messages), tools
 
 
@@ -116,8 +116,8 @@ def response_of(
             continue
         if text or not calls:
             part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
-            said = {"type": "message", "role": "assistant", "content": [part]}
-            items.append({"id": f"msg_{n}", "status": "completed", **said})
+            turn = {"type": "message", "role": "assistant", "content": [part]}
+            items.append({"id": f"msg_{n}", "status": "completed", **turn})
         for call in calls:
             about = {"call_id": call["id"], **call["function"], "status": "completed"}
             items.append({"id": f"fc_{call['id']}", "type": "function_call", **about})

@@ -73,8 +73,8 @@ class Contract:
     def text_field(self) -> str | None:
         """The field that takes a whole reply: the only field, if it is a string."""
         fields = {k: v for k, v in self.action["properties"].items() if k != "metadata"}
-        [(name, one), *others] = fields.items()
-        return name if not others and one.get("type") == "string" else None
+        [(name, schema), *rest] = fields.items()
+        return name if not rest and schema.get("type") == "string" else None
 
 
 def address(env_id: str, scheme: str, path: str) -> str:

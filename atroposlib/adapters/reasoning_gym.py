@@ -73,8 +73,8 @@ def answer_part(text: str) -> str | None:
     "<answer>7</answer>, I think" is "7", "so\\nAnswer: 7" is "7", "3 + 4\\n7\\n" is "7".
     """
     for pattern in (TAGGED, NAMED):
-        if found := pattern.findall(text):
-            return str(found[-1]).strip()
+        if matches := pattern.findall(text):
+            return str(matches[-1]).strip()
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1].strip() if lines else None
 

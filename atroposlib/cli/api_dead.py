@@ -24,8 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with closing(RolloutClient(options.api_url, timeout_s=5, give_up_after_s=0)) as client:
             if options.verb != "list":
-                found = client.settle_dead(options.no, options.verb)
-                print(f"batch {options.no}: {options.verb if found else 'not dead'}")
+                settled = client.settle_dead(options.no, options.verb)
+                print(f"batch {options.no}: {options.verb if settled else 'not dead'}")
                 return 0
             lines = [
                 "batch {no}: {groups} groups, {sequences} sequences, {n_bytes} bytes".format(

@@ -97,8 +97,8 @@ def show(argv: Sequence[str] | None = None) -> int:
         f"{name:<{name_width}}  {kind:<{kind_width}}  {about}{f' ({of})' if of else ''}"
         for name, kind, of, about in rows
     ]
-    asked = json.dumps([asdict(entry) for entry in environments], indent=2)
-    print_page((asked if options.json else "\n".join(lines)) + "\n")
+    document = json.dumps([asdict(entry) for entry in environments], indent=2)
+    print_page((document if options.json else "\n".join(lines)) + "\n")
     return 0
 
 

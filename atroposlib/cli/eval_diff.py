@@ -99,8 +99,8 @@ def answer_length(messages: Any) -> int:
     """Characters that the model wrote: the texts of its messages."""
     if not isinstance(messages, list):
         return len(str(messages))
-    said = (m for m in messages if isinstance(m, Mapping) and m.get("role") == "assistant")
-    return sum(len(str(message.get("content") or "")) for message in said)
+    replies = (m for m in messages if isinstance(m, Mapping) and m.get("role") == "assistant")
+    return sum(len(str(message.get("content") or "")) for message in replies)
 
 
 def compare(
@@ -116,7 +116,7 @@ def compare(
     if not kept:
         raise ConfigError("no item has a score in both")
     result: dict[str, Any] = {"items": len(kept), "unscored": len(shared) - len(kept)}
-    for name, side, other in (("a", a, b), ("b", b, a)):
+    for name, side, opposite in (("a", a, b), ("b", b, a)):
         results = [side[item] for item in kept]
         result[f"mean_{name}"] = statistics.fmean(statistics.fmean(r.scores) for r in results)
         result[f"length_{name}"] = statistics.fmean(n for r in results for n in r.lengths)
@@ -124,7 +124,7 @@ def compare(
         result[f"only_{name}"] = [
             [a[item].index, item]
             for item in kept
-            if max(side[item].scores) >= solved > max(other[item].scores)
+            if max(side[item].scores) >= solved > max(opposite[item].scores)
         ]
     differences = [
         statistics.fmean(b[item].scores) - statistics.fmean(a[item].scores) for item in kept

@@ -195,8 +195,8 @@ def _connections(wanted: int) -> tuple[int, int]:
 def _serve_reloading(options: argparse.Namespace, port: int) -> None:
     for name, value in vars(options).items():
         if value not in (None, False):
-            said = ",".join(value) if isinstance(value, list) else str(value)
-            os.environ[variable_of(name)] = "1" if value is True else said
+            text = ",".join(value) if isinstance(value, list) else str(value)
+            os.environ[variable_of(name)] = "1" if value is True else text
     os.environ["ATROPOS_FRESH"] = "0"  # a reload keeps the store
     uvicorn.run(
         "atroposlib.cli.serve_api:app_from_environment",

@@ -109,8 +109,8 @@ def _servers(urls: Iterable[str]) -> Mapping[str, Mapping[str, Any]]:
             return {"frozen": str(silent)} if FROZEN in str(silent) else {}
 
     with ThreadPoolExecutor(MAX_SERVERS) as pool:
-        found = zip(addresses, pool.map(info, addresses))
-        return {address: known for address, known in found if known}
+        documents = zip(addresses, pool.map(info, addresses))
+        return {address: known for address, known in documents if known}
 
 
 def _elsewhere(url: str, token: str | None) -> tuple[str, ...]:

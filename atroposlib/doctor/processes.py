@@ -102,18 +102,18 @@ def inference_silent(e: Evidence) -> Lines:
         for server in e.silent("inference")
     ]
     if not words and e.idle("groups"):  # callers with few requests notice it later
-        asked = [server for server in e.fresh("inference") if number(server, "running")]
+        busy = [server for server in e.fresh("inference") if number(server, "running")]
         frozen = [
             server
-            for server in asked
+            for server in busy
             if all(ev.info(look, server).get("frozen") for look in e.looks)
         ]
         words = [f"{server['name']}: {ev.info(e.now, server)['frozen']}" for server in frozen]
     if not words:
         return []
-    others = bool(e.fresh("inference")) and not e.still
+    others_answer = bool(e.fresh("inference")) and not e.still
     sent = f"{e.running:.0f} rollouts run, no group for {e.age('groups'):.0f} s"
-    return Found([*words[:3], sent], severity="warning" if others else None)
+    return Found([*words[:3], sent], severity="warning" if others_answer else None)
 
 
 @rule(7, "waiting", "rollouts take long: the servers answer")
@@ -183,8 +183,8 @@ def _dropping(e: Evidence) -> list[tuple[str, float, str]]:
         for environment in e.fresh("env")
         if environment["phase"] == ev.DROPPING
     ]
-    found = [(lost, text) for text in texts if (lost := _OF_LAST.search(text))]
-    return [(lost[3], int(lost[1]) / int(lost[2]), text) for lost, text in found]
+    matches = [(lost, text) for text in texts if (lost := _OF_LAST.search(text))]
+    return [(lost[3], int(lost[1]) / int(lost[2]), text) for lost, text in matches]
 
 
 @rule(10, "stuck", "groups are dropped: all samples of an item score the same")

@@ -72,11 +72,11 @@ def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
         show(flags.help_page(program.name, about, MODES, command.model_fields))
         raise SystemExit(0)
     try:
-        command, given = read_command(env_cls, words)
+        command, values = read_command(env_cls, words)
         # --name=value has one meaning for argparse, regardless of the first character of the
         # value.
         run = to_runner(command, exception_handler=_raise)
-        run([f"--{name}={text}" for name, text in given.items()])
+        run([f"--{name}={text}" for name, text in values.items()])
     except (*FAILURES, FailedExecutionException) as error:
         logger.debug("the traceback of the error below", exc_info=error)
         brief = getattr(error, "after_log", "") if logger.isEnabledFor(logging.WARNING) else ""
@@ -94,8 +94,8 @@ def _raise(error: BaseException) -> NoReturn:
 
 def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> CommandSettings:
     """The merged settings of a command line, which is not run; raises as EnvCommand.settings."""
-    command, given = read_command(env_cls, words)
-    return command(**given).settings()
+    command, values = read_command(env_cls, words)
+    return command(**values).settings()
 
 
 def read_command(

@@ -131,12 +131,12 @@ class TeacherDistillationEnv(BaseEnv, ABC):
         if self.teacher_server is None or top_k is None:
             return taught
         prompt = self.teacher_prompt(item)
-        asked = [
+        requests = [
             self._ask(self.teacher_server, row, answer_start(mask), prompt, top_k, item)
             for row, mask in zip(group["tokens"], group["masks"])
         ]
         try:
-            rows = await gather_or_cancel(asked)
+            rows = await gather_or_cancel(requests)
         except AtroposError as error:
             self.teacher_failures[type(error).__name__] += 1
             logger.warning(

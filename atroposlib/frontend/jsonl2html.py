@@ -157,8 +157,8 @@ def _sample(
 def _images(group: Mapping[str, Any], g: int, content: Any) -> list[Box]:
     """Pictures of row ``g`` whose messages hold none, e.g. decoded tokens."""
     turns = content if isinstance(content, list) else []
-    said = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]
-    if any(any(map(picture_url, parts)) for parts in said if isinstance(parts, list)):
+    contents = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]
+    if any(any(map(picture_url, parts)) for parts in contents if isinstance(parts, list)):
         return []
     urls = pictures_of(group.get("images"), g)
     parts = [{"type": "image_url", "image_url": url} for url in urls]

@@ -66,12 +66,12 @@ class Heldout:
         """Read the checks in order of their steps."""
         if not self.directory.is_dir():
             return []
-        found = [
+        checks = [
             check
             for path in self.directory.iterdir()
             if re.fullmatch(r"step-\d+", path.name) and (check := read_check(path)) is not None
         ]
-        return sorted(found, key=lambda check: check.step)
+        return sorted(checks, key=lambda check: check.step)
 
     def answers(self) -> list[tuple[HeldoutSample, ...]]:
         """Return the answers to each problem in order of their steps, an answer per check."""

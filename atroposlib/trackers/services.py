@@ -131,8 +131,8 @@ def open_wandb(run: Run) -> Tracker:
 def open_swanlab(run: Run) -> Tracker:
     import swanlab
 
-    given = {**resumable(run), "project": run.project or DEFAULT_PROJECT}
-    return OwnSteps(swanlab.init(**given))
+    options = {**resumable(run), "project": run.project or DEFAULT_PROJECT}
+    return OwnSteps(swanlab.init(**options))
 
 
 def open_trackio(run: Run) -> Tracker:

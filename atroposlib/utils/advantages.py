@@ -66,12 +66,12 @@ def compute_discounted_returns(rewards: ArrayLike, gamma: float) -> NDArray[np.f
 
     Floating arrays keep their precision; lists and whole numbers become float32.
     """
-    given = np.asarray(rewards)
-    keeps = isinstance(rewards, np.ndarray) and np.issubdtype(given.dtype, np.floating)
-    returns = given.astype(np.float64)
+    array = np.asarray(rewards)
+    keeps = isinstance(rewards, np.ndarray) and np.issubdtype(array.dtype, np.floating)
+    returns = array.astype(np.float64)
     for t in range(len(returns) - 2, -1, -1):
         returns[t] += gamma * returns[t + 1]
-    return returns.astype(given.dtype if keeps else np.float32)
+    return returns.astype(array.dtype if keeps else np.float32)
 
 
 def compute_grpo_process_supervision_advantages(

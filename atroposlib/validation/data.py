@@ -63,9 +63,9 @@ async def leaks(subject: Subject, limit: float) -> Offences:
         tools = json.dumps([*bare.tools], default=str)
         where = {"the prompt": case.prompt, "a tool": tools}
         for name, text in where.items():
-            others = sum(probes.contains(text, wrong) for wrong in answers - {answer})
+            wrong_count = sum(probes.contains(text, wrong) for wrong in answers - {answer})
             # Options of a question hold the answers of other questions too.
-            if probes.contains(text, answer) and others < 2:
+            if probes.contains(text, answer) and wrong_count < 2:
                 offences.append(Proof(case.id, answer, note=f"the answer stands in {name}"))
         place = hidden_place(case, answer)
         offences += [Proof(case.id, answer, note=f"the answer stands in {place}")] * bool(

@@ -35,8 +35,8 @@ def typical(subject: Subject, most: int) -> list[Try]:
     tries = []
     cases = subject.golden or subject.cases
     cases = cases[: subject.few(most)]
-    for case, other in zip(cases, [*cases[1:], *cases[:1]]):
-        wrong = list(other.gold) or ["42"]
+    for case, next_case in zip(cases, [*cases[1:], *cases[:1]]):
+        wrong = list(next_case.gold) or ["42"]
         tries += [Try(case, list(case.gold) or ["yes"], "gold"), Try(case, wrong, "another's")]
     return tries
 
@@ -170,7 +170,7 @@ async def raised(subject: Subject, limit: float) -> Offences:
 
 async def tools(subject: Subject, limit: float) -> Offences:
     """Tools take what their schema describes, and answer wrong calls with a text."""
-    found, names = [], set()
+    offences, names = [], set()
     for case in subject.cases[:2]:
         bare = await subject.play(Try(case, "", "nothing"))
         for tool in bare.tools:
@@ -185,10 +185,10 @@ async def tools(subject: Subject, limit: float) -> Offences:
                 results = [m for m in played.requests[-1] if m.get("role") == "tool"]
                 missing = any(text_of(m).startswith(NO_TOOL) for m in results)
                 if played.error or (missing and text is right):
-                    found.append(
+                    offences.append(
                         played.evidence("" if played.error else f"{name} is not there")
                     )
-    return found, f"{len(names)} tools" if names else "no tools"
+    return offences, f"{len(names)} tools" if names else "no tools"
 
 
 async def hold(subject: Subject, one: Try, turn: int) -> tuple[float, str]:
@@ -213,13 +213,13 @@ async def hold(subject: Subject, one: Try, turn: int) -> tuple[float, str]:
 
 async def cancelled(subject: Subject, limit: float) -> Offences:
     """A rollout ends when it is cancelled, and returns no score."""
-    found = []
+    offences = []
     for case in subject.cases[:2]:
         seconds, how = await hold(subject, Try(case, ""), 0)
         if how or seconds > limit:
-            found.append(Proof(case.id, note=f"a cancelled rollout {how or 'ends late'}"))
+            offences.append(Proof(case.id, note=f"a cancelled rollout {how or 'ends late'}"))
     hanging = [play for play in subject.played if play.hangs]
-    return [*found, *(play.evidence() for play in hanging)], "a cancelled rollout ends"
+    return [*offences, *(play.evidence() for play in hanging)], "a cancelled rollout ends"
 
 
 def leftovers() -> dict[str, int]:
@@ -252,17 +252,17 @@ async def nothing_left(subject: Subject, limit: float) -> Offences:
     await subject.play_all(tries)  # makes the objects that are made once
     count = max(5, min(EPISODES, int(10 / max(subject.pace_s, 0.001))))
     stages = {"ended": count, "cancelled": min(count, CANCELLED)}
-    found: list[Proof] = []
+    offences: list[Proof] = []
     for how, number in stages.items():
         before = leftovers()
         for i in range(number):
-            one = tries[i % len(tries)]
+            attempt = tries[i % len(tries)]
             if how == "ended":
-                await subject.play(one)
+                await subject.play(attempt)
             else:
-                await hold(subject, one, max(0, len(list(one.replies)) - 1))
-        found += await grown(before, number, limit, how)
-    return found, f"after {count} episodes and {stages['cancelled']} cancelled ones"
+                await hold(subject, attempt, max(0, len(list(attempt.replies)) - 1))
+        offences += await grown(before, number, limit, how)
+    return offences, f"after {count} episodes and {stages['cancelled']} cancelled ones"
 
 
 async def grown(before: dict[str, int], count: int, limit: float, how: str) -> list[Proof]:
@@ -283,18 +283,18 @@ async def grown(before: dict[str, int], count: int, limit: float, how: str) -> l
 def same_scores(ours: Sequence[Any], theirs: Sequence[Any], limit: float) -> list[Proof]:
     """Differences of [task, score, observations] of two processes."""
     known = {task: rest for task, *rest in theirs}
-    found = []
+    diffs = []
     for task, score, seen in ours:
         if task not in known:
-            found.append(Proof(task, note="another process has other tasks"))
+            diffs.append(Proof(task, note="another process has other tasks"))
         elif known[task] != [score, seen]:
-            found.append(Proof(task, score=score, note=f"{known[task][0]} in another process"))
-    return found
+            diffs.append(Proof(task, score=score, note=f"{known[task][0]} in another process"))
+    return diffs
 
 
 async def outcomes(subject: Subject, most: int) -> list[Any]:
     """[task, score, messages] of ``most`` gold replies, to be compared with another process."""
     played = await subject.play_all([Try(c, c.gold, "gold") for c in subject.golden[:most]])
     rows = [[outcome.case.id, outcome.score, observed(outcome)] for outcome in played]
-    found: list[Any] = json.loads(json.dumps(rows))  # tuples become lists
-    return found
+    plain_rows: list[Any] = json.loads(json.dumps(rows))  # tuples become lists
+    return plain_rows

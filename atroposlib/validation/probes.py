@@ -55,17 +55,17 @@ def core(reply: str) -> str:
     text = answer_of(reply)
     if CALL.search(text):
         return ""
-    found = TAGGED.findall(text)
-    inner = (found[-1][1] or found[-1][4]) if found else text
+    matches = TAGGED.findall(text)
+    inner = (matches[-1][1] or matches[-1][4]) if matches else text
     return str(inner).strip()
 
 
 def with_core(reply: str, answer: str) -> str:
     """``reply`` with ``answer`` in its last tags, else the answer alone."""
-    found = list(TAGGED.finditer(reply))
-    if not found:
+    matches = list(TAGGED.finditer(reply))
+    if not matches:
         return answer
-    match = found[-1]
+    match = matches[-1]
     group = 2 if match[2] is not None else 5
     return reply[: match.start(group)] + answer + reply[match.end(group) :]
 

@@ -195,12 +195,12 @@ def author_s_wrong(subject: Subject) -> list[Try]:
 
 def lengths(subject: Subject) -> list[Try]:
     golden = subject.golden
-    others: list[Case] = [*golden[1:], *golden[:1]]
+    rotated: list[Case] = [*golden[1:], *golden[:1]]
     tries = []
-    for case, other in list(zip(golden, others))[: subject.few(8)]:
+    for case, next_case in list(zip(golden, rotated))[: subject.few(8)]:
         kinds = [("gold", case.gold)]
-        if list(case.gold) != list(other.gold):
-            kinds.append(("another's gold", other.gold))
+        if list(case.gold) != list(next_case.gold):
+            kinds.append(("another's gold", next_case.gold))
         for kind, gold in kinds:
             replies = {"": gold[-1], " x2": probes.pad_reply(gold[-1], 2)}
             replies[" x8"] = probes.pad_reply(gold[-1], 8)

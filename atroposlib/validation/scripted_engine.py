@@ -94,8 +94,8 @@ class ScriptedGroup:
             for session in self.begun
             if session.text and prompt.startswith(session.text)
         ]
-        if found := alone or sorted(going_on, key=lambda session: -len(session.text)):
-            return [await found[0].reply(prompt, request)] * n
+        if sessions := alone or sorted(going_on, key=lambda session: -len(session.text)):
+            return [await sessions[0].reply(prompt, request)] * n
         started = [self._begin() for _ in range(min(n, len(self.scripts)))]
         texts = [await session.reply(prompt, request) for session in started]
         return [texts[i % len(texts)] for i in range(n)]
@@ -111,10 +111,10 @@ class ScriptedGroup:
     def texts(self, script: int) -> list[str]:
         """Replies of a script's samples, all turns joined and the last turn, without repeats."""
         begun = self.begun[script :: len(self.scripts)]
-        said = [
+        replies = [
             text for session in begun for text in ("".join(session.given), *session.given[-1:])
         ]
-        return list(dict.fromkeys(text.strip() for text in said))
+        return list(dict.fromkeys(text.strip() for text in replies))
 
 
 PLAYING: ContextVar[ScriptedGroup | None] = ContextVar("PLAYING", default=None)

@@ -160,9 +160,9 @@ def print_outcomes(env_cls: Any, words: Sequence[str]) -> None:
     async def play() -> list[Any]:
         settings = read_settings(env_cls, [*MODE, *words])
         subject = await prepare(env_cls, settings, int(os.environ[CASES]))
-        found = await episodes.outcomes(subject, len(subject.cases))
+        rows = await episodes.outcomes(subject, len(subject.cases))
         await subject.env.close()
-        return found
+        return rows
 
     print(json.dumps(asyncio.run(play())))
 

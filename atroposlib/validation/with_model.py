@@ -27,8 +27,8 @@ async def measure_samples(env_cls: Any, words: Sequence[str], url: str) -> list[
 
     Raises AtroposError: the server does not answer, or every rollout failed.
     """
-    given = ["process", "--env.use_wandb", "false", "--openai.base_url", url, *words]
-    settings = read_settings(env_cls, given)
+    arguments = ["process", "--env.use_wandb", "false", "--openai.base_url", url, *words]
+    settings = read_settings(env_cls, arguments)
     config: Any = settings.env
     if issubclass(env_cls, FunctionEnv):
         sampled = config.model_copy(update={"eval_temperature": config.temperature})

@@ -136,11 +136,11 @@ class Simulation:
     async def _env(self, place: int) -> None:
         client = AsyncClient(self.port)
         await asyncio.sleep(random.Random(place).random() * POLL_S)
-        asked = json.dumps({"env_id": self.env_ids[place]}).encode()
+        query = json.dumps({"env_id": self.env_ids[place]}).encode()
         tail = f'{self._tail}, "env_id": {self.env_ids[place]}}}'
         credit, due = 0.0, time.perf_counter()
         while not self._stop.is_set():
-            status = await self._call(client, "GET", "/status-env", asked)
+            status = await self._call(client, "GET", "/status-env", query)
             if status is not None:
                 reply = json.loads(status)
                 credit = min(2.0, credit + reply["env_weight"] * len(self.env_ids))

@@ -60,13 +60,13 @@ def publish(place: Place) -> list[Figure]:
                     publisher.publish(policy, TrainerState("gpu", version, version, version))
                     seconds = time.perf_counter() - began
                 agreement = Agreement.of(cfg.compute_dtype)
-                found = check_servers(policy, [engine], SEQUENCES, version, agreement)
+                mismatch = check_servers(policy, [engine], SEQUENCES, version, agreement)
                 moved = compare(before, engine.score(SEQUENCES[0]), 0.0).mean
             size = sum(spec.bytes for spec in layout(policy, untie_head=False))
             figures += [
                 below(
                     f"{name}: server against trainer, mean",
-                    found.mean,
+                    mismatch.mean,
                     SAME_NATS[cfg.compute_dtype],
                     " nats",
                 ),

@@ -97,9 +97,9 @@ def against_reference(
     exact = reference.of_labels(rows, torch.float32)
     rounding = mean_distance(reference.of_labels(rows, torch.bfloat16), exact)
     behaviour = [at_trained(row, row.behaviour_logprobs) for row in rows]
-    found = {"trainer": policy.trained_logprobs(rows), "server": behaviour}
+    by_side = {"trainer": policy.trained_logprobs(rows), "server": behaviour}
     figures = [Figure("reference in bfloat16 against float32, mean", f"{rounding:.3g} nats")]
-    for name, logprobs_R_T in found.items():
+    for name, logprobs_R_T in by_side.items():
         error = mean_distance(torch.tensor(flat(logprobs_R_T)), exact) / rounding
         what = f"{name}: logprob error over that of the reference"
         figures.append(below(what, error, MORE_THAN_REFERENCE))

@@ -57,8 +57,8 @@ def plain_words(text: str) -> list[str]:
     Numbers are numbers: "3.14" is not "314", "-5" not "5" and "1/2" not "12", but "1,000.0" is
     "1000". Signs at the end of a name count: "C++" is not "C".
     """
-    found = _TOKEN.findall(text.lower().translate(_DASHES))
-    words = (_word(token) for token in found)
+    tokens = _TOKEN.findall(text.lower().translate(_DASHES))
+    words = (_word(token) for token in tokens)
     return [word for word in words if word and word not in ARTICLES]
 
 

@@ -35,5 +35,5 @@ def rows_of(database: apsw.Connection, query: str) -> list[tuple[Any, ...]]:
     """At most MAX_ROWS rows of a query; raises apsw.Error: refused, wrong, or too long."""
     left = iter(range(MAX_STEPS))
     database.set_progress_handler(lambda: next(left, None) is None, STEP)
-    found = [row for row, _ in zip(database.execute(query), range(MAX_ROWS))]
-    return [tuple(round(x, 6) if isinstance(x, float) else x for x in row) for row in found]
+    rows = [row for row, _ in zip(database.execute(query), range(MAX_ROWS))]
+    return [tuple(round(x, 6) if isinstance(x, float) else x for x in row) for row in rows]

@@ -55,8 +55,8 @@ def placeholders(text: str) -> list[str]:
 
 def highlights(text: str) -> list[str]:
     """Texts between single or double stars, on a single line."""
-    found = re.findall(r"\*\*([^\n*]+)\*\*|(?<!\*)\*([^\n*]+)\*(?!\*)", text)
-    return [a or b for a, b in found if (a or b).strip()]
+    pairs = re.findall(r"\*\*([^\n*]+)\*\*|(?<!\*)\*([^\n*]+)\*(?!\*)", text)
+    return [a or b for a, b in pairs if (a or b).strip()]
 
 
 def has_title(text: str) -> bool:

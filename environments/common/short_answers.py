@@ -68,11 +68,11 @@ class ShortAnswerEnv(SequentialEnv):
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> None:
         started, temperature = time.time(), self.config.eval_temperature
-        asked = [
+        calls = [
             self.ask(item, self.eval_samples(), temperature, split="eval")
             for item in self.held_out
         ]
-        samples = [answer for answers, _ in await asyncio.gather(*asked) for answer in answers]
+        samples = [answer for answers, _ in await asyncio.gather(*calls) for answer in answers]
         await self.evaluate_log(
             {
                 "exact": mean(sample["exact"] for sample in samples),

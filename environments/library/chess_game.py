@@ -48,9 +48,9 @@ def mates(board):
 
     def mate(move):
         board.push(move)
-        found = board.is_checkmate()
+        checkmate = board.is_checkmate()
         board.pop()
-        return found
+        return checkmate
 
     return [m for m in board.legal_moves if board.gives_check(m) and mate(m)]
 
@@ -76,8 +76,8 @@ def make(rng, start, list_moves):
     chess, _ = import_package("chess", "chess")
     board, gold = chess.Board(), ""
     for _ in range(MAX_PLIES if start == "mate" else rng.randint(2, 8)):
-        if start == "mate" and (found := mates(board)):
-            gold = board.san(found[0])
+        if start == "mate" and (mating_moves := mates(board)):
+            gold = board.san(mating_moves[0])
             break
         moves = list(board.legal_moves)
         if not moves:
@@ -128,9 +128,9 @@ def search_move(board, depth, rng):
 
     def worth(move):
         board.push(move)
-        found = -value(board, depth - 1) if depth else 0
+        score = -value(board, depth - 1) if depth else 0
         board.pop()
-        return found, rng.random()
+        return score, rng.random()
 
     return max(board.legal_moves, key=worth)
 
@@ -181,8 +181,8 @@ async def game(task, model, config, board, answer):
         if not fits(model, text, config):
             break
         messages = [*reply.messages, {"role": "user", "content": text}]
-    mine, others = material(board, me), material(board, not me)
-    return {"material": mine / max(1, mine + others)}
+    mine, theirs = material(board, me), material(board, not me)
+    return {"material": mine / max(1, mine + theirs)}
 
 
 SETTINGS_OF_CHESS = {

@@ -259,9 +259,9 @@ def known_text(task: dict[str, Any]) -> str:
 def make(rng):
     w, v = rng.sample(KEYWORDS, 2)
     values = {"n": rng.randint(2, 5), "w": w, "v": v}
-    others = [aspect for aspect in range(len(ASPECTS)) if ASPECTS[aspect] is not KEYWORD]
+    aspects = [aspect for aspect in range(len(ASPECTS)) if ASPECTS[aspect] is not KEYWORD]
     # A keyword in every task: an answer to one task is no answer to another.
-    chosen = sorted([ASPECTS.index(KEYWORD), *rng.sample(others, rng.randint(1, 3))])
+    chosen = sorted([ASPECTS.index(KEYWORD), *rng.sample(aspects, rng.randint(1, 3))])
     conditions = [[aspect, rng.randrange(len(ASPECTS[aspect]))] for aspect in chosen]
     requests = [ASPECTS[aspect][i].request.format(**values) for aspect, i in conditions]
     listed = "\n".join(f"- {request}" for request in requests)

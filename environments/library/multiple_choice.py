@@ -52,8 +52,8 @@ def facts():
 def make(rng):
     pool = rng.choice(facts())
     question, right = rng.choice(pool)
-    others = sorted({answer for _, answer in pool} - {right})
-    options = [right, *rng.sample(others, len(LETTERS) - 1)]
+    wrong_answers = sorted({answer for _, answer in pool} - {right})
+    options = [right, *rng.sample(wrong_answers, len(LETTERS) - 1)]
     rng.shuffle(options)
     listed = "\n".join(f"{letter}. {option}" for letter, option in zip(LETTERS, options))
     return {

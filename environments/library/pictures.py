@@ -145,8 +145,8 @@ CARD = Card(
 )
 async def pictures(task, model):
     shown = {"type": "image_url", "image_url": {"url": picture(task)}}
-    asked = {"type": "text", "text": f"{task['ask']} {TAGS}"}
-    reply = await model.chat([{"role": "user", "content": [shown, asked]}])
+    question = {"type": "text", "text": f"{task['ask']} {TAGS}"}
+    reply = await model.chat([{"role": "user", "content": [shown, question]}])
     return (answer_in(reply) or "").lower() == task["answer"]
 
 

@@ -103,8 +103,8 @@ def searcher(entries):
         Args:
             query: some words
         """
-        asked = set(terms(query))
-        score = {t: sum(weight[w] for w in asked if w in words) for t, words in held.items()}
+        wanted = set(terms(query))
+        score = {t: sum(weight[w] for w in wanted if w in words) for t, words in held.items()}
         best = sorted((t for t in score if score[t] > 0), key=lambda t: (-score[t], t))
         return (
             "\n".join(f"{t}: {entries[t].partition('. ')[0]}." for t in best[:FOUND])
@@ -148,8 +148,8 @@ def tasks(config):
             question = f"How many km long is the river of the town in which {who} was born?"
             answer = rivers[river]
         path = [person, town] if answer == year else [person, town, river]
-        found = {"seed": config.seed, "first": first, "path": path, "answer": str(answer)}
-        return {"question": f"{question} {HOW}", **found}
+        fields = {"seed": config.seed, "first": first, "path": path, "answer": str(answer)}
+        return {"question": f"{question} {HOW}", **fields}
 
     return distinct(make, config.tasks, config.seed)
 

@@ -164,9 +164,9 @@ def state_of(folder):
     """Texts of the files without space at their ends, and the rows of the table."""
     files = {path.name: path.read_text("utf-8").rstrip() for path in folder.glob("*.txt")}
     database = apsw.Connection(str(folder / workspace_server.DATABASE))
-    found = [list(row) for row in database.execute(ROWS)]
+    table = [list(row) for row in database.execute(ROWS)]
     database.close()
-    return [files, found]
+    return [files, table]
 
 
 def gold(task):

@@ -86,8 +86,8 @@ def numbers(field: str, values: Any, expected: int | None = None) -> list[float]
 
     Raises InvalidGroup unless there are ``expected`` finite numbers; names the row.
     """
-    found = of_length(field, to_list(values), expected)
-    return [_number(field, row, value) for row, value in enumerate(found)]
+    entries = of_length(field, to_list(values), expected)
+    return [_number(field, row, value) for row, value in enumerate(entries)]
 
 
 def of_length(field: str, values: list[Any], expected: int | None) -> list[Any]:

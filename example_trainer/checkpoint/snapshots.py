@@ -192,10 +192,10 @@ def problem_of(directory: Path) -> str | None:
         if (actual := (directory / name).stat().st_size) != size:
             return f"{name} has {actual} bytes instead of {size}"
     try:
-        found = _digests([directory / name for name in expected])
+        digests = _digests([directory / name for name in expected])
     except OSError as error:
         return f"it cannot be read ({error})"
-    for (name, (_, digest)), actual_digest in zip(expected.items(), found):
+    for (name, (_, digest)), actual_digest in zip(expected.items(), digests):
         if digest != actual_digest:
             return f"{name} holds other bytes than were written"
     return None

@@ -280,8 +280,8 @@ def without_stale_tokens(row: Row, version: int, max_staleness: int) -> Row:
 
 def newest_version(rows: Iterable[Row]) -> int | None:
     """The newest version of a trained token whose logprob can be compared with the trainer's."""
-    found = {version for row in rows for version in row.comparable_versions}
-    return max((version for version in found if version >= 0), default=None)
+    versions = {version for row in rows for version in row.comparable_versions}
+    return max((version for version in versions if version >= 0), default=None)
 
 
 def at_trained(row: Row, values: Sequence[V]) -> list[V]:

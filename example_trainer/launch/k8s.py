@@ -51,8 +51,8 @@ def write(plan: Plan, path: Path) -> None:
         for manifest in held
         if manifest.get("kind") == "Secret"
     ]
-    found = manifests(plan, known[0] if known else secrets.token_urlsafe(32))
-    write_whole(path, yaml.safe_dump_all(found, sort_keys=False))
+    documents = manifests(plan, known[0] if known else secrets.token_urlsafe(32))
+    write_whole(path, yaml.safe_dump_all(documents, sort_keys=False))
 
 
 def manifests(plan: Plan, token: str) -> list[dict[str, Any]]:

@@ -285,10 +285,10 @@ def _await_file(
     plan: Plan, what: str, read: Callable[[], T | None], sleep: Callable[[float], None]
 ) -> T:
     until = time.monotonic() + plan.slurm.wait_s
-    while (found := read()) is None:
+    while (content := read()) is None:
         if time.monotonic() > until:
             raise EndpointTimeout(
                 f"gave up after {plan.slurm.wait_s:.0f} s: waited for {what}"
             )
         sleep(POLL_S)
-    return found
+    return content

@@ -59,8 +59,8 @@ class RayRun:
         while of_trainer & {*self.start_at, *self.running.values()}:
             stop.check()
             self._start_those_that_wait(of_trainer)
-            found = self.ray.wait([*self.running], timeout=POLL_S)[0] if self.running else []
-            for ref in found:
+            refs = self.ray.wait([*self.running], timeout=POLL_S)[0] if self.running else []
+            for ref in refs:
                 if (i := self.running.pop(ref, None)) is not None:
                     self._restart(i, self._code(i, ref), of_trainer)
 
@@ -102,8 +102,8 @@ class RayRun:
             raise invalid_settings(log)
         if code == 0 and role == "environment":
             return
-        others = of_trainer & {*self.start_at, *self.running.values()}
-        if code == 0 and role == TRAINER and (others or self.plan.end_record.exists()):
+        other_ranks = of_trainer & {*self.start_at, *self.running.values()}
+        if code == 0 and role == TRAINER and (other_ranks or self.plan.end_record.exists()):
             return
         self.failures[i] += code != AGAIN
         setting = "recover_retries" if role == TRAINER else "restarts"

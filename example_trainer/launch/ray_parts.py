@@ -23,12 +23,12 @@ class Part:
 
 def parts(plan: Plan) -> list[Part]:
     """Return every process in the order of the bundles."""
-    gpus, found = roles.gpus_of(plan), list[Part]()
+    gpus, processes = roles.gpus_of(plan), list[Part]()
 
     def add(role: str, name: str, index: int = 0) -> None:
-        given = {"CPU": 1, "GPU": gpus.get(role), **plan.ray.resources.get(role, {})}
-        resources = {key: float(value) for key, value in given.items() if value}
-        found.append(Part(name, role, ("--role", role, "--index", str(index)), resources))
+        amounts = {"CPU": 1, "GPU": gpus.get(role), **plan.ray.resources.get(role, {})}
+        resources = {key: float(value) for key, value in amounts.items() if value}
+        processes.append(Part(name, role, ("--role", role, "--index", str(index)), resources))
 
     add("api", "api")
     for i in range(plan.inference.count):
@@ -39,14 +39,14 @@ def parts(plan: Plan) -> list[Part]:
             add("environment", name + (f"-{copy}" if wanted.count > 1 else ""), i)
     for node in range(plan.trainer.nodes):
         add(TRAINER, TRAINER + (f"-{node}" if plan.trainer.nodes > 1 else ""))
-    return found
+    return processes
 
 
 def actor_options(resources: Mapping[str, float]) -> dict[str, object]:
     """The resources as options of an actor, whose names differ from a bundle's."""
-    others = {k: v for k, v in resources.items() if k not in ("CPU", "GPU", "memory")}
-    found = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0)}
-    return {**found, "memory": resources.get("memory"), "resources": others}
+    custom = {k: v for k, v in resources.items() if k not in ("CPU", "GPU", "memory")}
+    counts = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0)}
+    return {**counts, "memory": resources.get("memory"), "resources": custom}
 
 
 def missing(

@@ -106,8 +106,8 @@ def packed_rows(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
         return result
-    if asked := [name for name in FOREIGN if kwargs.get(name) is not None]:
-        raise ConfigError(f"attention with {', '.join(asked)} cannot be packed")
+    if names := [name for name in FOREIGN if kwargs.get(name) is not None]:
+        raise ConfigError(f"attention with {', '.join(names)} cannot be packed")
     # (S, heads, d), views: transformers transposed away from this order.
     dtype = _compute_dtype(value)
     q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))

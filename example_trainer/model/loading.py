@@ -180,13 +180,13 @@ def _partly_low(
     """
     config = blueprint.config()
     bare = sharded.without_weights(lambda: blueprint.drawn(config))
-    found = _measure(blueprint, config, bare)
+    setup = _measure(blueprint, config, bare)
     whole, unsaved = blueprint.whole("cpu")
     prepare(whole)
     frozen.hold_in(blueprint.compute_dtype, whole, sharded=False)
     device = blueprint.settings.device
     model = blueprint.assembled(whole.to(torch.device(device)), device)
-    probing.apply(model, **found)
+    probing.apply(model, **setup)
     return model, unsaved
 
 
@@ -196,7 +196,7 @@ def _load_sharded(
     settings = blueprint.settings
     config = blueprint.config()
     bare = sharded.without_weights(lambda: blueprint.drawn(config))
-    found = run_on_rank0(world, lambda: _measure(blueprint, config, bare))
+    setup = run_on_rank0(world, lambda: _measure(blueprint, config, bare))
     with torch.device("meta"):  # device of a new adapter
         prepare(bare)
     if freezes:
@@ -207,7 +207,7 @@ def _load_sharded(
     saved_as = None if settings.init_from_scratch else blueprint.name
     unsaved = sharded.fill(bare, world, place, saved_as, lambda: blueprint.whole("cpu"))
     adapter.start(bare, world.share(settings.seed))
-    probing.apply(model, **found)
+    probing.apply(model, **setup)
     return model, unsaved
 
 

@@ -253,5 +253,5 @@ def sync(path: Path) -> None:
 
 def numbered_directories(directory: Path, pattern: str) -> list[Path]:
     """Directories that match, for example ``step_*``, by the number at their end."""
-    found = [path for path in directory.glob(pattern) if NUMBER.search(path.name)]
-    return sorted(found, key=lambda path: int(NUMBER.split(path.name)[1]))
+    directories = [path for path in directory.glob(pattern) if NUMBER.search(path.name)]
+    return sorted(directories, key=lambda path: int(NUMBER.split(path.name)[1]))

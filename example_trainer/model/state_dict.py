@@ -146,13 +146,13 @@ def load_full_weights(
 
 
 def _refuse_mismatch(entries: Mapping[str, Tensor], shapes: Mapping[str, list[int]]) -> None:
-    given = {id(entries[name]) for name in shapes if name in entries}
+    ids = {id(entries[name]) for name in shapes if name in entries}
     wrong = [
         name
         for name, shape in shapes.items()
         if name not in entries or list(entries[name].shape) != shape
     ]
-    missing = [n for n, t in entries.items() if t.requires_grad and id(t) not in given]
+    missing = [n for n, t in entries.items() if t.requires_grad and id(t) not in ids]
     if wrong or missing:
         raise ConfigError(
             "these weights are not those of the model that is trained:"

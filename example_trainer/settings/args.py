@@ -198,10 +198,10 @@ class _Assign(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         try:
-            one = self.assignment(values, option_string or flag(self.dest))
+            assignment = self.assignment(values, option_string or flag(self.dest))
         except ConfigError as error:
             parser.error(str(error))
-        namespace.assignments = [*getattr(namespace, "assignments", ()), one]
+        namespace.assignments = [*getattr(namespace, "assignments", ()), assignment]
 
     def assignment(self, values: Any, text: str) -> Assignment:
         return Assignment(self.dest, values, text)

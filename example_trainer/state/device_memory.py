@@ -24,5 +24,5 @@ def named_out_of_memory() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        told = str(error).split(". ")[0]
-        raise OutOfDeviceMemory(f"{told}. {REMEDY}") from error
+        reason = str(error).split(". ")[0]
+        raise OutOfDeviceMemory(f"{reason}. {REMEDY}") from error

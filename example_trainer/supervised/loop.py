@@ -136,9 +136,9 @@ def validate(objective: Objective, corpus: Corpus, at_once: int) -> dict[str, fl
     sums: dict[str, float] = {}
     total = 0.0
     for start in range(0, len(corpus.examples), at_once):
-        found, count = objective.measure(corpus.examples[start : start + at_once])
+        batch_sums, count = objective.measure(corpus.examples[start : start + at_once])
         total += count
-        for name, value in found.items():
+        for name, value in batch_sums.items():
             sums[name] = sums.get(name, 0.0) + value
     return {f"valid/{name}": value / max(1.0, total) for name, value in sums.items()}
 

@@ -69,9 +69,9 @@ class FileTraining(WatchSettings, OptimSettings, CorpusSettings, ModelSettings):
 
         # An omitted setting (for example, loss) has the default of atropos-grpo.
         known = set(TrainingConfig.model_fields)
-        given = self.model_dump(include=known, exclude_none=True)
+        common = self.model_dump(include=known, exclude_none=True)
         own = {"training_steps": steps, "device": resolve_device(self.device)}
-        return TrainingConfig(**{**given, **own})
+        return TrainingConfig(**{**common, **own})
 
 
 class SftConfig(FileTraining):

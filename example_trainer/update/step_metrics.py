@@ -66,8 +66,8 @@ class StepMetrics:
             own = _stack([self._maxima[name] for name in largest], world)
             table = own.new_zeros(len(largest), world.size)
             table[:, world.rank] = own
-            found = world.sum_(table).amax(dim=1)
-            self._maxima.update(zip(largest, found))
+            maxima = world.sum_(table).amax(dim=1)
+            self._maxima.update(zip(largest, maxima))
 
     def means(self) -> dict[str, float]:
         """Each sum over its count, left out where nothing was counted; and the maxima."""

@@ -146,7 +146,7 @@ class DistributedPublisher(Publisher):
     def _begin(self, cuts: Sequence[Sequence[TensorSpec]], version: int) -> Transfer:
         group, spec = self._group, self._spec
         assert group is not None and spec is not None  # staged before
-        told = [
+        layouts = [
             Bucket(
                 names=[tensor.name for tensor in cut],
                 dtypes=[tensor.dtype_name for tensor in cut],
@@ -154,7 +154,9 @@ class DistributedPublisher(Publisher):
             )
             for cut in cuts
         ]
-        receive = self.fleet.measure_load(lambda engine: engine.receive(spec, told, version))
+        receive = self.fleet.measure_load(
+            lambda engine: engine.receive(spec, layouts, version)
+        )
         return Transfer(group, self._joined, receive)
 
     def _end(self, transfer: Transfer | None) -> bool:

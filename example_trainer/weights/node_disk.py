@@ -43,7 +43,7 @@ class NodeDiskPublisher(DiskPublisher):
         """The directory that a server loads."""
         began = time.monotonic()
         try:
-            found, copied_bytes = engine.copy_to_node(path)
+            directory, copied_bytes = engine.copy_to_node(path)
         except ServerGone:
             raise
         except InferenceError as error:
@@ -53,4 +53,4 @@ class NodeDiskPublisher(DiskPublisher):
             self.fleet.measure(
                 engine, copy_s=time.monotonic() - began, copy_bytes=copied_bytes
             )
-        return found
+        return directory

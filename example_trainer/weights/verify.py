@@ -104,11 +104,11 @@ def check_servers(
         return Mismatch(**answers["worst"])
     server = answers["wrong"]
     causes = explain_mismatch(policy, sequences, server, version)
-    found = Mismatch(**server["found"])
+    mismatch = Mismatch(**server["found"])
     here = "initial weights" if version is None else f"version {version}"
     raise StaleWeights(
         f"{server['url']} (version {server['version']!r}) and the trainer ({here})"
-        f" disagree on {len(sequences)} sequences: {found}; at most"
+        f" disagree on {len(sequences)} sequences: {mismatch}; at most"
         f" {agreement.text(Tokens.GIVEN)}."
         f" Nothing was acked. {' '.join(causes)}"
     )
@@ -196,9 +196,9 @@ def check_engines(
 ) -> Mismatch:
     sequences: list[list[int]] = [policy.tokenizer(text)["input_ids"] for text in PROBE_TEXTS]
     run_on_rank0(policy.world, lambda: _check_tokenizers(engines, sequences[0]))
-    found = check_servers(policy, engines, sequences, None, agreement)
+    mismatch = check_servers(policy, engines, sequences, None, agreement)
     check_temperature(policy, engines, sequences[0], agreement)
-    return found
+    return mismatch
 
 
 def _check_tokenizers(engines: Sequence[InferenceServer], ids: list[int]) -> None:

@@ -147,9 +147,9 @@ class EndpointSession:
 
     async def chat_completion(self, *, messages: Any, split: str, **body: Any) -> Any:
         if self.system_prompt is not None:
-            told = bool(messages) and messages[0].get("role") == "system"
+            has_system = bool(messages) and messages[0].get("role") == "system"
             system = {"role": "system", "content": self.system_prompt}
-            messages = [system, *messages[told:]]
+            messages = [system, *messages[has_system:]]
         return await self.client.chat.completions.create(
             model=self.model, messages=messages, **body
         )

@@ -204,13 +204,13 @@ def _fill(
                 say(f"{out.progress.lines} of {wanted}; waiting: {claimed.blocked_reason}")
             reason = claimed.blocked_reason
         else:
-            lines, told = lines_of(claimed.batch_no, claimed.batch)
+            lines, summary = lines_of(claimed.batch_no, claimed.batch)
             out.append(lines[:left], claimed.batch_no)
             client.ack(claimed)
             kept = min(left, len(lines))
             say(
                 f"{out.progress.lines} of {wanted}:"
-                f" {kept} {command.unit} from batch {claimed.batch_no} ({told})"
+                f" {kept} {command.unit} from batch {claimed.batch_no} ({summary})"
             )
             reason = None
         written = out.progress.lines

@@ -132,8 +132,8 @@ class ArchivedGroups:
 
     def _first(self, condition: str, number: float) -> ShownGroup | None:
         sql = f"SELECT gid FROM rollout WHERE row = 0 AND {condition} LIMIT {PASSED}"
-        found = (self._shown(gid) for (gid,) in self._explorer.index.read(sql, (number,)))
-        return next((value for value in found if value is not None), None)
+        groups = (self._shown(gid) for (gid,) in self._explorer.index.read(sql, (number,)))
+        return next((value for value in groups if value is not None), None)
 
     def _read(self, gid: int) -> ShownGroup | None:
         group = self._explorer.stored(gid)

@@ -216,7 +216,7 @@ class RolloutRunner:
         given: bool = False,  # agents also get the replies of ``session``
     ) -> Model:
         config = self.config
-        others = [example.messages for example in self.examples if example.id != item["id"]]
+        chats = [example.messages for example in self.examples if example.id != item["id"]]
         temperature = config.temperature if split == "train" else config.eval_temperature
 
         async def open_endpoint() -> AgentSession:
@@ -242,7 +242,7 @@ class RolloutRunner:
             stop=config.stop,
             describe_tools=config.describe_tools,
             examples=[
-                message for messages in others[: config.gold_examples] for message in messages
+                message for messages in chats[: config.gold_examples] for message in messages
             ],
             open_endpoint=open_endpoint,
         )

@@ -44,12 +44,12 @@ class ChandasMeterReward(RewardFunction):
         if not lines:
             return 0.0
         patterns = chandas.to_pattern_lines(lines)
-        found = chandas.svat_identifier.IdentifyFromPatternLines(patterns)
+        by_certainty = chandas.svat_identifier.IdentifyFromPatternLines(patterns)
         wanted = _bare(self.meter)
         return max(
             (
                 SCORES.get(certainty, 0.0)
-                for certainty, metres in found.items()
+                for certainty, metres in by_certainty.items()
                 if any(wanted in _bare(str(metre)) for metre in metres)
             ),
             default=0.0,

@@ -173,8 +173,8 @@ def _squash(name: str) -> str:
 def _modules() -> dict[str, str]:
     """Modules of this package, with the reward name of each."""
     folder = str(Path(__file__).parent)
-    found = (module.name for module in pkgutil.iter_modules([folder]))
-    return {name: name.removesuffix("_reward") for name in found}
+    names = (module.name for module in pkgutil.iter_modules([folder]))
+    return {name: name.removesuffix("_reward") for name in names}
 
 
 def _names() -> list[str]:

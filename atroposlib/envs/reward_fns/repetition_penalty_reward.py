@@ -83,7 +83,9 @@ class RepetitionPenaltyReward(RewardFunction):
         few = len(words) >= self.min_words and len({*words}) <= (1 - LOOP_SHARE) * len(words)
         if few or _repeated_share(text) > LOOP_SHARE:
             return -1.0
-        sentences = [found for part in re.split(r"[.!?\n]+", text) if (found := _words(part))]
+        sentences = [
+            part_words for part in re.split(r"[.!?\n]+", text) if (part_words := _words(part))
+        ]
         if len(words) < self.min_words or len(sentences) < max(1, self.min_sentences):
             return self.short_text_penalty
         again = _repeats(tuple(sentence) for sentence in sentences if len(sentence) > 3)

@@ -187,8 +187,8 @@ def _number(g: int, score: Any) -> float:
 def with_sampled(group: ScoredDataGroup, nodes: Sequence[Node]) -> ScoredDataGroup:
     """The group with sampling, versions and finish reasons of ``nodes`` where it has none."""
     fields = cast(Mapping[str, Any], group)
-    found = _found_in(nodes, fields) if nodes and fields.get("sampling") is None else {}
-    whole = {**fields, **found}
+    sampled = _found_in(nodes, fields) if nodes and fields.get("sampling") is None else {}
+    whole = {**fields, **sampled}
     # For trainers that do not read sampling. What names a temperature already is kept.
     named = [fields.get(k) for k in ("generation_params", "group_overrides")]
     named += fields.get("overrides") or ()

@@ -207,8 +207,8 @@ def _finish_reason(node: Node) -> Any:
 
 def groups_in(scored: Any) -> list[Any]:
     """The groups in ``scored`` (a group, a list with None entries, or None), as a list."""
-    given = scored if isinstance(scored, (list, tuple)) else [scored]
-    return [group for group in given if group]
+    entries = scored if isinstance(scored, (list, tuple)) else [scored]
+    return [group for group in entries if group]
 
 
 def collate(items: Sequence[ScoredDataItem]) -> ScoredDataGroup:

@@ -53,8 +53,8 @@ def newest(checkpoint_dir: str, run_name: str, step: int) -> dict[str, Any] | No
     Of two files of the same step, the file under the current name is read.
     """
     own = _directory(checkpoint_dir, run_name)
-    found = [(at, path.parent == own, path) for at, path in _candidates(own) if at <= step]
-    for at, _, path in sorted(found, reverse=True):
+    saves = [(at, path.parent == own, path) for at, path in _candidates(own) if at <= step]
+    for at, _, path in sorted(saves, reverse=True):
         try:
             loaded = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

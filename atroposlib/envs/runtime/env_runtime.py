@@ -69,8 +69,8 @@ class PartAttribute(Generic[T]):
     def __get__(self, env: object, owner: type[object] | None = None) -> T:
         if env is None:
             return self  # type: ignore[return-value]  # read from the class
-        found: T = getattr(getattr(env, self._part), self._name)
-        return found
+        value: T = getattr(getattr(env, self._part), self._name)
+        return value
 
     def __set__(self, env: object, value: T) -> None:
         # Values that an environment sets before it calls this constructor have no effect.

@@ -47,8 +47,8 @@ def _urls(content: Any, where: str) -> list[str]:
     if isinstance(content, str) or not isinstance(content, Sequence):
         return []
     plain = [plain_message(part) for part in content if not isinstance(part, str)]
-    found = [_image_part(part, where) for part in plain]
-    return [picture_url(part) for part in found if part is not None]
+    image_parts = [_image_part(part, where) for part in plain]
+    return [picture_url(part) for part in image_parts if part is not None]
 
 
 def _image_part(part: Any, where: str) -> Message | None:

@@ -76,8 +76,8 @@ def render(
         return "\n".join([*lines, "assistant:"] if ask else lines)
 
     def render_turns(turns: list[Message], add_generation_prompt: bool) -> str:
-        asked = {"tokenize": False, "add_generation_prompt": add_generation_prompt, **options}
-        return str(_call(tokenizer.apply_chat_template, turns, **asked))
+        kwargs = {"tokenize": False, "add_generation_prompt": add_generation_prompt, **options}
+        return str(_call(tokenizer.apply_chat_template, turns, **kwargs))
 
     if not preserve_think_blocks:
         text = render_turns(shown, ask)
@@ -222,8 +222,8 @@ def _opened_thinking(
 
     The sampled text does not contain it, so it is missing from the history.
     """
-    asked, told = rendered(messages, True), rendered(messages, False)
-    opened = _OPENED_THINKING.search(asked.removeprefix(told))
+    with_prompt, without_prompt = rendered(messages, True), rendered(messages, False)
+    opened = _OPENED_THINKING.search(with_prompt.removeprefix(without_prompt))
     return opened.group() if opened else ""
 
 

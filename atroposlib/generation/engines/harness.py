@@ -109,8 +109,8 @@ def _complete(config: Any) -> APIServerConfig:
     if isinstance(config, APIServerConfig):
         return config
     named = [name for name in APIServerConfig.model_fields if hasattr(config, name)]
-    found = {name: getattr(config, name) for name in named}
-    return APIServerConfig(**{"health_check": False, **found})
+    settings = {name: getattr(config, name) for name in named}
+    return APIServerConfig(**{"health_check": False, **settings})
 
 
 def _prepare(answers: Mapping[str, T], key: str, setter: str) -> T:

@@ -322,8 +322,8 @@ def take_top_k(kwargs: dict[str, Any]) -> int:
 
     ``top_k`` is not the sampling parameter here.
     """
-    asked = (kwargs.pop("top_k", None), kwargs.pop("top_logprobs", None))
-    return max(0, int(next((k for k in asked if k is not None), 1)))
+    counts = (kwargs.pop("top_k", None), kwargs.pop("top_logprobs", None))
+    return max(0, int(next((k for k in counts if k is not None), 1)))
 
 
 def prompt_logprobs(ids: list[int], rows: list[dict[int, float]]) -> dict[str, Any]:

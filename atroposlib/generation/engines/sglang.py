@@ -110,8 +110,8 @@ def read_prompt_logprobs(payload: Any, ids: Sequence[int]) -> list[dict[int, flo
         raise TokensMissing(f"{GENERATE_PATH}: logprobs of tokens other than those sent")
     tops = meta.get("input_top_logprobs") or [None] * len(own)
     rows: list[dict[int, float]] = []
-    for triple, others in zip(own, tops):
-        entries = [] if triple[0] is None else [triple, *(others or [])]
+    for triple, alternatives in zip(own, tops):
+        entries = [] if triple[0] is None else [triple, *(alternatives or [])]
         row: dict[int, float] = {}
         for logprob, token, *_ in entries:
             row.setdefault(int(token), float(logprob))

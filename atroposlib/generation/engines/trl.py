@@ -103,9 +103,9 @@ class TrlVllmServer(TokenServer):
             for i, row in enumerate(rows)
         ]
         prompts = answer.get("prompt_ids")
-        asked = len(prompts[0]) if prompts else len(self.tokenizer.encode(prompt))
+        prompted = len(prompts[0]) if prompts else len(self.tokenizer.encode(prompt))
         sampled = sum(map(len, rows))
-        return completion_payload(kind, self.config.model_name, choices, asked, sampled)
+        return completion_payload(kind, self.config.model_name, choices, prompted, sampled)
 
     async def _post(self, body: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Any:
         url = f"{self.root_url}{GENERATE_PATH}"

@@ -66,8 +66,8 @@ def _add_proxy_routes(routes: APIRouter, sessions: Sessions, auth: ProxyAuth) ->
     @routes.get("/servers")
     async def servers(request: Request) -> Response:
         auth.require_admin_token(request)
-        found = [_server_json(i, s) for i, s in enumerate(sessions.manager.servers)]
-        return json_reply({"servers": found})
+        entries = [_server_json(i, s) for i, s in enumerate(sessions.manager.servers)]
+        return json_reply({"servers": entries})
 
     @routes.post("/setup")
     async def setup(request: Request) -> Response:
@@ -98,7 +98,7 @@ def _add_proxy_routes(routes: APIRouter, sessions: Sessions, auth: ProxyAuth) ->
     async def listing(request: Request) -> Response:
         auth.require_admin_token(request)
         await sessions.expire()
-        found = [
+        entries = [
             {
                 **_session_json(session),
                 "last_accessed": session.last_accessed,
@@ -106,7 +106,7 @@ def _add_proxy_routes(routes: APIRouter, sessions: Sessions, auth: ProxyAuth) ->
             }
             for session in sessions.all
         ]
-        return json_reply({"sessions": found})
+        return json_reply({"sessions": entries})
 
 
 def _session_json(session: ProxySession) -> Json:
@@ -156,15 +156,15 @@ def _add_session_routes(routes: APIRouter, sessions: Sessions, auth: ProxyAuth) 
     async def rows(
         discount: str = "1", session: ProxySession = Depends(session_of)
     ) -> Response:
-        found = {"uuid": session.uuid, "model_name": session.model_name}
-        return json_reply({**found, "rows": session.rows(discount_of(discount))})
+        identity = {"uuid": session.uuid, "model_name": session.model_name}
+        return json_reply({**identity, "rows": session.rows(discount_of(discount))})
 
     @routes.get("/{session_id}/nodes")
     async def nodes(
         completion_id: str | None = None, session: ProxySession = Depends(session_of)
     ) -> Response:
-        found = session.nodes(completion_id)
-        return json_reply({"nodes": [node.model_dump() for node in found]})
+        session_nodes = session.nodes(completion_id)
+        return json_reply({"nodes": [node.model_dump() for node in session_nodes]})
 
     @routes.delete("/{session_id}")
     async def delete(session: ProxySession = Depends(session_of)) -> Response:

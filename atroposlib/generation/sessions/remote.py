@@ -122,10 +122,10 @@ class ProxyManagedServer:
         """Fetch the nodes from the proxy. Every call does so."""
         self._last_fetch += 1
         number = self._last_fetch
-        found = await self._http.ask("GET", f"{self.proxy_url}/{self.session_uuid}/nodes")
+        payload = await self._http.ask("GET", f"{self.proxy_url}/{self.session_uuid}/nodes")
         if number > self._applied_fetch:  # a newer fetch may have returned first
             self._applied_fetch = number
-            self._nodes = [SequenceNode(**node) for node in found["nodes"]]
+            self._nodes = [SequenceNode(**node) for node in payload["nodes"]]
         return self.get_state()
 
     def reset(self) -> None:

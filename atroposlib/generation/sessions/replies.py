@@ -55,8 +55,8 @@ def read_chat_completion(payload: dict[str, Any]) -> ChatCompletion:
     if not any(choice["message"].get("tool_calls") for choice in payload["choices"]):
         return chat_completion_of(payload)
     completion = ToolChatCompletion.model_construct(**payload)
-    for choice, given in zip(completion.choices, payload["choices"]):
-        choice.message.tool_calls = given["message"].get("tool_calls")
+    for choice, raw_choice in zip(completion.choices, payload["choices"]):
+        choice.message.tool_calls = raw_choice["message"].get("tool_calls")
     return completion
 
 

@@ -186,8 +186,8 @@ class EngineCore:
 
     def _record_routers(self) -> AbstractContextManager[list[Any]]:
         """Outputs of the routers in a pass; none unless a running request asks for experts."""
-        asked = self.served.routers if self.batch.any_experts else ()
-        return outputs_of([router.module for router in asked])
+        routers = self.served.routers if self.batch.any_experts else ()
+        return outputs_of([router.module for router in routers])
 
     def _sample(self, rows: slice, logits: Tensor) -> None:
         """Sample a token for these rows; sequences that end leave the batch."""

@@ -118,8 +118,8 @@ class SamplingFields(BaseModel):
         if top > MAX_TOP_LOGPROBS:
             raise InferenceRefused(400, f"at most {MAX_TOP_LOGPROBS} top logprobs, not {top}")
         default = min(self.default_max_tokens, context_left)
-        given = (self.max_completion_tokens, self.max_tokens, default)
-        max_tokens = next(limit for limit in given if limit is not None)
+        limits = (self.max_completion_tokens, self.max_tokens, default)
+        max_tokens = next(limit for limit in limits if limit is not None)
         stops = self.stop if isinstance(self.stop, list) else [self.stop]
         stop_ids = [stop for stop in stops if isinstance(stop, int)]
         return SamplingParams(

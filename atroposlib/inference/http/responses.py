@@ -87,8 +87,8 @@ def generate_logprobs(output: Output, top: int) -> list[list[dict[int, float]]]:
     """Logprobs of /generate: a dictionary per token, the sampled token first."""
     rows: list[list[dict[int, float]]] = []
     for i, (token, logprob) in enumerate(zip(output.tokens, output.logprobs)):
-        others = output.top[i].items() if top and output.top else ()
-        rows.append([{token: logprob} | {t: v for t, v in others if t != token}])
+        alternatives = output.top[i].items() if top and output.top else ()
+        rows.append([{token: logprob} | {t: v for t, v in alternatives if t != token}])
     return rows
 
 

@@ -63,8 +63,8 @@ def kept_alive() -> list[tuple[int, int, int]]:
         "TCP_KEEPCNT": PROBES,
         "TCP_USER_TIMEOUT": SILENCE_S * 1000,  # ms without an acknowledgement
     }
-    found = [(getattr(socket, name, None), value) for name, value in wanted.items()]
-    known = [(socket.IPPROTO_TCP, name, value) for name, value in found if name is not None]
+    options = [(getattr(socket, name, None), value) for name, value in wanted.items()]
+    known = [(socket.IPPROTO_TCP, name, value) for name, value in options if name is not None]
     return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *known]
 
 

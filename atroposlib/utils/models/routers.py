@@ -179,5 +179,5 @@ class RouterReplay:
         differs = (replayed.sort(-1)[0] != indices.sort(-1)[0]).any(-1, keepdim=True)
         differs &= (replayed >= 0).all(-1, keepdim=True)
         indices = torch.where(differs, replayed, indices)
-        other = formula(logits.float(), indices).to(weights.dtype)
-        return logits, torch.where(differs, other, weights), indices
+        recomputed = formula(logits.float(), indices).to(weights.dtype)
+        return logits, torch.where(differs, recomputed, weights), indices

@@ -87,8 +87,8 @@ class PlainTokenizer:
         return dict(self.backend_tokenizer.get_vocab())
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
-        found: int | None = self.backend_tokenizer.token_to_id(token)
-        return found
+        token_id: int | None = self.backend_tokenizer.token_to_id(token)
+        return token_id
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(

@@ -28,12 +28,12 @@ def run(plan: Plan) -> Section:
         ("sqlite", Encoding.JSON, _FLAT),
     ):
         kind = servers.ours(store, plan.source)
-        found = _bytes_per_token(plan, kind, encoding, plan.memory_groups)
+        per_token = _bytes_per_token(plan, kind, encoding, plan.memory_groups)
         figures.append(
             Figure(
                 what=f"--store {store}, posted as {encoding.value}",
                 unit="B/token",
-                ours=(found,),
+                ours=(per_token,),
                 naive=(naive,),
                 target=at_most(bound),
             )

@@ -104,10 +104,10 @@ def _per_call_ms(
 
 def _status_env_ms(server: servers.Server, length: int) -> float:
     ids = _fill(server, 64, length, minimum=False)
-    asked = json.dumps({"env_id": ids[0]}).encode()
+    query = json.dumps({"env_id": ids[0]}).encode()
     headers = {"content-type": "application/json"}
     return _per_call_ms(
-        server, _CALLS, lambda client: client.call("GET", "/status-env", asked, headers).ok()
+        server, _CALLS, lambda client: client.call("GET", "/status-env", query, headers).ok()
     )
 
 

@@ -214,10 +214,10 @@ def equal(text: str, gold: str) -> bool:
     latex = [LatexExtractionConfig(boxed_match_priority=0, try_extract_without_anchor=False)]
 
     def read(source: str) -> list[Any]:
-        found: list[Any] = parse(
+        parsed: list[Any] = parse(
             source, latex, extraction_mode="first_match", parsing_timeout=None
         )
-        return [value for value in found if not is_undefined(value)]
+        return [value for value in parsed if not is_undefined(value)]
 
     expected, actual = read(gold), read(text)
     if not expected or not actual:

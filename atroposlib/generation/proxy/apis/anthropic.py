@@ -94,8 +94,8 @@ def content_blocks(response: SamplingResponse) -> list[Json]:
         blocks.append({"type": "text", "text": choice.content})
     for call in choice.tool_calls:
         function = call["function"]
-        given = _input_of(function["arguments"])
-        named = {"id": call["id"], "name": function["name"], "input": given}
+        arguments = _input_of(function["arguments"])
+        named = {"id": call["id"], "name": function["name"], "input": arguments}
         blocks.append({"type": "tool_use", **named})
     return blocks
 

@@ -254,8 +254,8 @@ def _choice(
         content, calls = choice.text, []
     else:
         content = choice.message.content
-        found = getattr(choice.message, "tool_calls", None) or []
-        calls = [plain_message(call) for call in found]
+        tool_calls = getattr(choice.message, "tool_calls", None) or []
+        calls = [plain_message(call) for call in tool_calls]
     if request.one_tool_call:
         calls = calls[:1]
     start = prompt_tokens

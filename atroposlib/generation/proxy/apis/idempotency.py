@@ -108,8 +108,8 @@ class IdempotentCalls:
 
     def finished_call(self, response_id: str) -> IdempotentCall | None:
         """The finished call with this response."""
-        found = (call for call in self._calls() if call.response_id == response_id)
-        return next((call for call in found if call.task.done() and not call.failed), None)
+        calls = (call for call in self._calls() if call.response_id == response_id)
+        return next((call for call in calls if call.task.done() and not call.failed), None)
 
     async def cancel(self) -> None:
         """Cancel the running calls and wait for their end."""
