@@ -45,12 +45,13 @@ def write(plan: Plan, path: Path) -> None:
         ConfigError: ``k8s.image`` or ``k8s.volume_claim`` is missing, or a name is too long.
     """
     before = path.read_text(encoding="utf-8") if path.exists() else ""
-    held = [manifest for manifest in yaml.safe_load_all(before) if manifest]
-    known = [
-        manifest["stringData"][TOKEN].strip()
-        for manifest in held
-        if manifest.get("kind") == "Secret"
+    # A user may have added manifests, with Secrets of another content.
+    secrets_before = [
+        manifest.get("stringData") or {}
+        for manifest in yaml.safe_load_all(before)
+        if isinstance(manifest, dict)
     ]
+    known = [secret[TOKEN].strip() for secret in secrets_before if TOKEN in secret]
     documents = manifests(plan, known[0] if known else secrets.token_urlsafe(32))
     write_whole(path, yaml.safe_dump_all(documents, sort_keys=False))
 

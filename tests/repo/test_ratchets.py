@@ -21,7 +21,7 @@ BOUNDS: dict[str, float] = {
     "function names with several homes, %": 18.1,
     "base names used too often": 0,
     "functions named by a participle per 1,000": 21.7,
-    "vague variables per 1,000 lines": 8.5,
+    "vague variables per 1,000 lines": 1.8,
     "loose words per 1,000": 0.2,
     "loose words in tests per 1,000": 0.6,
     "pronouns per 1,000 words": 1.6,

@@ -85,6 +85,8 @@ def test_a_written_manifest_keeps_its_token_and_is_private(tmp_path, capsys):
     assert main([*command, *NEEDED]) == 0
     assert f"kubectl apply -f {path}" in capsys.readouterr().out
     first = [*yaml.safe_load_all(path.read_text())]
+    added = "kind: Secret\nmetadata: {name: mine}\ndata: {key: dmFsdWU=}\n---\n"
+    path.write_text(added + path.read_text())  # before ours, by a user
     assert main([*command, *NEEDED, "name=again"]) == 0
     again = [*yaml.safe_load_all(path.read_text())]
     assert again[0]["stringData"]["token"] == first[0]["stringData"]["token"]
