@@ -17,7 +17,7 @@ BOUNDS = {
     "post one group": {
         # One stored form: a JSON post becomes arrays and a file, which a binary one is already.
         "functions": (219, 150),
-        "function lines": (2190, 1450),
+        "function lines": (2195, 1450),
         "deepest stack": (13, 12),
     },
     "managed row": {
@@ -28,7 +28,7 @@ BOUNDS = {
     },
     "claim a batch": {
         "functions": (223, 165),
-        "function lines": (2190, 1650),  # a body of JSON names its length where it can
+        "function lines": (2200, 1650),  # a body of JSON names its length where it can
         "deepest stack": (12, 12),
     },
 }
