@@ -115,6 +115,8 @@ class JsonGroup:
         check_lengths(seq_lens)
         floats = {name: self._empty(name, seq_lens) for name in FLOATS[:2] if name in present}
         rest = {name: self._rest(name) for name in REST[:-1] if name in present}
+        if "marks" in present:  # replaced below, and not among the fields checked afterwards
+            self._decoded("marks", list[str])
         if _ADVANTAGES in present:
             try:
                 floats[_ADVANTAGES] = self._empty(_ADVANTAGES, seq_lens)

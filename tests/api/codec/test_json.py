@@ -98,6 +98,12 @@ def test_marks_set_by_a_client_are_removed():
     assert got.marks == () and delivered(got)["marks"] is None
 
 
+@pytest.mark.parametrize("marks", [[None], {}, "made up"])
+def test_marks_of_another_type_are_refused(marks):
+    with pytest.raises(InvalidGroup, match="marks"):
+        read(GROUP | {"marks": marks})
+
+
 def test_type_slips_that_the_original_accepted_are_accepted():
     loose = {
         "tokens": [[1.0, 5, 9], [2, 7]],
