@@ -109,7 +109,7 @@ def formula(text: str = "problem", answer: str = "answer", topic: str = "") -> C
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A test set. ``metric`` is the score; ``train`` the split of examples, if there is one."""
+    """A test set. ``metric`` is the score; ``train`` the split of examples; empty: none."""
 
     source: str  # on the hub: owner/name, or owner/name:subset
     split: str

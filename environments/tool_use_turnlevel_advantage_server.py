@@ -4,7 +4,7 @@
 
 The replay and its reward come from ``tool_use_multiturn_server.py``. The advantage of every
 token of turn t is A_turn(t) + outcome_weight * A_outcome. A_turn compares the turn with the
-same turn of the remaining replays, A_outcome the whole conversations.
+same turn of the other replays, A_outcome the whole conversations.
 """
 
 import numpy as np

@@ -25,7 +25,7 @@ def find_groups_summing_to_target(buffer: Sequence[Item], target_size: int) -> l
 def grab_exact_from_heterogeneous_queue(
     queue: Sequence[Item], batch_size: int
 ) -> tuple[list[Item] | None, list[Item]]:
-    """Take groups with exactly ``batch_size`` sequences: (batch or None, the remaining groups)."""
+    """Take groups with exactly ``batch_size`` sequences: (batch or None, the other groups)."""
     return _grab(queue, batch_size, {})
 
 

@@ -264,7 +264,7 @@ def name_rejected_settings(
 ) -> Iterator[None]:
     """Convert pydantic's error: a sentence per rejected setting; API keys are not shown.
 
-    A setting that no flag of ``given`` has set comes from the file ``path``, if there is one.
+    A setting that no flag of ``given`` has set comes from the file ``path``, if given.
     """
     try:
         yield

@@ -6,7 +6,7 @@
 
     asyncio.run(eval_runner(Arithmetic(pass_at_n=1, temperature=0.6, eval_dir="results")))
 
-Failed items are counted in ``failed_items``; averages are over the remaining items.
+Failed items are counted in ``failed_items``; averages are over the other items.
 """
 
 from __future__ import annotations

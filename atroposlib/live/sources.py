@@ -332,7 +332,7 @@ class WaitHistory:
         self._queue = queue
         begun = {f"no batch yet: {reason}": now} if reason else {}
         for p in sorted(participants(status), key=lambda p: str(p.get("role"))):
-            # Environments are distinguished by name; all remaining roles have a single process.
+            # Environments are distinguished by name; each role but env has a single process.
             who = str(p.get("name") if p.get("role") == "env" else p.get("role"))
             reported, what = now - age_s(p), doing(p)
             if "ended" in p.get("details", {}):

@@ -1,7 +1,7 @@
 """Supervisor of the processes of a run: start order, readiness, watch, restart rule.
 
     start_servers   every process with a health URL and the early processes; wait for answers
-    start_workers   the remaining processes
+    start_workers   the other processes
     watch           look at every process until the run is done
 
 A restart rule decides about a process that ended: :class:`StopOnExit`,

@@ -5,5 +5,5 @@
                                                        processes, live.sources, live.view
 
 ``recipes``, ``commands`` and ``verdict`` are pure: the processes with their settings, and the
-criteria of learning. All access to the machine is in the remaining modules.
+criteria of learning. All access to the machine is in the other modules.
 """

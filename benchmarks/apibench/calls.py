@@ -109,7 +109,7 @@ def send_all(port: int, path: str, bodies: Sequence[Body], count: int, clients: 
     """Send ``count`` posts by ``clients`` threads, the bodies in turn.
 
     Raises:
-        Refused: a post was refused; the remaining clients went on.
+        Refused: a post was refused; the posts after it are sent all the same.
     """
     turns = iter(range(count))
     failures: list[Exception] = []

@@ -40,7 +40,7 @@ def run_on_rank0(world: Ranks, action: Callable[[], T]) -> T:
     """Run ``action`` on rank 0 and return its result on every rank. JSON values only.
 
     Raises:
-        AtroposError, Stopped: raised by ``action``; on the remaining ranks with its message.
+        AtroposError, Stopped: raised by ``action``; on the other ranks with its message.
     """
     if world.alone:
         return action()

@@ -49,7 +49,7 @@ class DistributedPublisher(Publisher):
         cuts = buckets(self._layout, self.cfg.publish_bucket_mb * MIB)
         last = {cut[-1].name for cut in cuts}
         transfer = self._begin(cuts, version) if self._group is not None else None
-        # After a failure too, the remaining ranks need every tensor to be gathered.
+        # After a failure too, the other ranks need every tensor to be gathered.
         for name, tensor in export_weights(policy, untie_head=self.needs_untying(policy)):
             if transfer is not None:
                 transfer.add(tensor)

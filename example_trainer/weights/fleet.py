@@ -155,7 +155,7 @@ class Fleet:
         return load_measured
 
     def leave_out(self, failed: Iterable[Failure]) -> list[Failure]:
-        """Leave out the servers that gave no answer; return the remaining failures."""
+        """Leave out the servers that gave no answer; return the other failures."""
         answered = []
         for url, what in failed:
             if isinstance(what, ServerGone):

@@ -42,7 +42,7 @@ class Where:
 
     Args:
         kinds: positions in ``KIND`` and their values.
-        parts: (column whose index serves it, SQL, values) of each remaining condition.
+        parts: (column whose index serves it, SQL, values) of each other condition.
     """
 
     kinds: Mapping[int, str]

@@ -1,7 +1,7 @@
 """Encoding of stored groups at delivery. Pure.
 
 A group leaves in frames as it is stored. A few kilobytes can hold a group of 128 MB, and many clients
-may ask for it at once. So its remaining forms are made from some of its numbers at a time:
+may ask for it at once. So its other forms are made from some of its numbers at a time:
 
     payload -> PackedGroup -> (Masked) -> JSON, or an uncompressed file
 """

@@ -212,7 +212,7 @@ class JsonGroup:
         scores: list[float | bool] = self._decoded("scores", list[float | bool])
         return np.array(scores, np.float64)
 
-    # --- remaining members ---------------------------------------------------------
+    # --- other members ---------------------------------------------------------
 
     def _decoded(self, name: str, kind: Any) -> Any:
         if name not in self._places:

@@ -16,7 +16,7 @@ from math import ceil, gcd
 from atroposlib.api.common.run_record import EnvEntry
 
 _ROUNDING = 1e-9  # 0.1 * 30 is 3.0000000000000004, which must stay 3
-# Each env with a minimum is a class; all remaining groups share the class None.
+# Each env with a minimum is a class; all other groups share the class None.
 Key = tuple[int | None, int]  # (class, size): groups with the same key are interchangeable
 
 
@@ -126,7 +126,7 @@ class _Problem:
                 self.needs[env] -= size
 
     def has_room_for(self, key: Key) -> bool:
-        """Whether a group fits together with the minima of the remaining classes."""
+        """Whether a group fits together with the minima of the other classes."""
         env, size = key
         own = max(0, self.needs.get(env, 0)) if env is not None else 0
         return size <= self.room - self._needed() + own

@@ -45,7 +45,7 @@ class BodyLimits:
     post_bytes: int = 128 * 2**20  # a list of 48 groups of 16 x 4096 tokens as JSON
     notes_bytes: int = 32 * 2**20  # about a batch
     sample_bytes: int = 2 * 2**20  # bound on a sample of a dropped group
-    # all remaining messages, which are parsed on the event loop
+    # all other messages, which are parsed on the event loop
     control_bytes: int = 256 * 2**10
     in_flight_bytes: int = 128 * 2**20  # the first bytes of all bodies
     memory_s: float = 30.0  # wait for memory

@@ -12,7 +12,7 @@ of the bytes that arrive meanwhile:
 
 A connection without a request makes room for a new connection, so idle connections block none.
 A request beyond the limit is answered 503, a post first: waiting posts leave room for all
-remaining calls. Slow processing in the application and slow reading of a reply are bounded
+other calls. Slow processing in the application and slow reading of a reply are bounded
 elsewhere.
 """
 

@@ -165,7 +165,7 @@ def _entry(words: list[str]) -> Entry:
 
 
 def parse_grant(text: str) -> tuple[Scope, str | None]:
-    """``env:gsm8k`` -> (ENV, "gsm8k"); all remaining scopes stand alone.
+    """``env:gsm8k`` -> (ENV, "gsm8k"); all other scopes stand alone.
 
     Raises:
         ConfigError: the scope is unknown, or it cannot be bound to an environment.

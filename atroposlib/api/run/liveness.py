@@ -117,7 +117,7 @@ class Liveness:
         self._since = self._clock()
 
     def keep(self, env_ids: Iterable[int]) -> None:
-        """Forget the requests of all remaining environments."""
+        """Forget the requests of environments that are not in ``env_ids``."""
         self._calls = {env: self._calls[env] for env in env_ids if env in self._calls}
 
     def live(

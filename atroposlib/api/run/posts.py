@@ -1,7 +1,7 @@
 """Accept posted groups: check against the run, store, absorb repeated posts.
 
 An environment of the original drops groups that are refused with 4xx. So while the store is
-full its post is held, and answered 503 after the hold. All remaining clients get 429 at once,
+full its post is held, and answered 503 after the hold. Other clients get 429 at once,
 with the number of bytes that would be accepted.
 """
 

@@ -172,7 +172,7 @@ def collect(command: CollectCommand, options: argparse.Namespace) -> None:
                 if options.save_messages and group.messages is None:
                     counts["groups without messages"] += 1
                 elif rows:
-                    # One generator per group: a batch delivered again gives the same lines.
+                    # A generator per group: a batch delivered again gives the same lines.
                     rng = random.Random(f"{options.seed}/{batch_no}/{number}")
                     lines += command.lines_of(group, rows, rules, tokenizer, rng)
             return lines, ", ".join(f"{n} {what}" for what, n in counts.items() if n)

@@ -202,7 +202,7 @@ def split_held_out(rows: Sequence[Any], fraction: float) -> tuple[list[int], lis
     """Indices of the training rows, and of the held-out rows.
 
     The split uses a hash of each task's id, so it depends neither on the seed nor on the
-    remaining rows. With two rows or more and ``fraction`` above 0 each side has at least a
+    other rows. With two rows or more and ``fraction`` above 0 each side has at least a
     row.
     """
     if fraction <= 0 or len(rows) < 2:
@@ -324,7 +324,7 @@ class Cursor:
         self._open.discard(item["place"])
 
     def state(self) -> dict[str, Any]:
-        """Position, such as {"place": 12, "open": [9, 11]}: 12 handed out, 2 unfinished."""
+        """Position, for example {"place": 12, "open": [9, 11]}: 12 handed out, 2 unfinished."""
         return {"place": self._place, "open": sorted({*self._open, *self._again})}
 
     def seek(self, state: Mapping[str, Any]) -> None:

@@ -60,7 +60,7 @@ def _keep_coroutine(method: Method) -> Method:
 
 
 class Reply(str):
-    """Text of the model, a string with the remaining fields of the response.
+    """Text of the model, a string with the other fields of the response.
 
     Example: Reply("7") == "7", .finish_reason "stop", .tool_calls [],
     .message {"role": "assistant", "content": "7"}, .messages [the question, .message]

@@ -90,7 +90,7 @@ class RewardRegistry:
     ) -> RewardFunction:
         """A reward from its name, or from ``{"type": name, "params": {...}, ...}``.
 
-        The entries of ``params`` and the remaining keys are arguments of the reward; both
+        The entries of ``params`` and the other keys are arguments of the reward; both
         override ``defaults``.
 
         Raises:

@@ -99,7 +99,7 @@ async def collect_group(
     cancelled.
     """
     drawing = _Drawing(sample, item, group_size, failed, code or sample, redraws=group_size)
-    # Cancels the remaining samples if a sample raises: their group is given up.
+    # Cancels the other samples if a sample raises: their group is given up.
     drawn = await gather_or_cancel(drawing.one() for _ in range(group_size))
     items = [item for item in drawn if item is not None]
     if {*drawing.ends} == {NO_SCORE}:

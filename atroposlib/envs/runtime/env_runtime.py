@@ -197,7 +197,7 @@ class EnvRuntime(EnvHooks):
 
     @property
     def sender(self) -> GroupSender | None:
-        """The sender of ``serve``; None before the registration and in the remaining commands."""
+        """The sender of ``serve``; None before the registration and in commands other than ``serve``."""
         return self.serving.sender if self.serving is not None else None
 
     def count_workers(self) -> None:

@@ -143,7 +143,7 @@ async def serving_proxy(
 ) -> AsyncIterator[RunningProxy]:
     """Serve the proxy on a free port of 127.0.0.1 for the time of the block.
 
-    Agents reach their session with its API key. All remaining routes need an admin token,
+    Agents reach their session with its API key. All other routes need an admin token,
     which is drawn here and kept in this process. Raises ConfigError if the server did not
     start.
     """

@@ -54,7 +54,7 @@ def create_app(
     """The proxy over the servers of ``server_manager``.
 
     Args:
-        tokenizer: tokenizer of the model; None loads the one that the servers' configs name.
+        tokenizer: tokenizer of the model; None loads the tokenizer that the servers' configs name.
         model_name: returned to agents; the model name in their requests is ignored.
         admin_token: needed to open sessions, and to list or configure sessions and servers.
         allowed_hosts: names of this proxy that have a dot, like proxy.example.org.

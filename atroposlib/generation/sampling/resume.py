@@ -121,7 +121,7 @@ def join_segments(output: Generation, more: Generation) -> Generation:
 def cut_at_spanning_stop(
     output: Generation, boundary: int, params: Mapping[str, Any], decode: Decode
 ) -> Generation:
-    """``output`` cut at a stop string that spans token ``boundary``, if there is one.
+    """``output`` cut at a stop string that spans token ``boundary``, or uncut.
 
     A server searches only the text of the current segment for stop strings, and would miss a
     stop string that begins in the ``boundary`` tokens of earlier segments.

@@ -188,7 +188,7 @@ class Engine:
         self, load: Callable[[Any], int], version: int | None, name: str
     ) -> int:
         def change() -> int:
-            # also on failure: the remaining servers may hold the new weights
+            # also on failure: the other servers may hold the new weights
             self._lift_bound()
             return self._core.update_weights(load, version)
 

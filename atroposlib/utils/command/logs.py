@@ -3,7 +3,7 @@
     2026-11-22T09:30:00.123Z info    run-api  request method=POST status=201
 
 Bodies, query strings and the Authorization header are never passed to a logger. The formatter
-redacts tokens and passwords in all remaining text, also in the text of an exception.
+redacts tokens and passwords in all other text, also in the text of an exception.
 """
 
 from __future__ import annotations

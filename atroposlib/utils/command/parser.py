@@ -125,7 +125,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def common_flags(prog: str, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The common flags of a command line with a different parser, and its remaining words."""
+    """The common flags of a command line with a different parser, and its other words."""
     ours: list[str] = []
     rest: list[str] = []
     for before, word in zip(["", *words], words):
@@ -176,7 +176,7 @@ def missing(*modules: str) -> list[str]:
 
 
 def show(text: str, file: Any = None) -> None:
-    """Print a page; the reader, such as ``head``, may close the pipe before its end."""
+    """Print a page; the reader (``head``) may close the pipe before its end."""
     try:
         print(text, end="", file=file, flush=True)
     except BrokenPipeError:

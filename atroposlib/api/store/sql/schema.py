@@ -43,7 +43,7 @@ Row = tuple[Any, ...]
 
 
 class DamagedRow(StoreError):
-    """A row cannot be read; the remaining rows can."""
+    """A row cannot be read; the other rows can."""
 
 
 class Connection(Protocol):
