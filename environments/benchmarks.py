@@ -25,7 +25,7 @@ from atroposlib.environments.common.judge import JUDGE, judge_reply, judging
 from atroposlib.environments.common.question_kinds import CHOICE, FORM, FORMULA, WORDS, Kind
 from atroposlib.envs import Reward, environment
 from atroposlib.errors import ConfigError, DatasetUnavailable
-from atroposlib.utils.command.parser import did_you_mean
+from atroposlib.settings.sentences import did_you_mean
 from atroposlib.utils.datasets import load_rows
 
 Row = Mapping[str, Any]

@@ -19,8 +19,8 @@ from pydantic import Field
 
 from atroposlib.envs import environment
 from atroposlib.errors import ConfigError, DatasetUnavailable
+from atroposlib.settings.sentences import did_you_mean
 from atroposlib.text.lines import json_lines
-from atroposlib.utils.command.parser import did_you_mean
 from atroposlib.utils.datasets import PATH_OPTION
 
 ANSWERED = ("simple_python", "multiple", "parallel", "parallel_multiple")

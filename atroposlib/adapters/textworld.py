@@ -36,7 +36,7 @@ from atroposlib.adapters import (
 from atroposlib.envs.function_env import Model, Reward, environment
 from atroposlib.envs.function_env.card import Card
 from atroposlib.errors import ConfigError
-from atroposlib.utils.command.parser import did_you_mean
+from atroposlib.settings.sentences import did_you_mean
 
 CUSTOM = "custom"
 WORLD = {"nb_rooms": 3, "nb_objects": 5, "quest_length": 3}  # defaults of custom

@@ -17,9 +17,10 @@ import click
 
 from atroposlib import __version__, name_clash
 from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.settings.sentences import did_you_mean
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.distribution import NAME
-from atroposlib.utils.command.parser import USAGE_ERROR, did_you_mean
+from atroposlib.utils.command.parser import USAGE_ERROR
 
 FILE_TRAINERS = "example_trainer.supervised.commands"
 # Subcommand -> (module:function of its words, line of help).

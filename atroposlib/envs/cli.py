@@ -12,15 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from pydantic import ConfigDict, Field, ValidationError, create_model, model_validator
-from pydantic_cli import Cmd, to_runner
-from pydantic_cli.argparse import FailedExecutionException
+from pydantic_cli import Cmd
 
 from atroposlib.envs.runtime.creation import CommandSettings, make_named_env
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
@@ -42,9 +41,11 @@ from atroposlib.generation.configs import (
     as_server_list,
     resolve_servers,
 )
-from atroposlib.utils.cli import at_home, extract_namespace, merge_dicts
+from atroposlib.settings.merge import Settings, merge, nested
+from atroposlib.settings.sentences import did_you_mean, no_setting, refusal
+from atroposlib.settings.yaml_file import read_yaml
 from atroposlib.utils.command import logs
-from atroposlib.utils.command.parser import common_flags, did_you_mean, show
+from atroposlib.utils.command.parser import common_flags, show
 
 logger = logging.getLogger(__name__)
 
@@ -73,23 +74,12 @@ def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
         raise SystemExit(0)
     try:
         command, values = read_command(env_cls, words)
-        # --name=value has one meaning for argparse, regardless of the first character of the
-        # value.
-        run = to_runner(command, exception_handler=_raise)
-        run([f"--{name}={text}" for name, text in values.items()])
-    except (*FAILURES, FailedExecutionException) as error:
+        command(**values).run()
+    except FAILURES as error:
         logger.debug("the traceback of the error below", exc_info=error)
         brief = getattr(error, "after_log", "") if logger.isEnabledFor(logging.WARNING) else ""
-        text = brief or str(error) or type(error).__name__
-        if not isinstance(error, FAILURES):  # argparse's, with the name of the program
-            text = text.rpartition("error: ")[2].strip()
-        logs.report("error", text)
-        invalid = isinstance(error, (ConfigError, FailedExecutionException))
-        raise SystemExit(2 if invalid else 1) from error
-
-
-def _raise(error: BaseException) -> NoReturn:
-    raise error
+        logs.report("error", brief or str(error) or type(error).__name__)
+        raise SystemExit(2 if isinstance(error, ConfigError) else 1) from error
 
 
 def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> CommandSettings:
@@ -160,38 +150,33 @@ class EnvCommand(Cmd):
             ConfigError: an unknown name or a rejected value, named in the message.
             DatasetUnavailable: there is no file or folder at a path of the data.
         """
-        from_file = read_yaml(self.config, type(self))
-        merged = {
+        from_file = read_file(self.config, type(self)) if self.config else Settings()
+        given = {
             name: flags.parse_value(name, field.annotation, getattr(self, name))
             for name, field in type(self).model_fields.items()
-            if name in self.model_fields_set
+            if name in self.model_fields_set and name != flags.CONFIG_FLAG
         }
-        sourced = partial(name_rejected_settings, path=self.config, given=merged)
+        from_flags = Settings(nested(given), {name: f"--{name}" for name in given})
         # Without defaults of the class: an annotation may reject its own default, as with None
         # for a str.
         own = self.code.model_fields_set | self.code.model_dump(exclude_defaults=True).keys()
-        with sourced(ENV_NAMESPACE):
-            env = type(self.code)(
-                **merge_dicts(
-                    self.code.model_dump(include=own),
-                    from_file.get(ENV_NAMESPACE) or {},
-                    extract_namespace(merged, ENV_NAMESPACE + NAMESPACE_SEP),
-                )
-            )
-        top = {**from_file, **merged}
-        with sourced(""):
-            names = ServerManagerConfig.model_fields.keys() & top
-            manager = ServerManagerConfig(**{name: top[name] for name in names})
+        code = Settings({ENV_NAMESPACE: self.code.model_dump(include=own)})
+        merged = merge(code, from_file, from_flags)
+        rejecting = partial(name_rejected_settings, settings=merged)
+        with rejecting(ENV_NAMESPACE):
+            env = type(self.code)(**merged.values[ENV_NAMESPACE])
+        with rejecting(""):
+            names = ServerManagerConfig.model_fields.keys() & merged.values
+            manager = ServerManagerConfig(**{name: merged.values[name] for name in names})
         self.env_cls.require_data(env)
         servers = dict(self.servers)
         for namespace, configs in servers.items():
             listed, single = (
-                from_file.get(namespace),
-                extract_namespace(merged, f"{namespace}."),
+                source.values.get(namespace, {}) for source in (from_file, from_flags)
             )
             if configs is not None or listed or single:
                 base = APIServerConfig() if configs is None else configs
-                with sourced(namespace):
+                with rejecting(namespace):
                     servers[namespace] = resolve_servers(
                         base, listed, single, namespace, logger
                     )
@@ -259,26 +244,13 @@ def _as_document(configs: ServerConfigs | None) -> dict[str, Any] | list[dict[st
 
 
 @contextmanager
-def name_rejected_settings(
-    namespace: str, path: str | None = None, given: Container[str] = ()
-) -> Iterator[None]:
-    """Convert pydantic's error: a sentence per rejected setting; API keys are not shown.
-
-    A setting that no flag of ``given`` has set comes from the file ``path``, if given.
-    """
+def name_rejected_settings(namespace: str, settings: Settings = Settings()) -> Iterator[None]:
+    """Convert pydantic's error to sentences with the places of ``settings``."""
     try:
         yield
     except ValidationError as error:
-        sentences = []
-        for problem in error.errors():
-            parts = [*([namespace] if namespace else []), *map(str, problem["loc"])]
-            simple = isinstance(problem["input"], (str, int, float, bool, list, type(None)))
-            shown = simple and "api_key" not in parts
-            got = f", got {problem['input']!r}" if shown else ""
-            name = NAMESPACE_SEP.join(parts)
-            where = f"--config {path}: " if path is not None and name not in given else ""
-            sentences.append(f"{where}{name}: {problem['msg']}{got}")
-        raise ConfigError("; ".join(sentences)) from error
+        above = namespace + NAMESPACE_SEP if namespace else ""
+        raise refusal(error, settings.place, above=above) from error
 
 
 # --- the YAML file --------------------------------------------------------------------
@@ -287,57 +259,40 @@ def name_rejected_settings(
 STRICT = "strict"  # key of a file in which an unknown setting is an error
 
 
-def read_yaml(path: str | None, command: type[EnvCommand]) -> dict[str, Any]:
-    """The settings of a YAML file; empty for an empty file.
+def read_file(path: str, command: type[EnvCommand]) -> Settings:
+    """The settings of a YAML file.
 
     An unknown setting is left out with a warning: files of the original hold keys that it
     ignores. With ``strict: true`` at the top of the file it is a ConfigError.
     """
-    if path is None:
-        return {}
-    from atroposlib.text.yaml_words import parse_yaml
-
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--config {path}: {str(error.strerror).lower()}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--config {path}: {error}") from error
-    loaded = at_home(parse_yaml(text, f"--config {path}"))
-    strict = isinstance(loaded, dict) and loaded.pop(STRICT, False) is True
-    section = partial(_section, path, strict)
-    known = [ENV_NAMESPACE, *command.servers, *ServerManagerConfig.model_fields]
-    top = section("", loaded, known)
+    file = read_yaml(path)
+    strict = file.values.pop(STRICT, False) is True
+    names: dict[str, list[str] | None] = dict.fromkeys(
+        command.servers, [*APIServerConfig.model_fields]
+    )
     takes_any = command.code.model_config.get("extra") == "allow"
-    env_names = None if takes_any else list(type(command.code).model_fields)
-    server_names = list(APIServerConfig.model_fields)
-    if (env := top.get(ENV_NAMESPACE)) is not None:
-        named = with_new_names(env) if isinstance(env, dict) else env
-        top[ENV_NAMESPACE] = section(ENV_NAMESPACE, named, env_names)
-    for namespace in command.servers:
-        servers = top.get(namespace)
-        if isinstance(servers, list):
-            top[namespace] = [section(namespace, server, server_names) for server in servers]
-        elif servers is not None:
-            top[namespace] = section(namespace, servers, server_names)
-    return top
+    names[ENV_NAMESPACE] = None if takes_any else [*type(command.code).model_fields]
+    known = [*names, *ServerManagerConfig.model_fields]
+    hints = [*known, *(f"{above}.{name}" for above in names for name in names[above] or ())]
 
+    def section(above: str, values: Any, allowed: list[str] | None) -> dict[str, Any]:
+        if not isinstance(values, dict | None):
+            raise ConfigError(f"{file.place(above)} should be a mapping, not {values!r}")
+        values = with_new_names(values or {}) if above == ENV_NAMESPACE else values or {}
+        unknown = [] if allowed is None else [name for name in values if name not in allowed]
+        for name in unknown:
+            key = f"{above}{NAMESPACE_SEP}{name}" if above else str(name)
+            problem = no_setting(file.place(key), key, hints)
+            if strict:
+                raise ConfigError(problem)
+            logger.warning("%s: left out", problem)
+        return {name: value for name, value in values.items() if name not in unknown}
 
-def _section(
-    path: str, strict: bool, name: str, values: Any, known: list[str] | None
-) -> dict[str, Any]:
-    """The settings of a section that are ``known``; None: all are."""
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        place = name or "the top"
-        raise ConfigError(f"--config {path}: expected a mapping at {place}, got {values!r}")
-    prefix = name + NAMESPACE_SEP if name else ""
-    unknown = [] if known is None else [key for key in values if key not in known]
-    for key in unknown:
-        hint = did_you_mean(str(key), known or ())
-        problem = f"--config {path}: unknown setting {prefix}{key}{hint}"
-        if strict:
-            raise ConfigError(problem)
-        logger.warning("%s: left out", problem)
-    return {key: value for key, value in values.items() if key not in unknown}
+    top = section("", file.values, known)
+    for above in names.keys() & top:
+        if isinstance(top[above], list) and above in command.servers:
+            servers = enumerate(top[above])
+            top[above] = [section(f"{above}.{i}", each, names[above]) for i, each in servers]
+        else:
+            top[above] = section(above, top[above], names[above])
+    return Settings(top, file.places)

@@ -1,8 +1,7 @@
-"""Configuration from several places: flags, files and code, merged."""
+"""The original's import path of functions on settings models, namespaces and flags."""
 
 from __future__ import annotations
 
-import os.path
 import re
 import sys
 from collections import deque
@@ -14,6 +13,7 @@ from pydantic import BaseModel, create_model
 from pydantic.fields import FieldInfo
 
 from atroposlib.errors import ConfigError
+from atroposlib.settings.merge import merge_dicts as merge_dicts
 
 _OPTION = re.compile(r"--|-[A-Za-z]$")
 
@@ -25,31 +25,6 @@ def get_prefixed_pydantic_model(model: type[BaseModel], prefix: str) -> type[Bas
         for name, field in model.model_fields.items()
     }
     return create_model(f"{model.__name__}With{prefix.strip('.').title()}Prefix", **fields)
-
-
-def merge_dicts(*dicts: Mapping[str, Any]) -> dict[str, Any]:
-    """Later mappings win; nested mappings are merged, not replaced."""
-    merged: dict[str, Any] = {}
-    for mapping in dicts:
-        for key, value in mapping.items():
-            old = merged.get(key)
-            if isinstance(old, Mapping) and isinstance(value, Mapping):
-                value = merge_dicts(old, value)
-            merged[key] = value
-    return merged
-
-
-def at_home(loaded: Any) -> Any:
-    """Values of a YAML file; texts that begin with ``~/`` as paths, which no shell expands there.
-
-    Example: {"save_path": "~/runs"} -> {"save_path": "/srv/ann/runs"}
-    """
-    if isinstance(loaded, dict):
-        return {key: at_home(value) for key, value in loaded.items()}
-    if isinstance(loaded, list):
-        return [at_home(value) for value in loaded]
-    below = isinstance(loaded, str) and loaded.startswith("~/")
-    return os.path.expanduser(loaded) if below else loaded
 
 
 def extract_namespace(source: BaseModel | Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from atroposlib.errors import ConfigError
+from atroposlib.settings.merge import Assignment
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.folder_lock import FolderLock
 from atroposlib.utils.command.parser import API_TOKEN, GPUS, HUB, CommandParser
@@ -69,7 +70,9 @@ def _run(args: argparse.Namespace) -> int:
             run_local(plan, args.live) if args.what == "local" else _slurm(plan, args.dry_run)
         )
     except ConfigError as error:
-        raise ConfigError(f"{', '.join(args.config)}: {error}") from error
+        text, files = str(error), ", ".join(args.config)
+        has_place = any(f"{place}:" in text for place in (*args.config, "command line"))
+        raise ConfigError(text if has_place else f"{files}: {text}") from error
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -87,14 +90,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "ray", help="as actors of a Ray cluster, with this process as their owner"
     )
     for module in (local, slurm, k8s, ray):
-        module.add_argument(
-            "--config", action="append", default=[], metavar="FILE", required=True
-        )
+        module.add_argument("--config", action="append", default=[], metavar="FILE")
         module.add_argument("--env", help="environment of a file of AReaL: a file, or a name")
         module.add_argument("--out", help="logs, queue, checkpoints (as out=)")
-        module.add_argument(
-            "--nproc", type=int, help="trainer ranks per node (trainer.nproc=)"
-        )
+        module.add_argument("--nproc", help="trainer ranks per node (trainer.nproc=)")
         module.add_argument("overrides", nargs="*", metavar="key=value")
     local.add_argument("--no-live", dest="live", action="store_false", help=NO_LIVE)
     slurm.add_argument("--dry-run", action="store_true", help="write scripts, submit nothing")
@@ -113,10 +112,14 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def plan_of(args: argparse.Namespace) -> Plan:
-    words = list(args.overrides)
-    words += [] if args.out is None else [f"out={args.out}"]
-    words += [] if args.nproc is None else [f"trainer.nproc={args.nproc}"]
-    overrides = [parse_override(word) for word in words]
+    if not args.config:
+        raise ConfigError("--config FILE is required")
+    overrides = [parse_override(word) for word in args.overrides]
+    for key, value, place in (
+        ("out", args.out, "--out"),
+        ("trainer.nproc", args.nproc, "--nproc"),
+    ):
+        overrides += [] if value is None else [Assignment(key, value, place)]
     return read_plan(args.config, overrides, args.env, on_cluster=args.what != "local")
 
 

@@ -22,24 +22,19 @@ from pydantic import (
     BaseModel,
     Field,
     PrivateAttr,
-    ValidationError,
     ValidationInfo,
     field_validator,
 )
 
 from atroposlib.errors import ConfigError
+from atroposlib.settings.fields import validate_as
+from atroposlib.settings.merge import Assignment, Settings, assignments_of, merge, nested
+from atroposlib.settings.yaml_file import read_yaml
 from example_trainer.launch.areal.options import is_areal, read_areal
 from example_trainer.launch.clusters import KubernetesSection, PlanSection, RaySection
 from example_trainer.launch.servers import choose_engine
-from example_trainer.settings.args import settings_of_files, validate_as
+from example_trainer.settings.args import settings_of_files
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.settings.files import (
-    Assignment,
-    GivenSettings,
-    did_you_mean,
-    flatten,
-)
-from example_trainer.settings.yaml_reader import load_yaml
 from example_trainer.state import end
 
 
@@ -220,12 +215,18 @@ class Plan(PlanSection):
     )
     restart_delay_s: float = Field(2.0, ge=0, description="before anything is started again")
     _notes: list[str] = PrivateAttr(default_factory=list)
+    _places: dict[str, str] = PrivateAttr(default_factory=dict)
     _files: Path | None = PrivateAttr(None)
 
     @property
     def notes(self) -> list[str]:
         """Notes on keys of the file without effect, for all processes but the trainer."""
         return self._notes
+
+    @property
+    def places(self) -> dict[str, str]:
+        """The place of each key in the files and on the command line."""
+        return self._places
 
     @property
     def directory(self) -> Path:
@@ -251,7 +252,6 @@ class Plan(PlanSection):
         self._files = path.absolute().parent
 
 
-HEADS = frozenset(Plan.model_fields)
 SECTIONS: dict[str, type[BaseModel]] = {
     "run": Plan,
     "api": ApiSection,
@@ -262,6 +262,9 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "k8s": KubernetesSection,
     "ray": RaySection,
 }
+
+
+TRAINER_SETTINGS = "trainer.settings."
 
 
 def read_plan(
@@ -277,113 +280,93 @@ def read_plan(
 
     Raises ConfigError with the key at fault.
     """
-    tree: dict[str, Any] = {}
-    options: list[Assignment] = []
-    trees = [(load_yaml(path), path) for path in files]
-    from_areal = any(is_areal(tree) for tree, _ in trees)
+    sources = [read_yaml(path) for path in files]
+    from_areal = any(is_areal(source.values) for source in sources)
     if environment is not None and not from_areal:
         raise ConfigError("--env goes with a file of AReaL; here environments.script names it")
-    for one_tree, path in trees:
-        for key, value in one_tree.items():
-            if from_areal and head_of(key) not in HEADS:
-                options += flatten({key: value}, path)
-            else:
-                _merge(tree, {key: value}, path)
+    options: list[Assignment] = []
+    for source in sources if from_areal else ():
+        below = {key: source.values.pop(key) for key in [*source.values] if not is_own(key)}
+        options += assignments_of(Settings(below, source.places))
     for override in overrides:
-        if from_areal and head_of(override.key) not in HEADS:
+        if from_areal and not is_own(override.key):
             options.append(override)
             continue
-        key = (
-            override.key
-            if head_of(override.key) in HEADS
-            else f"trainer.settings.{override.key}"
-        )
-        path_in_tree = key.split(".")
-        if path_in_tree[:2] == ["trainer", "settings"]:  # dotted keys of the trainer
-            path_in_tree = ["trainer", "settings", ".".join(path_in_tree[2:])]
-        for name in reversed(path_in_tree[1:]):
-            override = replace(override, value={name: override.value})
-        _merge(tree, {path_in_tree[0]: override.value}, override.where)
-    notes: list[str] = []
+        key = override.key if is_own(override.key) else TRAINER_SETTINGS + override.key
+        sources.append(Settings(nested({key: override.value}), {key: override.place}))
     if from_areal:
-        tree, notes = _with_areal(options, tree, environment, on_cluster)
-    try:
-        plan = Plan(**tree)
-    except ValidationError as error:
-        sentences = "; ".join(_sentence(problem) for problem in error.errors())
-        raise ConfigError(
-            f"{', '.join(files)}: {sentences}" if files else sentences
-        ) from error
+        sources.insert(0, _areal_source(options, sources, environment, on_cluster))
+    merged = merge(*map(_with_flat_trainer_settings, sources))
+    plan = validate_as(
+        Plan, merged, f"{', '.join(files) or 'plan'}: {{}}".format, _known_keys()
+    )
     for i, one_environment in enumerate(plan.environments):
         if (one_environment.script is None) == (one_environment.command is None):
-            raise ConfigError(f"environments.{i} needs either script or command")
-    plan.notes.extend(notes)
+            place = merged.place(f"environments.{i}")
+            raise ConfigError(f"{place} needs either script or command")
+    plan.notes.extend(merged.notes)
+    plan.places.update(merged.places)
     return plan
 
 
-def head_of(key: str) -> str:
-    return key.split(".")[0]
+def is_own(key: str) -> bool:
+    """Whether a key is the launcher's."""
+    return key.partition(".")[0] in Plan.model_fields
 
 
-def _with_areal(
-    options: Sequence[Assignment],
-    own: dict[str, Any],
-    environment: str | None,
-    on_cluster: bool,
-) -> tuple[dict[str, Any], list[str]]:
-    """The sections that AReaL's options make, overridden by ``own``, and notes."""
-    if "environments" in own:
-        raise ConfigError("environments: with a file of AReaL write --env, and env.NAME=VALUE")
-    engine = (own.get("inference") or {}).get("engine")
-    tree, notes = read_areal(
-        options, environment, lambda wanted: choose_engine(engine or wanted), on_cluster
-    )
-    _merge(tree, own, "the file")
-    return tree, notes
+def _with_flat_trainer_settings(source: Settings) -> Settings:
+    """The source with the trainer's settings under names with dots, as the trainer takes them."""
+    trainer = source.values.get("trainer")
+    if not isinstance(trainer, Mapping) or not isinstance(trainer.get("settings"), Mapping):
+        return source
+    named = {entry.key: entry.value for entry in assignments_of(Settings(trainer["settings"]))}
+    values = {**source.values, "trainer": {**trainer, "settings": named}}
+    return replace(source, values=values)
 
 
-def _merge(tree: dict[str, Any], more: Mapping[str, Any], where: str, above: str = "") -> None:
-    """Merge ``more`` into ``tree`` by section; of the trainer's settings the last wins."""
-    if above == "trainer.settings.":
-        more = {assignment.key: assignment.value for assignment in flatten(more, where)}
-    for name, value in more.items():
-        below = f"{above}{name}"
-        old = tree.get(name)
-        if not isinstance(value, Mapping):
-            tree.pop(name, None)  # keeps the order of the last assignments
-            tree[name] = value
-        elif old is None or isinstance(old, Mapping):
-            _merge(tree.setdefault(name, {}), value, where, f"{below}.")
-        else:
-            raise ConfigError(f"{below} ({where}) is a group of settings in one place only")
-
-
-def _sentence(problem: Mapping[str, Any]) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] != "extra_forbidden":
-        return f"{key}: {problem['msg']}"
-    return f"{key} is no setting of the launcher{did_you_mean(key, _known_sections())}"
-
-
-def _known_sections() -> list[str]:
+def _known_keys() -> list[str]:
     below = [
         f"{head}.{name}"
         for head, model in SECTIONS.items()
-        if head in HEADS
+        if head in Plan.model_fields
         for name in model.model_fields
     ]
-    return [*HEADS, *below]
+    of_trainer = [TRAINER_SETTINGS + name for name in TrainingConfig.model_fields]
+    return [*Plan.model_fields, *below, *of_trainer]
 
 
-def trainer_settings(plan: Plan) -> tuple[GivenSettings, TrainingConfig]:
+def _areal_source(
+    options: Sequence[Assignment],
+    own: Sequence[Settings],
+    environment: str | None,
+    on_cluster: bool,
+) -> Settings:
+    """The sections that AReaL's options make, for the launcher's ``own`` settings."""
+    tree = merge(*own).values
+    if "environments" in tree:
+        raise ConfigError("environments: with a file of AReaL write --env, and env.NAME=VALUE")
+    engine = (tree.get("inference") or {}).get("engine")
+    made, notes = read_areal(
+        options, environment, lambda wanted: choose_engine(engine or wanted), on_cluster
+    )
+    places = {f"{TRAINER_SETTINGS}{option.key}": option.place for option in options}
+    return Settings(made, places, notes)
+
+
+def trainer_settings(plan: Plan) -> tuple[Settings, TrainingConfig]:
     """Return the trainer's settings, validated here so that an error costs no start."""
+    given = Settings({"trainer": {"settings": plan.trainer.settings}}, plan.places)
+    defaults = default_settings(plan)
     settings = settings_of_files(
         plan.trainer.config,
-        flatten(plan.trainer.settings, "trainer.settings"),
-        flatten(default_settings(plan), "the launcher"),
+        [
+            replace(entry, key=entry.key.removeprefix(TRAINER_SETTINGS))
+            for entry in assignments_of(given)
+        ],
+        [Assignment(key, defaults[key], f"the launcher: {key}") for key in defaults],
     )
     settings.notes = [*plan.notes, *settings.notes]
-    return settings, validate_as(TrainingConfig, settings)
+    return settings, validate_as(TrainingConfig, settings, TRAINER_SETTINGS.__add__)
 
 
 def default_settings(plan: Plan) -> dict[str, Any]:

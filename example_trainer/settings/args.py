@@ -11,17 +11,17 @@ import argparse
 import logging
 import os
 import sys
-import types
-import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel
 
 from atroposlib.errors import ConfigError
+from atroposlib.settings.fields import add_flag, flag_of, kinds_of, validate_as
+from atroposlib.settings.merge import Assignment, Settings, assignments_of
+from atroposlib.settings.yaml_file import read_yaml
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import (
     API_TOKEN,
@@ -44,15 +44,10 @@ from example_trainer.settings.files import (
     FIELDS,
     OVERRIDE,
     SECTIONS,
-    Assignment,
-    GivenSettings,
-    flatten,
-    nearest_settings,
     parse_override,
     translate,
 )
 from example_trainer.settings.section import RENAMED
-from example_trainer.settings.yaml_reader import load_yaml
 
 PROG = "atropos-grpo"
 VARIABLES = (
@@ -63,11 +58,10 @@ VARIABLES = (
     TRACKERS,
     GPUS,
 )
-S = TypeVar("S", bound=BaseModel)
 logger = logging.getLogger(__name__)
 ALIASES = {
-    "model_name": "--model",
-    "vllm_gpu_memory_utilization": "--gpu-memory-utilization",
+    "model_name": ("--model",),
+    "vllm_gpu_memory_utilization": ("--gpu-memory-utilization",),
 }
 # Settings given as a single word: 0-3,28-31.
 ONE_WORD = {"train_layer_indices", "lora_layer_indices"}
@@ -114,13 +108,13 @@ def config_from_args(args: argparse.Namespace) -> TrainingConfig:
     return validate_as(TrainingConfig, settings_of(args))
 
 
-def settings_of(args: argparse.Namespace) -> GivenSettings:
+def settings_of(args: argparse.Namespace) -> Settings:
     """Files first, then flags and overrides in their order."""
     flags = vars(args)
     words = list(flags.get("assignments", ()))
     # A namespace made by hand, as by callers of the original.
     known = FIELDS.keys() | RENAMED.keys()
-    words += [Assignment(k, v, flag(k)) for k, v in flags.items() if k in known]
+    words += [Assignment(k, v, flag_of(k)) for k, v in flags.items() if k in known]
     return settings_of_files(flags.get("config", ()), words)
 
 
@@ -128,12 +122,12 @@ def settings_of_files(
     paths: Iterable[str | Path],
     after: Iterable[Assignment],
     before: Iterable[Assignment] = (),
-) -> GivenSettings:
+) -> Settings:
     """The settings of ``before``, the files and ``after``; the last of each counts."""
-    trees = [(load_yaml(path), str(path)) for path in paths]
-    of_files = [assignment for tree, path in trees for assignment in flatten(tree, path)]
+    files = [read_yaml(path) for path in paths]
+    of_files = [assignment for file in files for assignment in assignments_of(file)]
     assignments, notes = [*before, *of_files, *after], list[str]()
-    if any(is_areal_form(tree) for tree, _ in trees):
+    if any(is_areal_form(file.values) for file in files):
         assignments, notes = with_areal_defaults(assignments)
     settings = translate(assignments)
     settings.notes = [*notes, *settings.notes]
@@ -153,38 +147,8 @@ def with_areal_defaults(
             replace(assignment, key=as_actor(assignment.key)) for assignment in assignments
         ]
     defaults = left_out(values)
-    made = [Assignment(key, value, "AReaL's default") for key, value in defaults.items()]
-    return [*made, *assignments], note_of(defaults, values)
-
-
-def validate_as(kind: type[S], settings: GivenSettings) -> S:
-    """The given settings as ``kind``.
-
-    Raises:
-        ConfigError: each problem under the place of its setting, else under its flag.
-    """
-    try:
-        return kind(**settings.values)
-    except ValidationError as error:
-        problems = []
-        for detail in error.errors():
-            name = str(detail["loc"][0])
-            problem = f"{settings.places.get(name, flag(name))}: {detail['msg']}"
-            if detail["type"] == "missing":
-                assigned = f" (or {name}=...)" if kind is TrainingConfig else ""
-                problem = f"{flag(name)}{assigned} is required"
-            problems.append(problem)
-        raise ConfigError("; ".join(problems)) from error
-
-
-def flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def flag_hint(word: str, fields: Iterable[str]) -> str:
-    """``; did you mean --lr?`` for an unknown ``--learning-rate``."""
-    close = nearest_settings(word.lstrip("-").replace("-", "_"), fields)
-    return f"; did you mean {' or '.join(map(flag, close))}?" if close else ""
+    made = Settings(defaults, {key: f"AReaL's default: {key}" for key in defaults})
+    return [*assignments_of(made), *assignments], note_of(defaults, values)
 
 
 class _Assign(argparse.Action):
@@ -198,7 +162,7 @@ class _Assign(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         try:
-            assignment = self.assignment(values, option_string or flag(self.dest))
+            assignment = self.assignment(values, option_string or flag_of(self.dest))
         except ConfigError as error:
             parser.error(str(error))
         namespace.assignments = [*getattr(namespace, "assignments", ()), assignment]
@@ -221,15 +185,15 @@ class _Set(_Assign):
         return parse_override(values)
 
 
-def with_set(argv: Sequence[str]) -> list[str]:
+def with_set(argv: Sequence[str], model: type[BaseModel] = TrainingConfig) -> list[str]:
     """``argv`` with every bare ``key=value`` as ``--set=key=value``.
 
     A word right after a flag that takes a value is always that value.
     """
     switches = {"--help", "--version"}
-    for name, field in FIELDS.items():
+    for name, field in model.model_fields.items():
         if bool in kinds_of(field.annotation):
-            switches |= {flag(name), "--no" + flag(name)[1:]}
+            switches |= {flag_of(name), "--no" + flag_of(name)[1:]}
     words: list[str] = []
     for before, word in zip(["", *argv], argv):
         takes_value = before.startswith("--") and "=" not in before and before not in switches
@@ -238,70 +202,41 @@ def with_set(argv: Sequence[str]) -> list[str]:
     return words
 
 
-def command_parser(prog: str, fields: Iterable[str], **texts: str) -> CommandParser:
-    """A parser that returns only given flags, as text; pydantic converts the types."""
+def command_parser(
+    prog: str, model: type[BaseModel], sections: Mapping[str, type[BaseModel]], **texts: str
+) -> CommandParser:
+    """A parser that lists the given flags and overrides, in their order and as text."""
     parser = CommandParser(
         prog=prog,
         variables=VARIABLES,
-        hint=lambda word: flag_hint(word, fields),
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
         **texts,
     )
-    parser.add_argument("--config", action="append", metavar="FILE", help="settings as YAML")
+    add = parser.add_argument
+    add("--config", action="append", metavar="FILE", help="settings as YAML")
+    parser.register("action", None, _Assign)
+    parser.register("action", argparse.BooleanOptionalAction, _Switch)
+    add("--set", action=_Set, metavar="KEY=VALUE", help="the same as a bare key=value")
+    left = dict(model.model_fields)
+    for title, section in sections.items():
+        group = parser.add_argument_group(title, section.__doc__)
+        for name in [name for name in section.model_fields if name in left]:
+            options = {"nargs": None} if name in ONE_WORD else {}
+            add_flag(group, name, left.pop(name), *ALIASES.get(name, ()), **options)
+    for old, new in RENAMED.items():
+        if new in model.model_fields:
+            add(flag_of(old), dest=old, help=argparse.SUPPRESS)
     return parser
 
 
 def build_parser(prog: str = PROG) -> CommandParser:
     """The parser of the trainer's command line."""
-    parser = command_parser(
+    return command_parser(
         prog,
-        FIELDS,
+        TrainingConfig,
+        SECTIONS,
         usage=f"{prog} [--config FILE ...] [--flag VALUE ...] [key=value ...]",
         description="Train a model on groups scored by environments.",
         epilog=EPILOG,
     )
-    parser.register("action", None, _Assign)
-    parser.register("action", argparse.BooleanOptionalAction, _Switch)
-    add = parser.add_argument
-    add("--set", action=_Set, metavar="KEY=VALUE", help="the same as a bare key=value")
-    for section, model in SECTIONS.items():
-        group = parser.add_argument_group(section, model.__doc__)
-        for name, field in model.model_fields.items():
-            add_flag(group, name, field)
-    for old in RENAMED:
-        add(flag(old), dest=old, help=argparse.SUPPRESS)
-    return parser
-
-
-def add_flag(group: argparse._ActionsContainer, name: str, field: FieldInfo) -> None:
-    """Add the flag of a field; its value stays text, which pydantic converts."""
-    text = field.description or ""
-    if field.default is not None and not field.is_required() and "default" not in text:
-        text += f" ({field.default})"
-    options: dict[str, Any] = {"dest": name, "help": text.replace("%", "%%")}
-    kinds = kinds_of(field.annotation)
-    choices = [choice for kind in kinds for choice in typing.get_args(kind)]
-    if bool in kinds:
-        options["action"] = argparse.BooleanOptionalAction
-    elif list in kinds and name not in ONE_WORD:
-        options["nargs"] = "+"
-    elif choices:
-        options["choices"] = choices
-    if bool not in kinds and "choices" not in options:
-        options["metavar"] = _metavar(kinds)
-    flags = [flag(name), *([ALIASES[name]] if name in ALIASES else [])]
-    group.add_argument(*flags, **options)
-
-
-def _metavar(kinds: Sequence[Any]) -> str:
-    return {int: "N", float: "X", list: "WORD"}.get(
-        next((kind for kind in kinds if kind is not type(None)), str), "TEXT"
-    )
-
-
-def kinds_of(annotation: Any) -> list[Any]:
-    """The alternatives of a type, ``list[int]`` given as ``list``."""
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return [kind for part in typing.get_args(annotation) for kind in kinds_of(part)]
-    return [list] if typing.get_origin(annotation) is list else [annotation]

@@ -1,6 +1,6 @@
 """Settings from YAML files and ``key=value``, translated to fields of TrainingConfig.
 
-    files, then flags and overrides -> assignments -> references resolved -> GivenSettings
+    files, then flags and overrides -> assignments -> references resolved -> Settings
 
 A key is a field (``lr``), a field with its section (``optim.lr``), or AReaL's name
 (``actor.optimizer.lr``). The last assignment of a setting counts, under any of its names.
@@ -10,17 +10,17 @@ antlr4 that math-verify, which checks rewards, does not support.)
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel
 
 from atroposlib.errors import ConfigError
-from atroposlib.text.yaml_words import parse_yaml
+from atroposlib.settings.merge import Assignment, Settings
+from atroposlib.settings.sentences import did_you_mean, no_setting
+from atroposlib.settings.yaml_file import parse_yaml
 from example_trainer.settings.areal import names as areal_names
 from example_trainer.settings.areal.names import (
     Combined,
@@ -37,7 +37,6 @@ from example_trainer.settings.optim import OptimSettings
 from example_trainer.settings.run import OriginalSettings, RunSettings, WatchSettings
 from example_trainer.settings.section import RENAMED, renamed_note
 from example_trainer.settings.weights import WeightSettings
-from example_trainer.settings.yaml_reader import load_yaml
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "model": ModelSettings,
@@ -55,58 +54,27 @@ OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """``where`` names the source in messages: a file, a flag, the command line."""
-
-    key: str  # spelling in the source: "actor.optimizer.lr"
-    value: Any
-    where: str
-
-
-@dataclass
-class GivenSettings:
-    """Given fields of TrainingConfig, and notes about keys that were ignored or renamed."""
-
-    values: dict[str, Any] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)  # field -> key and where it stood
-    notes: list[str] = field(default_factory=list)
-
-
-def read_file(path: str | Path) -> list[Assignment]:
-    """The assignments of a YAML file, in its order; raises as :func:`load_yaml`."""
-    return list(flatten(load_yaml(path), str(path)))
-
-
 def parse_override(text: str) -> Assignment:
     """``key=value`` with a value as YAML writes it; Hydra's prefixes + and ++ are ignored."""
     match = OVERRIDE.fullmatch(text)
     if match is None:
         raise ConfigError(f"{text!r} is not key=value")
-    return Assignment(match[1], parse_yaml(match[2], text), "command line")
+    place = f"command line: {match[1]}"
+    return Assignment(match[1], parse_yaml(match[2], f"command line: {text}"), place)
 
 
-def flatten(tree: Mapping[str, Any], where: str, above: str = "") -> Iterator[Assignment]:
-    for name, value in tree.items():
-        key = f"{above}{name}"
-        if isinstance(value, Mapping):
-            yield from flatten(value, where, f"{key}.")
-        else:
-            yield Assignment(key, value, where)
-
-
-def translate(assignments: Sequence[Assignment]) -> GivenSettings:
-    """GivenSettings of the trainer from assignments in order; the last of each counts.
+def translate(assignments: Sequence[Assignment]) -> Settings:
+    """Settings of the trainer from assignments in order; the last of each counts.
 
     Raises:
         ConfigError: a key is unknown (with close matches) or refused (with the reason), a
             value has no counterpart here, or a reference is undefined or circular.
     """
-    assignments, renamed = under_current_names(assignments)
+    last_parts = dict.fromkeys(entry.key.rpartition(".")[2] for entry in assignments)
     meanings = [
         (assignment, meaning_of(assignment)) for assignment in resolve_references(assignments)
     ]
-    settings = GivenSettings()
+    settings = Settings()
     parts: dict[Any, dict[str, Any]] = {}
     last_of = {
         meaning.group: i
@@ -120,7 +88,7 @@ def translate(assignments: Sequence[Assignment]) -> GivenSettings:
                 ignored.setdefault(meaning.reason, []).append(assignment.key)
         elif isinstance(meaning, Unsupported):
             if assignment.value not in (None, False):
-                raise ConfigError(f"{assignment.key} ({assignment.where}): {meaning.reason}")
+                raise ConfigError(f"{assignment.place}: {meaning.reason}")
         elif isinstance(meaning, Combined):
             members = parts.setdefault(meaning.group, {})
             _add_member(members, meaning.name, assignment.value)
@@ -137,6 +105,7 @@ def translate(assignments: Sequence[Assignment]) -> GivenSettings:
                 {meaning.field: convert_value(assignment, meaning.convert, assignment.value)},
             )
     belong_elsewhere = [f"{listed_keys(keys)}: {why}" for why, keys in ignored.items()]
+    renamed = [renamed_note(name) for name in last_parts if name in RENAMED]
     settings.notes = renamed + settings.notes + belong_elsewhere
     return settings
 
@@ -160,43 +129,20 @@ def listed_keys(keys: Iterable[str]) -> str:
     return ", ".join(f"{part}.* ({n})" if n else part for part, n in counts.items())
 
 
-def under_current_names(
-    assignments: Sequence[Assignment],
-) -> tuple[list[Assignment], list[str]]:
-    """The assignments with option names of earlier releases replaced, and a note for each."""
-    renamed = [replace(assignment, key=_current(assignment.key)) for assignment in assignments]
-    old = dict.fromkeys(
-        before.key.rpartition(".")[2]
-        for before, after in zip(assignments, renamed)
-        if before.key != after.key
-    )
-    return renamed, [renamed_note(name) for name in old]
-
-
-def _current(key: str) -> str:
-    section, dot, name = key.rpartition(".")
-    is_old = name in RENAMED and (not section or section in SECTIONS)
-    return f"{section}{dot}{RENAMED[name]}" if is_old else key
-
-
 def convert_value(assignment: Assignment, convert: Any, value: Any) -> Any:
     try:
         return convert(value)
     except ConfigError as error:
-        raise ConfigError(f"{assignment.key} ({assignment.where}): {error}") from error
+        raise ConfigError(f"{assignment.place}: {error}") from error
 
 
-def _put(settings: GivenSettings, assignment: Assignment, values: Mapping[str, Any]) -> None:
+def _put(settings: Settings, assignment: Assignment, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if name == "note":
             settings.notes.append(f"{assignment.key}: {value}")
             continue
         settings.values[name] = as_field(name, value)
-        settings.places[name] = (
-            assignment.where
-            if assignment.where.startswith("--")
-            else f"{assignment.key} ({assignment.where})"
-        )
+        settings.places[name] = assignment.place
 
 
 def as_field(name: str, value: Any) -> Any:
@@ -212,12 +158,14 @@ def as_field(name: str, value: Any) -> Any:
 
 # --- what a key means -------------------------------------------------------------------
 
+_NAMES = {name: name for name in FIELDS} | RENAMED
 _OURS: dict[str, Renamed] = {
-    **{name: Renamed(name) for name in FIELDS},
+    **{key: Renamed(name) for key, name in _NAMES.items()},
     **{
-        f"{section}.{name}": Renamed(name)
+        f"{section}.{key}": Renamed(name)
         for section, model in SECTIONS.items()
-        for name in model.model_fields
+        for key, name in _NAMES.items()
+        if name in model.model_fields
     },
 }
 
@@ -229,43 +177,8 @@ def meaning_of(assignment: Assignment) -> Meaning:
         return meaning
     if areal_names.is_group(assignment.key) and assignment.value is None:
         return Ignored("")
-    raise ConfigError(
-        f"{assignment.key} ({assignment.where}) is not a setting{did_you_mean(assignment.key)}"
-    )
-
-
-def did_you_mean(key: str, known: Iterable[str] | None = None) -> str:
-    """``; did you mean lr?``, or nothing."""
-    nearest = nearest_settings(key, [*_OURS, *areal_names.NAMES] if known is None else known)
-    return f"; did you mean {' or '.join(nearest)}?" if nearest else ""
-
-
-# Names of other trainers that are spelt unlike ours.
-ELSEWHERE = {
-    "learning_rate": "lr",
-    "max_steps": "training_steps",
-    "steps": "training_steps",
-    "output_dir": "save_path",
-    "per_device_train_batch_size": "batch_size",
-    "num_train_epochs": "epochs",
-    "max_length": "seq_len",
-    "max_seq_length": "seq_len",
-    "report_to": "trackers",
-    "save_steps": "checkpoint_interval",
-    "gradient_clipping": "max_grad_norm",
-}
-
-
-def nearest_settings(key: str, known: Iterable[str]) -> list[str]:
-    """At most three names of ``known`` that may be meant by ``key``."""
-    names = list(known)
-    last = key.rpartition(".")[2]
-    same_end = [name for name in names if name != key and name.rpartition(".")[2] == last]
-    close = [*difflib.get_close_matches(key, names, n=3, cutoff=0.8), *same_end]
-    close += [] if close else difflib.get_close_matches(last, names, n=3, cutoff=0.7)
-    if ELSEWHERE.get(last) in names:
-        close.insert(0, ELSEWHERE[last])
-    return list(dict.fromkeys(close))[:3]
+    known = [key for key in (*_OURS, *areal_names.NAMES) if key not in RENAMED]
+    raise ConfigError(no_setting(assignment.place, assignment.key, known))
 
 
 # --- ${references} ----------------------------------------------------------------------
@@ -310,14 +223,11 @@ def resolve_references(
             return value_at(whole[1].strip(), trail)
         return REFERENCE.sub(lambda match: str(value_at(match[1].strip(), trail)), value)
 
-    return [
-        (
-            assignment
-            if keeps(assignment)
-            else replace(assignment, value=of(assignment.value, (assignment.key,)))
-        )
-        for assignment in assignments
-    ]
+    def resolved(entry: Assignment) -> Assignment:
+        value = convert_value(entry, lambda value: of(value, (entry.key,)), entry.value)
+        return replace(entry, value=value)
+
+    return [entry if keeps(entry) else resolved(entry) for entry in assignments]
 
 
 def _spread(assignments: Sequence[Assignment]) -> Iterator[Assignment]:
@@ -334,14 +244,13 @@ def _spread(assignments: Sequence[Assignment]) -> Iterator[Assignment]:
         ]
         for key in dict.fromkeys(options):
             below = f"{assignment.key}.{key.removeprefix(section)}"
-            yield Assignment(below, f"${{{key}}}", assignment.where)
+            yield replace(assignment, key=below, value=f"${{{key}}}")
         if not options:
             yield assignment
 
 
 def _identity(key: str) -> str:
     """Identity shared by all names of a setting whose value is written alike under each."""
-    key = _current(key)
     meaning = _OURS.get(key) or areal_names.NAMES.get(key)
     if isinstance(meaning, Renamed) and meaning.convert is areal_names.same:
         return meaning.field

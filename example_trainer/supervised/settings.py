@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+from itertools import chain
+from typing import ClassVar, Literal, TypeVar
 
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from atroposlib.errors import ConfigError
+from atroposlib.settings.fields import validate_as
+from atroposlib.settings.merge import Settings, assignments_of
+from atroposlib.settings.sentences import no_setting
+from atroposlib.settings.yaml_file import read_yaml
 from atroposlib.utils.command import logs
-from atroposlib.utils.command.parser import CommandParser
-from example_trainer.settings.args import add_flag, command_parser, flag, validate_as
+from example_trainer.settings.args import command_parser, with_set
 from example_trainer.settings.batch import StepSettings
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.settings.files import GivenSettings
 from example_trainer.settings.model import ModelSettings
 from example_trainer.settings.optim import OptimSettings
 from example_trainer.settings.run import WatchSettings
 from example_trainer.settings.section import RENAMED
-from example_trainer.settings.yaml_reader import load_yaml
 
 
 class CorpusSettings(StepSettings):
@@ -118,47 +121,40 @@ C = TypeVar("C", bound=FileTraining)
 
 def parse(model: type[C], argv: Sequence[str] | None = None) -> C:
     """Parse the command line and configure the logs; exits with status 2 on an error."""
-    parser = build_parser(model)
-    flags = vars(parser.parse_args(argv))
-    logs.configure(model.prog, flags.pop("log_format"), flags.pop("log_level"))
+    parser = command_parser(
+        model.prog,
+        model,
+        sections_of(model),
+        usage=f"{model.prog} [--config FILE ...] [--flag VALUE ...] [key=value ...]",
+        description=model.about,
+        epilog="How to use it: docs/other-training.md",
+    )
+    args = parser.parse_args(with_set(sys.argv[1:] if argv is None else argv, model))
+    logs.configure(model.prog, args.log_format, args.log_level)
     try:
-        return validate_as(model, settings_of(model, flags))
+        return validate_as(model, settings_of(model, args))
     except ConfigError as error:
         parser.error(str(error))
 
 
-def settings_of(model: type[FileTraining], flags: dict[str, Any]) -> GivenSettings:
-    """Combine settings of files and flags; flags take precedence."""
-    collected = GivenSettings()
-    for path in flags.pop("config", ()):
-        settings = load_yaml(path)
-        known = model.model_fields.keys() | RENAMED.keys()
-        if unknown := sorted(settings.keys() - known):
-            raise ConfigError(f"{path}: {', '.join(unknown)}: no such setting")
-        collected.values |= settings
-        collected.places |= {key: f"{key} ({path})" for key in settings.keys() - flags.keys()}
-    collected.values |= flags
+def sections_of(model: type[FileTraining]) -> dict[str, type[BaseModel]]:
+    """The sections of a model: CorpusSettings is corpus, DpoConfig is dpo."""
+    return {
+        re.sub("(Settings|Config)$", "", section.__name__).lower(): section
+        for section in reversed(model.__mro__)
+        if issubclass(section, BaseModel) and vars(section).get("__annotations__")
+    }
+
+
+def settings_of(model: type[FileTraining], args: argparse.Namespace) -> Settings:
+    """The settings of files, then of flags and overrides in their order; the last counts."""
+    sections, known = sections_of(model), model.model_fields.keys() | RENAMED.keys()
+    files = [assignments_of(read_yaml(path)) for path in vars(args).get("config", ())]
+    collected = Settings()
+    for assignment in (*chain(*files), *vars(args).get("assignments", ())):
+        section, _, name = assignment.key.rpartition(".")
+        if name not in known or section not in ("", *sections):
+            raise ConfigError(no_setting(assignment.place, assignment.key, known))
+        collected.values[name] = assignment.value
+        collected.places[name] = assignment.place
     return collected
-
-
-def build_parser(model: type[FileTraining]) -> CommandParser:
-    """Build a parser with a flag per field, by section."""
-    parser = command_parser(
-        model.prog,
-        model.model_fields,
-        usage=f"{model.prog} [--config FILE ...] [--flag VALUE ...]",
-        description=model.about,
-        epilog="How to use it: docs/other-training.md",
-    )
-    left = dict(model.model_fields)
-    for section in reversed(model.__mro__):
-        own = [name for name in vars(section).get("__annotations__", {}) if name in left]
-        # CorpusSettings is corpus, DpoConfig is dpo.
-        title = re.sub("(Settings|Config)$", "", section.__name__).lower()
-        group = parser.add_argument_group(title) if own else parser
-        for name in own:
-            add_flag(group, name, left.pop(name))
-    for old, new in RENAMED.items():
-        if new in model.model_fields:
-            parser.add_argument(flag(old), help=argparse.SUPPRESS)
-    return parser

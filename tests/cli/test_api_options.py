@@ -66,41 +66,6 @@ def test_options_default_to_their_environment_variables(without_variables):
     assert api_options.parse(["--port", "9"]).port == 9
 
 
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        ("PORT", "70000"),
-        ("PORT", "http"),
-        ("LOG_FORMAT", "xml"),
-        ("LOG_LEVEL", "loud"),
-        ("LOOP", "zloop"),
-        ("MAX_STORE_GB", "0"),
-        ("MAX_BODY_MB", "nan"),
-        ("HOLD_S", "-1"),
-        ("MAX_DELIVERIES", "1.5"),
-        ("STORE", "redis://x"),
-    ],
-)
-def test_the_error_of_an_invalid_value_names_its_option_or_variable(
-    without_variables, capsys, name, value
-):
-    flag = "--" + name.lower().replace("_", "-")
-    without_variables.setenv(f"ATROPOS_{name}", value)
-    with pytest.raises(SystemExit):
-        run_api.main([])
-    assert f"argument {flag}" in capsys.readouterr().err
-    without_variables.delenv(f"ATROPOS_{name}")
-    with pytest.raises(SystemExit):
-        run_api.main([flag, value])
-    assert f"argument {flag}" in capsys.readouterr().err
-
-
-def test_the_environment_variable_of_a_flag_is_yes_or_no(without_variables, capsys):
-    without_variables.setenv("ATROPOS_ALLOW_REMOTE", "maybe")
-    assert run_api.main([]) == 1
-    assert "ATROPOS_ALLOW_REMOTE is 1 or 0" in capsys.readouterr().err
-
-
 # --- network access ---------------------------------------------------------------------
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig, ServerBaseline
@@ -127,46 +125,6 @@ def test_manager_flags_have_no_namespace():
     assert make_env(Env, settings).server.max_n_completions == 3
 
 
-@pytest.mark.parametrize(
-    ("yaml", "message"),
-    [
-        ("- 1\n", "mapping"),
-        ("env: 3\n", "mapping at env"),
-        ("a: [", "settings.yaml"),
-    ],
-)
-def test_an_invalid_yaml_file_is_refused(yaml, message, tmp_path):
-    with pytest.raises(ConfigError, match=message):
-        read("serve", tmp_path=tmp_path, yaml=yaml)
-
-
-UNKNOWN = [
-    ("env:\n  gruop_size: 3\n", r"env.gruop_size; did you mean group_size?"),
-    ("envs:\n  group_size: 3\n", r"envs; did you mean env?"),
-    ("openai:\n  baseurl: x\n", r"openai.baseurl; did you mean base_url?"),
-    ("openai:\n  - base_url: x\n  - nonsense: 1\n", "openai.nonsense"),
-    # Keys of the original's files that it does not read either.
-    ("openai:\n  weight: 1.0\n", "openai.weight"),
-    ("tokenizer_name: gpt2\n", "tokenizer_name"),
-]
-
-
-@pytest.mark.parametrize(("yaml", "named"), UNKNOWN)
-def test_an_unknown_setting_of_a_yaml_file_is_left_out_with_a_warning(
-    yaml, named, tmp_path, caplog
-):
-    settings = read("serve", tmp_path=tmp_path, yaml=yaml)
-    assert settings.env.group_size == 6
-    [warning] = [record.getMessage() for record in caplog.records]
-    assert f"unknown setting {named}" in warning and warning.endswith("left out")
-
-
-@pytest.mark.parametrize(("yaml", "named"), UNKNOWN)
-def test_an_unknown_setting_of_a_strict_yaml_file_is_refused(yaml, named, tmp_path):
-    with pytest.raises(ConfigError, match=re.escape(f"unknown setting {named}")):
-        read("serve", tmp_path=tmp_path, yaml=f"strict: true\n{yaml}")
-
-
 def test_a_yaml_file_may_name_a_path_below_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", "/srv/ann")
     env = read("serve", tmp_path=tmp_path, yaml="env: {log_dir: ~/logs}").env
@@ -175,31 +133,6 @@ def test_a_yaml_file_may_name_a_path_below_the_home_folder(tmp_path, monkeypatch
 
 def test_an_empty_yaml_file_changes_nothing(tmp_path):
     assert read("serve", tmp_path=tmp_path, yaml="").env.group_size == 6
-
-
-def test_an_absent_yaml_file_is_named():
-    with pytest.raises(ConfigError, match="absent.yaml"):
-        read("serve", "--config", "absent.yaml")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["serve", "--env.group_size", "many"], "env.group_size|group_size"),
-        (["serve", "--env.gruop_size", "3"], r"did you mean --env.group_size\?"),
-        (["serve", "--group_size=3"], r"unknown flag --group_size; .* --env.group_size\?"),
-        (["serve", "--env.group_size"], "--env.group_size: a value is missing"),
-        (["serve", "--env.stop_words", "a"], "env.stop_words.*valid list"),
-        (["serve", "--env.weights", "{oops"], "not JSON"),
-        (["dance"], "invalid choice"),
-        ([], "required"),
-    ],
-)
-def test_a_bad_command_line_exits_with_2_and_names_the_flag(words, message, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        main(Env, words)
-    assert exit_.value.code == 2
-    assert __import__("re").search(message, capsys.readouterr().err)
 
 
 def test_help_shows_the_defaults_of_this_environment(capsys):
@@ -244,16 +177,6 @@ def test_a_yaml_file_may_hold_the_former_name_of_a_setting(tmp_path):
     assert read("serve", tmp_path=tmp_path, yaml=yaml).env.trainer_timeout_s == 12
     settings = read("serve", "--env.trainer_timeout_s", "13", tmp_path=tmp_path, yaml=yaml)
     assert settings.env.trainer_timeout_s == 13
-
-
-def test_an_error_of_a_value_names_the_file_unless_a_flag_set_it(tmp_path):
-    yaml = "env: {group_size: many}"
-    with pytest.raises(ConfigError, match=r"--config \S+settings.yaml: env.group_size: "):
-        read("serve", tmp_path=tmp_path, yaml=yaml)
-    with pytest.raises(ConfigError, match="^env.group_size: "):
-        read("serve", "--env.group_size", "few", tmp_path=tmp_path, yaml=yaml)
-    with pytest.raises(ConfigError, match="--config nothere.yaml: no such file or directory"):
-        read("serve", "--config", "nothere.yaml")
 
 
 def test_the_help_has_groups_types_and_defaults_by_value(capsys):

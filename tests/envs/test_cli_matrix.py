@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import subprocess
 import sys
 from itertools import product
@@ -227,39 +226,6 @@ def test_settings_of_the_manager_reach_it_by_flag_and_by_file(tmp_path):
 
 
 # --- refusals -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    ("yaml", "flags", "message"),
-    [
-        ("strict: true\nenv: {gruop_size: 3}", [], r"env.gruop_size; .* group_size\?"),
-        ("strict: true\nopenai: {base_ulr: x}", [], r"openai.base_ulr; .* base_url\?"),
-        ("strict: true\nopena: {}", [], r"opena; .* openai\?"),
-        ("env: 3", [], "expected a mapping at env"),
-        ("openai: 3", [], "expected a mapping at openai"),
-        ("env: {group_size: many}", [], "env.group_size: .*'many'"),
-        ("openai: {timeout: soon}", [], "openai.timeout: .*'soon'"),
-        ("", ["--openai.base_ulr", "x"], r"--openai.base_ulr; .* --openai.base_url\?"),
-        ("", ["--slrum", "true"], r"--slrum; .* --slurm\?"),
-        ("", ["--env.numbers", "[1,"], "--env.numbers: .*not JSON"),
-        ("", ["--env.eval_handling", "SOME"], "env.eval_handling: .*STOP_TRAIN"),
-        ("", ["--env.total_steps"], "--env.total_steps: a value is missing"),
-        ("", ["7"], "'7' belongs to no flag"),
-        ("openai: [{base_url: a}, {base_url: b}]", ["--openai.model_name=m"], "which of 2"),
-    ],
-)
-def test_invalid_settings_exit_with_2_and_are_named(
-    mode, yaml, flags, message, tmp_path, capsys
-):
-    path = tmp_path / "settings.yaml"
-    path.write_text(yaml)
-    with pytest.raises(SystemExit) as stopped:
-        main(env_class("single"), [mode, "--config", str(path), *flags])
-    assert stopped.value.code == 2
-    shown = capsys.readouterr().err
-    assert shown.splitlines()[-1].startswith("error: ")
-    assert re.search(message, shown), shown
 
 
 def test_several_servers_of_config_init_and_a_list_in_the_file(tmp_path):

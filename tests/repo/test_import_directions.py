@@ -11,6 +11,7 @@ FOUNDATION = (
     "atroposlib.wire",
     "atroposlib.errors",
     "atroposlib.text",
+    "atroposlib.settings",
 )
 LIBRARY = (
     "atroposlib.utils",
@@ -102,6 +103,7 @@ ALONE: Mapping[str, tuple[str, ...]] = {
     "example_trainer": (
         "atroposlib.errors",
         "atroposlib.text",
+        "atroposlib.settings",
         "atroposlib.wire",
         "atroposlib.client",
         "atroposlib.live",

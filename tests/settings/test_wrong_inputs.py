@@ -27,7 +27,6 @@ import pytest
 from atroposlib.cli import atropos, serve_api
 from atroposlib.envs import cli as env_cli
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
-from atroposlib.utils.command import logs
 from example_trainer import cli as trainer_cli
 from example_trainer.launch import __main__ as launcher
 from example_trainer.launch.plan import trainer_settings
@@ -81,7 +80,7 @@ def read_table(text: str) -> list[Case]:
 def read_case(block: str) -> Case:
     above, _, below = f"\n{block.strip()}".partition("\n$ ")
     command, *says, status = below.splitlines()
-    case = Case(command, says=says, status=int(status.removeprefix("= ")))
+    case, name = Case(command, says=says, status=int(status.removeprefix("= "))), ""
     for line in above.splitlines():
         if line.startswith("    "):
             case.files[name] += line[4:] + "\n"

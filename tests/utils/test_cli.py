@@ -8,7 +8,6 @@ from pydantic import BaseModel, Field
 from atroposlib.errors import ConfigError
 from atroposlib.utils.cli import (
     adjust_model_defaults,
-    at_home,
     extract_namespace,
     get_double_dash_flags,
     get_prefixed_pydantic_model,
@@ -73,20 +72,4 @@ def test_flags_may_have_negative_values():
         "n": "-1e-5",
         "v": True,
         "w": "-inf",
-    }
-
-
-def test_paths_of_a_yaml_file_may_begin_with_the_home_folder(monkeypatch):
-    monkeypatch.setenv("HOME", "/srv/ann")
-    given = {
-        "save_path": "~/runs",
-        "stop": ["~", "a~/b"],
-        "lr": 1e-5,
-        "more": [{"dir": "~/x"}],
-    }
-    assert at_home(given) == {
-        "save_path": "/srv/ann/runs",
-        "stop": ["~", "a~/b"],
-        "lr": 1e-5,
-        "more": [{"dir": "/srv/ann/x"}],
     }

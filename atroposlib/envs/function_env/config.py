@@ -14,8 +14,8 @@ from pydantic.fields import FieldInfo
 from atroposlib.envs.cli import name_rejected_settings
 from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.errors import ConfigError
+from atroposlib.settings.sentences import did_you_mean
 from atroposlib.utils.cli import with_default
-from atroposlib.utils.command.parser import did_you_mean
 
 
 class FunctionEnvConfig(BaseEnvConfig):

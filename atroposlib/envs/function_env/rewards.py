@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Union
 
 from atroposlib.errors import ConfigError, boundary
-from atroposlib.utils.command.parser import did_you_mean
+from atroposlib.settings.sentences import did_you_mean
 
 RewardFunction = Callable[..., Any]
 Rewards = Union[

@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import BaseModel, Field, model_validator
 
+from atroposlib.settings.sentences import did_you_mean
 from atroposlib.trackers import TrackerName, tracker_names
 from atroposlib.utils.backoff import Backoff
-from atroposlib.utils.command.parser import did_you_mean
 
 logger = logging.getLogger(__name__)
 

@@ -7,10 +7,9 @@ Forms ``--k v`` and ``--k=v``. A value may begin with a dash. Lists and mappings
 from __future__ import annotations
 
 import json
-import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Annotated, Any, Literal, Optional, Union, get_args, get_origin
+from typing import Annotated, Any, Optional
 
 from pydantic import BaseModel, Field, SkipValidation
 from pydantic.fields import FieldInfo
@@ -22,8 +21,10 @@ from atroposlib.envs.settings.config import (
     with_new_names,
 )
 from atroposlib.errors import ConfigError
+from atroposlib.settings.fields import type_name
+from atroposlib.settings.sentences import did_you_mean
 from atroposlib.utils.cli import flag_pairs
-from atroposlib.utils.command.parser import API_TOKEN, HUB, CommandParser, did_you_mean
+from atroposlib.utils.command.parser import API_TOKEN, HUB, CommandParser
 
 CONFIG_FLAG = "config"
 HELP_FLAGS = ("--help", "-h")
@@ -60,7 +61,8 @@ def read_flags(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> dict[st
     renamed = with_new_names(flagged, ENV_NAMESPACE + NAMESPACE_SEP)
     for name, text in renamed.items():
         if name not in fields:
-            raise ConfigError(f"unknown flag --{name}{_hint(name, fields)}")
+            hint = did_you_mean(f"--{name}", [f"--{known}" for known in fields])
+            raise ConfigError(f"unknown flag --{name}{hint}")
         is_switch, is_file = "BOOL" in type_name(fields[name].annotation), name == CONFIG_FLAG
         # argparse takes the word -- away.
         if text == "--" or text is True and not is_switch or text is None and is_file:
@@ -70,12 +72,6 @@ def read_flags(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> dict[st
         if not name:
             raise ConfigError(f"{word!r} belongs to no flag; write --<name> <value>")
     return renamed
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    # Often the namespace is missing (--group_size); spelling alone may not find that.
-    same = [flag for flag in known if flag.rpartition(".")[2] == name.rpartition(".")[2]]
-    return did_you_mean(f"--{name}", [f"--{flag}" for flag in same or known])
 
 
 def parse_value(name: str, annotation: Any, value: Any) -> Any:
@@ -138,24 +134,3 @@ def title_of(name: str) -> str:
         return f"inference servers ({namespace})"
     is_own = last not in BaseEnvConfig.model_fields
     return "settings of this environment" if is_own else _GROUP_OF.get(last, "more")
-
-
-def type_name(annotation: Any) -> str:
-    """The type of a flag's value, for example ``INT`` or ``STOP_TRAIN|NONE``."""
-    options = get_args(annotation) if get_origin(annotation) in _UNIONS else (annotation,)
-    names: list[str] = []
-    for kind in (option for option in options if option is not type(None)):
-        if get_origin(kind) is Literal:
-            names += map(str, get_args(kind))
-        elif isinstance(kind, type) and issubclass(kind, Enum):
-            names += [str(member.value) for member in kind]
-        else:
-            base = get_origin(kind) or kind
-            is_container = isinstance(base, type) and issubclass(base, _CONTAINERS)
-            names.append(_TYPE_NAMES.get(kind, "JSON" if is_container else "TEXT"))
-    return "|".join(dict.fromkeys(names))
-
-
-_UNIONS = (Union, types.UnionType)
-_CONTAINERS = (set, frozenset, BaseModel, Sequence, Mapping)
-_TYPE_NAMES = {bool: "BOOL", int: "INT", float: "FLOAT", str: "TEXT", Any: "JSON|TEXT"}

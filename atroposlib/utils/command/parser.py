@@ -7,17 +7,19 @@ the two that were parsed.
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from atroposlib import __version__
+from atroposlib.settings.sentences import did_you_mean as did_you_mean
 from atroposlib.utils.command import logs
 
 USAGE_ERROR = 2
+INVALID_CHOICE = re.compile(r"invalid choice: '(.*?)' \(choose from (.*)\)")
 API_TOKEN = "ATROPOS_API_TOKEN: token of the rollout API"
 HUB = "HF_HOME, HF_HUB_OFFLINE=1: folder of the model hub; use only what is in it"
 TRACKERS = "WANDB_API_KEY, WANDB_MODE ...: of the trackers in use"
@@ -40,21 +42,18 @@ class CommandParser(argparse.ArgumentParser):
 
     Args:
         variables: a line for each environment variable that the command reads.
-        hint: ``; did you mean --lr?`` for an unknown flag; by default the closest flag.
     """
 
     def __init__(
         self,
         *,
         variables: Iterable[str] = (),
-        hint: Callable[[str], str] | None = None,
         **options: Any,
     ) -> None:
         listed = "".join(f"\n  {line}" for line in (*variables, _LOGS))
         epilog = options.pop("epilog", "").rstrip()
         options["epilog"] = f"{epilog}\n\nenvironment variables:{listed}".lstrip()
         super().__init__(formatter_class=HelpFormatter, **options)
-        self._hint = hint
         self._words: Sequence[str] = ()
         add = self.add_argument
         unset = argparse.SUPPRESS
@@ -78,7 +77,7 @@ class CommandParser(argparse.ArgumentParser):
         if rest:
             flag = rest[0].partition("=")[0]
             what = "flag" if flag.startswith("-") else "argument"
-            hint = self._hint(flag) if self._hint else did_you_mean(flag, self.flags())
+            hint = did_you_mean(flag, self.flags())
             self.error(f"unknown {what} {flag}{hint or ' (--help lists all)'}")
         return self.with_log_settings(options)
 
@@ -109,13 +108,16 @@ class CommandParser(argparse.ArgumentParser):
             for parser in action.choices.values()
             for flag in parser.flags()
         ]
-        return [*self._option_string_actions, *below]
+        shown = [action for action in self._actions if action.help is not argparse.SUPPRESS]
+        return [*(flag for action in shown for flag in action.option_strings), *below]
 
     def error(self, message: str) -> NoReturn:
         """End with status 2 and an error line, in JSON where logs are."""
         words = " ".join(self._words or sys.argv[1:]).replace("=", " ")
         if "--log-format json" in words or os.environ.get("ATROPOS_LOG_FORMAT") == "json":
             logs.configure(self.prog, "json", "info")
+        if choice := INVALID_CHOICE.search(message):
+            message += did_you_mean(choice[1], re.split(r"[', ]+", choice[2]))
         logs.report(self.prog, f"error: {message}")
         raise SystemExit(USAGE_ERROR)
 
@@ -148,12 +150,6 @@ def whole(least: int, most: float = float("inf")) -> Callable[[str], int]:
 
 
 PORT = whole(0, 65_535)
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``; did you mean --port?``, or nothing."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def require(process: str, extra: str, *modules: str) -> None:

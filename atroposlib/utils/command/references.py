@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from atroposlib.errors import ConfigError
-from atroposlib.utils.command.parser import did_you_mean
+from atroposlib.settings.sentences import did_you_mean
 
 GROUP = "atropos.environments"
 GROUPS = (GROUP, "atroposlib.environments")  # the second: packages of before 0.3

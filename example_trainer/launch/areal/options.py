@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
+from atroposlib.settings.merge import Assignment
 from atroposlib.utils.datasets import load_rows
 from example_trainer.launch.areal import values
 from example_trainer.launch.areal.values import Places, RunContext
@@ -30,7 +31,6 @@ from example_trainer.settings.areal.defaults import (
 )
 from example_trainer.settings.areal.names import Ignored, same
 from example_trainer.settings.files import (
-    Assignment,
     listed_keys,
     meaning_of,
     resolve_references,

@@ -47,7 +47,7 @@ def test_values_are_read_after_a_space_or_an_equals_sign():
     ("words", "message"),
     [
         (["--group_sise", "8"], "unknown flag --group_sise"),
-        (["--openai.group_size", "8"], r"did you mean --env.group_size\?"),
+        (["--openai.group_size", "8"], r"did you mean --env.group_size"),
         (["8"], "'8' belongs to no flag"),
         (["--verbose", "true", "8"], "'8' belongs to no flag"),
         (["--config"], "path of a YAML file is missing"),

@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
-from atroposlib.errors import ConfigError
-from example_trainer.launch.__main__ import main
 from example_trainer.launch.plan import read_plan, trainer_settings
 from tests.trainer.launch.launch_plans import GSM8K, plan
 
@@ -25,24 +21,3 @@ def test_a_later_file_is_put_over_an_earlier_one(tmp_path):
     assert (found.inference.count, found.inference.engine) == (3, "auto")
     _, cfg = trainer_settings(found)
     assert (cfg.lr, cfg.warmup_steps) == (1.0, 10)
-
-
-@pytest.mark.parametrize(
-    ("word", "why"),
-    [
-        ("inference.cuont=2", "inference.cuont .*did you mean inference.count"),
-        ("environments=[]", "environments"),
-        ("environments=[{name: x}]", "either script or command"),
-        ("api=5", "api"),
-        ("lr=fast", "lr .*valid number"),
-        ("learning_rate=1", "not a setting"),
-    ],
-)
-def test_unknown_key_is_rejected_before_any_process_starts(word, why, tmp_path):
-    with pytest.raises(ConfigError, match=why):
-        trainer_settings(plan(word, out=tmp_path))
-
-
-def test_invalid_plan_exits_with_a_message_and_status_2(capsys):
-    assert main(["local", "--config", "absent.yaml"]) == 2
-    assert "atropos-launch: cannot read absent.yaml" in capsys.readouterr().err

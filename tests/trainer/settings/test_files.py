@@ -114,7 +114,7 @@ def test_reference_is_to_the_named_key_before_another_name_of_its_setting(words,
         (["lr=${nowhere}"], "not given anywhere"),
         (["lr=${actor.pth}", "actor.path=m"], "did you mean actor.path"),
         (["lr=${adam_eps}", "adam_eps=${lr}"], "refers to itself"),
-        (["learning_rate=1"], "is not a setting"),
+        (["learning_rate=1"], "is no setting"),
         (["optim.batch_size=1"], "did you mean .*batch.batch_size"),
         (["actor.optimiser.lr=1"], "did you mean .*actor.optimizer.lr"),
         (["actor.ppo_n_minibatch=1"], "did you mean actor.ppo_n_minibatches"),
@@ -133,17 +133,6 @@ def test_reference_is_to_the_named_key_before_another_name_of_its_setting(words,
 )
 def test_an_unusable_override_is_refused_with_a_reason(words, why):
     assert re.search(why, refusal(*words)), refusal(*words)
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [("a: b: c", "not YAML"), ("- 1", "no settings"), ("lr: 1\nlr: 2", "stands twice")],
-)
-def test_file_without_settings_is_rejected_by_name(file, text, why):
-    with pytest.raises(ConfigError, match=why):
-        given("--config", file(text))
-    with pytest.raises(ConfigError, match="cannot read"):
-        given("--config", "absent.yaml")
 
 
 def test_every_setting_is_in_exactly_one_section():

@@ -107,22 +107,6 @@ def test_the_shared_parts_get_the_settings_of_the_same_name(settings, tmp_path):
     assert sft.SftConfig(**own).shared().lr == 1e-5
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ([], "--model-name is required; --train-file is required"),
-        (["--model", "m", "--train-file", "f", "--lr", "fast"], "--lr: Input should be"),
-        (["--config", "CONFIG"], "minibatches: no such setting"),
-    ],
-)
-def test_command_line_errors_name_the_cause(tmp_path, capsys, words, message):
-    config = tmp_path / "mine.yaml"
-    config.write_text("minibatches: 4\n")
-    with pytest.raises(SystemExit):
-        commands.sft([str(config) if word == "CONFIG" else word for word in words])
-    assert message in capsys.readouterr().err
-
-
 def test_flags_take_precedence_over_files(tmp_path, capsys):
     config = tmp_path / "mine.yaml"
     config.write_text("model_name: none\nlr: 1e-4\nbeta: 0.3\ntrain_file: none\n")

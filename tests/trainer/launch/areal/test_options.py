@@ -10,6 +10,8 @@ import pytest
 
 from atroposlib.envs.function_env.config import FunctionEnvConfig
 from atroposlib.errors import ConfigError
+from atroposlib.settings.merge import assignments_of
+from atroposlib.settings.yaml_file import read_yaml
 from example_trainer.launch.areal import values
 from example_trainer.launch.areal.options import (
     GROUP_OF,
@@ -23,7 +25,7 @@ from example_trainer.launch.areal.options import (
 from example_trainer.launch.areal.values import WIRED, RunContext, server_options
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.settings.areal.names import Ignored, Unsupported
-from example_trainer.settings.files import flatten, meaning_of, parse_override, read_file
+from example_trainer.settings.files import meaning_of, parse_override
 
 REFERENCE = Path(__file__).parents[2] / "settings/areal/files/reference.yaml"
 HEADS = {"env": "environment", "openai": "servers", "inference": "servers"}
@@ -69,7 +71,7 @@ def a_run(engine: str = "sglang") -> RunContext:
 
 
 def plan_of(*words: str, engine: str = "sglang", reference: bool = False):
-    assignments = read_file(REFERENCE) if reference else []
+    assignments = [*assignments_of(read_yaml(REFERENCE))] if reference else []
     run = a_run(engine)
     given = given_options([*assignments, *map(parse_override, words)])
     return Plan(**translate_options(given, run)), run
@@ -77,7 +79,7 @@ def plan_of(*words: str, engine: str = "sglang", reference: bool = False):
 
 def test_every_option_of_the_reference_has_an_outcome():
     found: dict[str, Counter] = {}
-    for one in read_file(REFERENCE):
+    for one in assignments_of(read_yaml(REFERENCE)):
         section = one.key.partition(".")[0] if "." in one.key else "the run"
         found.setdefault(section, Counter())[outcome(one)] += 1
     assert sum(counts.total() for counts in found.values()) == 251
@@ -92,7 +94,7 @@ def test_no_default_of_the_reference_stops_a_whole_run():
     assert "--attention-backend" in plan.inference.args
     keys = [key for keys in run.notes.values() for key in keys]
     assert len(keys) == len(set(keys))
-    for one in read_file(REFERENCE):
+    for one in assignments_of(read_yaml(REFERENCE)):
         Plan(**translate_options(given_options([one]), a_run()))
 
 
@@ -139,7 +141,7 @@ def test_a_file_with_an_actor_and_no_section_of_ours_is_areal_s():
 
 def test_every_option_of_the_tables_is_known():
     for key in [*PLACES, *GROUP_OF, *TRAINER_TOO]:
-        meaning_of(next(flatten({key: 1}, "here")))
+        meaning_of(parse_override(f"{key}=1"))
     assert TRAINER_TOO <= {*PLACES, *GROUP_OF}
 
 

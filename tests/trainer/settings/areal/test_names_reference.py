@@ -15,20 +15,16 @@ from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.served_model import load_model
 from atroposlib.inference.http.app import create_app as inference_app
+from atroposlib.settings.merge import Assignment, assignments_of
+from atroposlib.settings.yaml_file import read_yaml
 from example_trainer import grpo
 from example_trainer.settings.areal.names import Ignored, Unsupported
 from example_trainer.settings.args import config_to_run
-from example_trainer.settings.files import (
-    Assignment,
-    flatten,
-    meaning_of,
-    read_file,
-    translate,
-)
+from example_trainer.settings.files import meaning_of, parse_override, translate
 from tests.trainer.environment import running_environment
 
 FILES = Path(__file__).parent / "files"
-REFERENCE = read_file(FILES / "reference.yaml")
+REFERENCE = [*assignments_of(read_yaml(FILES / "reference.yaml"))]
 # Section -> options that are taken, noted and refused.
 OUTCOMES = {
     "the run": (5, 3, 1),
@@ -99,7 +95,7 @@ def test_every_option_of_the_reference_is_taken_noted_or_refused_by_name():
 def test_no_default_of_the_reference_stops_a_run_alone_or_with_all_others():
     for one in REFERENCE:
         translate([one])
-    whole = translate([*REFERENCE, *flatten({"model_name": "m"}, "here")])
+    whole = translate([*REFERENCE, parse_override("model_name=m")])
     assert (whole.values["model_name"], whole.values["advantage"]) == ("m", "reinforce_pp")
 
 

@@ -1,0 +1,1 @@
+"""Settings of every command: YAML files, their merger, flags, sentences of errors."""

@@ -1,0 +1,84 @@
+"""Settings of several sources, merged: values, and the place of each.
+
+    code  <  files, in their order  <  environment variables  <  command line
+
+A place is what an error about the value begins with: ``run.yaml:3: optim.lr``, ``--lr``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A value that a source gives to a setting, under the name that the source has for it."""
+
+    key: str  # spelling in the source: "actor.optimizer.lr"
+    value: Any
+    place: str  # "run.yaml:3: actor.optimizer.lr", "--lr", "command line: lr"
+
+
+@dataclass
+class Settings:
+    """Values by name, nested or with dots, the place of each, and notes about them."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)  # by names with dots
+    notes: list[str] = field(default_factory=list)
+
+    def place(self, key: str) -> str:
+        """The place of ``key``, or of the closest section above it; without any the key."""
+        above, below = key, ""
+        while above and above not in self.places:
+            above, _, last = above.rpartition(".")
+            below = f".{last}{below}"
+        return self.places[above] + below if above else key
+
+
+def merge(*sources: Settings) -> Settings:
+    """Later sources win; nested mappings are merged, not replaced."""
+    merged = Settings(merge_dicts(*(source.values for source in sources)))
+    for source in sources:
+        merged.places |= source.places
+        merged.notes += source.notes
+    return merged
+
+
+def merge_dicts(*dicts: Mapping[str, Any]) -> dict[str, Any]:
+    """Later mappings win; nested mappings are merged. The order is that of the last values."""
+    merged: dict[str, Any] = {}
+    for mapping in dicts:
+        for key, value in mapping.items():
+            old = merged.pop(key, None)
+            if isinstance(old, Mapping) and isinstance(value, Mapping):
+                value = merge_dicts(old, value)
+            merged[key] = value
+    return merged
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Names with dots as sections: {"api.port": 1} -> {"api": {"port": 1}}."""
+    return merge_dicts(
+        *(
+            reduce(lambda below, name: {name: below}, key.split(".")[::-1], value)
+            for key, value in values.items()
+        )
+    )
+
+
+def assignments_of(settings: Settings) -> Iterator[Assignment]:
+    """The values by names with dots, in their order."""
+
+    def below(tree: Mapping[str, Any], above: str) -> Iterator[Assignment]:
+        for name, value in tree.items():
+            key = f"{above}{name}"
+            if isinstance(value, Mapping):
+                yield from below(value, f"{key}.")
+            else:
+                yield Assignment(key, value, settings.place(key))
+
+    yield from below(settings.values, "")

@@ -1,0 +1,45 @@
+"""Settings of several sources: the last value of each, and its place."""
+
+from __future__ import annotations
+
+from atroposlib.settings.merge import (
+    Assignment,
+    Settings,
+    assignments_of,
+    merge,
+    merge_dicts,
+    nested,
+)
+
+
+def test_later_mappings_win_and_nested_mappings_merge_in_the_order_of_the_last_values():
+    merged = merge_dicts({"a": 1, "n": {"x": 1, "y": 2}}, {"n": {"x": 3}}, {"a": None})
+    assert merged == {"a": None, "n": {"x": 3, "y": 2}}
+    assert list(merged) == ["n", "a"] and list(merged["n"]) == ["y", "x"]
+    assert merge_dicts({"a": {"x": 1}}, {"a": 2}) == {"a": 2}
+
+
+def test_a_merged_value_has_the_place_of_the_last_source():
+    file = Settings(
+        {"api": {"port": 1, "host": "a"}},
+        {"api": "run.yaml:1: api", "api.port": "run.yaml:2: api.port"},
+        ["a note"],
+    )
+    words = Settings({"api": {"port": 2}}, {"api.port": "command line: api.port"})
+    merged = merge(file, words)
+    assert merged.values == {"api": {"port": 2, "host": "a"}} and merged.notes == ["a note"]
+    assert merged.place("api.port") == "command line: api.port"
+    assert merged.place("api.env.HOME") == "run.yaml:1: api.env.HOME"
+    assert merged.place("inference.count") == "inference.count"
+
+
+def test_names_with_dots_are_sections_and_back():
+    values = {"api.port": 1, "api.env.A": "b", "out": "runs"}
+    tree = {"api": {"port": 1, "env": {"A": "b"}}, "out": "runs"}
+    assert nested(values) == tree
+    settings = Settings(tree, {"api.port": "--port"})
+    assert [*assignments_of(settings)] == [
+        Assignment("api.port", 1, "--port"),
+        Assignment("api.env.A", "b", "api.env.A"),
+        Assignment("out", "runs", "out"),
+    ]
