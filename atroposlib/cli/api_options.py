@@ -121,7 +121,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     options = command_line.parse_args(argv)
     values = {name: os.environ.get(variable_of(name)) for name in ApiOptions.model_fields}
     variables = {name: text for name, text in values.items() if text}
-    flags = {name: given for name, given in vars(options).items() if name in values}
+    flags = {name: text for name, text in vars(options).items() if name in values}
     words = [word.strip() for word in variables.pop("allow_host", "").split(",")]
     flags["allow_host"] = [*flags.get("allow_host", ()), *filter(None, words)]
     settings = merge(
@@ -143,7 +143,7 @@ def variable_of(flag: str) -> str:
 
 
 def parser() -> CommandParser:
-    """The parser of all options; the namespace holds the given ones, as text."""
+    """The parser of all options; its namespace holds only options of the command line, as text."""
     made = CommandParser(
         prog="run-api",
         description="Start the rollout API, which gives trainers exact batches of groups.",

@@ -41,7 +41,8 @@ from atroposlib.generation.configs import (
     as_server_list,
     resolve_servers,
 )
-from atroposlib.settings.merge import Settings, merge, nested
+from atroposlib.settings.fields import validate_as
+from atroposlib.settings.merge import Settings, as_tree, merge
 from atroposlib.settings.sentences import did_you_mean, no_setting, refusal
 from atroposlib.settings.yaml_file import read_yaml
 from atroposlib.utils.command import logs
@@ -73,8 +74,7 @@ def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
         show(flags.help_page(program.name, about, MODES, command.model_fields))
         raise SystemExit(0)
     try:
-        command, values = read_command(env_cls, words)
-        command(**values).run()
+        command_of(env_cls, words).run()
     except FAILURES as error:
         logger.debug("the traceback of the error below", exc_info=error)
         brief = getattr(error, "after_log", "") if logger.isEnabledFor(logging.WARNING) else ""
@@ -84,8 +84,14 @@ def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
 
 def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> CommandSettings:
     """The merged settings of a command line, which is not run; raises as EnvCommand.settings."""
+    return command_of(env_cls, words).settings()
+
+
+def command_of(env_cls: type[EnvRuntime], words: Sequence[str]) -> EnvCommand:
+    """The subcommand with the flags of a command line."""
     command, values = read_command(env_cls, words)
-    return command(**values).settings()
+    given = Settings(values, {name: f"--{name}" for name in values})
+    return validate_as(command, given, "--{}".format)
 
 
 def read_command(
@@ -150,13 +156,13 @@ class EnvCommand(Cmd):
             ConfigError: an unknown name or a rejected value, named in the message.
             DatasetUnavailable: there is no file or folder at a path of the data.
         """
-        from_file = read_file(self.config, type(self)) if self.config else Settings()
+        from_file = Settings() if self.config is None else read_file(self.config, type(self))
         given = {
             name: flags.parse_value(name, field.annotation, getattr(self, name))
             for name, field in type(self).model_fields.items()
             if name in self.model_fields_set and name != flags.CONFIG_FLAG
         }
-        from_flags = Settings(nested(given), {name: f"--{name}" for name in given})
+        from_flags = Settings(as_tree(given), {name: f"--{name}" for name in given})
         # Without defaults of the class: an annotation may reject its own default, as with None
         # for a str.
         own = self.code.model_fields_set | self.code.model_dump(exclude_defaults=True).keys()

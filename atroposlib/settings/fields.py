@@ -88,7 +88,7 @@ def validate_as(
 
     Args:
         absent: place of a setting that no source gives.
-        known: names that an unknown one may mean.
+        known: names that an unknown name may mean.
 
     Raises:
         ConfigError: each problem under the place of its setting.

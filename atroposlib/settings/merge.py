@@ -24,7 +24,7 @@ class Assignment:
 
 @dataclass
 class Settings:
-    """Values by name, nested or with dots, the place of each, and notes about them."""
+    """Values by name, nested or with dots, the place of each, and notes."""
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)  # by names with dots
@@ -60,7 +60,7 @@ def merge_dicts(*dicts: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+def as_tree(values: Mapping[str, Any]) -> dict[str, Any]:
     """Names with dots as sections: {"api.port": 1} -> {"api": {"port": 1}}."""
     return merge_dicts(
         *(

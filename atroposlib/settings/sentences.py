@@ -16,7 +16,7 @@ from atroposlib.errors import ConfigError
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-# Names of other trainers that are spelt unlike ours.
+# Names of foreign trainers that are spelt unlike ours.
 ELSEWHERE = {
     "learning_rate": "lr",
     "max_steps": "training_steps",
@@ -87,7 +87,7 @@ def refusal(
 
     Args:
         place: of a key with dots.
-        known: all keys, for an unknown one.
+        known: keys that an unknown key may mean.
         above: section that the keys of the error are below, with its dot.
     """
     sentences = []

@@ -28,7 +28,7 @@ from pydantic import (
 
 from atroposlib.errors import ConfigError
 from atroposlib.settings.fields import validate_as
-from atroposlib.settings.merge import Assignment, Settings, assignments_of, merge, nested
+from atroposlib.settings.merge import Assignment, Settings, as_tree, assignments_of, merge
 from atroposlib.settings.yaml_file import read_yaml
 from example_trainer.launch.areal.options import is_areal, read_areal
 from example_trainer.launch.clusters import KubernetesSection, PlanSection, RaySection
@@ -293,13 +293,12 @@ def read_plan(
             options.append(override)
             continue
         key = override.key if is_own(override.key) else TRAINER_SETTINGS + override.key
-        sources.append(Settings(nested({key: override.value}), {key: override.place}))
+        sources.append(Settings(as_tree({key: override.value}), {key: override.place}))
     if from_areal:
         sources.insert(0, _areal_source(options, sources, environment, on_cluster))
     merged = merge(*map(_with_flat_trainer_settings, sources))
-    plan = validate_as(
-        Plan, merged, f"{', '.join(files) or 'plan'}: {{}}".format, _known_keys()
-    )
+    named = ", ".join(files)
+    plan = validate_as(Plan, merged, lambda key: f"{named}: {key}", _known_keys())
     for i, one_environment in enumerate(plan.environments):
         if (one_environment.script is None) == (one_environment.command is None):
             place = merged.place(f"environments.{i}")

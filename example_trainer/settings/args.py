@@ -222,7 +222,7 @@ def command_parser(
     for title, section in sections.items():
         group = parser.add_argument_group(title, section.__doc__)
         for name in [name for name in section.model_fields if name in left]:
-            options = {"nargs": None} if name in ONE_WORD else {}
+            options: dict[str, Any] = {"nargs": None} if name in ONE_WORD else {}
             add_flag(group, name, left.pop(name), *ALIASES.get(name, ()), **options)
     for old, new in RENAMED.items():
         if new in model.model_fields:

@@ -223,11 +223,11 @@ def resolve_references(
             return value_at(whole[1].strip(), trail)
         return REFERENCE.sub(lambda match: str(value_at(match[1].strip(), trail)), value)
 
-    def resolved(entry: Assignment) -> Assignment:
+    def with_value(entry: Assignment) -> Assignment:
         value = convert_value(entry, lambda value: of(value, (entry.key,)), entry.value)
         return replace(entry, value=value)
 
-    return [entry if keeps(entry) else resolved(entry) for entry in assignments]
+    return [entry if keeps(entry) else with_value(entry) for entry in assignments]
 
 
 def _spread(assignments: Sequence[Assignment]) -> Iterator[Assignment]:

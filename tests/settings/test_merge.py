@@ -5,10 +5,10 @@ from __future__ import annotations
 from atroposlib.settings.merge import (
     Assignment,
     Settings,
+    as_tree,
     assignments_of,
     merge,
     merge_dicts,
-    nested,
 )
 
 
@@ -36,7 +36,7 @@ def test_a_merged_value_has_the_place_of_the_last_source():
 def test_names_with_dots_are_sections_and_back():
     values = {"api.port": 1, "api.env.A": "b", "out": "runs"}
     tree = {"api": {"port": 1, "env": {"A": "b"}}, "out": "runs"}
-    assert nested(values) == tree
+    assert as_tree(values) == tree
     settings = Settings(tree, {"api.port": "--port"})
     assert [*assignments_of(settings)] == [
         Assignment("api.port", 1, "--port"),

@@ -64,7 +64,7 @@ def read_flags(words: Sequence[str], fields: Mapping[str, FieldInfo]) -> dict[st
             hint = did_you_mean(f"--{name}", [f"--{known}" for known in fields])
             raise ConfigError(f"unknown flag --{name}{hint}")
         is_switch, is_file = "BOOL" in type_name(fields[name].annotation), name == CONFIG_FLAG
-        # argparse takes the word -- away.
+        # A runner of pydantic-cli would take the word -- away.
         if text == "--" or text is True and not is_switch or text is None and is_file:
             what = "the path of a YAML file" if is_file else "a value"
             raise ConfigError(f"--{name}: {what} is missing")
