@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
+from atroposlib.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Assignment:
@@ -39,13 +41,28 @@ class Settings:
         return self.places[above] + below if above else key
 
 
-def merge(*sources: Settings) -> Settings:
-    """Later sources win; nested mappings are merged, not replaced."""
-    merged = Settings(merge_dicts(*(source.values for source in sources)))
+def merge(*sources: Settings, has_sections: bool = False) -> Settings:
+    """Later sources win; nested mappings are merged, not replaced.
+
+    With ``has_sections`` a mapping over a value of a file is a ConfigError, else it replaces the
+    value.
+    """
+    merged = Settings()
     for source in sources:
+        for key, value in source.values.items() if has_sections else ():
+            _require_section(merged, key, merged.values.get(key), value)
+        merged.values = merge_dicts(merged.values, source.values)
         merged.places |= source.places
         merged.notes += source.notes
     return merged
+
+
+def _require_section(earlier: Settings, key: str, old: Any, new: Any) -> None:
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for name in old.keys() & new.keys():
+            _require_section(earlier, f"{key}.{name}", old[name], new[name])
+    elif isinstance(new, Mapping) and old is not None and key in earlier.places:
+        raise ConfigError(f"{earlier.place(key)} should be a section, not {old!r}")
 
 
 def merge_dicts(*dicts: Mapping[str, Any]) -> dict[str, Any]:

@@ -296,7 +296,7 @@ def read_plan(
         sources.append(Settings(as_tree({key: override.value}), {key: override.place}))
     if from_areal:
         sources.insert(0, _areal_source(options, sources, environment, on_cluster))
-    merged = merge(*map(_with_flat_trainer_settings, sources))
+    merged = merge(*map(_with_flat_trainer_settings, sources), has_sections=True)
     named = ", ".join(files)
     plan = validate_as(Plan, merged, lambda key: f"{named}: {key}", _known_keys())
     for i, one_environment in enumerate(plan.environments):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from atroposlib.errors import ConfigError
 from atroposlib.settings.merge import (
     Assignment,
     Settings,
@@ -31,6 +34,17 @@ def test_a_merged_value_has_the_place_of_the_last_source():
     assert merged.place("api.port") == "command line: api.port"
     assert merged.place("api.env.HOME") == "run.yaml:1: api.env.HOME"
     assert merged.place("inference.count") == "inference.count"
+
+
+def test_a_section_that_is_a_value_in_an_earlier_source_is_refused():
+    file = Settings({"api": {"env": 5}}, {"api.env": "run.yaml:2: api.env"})
+    words = Settings({"api": {"env": {"A": "b"}}}, {"api.env.A": "command line: api.env.A"})
+    with pytest.raises(ConfigError, match="^run.yaml:2: api.env should be a section, not 5$"):
+        merge(file, words, has_sections=True)
+    code = Settings({"api": {"env": 5}})
+    assert merge(code, words, has_sections=True).values == words.values
+    assert merge(file, words).values == words.values
+    assert merge(words, file, has_sections=True).values == file.values
 
 
 def test_names_with_dots_are_sections_and_back():
