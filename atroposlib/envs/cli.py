@@ -273,32 +273,33 @@ def read_file(path: str, command: type[EnvCommand]) -> Settings:
     """
     file = read_yaml(path)
     strict = file.values.pop(STRICT, False) is True
-    names: dict[str, list[str] | None] = dict.fromkeys(
-        command.servers, [*APIServerConfig.model_fields]
-    )
     takes_any = command.code.model_config.get("extra") == "allow"
-    names[ENV_NAMESPACE] = None if takes_any else [*type(command.code).model_fields]
-    known = [*names, *ServerManagerConfig.model_fields]
-    hints = [*known, *(f"{above}.{name}" for above in names for name in names[above] or ())]
+    of_servers = [*APIServerConfig.model_fields]
+    names = {ENV_NAMESPACE: [*type(command.code).model_fields]}
+    names |= dict.fromkeys(command.servers, of_servers)
+    top = [*names, *ServerManagerConfig.model_fields]
+    hints = [*top, *(f"{above}.{name}" for above in names for name in names[above])]
 
-    def section(above: str, values: Any, allowed: list[str] | None) -> dict[str, Any]:
+    def known(above: str, values: Any, allowed: Sequence[str]) -> dict[str, Any]:
         if not isinstance(values, dict | None):
             raise ConfigError(f"{file.place(above)} should be a mapping, not {values!r}")
-        values = with_new_names(values or {}) if above == ENV_NAMESPACE else values or {}
-        unknown = [] if allowed is None else [name for name in values if name not in allowed]
-        for name in unknown:
+        kept = with_new_names(values or {}) if above == ENV_NAMESPACE else dict(values or {})
+        anything = takes_any and above == ENV_NAMESPACE
+        for name in [name for name in kept if name not in allowed and not anything]:
             key = f"{above}{NAMESPACE_SEP}{name}" if above else str(name)
             problem = no_setting(file.place(key), key, hints)
             if strict:
                 raise ConfigError(problem)
             logger.warning("%s: left out", problem)
-        return {name: value for name, value in values.items() if name not in unknown}
+            del kept[name]
+        return kept
 
-    top = section("", file.values, known)
-    for above in names.keys() & top:
-        if isinstance(top[above], list) and above in command.servers:
-            servers = enumerate(top[above])
-            top[above] = [section(f"{above}.{i}", each, names[above]) for i, each in servers]
-        else:
-            top[above] = section(above, top[above], names[above])
-    return Settings(top, file.places)
+    settings = known("", file.values, top)
+    for above in names.keys() & settings:
+        servers = settings[above]
+        settings[above] = (
+            [known(f"{above}.{i}", server, of_servers) for i, server in enumerate(servers)]
+            if isinstance(servers, list) and above in command.servers
+            else known(above, servers, names[above])
+        )
+    return Settings(settings, file.places)

@@ -7,6 +7,7 @@ A place is what an error about the value begins with: ``run.yaml:3: optim.lr``, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -33,7 +34,15 @@ class Settings:
     notes: list[str] = field(default_factory=list)
 
     def place(self, key: str) -> str:
-        """The place of ``key``, or of the closest section above it; without any the key."""
+        """The place of ``key``, or of the closest section above it; without any the key.
+
+        A name below a list is in the only item that has it.
+        """
+        section, _, name = key.rpartition(".")
+        item = re.compile(rf"{re.escape(section)}[.][0-9]+[.]{re.escape(name)}")
+        items = [place for known, place in self.places.items() if item.fullmatch(known)]
+        if key not in self.places and len(items) == 1:
+            return items[0]
         above, below = key, ""
         while above and above not in self.places:
             above, _, last = above.rpartition(".")

@@ -152,7 +152,7 @@ def with_areal_defaults(
 
 
 class _Assign(argparse.Action):
-    """Keeps the order in which flags were given."""
+    """Keeps flags and overrides in their order; :func:`with_set` makes flags of overrides."""
 
     def __call__(
         self,
@@ -161,28 +161,18 @@ class _Assign(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
+        flag = option_string or flag_of(self.dest)
+        value = not flag.startswith("--no-") if self.nargs == 0 else values
         try:
-            assignment = self.assignment(values, option_string or flag_of(self.dest))
+            given = Assignment(self.dest, value, flag)
+            assignment = parse_override(value) if self.dest == "set" else given
         except ConfigError as error:
             parser.error(str(error))
         namespace.assignments = [*getattr(namespace, "assignments", ()), assignment]
 
-    def assignment(self, values: Any, text: str) -> Assignment:
-        return Assignment(self.dest, values, text)
-
 
 class _Switch(_Assign, argparse.BooleanOptionalAction):
     """``--x`` and ``--no-x``."""
-
-    def assignment(self, values: Any, text: str) -> Assignment:
-        return Assignment(self.dest, not text.startswith("--no-"), text)
-
-
-class _Set(_Assign):
-    """``--set key=value``; :func:`with_set` makes it of a bare ``key=value``."""
-
-    def assignment(self, values: Any, text: str) -> Assignment:
-        return parse_override(values)
 
 
 def with_set(argv: Sequence[str], model: type[BaseModel] = TrainingConfig) -> list[str]:
@@ -217,7 +207,7 @@ def command_parser(
     add("--config", action="append", metavar="FILE", help="settings as YAML")
     parser.register("action", None, _Assign)
     parser.register("action", argparse.BooleanOptionalAction, _Switch)
-    add("--set", action=_Set, metavar="KEY=VALUE", help="the same as a bare key=value")
+    add("--set", metavar="KEY=VALUE", help="the same as a bare key=value")
     left = dict(model.model_fields)
     for title, section in sections.items():
         group = parser.add_argument_group(title, section.__doc__)

@@ -34,6 +34,10 @@ def test_a_merged_value_has_the_place_of_the_last_source():
     assert merged.place("api.port") == "command line: api.port"
     assert merged.place("api.env.HOME") == "run.yaml:1: api.env.HOME"
     assert merged.place("inference.count") == "inference.count"
+    listed = Settings(
+        places={"a": "1: a", "a.0.x": "2: a.0.x", "a.1.x": "3", "a.1.y": "4: a.1.y"}
+    )
+    assert (listed.place("a.y"), listed.place("a.x")) == ("4: a.1.y", "1: a.x")
 
 
 def test_a_section_that_is_a_value_in_an_earlier_source_is_refused():
