@@ -272,7 +272,10 @@ def read_file(path: str, command: type[EnvCommand]) -> Settings:
     ignores. With ``strict: true`` at the top of the file it is a ConfigError.
     """
     file = read_yaml(path)
-    strict = file.values.pop(STRICT, False) is True
+    word = file.values.pop(STRICT, False)
+    if word not in (True, False, "yes", "no", "on", "off"):
+        raise ConfigError(f"{file.place(STRICT)} should be true or false, not {word!r}")
+    strict = word in (True, "yes", "on")
     takes_any = command.code.model_config.get("extra") == "allow"
     of_servers = [*APIServerConfig.model_fields]
     names = {ENV_NAMESPACE: [*type(command.code).model_fields]}
