@@ -123,7 +123,7 @@ def test_a_subclass_adds_a_flag_and_a_step_before_the_run(words, tmp_path):
     assert (tmp_path / "label").read_text() == "ours 2" and (tmp_path / "b").exists()
 
 
-def test_what_pydantic_cli_refuses_ends_with_2_and_its_text(capsys):
+def test_a_missing_flag_of_a_subclass_ends_with_2_and_its_name(capsys):
     class Labelled(NodesEnv.get_cli_process_config_cls()):
         label: str
 
@@ -133,7 +133,7 @@ def test_what_pydantic_cli_refuses_ends_with_2_and_its_text(capsys):
         main(env_cls, ["process"])
     assert stopped.value.code == 2
     shown = capsys.readouterr().err.splitlines()[-1]
-    assert shown == "error: the following arguments are required: --label"
+    assert shown == "error: --label is required"
 
 
 @pytest.mark.parametrize("mode", MODES)
