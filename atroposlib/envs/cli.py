@@ -283,7 +283,7 @@ def read_file(path: str, command: type[EnvCommand]) -> Settings:
     top = [*names, *ServerManagerConfig.model_fields]
     hints = [*top, *(f"{above}.{name}" for above in names for name in names[above])]
 
-    def known(above: str, values: Any, allowed: Sequence[str]) -> dict[str, Any]:
+    def known_settings(above: str, values: Any, allowed: Sequence[str]) -> dict[str, Any]:
         if not isinstance(values, dict | None):
             raise ConfigError(f"{file.place(above)} should be a mapping, not {values!r}")
         kept = with_new_names(values or {}) if above == ENV_NAMESPACE else dict(values or {})
@@ -297,12 +297,15 @@ def read_file(path: str, command: type[EnvCommand]) -> Settings:
             del kept[name]
         return kept
 
-    settings = known("", file.values, top)
+    settings = known_settings("", file.values, top)
     for above in names.keys() & settings:
         servers = settings[above]
         settings[above] = (
-            [known(f"{above}.{i}", server, of_servers) for i, server in enumerate(servers)]
+            [
+                known_settings(f"{above}.{i}", server, of_servers)
+                for i, server in enumerate(servers)
+            ]
             if isinstance(servers, list) and above in command.servers
-            else known(above, servers, names[above])
+            else known_settings(above, servers, names[above])
         )
     return Settings(settings, file.places)

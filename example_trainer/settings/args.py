@@ -165,7 +165,7 @@ class _Assign(argparse.Action):
         value = not flag.startswith("--no-") if self.nargs == 0 else values
         try:
             given = Assignment(self.dest, value, flag)
-            assignment = parse_override(value) if self.dest == "set" else given
+            assignment = parse_override(values) if self.dest == "set" else given
         except ConfigError as error:
             parser.error(str(error))
         namespace.assignments = [*getattr(namespace, "assignments", ()), assignment]
