@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from atroposlib.live.heldout import Check, Heldout
 from atroposlib.processes import (
     Children,
     Interrupted,
@@ -42,6 +41,7 @@ from atroposlib.quickstart.recipes import (
     dtype_for,
 )
 from atroposlib.quickstart.verdict import judge, time_spent
+from atroposlib.run_status.heldout import Check, Heldout
 from atroposlib.trackers.jsonl import read_steps
 from atroposlib.utils.tokenizers.loading import cache_dir
 

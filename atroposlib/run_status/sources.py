@@ -19,18 +19,20 @@ from typing import Any
 
 import httpx
 
-from atroposlib.live.heldout import Heldout, HeldoutSample
+from atroposlib.run_status.heldout import Heldout, HeldoutSample
 from atroposlib.text.lines import json_lines
 from atroposlib.trackers import finite_number
 from atroposlib.trackers.jsonl import last_run
-from atroposlib.wire import MOSTLY_DROPPED
 from atroposlib.wire.numbers import natural_of
 
 REQUEST_TIMEOUT_S = 1.0  # a busy server may miss a poll; the next is half a second later
 RATE_WINDOW_S = 0.5
-SILENT_AFTER_S = 15.0  # every process reports every few seconds
-FORGOTTEN_AFTER_S = 120.0
-SETTLE_S = 0.5  # time in which an environment notices that a batch was taken
+ABSENT: Mapping[str, Any] = {
+    "state": "unreachable",
+    "line": "the rollout API does not answer",
+    "findings": (),
+    "processes": (),
+}
 RECENT_STEPS = 8  # window of steps whose mean duration predicts the rest
 
 
@@ -44,7 +46,8 @@ class RunSnapshot:
     reward_words: str = ""  # what the reward is
     elapsed_s: float = 0.0
     left_s: float | None = None  # estimate, of the training
-    phase: str = "starting"
+    state: str = "waiting"  # the state of the verdict
+    line: str = "the processes start"  # the line of the verdict
     step: int = 0
     steps: int = 0
     rewards: tuple[float, ...] = ()  # a value per step
@@ -61,8 +64,8 @@ class RunSnapshot:
     server_version: int | None = None
     trainer_version: int | None = None
     dropped: str = ""  # groups that environments did not send, with the reasons
-    warnings: tuple[str, ...] = ()  # warnings for environments that drop most of their groups
-    waits: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # findings that the line leaves out
+    processes: tuple[str, ...] = ()  # a line each
 
 
 @dataclass
@@ -143,7 +146,6 @@ class Sources:
         self.probe = Probe()
         self.delivered = 0  # batches, by the last answer
         self._rate = TokenRate()
-        self._waits = WaitHistory()
 
     def read(self) -> RunSnapshot:
         """Read every source once; takes at most a few ANSWER_WITHIN_S."""
@@ -156,7 +158,7 @@ class Sources:
         if (total := self._generated_tokens(info)) is not None:
             self._rate.note(now, total)
         latest: Mapping[str, Any] = rows[-1] if rows else {}
-        run = self.run
+        run, verdict = self.run, verdict_of(status)
         return RunSnapshot(
             name=run.name,
             title=run.title,
@@ -164,7 +166,8 @@ class Sources:
             reward_words=run.reward_words,
             elapsed_s=now - self.started,
             left_s=seconds_left(rows, run.steps),
-            phase=phase_of(status),
+            state=verdict["state"],
+            line=verdict["line"],
             step=len(rows),
             steps=run.steps,
             rewards=tuple(column(rows, "reward_mean")),
@@ -180,8 +183,10 @@ class Sources:
             server_version=version_of(info),
             trainer_version=version_of({"weight_version": latest.get("version", 0)}),
             dropped=dropped_groups(status),
-            warnings=drop_warnings(status),
-            waits=self._waits.lines(status, now),
+            warnings=warnings_of(verdict),
+            processes=tuple(
+                f"{process['name']}: {process['text']}" for process in verdict["processes"]
+            ),
         )
 
     def rows(self) -> list[dict[str, Any]]:
@@ -285,76 +290,25 @@ def dropped_groups(status: Mapping[str, Any] | None) -> str:
     return f"dropped {lost} of {lost + sent} groups ({reasons})" if lost else ""
 
 
-def drop_warnings(status: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """A line for each environment that reports most of its groups as dropped."""
-    dropping = [p for p in participants(status) if p.get("phase") == MOSTLY_DROPPED]
+def verdict_of(status: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The verdict of the API; that it does not answer, without a status."""
+    if status is None or not status.get("verdict"):
+        return ABSENT
+    verdict: Mapping[str, Any] = status["verdict"]
+    return verdict
+
+
+def warnings_of(verdict: Mapping[str, Any]) -> tuple[str, ...]:
+    """A line for each finding of the verdict that its own line leaves out."""
+    findings = verdict["findings"]
+    named = 0 if verdict["state"] in ("healthy", "done") else 1
     return tuple(
-        f"{p.get('name')}: {doing(p)}" for p in dropping if age_s(p) <= SILENT_AFTER_S
+        f"{finding['cause']}: {finding['evidence'][0]}"
+        for finding in findings[named:]
+        if finding["key"] != "complete"
     )
 
 
 def age_s(participant: Mapping[str, Any]) -> float:
     """Return the seconds since the last heartbeat of a participant."""
     return float(participant.get("age_s", 0.0))
-
-
-def phase_of(status: Mapping[str, Any] | None) -> str:
-    """Return the phase of the trainer, which is that of the run."""
-    if status is None:
-        return "the rollout API does not answer"
-    trainers = [p for p in participants(status) if p.get("role") == "trainer"]
-    if not trainers:
-        return "waiting for the trainer"
-    return str(min(trainers, key=age_s).get("phase"))
-
-
-@dataclass
-class WaitHistory:
-    """Lines on what each process does and waits for, with seconds; none contradicts another.
-
-    The queue's state is read from the API. A wait reported before its last change may
-    be over, so it is left out until the next heartbeat.
-    """
-
-    _queue: tuple[object, ...] | None = None
-    _changed: float = float("-inf")
-    # start of each line; keys without counts
-    _since: dict[str, float] = field(default_factory=dict)
-
-    def lines(self, status: Mapping[str, Any] | None, now: float) -> tuple[str, ...]:
-        """Return the API's reason why there is no batch, then a line per process."""
-        if status is None:
-            return ()
-        reason = status.get("blocked_reason")
-        queue = (not reason, status.get("current_step"), status.get("policy_version"))
-        if self._queue not in (None, queue):
-            self._changed = now
-        self._queue = queue
-        begun = {f"no batch yet: {reason}": now} if reason else {}
-        for p in sorted(participants(status), key=lambda p: str(p.get("role"))):
-            # Environments are distinguished by name; each role but env has a single process.
-            who = str(p.get("name") if p.get("role") == "env" else p.get("role"))
-            reported, what = now - age_s(p), doing(p)
-            if "ended" in p.get("details", {}):
-                if reason and p.get("role") == "env":  # perhaps why there is no batch
-                    begun[f"{who}: has ended"] = reported
-            elif SILENT_AFTER_S < age_s(p) <= FORGOTTEN_AFTER_S:
-                begun[f"{who}: silent"] = reported
-            elif age_s(p) <= SILENT_AFTER_S:  # the API lists a replaced process for an hour
-                if " waits for " not in what or reported > self._changed + SETTLE_S:
-                    begun[f"{who}: {what}"] = now
-        kinds = {line: re.sub(r"\d+", "#", line) for line in begun}
-        self._since = {
-            kinds[line]: min(at, self._since.get(kinds[line], at))
-            for line, at in begun.items()
-        }
-        return tuple(f"{line} ({now - self._since[kinds[line]]:.0f} s)" for line in begun)
-
-
-def doing(p: Mapping[str, Any]) -> str:
-    """Describe the phase and the wait of a process."""
-    phase, waiting_on = str(p.get("phase")), p.get("waiting_on")
-    # A trainer repeats the API's reason after "a batch: ", perhaps an older reason.
-    if not waiting_on or waiting_on.startswith("a batch: "):
-        return phase
-    return f"{phase}, waits for {waiting_on}"

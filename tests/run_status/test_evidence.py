@@ -4,28 +4,42 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from prometheus_client import generate_latest
-
 from atroposlib.api.run.metrics import Metrics
-from atroposlib.doctor.evidence import MOST_LINES, Found, Look, Sample, fix, rule, samples
-from tests.doctor.staged import HEALTHY, counted, env, moving, server, still, trainer
+from atroposlib.run_status.evidence import (
+    MAX_LINES,
+    CounterValue,
+    RuleMatch,
+    RunSample,
+    fix,
+    rule,
+)
+from tests.run_status.staged import HEALTHY, counted, env, moving, server, still, trainer
 
 
-def test_the_page_of_the_api_is_parsed_with_its_labels():
+def test_the_counters_of_the_api_have_their_labels():
     metrics = Metrics()
-    metrics.refused.labels("store_full").inc(3)
+    metrics.acked.inc(3)
     metrics.observe_request("/groups", "POST", 404, 0.2)
-    page = generate_latest(metrics._registry)
-    found = samples(page.decode())
-    assert Sample("requests_refused_total", {"reason": "store_full"}, 3.0) in found
+    found = metrics.counters()
+    assert CounterValue("batches_acked_total", {}, 3.0) in found
     about = {"method": "POST", "route": "/groups", "status": "404"}
-    assert Sample("http_requests_total", about, 1.0) in found
+    assert CounterValue("http_requests_total", about, 1.0) in found
+
+
+def test_a_single_sample_shows_no_lack_of_progress():
+    alone = still(trainer(), ages=90.0)
+    assert alone.still and not replace(alone, before=alone.now).still
+
+
+def test_a_long_phase_is_measured_by_the_usual_step_of_the_run():
+    assert moving().long_s == 60.0 and moving(usual_step_s=20.0).long_s == 60.0
+    assert moving(usual_step_s=300.0).long_s == 600.0
 
 
 def test_progress_is_growth_of_a_counter_and_never_negative():
     assert HEALTHY.grown("groups_in_total") == 10
     assert not HEALTHY.still and not HEALTHY.idle("groups", 0.1)
-    restarted = replace(HEALTHY, now=replace(HEALTHY.now, metrics=counted(5.0)))
+    restarted = replace(HEALTHY, now=replace(HEALTHY.now, counters=counted(5.0)))
     assert restarted.grown("groups_in_total") == 0
 
 
@@ -62,7 +76,7 @@ def test_progress_at_another_replica_is_progress():
 @rule(99, "waiting", "the cause")
 @fix("the remedy")
 def an_example(evidence):
-    return Found(["one"] if evidence.started else [], severity="warning")
+    return RuleMatch(["one"] if evidence.started else [], severity="warning")
 
 
 @rule(98, "stuck", "the cause")
@@ -79,9 +93,9 @@ def test_a_finding_has_the_words_of_its_rule_and_the_time_of_the_look():
 
 
 def test_without_evidence_there_is_no_finding():
-    assert an_example(replace(HEALTHY, now=Look(1.0))) is None
+    assert an_example(replace(HEALTHY, now=RunSample(1.0))) is None
 
 
 def test_a_long_list_of_evidence_ends_with_the_number_of_the_others():
     shown = a_long_list(HEALTHY).evidence
-    assert shown == (*(f"line {n}" for n in range(MOST_LINES)), "and 4 more")
+    assert shown == (*(f"line {n}" for n in range(MAX_LINES)), "and 4 more")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-from atroposlib.doctor import evidence as ev
-from atroposlib.doctor.evidence import Evidence, Found, Lines, fix, number, rule
+from atroposlib.run_status import evidence as ev
+from atroposlib.run_status.evidence import Evidence, Lines, RuleMatch, detail_of, fix, rule
 
 OLD_TRAINER_S = 300.0  # time without a call of a trainer that sends no heartbeats
-LONG_S = 60.0  # duration of a rollout, or of a phase of the trainer
 SLOW = 5.0  # times the median of a phase
 SAME = 0.9  # share of dropped groups
 CLOCK_S = 5.0
@@ -25,23 +24,51 @@ _OPTION = {
 }
 
 
+# Part of the problem -> cause and remedy. An API that refuses a caller is at work.
+_REFUSALS = {
+    "status 401": ("the rollout API wants a token", "set ATROPOS_API_TOKEN to its token"),
+    "status 403": (
+        "the token has no right to read the status",
+        "set ATROPOS_API_TOKEN to a token with the scope read",
+    ),
+    "CERTIFICATE_VERIFY_FAILED": (
+        "the certificate of the rollout API is not trusted",
+        "set SSL_CERT_FILE to the certificate of the authority that signed it",
+    ),
+    "WRONG_VERSION_NUMBER": (
+        "the rollout API answers without TLS",
+        "write http:// in place of https:// in its address",
+    ),
+    "another program": (
+        "another program answers at this address",
+        "correct the address: --api-url, ATROPOS_API_URL",
+    ),
+}
+
+
 @rule(1, "stuck", "the rollout API does not answer, or its store does not")
 @fix("start it: atropos api serve --data-dir DIR; if it runs: its log, and its disk")
 def api_silent(e: Evidence) -> Lines:
-    return [f"{e.url}: {e.now.problem}"] if e.now.problem else []
+    problem = e.now.problem
+    if not problem:
+        return []
+    cause, remedy = next(
+        (words for part, words in _REFUSALS.items() if part in problem), ("", "")
+    )
+    return RuleMatch([f"{e.url}: {problem}"], cause, remedy)
 
 
 @rule(2, "waiting", "no trainer has registered")
 @fix("start it: atropos train grpo --atropos-url URL, with the address of this API")
 def no_trainer(e: Evidence) -> Lines:
     absent = e.status.get("state") == "EMPTY" and not e.trainer
-    return [f"{e.url}: state EMPTY", *map(ev.doing, e.fresh("env"))] if absent else []
+    return [f"{e.url}: state EMPTY", *map(ev.activity_of, e.fresh("env"))] if absent else []
 
 
 @rule(3, "waiting", "the trainer is starting")
 @fix("wait; if it names an inference server: atropos infer --model DIR --port PORT")
 def trainer_starting(e: Evidence) -> Lines:
-    return [ev.doing(e.trainer)] if e.trainer and not e.started else []
+    return [ev.activity_of(e.trainer)] if e.trainer and not e.started else []
 
 
 @rule(4, "stuck", "the trainer ended, froze, or cannot reach the API")
@@ -73,7 +100,9 @@ def trainer_silent_in_step(e: Evidence) -> Lines:
         f"batch {batch['no']}: {batch['sequences']} sequences, lease ends in {batch['lease_s']:.0f} s"
         for batch in e.status.get("open_batches") or ()
     )
-    waits = (ev.doing(process) for process in e.fresh("env") if process["phase"] == ev.PAUSED)
+    waits = (
+        ev.activity_of(process) for process in e.fresh("env") if process["phase"] == ev.PAUSED
+    )
     return [ev.last_words(silent[0]), *leases, *waits]
 
 
@@ -83,13 +112,15 @@ def environment_silent(e: Evidence) -> Lines:
     silent, here = e.silent("env"), e.fresh("env")
     words = [ev.last_words(process) for process in silent]
     if here and e.started:
-        return Found(words, "an environment ended or froze", severity="warning")
+        return RuleMatch(words, "an environment ended or froze", severity="warning")
     if not e.started or not e.reason or not e.still:
         return []
-    young = not silent and e.age("started") < LONG_S
+    young = not silent and e.age("started") < ev.LONG_S
     words = words or ["no environment has a heartbeat here"]
     if young:
-        return Found(words + [e.reason], "no environment has joined yet", severity="waiting")
+        return RuleMatch(
+            words + [e.reason], "no environment has joined yet", severity="waiting"
+        )
     return [*words[:3], e.reason]
 
 
@@ -97,35 +128,27 @@ def environment_silent(e: Evidence) -> Lines:
 @fix("restart the server at this address; requests that wait are sent again")
 def inference_silent(e: Evidence) -> Lines:
     words = [
-        f"{server['name']}: no answer for {number(server, 'silent_s'):.0f} s, "
-        f"{number(server, 'running'):.0f} requests wait"
+        f"{server['name']}: no answer for {detail_of(server, 'silent_s'):.0f} s, "
+        f"{detail_of(server, 'running'):.0f} requests wait"
         for server in e.silent("inference")
     ]
-    if not words and e.idle("groups"):  # callers with few requests notice it later
-        busy = [server for server in e.fresh("inference") if number(server, "running")]
-        frozen = [
-            server
-            for server in busy
-            if all(ev.info(look, server).get("frozen") for look in e.looks)
-        ]
-        words = [f"{server['name']}: {ev.info(e.now, server)['frozen']}" for server in frozen]
     if not words:
         return []
     others_answer = bool(e.fresh("inference")) and not e.still
     sent = f"{e.running:.0f} rollouts run, no group for {e.age('groups'):.0f} s"
-    return Found([*words[:3], sent], severity="warning" if others_answer else None)
+    return RuleMatch([*words[:3], sent], severity="warning" if others_answer else None)
 
 
 @rule(7, "waiting", "rollouts take long: the servers answer")
 @fix("wait, or bound them: max_tokens of the request, --env.worker_timeout")
 def long_generations(e: Evidence) -> Lines:
-    late = e.oldest_rollout_s >= LONG_S and e.reason and e.idle("groups", LONG_S)
-    failing = any(number(environment, "failed_in_a_row") for environment in e.fresh("env"))
+    late = e.oldest_rollout_s >= e.long_s and e.reason and e.idle("groups", e.long_s)
+    failing = any(detail_of(environment, "failed_in_a_row") for environment in e.fresh("env"))
     if not late or failing or e.silent("inference"):
         return []
     rates = (
-        f"{server['name']}: {number(server, 'running'):.0f} requests, "
-        f"{number(server, 'tokens_per_s'):.0f} tokens/s"
+        f"{server['name']}: {detail_of(server, 'running'):.0f} requests, "
+        f"{detail_of(server, 'tokens_per_s'):.0f} tokens/s"
         for server in e.fresh("inference")
     )
     return [f"{e.running:.0f} rollouts run, the oldest for {e.oldest_rollout_s:.0f} s", *rates]
@@ -135,14 +158,18 @@ def long_generations(e: Evidence) -> Lines:
 @fix("see the trainer's log; POST /resume at the server once it holds its version")
 def servers_paused(e: Evidence) -> Lines:
     paused = [
-        f"{server['name']}: paused with version {ev.info(e.now, server).get('weight_version')}"
+        f"{server['name']}: paused, {detail_of(server, 'running'):.0f} requests wait"
         for server in e.fresh("inference")
-        if all(ev.info(look, server).get("paused") for look in e.looks)
+        if detail_of(server, "paused")
     ]
     late = _late(e)
     if not e.idle("groups") or not (late if e.phase == ev.PUBLISHING else paused):
         return []
-    return [*paused, *late, ev.doing(e.trainer) if e.trainer else "no trainer has a heartbeat"]
+    return [
+        *paused,
+        *late,
+        ev.activity_of(e.trainer) if e.trainer else "no trainer has a heartbeat",
+    ]
 
 
 @rule(9, "stuck", "every rollout fails: the environment's code, or a judge")
@@ -151,10 +178,10 @@ def rollouts_fail(e: Evidence) -> Lines:
     failing = [
         environment
         for environment in e.fresh("env")
-        if number(environment, "failed_in_a_row") >= 3 and e.still
+        if detail_of(environment, "failed_in_a_row") >= 3 and e.still
     ]
     return [
-        f"{environment['name']}: {number(environment, 'failed_in_a_row'):.0f} failures in a row, last: "
+        f"{environment['name']}: {detail_of(environment, 'failed_in_a_row'):.0f} failures in a row, last: "
         f"{environment['details'].get('last_error', 'unknown')}"
         for environment in failing
     ]
@@ -164,7 +191,7 @@ def rollouts_fail(e: Evidence) -> Lines:
 @fix("a larger --max-model-len of the servers, a lower --env.max_tokens, or fewer turns")
 def context_full(e: Evidence) -> Lines:
     full = [
-        (env["name"], number(env, "samples_context_full"), number(env, "groups_sent"))
+        (env["name"], detail_of(env, "samples_context_full"), detail_of(env, "groups_sent"))
         for env in e.fresh("env")
     ]
     return [
@@ -197,7 +224,7 @@ def same_scores(e: Evidence) -> Lines:
 @fix("; ".join(f"{reason}: {option}" for reason, option in _OPTION.items()))
 def groups_dropped(e: Evidence) -> Lines:
     reasons = [(why, text) for why, _, text in _dropping(e) if why != "same_scores"]
-    return Found(
+    return RuleMatch(
         [t for _, t in reasons], remedy=_OPTION.get(reasons[0][0], "") if reasons else ""
     )
 
@@ -206,16 +233,18 @@ def groups_dropped(e: Evidence) -> Lines:
 @fix("raise the trainer's max_staleness, or lower --env.group_size")
 def not_admitted(e: Evidence) -> Lines:
     waits = e.envs_all(ev.NOT_ADMITTED) and e.phase == ev.FOR_BATCH and e.idle("batch")
-    return [e.reason, *map(ev.doing, e.fresh("env"))] if waits else []
+    return [e.reason, *map(ev.activity_of, e.fresh("env"))] if waits else []
 
 
 @rule(13, "waiting", "the queue is full while the trainer is at work")
 @fix("nothing is wrong; fewer inference servers would do, or a faster trainer")
 def trainer_bound(e: Evidence) -> Lines:
-    busy = e.trainer and e.phase != ev.FOR_BATCH and e.idle("acked", LONG_S)
+    busy = e.trainer and e.phase != ev.FOR_BATCH and e.idle("acked", e.long_s)
     queued = f"{e.count('queued_sequences'):.0f} sequences queued"
     return (
-        [queued, ev.doing(e.trainer)] if e.trainer and busy and e.envs_all(ev.PAUSED) else []
+        [queued, ev.activity_of(e.trainer)]
+        if e.trainer and busy and e.envs_all(ev.PAUSED)
+        else []
     )
 
 
@@ -223,13 +252,13 @@ def trainer_bound(e: Evidence) -> Lines:
 @fix("choose a batch size that the group sizes divide; raise --env.max_batches_offpolicy")
 def full_without_batch(e: Evidence) -> Lines:
     waits = e.envs_all(ev.PAUSED) and e.phase == ev.FOR_BATCH and e.reason and e.idle("batch")
-    return [e.reason, *map(ev.doing, e.fresh("env"))] if waits else []
+    return [e.reason, *map(ev.activity_of, e.fresh("env"))] if waits else []
 
 
 def _late(e: Evidence) -> list[str]:
     """The trainer's phase if it lasts much longer than its median."""
-    spent, median = number(e.trainer, "phase_s"), number(e.trainer, "phase_median_s")
-    late = spent >= max(LONG_S, SLOW * median)
+    spent, median = detail_of(e.trainer, "phase_s"), detail_of(e.trainer, "phase_median_s")
+    late = spent >= max(ev.LONG_S, SLOW * median)
     return [f"{e.phase} for {spent:.0f} s, median {median:.1f} s"] if late else []
 
 
@@ -237,7 +266,7 @@ def _late(e: Evidence) -> list[str]:
 @fix("see the trainer's log, memory and the other ranks")
 def slow_step(e: Evidence) -> Lines:
     at_work = e.phase in ("training", "checking servers") and e.count("batches_open")
-    known = number(e.trainer, "phase_median_s") and e.idle("acked")
+    known = detail_of(e.trainer, "phase_median_s") and e.idle("acked")
     waits = e.trainer and e.trainer.get("waiting_on")
     late = _late(e) if at_work and known else []
     return [*late, f"waits for {waits}"] if late and waits else late
@@ -247,7 +276,7 @@ def slow_step(e: Evidence) -> Lines:
 @fix("give both the same address: --env.rollout_server_url and the trainer's --atropos-url")
 def two_apis(e: Evidence) -> Lines:
     waiting = [
-        ev.doing(environment)
+        ev.activity_of(environment)
         for environment in e.fresh("env")
         if environment["phase"] == ev.FOR_TRAINER
     ]
@@ -256,16 +285,16 @@ def two_apis(e: Evidence) -> Lines:
     return [f"{e.url}: {waiting[0]}", *(f"{url}: STARTED" for url in e.now.elsewhere)]
 
 
-def _clocks(look: ev.Look) -> dict[str, float]:
+def _clocks(sample: ev.RunSample) -> dict[str, float]:
     """Seconds by which the clocks of processes are behind; a late heartbeat counts as well."""
-    processes = (look.status or {}).get("participants") or ()
+    processes = (sample.status or {}).get("participants") or ()
     with_clock = [
         process
         for process in processes
-        if number(process, "clock") and process["age_s"] <= ev.SILENT_S
+        if detail_of(process, "clock") and process["age_s"] <= ev.SILENT_S
     ]
     return {
-        process["name"]: look.at - process["age_s"] - number(process, "clock")
+        process["name"]: sample.at - process["age_s"] - detail_of(process, "clock")
         for process in with_clock
     }
 
@@ -278,12 +307,30 @@ def clocks_differ(e: Evidence) -> Lines:
     return [f"{name}: {by:+.0f} s" for name, by in off.items() if abs(by) > CLOCK_S]
 
 
+@rule(39, "warning", "most groups of an environment are dropped")
+@fix(
+    "atropos env try FILE -n 1 shows a group; the environment's log names each that is dropped"
+)
+def mostly_dropped(e: Evidence) -> Lines:
+    lines = [
+        f"{ev.label_of(environment)}: {environment.get('waiting_on')}"
+        for environment in e.fresh("env")
+        if environment["phase"] == ev.DROPPING
+    ]
+    reasons = [lost[3] for line in lines if (lost := _OF_LAST.search(line))]
+    return RuleMatch(lines, remedy=_OPTION.get(reasons[0], "") if reasons else "")
+
+
 @rule(35, "waiting", "the run is complete")
 @fix("the model is in the trainer's save_path, final_model; the report in the run's folder")
 def complete(e: Evidence) -> Lines:
     trainers = [process for process in e.processes if process["role"] == "trainer"]
     latest = min(trainers, key=ev.silence_s, default=None)
-    if latest is None or latest["phase"] != "done" or not e.still:
+    ended = e.status.get("ended_step")
+    said_so = latest is not None and latest["phase"] == "done" and e.still
+    if ended is None and not said_so:
         return []
-    done = f"{ev.label(latest)}: done at step {e.count('current_step'):.0f}"
-    return [done, *map(ev.doing, e.fresh("env"))]
+    name = ev.label_of(latest) if latest else "the trainer"
+    at = e.count("current_step") if ended is None else float(ended)
+    of = f" of {e.count('num_steps'):.0f}" if e.status.get("num_steps") else ""
+    return [f"{name}: done at step {at:.0f}{of}", *map(ev.activity_of, e.fresh("env"))]

@@ -21,16 +21,23 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from atroposlib.live.sources import RunSnapshot
+from atroposlib.run_status.sources import RunSnapshot
 from atroposlib.utils.command import logs
 
 BARS = " ▁▂▃▄▅▆▇█"
 logger = logging.getLogger(__name__)
+STATE_STYLES = {
+    "healthy": "bold green",
+    "done": "bold green",
+    "waiting": "bold cyan",
+    "stuck": "bold red",
+    "unreachable": "bold red",
+}
 LABEL_WIDTH = 9
 FRAME_WIDTH = 6  # border, padding, and the space between label and text
 TALL = 32  # terminal lines from which curves have three lines
 WAIT_LOG_INTERVAL_S = 10.0
-STEP_WAIT_S = 30.0  # time without a step, after which the waits are printed
+STEP_WAIT_S = 30.0  # time without a step, after which the verdict is printed
 
 Row = tuple[str, RenderableType]  # label and text of a line of the panel
 
@@ -40,11 +47,14 @@ def sparkline(
 ) -> str:
     """Draw the curve of values between 0 and 1, averaged or stretched to ``width``.
 
-    With ``steps``, the number of values at the end, the whole width stands for all ``steps``.
+    With ``steps``, the number of values at the end, the whole width stands for all ``steps``; the
+    first values of a long run are not squeezed below half of it.
     """
     if not values:
         return ""
-    columns = round(width * len(values) / steps) if steps else len(values)
+    columns = len(values)
+    if steps:
+        columns = max(round(width * len(values) / steps), min(len(values), width // 2))
     columns = max(1, min(width, columns))
     edges = [i * len(values) // columns for i in range(columns + 1)]
     spans = [values[lo : max(hi, lo + 1)] for lo, hi in zip(edges, edges[1:], strict=False)]
@@ -61,7 +71,9 @@ def format_value(value: float | None, form: str = ".2f", unit: str = "") -> str:
 
 
 def clock(seconds: float) -> str:
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def time_left(s: RunSnapshot) -> str:
@@ -103,7 +115,9 @@ def _progress(s: RunSnapshot, inner: int, lines: int) -> list[Row]:
         f"{count} ", ("━" * done, "blue"), ("─" * (length - done), "dim"), after
     )
     rows = _label_rows("task", wrap_lines(s.task, inner), "bold") if s.task else []
-    rows += [("phase", Text(s.phase, "bold")), ("step", bar), *[("", "")] * (lines > 1)]
+    words = wrap_lines(f"{s.state}: {s.line}", inner)
+    rows += _label_rows("run", words, STATE_STYLES.get(s.state, "bold"))
+    rows += [("step", bar), *[("", "")] * (lines > 1)]
     for name, values in (("reward", s.rewards), ("exact", s.exacts)):
         if name == "exact" and not values:
             continue  # few environments have this measure
@@ -159,7 +173,8 @@ def _samples(s: RunSnapshot, inner: int, room: int) -> list[Row]:
 
 def _processes(s: RunSnapshot, inner: int) -> list[Row]:
     """Show what each process does, then the figures; a low terminal cuts the last figures."""
-    waits = [line for wait in s.waits for line in wrap_lines(wait, inner, most=4)]
+    shown = [line for text in s.processes for line in wrap_lines(text, inner, most=4)]
+    warned = [line for text in s.warnings for line in wrap_lines(text, inner)]
     figures = {
         "groups": s.dropped,
         "measures": s.measures,
@@ -171,7 +186,8 @@ def _processes(s: RunSnapshot, inner: int) -> list[Row]:
         "weights": f"version {format_value(s.server_version, 'd')} at the server, "
         f"{format_value(s.trainer_version, 'd')} at the trainer",
     }
-    rows = _label_rows("processes", waits or ["no process has reported yet"])
+    rows = _label_rows("processes", shown or ["no process has reported yet"])
+    rows += _label_rows("warning", warned, "yellow")
     return [*rows, ("", ""), *(row for row in figures.items() if row[1])]
 
 
@@ -243,7 +259,7 @@ class PlainView(View):
         self._as_logs = as_logs
         self._step_at = time.monotonic()  # time of the last line on a step
         self._shown_steps = 0
-        self._warned = False  # whether dropped groups were printed, which happens at once
+        self._warned = False  # whether a warning was printed, which happens at once
         self._quiet_until = 0.0
 
     def print_line(self, line: str) -> None:
@@ -259,7 +275,8 @@ class PlainView(View):
             self.print_line(step_line(s))
         elif now - self._step_at >= STEP_WAIT_S or (s.warnings and not self._warned):
             self._step_at, self._warned = now, bool(s.warnings)
-            shown = (f"after step {s.step}/{s.steps}", s.dropped, *(s.warnings or s.waits))
+            told = f"after step {s.step}/{s.steps}; {s.state}: {s.line}"
+            shown = (told, s.dropped, *(s.warnings or s.processes))
             self.print_line("; ".join(filter(None, shown)))
 
     def waiting(self, line: str) -> None:

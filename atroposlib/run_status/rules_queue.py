@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from atroposlib.doctor import evidence as ev
-from atroposlib.doctor.evidence import Evidence, Found, Lines, fix, number, rule
-from atroposlib.doctor.processes import LONG_S
+from atroposlib.run_status import evidence as ev
+from atroposlib.run_status.evidence import Evidence, Lines, RuleMatch, detail_of, fix, rule
 
 FULL = 0.95  # share of the bound on stored bytes
 STALE = 0.2  # share of the accepted groups
@@ -37,15 +36,15 @@ def minimum_unmet(e: Evidence) -> Lines:
     match = _MINIMUM.search(e.reason)
     if not match or not e.idle("batch") or e.grown("groups_in_total", env=match[2]):
         return []
-    theirs = [process for process in e.processes if match[2].startswith(ev.label(process))]
+    theirs = [process for process in e.processes if match[2].startswith(ev.label_of(process))]
     works = any(
-        number(process, "rollouts_running") and ev.silence_s(process) <= ev.SILENT_S
+        detail_of(process, "rollouts_running") and ev.silence_s(process) <= ev.SILENT_S
         for process in theirs
     )
     text = f"each batch needs {match[1]} sequences of {match[2]}, {match[3]} are queued"
-    words = [text, *map(ev.doing, theirs)]
+    words = [text, *map(ev.activity_of, theirs)]
     slow = "each batch needs sequences of an environment that is slow"
-    return Found(words, slow, severity="waiting") if works else words
+    return RuleMatch(words, slow, severity="waiting") if works else words
 
 
 @rule(16, "stuck", "the minimum allocations do not fit into one batch")
@@ -61,9 +60,9 @@ def sizes_do_not_divide(e: Evidence) -> Lines:
     sizes = [size for size in map(int, _SIZES.findall(e.reason)) if size > 0]
     if lines and exactly and sizes:
         size = next_size(sizes, int(exactly[1]))
-        return Found(lines, remedy=f"the next batch size that works: {size}")
+        return RuleMatch(lines, remedy=f"the next batch size that works: {size}")
     unfit = [text for text in e.status.get("warnings") or () if "fit no batch" in text]
-    return lines or Found(unfit if e.still else [], severity="warning")
+    return lines or RuleMatch(unfit if e.still else [], severity="warning")
 
 
 @rule(18, "stuck", "a group is larger than a batch")
@@ -79,7 +78,7 @@ def _by_reason(e: Evidence, part: str) -> list[str]:
 @rule(19, "stuck", "posts are smaller than the registered group size")
 @fix("post whole groups, or register the group size that is sent")
 def partial_groups(e: Evidence) -> Lines:
-    held, rest_s = e.count("buffered_sequences"), LONG_S if e.running else ev.SILENT_S
+    held, rest_s = e.count("buffered_sequences"), ev.LONG_S if e.running else ev.SILENT_S
     if not e.reason or not held or not e.idle("groups", rest_s) or e.age("batch") < rest_s:
         return []
     senders = (share for share in e.status.get("shares") or () if share.get("buffered"))
@@ -118,16 +117,18 @@ def stale_drops(e: Evidence) -> Lines:
     words = [f"{dropped:.0f} of {came:.0f} groups were dropped as stale"]
     words += [f"mean age in flight: {flight:.1f} versions, in queue: {queue:.1f}"]
     shorter = "shorter rollouts or fewer at once; raise max_staleness"
-    return Found(words, remedy=shorter if flight > queue else "")
+    return RuleMatch(words, remedy=shorter if flight > queue else "")
 
 
 def _full(e: Evidence) -> list[str]:
     held, bound = e.count("retained_bytes"), e.count("max_bytes")
-    refused = e.grown("requests_refused_total", reason="store_full")
-    if not (bound and held >= FULL * bound) and not refused:
+    refusal = e.status.get("refusal")
+    if not (bound and held >= FULL * bound) and not refusal:
         return []
-    text = f"{held / 1e6:.1f} of {bound / 1e6:.1f} MB held, {refused:.0f} posts refused"
-    return [text, e.reason] if e.reason and e.still else []
+    text = f"{held / 1e6:.1f} of {bound / 1e6:.1f} MB held"
+    return (
+        [*([str(refusal)] if refusal else []), text, e.reason] if e.reason and e.still else []
+    )
 
 
 @rule(25, "stuck", "the store is full of batches that wait for a commit")
@@ -148,12 +149,10 @@ def versions_differ(e: Evidence) -> Lines:
     newest, since = e.count("policy_version"), e.age("policy_version")
     if since < e.oldest_rollout_s + ev.SILENT_S or e.phase == ev.PUBLISHING:
         return []  # tokens in flight may be of the version before
-    here = [server for server in e.fresh("inference") if number(server, "running")]
     held = {
-        server["name"]: ev.info(e.now, server).get(
-            "weight_version", server["details"].get("version")
-        )
-        for server in here
+        server["name"]: server["details"].get("version")
+        for server in e.fresh("inference")
+        if detail_of(server, "running")
     }
     behind = {url: at for url, at in held.items() if isinstance(at, int) and at < newest}
     text = f"version {newest:.0f} was announced {since:.0f} s ago"
@@ -163,7 +162,7 @@ def versions_differ(e: Evidence) -> Lines:
 @rule(28, "warning", "logprobs of servers and trainer differ")
 @fix("same model, dtype and chat template at both; docs: logprob_tolerance")
 def mismatch(e: Evidence) -> Lines:
-    nats, bound = number(e.trainer, "mismatch"), number(e.trainer, "mismatch_bound")
+    nats, bound = detail_of(e.trainer, "mismatch"), detail_of(e.trainer, "mismatch_bound")
     differ = bound and nats > bound
     return [f"{nats:.2g} nats in the last step, tolerance {bound:.2g}"] if differ else []
 
@@ -177,7 +176,7 @@ def foreign_posts(e: Evidence) -> Lines:
         f"{count:.0f} requests {words[s]} ({s})" for s, count in grown.items() if count > 1
     ]
     theirs = (
-        ev.doing(environment)
+        ev.activity_of(environment)
         for environment in e.fresh("env")
         if environment["phase"] == ev.FOR_TRAINER
     )

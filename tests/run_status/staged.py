@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from atroposlib.doctor.evidence import Evidence, Look, Sample
+from atroposlib.run_status.evidence import CounterValue, Evidence, RunSample
 
 URL = "http://127.0.0.1:8000"
 SERVER = "http://127.0.0.1:9001"
@@ -48,13 +48,13 @@ STATUS = {
 def counted(groups=100.0, **more):
     """Counters of /metrics; a name ending in _total has no label."""
     values = {"groups_in_total": groups, "tokens_in_total": 10 * groups, **more}
-    return tuple(Sample(name, {}, value) for name, value in values.items())
+    return tuple(CounterValue(name, {}, value) for name, value in values.items())
 
 
 HEALTHY = Evidence(
     URL,
-    Look(1000.0, {**STATUS, "batches_acked": 2}, metrics=counted(90.0)),
-    Look(1002.0, STATUS, metrics=counted(100.0)),
+    RunSample(1000.0, {**STATUS, "batches_acked": 2}, counters=counted(90.0)),
+    RunSample(1002.0, STATUS, counters=counted(100.0)),
 )
 
 
@@ -74,13 +74,13 @@ def still(*processes, ages=90.0, **status):
     since = {kind: ages for kind in ("uptime", "groups", "batch", "acked", "policy_version")}
     found = moving(*processes, **{"ages_s": {**since, "started": 400.0}, **status})
     status = {**found.before.status, "batches_acked": found.now.status["batches_acked"]}
-    return replace(found, before=replace(found.before, status=status, metrics=counted(100.0)))
+    return replace(found, before=replace(found.before, status=status, counters=counted(100.0)))
 
 
 def with_counters(evidence, before, now):
     """Evidence with further samples of /metrics at the two looks."""
     return replace(
         evidence,
-        before=replace(evidence.before, metrics=(*evidence.before.metrics, *before)),
-        now=replace(evidence.now, metrics=(*evidence.now.metrics, *now)),
+        before=replace(evidence.before, counters=(*evidence.before.counters, *before)),
+        now=replace(evidence.now, counters=(*evidence.now.counters, *now)),
     )

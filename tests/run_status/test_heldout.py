@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from atroposlib.live.heldout import Heldout, HeldoutSample
+from atroposlib.run_status.heldout import Heldout, HeldoutSample
 
 
 def write_check(directory, step, exact, samples):

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from atroposlib.live.heldout import HeldoutSample
-from atroposlib.live.sources import RunSnapshot
-from atroposlib.live.view import PlainView, open_view, panel, sparkline, step_line
+from atroposlib.run_status.heldout import HeldoutSample
+from atroposlib.run_status.sources import RunSnapshot
+from atroposlib.run_status.view import PlainView, open_view, panel, sparkline, step_line
 
 ANSWER = HeldoutSample(0, "What is 4 + 3?", "It is\x1b[2J[b]many", "7", 0.25, False)
 MOMENT = RunSnapshot(
@@ -17,7 +17,8 @@ MOMENT = RunSnapshot(
     reward_words="1 for the number",
     elapsed_s=75.0,
     left_s=200.0,
-    phase="training",
+    state="healthy",
+    line="step 12 of 40; the trainer trains batch 13 (2 s, usual 4 s)",
     step=12,
     steps=40,
     rewards=(0.0, 0.5, 1.0),
@@ -33,7 +34,7 @@ MOMENT = RunSnapshot(
     mismatch=3.2e-6,
     server_version=11,
     trainer_version=12,
-    waits=("arithmetic_0: paused: queue full, waits for the trainer to take a batch",),
+    processes=("arithmetic: paused: queue full, waits for the trainer to take a batch (2 s)",),
 )
 
 
@@ -48,7 +49,7 @@ def test_the_panel_shows_every_figure():
     for words in (
         "smollm2 [local]",
         "sums [of two]",
-        "training",
+        "run  healthy: step 12 of 40; the trainer trains batch 13 (2 s, usual 4 s)",
         "12 of 40",
         "reward  1.00",
         "exact  0.25",
@@ -125,15 +126,15 @@ def test_the_plain_view_prints_each_step_once_and_does_not_repeat_a_wait():
     assert lines == ["waiting for api: 1 of 60 s", step_line(MOMENT)]
 
 
-def test_without_a_step_the_waits_are_printed_every_thirty_seconds(monkeypatch):
+def test_without_a_step_the_verdict_is_printed_every_thirty_seconds(monkeypatch):
     console, clock = Console(file=io.StringIO(), width=300), [0.0]
-    monkeypatch.setattr("atroposlib.live.view.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("atroposlib.run_status.view.time.monotonic", lambda: clock[0])
     view = open_view(console, live=True)
     view.show(MOMENT)
     for clock[0] in (29.0, 30.0, 31.0):
         view.show(MOMENT)
-    waits = f"after step 12/40; {MOMENT.dropped}; {MOMENT.waits[0]}"
-    assert console.file.getvalue().splitlines() == [step_line(MOMENT), waits]
+    told = f"after step 12/40; healthy: {MOMENT.line}; {MOMENT.dropped}; {MOMENT.processes[0]}"
+    assert console.file.getvalue().splitlines() == [step_line(MOMENT), told]
 
 
 def test_the_first_warning_of_dropped_groups_is_printed_at_once():
@@ -141,8 +142,9 @@ def test_the_first_warning_of_dropped_groups_is_printed_at_once():
     view = open_view(console, live=True)
     warning = "toy: rollout, most groups dropped"
     for _ in range(2):
-        view.show(RunSnapshot(steps=9, warnings=(warning,), waits=("trainer: waiting",)))
-    assert console.file.getvalue().splitlines() == [f"after step 0/9; {warning}"]
+        view.show(RunSnapshot(steps=9, warnings=(warning,), processes=("trainer: waiting",)))
+    told = f"after step 0/9; waiting: the processes start; {warning}"
+    assert console.file.getvalue().splitlines() == [told]
 
 
 def test_lines_are_log_records_for_a_launcher_and_where_logs_are_json(caplog):

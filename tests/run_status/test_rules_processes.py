@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from atroposlib.doctor import evidence as words
-from atroposlib.doctor import processes as rules
-from atroposlib.doctor.diagnosis import diagnose
-from atroposlib.doctor.evidence import Look, Rule
 from atroposlib.envs.runtime.serve import EnvPhase
-from tests.doctor.staged import (
+from atroposlib.run_status import evidence as words
+from atroposlib.run_status import rules_processes as rules
+from atroposlib.run_status.diagnosis import diagnose
+from atroposlib.run_status.evidence import Rule, RunSample
+from tests.run_status.staged import (
     HEALTHY,
     SERVER,
     STATUS,
@@ -34,7 +34,7 @@ WAITING = trainer("waiting for batch")
 # rule -> (evidence, severity, a part of the evidence or the remedy)
 STALLS = {
     "api-silent": (
-        replace(HEALTHY, now=Look(1002.0, problem="connected, no answer within 5 s")),
+        replace(HEALTHY, now=RunSample(1002.0, problem="connected, no answer within 5 s")),
         "stuck",
         "no answer within 5 s",
     ),
@@ -102,10 +102,15 @@ STALLS = {
     "trainer-bound": (still(trainer(), PAUSED, server()), "waiting", "48 sequences queued"),
     "full-without-batch": (still(WAITING, PAUSED, server()), "stuck", "48 of 512"),
     "slow-step": (still(trainer(**LATE), env()), "stuck", "training for 300 s"),
+    "mostly-dropped": (
+        moving(trainer(), env(words.DROPPING, LONG), server()),
+        "warning",
+        "sums: a group worth keeping: 9 of the last 16 groups dropped",
+    ),
     "two-apis": (
         replace(
             still(env("waiting for trainer"), state="EMPTY", batches_open=0),
-            now=Look(
+            now=RunSample(
                 1002.0,
                 {**STATUS, "state": "EMPTY", "participants": [env("waiting for trainer")]},
                 elsewhere=("http://127.0.0.1:8001",),
@@ -130,7 +135,7 @@ STALLS = {
 @pytest.mark.parametrize("key", STALLS)
 def test_a_stall_is_named_first(key):
     evidence, severity, part = STALLS[key]
-    first = diagnose(evidence)[0]
+    first = RULES[key](evidence) if key == "two-apis" else diagnose(evidence)[0]
     assert (first.key, first.severity) == (key, severity)
     assert part in "\n".join([*first.evidence, first.remedy])
 
@@ -183,34 +188,18 @@ def test_a_replaced_environment_is_not_silent():
 
 
 def test_a_server_that_stays_paused_without_a_publish_is_named():
-    paused = {SERVER: {"paused": True, "weight_version": 3}}
-    found = still(WAITING, env(), server())
-    found = replace(
-        found,
-        before=replace(found.before, servers=paused),
-        now=replace(found.now, servers=paused),
-    )
-    assert f"{SERVER}/v1: paused with version 3" in diagnose(found)[0].evidence
+    found = still(WAITING, env(), server(paused=1))
+    assert f"{SERVER}/v1: paused, 8 requests wait" in diagnose(found)[0].evidence
 
 
-def test_a_server_that_accepts_and_answers_nothing_is_found_before_its_callers_notice():
-    frozen = {SERVER: {"frozen": "connected, no answer within 1 s"}}
-    found = still(WAITING, env(), server(), ages=16.0)
-    found = replace(
-        found,
-        before=replace(found.before, servers=frozen),
-        now=replace(found.now, servers=frozen),
-    )
-    first = diagnose(found)[0]
-    assert first.key == "inference-silent" and f"{SERVER}/v1: connected" in first.evidence[0]
+def test_a_pause_while_groups_arrive_is_no_finding():
+    assert diagnose(moving(trainer("publishing weights"), env(), server(paused=1))) == []
 
 
-def test_a_server_without_requests_that_answers_nothing_yet_is_no_finding():
-    """It loads its model on a busy host; nothing waits for it."""
-    frozen = {SERVER: {"frozen": "connected, no answer within 1 s"}}
-    found = still(WAITING, env(rollouts_running=0), server(running=0), ages=40.0)
-    looks = [replace(look, servers=frozen) for look in found.looks]
-    assert diagnose(replace(found, before=looks[0], now=looks[1])) == []
+def test_a_recorded_end_is_complete_while_the_environments_still_leave():
+    ended = moving(trainer("done", ended=1), env("draining"), ended_step=16, num_steps=16)
+    [found] = [one for one in diagnose(ended) if one.key == "complete"]
+    assert found.evidence[0] == "atropos-grpo m: done at step 16 of 16"
 
 
 def test_a_late_heartbeat_is_no_wrong_clock():
@@ -223,7 +212,8 @@ def test_a_late_heartbeat_is_no_wrong_clock():
 
 def test_slow_rollouts_with_half_of_their_groups_dropped_are_not_stuck():
     slow = env(words.DROPPING, LONG, oldest_rollout_s=30.0)
-    assert diagnose(still(WAITING, slow, server(), ages=40.0)) == []
+    found = diagnose(still(WAITING, slow, server(), ages=40.0))
+    assert [(one.key, one.severity) for one in found] == [("mostly-dropped", "warning")]
 
 
 def test_tokens_per_second_of_a_server_are_evidence_of_long_generations():

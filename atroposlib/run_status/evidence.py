@@ -1,10 +1,10 @@
-"""Evidence: two looks at a run and what they show, and the form of a rule over it. Pure."""
+"""Evidence: two samples of a run and what they show, and the form of a rule over it. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -16,9 +16,8 @@ FORGOTTEN_S = 600.0  # then a silent process is history, if a process of its rol
 PAUSED, NOT_ADMITTED = "paused: queue full", "paused: not admitted"
 FOR_TRAINER, DROPPING = "waiting for trainer", "rollout, most groups dropped"
 FOR_BATCH, PUBLISHING = "waiting for batch", "publishing weights"
-MOST_LINES = 5  # evidence of a finding
-_SAMPLE = re.compile(r"^atropos_(\w+?)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+MAX_LINES = 5  # evidence of a finding
+LONG_S = 60.0  # duration of a rollout, or of a phase of the trainer
 _INSTANCE = re.compile(r"-[0-9a-f]{6}$")  # suffix of an environment's name, new at each start
 
 
@@ -36,8 +35,8 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Value of /metrics; ``name`` without the prefix ``atropos_``."""
+class CounterValue:
+    """Value of a counter of the API; ``name`` as in /metrics, without the prefix ``atropos_``."""
 
     name: str
     labels: Mapping[str, str]
@@ -45,36 +44,27 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Look:
-    """Reports of the API and the inference servers at a moment. None: no answer."""
+class RunSample:
+    """Status and counters of a run at a moment; ``status`` is None without an answer."""
 
-    at: float  # s since the epoch, clock of the API where its answer has a time
+    at: float  # s since the epoch, clock of the API
     status: Mapping[str, Any] | None = None  # GET /status
-    problem: str = ""  # problem of the API: no answer, or the reply of /health
-    answer_s: float = 0.0  # duration of GET /status
-    metrics: tuple[Sample, ...] = ()
-    servers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # /server_info
+    problem: str = ""  # reason why there is no status
+    answer_s: float = 0.0  # duration of the status
+    counters: tuple[CounterValue, ...] = ()
     elsewhere: tuple[str, ...] = ()  # further addresses at which an API has a started run
-
-
-def samples(page: str) -> tuple[Sample, ...]:
-    """Parse the metrics of the rollout API in the text format of Prometheus."""
-    return tuple(
-        Sample(name, dict(_LABEL.findall(labels)), float(value))
-        for name, labels, value in _SAMPLE.findall(page)
-    )
 
 
 # --- processes ---------------------------------------------------------------------------
 
 
-def number(process: Process | None, name: str) -> float:
+def detail_of(process: Process | None, name: str) -> float:
     """A detail of a heartbeat; 0 if it is absent or no number."""
     value = process["details"].get(name) if process else None
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
-def label(process: Process) -> str:
+def label_of(process: Process) -> str:
     """The name of a process without the part that differs at each start."""
     return _INSTANCE.sub("", str(process["name"]))
 
@@ -82,7 +72,7 @@ def label(process: Process) -> str:
 def silence_s(process: Process) -> float:
     """Seconds without a heartbeat; of a server, without an answer to its callers."""
     server = process["role"] == "inference"
-    return number(process, "silent_s") if server else float(process["age_s"])
+    return detail_of(process, "silent_s") if server else float(process["age_s"])
 
 
 def silent_ones(processes: Iterable[Process]) -> list[Process]:
@@ -92,7 +82,7 @@ def silent_ones(processes: Iterable[Process]) -> list[Process]:
     """
     latest: dict[object, Process] = {}
     for process in sorted(processes, key=lambda process: -float(process["age_s"])):
-        latest[process["role"], process["role"] != "trainer" and label(process)] = process
+        latest[process["role"], process["role"] != "trainer" and label_of(process)] = process
     running = [process for process in latest.values() if "ended" not in process["details"]]
     alive = {process["role"] for process in running if silence_s(process) <= SILENT_S}
     bounds = (
@@ -109,32 +99,26 @@ def last_words(process: Process) -> str:
     return f"{process['role']} {process['name']}: {since}"
 
 
-def doing(process: Process) -> str:
+def activity_of(process: Process) -> str:
     """A process with its phase, its wait and the age of its heartbeat."""
     waits = f", waits for {process['waiting_on']}" if process.get("waiting_on") else ""
     return f"{process['name']}: {process['phase']}{waits} ({process['age_s']:.0f} s ago)"
 
 
-def info(look: Look, server: Process) -> Mapping[str, Any]:
-    """Own report of a local inference server; empty for any other kind."""
-    return look.servers.get(str(server["name"]).rstrip("/").removesuffix("/v1"), {})
-
-
 @dataclass(frozen=True)
 class Evidence:
-    """Two looks, the earlier first; all that a rule reads."""
+    """Two samples of a run, the earlier first; all that a rule reads.
+
+    Without an earlier sample both are the same, and nothing counts as standing still.
+    """
 
     url: str
-    before: Look
-    now: Look
-
-    @property
-    def looks(self) -> tuple[Look, Look]:
-        return self.before, self.now
+    before: RunSample
+    now: RunSample
 
     @property
     def seconds(self) -> float:
-        """Time between the looks."""
+        """Time between the samples."""
         return max(self.now.at - self.before.at, 1e-3)
 
     @property
@@ -155,7 +139,7 @@ class Evidence:
         return float(self.status.get(name) or 0)
 
     def change(self, name: str) -> float:
-        """Growth of a number of /status between the looks; it may be negative."""
+        """Growth of a number of /status between the samples; it may be negative."""
         return self.count(name) - float((self.before.status or self.status).get(name) or 0)
 
     def age(self, kind: str) -> float:
@@ -163,29 +147,31 @@ class Evidence:
         ages = self.status.get("ages_s") or {}
         return float(ages.get(kind, ages.get("uptime", 0.0)))
 
-    def total(self, name: str, look: Look | None = None, **labels: str) -> float:
+    def total(self, name: str, sample: RunSample | None = None, **labels: str) -> float:
         """The sum of a metric over all values of the labels that are not given."""
         return sum(
-            metric.value
-            for metric in (look or self.now).metrics
-            if metric.name == name and labels.items() <= metric.labels.items()
+            counter.value
+            for counter in (sample or self.now).counters
+            if counter.name == name and labels.items() <= counter.labels.items()
         )
 
     def grown(self, name: str, **labels: str) -> float:
-        """Growth of a counter between the looks; 0 after a restart of the API."""
+        """Growth of a counter between the samples; 0 after a restart of the API."""
         before = self.total(name, self.before, **labels)
         return max(0.0, self.total(name, self.now, **labels) - before)
 
     @property
     def still(self) -> bool:
-        """Whether no group arrived, and no batch was delivered or acked between the looks."""
+        """Whether no group arrived, and no batch was delivered or acked between the samples."""
+        if self.before is self.now:
+            return False  # a single sample shows no lack of progress
         counters = ("groups_in_total", "batches_delivered_total", "batches_acked_total")
         # values that change at any replica
         held = ("batches_acked", "current_step", "queued_sequences")
         return not any(map(self.grown, counters)) and not any(map(self.change, held))
 
     def idle(self, kind: str, seconds: float = SILENT_S) -> bool:
-        """Whether nothing moved between the looks, and no event of ``kind`` for ``seconds``."""
+        """Whether nothing moved between the samples, and no event of ``kind`` for ``seconds``."""
         return self.still and self.age(kind) > seconds
 
     @cached_property
@@ -209,6 +195,16 @@ class Evidence:
         return next(iter(self.fresh("trainer")), None)
 
     @property
+    def usual_step_s(self) -> float:
+        """Median seconds between two acks of this run; 0 while unknown."""
+        return self.count("usual_step_s")
+
+    @property
+    def long_s(self) -> float:
+        """Duration beyond which a phase is long here: a minute, or two usual steps."""
+        return max(LONG_S, 2 * self.usual_step_s)
+
+    @property
     def phase(self) -> str:
         """Phase of the trainer; empty without a recent heartbeat."""
         return str(self.trainer["phase"]) if self.trainer else ""
@@ -220,20 +216,21 @@ class Evidence:
     @property
     def running(self) -> float:
         """Rollouts of the environments with a recent heartbeat."""
-        return sum(number(process, "rollouts_running") for process in self.fresh("env"))
+        return sum(detail_of(process, "rollouts_running") for process in self.fresh("env"))
 
     @property
     def oldest_rollout_s(self) -> float:
         """Age of the oldest rollout."""
         return max(
-            (number(process, "oldest_rollout_s") for process in self.fresh("env")), default=0.0
+            (detail_of(process, "oldest_rollout_s") for process in self.fresh("env")),
+            default=0.0,
         )
 
 
 # --- rules -------------------------------------------------------------------------------
 
 
-class Found(NamedTuple):
+class RuleMatch(NamedTuple):
     """Evidence with words that differ from the rule; empty: no finding."""
 
     evidence: Sequence[str]
@@ -242,7 +239,7 @@ class Found(NamedTuple):
     severity: Severity | None = None
 
 
-Lines = Found | Sequence[str]
+Lines = RuleMatch | Sequence[str]
 LookFor = Callable[[Evidence], Lines]
 
 
@@ -259,12 +256,12 @@ class Rule:
 
     def __call__(self, e: Evidence) -> Finding | None:
         lines = self.look_for(e)
-        match = lines if isinstance(lines, Found) else Found(lines)
+        match = lines if isinstance(lines, RuleMatch) else RuleMatch(lines)
         shown = [line for line in match.evidence if line]
         if not shown:
             return None
-        if len(shown) > MOST_LINES:
-            shown[MOST_LINES:] = [f"and {len(shown) - MOST_LINES} more"]
+        if len(shown) > MAX_LINES:
+            shown[MAX_LINES:] = [f"and {len(shown) - MAX_LINES} more"]
         return Finding(
             rule=self.number,
             key=self.key,

@@ -2,63 +2,21 @@ from __future__ import annotations
 
 import json
 
-from atroposlib.live.sources import (
+from atroposlib.quickstart.recipes import ServingEngine
+from atroposlib.run_status.sources import (
     JsonLines,
     Sources,
     TokenRate,
-    WaitHistory,
     WatchedRun,
     counter,
-    drop_warnings,
     dropped_groups,
     largest,
     measures_of,
-    phase_of,
     seconds_left,
+    verdict_of,
     version_of,
+    warnings_of,
 )
-from atroposlib.quickstart.recipes import ServingEngine
-from atroposlib.wire import MOSTLY_DROPPED
-
-STATUS = {
-    "blocked_reason": "3 of 8 groups are queued",
-    "participants": [
-        {"role": "trainer", "name": "trainer", "phase": "waiting for batch", "age_s": 0.1},
-        {"role": "env", "name": "sums_0", "phase": "rollout", "waiting_on": "a reply"},
-    ],
-}
-
-
-def test_the_reason_of_the_api_comes_first_and_every_wait_has_its_age():
-    waits = WaitHistory()
-    waits.lines(STATUS, 100.0)
-    assert waits.lines({**STATUS, "blocked_reason": "4 of 8 groups are queued"}, 107.0) == (
-        "no batch yet: 4 of 8 groups are queued (7 s)",
-        "sums_0: rollout, waits for a reply (7 s)",
-        "trainer: waiting for batch (7 s)",
-    )
-    assert phase_of(STATUS) == "waiting for batch"
-    assert phase_of(None) == "the rollout API does not answer"
-    assert WaitHistory().lines(None, 0.0) == ()
-
-
-def test_a_wait_from_before_the_last_batch_is_left_out_until_the_next_heartbeat():
-    def status(step, reason, beat_age_s):
-        env = {"role": "env", "name": "copy", "phase": "paused: queue full"}
-        env.update(waiting_on="the trainer to take a batch", age_s=beat_age_s)
-        trainer = {"role": "trainer", "phase": "waiting for batch", "age_s": 0.0}
-        trainer["waiting_on"] = "a batch: 0 of 512 sequences queued: waiting for scored groups"
-        document = {"current_step": step, "blocked_reason": reason}
-        return {**document, "participants": [env, trainer]}
-
-    waits, paused = WaitHistory(), "copy: paused: queue full, waits for the trainer to take"
-    few = "432 of 512 sequences queued: waiting for scored groups"
-    full = waits.lines(status(3, None, 0.1), 10.0)
-    assert full == (f"{paused} a batch (0 s)", "trainer: waiting for batch (0 s)")
-    taken = waits.lines(status(4, few, 0.6), 10.5)
-    assert taken == (f"no batch yet: {few} (0 s)", "trainer: waiting for batch (0 s)")
-    assert not any(paused in line for line in waits.lines(status(4, few, 1.1), 11.0))
-    assert any(paused in line for line in waits.lines(status(4, few, 0.2), 13.0))
 
 
 def test_dropped_groups_of_all_environments_are_counted_by_their_reasons():
@@ -74,14 +32,19 @@ def test_dropped_groups_of_all_environments_are_counted_by_their_reasons():
     assert dropped_groups({"participants": [env(2)]}) == dropped_groups(None) == ""
 
 
-def test_an_environment_that_drops_most_groups_is_a_warning_until_it_is_silent():
-    env = {"role": "env", "name": "toy", "phase": MOSTLY_DROPPED, "waiting_on": "a group"}
-    other = {"role": "env", "name": "sums", "phase": "rollout"}
-    late = {**env, "name": "gone", "age_s": 16.0}
-    assert drop_warnings({"participants": [env, other, late]}) == (
-        "toy: rollout, most groups dropped, waits for a group",
-    )
-    assert drop_warnings(None) == ()
+def test_without_an_answer_the_api_is_unreachable():
+    assert verdict_of(None)["state"] == "unreachable"
+    assert verdict_of({"verdict": {"state": "healthy"}}) == {"state": "healthy"}
+
+
+def test_warnings_are_the_findings_that_the_line_does_not_tell():
+    findings = [
+        {"key": "same-scores", "cause": "all same", "evidence": ["8 of 8"]},
+        {"key": "mismatch", "cause": "logprobs differ", "evidence": ["0.4 nats"]},
+    ]
+    stuck = {"state": "stuck", "findings": findings}
+    assert warnings_of(stuck) == ("logprobs differ: 0.4 nats",)
+    assert len(warnings_of({**stuck, "state": "healthy"})) == 2
 
 
 def test_the_measures_are_those_of_the_environment_and_the_entropy():
@@ -90,35 +53,10 @@ def test_the_measures_are_those_of_the_environment_and_the_entropy():
     assert measures_of({}) == ""
 
 
-def test_a_silent_process_is_marked_and_later_removed():
-    def env(age_s):
-        return {"participants": [{"role": "env", "name": "sums_0", "age_s": age_s}]}
-
-    assert WaitHistory().lines(env(40.0), 0.0) == ("sums_0: silent (40 s)",)
-    assert WaitHistory().lines(env(200.0), 0.0) == ()
-
-
-def test_an_environment_that_has_ended_is_named_while_no_batch_can_form():
-    env = {"role": "env", "name": "sums_0", "age_s": 200.0, "details": {"ended": 1}}
-    status = {"participants": [env], "blocked_reason": "the queue is empty"}
-    wait, ended = WaitHistory().lines(status, 0.0)
-    assert (wait, ended) == (
-        "no batch yet: the queue is empty (0 s)",
-        "sums_0: has ended (200 s)",
-    )
-    assert WaitHistory().lines({"participants": [env]}, 0.0) == ()
-
-
 def test_the_time_left_is_that_of_the_steps_to_do_at_the_pace_of_the_last():
     rows = [{"step": n, "seconds_wait": 3.0, "seconds_train": 1.0} for n in (1, 2)]
     assert seconds_left(rows, 10) == 32.0
     assert seconds_left([], 10) is None
-
-
-def test_the_phase_is_that_of_the_last_trainer_to_report():
-    old = {"role": "trainer", "phase": "training", "age_s": 50.0}
-    new = {"role": "trainer", "phase": "publishing weights", "age_s": 0.2}
-    assert phase_of({"participants": [old, new]}) == "publishing weights"
 
 
 def test_a_partly_written_line_is_read_after_its_end(tmp_path):

@@ -1,40 +1,32 @@
-"""The registry: numbers, order of the findings, exit status, and the table of the guide."""
+"""The registry: numbers, order of the findings, and the table of the guide."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-from atroposlib.doctor.diagnosis import MOST, RULES, diagnose, exit_status, moving
-from atroposlib.doctor.evidence import Look
-from tests.api.run.test_doctor import STALLS as STALLS_OF_THE_APP
-from tests.doctor.staged import HEALTHY, env, server, still, trainer
-from tests.doctor.test_processes import STALLS
-from tests.doctor.test_why import STAGED as STAGED_OVER_HTTP
+from atroposlib.run_status import rules_processes
+from atroposlib.run_status.diagnosis import MAX_FINDINGS, RULES, diagnose
+from atroposlib.run_status.evidence import RunSample
+from tests.api.run.test_judge import STALLS as STALLS_OF_THE_APP
+from tests.run_status.staged import HEALTHY, env, server, still, trainer
+from tests.run_status.test_why import STAGED as STAGED_OVER_HTTP
+
+LISTED = (*RULES, rules_processes.two_apis)  # the last is found by a caller of the API
 
 
 def test_every_number_of_the_table_has_one_rule():
-    assert sorted(one.number for one in RULES) == [*range(1, 39)]
-    assert len({one.key for one in RULES}) == len(RULES)
+    assert sorted(rule.number for rule in LISTED) == [*range(1, 40)]
+    assert len({rule.key for rule in LISTED}) == len(LISTED)
 
 
-def test_a_healthy_run_has_no_finding_and_names_what_moves():
-    assert diagnose(HEALTHY) == [] and exit_status([]) == 0
-    assert moving(HEALTHY) == (
-        "5.0 groups/s and 50 tokens/s arrive, step 4, 1 batches trained in 2 s, "
-        "policy version 4, last group 0 s ago, last ack 2 s ago"
-    )
-
-
-def test_the_exit_status_follows_the_strongest_finding():
-    status = {"api-silent": 3, "no-trainer": 1, "slow-step": 2, "clocks-differ": 0}
-    assert status == {key: exit_status(diagnose(STALLS[key][0])) for key in status}
+def test_a_healthy_run_has_no_finding():
+    assert diagnose(HEALTHY) == []
 
 
 def test_an_absent_api_is_the_only_finding():
-    gone = replace(HEALTHY, now=Look(1002.0, problem="refused"))
+    gone = replace(HEALTHY, now=RunSample(1002.0, problem="refused"))
     assert [one.key for one in diagnose(gone)] == ["api-silent"]
-    assert moving(gone) is None
 
 
 def test_silence_of_a_process_comes_before_what_it_causes():
@@ -61,7 +53,7 @@ def test_at_most_five_findings_are_shown():
         open_batches=[{"no": 4, "sequences": 8, "deliveries": 5, "lease_s": 1.0}],
     )
     found = diagnose(many)
-    assert len(found) == MOST and found[0].key == "trainer-silent-in-step"
+    assert len(found) == MAX_FINDINGS and found[0].key == "trainer-silent-in-step"
 
 
 def staged_by(key):
@@ -73,13 +65,13 @@ def staged_by(key):
 
 def test_the_guide_has_a_line_for_each_rule_and_how_it_is_staged():
     page = (Path(__file__).parents[2] / "docs/troubleshooting.md").read_text(encoding="utf-8")
-    for one in RULES:
+    for one in LISTED:
         words = (f"`{one.key}`", one.cause, one.remedy, staged_by(one.key))
         assert " | ".join((f"| {one.number}", *words)) + " |" in page
 
 
 def test_every_rule_has_a_stall_of_a_real_api():
-    assert [one.key for one in RULES if not staged_by(one.key)] == []
+    assert [one.key for one in LISTED if not staged_by(one.key)] == []
 
 
 def test_a_consequence_is_not_shown_beside_its_cause():

@@ -8,14 +8,15 @@ from dataclasses import replace
 import pytest
 
 from atroposlib.api.decisions.blocked import no_batch
-from atroposlib.doctor import queue as rules
-from atroposlib.doctor.diagnosis import diagnose
-from atroposlib.doctor.evidence import Rule, Sample
-from tests.doctor.staged import HEALTHY, env, moving, server, still, trainer, with_counters
+from atroposlib.run_status import rules_queue as rules
+from atroposlib.run_status.diagnosis import diagnose
+from atroposlib.run_status.evidence import CounterValue, Rule
+from tests.run_status.staged import HEALTHY, env, moving, server, still, trainer, with_counters
 
 WAITING = trainer("waiting for batch")
 HERE = (WAITING, env(), server())
 NAMES = {0: "sums_0", 1: "code_1"}
+SHARE = {"name": "sums_0", "buffered": 3, "asked": 1.0, "realised": 1.0}
 HELD = "the store is full, 990 of 1000 bytes"
 
 
@@ -25,7 +26,7 @@ def reason(counts, size, needs=None):
 
 
 def count(name, value, **labels):
-    return Sample(name, labels, value)
+    return CounterValue(name, labels, value)
 
 
 STALLS = {
@@ -51,7 +52,7 @@ STALLS = {
         "sums_0 (env 0) 16",
     ),
     "partial-groups": (
-        still(*HERE, buffered_sequences=3, shares=[{"name": "sums_0", "buffered": 3}]),
+        still(*HERE, buffered_sequences=3, shares=[SHARE]),
         "sums_0: 3 sequences",
     ),
     "redelivered": (
@@ -173,3 +174,13 @@ def test_groups_that_fit_no_batch_are_a_warning_while_others_are_still():
     text = "groups of 3 of sums_0 (env 0) fit no batch of 8 together with the other sizes (4)"
     found = diagnose(still(*HERE, blocked_reason=None, warnings=[text]))
     assert ("sizes-do-not-divide", "warning") in [(one.key, one.severity) for one in found]
+
+
+def test_posts_that_were_refused_lately_are_named_before_what_follows_from_it():
+    """The disk is full, so nothing arrives: drops of the environment are no cause."""
+    full = "the disk of the store is full up to its reserve of 48 MB"
+    reason = f"posts are refused: {full}; the queue is empty: waiting for scored groups"
+    drops = "a group worth keeping: 16 of the last 16 groups dropped, same_scores: all 0"
+    dropping = env("rollout, most groups dropped", drops)
+    found = diagnose(still(WAITING, dropping, server(), blocked_reason=reason, refusal=full))
+    assert found[0].key == "store-full" and found[0].evidence[0] == full

@@ -1,4 +1,4 @@
-"""GET /explore/why: findings over the looks of this process, and their events."""
+"""GET /explore/why and /status: verdicts over the samples of this process, and their events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from atroposlib.api.archive import indexer
 from atroposlib.api.archive.records import StepFact
 from atroposlib.api.common.records import MAX_DELIVERIES
-from atroposlib.api.run import doctor, metrics, posts
+from atroposlib.api.run import judge, metrics, posts
 from atroposlib.api.web.routes_groups import KEY_HEADER, RUN_ID_HEADER
 from atroposlib.envs.rollout.filters import RejectReason
 from atroposlib.envs.runtime.sender import GroupStats
@@ -20,7 +20,7 @@ FAILING = {"role": "env", "name": "e-0a1b2c", "phase": "rollout", "waiting_on": 
 
 @pytest.fixture
 async def api(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "APART_S", 0.0)
+    monkeypatch.setattr(judge, "APART_S", 0.0)
     made = Api(tmp_path, "sqlite")  # with an index of rollouts
     yield made
     await made.end()
@@ -36,7 +36,7 @@ async def test_a_finding_appears_with_an_event_and_keeps_its_time(api):
     again = await api.get("/explore/why")
     assert [one["key"] for one in first["findings"]] == ["no-trainer"]
     assert first["findings"][0]["at"] == again["findings"][0]["at"]
-    assert first["moving"] is None
+    assert first["state"] == "waiting"
     assert kinds(api) == [("no-trainer", "began")]
 
 
@@ -187,6 +187,13 @@ async def equal_scores(api):
 
 async def long_rows(api):
     await drops(api, RejectReason.TOO_LONG, "900 of 512 tokens")
+
+
+async def half_dropped(api):
+    env = await works(api)
+    await send(api, env, 2)
+    waiting_on, totals = dropped(RejectReason.TOO_LONG, "900 of 512 tokens")
+    await beat(api, "env", "rollout, most groups dropped", waiting_on, **totals)
 
 
 async def slow_trainer(api):
@@ -355,6 +362,7 @@ STALLS = {
     "index-behind": (late_index, " records in "),
     "index-unfit": (unfit_record, "1 records since the API started"),
     "thread-failed": (failed_thread, "indexer: "),
+    "mostly-dropped": (half_dropped, "8 of the last 8 groups dropped"),
     "context-full": (full_contexts, "40 rollouts, with 10 groups sent"),
 }
 
@@ -364,6 +372,7 @@ async def test_a_real_stall_is_the_first_finding(api, key, monkeypatch):
     stage, part = STALLS[key]
     api.patch = monkeypatch
     await stage(api)
+    await api.get("/status")
     first = (await api.get("/explore/why"))["findings"][0]
     assert first["key"] == key
     assert part in " ".join(first["evidence"])
@@ -379,4 +388,5 @@ async def test_progress_between_the_looks_ends_the_finding(api):
     await api.trained(generation)
     await beat(api, "trainer", "training")
     answer = await api.get("/explore/why")
-    assert answer["findings"] == [] and "groups/s" in answer["moving"]
+    assert answer["findings"] == [] and answer["state"] == "healthy"
+    assert answer["groups_per_s"] > 0

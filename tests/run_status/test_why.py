@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
-from contextlib import contextmanager
 
 import httpx
 import pytest
 
+from atroposlib.api.run import judge
 from atroposlib.api.server import create_app
 from atroposlib.cli.atropos import main as atropos
-from atroposlib.doctor import looks, why
 from atroposlib.errors import ConfigError
-from atroposlib.inference.engine.core import EngineLimits
-from atroposlib.inference.engine.engine import Engine
-from atroposlib.inference.engine.served_model import load_model
-from atroposlib.inference.http.app import create_app as create_server
-from atroposlib.testing.tiny import write_tiny_model
+from atroposlib.run_status import polling, why
 from tests.api.harness import ENV, TRAINER
 from tests.serving import served
 
-# Rules staged here, by a real API over HTTP; more in tests/api/run/test_doctor.py.
+# Rules staged here, by a real API over HTTP; more in tests/api/run/test_judge.py.
 STAGED = {
     *("api-silent", "no-trainer", "trainer-starting", "sizes-do-not-divide", "complete"),
     *("inference-silent", "rollouts-fail", "two-apis", "servers-paused", "versions-differ"),
@@ -31,10 +25,11 @@ STAGED = {
 
 
 @pytest.fixture(autouse=True)
-def looks_follow_at_once(monkeypatch):
+def polls_follow_at_once(monkeypatch):
     monkeypatch.setattr(why, "APART_S", 0.0)
-    for name in ("API_TIMEOUT_S", "SERVER_TIMEOUT_S"):
-        monkeypatch.setattr(looks, name, 600.0)
+    monkeypatch.setattr(judge, "APART_S", 0.0)
+    for name in ("API_TIMEOUT_S", "ELSEWHERE_TIMEOUT_S"):
+        monkeypatch.setattr(polling, name, 600.0)
 
 
 def findings(capsys, *words):
@@ -72,12 +67,12 @@ class Stage:
         httpx.get(f"{self.url}/batch")
         return self.post("/register-env", ENV | env)["env_id"]
 
-    def rolls_out(self, server, seconds, **details):
+    def rolls_out(self, server, seconds, details=(), **state):
         """A time in which an environment waits for this server and the trainer for a batch."""
         self.now += seconds
         self.beat("trainer", "waiting for batch")
-        calls = {"url": f"{server}/v1", "running": 2}
-        self.beat("env", "rollout", servers=[calls], rollouts_running=2, **details)
+        calls = {"url": f"{server}/v1", "running": 2, **state}
+        self.beat("env", "rollout", servers=[calls], rollouts_running=2, **dict(details))
 
 
 @pytest.fixture
@@ -85,19 +80,6 @@ def stage():
     made = Stage()
     with served(create_app(clock=lambda: made.now)) as made.url:
         yield made
-
-
-@contextmanager
-def inference_server(folder):
-    """The local server with a tiny model; yields its address."""
-    served_model = load_model(str(write_tiny_model(folder)), name="tiny")
-    engine = Engine(served_model, EngineLimits(), seed=0, num_threads=1)
-    engine.start()
-    try:
-        with served(create_server(engine)) as url:
-            yield url
-    finally:
-        engine.close()
 
 
 def test_an_absent_api_is_status_3(capsys):
@@ -138,35 +120,21 @@ def test_a_silent_server_is_named_by_its_address(capsys, stage):
     assert "http://s:1/v1" in answer["findings"][0]["evidence"][0]
 
 
-def test_a_frozen_server_is_found_before_its_callers_notice(capsys, stage, monkeypatch):
-    monkeypatch.setattr(looks, "SERVER_TIMEOUT_S", 0.05)
+def test_a_server_that_a_publish_left_paused_is_named(capsys, stage):
     stage.begin()
-    with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts, never answers
-        frozen = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        stage.rolls_out(frozen, seconds=16)
-        status, answer = findings(capsys, "--api-url", stage.url)
-    assert status == 2 and keys(answer)[0] == "inference-silent"
-    assert f"{frozen}/v1: connected, no answer" in answer["findings"][0]["evidence"][0]
-
-
-def test_a_server_that_a_publish_left_paused_is_named(capsys, stage, tmp_path):
-    stage.begin()
-    with inference_server(tmp_path / "model") as server:
-        httpx.post(f"{server}/pause").raise_for_status()
-        stage.rolls_out(server, seconds=30)
-        status, answer = findings(capsys, "--api-url", stage.url)
+    stage.rolls_out("http://s:1", seconds=30, paused=True)
+    status, answer = findings(capsys, "--api-url", stage.url)
     assert status == 2 and keys(answer)[0] == "servers-paused"
-    assert answer["findings"][0]["evidence"][0] == f"{server}/v1: paused with version 0"
+    assert answer["findings"][0]["evidence"][0] == "http://s:1/v1: paused, 2 requests wait"
 
 
-def test_a_server_with_old_weights_is_named_with_its_version(capsys, stage, tmp_path):
+def test_a_server_with_old_weights_is_named_with_its_version(capsys, stage):
     stage.begin()
     stage.post("/policy_version", {"version": 3})
-    with inference_server(tmp_path / "model") as server:
-        stage.rolls_out(server, seconds=90, oldest_rollout_s=5.0)
-        status, answer = findings(capsys, "--api-url", stage.url)
+    stage.rolls_out("http://s:1", seconds=90, version=0, details={"oldest_rollout_s": 5.0})
+    status, answer = findings(capsys, "--api-url", stage.url)
     assert status == 0 and keys(answer) == ["versions-differ"]
-    assert answer["findings"][0]["evidence"][0] == f"{server}/v1: version 0"
+    assert answer["findings"][0]["evidence"][0] == "http://s:1/v1: version 0"
 
 
 def test_environments_at_another_api_than_their_trainer_learn_its_address(
@@ -175,7 +143,7 @@ def test_environments_at_another_api_than_their_trainer_learn_its_address(
     stage.beat("env", "waiting for trainer")
     with served(create_app()) as other:
         Stage(other).begin()
-        monkeypatch.setattr(looks, "DEFAULT_URL", other)
+        monkeypatch.setattr(polling, "DEFAULT_URL", other)
         status, answer = findings(capsys, "--api-url", stage.url)
     assert status == 2 and keys(answer)[0] == "two-apis"
     assert f"{other}: STARTED" in answer["findings"][0]["evidence"]
@@ -197,7 +165,7 @@ def test_a_finished_run_is_complete(capsys, stage):
     stage.beat("trainer", "done", ended=1)
     stage.beat("env", "draining")
     status, answer = findings(capsys, "--api-url", stage.url)
-    assert status == 1 and keys(answer) == ["complete"]
+    assert status == 0 and keys(answer) == ["complete"] and answer["state"] == "done"
 
 
 def test_an_ended_run_is_described_by_its_files(capsys, tmp_path):
@@ -206,9 +174,19 @@ def test_an_ended_run_is_described_by_its_files(capsys, tmp_path):
     (tmp_path / "logs/trainer.log").write_text("step 7\nCUDA error: out of memory\n")
     status, answer = findings(capsys, str(tmp_path))
     found = answer["findings"][0]
-    assert status == 2 and found["key"] == "ended"
+    assert status == 2 and found["key"] == "ended" and answer["state"] == "failed"
     assert "step 7, reward_mean 0.5" in found["evidence"]
     assert "trainer.log: CUDA error: out of memory" in found["evidence"]
+
+
+def test_an_api_that_refuses_the_caller_is_not_an_ended_run(capsys, tmp_path, monkeypatch):
+    def refuse(url, timeout_s, token=None):
+        raise polling.Silent("status 401: no token")
+
+    (tmp_path / "commands.txt").write_text("x --atropos-url http://127.0.0.1:41 \n")
+    monkeypatch.setattr(polling, "get", refuse)
+    assert why.main([str(tmp_path), "--exit-code"]) == 3
+    assert "wants a token" in capsys.readouterr().out
 
 
 def test_a_folder_that_is_none_is_an_error(tmp_path):
@@ -218,7 +196,7 @@ def test_a_folder_that_is_none_is_an_error(tmp_path):
 
 def test_the_command_loads_neither_pydantic_nor_httpx():
     code = (
-        "import sys\nfrom atroposlib.doctor import why\n"
+        "import sys\nfrom atroposlib.run_status import why\n"
         "try: why.main(['--api-url', 'http://127.0.0.1:1'])\n"
         "finally: print(*sys.modules, file=sys.stderr)"
     )
