@@ -12,6 +12,11 @@ import re
 import pytest
 import yaml
 
+CELL_WIDTH = 160
+# Tables of settings, of checks and of recorded commands.
+WRITTEN_BY_COMMANDS = ("CONFIG.md", "docs/gpu.md", "docs/log.md")
+FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+
 
 class Loader(yaml.SafeLoader):
     """Reads mkdocs.yml, whose tags for Python objects and variables stand for any value."""
@@ -89,6 +94,20 @@ def test_every_documented_python_name_exists(root):
         assert hasattr(importlib.import_module(module), name), dotted
 
 
+def test_no_cell_of_a_table_is_wide(root, files):
+    wide = []
+    for path in files:
+        if path.suffix != ".md" or str(path).startswith(
+            ("CHANGELOG.md", *WRITTEN_BY_COMMANDS)
+        ):
+            continue
+        page = FENCE.sub("", (root / path).read_text(encoding="utf-8"))
+        for line in re.findall(r"^\|.*$", page, re.MULTILINE):
+            cells = (cell.strip() for cell in re.split(r"(?<!\\)\|", line))
+            wide += [f"{path}: {cell}" for cell in cells if len(cell) > CELL_WIDTH]
+    assert wide == []
+
+
 def test_prose_has_one_line_width(root, files):
     long = []
     for path in files:
@@ -97,12 +116,8 @@ def test_prose_has_one_line_width(root, files):
             ("docs/log.md", "CHANGELOG.md", "CONFIG.md")
         ):
             continue
-        text = re.sub(
-            r"^ *```.*?^ *```",
-            lambda found: "\n" * found[0].count("\n"),
-            (root / path).read_text(encoding="utf-8"),
-            flags=re.DOTALL | re.MULTILINE,
-        )
+        page = (root / path).read_text(encoding="utf-8")
+        text = FENCE.sub(lambda found: "\n" * found[0].count("\n"), page)
         for number, line in enumerate(text.splitlines(), 1):
             if len(line) > 120 and not line.lstrip().startswith(("|", "<", "!", "#")):
                 long.append(f"{name}:{number}: {len(line)}")
