@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,7 +67,12 @@ def staged_by(key):
 def test_the_guide_has_a_line_for_each_rule_and_how_it_is_staged():
     page = (Path(__file__).parents[2] / "docs/troubleshooting.md").read_text(encoding="utf-8")
     for one in LISTED:
-        words = (f"`{one.key}`", one.cause, one.remedy, staged_by(one.key))
+        remedy = one.remedy
+        if one.key == "groups-dropped":  # too long for a cell of a table
+            listed = re.search(r"^\* too_long: .*\n(?:\* .*\n)+", page, re.MULTILINE)
+            assert listed and listed[0].strip("* \n").replace("\n* ", "; ") == remedy
+            remedy = "by the reason: see below"
+        words = (f"`{one.key}`", one.cause, remedy, staged_by(one.key))
         assert " | ".join((f"| {one.number}", *words)) + " |" in page
 
 
