@@ -31,7 +31,7 @@ from atroposlib.testing.fake_shapes import (
     encode,
     visible,
 )
-from atroposlib.testing.serving import served
+from atroposlib.testing.serving import serve_in_thread
 
 DEFAULT_SHAPES = frozenset({"generate", "scale_out", "completions"})
 PICTURE = "#" * 8
@@ -96,7 +96,7 @@ class FakeInference:
     @contextmanager
     def running(self, port: int = 0) -> Iterator[str]:
         """Serve on 127.0.0.1 from a thread; yields the root URL. Port 0 takes a free port."""
-        with served(self.app, port) as url:
+        with serve_in_thread(self.app, port) as url:
             try:
                 yield url
             finally:

@@ -12,7 +12,7 @@ WAIT_S = 600.0  # far beyond what anything here takes: only a hang reaches it
 
 
 @contextmanager
-def served(app: Any, port: int = 0, ws: Any = "none") -> Iterator[str]:
+def serve_in_thread(app: Any, port: int = 0, ws: Any = "none") -> Iterator[str]:
     """Serve ``app`` on 127.0.0.1 during the block; yields its URL. Port 0 takes a free port."""
     import uvicorn
 

@@ -18,7 +18,7 @@ from atroposlib.adapters.openenv import (
 from atroposlib.envs.function_env.card import play
 from atroposlib.errors import ConfigError
 from atroposlib.processes import free_port
-from atroposlib.testing.serving import served
+from tests.serving import served
 
 PACKAGE = "openenv"
 

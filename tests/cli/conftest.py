@@ -8,8 +8,8 @@ import pytest
 
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
-from atroposlib.testing.serving import served
 from atroposlib.testing.tiny import char_tokenizer
+from tests.serving import served
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from atroposlib.api.server import create_app
 from atroposlib.cli import api_dead
 from atroposlib.doctor.looks import URL_VARIABLE
-from atroposlib.testing.serving import served
+from tests.serving import served
 
 
 def test_an_absent_api_is_exit_status_3_with_the_remedy(capsys):

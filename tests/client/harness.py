@@ -12,8 +12,8 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
 from atroposlib.client.announce import announce
-from atroposlib.testing.serving import WAIT_S, served
 from atroposlib.wire import Registration, ScoredData
+from tests.serving import WAIT_S, served
 
 URL = "http://127.0.0.1:9"  # nothing listens on the discard port
 

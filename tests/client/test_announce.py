@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 from atroposlib.client import RolloutClient
-from atroposlib.testing.serving import WAIT_S
 from tests.client.harness import announced, served_api
+from tests.serving import WAIT_S
 
 CHILD = "import os, sys; print(os.getpid(), flush=True); os.read(0, 1); sys.exit(7)"
 COMMAND = [sys.executable, "-m", "atroposlib.client.announce"]

@@ -32,10 +32,10 @@ from atroposlib.errors import (
     Unauthorized,
     UnknownEnv,
 )
-from atroposlib.testing.serving import served
 from atroposlib.utils.backoff import Backoff
 from atroposlib.wire import ClaimedBatch, EnvIdentifier, Heartbeat, RegisterEnv, RunStatus
 from tests.client.harness import URL
+from tests.serving import served
 
 
 def settings(give_up_after_s=1.0, on_wait=lambda _: None, url=URL, **timing):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from atroposlib.testing.serving import served
 from tests.generation.proxy.proxy_kit import write_tool_model
+from tests.serving import served
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SCRIPT = DOCS / "examples" / "agent_by_base_url.py"

@@ -11,8 +11,8 @@ import pytest
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
 from atroposlib.cli.collect.collecting import dpo_gen, sft_gen
-from atroposlib.testing.serving import served
 from atroposlib.testing.tiny import write_tiny_model
+from tests.serving import served
 from tests.trainer.answers import post_groups
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "other-training.md"

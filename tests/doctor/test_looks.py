@@ -10,8 +10,8 @@ import pytest
 from atroposlib.api.server import create_app
 from atroposlib.doctor import looks
 from atroposlib.doctor.looks import Silent, address_in, document, look
-from atroposlib.testing.serving import served
 from tests.api.harness import TRAINER
+from tests.serving import served
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import pytest
 from atroposlib.api.server import create_app
 from atroposlib.doctor import top
 from atroposlib.doctor.diagnosis import diagnose
-from atroposlib.testing.serving import served
 from tests.doctor.staged import HEALTHY, env, moving, server, still, trainer
+from tests.serving import served
 
 
 @pytest.fixture(autouse=True)

@@ -19,9 +19,9 @@ from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.served_model import load_model
 from atroposlib.inference.http.app import create_app as create_server
-from atroposlib.testing.serving import served
 from atroposlib.testing.tiny import write_tiny_model
 from tests.api.harness import ENV, TRAINER
+from tests.serving import served
 
 # Rules staged here, by a real API over HTTP; more in tests/api/run/test_doctor.py.
 STAGED = {

@@ -18,8 +18,8 @@ from atroposlib.generation.chat.pictures import pictures_in
 from atroposlib.generation.routing.manager import backend_for
 from atroposlib.generation.sessions.dummy import ALLOW_VARIABLE
 from atroposlib.testing.fake_inference import PICTURE, FakeInference
-from atroposlib.testing.serving import served
 from atroposlib.testing.tiny import ASCII_ALPHABET, write_tiny_model
+from tests.serving import served
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -11,10 +11,10 @@ import pytest
 
 from atroposlib.client import RolloutClient
 from atroposlib.testing.fake_inference import FakeInference
-from atroposlib.testing.serving import WAIT_S
 from atroposlib.testing.tiny import char_tokenizer
 from atroposlib.wire import Registration
 from tests.envs.toys import ToyConfig
+from tests.serving import WAIT_S
 
 
 class RunningApi:

@@ -208,8 +208,8 @@ async def test_an_evaluation_runs_against_the_local_server(tmp_path):
     from atroposlib.inference.engine.engine import Engine
     from atroposlib.inference.engine.served_model import load_model
     from atroposlib.inference.http.app import create_app
-    from atroposlib.testing.serving import served
     from atroposlib.testing.tiny import write_tiny_model
+    from tests.serving import served
 
     model = load_model(str(write_tiny_model(tmp_path / "model", hidden_size=32)), name="tiny")
     engine = Engine(model, EngineLimits(), seed=0, num_threads=1)

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from atroposlib.envs.base import APIServerConfig, BaseEnv, BaseEnvConfig
 from atroposlib.envs.rollout.groups import from_nodes
-from atroposlib.testing.serving import WAIT_S
 from atroposlib.testing.tiny import char_tokenizer
+from tests.serving import WAIT_S
 
 
 class ToyConfig(BaseEnvConfig):

@@ -25,7 +25,6 @@ from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.served_model import load_model
 from atroposlib.inference.http.app import create_app
-from atroposlib.testing.serving import served
 from atroposlib.testing.tiny import char_tokenizer, write_tiny_model
 from atroposlib.wire import ScoredData
 from atroposlib.wire.binary import pack_group, unpack_group
@@ -38,6 +37,7 @@ from example_trainer.settings.config import TrainingConfig
 from example_trainer.state import StopSignal
 from example_trainer.update.step import learn
 from tests.envs.old_style import NodesEnv
+from tests.serving import served
 
 pytestmark = pytest.mark.slow
 NATS = 1e-4

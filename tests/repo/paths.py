@@ -165,7 +165,7 @@ def api() -> Iterator[str]:
     """The address of an API on SQLite, whose run has started."""
     from atroposlib.api.server import create_app
     from atroposlib.api.store import open_store
-    from atroposlib.testing.serving import served
+    from tests.serving import served
 
     with tempfile.TemporaryDirectory() as folder:
         app = create_app(open_store("sqlite", Path(folder)))

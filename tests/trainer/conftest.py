@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from atroposlib.testing.serving import served
 from atroposlib.testing.tiny import write_tiny_model
 from example_trainer.model import loading
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
+from tests.serving import served
 from tests.trainer import two_ranks
 
 ROOT = Path(__file__).parents[2]

@@ -22,10 +22,10 @@ from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
 from atroposlib.client.environment import AsyncRolloutClient
 from atroposlib.client.trainer import RolloutClient
-from atroposlib.testing.serving import served
 from atroposlib.wire.messages import MASKED, MASKED_LOGPROB, MASKED_VERSION
 from atroposlib.wire.notes import GroupNotes, pack_notes
 from atroposlib.wire.status import ServerState
+from tests.serving import served
 
 GROUP_SIZE = 4
 GROUPS_IN_BATCH = 2

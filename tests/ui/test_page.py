@@ -11,8 +11,8 @@ from atroposlib.api.archive.explorer import Explorer
 from atroposlib.api.archive.index import Index
 from atroposlib.api.server import create_view
 from atroposlib.api.store.memory import MemoryStore
-from atroposlib.testing.serving import served
 from tests.api.archive.rollouts import group, row
+from tests.serving import served
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

@@ -13,8 +13,8 @@ from atroposlib.adapters.nemo_gym import NemoGymConfig
 from atroposlib.envs.function_env.card import play
 from atroposlib.errors import ConfigError
 from atroposlib.processes import free_port
-from atroposlib.testing.serving import served
 from tests.adapters.toys.nemo_gym_server import weather_app
+from tests.serving import served
 
 TOOL = {
     "type": "function",

@@ -14,7 +14,7 @@ from atroposlib.adapters.openenv_server import app_of
 from atroposlib.cli.export.openenv import environment_to_serve
 from atroposlib.envs.function_env.card import ScriptedSession
 from atroposlib.errors import ConfigError
-from atroposlib.testing.serving import served
+from tests.serving import served
 
 PACKAGE = "openenv"
 TURNS = Path(__file__).parents[1] / "toys" / "turns.py"

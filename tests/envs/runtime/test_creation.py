@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
-from atroposlib.testing.serving import served
 from atroposlib.testing.tiny import ASCII_ALPHABET, write_tiny_model
+from tests.serving import served
 
 ROOT = Path(__file__).resolve().parents[3]
 WAIT_S = 600.0

@@ -13,9 +13,9 @@ import pytest
 from atroposlib.envs.rollout.filters import FilterRules, filter_group
 from atroposlib.envs.runtime import registration
 from atroposlib.errors import AtroposError
-from atroposlib.testing.serving import WAIT_S, served
 from tests.envs.old_api import OldApi
 from tests.envs.toys import eventually, toy_env
+from tests.serving import WAIT_S, served
 
 
 async def train(client, steps, serving=None, *, on_batch=lambda batch, step: None):

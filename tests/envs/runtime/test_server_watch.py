@@ -7,12 +7,12 @@ import pytest
 from atroposlib.envs.base import APIServerConfig
 from atroposlib.envs.cli import main as run_command_line
 from atroposlib.errors import ConfigError, InferenceUnavailable
-from atroposlib.testing.serving import WAIT_S
 from atroposlib.wire import Heartbeat
 from atroposlib.wire.status import ServerState
 from tests.client.harness import announced
 from tests.envs.runtime.test_serve import train
 from tests.envs.toys import ToyEnv
+from tests.serving import WAIT_S
 
 
 def env_of_directory(config, **changes) -> ToyEnv:

@@ -16,7 +16,7 @@ from atroposlib.generation.engines.openai import OpenAIServer
 from atroposlib.generation.engines.sglang import SGLangServer
 from atroposlib.generation.engines.vllm import VLLMServer
 from atroposlib.testing.fake_inference import FakeInference
-from atroposlib.testing.serving import served
+from tests.serving import served
 
 BASE = {"id": "small", "owned_by": "vllm", "root": "org/small", "parent": None}
 ADAPTER = {"id": "tuned", "owned_by": "vllm", "root": "adapters/1", "parent": "small"}

@@ -24,10 +24,10 @@ from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.proxy.in_process import AgentSession, serving_proxy
 from atroposlib.generation.routing.manager import ServerManager
-from atroposlib.testing.serving import served
 from atroposlib.wire import ScoredData
 from atroposlib.wire.columns import from_group
 from tests.generation.proxy.proxy_kit import ADD, tool_tokenizer, write_tool_model
+from tests.serving import served
 
 SESSIONS = int(os.environ.get("PROXY_SESSIONS", "8"))
 TURNS = int(os.environ.get("PROXY_TURNS", "4"))

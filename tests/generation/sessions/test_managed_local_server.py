@@ -29,7 +29,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]
     model = load_model(str(directory), name="tiny")
     engine = Engine(model, EngineLimits(), seed=0, num_threads=1)
     engine.start()
-    with serving.served(create_app(engine)) as url:
+    with serving.serve_in_thread(create_app(engine)) as url:
         yield f"{url}/v1", model
     engine.close()
 

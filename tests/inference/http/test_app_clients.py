@@ -22,9 +22,9 @@ from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.inference.engine.engine import Engine, PauseMode
 from atroposlib.inference.engine.served_model import ServedModel, load_model
 from atroposlib.inference.http.app import create_app
-from atroposlib.testing.serving import served
 from atroposlib.testing.tiny import write_tiny_model
 from tests.inference.helpers import fresh_logprobs
+from tests.serving import served
 
 EXACT = 1e-4
 PROMPT = [5, 6, 7, 8]

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
-from atroposlib.testing.serving import served
+from tests.serving import served
 from tests.torture.figures import Figures, fast_folder
 from tests.torture.kills.env_world import World, until
 

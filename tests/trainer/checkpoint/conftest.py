@@ -12,11 +12,11 @@ import torch
 
 from atroposlib.api.server import create_app
 from atroposlib.client import RolloutClient
-from atroposlib.testing.serving import served
 from atroposlib.testing.tiny import write_tiny_model
 from atroposlib.wire import Registration
 from example_trainer.model import loading
 from example_trainer.update.optimizer import build_optimizer
+from tests.serving import served
 from tests.trainer.checkpoint.lives import BATCHES, Life, groups, recovery_of
 
 

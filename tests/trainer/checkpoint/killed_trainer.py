@@ -30,10 +30,10 @@ from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.served_model import load_model
 from atroposlib.inference.http.app import create_app as inference_app
-from atroposlib.testing.serving import served
 from atroposlib.trackers.jsonl import last_run
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION, Registration, ScoredData
 from example_trainer.weights.engines import connect
+from tests.serving import served
 
 LIFE_S = 600.0  # bound of one trainer
 GROUP_SIZE, GROUPS_PER_BATCH = 4, 2

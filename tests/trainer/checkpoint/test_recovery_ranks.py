@@ -13,9 +13,9 @@ import pytest
 
 from atroposlib.api.server import create_app
 from atroposlib.client import RolloutClient
-from atroposlib.testing.serving import served
 from example_trainer.model import loading
 from example_trainer.update.optimizer import build_optimizer
+from tests.serving import served
 from tests.trainer.checkpoint import recovering_ranks
 from tests.trainer.checkpoint.lives import recovery_of
 

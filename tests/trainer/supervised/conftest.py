@@ -7,8 +7,8 @@ import pytest
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
 from atroposlib.cli.collect.collecting import dpo_gen, sft_gen
-from atroposlib.testing.serving import served
 from example_trainer.model import loading
+from tests.serving import served
 from tests.trainer.answers import post_groups
 
 

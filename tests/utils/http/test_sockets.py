@@ -11,7 +11,6 @@ from starlette.responses import PlainTextResponse
 from atroposlib.client import AsyncRolloutClient, RolloutClient
 from atroposlib.errors import ConfigError
 from atroposlib.generation.engines.http import HttpClient
-from atroposlib.testing.serving import served
 from atroposlib.utils.http.sockets import (
     SILENCE_S,
     bind,
@@ -20,6 +19,7 @@ from atroposlib.utils.http.sockets import (
     refuse_exposure,
 )
 from example_trainer.weights.engines.http import Http
+from tests.serving import served
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.3.2.1", "::1"])

@@ -13,10 +13,10 @@ from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.served_model import load_model
 from atroposlib.inference.http.app import create_app
-from atroposlib.testing.serving import served
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.weights.engines import connect
+from tests.serving import served
 
 SEQUENCES = ([6, 7, 8, 9, 10, 11], [6, 12, 13])
 
