@@ -139,9 +139,9 @@ def serve(options: argparse.Namespace) -> None:
 
     admin_token = os.environ.get(TOKEN_VARIABLE) or None
     advice = (
-        f"set {TOKEN_VARIABLE}, or add --allow-remote on a network whose users may all use"
+        f"set {TOKEN_VARIABLE}, or add --allow-remote on a network whose users may all use and "
+        "configure the proxy"
     )
-    advice += " and configure the proxy"
     refuse_exposure(options.host, advice, allowed=bool(admin_token or options.allow_remote))
     setup = Setup.read(options.config)
     # bound before the tokenizer loads
