@@ -121,9 +121,9 @@ def outcome(case: Case) -> tuple[list[str], int]:
         patch.setattr(trainer_cli, "main", lambda words: trainer_cli.parse_args(words) and 0)
         patch.setattr(supervised, "require", lambda *words: sys.exit(0))
         patch.setattr(
-            launcher, "run_local", lambda plan, live: bool(not trainer_settings(plan))
+            launcher, "run_local", lambda plan, *options: bool(not trainer_settings(plan))
         )
-        patch.setattr(serve_api, "serve", serve_api.refuse_exposure)
+        patch.setattr(serve_api, "serve", serve_api.require_protection)
         try:
             run(words[len(variables) :])
         except SystemExit as ended:
