@@ -18,6 +18,7 @@ from atroposlib.client.api_calls import (
     ConnectionSettings,
     RetryLater,
     Timing,
+    connection_problem,
     heartbeat,
     interpret,
     list_servers,
@@ -25,7 +26,6 @@ from atroposlib.client.api_calls import (
     model,
     nothing,
     post,
-    problem_of,
     seconds_asked,
 )
 from atroposlib.client.groups import (
@@ -104,9 +104,9 @@ class AsyncRolloutClient:
     async def register_env(self, body: wire.RegisterEnv) -> wire.EnvRegistered | None:
         """Join the run. None: the trainer has not started; repeat it after ``register_after_s``."""
         named = body if body.join_id else body.model_copy(update={"join_id": self._join_id})
-        return await self._send(post("/register-env", named, self._joined))
+        return await self._send(post("/register-env", named, self._registration))
 
-    def _joined(self, response: httpx.Response) -> wire.EnvRegistered | None:
+    def _registration(self, response: httpx.Response) -> wire.EnvRegistered | None:
         self.register_after_s = seconds_asked(response)
         if "env_id" not in mapping(response):
             return None
@@ -248,7 +248,7 @@ class AsyncRolloutClient:
         try:
             answer = await self._request(call)
         except httpx.RequestError as error:
-            log.debug("%s not delivered: %s", call.path, problem_of(error))
+            log.debug("%s not delivered: %s", call.path, connection_problem(error))
             self._settings.look_again()
             return None
         return answer if answer.is_success else None
@@ -262,7 +262,7 @@ class AsyncRolloutClient:
             try:
                 answer = interpret(call, await self._request(call))
             except httpx.RequestError as error:
-                answer = RetryLater(problem_of(error))
+                answer = RetryLater(connection_problem(error))
             if not isinstance(answer, RetryLater):
                 return answer
             await asyncio.sleep(policy.pause_after(answer))

@@ -16,6 +16,7 @@ from atroposlib.client.api_calls import (
     ConnectionSettings,
     RetryLater,
     Timing,
+    connection_problem,
     heartbeat,
     interpret,
     list_servers,
@@ -23,7 +24,6 @@ from atroposlib.client.api_calls import (
     model,
     nothing,
     post,
-    problem_of,
 )
 from atroposlib.client.groups import ACCEPT_FRAMES, read_claimed
 from atroposlib.client.lease import LeaseKeeper
@@ -202,12 +202,12 @@ class RolloutClient:
         """
         import zstandard  # both load only where they are used
 
-        from atroposlib.wire.binary import frames
+        from atroposlib.wire.binary import concatenate_frames
 
         no, epoch = number_and_epoch(batch)
         query = f"generation={self.generation}&epoch={epoch}"
         query += "" if rank is None else f"&rank={rank}"
-        body = zstandard.ZstdCompressor(level=1).compress(frames(notes))
+        body = zstandard.ZstdCompressor(level=1).compress(concatenate_frames(notes))
         headers = {"content-type": "application/x-atropos-notes", "content-encoding": "zstd"}
         call = ApiCall("POST", f"/batches/{no}/notes?{query}", mapping, body, headers)
         return int(self._send(call).get("noted", 0))
@@ -309,7 +309,7 @@ class RolloutClient:
         try:
             answer = self._request(call)
         except httpx.RequestError as error:
-            log.debug("%s not delivered: %s", call.path, problem_of(error))
+            log.debug("%s not delivered: %s", call.path, connection_problem(error))
             self._settings.look_again()
             return None
         return answer if answer.is_success else None
@@ -323,7 +323,7 @@ class RolloutClient:
             try:
                 answer = interpret(call, self._request(call))
             except httpx.RequestError as error:
-                answer = RetryLater(problem_of(error))
+                answer = RetryLater(connection_problem(error))
             if not isinstance(answer, RetryLater):
                 return answer
             self._settings.timing.sleep(policy.pause_after(answer))

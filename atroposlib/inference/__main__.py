@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     logs.configure(PROG, options.log_format, options.log_level)
     require(PROG, "inference", "torch", "transformers")
     try:
-        refuse_exposure(options.host, allow_remote=options.allow_remote)
+        refuse_open_server(options.host, allow_remote=options.allow_remote)
         require_model(options.model)  # checked before torch is imported
         # Before the model is loaded, so that a taken port costs no minute.
         with bind(options.host, options.port, BACKLOG) as listener:
@@ -65,7 +65,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def refuse_exposure(host: str, *, allow_remote: bool) -> None:
+def refuse_open_server(host: str, *, allow_remote: bool) -> None:
     """Raises ConfigError for an address beyond loopback without ``allow_remote``."""
     if not allow_remote and not is_loopback(host):
         raise ConfigError(
@@ -87,7 +87,7 @@ def serve(options: argparse.Namespace, listener: socket.socket) -> int:
     """Load the model and serve requests on ``listener``."""
     import torch
 
-    from atroposlib.client.announce import start
+    from atroposlib.client.announce import start_announcing
     from atroposlib.inference.engine.core import EngineLimits
     from atroposlib.inference.engine.engine import Engine
     from atroposlib.inference.engine.served_model import load_model
@@ -122,7 +122,7 @@ def serve(options: argparse.Namespace, listener: socket.socket) -> int:
     print(f"serving {served.name} ({served.device}) on http://{host}:{port}", flush=True)
     if options.announce_to:
         here = host if host not in WILDCARDS else socket.gethostname()
-        start(options.announce_to, f"{here}:{port}", f"http://{here}:{port}")
+        start_announcing(options.announce_to, f"{here}:{port}", f"http://{here}:{port}")
     names = (socket.gethostname(), options.host, *options.allow_host)
     run_app(
         create_app(engine, names), listener

@@ -18,9 +18,9 @@ import zstandard
 
 from atroposlib.testing.tiny import write_tiny_model
 from atroposlib.wire import MASKED, MASKED_LOGPROB, ScoredData
-from atroposlib.wire.binary import frames
+from atroposlib.wire.binary import concatenate_frames
 from atroposlib.wire.notes import pack_notes
-from example_trainer.advantage.prepare import prepare
+from example_trainer.advantage.prepare import prepare_batch
 from example_trainer.data.rows import to_rows
 from example_trainer.model import loading
 from example_trainer.model.model_dir import TrainerState
@@ -45,18 +45,18 @@ def measure(steps: int) -> tuple[list[float], list[float], int]:
             batch_size=GROUPS * ROWS,
             inference_urls=[],
         )
-        policy = loading.load(cfg)
+        policy = loading.load_policy(cfg)
     optimizer, groups, size = build_optimizer(policy, cfg), groups_of(random.Random(0)), 0
     for step in range(2 * steps + 2):
         batch = to_rows(groups, cfg.seq_len)
-        prepared = prepare(batch.rows, cfg, step)
+        prepared = prepare_batch(batch.rows, cfg, step)
         values = TokenValues() if step % 2 else None
         before = time.process_time()
         state = TrainerState("run", step, step, None)
         learn(cfg, policy, optimizer, prepared, state, StopSignal(), values=values)
         if values is not None:
             files = [pack_notes(notes) for notes in notes_of(groups, batch, prepared, values)]
-            size = len(zstandard.ZstdCompressor(level=1).compress(frames(files)))
+            size = len(zstandard.ZstdCompressor(level=1).compress(concatenate_frames(files)))
         if step > 1:  # the first of each kind create optimizer state and load modules
             taken[step % 2].append(time.process_time() - before)
     return *taken, size

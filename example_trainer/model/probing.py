@@ -76,7 +76,7 @@ def apply(
     """Set a model up as measured on another model of its architecture."""
     model.padded, model.share_prefixes, model.rope_switch = padded, share_prefixes, rope_switch
     if not padded:
-        attention.register()
+        attention.register_attention()
         inner_model(model.model).set_attn_implementation(attention.NAME)
     if isinstance(model, Policy):
         model.module.transform = LogitTransform(*transform)
@@ -97,7 +97,7 @@ def choose_packing(model: PackedModel, settings: LoadSettings) -> None:
         return
     transformer = inner_model(model.model)
     before = transformer.config._attn_implementation
-    attention.register()
+    attention.register_attention()
     transformer.set_attn_implementation(attention.NAME)
     if not _same(model, own, share=False):
         transformer.set_attn_implementation(before)

@@ -17,7 +17,7 @@ from atroposlib.wire import Heartbeat
 from atroposlib.wire.status import ServerState
 from example_trainer.settings.weights import ServingSettings
 from example_trainer.state import StopSignal
-from example_trainer.weights.engines import InferenceServer, connect
+from example_trainer.weights.engines import InferenceServer, connect_engine
 from example_trainer.weights.fleet import Fleet
 
 logger = logging.getLogger(__name__)
@@ -170,9 +170,9 @@ class ServerRoster:
         if self._api is None or (listed := self._api.servers()) is None:
             return
         known = [engine.url for engine in fleet.engines]
-        for engine in self._usable_servers(listed.joined(known, any_weights=True)):
+        for engine in self._usable_servers(listed.urls_to_add(known, any_weights=True)):
             fleet.join(engine)
-        for url in listed.left([engine.url for engine in fleet.engines]):
+        for url in listed.urls_to_remove([engine.url for engine in fleet.engines]):
             fleet.forget(url)
 
     def _first(self, wanted: int) -> list[InferenceServer]:
@@ -182,7 +182,7 @@ class ServerRoster:
             listed = self._api.servers() if self._api else None
             if listed is not None:
                 known = [engine.url for engine in servers]
-                servers += self._usable_servers(listed.joined(known, any_weights=True))
+                servers += self._usable_servers(listed.urls_to_add(known, any_weights=True))
             waited_s = time.monotonic() - started
             state = (
                 f"{len(servers)} of {wanted} inference servers are in the directory of the rollout"
@@ -214,7 +214,7 @@ class ServerRoster:
         return usable
 
     def _connect(self, url: str, wait_s: float) -> InferenceServer:
-        server = connect(
+        server = connect_engine(
             url,
             self._settings.inference_engine,
             timeout_s=self._settings.publish_timeout_s,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from atroposlib.envs.rollout.causes import FirstItems, IncompleteGroup, is_infrastructure
 from atroposlib.envs.rollout.groups import (
     ScoredDataGroup,
-    expected_size,
+    group_size_of,
     item_label,
     score_problem,
     without_unscored,
@@ -139,7 +139,7 @@ def whole_groups(
         if rows is None:
             continue
         left = len(rows.get("scores") or ())
-        expected = expected_size(rows, env.config.group_size)
+        expected = group_size_of(rows, env.config.group_size)
         if rows is not group and left < expected:
             short.append(f"{left} of {expected} sequences have a score")
         else:

@@ -22,7 +22,7 @@ from atroposlib.envs.rollout.groups import plain
 from atroposlib.envs.runtime.registration import JoinedRun
 from atroposlib.envs.runtime.reports import Reports
 from atroposlib.envs.runtime.sender import GroupStats
-from atroposlib.trackers import Guarded, finite_numbers, installed, open_tracker
+from atroposlib.trackers import Guarded, finite_numbers, is_installed, open_tracker
 from atroposlib.trackers.jsonl import Jsonl, json_number
 from atroposlib.trackers.services import Run
 from atroposlib.utils.metrics import get_std_min_max_avg, percentile
@@ -131,7 +131,7 @@ class MetricsLogger:
         Raises ConfigError: a tracker requires an account.
         """
         names = run.config.tracker_names
-        if "wandb" in names and not installed("wandb"):
+        if "wandb" in names and not is_installed("wandb"):
             if run.config.model_fields_set & {"use_wandb", "trackers"}:
                 logger.warning("wandb is not installed: metrics are recorded without it")
             names.remove("wandb")

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from atroposlib.client import AsyncRolloutClient
-from atroposlib.envs.rollout.causes import Repeats, without_values
+from atroposlib.envs.rollout.causes import Repeats, comparable_text
 from atroposlib.envs.rollout.filters import (
     AcceptedGroup,
     FilterRules,
@@ -75,7 +75,7 @@ class GroupStats:
             logger.debug("group of item %s dropped: %s", item_label(item), detail)
             return
         text = f"group of item {item_label(item)} dropped, {reason.value}: {detail}"
-        self.failures.note((reason.value, without_values(detail)), text)
+        self.failures.note((reason.value, comparable_text(detail)), text)
 
     def mostly_dropped(self) -> str | None:
         """The share and the reason if most of the last groups were dropped, else None."""
@@ -92,7 +92,7 @@ class GroupStats:
         """Count samples by their outcome, for example env_error or context_full; log the first."""
         self.samples[outcome] += count
         if error is not None:
-            self.failures.failed(error)
+            self.failures.count_error(error)
 
     def warn_of_unknown(self, group: Mapping[str, Any]) -> None:
         """Log a warning, once per name, for each field that the record does not have."""

@@ -163,7 +163,7 @@ class EngineCore:
             rows = self.batch.join(sequences)
             for sequence in sequences:
                 sequence.begin_version(self.weight_version, 0)
-            ids, lengths = self.served.padded([prompts[i] for i in group])
+            ids, lengths = self.served.padded_prompts([prompts[i] for i in group])
             self.batch.tokens[rows, : ids.shape[1]] = ids[source]
             targets = torch.arange(rows.start, rows.stop, device=self.served.device)
             with self._record_routers() as routed:

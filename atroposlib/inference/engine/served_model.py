@@ -91,7 +91,7 @@ class ServedModel:
         self, prompts: list[list[int]], temperatures: list[float], top: list[int]
     ) -> list[list[dict[int, float] | None]]:
         """Teacher-forced logprobs of prompts: per position the actual token, then the top."""
-        ids, _ = self.padded(prompts)
+        ids, _ = self.padded_prompts(prompts)
         hidden = self._hidden_states(ids, None, self._positions(ids.shape[1]), None)
         scored: list[list[dict[int, float] | None]] = []
         for prompt, states, temperature, k in zip(prompts, hidden, temperatures, top):
@@ -150,7 +150,7 @@ class ServedModel:
         """Drop what was computed from the weights."""
         self._head = None
 
-    def padded(self, prompts: Iterable[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    def padded_prompts(self, prompts: Iterable[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Token ids (P, T), zeros on the right, and lengths (P,)."""
         rows = [list(prompt) for prompt in prompts]
         longest = max(len(row) for row in rows)

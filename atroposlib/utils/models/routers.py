@@ -24,7 +24,7 @@ from torch import Tensor
 
 from atroposlib.errors import ConfigError, InvalidGroup
 from atroposlib.utils.models.causal_lm import decoder
-from atroposlib.wire.routing import RoutedExperts, decoded
+from atroposlib.wire.routing import RoutedExperts, experts_array
 from atroposlib.wire.safetensors import Array
 
 TOLERANCE = 1e-4  # error of a fitted weight, as a share of the largest
@@ -153,7 +153,7 @@ class RouterReplay:
         """(L, K) int16 of each token; raises InvalidGroup if another model sampled the row."""
         count, top_k = len(self.layers), self.top_k
         rows = np.full((num_tokens, count, top_k), -1, np.int16)
-        prompt_rows = decoded(routed)[:num_tokens] if routed else rows[:0]
+        prompt_rows = experts_array(routed)[:num_tokens] if routed else rows[:0]
         # Engines report dense layers as well, or the product of the dimensions alone.
         layers, rest = divmod(prompt_rows[:1].size, top_k) if len(prompt_rows) else (count, 0)
         if (

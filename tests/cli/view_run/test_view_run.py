@@ -76,7 +76,7 @@ def test_the_flags_and_defaults_are_those_of_the_original():
 def test_a_page_for_other_machines_needs_tokens():
     remote = argparse.Namespace(host="0.0.0.0", port=9001, tokens=None)
     with pytest.raises(ConfigError, match="ssh -L 9001:127.0.0.1:9001"):
-        view_run.refuse_exposure(remote)
+        view_run.refuse_open_page(remote)
 
 
 @pytest.mark.parametrize("command", [view_run.main, view_run_multimodal.main])
