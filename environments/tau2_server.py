@@ -36,7 +36,7 @@ from atroposlib.environments.common.tau2_domains import (
 from atroposlib.envs import Reward, environment
 from atroposlib.envs.function_env.card import Card
 from atroposlib.envs.function_env.rollout_model import Reply
-from atroposlib.envs.function_env.tools import tool_message, tool_schema
+from atroposlib.envs.function_env.tools import result_message, tool_schema
 from atroposlib.errors import InferenceError
 from atroposlib.text.parts import answer_of
 
@@ -150,7 +150,7 @@ class Customer:
             if not reply.tool_calls:
                 break
             self.messages += [
-                await tool_message(self.tools, call) for call in reply.tool_calls
+                await result_message(self.tools, call) for call in reply.tool_calls
             ]
         stripped, ends = answer_of(reply).strip(), package("user.base")
         if not stripped or reply.tool_calls:

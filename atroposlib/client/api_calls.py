@@ -249,9 +249,7 @@ class ConnectionSettings:
         self.give_up_after_s = give_up_after_s
         self.on_wait = on_wait or log.warning
         self.timing = timing or Timing()
-        self.token = _sendable_token(
-            os.environ.get(TOKEN_VARIABLE) if token is None else token
-        )
+        self.token = _clean_token(os.environ.get(TOKEN_VARIABLE) if token is None else token)
 
     def retry_policy(self) -> RetryPolicy:
         return RetryPolicy(self)
@@ -311,7 +309,7 @@ def _checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def _sendable_token(token: str | None) -> str | None:
+def _clean_token(token: str | None) -> str | None:
     """The token, or None if it is empty. An error never shows it."""
     token = (token or "").strip()
     if not all("!" <= character <= "~" for character in token):

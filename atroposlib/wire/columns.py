@@ -41,7 +41,7 @@ from atroposlib.wire.messages import (
     validate_messages,
     validate_sampling,
 )
-from atroposlib.wire.routing import require_experts, stack_rows, unstack_rows
+from atroposlib.wire.routing import require_experts, stack, unstack
 from atroposlib.wire.safetensors import Array
 
 # --- checks ---------------------------------------------------------------------------
@@ -211,9 +211,7 @@ def from_group(group: ScoredData) -> Columns:
         versions=None if versions is None else _flat("versions", versions, seq_lens, np.int64),
         distilled=_distilled_choices(group, seq_lens),
         routed_experts=(
-            None
-            if (experts := group.routed_experts) is None
-            else stack_rows(experts, seq_lens)
+            None if (experts := group.routed_experts) is None else stack(experts, seq_lens)
         ),
         env_id=group.env_id,
         group_id=group.group_id,
@@ -241,7 +239,7 @@ def to_group(columns: Columns) -> ScoredData:
         distill_logprobs=_choices(distilled.logprobs, distilled.counts, columns.seq_lens),
     )
     if columns.routed_experts is not None:
-        group.routed_experts = unstack_rows(columns.routed_experts, columns.seq_lens)
+        group.routed_experts = unstack(columns.routed_experts, columns.seq_lens)
     for name, values in columns.floats.items():
         setattr(group, name, split_rows(values.tolist(), columns.seq_lens))
     if columns.versions is not None:

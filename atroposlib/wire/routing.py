@@ -100,7 +100,7 @@ def _merge_parts(
     return whole
 
 
-def stack_rows(rows: Sequence[RoutedExperts | None], seq_lens: Array) -> Array | None:
+def stack(rows: Sequence[RoutedExperts | None], seq_lens: Array) -> Array | None:
     """(T, L, K) uint8 or uint16 of the rows of a group; None if no row has experts."""
     known = [None if row is None else experts_array(row) for row in rows]
     counts = np.array([0 if row is None else len(row) for row in known])
@@ -119,7 +119,7 @@ def stack_rows(rows: Sequence[RoutedExperts | None], seq_lens: Array) -> Array |
     return _merge_parts(parts, total, kind)
 
 
-def unstack_rows(experts: Array, seq_lens: Array) -> list[RoutedExperts | None]:
+def unstack(experts: Array, seq_lens: Array) -> list[RoutedExperts | None]:
     """Entries of the rows of a group, without unknown ends; None where nothing is known."""
     entries: list[RoutedExperts | None] = []
     for narrow in np.split(experts, np.cumsum(seq_lens)[:-1]):
@@ -129,7 +129,7 @@ def unstack_rows(experts: Array, seq_lens: Array) -> list[RoutedExperts | None]:
     return entries
 
 
-def engine_experts(data: str, num_tokens: int) -> RoutedExperts:
+def experts_of(data: str, num_tokens: int) -> RoutedExperts:
     """Decode an engine's base64: vLLM's .npy file, or SGLang's int32 of all tokens but the last.
 
     Raises TokensMissing if it cannot be read. SGLang's layers and experts share a dimension.

@@ -151,7 +151,7 @@ class ServerRoster:
         self._problems: dict[str, str] = {}  # URL of a server that cannot be used -> why
 
     def connect_all(self, client: RolloutClient, api_url: str) -> list[InferenceServer]:
-        """Connect to every server, with a wait for its start; raises as ``engines.connect``.
+        """Connect to every server, with a wait for its start; raises as ``connect_engine``.
 
         Of the directory ``inference_min_ready`` servers are awaited when a run begins, a
         single server when it goes on: the rest join as they come. ``api_url`` is for a client

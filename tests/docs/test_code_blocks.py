@@ -231,7 +231,7 @@ def help_of(command: str) -> str:
 )
 def test_the_commands_and_flags_of_atropos_exist(page, words):
     from atroposlib.cli.atropos import COMMANDS
-    from atroposlib.cli.env_files import list_environments, load_environment
+    from atroposlib.cli.env_files import list_environments, load
     from atroposlib.envs.function_env.config import FunctionEnvConfig
     from atroposlib.generation.configs import APIServerConfig
     from example_trainer.settings.config import TrainingConfig
@@ -247,7 +247,7 @@ def test_the_commands_and_flags_of_atropos_exist(page, words):
     settings = FunctionEnvConfig.model_fields
     name = rest[1].partition(":")[0] if len(rest) > 1 else ""  # of adapter:argument too
     if first == "env" and any(one.name == name for one in list_environments()):
-        settings = load_environment(rest[1]).env_config_cls.model_fields
+        settings = load(rest[1]).env_config_cls.model_fields
     for word in rest:
         flag = word.partition("=")[0]
         if flag.startswith("--env."):

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from atroposlib.cli.env_files import Listed, list_environments, load_environment
+from atroposlib.cli.env_files import Listed, list_environments, load
 from atroposlib.validation import probes
 
 GROUP = 2
@@ -214,7 +214,7 @@ SMALL = {
 @cache
 def env_cls_of(name: str) -> Any:
     """Class of an environment; ``load`` reads all files to find it by its name."""
-    return load_environment(name)
+    return load(name)
 
 
 def fields(name: str) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from atroposlib.errors import InvalidGroup, TokensMissing
 from atroposlib.wire.binary import pack_columns, pack_group, unpack_columns, unpack_group
 from atroposlib.wire.columns import to_group
 from atroposlib.wire.routing import (
-    engine_experts,
     experts_array,
     experts_entry,
+    experts_of,
     join_experts,
-    unstack_rows,
+    unstack,
 )
 from tests.wire.records import GROUP
 
@@ -55,7 +55,7 @@ def test_both_encodings_carry_the_experts_of_every_row(rows):
         assert to_group(columns).routed_experts == rows
         assert to_group(unpack_columns(pack_columns(columns))).routed_experts == rows
     large = JsonGroup(msgspec.json.encode(sent)).head.routed_experts
-    assert unstack_rows(large, np.array([len(row) for row in sent["tokens"]])) == rows
+    assert unstack(large, np.array([len(row) for row in sent["tokens"]])) == rows
 
 
 def test_the_binary_form_is_one_array_of_all_tokens():
@@ -140,9 +140,9 @@ def npy(experts: object) -> str:
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int16, np.uint16, np.int32])
 def test_the_npy_file_of_vllm_and_the_flat_array_of_sglang_are_read(kind):
-    assert engine_experts(npy(SECOND.astype(kind)), 9) == experts_entry(SECOND)
+    assert experts_of(npy(SECOND.astype(kind)), 9) == experts_entry(SECOND)
     flat = b64encode(SECOND.astype(np.int32).tobytes()).decode()
-    assert engine_experts(flat, 3) == experts_entry(SECOND.reshape(2, 1, 4))
+    assert experts_of(flat, 3) == experts_entry(SECOND.reshape(2, 1, 4))
 
 
 @pytest.mark.parametrize(
@@ -150,4 +150,4 @@ def test_the_npy_file_of_vllm_and_the_flat_array_of_sglang_are_read(kind):
 )
 def test_an_answer_of_another_form_is_rejected(sent):
     with pytest.raises(TokensMissing, match="routed_experts"):
-        engine_experts(sent, 3)
+        experts_of(sent, 3)

@@ -23,7 +23,7 @@ from pydantic import Field
 from atroposlib.envs.function_env import FunctionEnv, FunctionEnvConfig, Model
 from atroposlib.envs.function_env.card import play, score_session
 from atroposlib.envs.function_env.data import Indexed, prepare_tasks, task_id
-from atroposlib.envs.function_env.rewards import finite_number
+from atroposlib.envs.function_env.rewards import reward_number
 from atroposlib.envs.function_env.rollout_model import client_of
 from atroposlib.envs.function_env.rollouts import with_posted
 from atroposlib.envs.rollout.groups import plain
@@ -133,7 +133,7 @@ class Endpoint:
     def reward(self, reward: float, completion_id: str | None = None) -> None:
         if completion_id is not None:
             raise ConfigError("verifiers has one reward per rollout: give no completion_id")
-        self.given = finite_number(reward, "the reward of an endpoint")
+        self.given = reward_number(reward, "the reward of an endpoint")
 
     def score(self, otherwise: float) -> float:
         return otherwise if self.given is None else self.given

@@ -32,7 +32,7 @@ from atroposlib.wire.group_arrays import (
 )
 from atroposlib.wire.images import IMAGES, LARGE_REST, MAX_REST_VALUES
 from atroposlib.wire.packing import CHOICES, exact
-from atroposlib.wire.routing import RoutedExperts, stack_rows
+from atroposlib.wire.routing import RoutedExperts, stack
 from atroposlib.wire.safetensors import Array, MalformedBody
 
 KEYS: Final = tuple(member.name for member in msgspec.structs.fields(ScoredData))
@@ -131,7 +131,7 @@ class JsonGroup:
         routed = None
         if "routed_experts" in present:
             rows = self._value("routed_experts", list[RoutedExperts | None])
-            routed = stack_rows(rows, seq_lens)
+            routed = stack(rows, seq_lens)
         return Columns(
             seq_lens=seq_lens,
             tokens=self._empty_array("tokens"),

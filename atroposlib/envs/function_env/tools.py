@@ -75,7 +75,7 @@ def _arguments(tool: Callable[..., Any]) -> type[BaseModel]:
     return made
 
 
-async def tool_message(tools: Sequence[Tool], call: Mapping[str, Any]) -> dict[str, Any]:
+async def result_message(tools: Sequence[Tool], call: Mapping[str, Any]) -> dict[str, Any]:
     """The ``tool`` message with the result of a tool call."""
     function = call["function"]
     by_name = {tool_name(tool): tool for tool in tools if not isinstance(tool, Mapping)}

@@ -20,7 +20,7 @@ from atroposlib.generation.sampling.generation import (
     sampling_params,
     token_versions,
 )
-from atroposlib.wire.routing import engine_experts
+from atroposlib.wire.routing import experts_of
 
 GENERATE_PATH = "/generate"
 SGLANG_NAMES = {
@@ -92,7 +92,7 @@ def read_generations(payload: Any, ids: list[int]) -> list[Generation]:
                     len(tokens), meta.get("weight_versions"), meta.get("weight_version")
                 ),
                 finish_reason=finish_reason_text(meta.get("finish_reason")),
-                routed_experts=routed and engine_experts(routed, len(ids) + len(tokens)),
+                routed_experts=routed and experts_of(routed, len(ids) + len(tokens)),
             )
         )
     return generations

@@ -33,7 +33,7 @@ from atroposlib.generation.sampling.generation import (
     sampling_params,
     token_versions,
 )
-from atroposlib.wire.routing import engine_experts
+from atroposlib.wire.routing import experts_of
 
 logger = logging.getLogger(__name__)
 
@@ -174,8 +174,7 @@ class DemoRoute(TokenRoute):
                     versions=token_versions(len(tokens), spans[i], label),
                     finish_reason=finish_reason_text(reasons[i]),
                     logprob_kind=payload.get("logprob_kind"),
-                    routed_experts=routed[i]
-                    and engine_experts(routed[i], len(ids) + len(tokens)),
+                    routed_experts=routed[i] and experts_of(routed[i], len(ids) + len(tokens)),
                 )
             )
         return generations
@@ -209,7 +208,7 @@ class ChoicesRoute(TokenRoute):
             ],
             versions=token_versions(len(tokens), spans, label),
             finish_reason=finish_reason_text(choice.get("finish_reason")),
-            routed_experts=routed and engine_experts(routed, len(ids) + len(tokens)),
+            routed_experts=routed and experts_of(routed, len(ids) + len(tokens)),
         )
 
 

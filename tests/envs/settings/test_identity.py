@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from atroposlib import __version__
+from atroposlib.cli.env_files import load
 from atroposlib.envs.settings import identity as identities
 from atroposlib.envs.settings.identity import identity
 from atroposlib.utils.command.references import Listed
