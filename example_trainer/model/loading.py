@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -16,7 +16,7 @@ from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import adapter, frozen, fsdp, probing, sharded
 from example_trainer.model.miniature import UNFIT, miniature
-from example_trainer.model.policy import PackedModel, Policy
+from example_trainer.model.policy import ModelFacts, PackedModel, Policy
 from example_trainer.model.scoring import (
     Backbone,
     TokenModule,
@@ -180,13 +180,13 @@ def _partly_low(
     """
     config = blueprint.config()
     bare = sharded.without_weights(lambda: blueprint.random_model(config))
-    setup = _measure(blueprint, config, bare)
+    facts = _measure(blueprint, config, bare)
     whole, unsaved = blueprint.whole("cpu")
     prepare(whole)
     frozen.hold_in(blueprint.compute_dtype, whole, sharded=False)
     device = blueprint.settings.device
     model = blueprint.assemble(whole.to(torch.device(device)), device)
-    probing.apply(model, **setup)
+    model.adopt(facts)
     return model, unsaved
 
 
@@ -196,7 +196,7 @@ def _load_sharded(
     settings = blueprint.settings
     config = blueprint.config()
     bare = sharded.without_weights(lambda: blueprint.random_model(config))
-    setup = run_on_rank0(world, lambda: _measure(blueprint, config, bare))
+    facts = run_on_rank0(world, lambda: asdict(_measure(blueprint, config, bare)))
     with torch.device("meta"):  # device of a new adapter
         prepare(bare)
     if freezes:
@@ -207,11 +207,11 @@ def _load_sharded(
     saved_as = None if settings.init_from_scratch else blueprint.name
     unsaved = sharded.fill(bare, world, place, saved_as, lambda: blueprint.whole("cpu"))
     adapter.start_adapter(bare, world.share(settings.seed))
-    probing.apply(model, **setup)
+    model.adopt(ModelFacts(**facts))
     return model, unsaved
 
 
-def _measure(blueprint: Blueprint[P], config: Any, bare: Any) -> dict[str, Any]:
+def _measure(blueprint: Blueprint[P], config: Any, bare: Any) -> ModelFacts:
     """How to set up a model that no rank has whole; without a small copy by the whole on the CPU."""
     small = miniature(blueprint.random_model, config, bare)
     with contextlib.suppress(*UNFIT):

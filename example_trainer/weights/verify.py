@@ -100,7 +100,7 @@ def check_servers(
 
     answers = run_on_rank0(policy.world, ask)
     if answers["wrong"] is None:
-        agreement.usual = answers["usual"]  # the same on every rank
+        agreement.adopt(answers["usual"])  # the same on every rank
         return Mismatch(**answers["worst"])
     server = answers["wrong"]
     causes = explain_mismatch(policy, sequences, server, version)

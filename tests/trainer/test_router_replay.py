@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.served_model import load_model
 from atroposlib.wire.routing import experts_entry
 from example_trainer.model import loading, probing
+from example_trainer.model.policy import ModelFacts
 from tests.inference.helpers import generate, request
 from tests.trainer.architectures import write
 from tests.trainer.families import family_of
@@ -168,8 +169,8 @@ def test_what_rank_0_measured_sets_up_the_replay_of_the_others(
     )
     first, other = load(), load()
     settings = config(model_name=str(directory), router_replay=True)
-    found = json.loads(json.dumps(probing.probe(first, settings)))
-    probing.apply(other, **found)
+    shared = json.loads(json.dumps(asdict(probing.probe(first, settings))))
+    other.adopt(ModelFacts(**shared))
     assert other.module.replay is not None
     assert other.trained_logprobs(rows) == load().trained_logprobs(BRANCHING)
 

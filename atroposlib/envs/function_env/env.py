@@ -193,7 +193,7 @@ class FunctionEnv(BaseEnv):
         self._cursor = Cursor(source)
         if self.config.gold_examples:
             tasks = source.training_rows() if isinstance(source, Indexed) else []
-            self.rollouts.examples = await examples(type(self), tasks, self.config)
+            self.rollouts.show(await examples(type(self), tasks, self.config))
         if self.server.tool_parser is None:
             self.server.tool_parser = TOOL_PARSER
         if definition.lifespan is not None:

@@ -84,6 +84,10 @@ class RolloutRunner:
     _starting_proxy: asyncio.Lock = field(default_factory=asyncio.Lock)
     _open_things: AsyncExitStack = field(default_factory=AsyncExitStack)
 
+    def show(self, examples: Sequence[Example]) -> None:
+        """Show these examples before each task; the last is a spare."""
+        self.examples = examples
+
     async def train(self, item: TaskItem) -> Rollout:
         """Run a training rollout; the score of its reward may be None.
 

@@ -156,6 +156,13 @@ class RolloutTask:
     number: int = -1  # place in the order of the first start
     uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
 
+    def take_number(self, number: int) -> None:
+        """Set the place in the order, at the first start."""
+        self.number = number
+
+    def count_attempt(self) -> None:
+        self.attempts += 1
+
 
 @dataclass
 class WorkerPool:
@@ -216,7 +223,8 @@ class WorkerPool:
     def start(self, job: RolloutTask) -> None:
         """Run ``job``; the caller limits the number of running jobs."""
         if job.number < 0:
-            job.number, self.started = self.started, self.started + 1
+            job.take_number(self.started)
+            self.started += 1
         task = asyncio.ensure_future((self.handle or self.roll_out)(job.uuid))
         self.tasks.add(task)
         self.jobs[job.uuid] = task
@@ -294,7 +302,7 @@ class WorkerPool:
             logger.error("%s", error, exc_info=error)
 
     def _try_again(self, job: RolloutTask) -> None:
-        job.attempts += 1
+        job.count_attempt()
         again = job.attempts <= self.env.config.max_item_retries
         self.counts["retried" if again else "gave_up"] += 1
         if again:

@@ -334,12 +334,12 @@ class EnvRuntime(EnvHooks):
             await self._record_group(accepted, item)
         if sender is not None and kept:
             kept = await sender.send(kept, item, run_id)
-        self.group_stats.kept_since_log += len(kept)
+        self.group_stats.add_kept(len(kept))
         return [accepted.group for accepted in kept]
 
     async def _record_group(self, one: AcceptedGroup, item: Item) -> None:
         group = one.group
-        self.metrics_logger.completion_lengths += one.trained_lengths()
+        self.metrics_logger.add_lengths(one.trained_lengths())
         for name, value in ((group.get("metadata") or {}).get("metrics") or {}).items():
             self.metrics_logger.log(f"train/{name}", value)
         try:

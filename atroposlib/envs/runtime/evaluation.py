@@ -58,6 +58,10 @@ class PeriodicEvaluation:
             "eval_policy_version_at_end": self.run.policy_version,
         }
 
+    def schedule(self, step: int) -> None:
+        """Evaluate the weights of ``step`` next."""
+        self.due = step
+
     def start_if_due(self, status: EnvStatus) -> None:
         """Start the evaluation that is due, once the servers hold its weights."""
         if self.task is not None and self.task.done():

@@ -11,7 +11,7 @@ import logging
 import random
 import string
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -55,6 +55,10 @@ class MetricsLogger:
     def log(self, name: str, value: float) -> None:
         """Record ``value``; the next emission reports the mean since the last emission."""
         self._values.setdefault(name, []).append(float(value))
+
+    def add_lengths(self, lengths: Iterable[int]) -> None:
+        """Record the trained tokens of sequences."""
+        self.completion_lengths.extend(lengths)
 
     def quiet(self) -> None:
         """Log at the level debug from now on."""

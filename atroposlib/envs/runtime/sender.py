@@ -60,6 +60,20 @@ class GroupStats:
         self._warned_of: set[str] = set()
         self.reports = Reports()
 
+    def add_kept(self, groups: int) -> None:
+        """Count groups that were kept, until :meth:`restart_log`."""
+        self.kept_since_log += groups
+
+    def restart_log(self) -> None:
+        """Count kept groups anew, after metrics were logged."""
+        self.kept_since_log = 0
+
+    def add_sent(self, groups: Sequence[AcceptedGroup]) -> None:
+        """Count groups that the rollout API accepted."""
+        self.sent += len(groups)
+        self.recent.extend([None] * len(groups))
+        self.rewards.extend(float(group.columns.scores.mean()) for group in groups)
+
     def drop(
         self,
         reason: RejectReason,
@@ -177,9 +191,7 @@ class GroupSender:
             if refusal[0] is RejectReason.RUN_ENDED:
                 self.requeue(item)
             return []
-        self.stats.sent += len(groups)
-        self.stats.recent.extend([None] * len(groups))
-        self.stats.rewards.extend(float(group.columns.scores.mean()) for group in groups)
+        self.stats.add_sent(groups)
         self.accepted_sequences += sum(group.sequences for group in groups)
         return groups
 

@@ -80,7 +80,7 @@ class AgentSession:
 
     def sample_from(self, session: Any) -> None:
         """Take the replies of ``session``, which has OpenAI's two calls, in place of a server's."""
-        self._session.managed = DummyManagedServer(session)
+        self._session.sample_from(DummyManagedServer(session))
 
     async def close(self) -> None:
         """Cancel the running calls and delete the session."""

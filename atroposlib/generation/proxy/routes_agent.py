@@ -56,7 +56,8 @@ def router(sessions: Sessions, auth: ProxyAuth) -> APIRouter:
                 return await _stream_response(api, call, sessions.limits.keep_alive_s)
             await asyncio.wait({call.task})
             reply = api.reply(_response_of(call))
-            call.delivered = call.delivered or not await request.is_disconnected()
+            if not call.delivered and not await request.is_disconnected():
+                call.mark_delivered()
             session.touch()
             return json_reply(reply)
 
@@ -112,7 +113,7 @@ async def _stream_response(
             return
         for frame in api.frames(response):
             yield frame
-        call.delivered = True
+        call.mark_delivered()
 
     return StreamingResponse(frames(), media_type="text/event-stream", headers=STREAM_HEADERS)
 

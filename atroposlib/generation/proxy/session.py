@@ -78,6 +78,10 @@ class ProxySession:
         self._rewards: dict[str, float] = {}
         self._session_reward: float | None = None
 
+    def sample_from(self, managed: ManagedServer | DummyManagedServer) -> None:
+        """Sample from another server, before the first call."""
+        self.managed = managed
+
     # --- calls ----------------------------------------------------------------------
 
     def call(self, request: SamplingRequest, identity: CallIdentity) -> IdempotentCall:

@@ -69,7 +69,7 @@ class ServedModel:
         Cache row ``rows[i]`` receives prompt ``source[i]``. Padding is on the right:
         with causal attention no real token ever sees it.
         """
-        cache.write = PrefillWrite(rows, source)
+        cache.follow(PrefillWrite(rows, source))
         hidden = self._hidden_states(ids, None, self._positions(ids.shape[1]), cache)
         return self._logits(hidden[torch.arange(len(ids), device=self.device), lengths - 1])
 
@@ -80,7 +80,7 @@ class ServedModel:
         """Forward a token for each of B rows. tokens, positions: (B,) -> logits (B, V)."""
         width = min(-(-width // WIDTH_STEP) * WIDTH_STEP, cache.num_columns)
         rows = torch.arange(len(tokens), device=self.device)
-        cache.write = DecodeWrite(rows * cache.num_columns + positions, len(tokens), width)
+        cache.follow(DecodeWrite(rows * cache.num_columns + positions, len(tokens), width))
         hidden = self._hidden_states(
             tokens[:, None], self._decode_mask(positions, width), positions[:, None], cache
         )

@@ -149,6 +149,10 @@ class RouterReplay:
             *formula, self.top_k, self.num_experts = fitted[type(module).__name__]
             module.register_forward_hook(partial(self._replay, i, partial(_weights, *formula)))
 
+    def follow(self, experts: Tensor | None) -> None:
+        """Set the experts of the next pass."""
+        self.experts = experts
+
     def read(self, routed: RoutedExperts | None, num_tokens: int) -> list[bytes]:
         """(L, K) int16 of each token; raises InvalidGroup if another model sampled the row."""
         count, top_k = len(self.layers), self.top_k
