@@ -1,4 +1,4 @@
-# Images of atropos-rl, on CPUs. docs/kubernetes.md has the one with CUDA and vLLM.
+# Images of atropos-rl, on CPUs. docs/cluster.md has the one with CUDA and vLLM.
 #
 #   docker build -t atropos .                             rollout API and environments
 #   docker build -t atropos-trainer --target trainer .    the same, trainer and local server

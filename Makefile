@@ -37,7 +37,7 @@ comma := ,
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart lint check test fast collected format config wire map docs browser adapters matrix campaign wheel ratchets bench gpu torture lock clean
+.PHONY: help install quickstart lint check test fast collected format config wire gallery docs browser adapters matrix campaign wheel ratchets bench gpu torture lock clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,8 +84,7 @@ config: $(STAMP)  ## Regenerate CONFIG.md from the models
 wire: $(STAMP)  ## Refresh docs/wire.md from the running API
 	$(PY) scripts/generate_wire_doc.py
 
-map: $(STAMP)  ## Rewrite docs/map.md from the docstrings, and the gallery of environments
-	$(PY) scripts/map.py
+gallery: $(STAMP)  ## Rewrite docs/gallery.md, the gallery of environments
 	$(PY) scripts/gallery.py
 
 # An environment of its own: neither torch nor the tests are needed, and nothing here needs mkdocs.

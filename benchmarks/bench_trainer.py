@@ -35,11 +35,6 @@ ORDER = ("shared", "packed", "padded", "full logits", "trl")
 
 def main() -> None:
     options = parse_args()
-    if options.notes:
-        from trainerbench.notes_cost import report as report_notes
-
-        report_notes(options.notes)
-        return
     if options.contestant:
         load = Workload(**json.loads(options.workload))
         print(json.dumps(measure(options.contestant, load, options.peak_tflops)))
@@ -242,7 +237,6 @@ def parse_args() -> argparse.Namespace:
     add("--peak-tflops", type=float, help="of the machine (default: measured)")
     add("--repeats", type=int, default=1)
     add("--only", help=f"some of: {', '.join(ORDER)}")
-    add("--notes", type=int, help="steps with and without notes, instead of the contestants")
     add("--contestant", help=argparse.SUPPRESS)
     add("--workload", help=argparse.SUPPRESS)
     options = parser.parse_args()

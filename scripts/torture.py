@@ -3,7 +3,7 @@
     python scripts/torture.py                        all of them, long
     python scripts/torture.py --quick                all of them, as `make test` does
     python scripts/torture.py kills=50 mutants       these, and this many kills
-    python scripts/torture.py --table power          rows for docs/reliability.md
+    python scripts/torture.py --items power          lines for docs/reliability.md
 
 Exit status 1: a promise was broken; the line names it.
 """
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME[=SIZE]", help=", ".join(CAMPAIGNS))
     parser.add_argument("--quick", action="store_true", help="the sizes of `make test`")
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn at random")
-    parser.add_argument("--table", action="store_true", help="rows of a Markdown table")
+    parser.add_argument("--items", action="store_true", help="items of a Markdown list")
     options = parser.parse_args(argv)
     wanted = dict(word.partition("=")[::2] for word in options.names or CAMPAIGNS)
     if unknown := wanted.keys() - CAMPAIGNS.keys():
@@ -46,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             broken += 1
             line = f"{name}: BROKEN: {error}"
         seconds = time.monotonic() - begun
-        if options.table:
+        if options.items:
             day = datetime.now(timezone.utc).date()
-            line = f"| {day} | {n:,} {campaign.unit} | {line} | {seconds:.0f} |"
+            line = f"* {day}, {n:,} {campaign.unit}, {seconds:.0f} s: {line}"
         else:
             line += f" ({seconds:.0f} s)"
         print(line, flush=True)

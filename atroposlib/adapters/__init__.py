@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum
 from importlib import import_module
 from importlib.metadata import version
 from itertools import count
@@ -14,12 +16,11 @@ from typing import Any
 
 from pydantic import Field
 
-from atroposlib.envs.function_env import FunctionEnvConfig, Model
+from atroposlib.envs.function_env import FunctionEnvConfig
 from atroposlib.errors import ConfigError
 
 EVAL_SEEDS = 1_000_000  # seeds below are evaluated, seeds from here on trained
 ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)  # action in a reply
-TEMPLATE_TOKENS = 32  # upper bound of the template text around a message
 
 
 class EpisodeConfig(FunctionEnvConfig):
@@ -38,6 +39,21 @@ class EpisodeConfig(FunctionEnvConfig):
     cut_reward: float | None = Field(
         default=None, description="final score of an episode cut by a limit; None: no score"
     )
+    max_turns: int = Field(default=16, ge=1, description="most turns of an episode")
+
+
+class Score(str, Enum):
+    """Score of an episode, from its rewards."""
+
+    DISCOUNTED = "discounted"  # r_0 + discount r_1 + discount^2 r_2 ...
+    FINAL = "final"  # the last reward, for example for reaching the goal
+
+
+class RewardedConfig(EpisodeConfig):
+    """Settings of games that reward single turns."""
+
+    reward: Score = Field(default=Score.DISCOUNTED, description="discounted or final")
+    discount: float = Field(default=1.0, ge=0, le=1, description="per turn; 1: the sum")
 
 
 def import_package(name: str, extra: str, distribution: str = "") -> tuple[Any, str]:
@@ -55,6 +71,19 @@ def import_package(name: str, extra: str, distribution: str = "") -> tuple[Any, 
     return package, f"{distribution} {version(distribution)}"
 
 
+@contextmanager
+def convert_errors(
+    errors: tuple[type[Exception], ...], where: str, reason: str = ""
+) -> Iterator[None]:
+    """Raise ConfigError for ``errors`` of the block: ``where`` and ``reason``, then the error."""
+    try:
+        yield
+    except errors as error:
+        what = f"{type(error).__name__}: {error}"
+        text = f"{where}: {reason} ({what})" if reason else f"{where}: {what}"
+        raise ConfigError(text) from error
+
+
 def episode(env_id: str, seed: int, package: str) -> dict[str, Any]:
     """Task of an episode; ``source`` goes into the metadata of its groups."""
     source = {"package": package, "env_id": env_id, "seed": seed}
@@ -69,15 +98,3 @@ def training_episodes(config: EpisodeConfig, package: str) -> Iterator[dict[str,
 
 def held_out_episodes(config: EpisodeConfig, package: str) -> list[dict[str, Any]]:
     return [episode(config.env_id, number, package) for number in range(config.eval_items)]
-
-
-def fits(model: Model, text: str, config: FunctionEnvConfig, used: int | None = None) -> bool:
-    """Whether ``text`` and a reply fit after the ``used`` tokens of a conversation.
-
-    ``used`` defaults to the tokens of the last row. Without a tokenizer a token counts as four
-    characters.
-    """
-    encode = getattr(getattr(model.session, "tokenizer", None), "encode", None)
-    new = len(encode(text)) if encode else len(text) // 4
-    before = model.row_tokens if used is None else used
-    return before + new + TEMPLATE_TOKENS + config.max_tokens <= config.max_token_length

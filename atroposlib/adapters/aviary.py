@@ -11,7 +11,6 @@ or its text without calls; the environment runs the calls. Needs Python 3.11 and
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib import import_module
@@ -19,11 +18,10 @@ from typing import Any
 
 from pydantic import Field
 
-from atroposlib.adapters import EpisodeConfig, fits, import_package
-from atroposlib.adapters.gymnasium import Score
+from atroposlib.adapters import RewardedConfig, convert_errors, import_package
+from atroposlib.adapters.turns import Turns
 from atroposlib.envs.function_env import Model, Reward, environment
 from atroposlib.envs.function_env.tools import object_in
-from atroposlib.errors import ConfigError
 
 EXTRA = "aviary"
 KINDS: dict[str, Any] = {
@@ -35,7 +33,7 @@ KINDS: dict[str, Any] = {
 KINDS |= {"array": list, "object": dict}
 
 
-class AviaryConfig(EpisodeConfig):
+class AviaryConfig(RewardedConfig):
     """Settings of the data set and of the turns."""
 
     env_id: str = Field(
@@ -46,9 +44,6 @@ class AviaryConfig(EpisodeConfig):
     )
     eval_items: int = Field(default=-1, description="held-out items evaluated; -1: all")
     max_tokens: int = Field(default=256, ge=1, description="most tokens of one turn")
-    max_turns: int = Field(default=16, ge=1, description="most turns of an episode")
-    reward: Score = Field(default=Score.DISCOUNTED, description="discounted or final")
-    discount: float = Field(default=1.0, ge=0, le=1, description="per turn; 1: the sum")
 
 
 def dataset_of(config: AviaryConfig) -> Any:
@@ -57,17 +52,14 @@ def dataset_of(config: AviaryConfig) -> Any:
     from aviary.core import TaskDataset
 
     module, _, name = config.env_id.partition(":")
-    try:
+    errors = (ImportError, AttributeError, LookupError, OSError, TypeError, ValueError)
+    reason = "no data set of numbered tasks"
+    with convert_errors(errors, f"--env.env_id {config.env_id}", reason):
         if name:
             dataset = getattr(import_module(module), name)(**config.env_kwargs)
         else:
             dataset = TaskDataset.from_name(module, **config.env_kwargs)
         len(dataset)
-    except (ImportError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise ConfigError(
-            f"--env.env_id {config.env_id}: no data set of numbered tasks ({what})"
-        ) from error
     return dataset
 
 
@@ -135,15 +127,14 @@ async def play_aviary(env: Any, model: Model, config: AviaryConfig) -> Reward:
         {"type": "function", "function": tool.info.model_dump(exclude_none=True)}
         for tool in tools
     ]
-    news, history = [message.model_dump() for message in first], list[Any]()
-    rewards, turns, refused, done, cut = list[float](), 0, 0, False, False
-    opening = json.dumps(shown)
-    while not (done or cut) and turns < config.max_turns:
-        text = "".join(str(message["content"]) for message in news)
-        if not fits(model, text if turns else opening + text, config):
+    news = [message.model_dump() for message in first]
+    turns = Turns(model, config, tools=shown)
+    refused, done, cut = 0, False, False
+    while not (done or cut):
+        reply = await turns.ask("".join(str(message["content"]) for message in news), news)
+        if reply is None:
             break
-        reply = await model.chat([*history, *news], tools=shown)
-        turns, history, calls = turns + 1, reply.messages, reply.tool_calls
+        calls = reply.tool_calls
         wrong = [mistake(call, tools) for call in calls]
         if any(wrong):
             refused += 1
@@ -161,14 +152,9 @@ async def play_aviary(env: Any, model: Model, config: AviaryConfig) -> Reward:
         )
         messages, reward, done, cut = await env.step(request)
         news = [message.model_dump() for message in messages]
-        rewards.append(float(reward))
-        if config.reward is Score.DISCOUNTED:
-            model.reward(config.discount ** (turns - 1) * rewards[-1])
-    metrics = {"turns": float(turns), "refused": float(refused), "return": sum(rewards)}
-    score: float | None = 0.0  # the rewards of the turns are added to it
-    if config.reward is Score.FINAL or not turns:
-        score = rewards[-1] if done and rewards else config.cut_reward
-    return Reward(score, {**metrics, "truncated": float(not done)})
+        turns.reward(float(reward))
+    score = turns.score(done, added=turns.taken > 0)
+    return turns.result(score, done, refused=float(refused))
 
 
 if __name__ == "__main__":

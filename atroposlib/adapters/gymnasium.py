@@ -22,12 +22,12 @@ from pydantic import Field
 
 from atroposlib.adapters import (
     ACTION,
-    EpisodeConfig,
-    fits,
+    RewardedConfig,
     held_out_episodes,
     import_package,
     training_episodes,
 )
+from atroposlib.adapters.turns import Turns, require_turn
 from atroposlib.envs.function_env import Model, Reward, environment
 from atroposlib.errors import ConfigError
 
@@ -66,14 +66,7 @@ class Illegal(str, Enum):
     NOOP = "noop"  # the action number noop_action is played
 
 
-class Score(str, Enum):
-    """Score of an episode, from its rewards."""
-
-    DISCOUNTED = "discounted"  # r_0 + discount r_1 + discount^2 r_2 ...
-    FINAL = "final"  # the last reward, for example for reaching the goal
-
-
-class GymnasiumConfig(EpisodeConfig):
+class GymnasiumConfig(RewardedConfig):
     """Settings of the game."""
 
     env_id: str = Field(
@@ -83,7 +76,6 @@ class GymnasiumConfig(EpisodeConfig):
         default=None, description="words for actions 0, 1, ...; None: known ones, else numbers"
     )
     max_turns: int = Field(default=30, ge=1, description="most turns of an episode")
-    reward: Score = Field(default=Score.DISCOUNTED, description="discounted or final")
     discount: float = Field(default=0.99, ge=0, le=1, description="per turn; 1: the sum")
     illegal_action: Illegal = Field(default=Illegal.END, description="end, ask_again or noop")
     illegal_reward: float = Field(default=-1.0, description="reward of a turn without action")
@@ -215,38 +207,24 @@ async def play_gymnasium(
     actions = ", ".join(f"{name} ({i})" for i, name in enumerate(game.names))
     about = {"env_id": config.env_id, "example": game.names[0], "actions": actions}
     opening = PROMPT.format(**about, legend=known_actions(config.env_id)[1])
-    messages: list[dict[str, Any]] = [{"role": "system", "content": opening}]
-    state, note = await asyncio.to_thread(game.start, seed), ""
-    rewards: list[float] = []
+    turns = Turns(model, config, opening)
+    state = await asyncio.to_thread(game.start, seed)
     illegal = ended = cut = False
-    while not (ended or cut):
-        shown = note + state if rewards else opening + state
-        if len(rewards) == config.max_turns or not fits(model, shown, config):
-            break
-        reply = await model.chat([*messages, {"role": "user", "content": note + state}])
-        messages, note, reward = reply.messages, "", 0.0
+    while not (ended or cut) and (reply := await turns.ask(state)) is not None:
+        reward = 0.0
         action = chosen_action(reply, game.names)
         if action is None:
             illegal, reward = True, config.illegal_reward
-            note = f"That named no action. Actions: {', '.join(game.names)}\n\n"
+            turns.note = f"That named no action. Actions: {', '.join(game.names)}\n\n"
             ended = config.illegal_action is Illegal.END
             if config.illegal_action is Illegal.NOOP:
                 action = config.noop_action
         if action is not None:
             state, earned, ended, cut = await asyncio.to_thread(game.step, action)
             reward += earned
-        if config.reward is Score.DISCOUNTED:
-            model.reward(config.discount ** len(rewards) * reward)
-        rewards.append(reward)
-    if not rewards:
-        raise ConfigError(
-            f"--env.max_token_length {config.max_token_length} has no room for a turn"
-        )
-    metrics = {"return": sum(rewards), "turns": len(rewards), "illegal": float(illegal)}
-    score: float | None = 0.0  # the rewards of the turns are added to it
-    if config.reward is Score.FINAL:
-        score = rewards[-1] if ended else config.cut_reward
-    return Reward(score, {**metrics, "truncated": float(not ended)})
+        turns.reward(reward)
+    require_turn(turns.taken, config)
+    return turns.result(turns.score(ended), ended, illegal=float(illegal))
 
 
 if __name__ == "__main__":

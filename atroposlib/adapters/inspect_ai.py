@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from atroposlib.adapters import import_package
+from atroposlib.adapters import convert_errors, import_package
 from atroposlib.envs.function_env import FunctionEnvConfig, Model, Reward, environment
 from atroposlib.errors import ConfigError, RolloutError, boundary
 
@@ -141,14 +141,10 @@ def load_task(env_id: str, arguments: str) -> Any:
     own.setLevel(logging.ERROR)  # it warns of every dict of values
     init_display_type("none")
     unusable = (ImportError, LookupError, OSError, TypeError, ValueError, PrerequisiteError)
-    try:
+    with convert_errors(unusable, f"--env.env_id {env_id}", "no task"):
         for entry in registered_by(env_id):
             entry.load()  # Inspect alone would report only that there is no task
         tasks = load_tasks([env_id], json.loads(arguments)) if env_id else []
-    except unusable as error:
-        raise ConfigError(
-            f"--env.env_id {env_id}: no task ({type(error).__name__}: {error})"
-        ) from error
     if len(tasks) != 1:
         raise ConfigError(
             f"--env.env_id {env_id!r}: {len(tasks)} tasks; write FILE.py@TASK or PACKAGE/TASK"

@@ -10,14 +10,14 @@ package is not needed.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 from pydantic import Field
 
+from atroposlib.adapters import convert_errors
 from atroposlib.envs.function_env import FunctionEnvConfig, Model, Reply, Reward, environment
 from atroposlib.envs.function_env.data import task_id
 from atroposlib.errors import ConfigError, InferenceRefused
@@ -27,6 +27,7 @@ from atroposlib.utils.datasets import load_rows
 
 ASKED = "responses_create_params"  # key of a row: the request of the Responses API
 INFRASTRUCTURE = (429, 502, 503, 504)  # answer of a proxy in front of the server
+UNUSABLE = (InferenceRefused, KeyError, TypeError, ValueError)  # errors of a row
 NEEDED = ("/seed_session", "/verify")
 
 
@@ -60,13 +61,11 @@ class GymTool:
 
 def rows(config: NemoGymConfig) -> list[dict[str, Any]]:
     """The tasks. Raises ConfigError: the server is missing, or a row has no usable request."""
-    try:
+    errors = (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError)
+    with convert_errors(errors, f"--env.env_id {config.env_id}", "no server"):
         with httpx.Client(timeout=config.server_timeout, trust_env=False) as http:
             answer = http.get(f"{config.env_id.rstrip('/')}/openapi.json").raise_for_status()
         missing = [path for path in NEEDED if path not in answer.json()["paths"]]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"--env.env_id {config.env_id}: no server ({what})") from error
     if missing:
         raise ConfigError(
             f"--env.env_id {config.env_id}: it has no {' and no '.join(missing)}"
@@ -76,19 +75,11 @@ def rows(config: NemoGymConfig) -> list[dict[str, Any]]:
     path = config.dataset_path
     tasks = []
     for number, row in enumerate(load_rows(path, "train", path=path, option="dataset_path")):
-        with convert_refusals(f"{path}, row {number + 1}"):
+        with convert_errors(UNUSABLE, f"{path}, row {number + 1}"):
             asked_of(row)
         name = task_id(row)
         tasks.append({"id": name, "row": row, "source": {**source, "row": name}})
     return tasks
-
-
-@contextmanager
-def convert_refusals(where: str) -> Iterator[None]:
-    try:
-        yield
-    except (InferenceRefused, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: {type(error).__name__}: {error}") from error
 
 
 def asked_of(row: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

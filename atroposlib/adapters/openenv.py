@@ -24,12 +24,12 @@ from pydantic import Field
 
 from atroposlib.adapters import (
     ACTION,
-    EpisodeConfig,
-    fits,
+    RewardedConfig,
+    convert_errors,
     held_out_episodes,
     training_episodes,
 )
-from atroposlib.adapters.gymnasium import Score
+from atroposlib.adapters.turns import Turns
 from atroposlib.envs.function_env import Model, Reward, environment
 from atroposlib.errors import ConfigError
 
@@ -46,7 +46,7 @@ class ServerError(Exception):
         self.code = code
 
 
-class OpenEnvConfig(EpisodeConfig):
+class OpenEnvConfig(RewardedConfig):
     """Settings of the server and of the turns."""
 
     env_id: str = Field(default="ws://127.0.0.1:8000/ws", description="URL of the server")
@@ -54,9 +54,6 @@ class OpenEnvConfig(EpisodeConfig):
         default_factory=dict, description="fields of each reset, beside the seed"
     )
     instructions: str = Field(default="", description="before the first observation")
-    max_turns: int = Field(default=16, ge=1, description="most turns of an episode")
-    reward: Score = Field(default=Score.DISCOUNTED, description="discounted or final")
-    discount: float = Field(default=1.0, ge=0, le=1, description="per turn; 1: the sum")
     server_timeout: float = Field(
         default=60.0, gt=0, description="seconds until the server answers, or has a free place"
     )
@@ -87,7 +84,8 @@ def address(env_id: str, scheme: str, path: str) -> str:
 
 def contract_of(config: OpenEnvConfig) -> Contract:
     """Ask the server. Raises ConfigError: it does not answer, or has no actions."""
-    try:
+    errors = (httpx.HTTPError, ValueError, KeyError, TypeError)
+    with convert_errors(errors, f"--env.env_id {config.env_id}", "no OpenEnv server"):
         with httpx.Client(timeout=config.server_timeout, trust_env=False) as http:
             schema = http.get(address(config.env_id, "http", "/schema")).raise_for_status()
             about = http.get(address(config.env_id, "http", "/metadata")).raise_for_status()
@@ -96,11 +94,6 @@ def contract_of(config: OpenEnvConfig) -> Contract:
         if not set(action["properties"]) - {"metadata"}:
             raise ValueError("its actions have no fields")
         return Contract(name, action)
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise ConfigError(
-            f"--env.env_id {config.env_id}: no OpenEnv server ({what})"
-        ) from error
 
 
 class Session:
@@ -196,13 +189,10 @@ def training(config: OpenEnvConfig) -> Iterator[dict[str, Any]]:
     from websockets.exceptions import WebSocketException
 
     contract = contract_of(config)
-    try:
-        session, _ = open_session(
-            config, 0
-        )  # a reset that fails, fails before the first rollout
-    except (OSError, ValueError, KeyError, ServerError, WebSocketException) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"--env.env_id {config.env_id}: no reset ({what})") from error
+    # A reset that fails, fails before the first rollout.
+    errors = (OSError, ValueError, KeyError, ServerError, WebSocketException)
+    with convert_errors(errors, f"--env.env_id {config.env_id}", "no reset"):
+        session, _ = open_session(config, 0)
     session.close()
     return training_episodes(config, contract.name)
 
@@ -237,14 +227,12 @@ async def play_openenv(
     )
     how += "" if contract.text_field else "End each reply with one in <action> tags."
     opening = "\n".join(filter(None, (config.instructions, how)))
-    messages: Any = [{"role": "system", "content": opening}] if opening else []
-    rewards, turns, refused, note = [], 0, 0, ""
-    while not answer["done"] and turns < config.max_turns:
-        text = note + observation_text(answer["observation"])
-        if not fits(model, text if turns else opening + text, config):
+    turns = Turns(model, config, opening)
+    refused = 0
+    while not answer["done"]:
+        reply = await turns.ask(observation_text(answer["observation"]))
+        if reply is None:
             break
-        reply = await model.chat([*messages, {"role": "user", "content": text}])
-        messages, turns, note = reply.messages, turns + 1, ""
         action = action_in(reply, contract)
         try:
             if action is None:
@@ -253,19 +241,16 @@ async def play_openenv(
         except ServerError as error:
             if error.code != WRONG_ACTION:  # the environment failed, not the model
                 raise
-            refused, note = refused + 1, f"That was no action ({error}).\n\n"
+            turns.note = f"That was no action ({error}).\n\n"
+            refused += 1
             continue
         if answer["reward"] is not None:
-            rewards.append(float(answer["reward"]))
-            if config.reward is Score.DISCOUNTED:
-                model.reward(config.discount ** (turns - 1) * rewards[-1])
-    if answer["done"] and not rewards:
+            turns.reward(float(answer["reward"]))
+    done = answer["done"]
+    if done and not turns.rewards:
         raise ValueError(f"{config.env_id} ended an episode without any reward")
-    metrics = {"turns": float(turns), "refused": float(refused), "return": sum(rewards)}
-    score: float | None = 0.0  # the rewards of the turns are added to it
-    if config.reward is Score.FINAL or not rewards:
-        score = rewards[-1] if answer["done"] else config.cut_reward
-    return Reward(score, {**metrics, "truncated": float(not answer["done"])})
+    score = turns.score(done, added=bool(turns.rewards))
+    return turns.result(score, done, refused=float(refused))
 
 
 if __name__ == "__main__":

@@ -20,11 +20,11 @@ from pydantic import Field
 
 from atroposlib.adapters import (
     EpisodeConfig,
-    fits,
     held_out_episodes,
     import_package,
     training_episodes,
 )
+from atroposlib.adapters.turns import fits, require_turn
 from atroposlib.envs.function_env import Model, Reward, environment
 from atroposlib.errors import ConfigError
 
@@ -184,9 +184,7 @@ async def textarena(task: Any, model: Model, config: TextArenaConfig) -> Reward:
             if action is None:
                 break
             turns, over = turns + 1, await asyncio.to_thread(game.step, action)
-    if not turns:
-        limit = config.max_token_length
-        raise ConfigError(f"--env.max_token_length {limit} has no room for a turn")
+    require_turn(turns, config)
     rewards, notes = await asyncio.to_thread(game.close)
     invalid = any(note.get("invalid_move") for note in notes.values())
     scored = over and rewards is not None

@@ -28,11 +28,12 @@ from pydantic import Field
 from atroposlib.adapters import (
     ACTION,
     EpisodeConfig,
-    fits,
+    convert_errors,
     held_out_episodes,
     import_package,
     training_episodes,
 )
+from atroposlib.adapters.turns import Turns, require_turn
 from atroposlib.envs.function_env import Model, Reward, environment
 from atroposlib.envs.function_env.card import Card
 from atroposlib.errors import ConfigError
@@ -154,13 +155,9 @@ def is_game_command(command: str, verbs: list[str]) -> bool:
 def training(config: TextWorldConfig) -> Iterator[dict[str, Any]]:
     package = import_package("textworld", "textworld")[1]
     tasks = training_episodes(config, package)
-    try:
+    where = f"--env.env_id {config.env_id} --env.env_kwargs {config.env_kwargs}"
+    with convert_errors(REFUSALS, where):
         game_of(held_out(config)[0])  # a wrong setting fails before the first rollout
-    except REFUSALS as error:
-        raise ConfigError(
-            f"--env.env_id {config.env_id} --env.env_kwargs {config.env_kwargs}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
     return ({**task, "env_kwargs": config.env_kwargs} for task in tasks)
 
 
@@ -207,15 +204,14 @@ async def play_textworld(
     """Play an episode until its end, a reply without a command, or a limit."""
     about = {"objective": state.objective, "description": state.description.strip()}
     text = PROMPT.format(**about, verbs=", ".join(verbs))
-    messages: list[dict[str, Any]] = []
-    turns, refused, over = 0, 0, False
-    while not over and turns < config.max_turns:
+    turns = Turns(model, config)
+    refused, over = 0, False
+    while not over:
         if config.list_commands:
             text = f"{text}\n\nPossible now: {', '.join(state.admissible_commands)}."
-        if not fits(model, text, config):
+        reply = await turns.ask(text)
+        if reply is None:
             break
-        reply = await model.chat([*messages, {"role": "user", "content": text}])
-        messages, turns = reply.messages, turns + 1
         command = command_in(reply)
         if command is None:
             over = True
@@ -224,15 +220,11 @@ async def play_textworld(
         else:
             state, _, over = await asyncio.to_thread(step, env, command)
             text = _STATUS.sub("", state.feedback).strip()
-    if not turns:
-        raise ConfigError(
-            f"--env.max_token_length {config.max_token_length} has no room for a turn"
-        )
+    require_turn(turns.taken, config)
     score = state.score / state.max_score
-    metrics = {"won": float(state.won), "turns": turns, "refused": refused}
     if not over and config.cut_reward is not None:
         score = config.cut_reward
-    return Reward(score, {**metrics, "truncated": float(not over)})
+    return turns.result(score, over, won=float(state.won), refused=refused)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from atroposlib.client import RolloutClient
-from atroposlib.doctor.why import parser_of
 from atroposlib.errors import AtroposError, RolloutApiUnavailable
+from atroposlib.run_status.why import parser_of
 
 UNREACHABLE = 3  # exit status
 

@@ -26,10 +26,10 @@ FILE_TRAINERS = "example_trainer.supervised.commands"
 COMMANDS = {
     "quickstart": ("atroposlib.quickstart.__main__:main", "Train a small model here, now."),
     "api serve": ("atroposlib.cli.run_api:main", "Start the rollout API (run-api)."),
-    "api status": ("atroposlib.doctor.top:once", "State of a run, and what it waits for."),
+    "api status": ("atroposlib.run_status.top:once", "State of a run, and what it waits for."),
     "api dead": ("atroposlib.cli.api_dead:main", "Batches that were set aside."),
-    "why": ("atroposlib.doctor.why:main", "Why a run waits, and what to do."),
-    "top": ("atroposlib.doctor.top:main", "The run as a live table."),
+    "why": ("atroposlib.run_status.why:main", "Why a run waits, and what to do."),
+    "top": ("atroposlib.run_status.top:main", "The run as a live table."),
     "view": ("atroposlib.cli.view:view", "Page of an ended run, or of a file of groups."),
     "archive": ("atroposlib.cli.view:archive", "Groups that a run keeps after training."),
     "env new": ("atroposlib.cli.env_new:main", "Write the package of a new environment."),

@@ -31,7 +31,7 @@ from atroposlib.cli.api_options import parse_args, variable_of
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.http.gate import require_gate
-from atroposlib.utils.http.sockets import LOOPBACK_HOSTS, bind, is_loopback
+from atroposlib.utils.http.sockets import LOOPBACK_HOSTS, bind, is_loopback, refuse_exposure
 
 INDEX_SHARE = 8  # 1/8 of the archive: samples of drops, indexes of earlier runs
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -47,7 +47,7 @@ def serve(options: argparse.Namespace) -> None:
         ConfigError: an option cannot be used; the message names it and the reason.
         AtroposError: the store cannot be opened.
     """
-    refuse_exposure(options)
+    require_protection(options)
     _require_certificate(options)
     with bind(options.host, options.port) as listener:
         host, port = listener.getsockname()[:2]
@@ -75,15 +75,15 @@ def serve(options: argparse.Namespace) -> None:
 # --- exposure ---------------------------------------------------------------------------
 
 
-def refuse_exposure(options: argparse.Namespace) -> None:
+def require_protection(options: argparse.Namespace) -> None:
     """Raise ConfigError if a remote machine would reach an open API, or tokens in the clear."""
     if is_loopback(options.host) or options.allow_remote:
         return
-    if options.tokens is None:
-        raise ConfigError(
-            f"--host {options.host} is reachable from other machines: add --tokens FILE (see "
-            "--new-token), or --allow-remote to permit every call to every host that reaches it"
-        )
+    advice = (
+        "add --tokens FILE (see --new-token), or --allow-remote to permit every call to every "
+        "host that reaches it"
+    )
+    refuse_exposure(options.host, advice, allowed=options.tokens is not None)
     if options.ssl_certfile is None and not options.insecure_plaintext:
         raise ConfigError(
             f"--host {options.host} would carry tokens in the clear: add --ssl-certfile and "

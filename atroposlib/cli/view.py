@@ -1,11 +1,11 @@
 """atropos view, and atropos archive: what an ended run sampled.
 
-atropos view runs/a/api                 the page of a data directory
+atropos view runs/a                     the page of a run, from its folder
 atropos view data/larger.jsonl          of the groups that process wrote
 atropos view evals/now                  of the transcripts that evaluate wrote
-atropos view runs/a/api --export one.html env=math reward=0..0.5
-atropos archive ls runs/a/api           groups, batches and bytes that are kept
-atropos archive pin runs/a/api 120      keep the groups of a step beyond --archive-gb
+atropos view runs/a --export one.html env=math reward=0..0.5
+atropos archive ls runs/a               groups, batches and bytes that are kept
+atropos archive pin runs/a 120          keep the groups of a step beyond --archive-gb
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ READ_GROUPS = 200  # groups that verify reads at a time
 def view(argv: Sequence[str] | None = None) -> int:
     """Serve the page of an ended run, or of a file of groups, until Ctrl-C; or export it."""
     parser = CommandParser(prog="atropos view", description=view.__doc__)
-    about = (
-        "data directory or postgresql://... of the API, a .jsonl file of groups, or a folder"
-    )
+    about = "folder of a run, its data directory or postgresql://..., or a file or folder of groups"
     parser.add_argument("run", type=place, help=about)
     about = "with postgresql://...: that of its API, whose index has what the trainer reported"
     parser.add_argument("--data-dir", type=Path, help=about)
@@ -143,6 +141,8 @@ def archive(argv: Sequence[str] | None = None) -> int:
     with open_explorer(options.run, None, kept_bytes, again) as (store, explorer):
         if options.verb in ("pin", "unpin"):
             pinned = explorer.pin(int(number), options.verb == "pin")
+            if not pinned["groups"]:
+                raise ConfigError(f"no group of step {number:.0f} is here: atropos archive ls")
             print(
                 f"{pinned['pinned']} of {pinned['groups']} groups of step {number:.0f} are pinned"
             )

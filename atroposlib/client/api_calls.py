@@ -176,15 +176,25 @@ class Timing:
 
 
 class RetryPolicy:
-    """The pauses of a call: exponential, jittered, bounded, and reported to ``on_wait``."""
+    """The pauses of a call: exponential, jittered, bounded, and reported to ``on_wait``.
 
-    def __init__(self, settings: ConnectionSettings) -> None:
+    ``began`` is the time of the first try, on the clock of the settings.
+    """
+
+    def __init__(self, settings: ConnectionSettings, began: float) -> None:
         self._settings = settings
         self._limit_s = settings.give_up_after_s
         self._on_wait = settings.on_wait
         self._timing = settings.timing
-        self._started = self._timing.clock()
+        self._started = began
         self._failures = 0
+
+    def __enter__(self) -> RetryPolicy:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._failures:
+            self._settings.end_wait()
 
     def pause_after(self, later: RetryLater) -> float:
         """Seconds to wait before the next try; not past the deadline.
@@ -204,6 +214,8 @@ class RetryPolicy:
             f"{waited:.0f} s of at most {self._limit_s:.0f} s"
         )
         self._settings.look_again()
+        if not self._failures:
+            self._settings.begin_wait()
         self._failures += 1
         own = BACKOFF.pause_s(self._failures)
         floor = min(later.at_least_s, MAX_RETRY_AFTER_S)
@@ -239,6 +251,7 @@ class ConnectionSettings:
         on_wait: Callable[[str], None] | None,
         token: str | None,
         timing: Timing | None = None,
+        on_continue: Callable[[], None] = lambda: None,
     ) -> None:
         self.base_url = base_url
         parts = urlsplit(base_url)
@@ -248,11 +261,20 @@ class ConnectionSettings:
         self.timeout_s = timeout_s
         self.give_up_after_s = give_up_after_s
         self.on_wait = on_wait or log.warning
+        self.on_continue = on_continue
+        self.waiting_calls = 0  # calls that reported a wait and have not ended
         self.timing = timing or Timing()
         self.token = _clean_token(os.environ.get(TOKEN_VARIABLE) if token is None else token)
 
-    def retry_policy(self) -> RetryPolicy:
-        return RetryPolicy(self)
+    def begin_wait(self) -> None:
+        """Note that a call waits from now on."""
+        self.waiting_calls += 1
+
+    def end_wait(self) -> None:
+        """Note that a call that waited has ended; the last call ends the wait."""
+        self.waiting_calls -= 1
+        if not self.waiting_calls:
+            self.on_continue()
 
     def look_again(self) -> None:
         """Read the file of the address; an unusable address is ignored."""

@@ -17,6 +17,7 @@ from atroposlib.client.api_calls import (
     ApiCall,
     ConnectionSettings,
     RetryLater,
+    RetryPolicy,
     Timing,
     connection_problem,
     heartbeat,
@@ -58,6 +59,7 @@ class AsyncRolloutClient:
     Args:
         binary: send groups as arrays instead of JSON, which takes a small part of the bytes
             and of the work of the API. The trainer gets the same groups.
+        on_continue: called when no call waits any more.
         token: of scope env; ATROPOS_API_TOKEN if None.
         transport, timing: replace sockets, clock and jitter, for tests.
     """
@@ -69,6 +71,7 @@ class AsyncRolloutClient:
         timeout_s: float = 60.0,
         give_up_after_s: float = GIVE_UP_AFTER_S,
         on_wait: Callable[[str], None] | None = None,
+        on_continue: Callable[[], None] = lambda: None,
         binary: bool = False,
         token: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -77,7 +80,7 @@ class AsyncRolloutClient:
         import httpx
 
         self._settings = ConnectionSettings(
-            base_url, timeout_s, give_up_after_s, on_wait, token, timing
+            base_url, timeout_s, give_up_after_s, on_wait, token, timing, on_continue
         )
         transport = transport or httpx.AsyncHTTPTransport(**self._settings.transport())
         self._http = httpx.AsyncClient(trust_env=False, transport=transport)
@@ -254,18 +257,23 @@ class AsyncRolloutClient:
         return answer if answer.is_success else None
 
     async def _send(self, call: ApiCall[T]) -> T:
+        began = self._settings.timing.clock()
+        answer = await self._answer_to(call)
+        if not isinstance(answer, RetryLater):
+            return answer
+        with RetryPolicy(self._settings, began) as policy:
+            while isinstance(answer, RetryLater):
+                await asyncio.sleep(policy.pause_after(answer))
+                answer = await self._answer_to(call)
+        return answer
+
+    async def _answer_to(self, call: ApiCall[T]) -> T | RetryLater:
         import httpx
 
-        policy = self._settings.retry_policy()
-        while True:
-            answer: T | RetryLater
-            try:
-                answer = interpret(call, await self._request(call))
-            except httpx.RequestError as error:
-                answer = RetryLater(connection_problem(error))
-            if not isinstance(answer, RetryLater):
-                return answer
-            await asyncio.sleep(policy.pause_after(answer))
+        try:
+            return interpret(call, await self._request(call))
+        except httpx.RequestError as error:
+            return RetryLater(connection_problem(error))
 
     async def _request(self, call: ApiCall[T]) -> httpx.Response:
         return await self._http.request(**self._settings.arguments(call))

@@ -15,6 +15,7 @@ from atroposlib.client.api_calls import (
     ApiCall,
     ConnectionSettings,
     RetryLater,
+    RetryPolicy,
     Timing,
     connection_problem,
     heartbeat,
@@ -315,18 +316,23 @@ class RolloutClient:
         return answer if answer.is_success else None
 
     def _send(self, call: ApiCall[T]) -> T:
+        began = self._settings.timing.clock()
+        answer = self._answer_to(call)
+        if not isinstance(answer, RetryLater):
+            return answer
+        with RetryPolicy(self._settings, began) as policy:
+            while isinstance(answer, RetryLater):
+                self._settings.timing.sleep(policy.pause_after(answer))
+                answer = self._answer_to(call)
+        return answer
+
+    def _answer_to(self, call: ApiCall[T]) -> T | RetryLater:
         import httpx
 
-        policy = self._settings.retry_policy()
-        while True:
-            answer: T | RetryLater
-            try:
-                answer = interpret(call, self._request(call))
-            except httpx.RequestError as error:
-                answer = RetryLater(connection_problem(error))
-            if not isinstance(answer, RetryLater):
-                return answer
-            self._settings.timing.sleep(policy.pause_after(answer))
+        try:
+            return interpret(call, self._request(call))
+        except httpx.RequestError as error:
+            return RetryLater(connection_problem(error))
 
     def _request(self, call: ApiCall[T]) -> httpx.Response:
         return self._http.request(**self._settings.arguments(call))

@@ -5,7 +5,7 @@
     outcome.ended is Ended.FINISHED and outcome.output == "3\\n"
 
 Expected values and their comparison stay in the caller: an exit status, a marker line or an
-assert inside the program can be forged. What is contained, and what is not: docs/sandbox.md.
+assert inside the program can be forged. What is contained, and what is not: docs/cookbook.md.
 """
 
 from __future__ import annotations

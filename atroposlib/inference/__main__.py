@@ -7,11 +7,11 @@ import logging
 import socket
 from typing import TYPE_CHECKING
 
-from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.errors import AtroposError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import GPUS, HUB, WEIGHTS, CommandParser, require
 from atroposlib.utils.http.serve import run_app
-from atroposlib.utils.http.sockets import bind, is_loopback
+from atroposlib.utils.http.sockets import bind, refuse_exposure
 from atroposlib.utils.tokenizers.loading import local_model, require_model
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ def main(argv: list[str] | None = None) -> int:
     logs.configure(PROG, options.log_format, options.log_level)
     require(PROG, "inference", "torch", "transformers")
     try:
-        refuse_open_server(options.host, allow_remote=options.allow_remote)
+        advice = "it has no authentication; add --allow-remote if that is meant"
+        refuse_exposure(options.host, advice, allowed=options.allow_remote)
         require_model(options.model)  # checked before torch is imported
         # Before the model is loaded, so that a taken port costs no minute.
         with bind(options.host, options.port, BACKLOG) as listener:
@@ -63,15 +64,6 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--threads", type=int, help="CPU threads of the model (default: torch's choice)")
     add("--seed", type=int, help="of requests that bring none (default: random)")
     return parser.parse_args(argv)
-
-
-def refuse_open_server(host: str, *, allow_remote: bool) -> None:
-    """Raises ConfigError for an address beyond loopback without ``allow_remote``."""
-    if not allow_remote and not is_loopback(host):
-        raise ConfigError(
-            f"--host {host} can be reached by other machines and this server has no "
-            "authentication; add --allow-remote if that is meant"
-        )
 
 
 def warm_up(engine: Engine, timeout_s: float = 300.0) -> None:

@@ -21,6 +21,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from atroposlib.errors import AtroposError
 from atroposlib.processes import watchdog
+from atroposlib.text.lines import LOG_STARTED, since_last_start
 from atroposlib.utils.command.signals import on_signals
 
 POLL_S = 0.1
@@ -97,14 +98,15 @@ class Child:
 
 
 def log_tail(log: Path, lines: int = LOG_TAIL_LINES) -> str:
-    """Last lines of a log, without lines that a progress bar overwrote."""
+    """Last lines of a log since its last start, without lines that a progress bar overwrote."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, log.stat().st_size - 32_768))
             text = stream.read().decode("utf-8", "replace")
     except FileNotFoundError:
         return ""
-    kept = [line.rsplit("\r", 1)[-1].rstrip() for line in text.splitlines()]
+    here = since_last_start(text).splitlines()
+    kept = [line.rsplit("\r", 1)[-1].rstrip() for line in here]
     return "\n".join([line for line in kept if line][-lines:])
 
 
@@ -156,9 +158,12 @@ class Children:
             self._watchdog.wait()
 
     def start(self, spec: ProcessSpec) -> Child:
-        """Start a process; its output is appended to ``<logs>/<name>.log``."""
+        """Start a process; its output is appended to ``<logs>/<name>.log``, after a first line."""
         log = self._logs / f"{spec.name}.log"
         with log.open("ab") as output:
+            # Lines above it are of an earlier start, and no evidence about this start.
+            output.write(f"{LOG_STARTED}{time.strftime('%Y-%m-%d %H:%M:%S')}\n".encode())
+            output.flush()
             try:
                 popen = subprocess.Popen(
                     spec.argv,

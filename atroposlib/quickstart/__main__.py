@@ -36,6 +36,8 @@ def parse_args(argv: Sequence[str] | None = None) -> Options:
     add("--groups", type=whole(1), help="groups of samples per step (as the recipe says)")
     own = "your environment, with its own group_size and max_token_length"
     add("--environment", type=absolute, metavar="FILE", help=own)
+    about = "open the page of the run in a browser"
+    add("--open", dest="browser", action="store_true", help=about)
     add("--no-live", dest="live", action="store_false", help="one line per step, no live view")
     add(
         "--restart-grace",

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 import time
+import webbrowser
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -19,8 +20,6 @@ from typing import Any
 from rich.console import Console
 
 from atroposlib.errors import AtroposError
-from atroposlib.live.sources import Sources, version_of
-from atroposlib.live.view import View, open_view, print_plain
 from atroposlib.processes import (
     Children,
     Interrupted,
@@ -50,6 +49,9 @@ from atroposlib.quickstart.report import (
     write_report,
 )
 from atroposlib.quickstart.verdict import judge, time_spent
+from atroposlib.run_status.ended import recorded_outcome
+from atroposlib.run_status.sources import Sources, version_of
+from atroposlib.run_status.view import View, open_view, print_plain
 from atroposlib.utils.tokenizers.loading import cache_dir
 
 GUIDE = "docs/environments.md"  # path in a clone, and in the installed package
@@ -96,6 +98,13 @@ def _quickstart(options: Options, console: Console, stop: StopRequest) -> int:
     cache = cache_dir()
     preflight.check(options, recipe, cache)
     options = replace(options, out=preflight.new_directory(options))
+    with recorded_outcome(options.out, recipe.steps, lambda: options.out / "model"):
+        return _run(options, recipe, cache, console, stop)
+
+
+def _run(
+    options: Options, recipe: Recipe, cache: Path, console: Console, stop: StopRequest
+) -> int:
     view = open_view(console, options.live)
     if options.environment:
         groups = f"{recipe.groups_per_step} groups of {recipe.group_size} samples per step"
@@ -135,7 +144,9 @@ def print_outcome(view: View, findings: Findings) -> int:
         steps = steps[1:]
     lines = [f"{seconds:5.0f} s  {phase}" for phase, seconds in findings.spent.items()]
     lines += [f"fell short: {shortcoming}" for shortcoming in verdict.shortcomings]
-    if shutil.which("atropos") is None:  # make does not activate the environment it made
+    in_environment = sys.prefix != sys.base_prefix
+    # make does not activate the environment it made.
+    if shutil.which("atropos") is None and in_environment:
         lines.append(f"next: source {shown_path(Path(sys.prefix))}/bin/activate")
     width = max(len(how) for _, how in steps)
     lines += [f"next: {how:<{width}}  {what}" for what, how in steps]
@@ -219,9 +230,13 @@ class QuickstartRun:
         (self.plan.options.out / "commands.txt").write_text(
             commands_text(self.plan, self.supervisor.specs.values()), encoding="utf-8"
         )
+        page = f"{self.plan.api_url}/ui/"
+        self.view.print_line(f"page {page}")
         local = self.plan.options.engine is ServingEngine.LOCAL
         early = ("trainer", "environment") if local else ()
         self.supervisor.start_servers(self.view.waiting, early)
+        if self.plan.options.browser:
+            webbrowser.open(page)
         if not local:
             self._warm_up()
         self.supervisor.start_workers(early)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
-from atroposlib.live.sources import WatchedRun
+from atroposlib.run_status.sources import WatchedRun
 
 GIGABYTE = 10**9
 
@@ -158,6 +158,7 @@ class Options:
     groups: int | None = None  # per step
     environment: Path | None = None  # a script in place of the recipe's
     live: bool = True
+    browser: bool = False  # opens the page of the run
     dtype: str = "auto"  # float32, bfloat16, or by the processor
     restart_grace_s: float = 60.0
     api_port: int = 0  # 0: any free port

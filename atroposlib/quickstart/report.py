@@ -17,8 +17,6 @@ from typing import Any
 
 from atroposlib import __version__
 from atroposlib.frontend.parts import render_page
-from atroposlib.live.heldout import HeldoutSample
-from atroposlib.live.sources import column
 from atroposlib.quickstart.charts import Point, Series, line_chart
 from atroposlib.quickstart.preflight import cpu_info
 from atroposlib.quickstart.recipes import Options, QuickstartPlan
@@ -29,6 +27,8 @@ from atroposlib.quickstart.verdict import (
     RunVerdict,
     figure,
 )
+from atroposlib.run_status.heldout import HeldoutSample
+from atroposlib.run_status.sources import column
 
 GIT_TIMEOUT_S = 5.0
 PROBLEMS_SHOWN = 8
@@ -139,6 +139,7 @@ def next_steps(f: Findings) -> list[tuple[str, str]]:
     """Return what to do after a run, each with its command or page that exists."""
     steps = [
         ("talk to the trained model", f"atropos chat {shlex.quote(str(f.run / 'model'))}"),
+        ("look at every rollout", f"atropos view {shlex.quote(str(f.run))}"),
         ("write your own environment", "atropos env new NAME"),
     ]
     return [*steps, ("read the guide", str(f.guide))] if f.guide.is_file() else steps

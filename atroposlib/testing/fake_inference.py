@@ -10,7 +10,6 @@ decodes its texts. The logprob of token ``t`` is always ``fake_logprob(t)``.
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,9 +31,9 @@ from atroposlib.testing.fake_shapes import (
     encode,
     visible,
 )
+from atroposlib.testing.serving import serve_in_thread
 
 DEFAULT_SHAPES = frozenset({"generate", "scale_out", "completions"})
-JOIN_TIMEOUT_S = 60.0
 PICTURE = "#" * 8
 
 Reply = Callable[[str, int], str]
@@ -97,27 +96,12 @@ class FakeInference:
     @contextmanager
     def running(self, port: int = 0) -> Iterator[str]:
         """Serve on 127.0.0.1 from a thread; yields the root URL. Port 0 takes a free port."""
-        import uvicorn
-
-        with socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", port))
-            listener.listen()  # callers may connect before the thread accepts
-            config = uvicorn.Config(
-                self.app, log_level="error", lifespan="off", timeout_graceful_shutdown=1
-            )
-            server = uvicorn.Server(config)
-            thread = threading.Thread(
-                target=server.run, kwargs={"sockets": [listener]}, daemon=True
-            )
-            thread.start()
+        with serve_in_thread(self.app, port) as url:
             try:
-                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+                yield url
             finally:
                 if self.hold is not None:
                     self.hold.set()
-                server.should_exit = True
-                thread.join(JOIN_TIMEOUT_S)
 
     # --- routes -----------------------------------------------------------------------
 

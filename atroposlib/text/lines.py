@@ -1,4 +1,4 @@
-"""Lines of JSON that every reader takes, and text that UTF-8 can encode.
+"""Lines of JSON that every reader takes, text that UTF-8 can encode, and starts in logs.
 
 A model's text may have half of a surrogate pair, which no file can hold, and separators like
 U+2028, at which ``str.splitlines`` cuts a line of JSON in two.
@@ -10,6 +10,14 @@ import json
 import math
 from collections.abc import Mapping
 from typing import Any
+
+LOG_STARTED = "--- started "  # first words of the line that begins a process in its log
+
+
+def since_last_start(log: str) -> str:
+    """The lines of a log after the last start of its process; all lines without a start."""
+    _, started, rest = log.rpartition(LOG_STARTED)
+    return rest.partition("\n")[2] if started else log
 
 
 def encodable(text: str) -> str:

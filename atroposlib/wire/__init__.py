@@ -48,4 +48,5 @@ from atroposlib.wire.status import (
     RunStatus,
     StalenessReport,
     StepReport,
+    VerdictReport,
 )

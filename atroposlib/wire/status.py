@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -29,6 +29,29 @@ class ServerState(BaseModel):
     waiting: Count = 0  # requests of this process without a slot
     version: Int64 | None = None  # newest policy version of its tokens
     tokens_per_s: float | None = None  # generated for this process lately
+    paused: bool = False  # it answers, and generates nothing: a publish, or a person
+
+
+# Cause of a wait, the outer cause first: while the API is absent, nothing else can go on.
+WaitCause = Literal[
+    "api", "server", "trainer", "batch", "groups", "failures", "weights", "other"
+]
+WAIT_CAUSES: tuple[WaitCause, ...] = get_args(WaitCause)
+MAX_WAITS = 16
+
+
+class WaitReport(BaseModel):
+    """A wait of a process. A process may have several at once."""
+
+    model_config = ConfigDict(extra="forbid")
+    cause: WaitCause
+    on: str = Field(max_length=400)  # what, and whom, it waits for
+    age_s: float = Field(ge=0, allow_inf_nan=False)
+
+    @property
+    def depth(self) -> int:
+        """Place of the cause from the outside; the sort key of waits."""
+        return WAIT_CAUSES.index(self.cause)
 
 
 class Process(BaseModel):
@@ -38,7 +61,8 @@ class Process(BaseModel):
     role: Role
     name: str = Field(max_length=200)
     phase: str = Field(max_length=200)  # e.g. "training", "rollout", "publishing weights"
-    waiting_on: str | None = Field(None, max_length=400)
+    waiting_on: str | None = Field(None, max_length=400)  # the outer wait, in words
+    waits: Annotated[list[WaitReport], Field(max_length=MAX_WAITS)] = []  # outer cause first
     details: dict[str, float | Int64 | str] = {}  # "ended" in the last report of a process
 
 
@@ -107,6 +131,42 @@ class OpenBatch(BaseModel):
     lease_s: float  # time until it is delivered again
 
 
+class FindingReport(BaseModel):
+    """Cause of a lack of progress, with evidence and remedy; ``rule`` as in the documentation."""
+
+    rule: int
+    key: str
+    severity: Literal["stuck", "waiting", "warning"]
+    cause: str
+    evidence: list[str]
+    remedy: str
+    at: float  # s since the epoch
+
+
+class ProcessReport(BaseModel):
+    """Present activity of a process, or its silence."""
+
+    role: str
+    name: str
+    state: Literal["works", "waits", "silent", "ended"]
+    text: str
+
+
+class VerdictReport(BaseModel):
+    """State of a run, as every surface shows it.
+
+    ``waiting`` is as it should be. A run that is ``healthy`` may have warnings in ``findings``.
+    """
+
+    state: Literal["healthy", "waiting", "stuck", "done"]
+    line: str  # the cause, or what goes on
+    remedy: str = ""
+    findings: list[FindingReport] = []  # strongest first
+    processes: list[ProcessReport] = []
+    groups_per_s: float = 0.0  # accepted lately
+    tokens_per_s: float = 0.0
+
+
 class RunStatus(BaseModel):
     """Reply to /status. The first two keys are the keys of the original."""
 
@@ -141,6 +201,9 @@ class RunStatus(BaseModel):
     num_steps: int | None = None  # total of the trainer
     ended_step: int | None = None  # its last step, once it reported the end of the run
     ages_s: dict[str, float] = {}  # since the last event of each kind at this process
+    usual_step_s: float | None = None  # median between the last acks at this process
+    refusal: str | None = None  # why posts were refused in the last 30 s
+    verdict: VerdictReport | None = None
 
 
 # --- reports, all optional: what explorers show besides the groups ---------------------------

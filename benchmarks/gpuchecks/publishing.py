@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import torch
-import uvicorn
 
 from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.served_model import load_model
 from atroposlib.inference.http.app import create_app
+from atroposlib.testing.serving import serve_in_thread
 from atroposlib.utils.models import process_group
 from atroposlib.utils.models.process_group import GroupSpec
 from example_trainer.model import loading
@@ -138,18 +136,8 @@ def serve_model(model: Path, device: str) -> Iterator[str]:
         num_threads=torch.get_num_threads(),
     )
     engine.start()
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(engine), log_level="error", timeout_graceful_shutdown=1)
-    )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(TIMEOUT_S)
-        engine.close()
+    with closing(engine), serve_in_thread(create_app(engine)) as url:
+        yield url
 
 
 def settings(place: Place, model: Path, **more: object) -> TrainingConfig:

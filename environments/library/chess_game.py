@@ -18,7 +18,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from atroposlib.adapters import fits, import_package
+from atroposlib.adapters import import_package
+from atroposlib.adapters.turns import Turns, require_turn
 from atroposlib.environments.common.generated import SETTINGS, TAGS, answer_in, distinct
 from atroposlib.envs import environment
 from atroposlib.envs.function_env.card import Card
@@ -164,9 +165,8 @@ async def opponent(task, config):
 
 async def game(task, model, config, board, answer):
     """Play until the end, an illegal move, or a limit; returns the rewards of it."""
-    me, messages = board.turn, [{"role": "user", "content": task["question"]}]
-    for _ in range(config.max_turns):
-        reply = await model.chat(messages)
+    me, text, turns = board.turn, task["question"], Turns(model, config)
+    while (reply := await turns.ask(text)) is not None:
         move = legal_move(board, reply)
         if move is None:
             return {"illegal": 1.0}
@@ -178,9 +178,7 @@ async def game(task, model, config, board, answer):
         if outcome := board.outcome(claim_draw=True):
             return {"won": outcome.winner is me, "drawn": outcome.winner is None}
         text = note + board_text(board, config.list_moves)
-        if not fits(model, text, config):
-            break
-        messages = [*reply.messages, {"role": "user", "content": text}]
+    require_turn(turns.taken, config)
     mine, theirs = material(board, me), material(board, not me)
     return {"material": mine / max(1, mine + theirs)}
 

@@ -2,7 +2,7 @@
 
     python environments/library/code_execution.py serve
 
-The expected results never enter the sandbox (docs/sandbox.md): the return value of the
+The expected results never enter the sandbox (docs/cookbook.md): the return value of the
 function is compared outside. The score is 1 if all results are right. Needs bubblewrap.
 """
 

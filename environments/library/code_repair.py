@@ -4,7 +4,7 @@
 
 The mistakes are made from seed: an operator, a comparison or a number is replaced. The score is 1
 if the repaired module passes the test and hidden tests; the tests run in a sandbox, and their
-expected results never enter it (docs/sandbox.md). Needs bubblewrap.
+expected results never enter it (docs/cookbook.md). Needs bubblewrap.
 """
 
 import ast

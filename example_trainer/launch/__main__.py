@@ -23,7 +23,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.folder_lock import FolderLock
 from atroposlib.utils.command.parser import API_TOKEN, GPUS, HUB, CommandParser
-from example_trainer.launch.local import ANOTHER_FOLDER, exit_status, run_local
+from example_trainer.launch.local import ANOTHER_FOLDER, check_local, exit_status, run_local
 from example_trainer.launch.plan import Plan, read_plan, trainer_settings
 from example_trainer.launch.servers import choose_engine
 from example_trainer.settings.config import TrainingConfig
@@ -65,9 +65,11 @@ def _run(args: argparse.Namespace) -> int:
             from example_trainer.launch.ray_cluster import run_ray
 
             return run_ray(plan, _for_cluster(plan).trainer_retries)
-        return (
-            run_local(plan, args.live) if args.what == "local" else _slurm(plan, args.dry_run)
-        )
+        if args.what == "check" or (args.what == "local" and args.dry_run):
+            return check_local(plan)
+        if args.what == "local":
+            return run_local(plan, args.live, args.open)
+        return _slurm(plan, args.dry_run)
     except ConfigError as error:
         raise ConfigError(f"{', '.join(args.config)}: {error}") from error
 
@@ -79,14 +81,19 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         epilog="The keys of the file: CONFIG.md",
         variables=(API_TOKEN, HUB, GPUS),
     )
-    what = parser.add_subparsers(dest="what", required=True, metavar="local|slurm|k8s|ray")
+    what = parser.add_subparsers(
+        dest="what", required=True, metavar="local|check|slurm|k8s|ray"
+    )
     local = what.add_parser("local", help="as child processes of this machine")
+    checked = what.add_parser(
+        "check", help="check all of it, print the commands, start nothing"
+    )
     slurm = what.add_parser("slurm", help="as jobs: writes sbatch scripts and submits them")
     k8s = what.add_parser("k8s", help="as a JobSet of Kubernetes: writes its manifest")
     ray = what.add_parser(
         "ray", help="as actors of a Ray cluster, with this process as their owner"
     )
-    for module in (local, slurm, k8s, ray):
+    for module in (local, checked, slurm, k8s, ray):
         module.add_argument(
             "--config", action="append", default=[], metavar="FILE", required=True
         )
@@ -97,6 +104,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         )
         module.add_argument("overrides", nargs="*", metavar="key=value")
     local.add_argument("--no-live", dest="live", action="store_false", help=NO_LIVE)
+    local.add_argument(
+        "--open", action="store_true", help="open the page of the run in a browser"
+    )
+    about = "check all of it, print the commands, start nothing"
+    local.add_argument("--dry-run", action="store_true", help=about)
     slurm.add_argument("--dry-run", action="store_true", help="write scripts, submit nothing")
     k8s.add_argument("--manifest", metavar="FILE", help="to write (default: NAME-k8s.yaml)")
     node = what.add_parser("node", help="what a job of the cluster runs")
@@ -117,7 +129,9 @@ def plan_of(args: argparse.Namespace) -> Plan:
     words += [] if args.out is None else [f"out={args.out}"]
     words += [] if args.nproc is None else [f"trainer.nproc={args.nproc}"]
     overrides = [parse_override(word) for word in words]
-    return read_plan(args.config, overrides, args.env, on_cluster=args.what != "local")
+    return read_plan(
+        args.config, overrides, args.env, on_cluster=args.what not in ("local", "check")
+    )
 
 
 def _for_cluster(plan: Plan) -> TrainingConfig:

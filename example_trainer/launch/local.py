@@ -18,8 +18,10 @@ Only processes started here are signalled (atroposlib.processes).
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 import time
+import webbrowser
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,8 +30,6 @@ from pathlib import Path
 from rich.console import Console
 
 from atroposlib.errors import AtroposError, ConfigError
-from atroposlib.live.sources import RunSnapshot, Sources, WatchedRun
-from atroposlib.live.view import View, clock, open_view
 from atroposlib.processes import (
     Child,
     Children,
@@ -42,12 +42,20 @@ from atroposlib.processes import (
     free_port,
     log_tail,
 )
+from atroposlib.run_status.ended import recorded_outcome
+from atroposlib.run_status.sources import RunSnapshot, Sources, WatchedRun
+from atroposlib.run_status.view import View, clock, open_view
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.folder_lock import FolderLock
 from example_trainer.launch import gpus, roles
+from example_trainer.launch.check import (
+    check_environments,
+    environment_variables,
+    require_startable,
+)
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Command, Endpoints
-from example_trainer.launch.servers import choose_engine, dtype_of_logits, require_engine
+from example_trainer.launch.servers import choose_engine, dtype_of_logits
 from example_trainer.settings.weights import ServingSettings
 from example_trainer.state import end
 
@@ -126,24 +134,48 @@ def exit_status(prog: str, action: Callable[[], int]) -> int:
         return NOT_STARTED if isinstance(error, ConfigError) else FAILED
 
 
-def run_local(plan: Plan, live: bool = True) -> int:
+def run_local(plan: Plan, live: bool = True, browser: bool = False) -> int:
     """Start all processes and return 0 when the trainer is done; show its steps meanwhile.
+
+    Args:
+        browser: open the page of the run once the API answers.
 
     Raises:
         ConfigError: the plan cannot be used.
         RunFailed: a process ended for good; names it, with the end of its log.
         Interrupted: a signal came.
     """
-    require_engine(choose_engine(plan.inference.engine))
     with FolderLock(plan.directory, ANOTHER_FOLDER):
         end.forget(plan.end_record)
-        return _run(plan, live)
+        require_startable(plan)
+        _, cfg = trainer_settings(plan)
+        model = Path(cfg.save_path).absolute() / "final_model"
+        with recorded_outcome(plan.directory, cfg.training_steps, lambda: model):
+            return _run(plan, live, browser)
 
 
-def _run(plan: Plan, live: bool) -> int:
+def check_local(plan: Plan) -> int:
+    """Check a whole plan as ``run_local`` would start it, and print its commands; 0 if it is sound.
+
+    Raises:
+        ConfigError: names every problem.
+    """
+    with FolderLock(plan.directory, ANOTHER_FOLDER):
+        require_startable(plan)
+        _, cfg = trainer_settings(plan)
+        shares = gpus.shared_out(plan, gpus.visible_gpus(), cfg.device == "cpu")
+        for line in (*shares.lines, *check_environments(plan)):
+            print(f"{plan.name}: {line}")
+        for spec in processes(plan, cfg, shares, cfg.batch_size):
+            print(f"{spec.name}: {shlex.join(spec.argv)}")
+    print(f"{plan.name}: the plan is sound, {cfg.training_steps} steps, in {plan.directory}")
+    return 0
+
+
+def _run(plan: Plan, live: bool, browser: bool) -> int:
     settings, cfg = trainer_settings(plan)
     shares = gpus.shared_out(plan, gpus.visible_gpus(), cfg.device == "cpu")
-    specs, started = processes(plan, cfg, shares), time.monotonic()
+    specs, started = processes(plan, cfg, shares, cfg.batch_size), time.monotonic()
     stop = StopRequest()
     stop.listen()
     log_dir = plan.directory / "logs"
@@ -160,20 +192,27 @@ def _run(plan: Plan, live: bool) -> int:
         heldout_dir=plan.directory / "heldout",
     )
     sources = Sources(watched, started)
+
+    def open_page() -> None:
+        if browser:
+            webbrowser.open(f"{api}/ui/")
+
     view = open_view(Console(), live, as_logs=True)
     try:
         notes = (f"note: {note}" for note in settings.notes)
         engine = choose_engine(plan.inference.engine)
         logits = dtype_of_logits(engine, plan.inference.float32_head)
         served = f"inference by {engine}, logits in {logits}"
-        for line in (*notes, served, *shares.lines, f"logs in {log_dir}"):
+        page = f"page {api}/ui/"
+        for line in (page, *notes, served, *shares.lines, f"logs in {log_dir}"):
             view.print_line(f"{plan.name}: {line}")
         with Children(log_dir, stop) as children:
             over = plan.end_record.exists
-            supervise(specs, children, stop, policy, view, sources.read, over)
+            supervise(specs, children, stop, policy, view, sources.read, over, open_page)
     except (Interrupted, RunFailed):
         if weights := newest_weights(cfg.published, Path(cfg.save_path)):
             view.print_line(f"{plan.name}: newest weights: {weights}")
+        view.print_line(f"{plan.name}: the same command goes on from its last checkpoint")
         raise
     finally:
         view.close()
@@ -181,7 +220,8 @@ def _run(plan: Plan, live: bool) -> int:
     took = f"{len(sources.rows())} steps in {clock(time.monotonic() - started)}"
     print(f"{plan.name}: done, {took}, in {plan.directory}")
     model = Path(cfg.save_path).absolute() / "final_model"
-    print(f"model {model}, metrics {cfg.metrics_file.absolute()}, logs {log_dir}", flush=True)
+    print(f"model {model}, metrics {cfg.metrics_file.absolute()}, logs {log_dir}")
+    print(f"page: atropos view {plan.directory}", flush=True)
     return 0
 
 
@@ -193,6 +233,7 @@ def supervise(
     view: View,
     snapshot: Callable[[], RunSnapshot],
     over: Callable[[], bool],
+    on_ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Start every process, end all when the trainer exits with 0 and the run is ``over``.
 
@@ -211,6 +252,7 @@ def supervise(
         view.waiting(line)
 
     run.start_servers(waiting, early)
+    on_ready()
     run.start_workers(early)
     run.watch(
         lambda: run.has_completed(TRAINER) and over(),
@@ -222,7 +264,7 @@ def supervise(
 
 
 def processes(
-    plan: Plan, served: ServingSettings, shares: gpus.GpuShares
+    plan: Plan, served: ServingSettings, shares: gpus.GpuShares, batch_size: int
 ) -> list[ProcessSpec]:
     """Return every process in the order of its start; all but the trainer are restartable."""
     first = plan.inference.port
@@ -257,6 +299,8 @@ def processes(
             name = roles.environment_name(plan, number)
             name = f"env-{number}-{name}" + (f"-{copy}" if wanted.count > 1 else "")
             command = roles.environment(plan, served, python, number, at)
+            filled = environment_variables(plan, batch_size)
+            command = replace(command, env={**filled, **command.env})
             specs.append(spec(name, command, None, 0.0))
     trains = roles.trainer(plan, python, at, gpus=shares.trainer)
     trainer = spec(TRAINER, trains, None, 0.0)

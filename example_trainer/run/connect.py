@@ -14,7 +14,7 @@ from statistics import median
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError, InferenceUnavailable, surviving
 from atroposlib.wire import Heartbeat
-from atroposlib.wire.status import ServerState
+from atroposlib.wire.status import ServerState, WaitCause, WaitReport
 from example_trainer.settings.weights import ServingSettings
 from example_trainer.state import StopSignal
 from example_trainer.weights.engines import InferenceServer, connect_engine
@@ -44,7 +44,7 @@ class HeartbeatThread:
             role="trainer", name=self._name, phase="starting", waiting_on=None, details=details
         )
         self.servers: Callable[[], list[ServerState]] = list  # called for each beat
-        self._phase_since = time.monotonic()
+        self._phase_since = self._wait_since = time.monotonic()
         self._spent: dict[str, deque[float]] = {}  # s in the last visits of each phase
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -70,6 +70,8 @@ class HeartbeatThread:
                 spent = self._spent.setdefault(left, deque(maxlen=PHASES_KEPT))
                 spent.append(now - self._phase_since)
                 self._phase_since = now
+            if waiting_on is None or self._beat.waiting_on is None:
+                self._wait_since = time.monotonic()
             self._beat = Heartbeat(
                 role="trainer",
                 name=self._name,
@@ -88,7 +90,7 @@ class HeartbeatThread:
         servers = self.servers()  # not under the lock: a publish that holds theirs sets phases
         with self._lock:
             beat, details = self._beat, dict(self._beat.details)
-            waiting_on = beat.waiting_on
+            waits = self._waits_of(beat)
             details["clock"] = time.time()
             details["phase_s"] = round(time.monotonic() - self._phase_since, 1)
             if spent := self._spent.get(beat.phase):
@@ -96,9 +98,23 @@ class HeartbeatThread:
         if absent := [server.url for server in servers if server.silent_s is not None]:
             details["waits_for"] = absent[0][:NAME_CHARS]
             if beat.phase in SERVER_PHASES:
-                waiting_on = waiting_on or f"inference server {absent[0]}"[:WAIT_CHARS]
+                silent_s = max(server.silent_s or 0.0 for server in servers)
+                on = f"inference server {absent[0]}"[:WAIT_CHARS]
+                waits.append(WaitReport(cause="server", on=on, age_s=silent_s))
+        waits.sort(key=lambda wait: wait.depth)
+        waiting_on = waits[0].on if waits else None
         changed = {"servers": servers, "details": details, "waiting_on": waiting_on}
-        return beat.model_copy(update=changed)
+        return beat.model_copy(update={**changed, "waits": waits})
+
+    def _waits_of(self, beat: Heartbeat) -> list[WaitReport]:
+        """The wait that the loop of the trainer reported, with its cause and age."""
+        on = beat.waiting_on
+        if on is None:
+            return []
+        prefixes: dict[str, WaitCause] = {"a batch: ": "batch", "rollout API": "api"}
+        other: WaitCause = "other"
+        cause = next((cause for words, cause in prefixes.items() if words in on), other)
+        return [WaitReport(cause=cause, on=on, age_s=time.monotonic() - self._wait_since)]
 
     def _run(self) -> None:
         stopped = False

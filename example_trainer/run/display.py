@@ -17,7 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from atroposlib.live.view import format_value
+from atroposlib.run_status.view import format_value
 from atroposlib.wire import Heartbeat
 
 logger = logging.getLogger(__name__)

@@ -1,15 +1,13 @@
-"""What the adapters share: imports, episodes, room for a turn."""
+"""What the adapters share: imports, and errors of packages as one line."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from itertools import islice
-from types import SimpleNamespace
 
 import pytest
 
-from atroposlib.adapters import fits, import_package, training_episodes
+from atroposlib.adapters import convert_errors, import_package
 from atroposlib.errors import ConfigError
 
 
@@ -33,23 +31,14 @@ def test_a_missing_package_is_one_line_with_its_extra(monkeypatch):
         import_package("gymnasium", "gymnasium")
 
 
-def test_episodes_of_two_seeds_are_different_and_none_is_evaluated():
-    games = (SimpleNamespace(env_id="g-v0", seed=seed) for seed in (0, 1))
-    one, two = (list(islice(training_episodes(game, "g 1.0"), 3)) for game in games)
-    assert one[1] == {
-        "id": "g-v0/1000001",
-        "seed": 1_000_001,
-        "source": {"package": "g 1.0", "env_id": "g-v0", "seed": 1_000_001},
-    }
-    assert {t["id"] for t in one}.isdisjoint(t["id"] for t in two)
-
-
-def test_a_turn_fits_up_to_the_token_limit():
-    config = SimpleNamespace(max_tokens=10, max_token_length=100)
-    session = SimpleNamespace(tokenizer=SimpleNamespace(encode=str.split))
-    model = SimpleNamespace(session=session, row_tokens=50)
-    assert fits(model, "a b c d e f g h", config)  # 50 + 8 + 32 + 10
-    assert not fits(model, "a b c d e f g h i", config)
-    assert fits(model, "a b c d e f g h i", config, used=40)
-    model.session = None  # a server without a tokenizer here
-    assert fits(model, "x" * 32, config) and not fits(model, "x" * 36, config)
+def test_an_error_of_a_package_becomes_one_line_with_its_place():
+    with (
+        pytest.raises(ConfigError, match=r"^--env.env_id x: no game \(KeyError: 'y'\)$"),
+        convert_errors((KeyError,), "--env.env_id x", "no game"),
+    ):
+        {}["y"]
+    with (
+        pytest.raises(ConfigError, match="^row 3: ValueError: no number$"),
+        convert_errors((KeyError, ValueError), "row 3"),
+    ):
+        raise ValueError("no number")

@@ -20,7 +20,7 @@ from tests.adapters.conftest import require
 from tests.envs.conftest import RunningApi
 from tests.envs.function_env.function_toys import made
 
-PAGE = Path(__file__).parents[2] / "docs" / "agent-frameworks.md"
+PAGE = Path(__file__).parents[2] / "docs" / "agents.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 PROGRAMS = {
     name: source

@@ -6,7 +6,7 @@ import pytest
 
 from atroposlib.api.server import create_app
 from atroposlib.cli import api_dead
-from atroposlib.doctor.looks import URL_VARIABLE
+from atroposlib.run_status.polling import URL_VARIABLE
 from tests.serving import served
 
 

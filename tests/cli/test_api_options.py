@@ -131,7 +131,7 @@ def test_tokens_over_a_network_need_tls_or_a_flag(capsys, tmp_path):
     ],
 )
 def test_safe_or_explicitly_allowed_addresses_are_accepted(more):
-    serve_api.refuse_exposure(api_options.parse_args(more))
+    serve_api.require_protection(api_options.parse_args(more))
 
 
 def test_a_certificate_without_a_key_is_rejected(capsys):

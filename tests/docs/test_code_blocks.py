@@ -25,16 +25,15 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
-HISTORY = ("docs/log.md", "docs/map.md", "docs/decisions/")
+HISTORY = ("docs/log.md", "docs/decisions/")
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^ *```[ ]*$", re.DOTALL | re.MULTILINE)
 RUN_BY = {
     "docs/adapters.md": "tests/adapters/test_mcp.py",
-    "docs/agent-frameworks.md": "tests/adapters/test_agents.py",
-    "docs/agents.md": "tests/docs/test_agents.py",
+    "docs/agents.md": "tests/docs/test_agents.py",  # whole environments: tests/adapters/test_agents.py
     "docs/losses.md": "tests/docs/test_code_blocks.py",
     "docs/other-training.md": "tests/docs/test_other_training.py",
     "docs/rewards.md": "tests/docs/test_code_blocks.py",
-    "docs/viewing.md": "tests/docs/test_code_blocks.py",
+    "docs/watching.md": "tests/docs/test_code_blocks.py",
     "docs/wire.md": "scripts/generate_wire_doc.py",  # from the sources and a running API
 }
 # Commands of other programs, and words of the shell.
@@ -47,8 +46,8 @@ UNCHECKED = {
     ("docs/security.md", "nginx"): "the configuration of another program",
     ("docs/wire.md", "http"): "written by make wire from a running API",
     ("docs/wire.md", "text"): "bytes of a frame, written by make wire",
-    ("docs/kubernetes.md", "dockerfile"): "an image on that of an engine, for CUDA",
-    ("docs/metrics.md", "bash heredoc"): "test_the_program_of_the_page_about_metrics_runs",
+    ("docs/cluster.md", "dockerfile"): "an image on that of an engine, for CUDA",
+    ("docs/watching.md", "bash heredoc"): "test_the_program_about_metrics_runs",
     ("SLURM.md", "bash script"): "tests/envs would need a SLURM cluster; bash -n reads it",
 }
 
@@ -105,13 +104,11 @@ def test_toml_is_valid(page, code):
     assert tomllib.loads(code)
 
 
-def test_the_files_of_the_tutorial_about_clusters_are_a_run(tmp_path):
+def test_the_files_of_the_page_about_clusters_are_a_run(tmp_path):
     from example_trainer.launch.plan import read_plan, trainer_settings
 
     files = []
-    for number, (_, code) in enumerate(
-        blocks("yaml", page="docs/tutorials/laptop-to-cluster.md")
-    ):
+    for number, (_, code) in enumerate(blocks("yaml", page="docs/cluster.md")):
         files.append(str(tmp_path / f"{number}.yaml"))
         Path(files[-1]).write_text(code)
     plan = read_plan(files)  # the second replaces what depends on the machine
@@ -124,7 +121,7 @@ def test_the_other_yaml_names_trackers_of_the_trainer_and_a_job_of_prometheus():
     from atroposlib.trackers import TRACKERS
 
     trackers, prometheus = [
-        yaml.safe_load(code) for _, code in blocks("yaml", page="docs/metrics.md")
+        yaml.safe_load(code) for _, code in blocks("yaml", page="docs/watching.md")
     ]
     assert set(trackers["trainer"]["settings"]["trackers"]) <= set(TRACKERS)
     assert prometheus["scrape_configs"][0]["job_name"] == "atropos"
@@ -145,17 +142,18 @@ def test_the_lines_about_rewards_run():
         "completions": [[{"role": "assistant", "content": "<think>2+2</think> 4"}]],
     }
     for _, code in blocks("python", page="docs/rewards.md"):
-        exec(code, names)
+        if ".cli()" not in code:
+            exec(code, names)
     assert len(names["scores"]) == 1  # type: ignore[arg-type]
     assert names["ShoutingReward"]().compute(["Hi!!"]) == [0.5]  # type: ignore[operator]
 
 
-def test_the_program_of_the_page_about_viewing_names_a_run_that_is_missing(
+def test_the_program_about_kept_rollouts_names_a_run_that_is_missing(
     capsys, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    [(_, code)] = blocks("python", page="docs/viewing.md")
-    exec(compile(code, "docs/viewing.md", "exec"), {})
+    [(_, code)] = blocks("python", page="docs/watching.md")
+    exec(compile(code, "docs/watching.md", "exec"), {})
     assert "runs/a/api" in capsys.readouterr().out
 
 
@@ -185,10 +183,9 @@ def test_the_lines_about_losses_run():
     assert "2 + 2?" in message["content"] and "The answer is 4." in message["content"]
 
 
-def test_the_program_of_the_page_about_metrics_runs(tmp_path, monkeypatch, capsys):
-    [program] = re.findall(
-        r"<<'EOF'\n(.*?)^EOF$", blocks("bash", page="docs/metrics.md")[0][1], re.DOTALL | re.M
-    )
+def test_the_program_about_metrics_runs(tmp_path, monkeypatch, capsys):
+    shell = "".join(code for _, code in blocks("bash", page="docs/watching.md"))
+    [program] = re.findall(r"<<'EOF'\n(.*?)^EOF$", shell, re.DOTALL | re.M)
     step = {"step": 1, "reward_mean": 0.049, "entropy": 1.98, "staleness_mean": 0.0}
     (tmp_path / "runs/larger").mkdir(parents=True)
     (tmp_path / "runs/larger/metrics.jsonl").write_text(json.dumps(step) + "\n")

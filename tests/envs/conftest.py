@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -14,7 +13,7 @@ from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.testing.tiny import char_tokenizer
 from atroposlib.wire import Registration
 from tests.envs.toys import ToyConfig
-from tests.serving import WAIT_S
+from tests.serving import served
 
 
 class RunningApi:
@@ -22,37 +21,19 @@ class RunningApi:
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
-        self.port = 0
+        self.url = ""
         self._trainers: list[RolloutClient] = []
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
     def start(self) -> None:
-        import uvicorn
-
         from atroposlib.api.server import create_app
         from atroposlib.api.store import open_store
 
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", self.port))
-        listener.listen()
-        self.port = listener.getsockname()[1]
         app = create_app(open_store("sqlite", self.data_dir))
-        config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
-        self._server = uvicorn.Server(config)
-        self._listener = listener
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [listener]}, daemon=True
-        )
-        self._thread.start()
+        self._serving = served(app, urlsplit(self.url).port or 0)
+        self.url = self._serving.__enter__()
 
     def stop(self) -> None:
-        self._server.should_exit = True
-        self._thread.join(WAIT_S)
-        self._listener.close()
+        self._serving.__exit__(None, None, None)
 
     def close(self) -> None:
         """Stop, and close the clients, so that a failed test leaks no socket into others."""

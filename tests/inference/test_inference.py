@@ -11,8 +11,7 @@ import sys
 import httpx
 import pytest
 
-from atroposlib.errors import ConfigError
-from atroposlib.inference.__main__ import main, refuse_open_server
+from atroposlib.inference.__main__ import main
 from tests.inference.helpers import WAIT_S
 
 
@@ -50,9 +49,9 @@ def test_a_port_in_use_is_one_error_line_and_exit_status_1(model_dir, capsys):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "example.org"])
-def test_a_non_loopback_address_needs_a_flag(host):
-    with pytest.raises(ConfigError, match="--allow-remote"):
-        refuse_open_server(host, allow_remote=False)
+def test_a_non_loopback_address_needs_a_flag(host, model_dir, capsys):
+    assert main(["--model", str(model_dir), "--host", host]) == 1
+    assert "--allow-remote" in capsys.readouterr().err
 
 
 def test_an_unloadable_model_is_one_error_line(tmp_path, capsys):

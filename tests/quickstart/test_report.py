@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from atroposlib.live.heldout import HeldoutSample
 from atroposlib.quickstart.__main__ import parse_args
 from atroposlib.quickstart.recipes import recipe_for
 from atroposlib.quickstart.report import (
@@ -21,6 +20,7 @@ from atroposlib.quickstart.report import (
     write_report,
 )
 from atroposlib.quickstart.verdict import judge
+from atroposlib.run_status.heldout import HeldoutSample
 
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 

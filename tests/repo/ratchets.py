@@ -26,6 +26,7 @@ FIGURES = {
     "modules": Figure(size.module_count, 475),
     "source lines": Figure(size.source_lines, 70_000),
     "README characters": Figure(size.readme_characters, 7_000),
+    "docs pages": Figure(size.docs_pages, 30),
     "class names with two meanings": Figure(names.repeated_class_names, 0),
     "function names with several homes, %": Figure(names.repeated_function_names, 10),
     "base names used too often": Figure(names.repeated_base_names, 0),

@@ -109,11 +109,12 @@ def comments_of(text: str) -> list[tuple[int, str]]:
 
 @dataclass(frozen=True)
 class Repository:
-    """Files measured by the ratchets: Python files, the README and pyproject.toml."""
+    """Files measured by the ratchets: Python files, README, pyproject.toml, names of pages."""
 
     sources: tuple[Source, ...] = field(repr=False)
     readme: str = field(default="", repr=False)
     pyproject: str = field(default="", repr=False)
+    pages: tuple[Path, ...] = field(default=(), repr=False)
 
     def under(self, *tops: str) -> list[Source]:
         return [source for source in self.sources if source.path.parts[0] in tops]
@@ -130,11 +131,13 @@ def load(root: Path = ROOT, files: Iterable[Path] | None = None) -> Repository:
         command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
         files = sorted({Path(line) for line in done.stdout.splitlines()})
-    wanted = [path for path in files if path.suffix == ".py" and (root / path).is_file()]
+    files = [path for path in files if (root / path).is_file()]
+    wanted = [path for path in files if path.suffix == ".py"]
     return Repository(
         tuple(Source(path, (root / path).read_text(encoding="utf-8")) for path in wanted),
         (root / "README.md").read_text(encoding="utf-8"),
         (root / "pyproject.toml").read_text(encoding="utf-8"),
+        tuple(path for path in files if path.suffix == ".md"),
     )
 
 

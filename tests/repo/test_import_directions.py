@@ -15,9 +15,8 @@ FOUNDATION = (
 LIBRARY = (
     "atroposlib.utils",
     "atroposlib.client",
-    "atroposlib.doctor",
     "atroposlib.frontend",
-    "atroposlib.live",
+    "atroposlib.run_status",
     "atroposlib.trackers",
 )
 GENERATION = "atroposlib.generation"
@@ -54,7 +53,7 @@ SAMPLING_A_MODEL = (
     (f"{GENERATION}.proxy",),
 )
 ROLLOUT_API = (
-    (*FOUNDATION, "atroposlib.utils", "atroposlib.doctor", "atroposlib.ui"),
+    (*FOUNDATION, "atroposlib.utils", "atroposlib.run_status", "atroposlib.ui"),
     ("atroposlib.api.common",),
     ("atroposlib.api.decisions", "atroposlib.api.store.sql"),
     ("atroposlib.api.store.sqlite", "atroposlib.api.store.postgres"),
@@ -96,7 +95,11 @@ CHAINS = {
 # Standalone packages, with the other modules they may import.
 ALONE: Mapping[str, tuple[str, ...]] = {
     "atroposlib.inference": (*FOUNDATION, "atroposlib.utils", "atroposlib.client"),
-    "atroposlib.processes": ("atroposlib.errors", "atroposlib.utils.command.signals"),
+    "atroposlib.processes": (
+        "atroposlib.errors",
+        "atroposlib.text",
+        "atroposlib.utils.command.signals",
+    ),
     "atroposlib.trackers": ("atroposlib.errors",),
     GENERATION: (*FOUNDATION, "atroposlib.utils"),
     "example_trainer": (
@@ -104,7 +107,7 @@ ALONE: Mapping[str, tuple[str, ...]] = {
         "atroposlib.text",
         "atroposlib.wire",
         "atroposlib.client",
-        "atroposlib.live",
+        "atroposlib.run_status",
         "atroposlib.trackers",
         "atroposlib.processes",
         "atroposlib.utils",
@@ -113,14 +116,13 @@ ALONE: Mapping[str, tuple[str, ...]] = {
         *FOUNDATION,
         "atroposlib.client",
         "atroposlib.frontend",
-        "atroposlib.live",
+        "atroposlib.run_status",
         "atroposlib.processes",
         "atroposlib.testing",
         "atroposlib.trackers",
         "atroposlib.utils",
     ),
-    "atroposlib.live": (*FOUNDATION, "atroposlib.trackers", "atroposlib.utils"),
-    "atroposlib.doctor": (*FOUNDATION, "atroposlib.trackers", "atroposlib.utils"),
+    "atroposlib.run_status": (*FOUNDATION, "atroposlib.trackers", "atroposlib.utils"),
     "atroposlib.frontend": (*FOUNDATION, "atroposlib.utils"),
     "atroposlib.testing": FOUNDATION,
     "atroposlib.ui": (),

@@ -15,10 +15,11 @@ from tests.repo.sources import Repository, load
 BOUNDS: dict[str, float] = {
     "crowded source folders": 0,
     "crowded test folders": 0,
-    "files over 300 lines, %": 10.1,
+    "files over 300 lines, %": 9.5,
     "README characters": 6994,
+    "docs pages": 30,
     "class names with two meanings": 0,
-    "function names with several homes, %": 5.3,
+    "function names with several homes, %": 5,
     "base names used too often": 0,
     "functions named by a participle per 1,000": 8.8,
     "vague variables per 1,000 lines": 1.8,

@@ -1,6 +1,6 @@
 """Tiny random models of many architectures: the trainer's logprobs against a plain forward.
 
-``python -m tests.trainer.architectures [NAME ...]`` measures them and prints the table
+``python -m tests.trainer.architectures [NAME ...]`` measures them and prints the list
 of docs/trainer.md, the largest difference of each and the sentences of refusals.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ TEXTS = {
     PADDED: "a line per row, padded",
     REFUSED: "refused",
 }
+PAGE_WIDTH = 110
 TOLERANCE = 1e-4  # nats, of float32
 
 
@@ -116,13 +118,16 @@ def measure(family: Family, directory: Path) -> Finding:
 
 def table(found: Mapping[str, Finding]) -> str:
     """Families by how they are run, in Markdown; what was not measured has no difference."""
-    lines = ["| how | families | largest difference |", "| --- | --- | --- |"]
+    lines = []
     for how, text in TEXTS.items():
         if not (names := [family.name for family in FAMILIES if family.how == how]):
             continue
         measured = [found[name].largest for name in names if name in found]
         largest = f"{max(measured):.0e}" if measured else ""
-        lines.append(f"| {text} | {'; '.join(names)} | {largest} |")
+        line = f"* **{text}**, largest difference {largest}: {'; '.join(names)}"
+        lines += textwrap.wrap(
+            line, PAGE_WIDTH, subsequent_indent="  ", break_on_hyphens=False
+        )
     return "\n".join(lines)
 
 

@@ -45,7 +45,7 @@ def load_rollouts(
     """The rollouts of a run, running or ended: a list of dicts, oldest first.
 
     Args:
-        run: the data directory of the rollout API.
+        run: the folder of a run, or the data directory of its rollout API.
         frame: ``pandas`` or ``polars`` for a DataFrame of that package.
         run_id: an earlier run of the directory, as ``atropos archive ls`` names it.
         filters: as of GET /explore/rollouts: ``env="math"``, ``reward="0.5..1"``.
@@ -55,7 +55,8 @@ def load_rollouts(
         UnknownGroup: the directory has no run ``run_id``.
     """
     require_known_filters(filters, *FILTERS[:-1])
-    condition, places = where(filters), Path(run).glob("archive/**/index.sqlite")
+    condition = where(filters)
+    places = Path(place(str(run))).glob("archive/**/index.sqlite")
     path = max(places, key=lambda file: file.stat().st_mtime, default=None)
     if path is None:
         raise ConfigError(f"{run} has no archive/index.sqlite: give a --data-dir of run-api")
@@ -69,9 +70,20 @@ def load_rollouts(
     )
 
 
+# A launched run has its data in the first, a quickstart in the second.
+DATA_FOLDERS = ("queue", "api")
+
+
 def place(word: str) -> Path | str:
-    """An argument of a command as a path, or as the URL of a store."""
-    return word if word.startswith("postgresql://") else Path(word)
+    """An argument of a command as a path, or as the URL of a store.
+
+    The folder of a run, as its launcher prints it, stands for the data directory in it.
+    """
+    if word.startswith("postgresql://"):
+        return word
+    folder = Path(word)
+    inside = (folder / name for name in DATA_FOLDERS)
+    return next((path for path in inside if (path / DATABASE).is_file()), folder)
 
 
 @contextmanager

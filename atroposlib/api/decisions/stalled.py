@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from atroposlib.doctor.evidence import SILENT_S, Process, silence_s, silent_ones
 from atroposlib.errors import ConfigError
+from atroposlib.run_status.evidence import SILENT_S, Process, silence_s, silent_ones
 from atroposlib.wire.directory import ServerDirectory, ServerEntry
 from atroposlib.wire.status import Heartbeat, Participant, ServerState
 
@@ -49,6 +49,8 @@ def inference_server(
         "waiting": sum(state.waiting for state, _ in reports),
         "callers": len(reports),
     }
+    if busy and all(state.paused for state in busy):
+        details["paused"] = 1
     if versions:
         details["version"] = max(versions)
     if rates:

@@ -71,7 +71,7 @@ class AdmissionControl:
         context = self._context
         size = context.run.registration.batch_size
         stats = await context.queue_stats.read()
-        if stats.batches_open or await context.blocked_reason() is None:
+        if stats.batches_open or (await context.obstacles())[0] is None:
             return None
         if await context.threads.reads.run(context.store.ask, Admitted(context.clock())):
             return None

@@ -135,7 +135,7 @@ class Claims:
         revision, stats = context.view.revision, await context.queue_stats.read()
         drops = run.registration.staleness_policy == "drop" and stats.groups_held
         if not stats.batches_open and not drops:
-            reason = await context.blocked_reason()
+            reason, _ = await context.obstacles()
             if reason is not None:
                 return reason  # the usual reply to a poll, without a call of the store
         claim = Claim(
@@ -163,7 +163,7 @@ class Claims:
                 context.events.publish("dropped", groups=got.dropped)
                 context.space_freed.notify()
             return got
-        return await context.blocked_reason() or got
+        return (await context.obstacles())[0] or got
 
     def _chooser(self, run: RunRecord, full: bool) -> Chooser:
         """The batching function, bound to the current run."""
@@ -214,7 +214,7 @@ class Claims:
     def _note_acked(self, no: int) -> None:
         self._context.on_groups_removed()
         self._context.metrics.acked.inc()
-        self._context.events.publish("acked", no=no)
+        self._context.events.publish_ack(no)
 
     async def extend(self, no: int, generation: int, epoch: int, lease_s: float) -> None:
         """Extend the lease: it ends ``lease_s`` from now."""

@@ -25,6 +25,9 @@ from atroposlib.api.store import Store
 from atroposlib.api.store.sql.run import FreeAbsent
 from atroposlib.errors import UnknownEnv
 
+# Clients repeat a refused post within 10 s, so an older refusal is over.
+REFUSAL_S = 30.0
+
 
 class ServiceContext:
     """State shared by the parts of the service, an object per process, for its event loop only."""
@@ -46,6 +49,7 @@ class ServiceContext:
         self.groups_changed = BroadcastEvent()  # wakes waiting claims
         self.space_freed = BroadcastEvent()  # wakes held posts: payloads were freed
         self.queue_stats = QueueStats(store, self.threads.reads, self.metrics)
+        self._refusal = ("", float("-inf"))  # problem and time of the last post without room
         self.stopping = False  # the process is about to end: waiting calls return
         self.run_cache = RunCache(store, self.threads.reads, self._on_run_change)
 
@@ -61,10 +65,23 @@ class ServiceContext:
         """Environments that hold a share of the batches now."""
         return self.liveness.live(self.run.envs, self.run.seen)
 
-    async def blocked_reason(self) -> str | None:
-        """Why the next claim gets no new batch; None if it gets a batch."""
+    async def obstacles(self) -> tuple[str | None, list[str]]:
+        """Why the next claim gets no new batch, None if it gets a batch; and what starves."""
         live, now = self.live(), self.clock()
-        return (await self.queue_stats.blocked_reason(self.run, live, now))[0]
+        reason, starved = await self.queue_stats.blocked_reason(self.run, live, now)
+        if reason and self.refusal and "the store is full" not in reason:
+            reason = f"posts are refused: {self.refusal}; {reason}"  # the outer cause first
+        return reason, starved
+
+    def note_refusal(self, problem: str) -> None:
+        """Record that the store has no room for a post."""
+        self._refusal = problem, self.clock()
+
+    @property
+    def refusal(self) -> str | None:
+        """The problem of a post without room in the last ``REFUSAL_S``; None without any."""
+        problem, at = self._refusal
+        return problem if self.clock() - at <= REFUSAL_S else None
 
     async def free_absent(self) -> bool:
         """Free the buffers and admissions of environments that left or are silent; True if

@@ -10,6 +10,8 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
 
 import msgspec
 
@@ -17,6 +19,7 @@ from atroposlib.api.common.waiting import BroadcastEvent, wait_at_most
 
 RING_EVENTS = 1000
 MAX_SUBSCRIBERS = 64
+KEPT_ACKS = 21
 HEARTBEAT_S = 15.0  # proxies close connections that are idle for longer
 _RECONNECT_MS = 2000
 MISSED = "missed"  # the kind of an event that counts lost events
@@ -59,6 +62,7 @@ class Events:
         self._most_subscribers = max_subscribers
         self._ring: deque[Event] = deque(maxlen=RING_EVENTS)
         self._latest = {"uptime": clock()}  # time of the last event of each kind
+        self._acked_at: deque[float] = deque(maxlen=KEPT_ACKS)
         self._next_no = 1
         self._subscribers = 0
         self._news = BroadcastEvent()
@@ -78,10 +82,20 @@ class Events:
         self._keep(event.id, kind, event.at, fields)
         self._news.notify()
 
+    def publish_ack(self, no: int) -> None:
+        """Publish that batch ``no`` was trained; the times give :meth:`usual_step_s`."""
+        self.publish("acked", no=no)
+        self._acked_at.append(self._latest["acked"])
+
     def ages_s(self) -> dict[str, float]:
         """Seconds since the last event of each kind, and since the start under "uptime"."""
         now = self._clock()
         return {kind: max(0.0, now - at) for kind, at in self._latest.items()}
+
+    def usual_step_s(self) -> float | None:
+        """Median seconds between two acks; None before the second."""
+        gaps = [later - earlier for earlier, later in pairwise(self._acked_at)]
+        return median(gaps) if gaps else None
 
     def subscribe(self, after: str | None = None) -> Subscription:
         """Events from now on, or events of the ring after the id ``after``.

@@ -22,10 +22,12 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.metrics import MetricWrapperBase as Collector
 from prometheus_client.process_collector import ProcessCollector
 
 from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.common.records import LeasedBatch, Stored
+from atroposlib.run_status.evidence import CounterValue
 from atroposlib.wire import Lag, RunStatus, StalenessReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -98,6 +100,12 @@ class Metrics:
         )
         self._store = seconds("store_seconds", "calls of the store", ("call",))
 
+    @property
+    def _compared(self) -> Sequence[Collector]:
+        """Counters that the rules on the status compare."""
+        groups = (self._groups, self._tokens, self._duplicates, self._stale)
+        return (*groups, self._delivered, self.acked, self._requests, self._store)
+
     # --- what happened --------------------------------------------------------------
 
     def accepted(self, groups: Sequence[ParsedGroup], stored: Sequence[Stored]) -> None:
@@ -157,6 +165,15 @@ class Metrics:
             return None
         in_flight, in_queue = (lag_of(values) for values in zip(*lags))
         return StalenessReport(groups=len(lags), in_flight=in_flight, in_queue=in_queue)
+
+    def counters(self) -> tuple[CounterValue, ...]:
+        """The counters of this process that rules compare. Thread-safe."""
+        families = (family for metric in self._compared for family in metric.collect())
+        return tuple(
+            CounterValue(sample.name.removeprefix("atropos_"), sample.labels, sample.value)
+            for family in families
+            for sample in family.samples
+        )
 
     def exposition(self, status: RunStatus) -> bytes:
         """All metrics in the text format of Prometheus. Takes milliseconds; thread-safe."""

@@ -133,9 +133,10 @@ class Posts:
                 post.on_hold()
                 await asyncio.sleep(DOUBT_RECHECK_S)
                 continue
-            except StoreFull:
+            except StoreFull as full:
                 if await self._context.free_absent():
                     continue
+                self._context.note_refusal(str(full))
                 # Nothing is stored yet, so a post whose client is gone may end.
                 if now() >= end or self._context.stopping or await post.is_disconnected():
                     raise

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from time import monotonic
 
 from atroposlib import wire
 from atroposlib.api.archive.index import EXTRA_BYTES
@@ -28,7 +29,7 @@ from atroposlib.api.guards.tokens import Caller
 from atroposlib.api.run.admission import AdmissionControl
 from atroposlib.api.run.claims import Claims, LegacyBatchEndpoint
 from atroposlib.api.run.context import ServiceContext
-from atroposlib.api.run.doctor import Doctor
+from atroposlib.api.run.judge import Judge
 from atroposlib.api.run.posts import Posts
 from atroposlib.api.run.run_cache import RunView
 from atroposlib.api.store import Store
@@ -65,7 +66,7 @@ class RolloutService:
         self.claims = Claims(self.context, max_deliveries)
         self.admission = AdmissionControl(self.context)
         self.legacy_batches = LegacyBatchEndpoint(self.context, self.claims)
-        self.doctor = Doctor(self.status, self.metrics, self.events, clock)
+        self.judge = Judge(self.metrics, self.events, clock)
         self._roster = run_state.Roster()
         self._held: dict[tuple[str, str], int] = {}  # (run, server) -> newest version reported
 
@@ -288,6 +289,13 @@ class RolloutService:
         return trainer.starting_step + (await self.context.queue_stats.read()).delivered
 
     async def status(self) -> wire.RunStatus:
+        """The status of the run, with the verdict on it."""
+        began = monotonic()
+        status = await self._status()
+        verdict = self.judge.verdict(status, monotonic() - began)
+        return status.model_copy(update={"verdict": verdict})
+
+    async def _status(self) -> wire.RunStatus:
         await self.context.run_cache.refresh_if_old()
         stats = await self.context.queue_stats.read()
         run = self.run
@@ -327,6 +335,8 @@ class RolloutService:
             ended_step=run.ended_step,
             num_steps=None if run.trainer is None else run.trainer.num_steps,
             ages_s=self.events.ages_s(),
+            usual_step_s=self.events.usual_step_s(),
+            refusal=self.context.refusal,
             index_skipped=self.context.indexer.skipped,
             index_unfit=self.context.indexer.unfit,
             thread_failures=(
@@ -341,8 +351,7 @@ class RolloutService:
             return "no trainer has registered: waiting for POST /register", []
         if run.state is not RunState.STARTED:
             return "waiting for the trainer to ask for its first batch", []
-        live, now = self.context.live(), self.context.clock()
-        return await self.context.queue_stats.blocked_reason(run, live, now)
+        return await self.context.obstacles()
 
     def _shares(self, stats: StoreStats) -> list[wire.EnvShare]:
         """Requested and realised shares of the trained tokens, by environment."""

@@ -42,7 +42,7 @@ def ops_routes(service: RolloutService) -> APIRouter:
 
     @router.get("/explore/why", responses=refusals())
     async def why() -> Response:
-        response = of_json(await service.doctor.diagnosis())
+        response = of_json((await service.status()).verdict)
         response.headers["cache-control"] = "no-store"
         return response
 

@@ -27,7 +27,7 @@ from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import API_TOKEN, HUB, PORT, CommandParser, require, whole
 from atroposlib.utils.http.serve import run_app
-from atroposlib.utils.http.sockets import bind, is_loopback
+from atroposlib.utils.http.sockets import bind, refuse_exposure
 
 API_TIMEOUT_S = 10.0
 
@@ -41,7 +41,12 @@ def main(argv: Sequence[str] | None = None, *, images: bool = False) -> int:
     logs.configure(name, options.log_format, options.log_level)
     require(name, "view", "gradio")
     try:
-        refuse_open_page(options)
+        advice = (
+            f"forward the port (ssh -L {options.port}:127.0.0.1:{options.port}), or add --tokens "
+            "FILE (from run-api --tokens FILE --new-token read) and a TLS proxy, as the page "
+            "itself is not encrypted"
+        )
+        refuse_exposure(options.host, advice, allowed=options.tokens is not None)
         with (
             bind(options.host, options.port, backlog=128) as listener,
             open_source(options, by_default) as source,
@@ -81,16 +86,6 @@ def build_parser(name: str, images: bool) -> CommandParser:
     add("--take", action="store_true", help="register as trainer and take batches")
     add("--reset", action="store_true", help="with --take: wipe the run that exists")
     return parser
-
-
-def refuse_open_page(options: argparse.Namespace) -> None:
-    """Raise ConfigError if a remote machine would reach the page without a token."""
-    if options.tokens is None and not is_loopback(options.host):
-        raise ConfigError(
-            f"--host {options.host} is reachable from other machines: forward the port (ssh -L "
-            f"{options.port}:127.0.0.1:{options.port}), or add --tokens FILE (from run-api "
-            "--tokens FILE --new-token read) and a TLS proxy, as the page itself is not encrypted"
-        )
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from atroposlib.envs.runtime.hooks import EnvHooks, Serving
 from atroposlib.envs.runtime.metrics_logger import MetricsLogger
 from atroposlib.envs.runtime.registration import JoinedRun
 from atroposlib.envs.runtime.sender import GroupFile, GroupSender, GroupStats, filter_groups
-from atroposlib.envs.runtime.waits import Shutdown, WaitStatus
+from atroposlib.envs.runtime.waits import Shutdown, Waits
 from atroposlib.envs.settings.config import FAILING_BACKOFF, BaseEnvConfig
 from atroposlib.errors import AtroposError, RolloutError, boundary
 from atroposlib.generation.configs import ServerConfigs
@@ -276,13 +276,17 @@ class EnvRuntime(EnvHooks):
             item = await self.get_next_item()
         return None if item is None else RolloutTask(item)
 
-    async def pause_while_failing(self, waiting: WaitStatus, shutdown: Shutdown) -> None:
+    async def pause_while_failing(self, waits: Waits, shutdown: Shutdown) -> None:
         """Pause, longer each time, while more rollouts fail in a row than run at once."""
         errors = self.pool.consecutive_errors
         pause = FAILING_BACKOFF.pause_s(errors - self.max_num_workers)
         if pause:
-            waiting.start(f"{errors} rollouts failed in a row, next in {pause:.1f} s")
+            waits.start(
+                "failures", f"{errors} rollouts failed in a row, next in {pause:.1f} s"
+            )
             await shutdown.pause(pause)
+        else:
+            waits.clear("failures")
 
     # --- delivery of groups -------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from atroposlib.envs.rollout.pool import WorkerPool
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.runtime.evaluation import TRANSCRIPTS
 from atroposlib.envs.runtime.registration import JoinedRun
-from atroposlib.envs.runtime.waits import Shutdown, WaitStatus
+from atroposlib.envs.runtime.waits import Shutdown, Waits
 from atroposlib.errors import ConfigError, boundary
 
 logger = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ async def run_evaluate(env: EnvRuntime) -> None:
 async def _make_groups(
     env: EnvRuntime, run: JoinedRun, wanted: int, shutdown: Shutdown
 ) -> None:
-    pool, waiting = env.pool, WaitStatus(env.label())
+    pool, waits = env.pool, Waits(env.label())
     logged = 0
     while pool.counts["kept"] < wanted:
         await _start_rollouts(env, wanted, shutdown)
@@ -94,14 +94,14 @@ async def _make_groups(
         if pool.counts["kept"] > logged:
             logged = pool.counts["kept"]
             run.reach(logged)
-            waiting.clear()
+            waits.clear("groups")
             with boundary(env.label(), f"group {logged}", "wandb_log"):
                 await env.wandb_log({})
         else:
             so_far = f"{logged} of {wanted}, {pool.busy} rollouts under way"
-            waiting.start(f"the next kept group: {so_far}", usual=True)
+            waits.start("groups", f"the next kept group: {so_far}", usual=True)
         _stop_if_only_failing(env, pool)
-        await env.pause_while_failing(waiting, shutdown)
+        await env.pause_while_failing(waits, shutdown)
 
 
 async def _start_rollouts(env: EnvRuntime, wanted: int, shutdown: Shutdown) -> None:
@@ -128,9 +128,11 @@ def _stop_if_only_failing(env: EnvRuntime, pool: WorkerPool) -> None:
     raise OnlyFailures(message + last) from pool.last_error
 
 
-def _counts(env: EnvRuntime) -> dict[str, int]:
+def _counts(env: EnvRuntime) -> str:
     counts = {**env.pool.counts, **env.group_stats.totals()}
-    return {name: count for name, count in counts.items() if count}
+    return ", ".join(
+        f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count
+    )
 
 
 async def _log_result(env: EnvRuntime, wanted: int) -> None:

@@ -17,6 +17,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Sequence
 from enum import Enum
 
 from atroposlib.client import AsyncRolloutClient
@@ -27,7 +28,8 @@ from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.runtime.registration import RunRegistration
 from atroposlib.envs.runtime.sender import GroupSender
 from atroposlib.envs.runtime.server_watch import ServerWatch
-from atroposlib.envs.runtime.waits import Shutdown, StopRequested, WaitStatus
+from atroposlib.envs.runtime.startup import only_checks, require_trainable
+from atroposlib.envs.runtime.waits import Shutdown, StopRequested, Waits
 from atroposlib.envs.settings.config import HEARTBEAT_S, STATUS_POLL_S
 from atroposlib.envs.settings.identity import checked_identity
 from atroposlib.errors import (
@@ -37,10 +39,11 @@ from atroposlib.errors import (
     boundary,
 )
 from atroposlib.wire import MOSTLY_DROPPED, EnvStatus, Heartbeat
+from atroposlib.wire.status import ServerState, WaitReport
 
 logger = logging.getLogger(__name__)
 DISCONNECT_TIMEOUT_S = 5.0  # limit of the calls that only clean up
-MAX_WAIT_CHARS, MAX_SERVERS = 400, 64  # limits in a heartbeat
+MAX_SERVERS = 64  # bound of a heartbeat
 
 
 class EnvPhase(str, Enum):
@@ -60,11 +63,12 @@ class Serve:
 
     def __init__(self, env: EnvRuntime) -> None:
         self.env = env
-        self.waiting = WaitStatus(env.label())
+        self.waits = Waits(env.label())
         self.client = AsyncRolloutClient(
             env.config.rollout_server_url,
             give_up_after_s=env.config.api_timeout_s,
-            on_wait=self.waiting.start,
+            on_wait=lambda reason: self.waits.start("api", reason),
+            on_continue=lambda: self.waits.clear("api"),
             binary=True,
         )
         # A name per process, kept over registrations.
@@ -79,7 +83,7 @@ class Serve:
             env.joined_run,
             self.client,
             self.shutdown,
-            waiting=self.waiting.start,
+            waiting=lambda reason: self.waits.start("trainer", reason),
             # Unfinished rollouts began under the weights and versions of the old run.
             new_run=env.pool.requeue_unfinished,
             source=lambda: checked_identity(type(env), env.config, env.name or env.label()),
@@ -98,8 +102,8 @@ class Serve:
 
     @property
     def waiting_on(self) -> str | None:
-        """The current wait reason; None: it does not wait."""
-        return self.waiting.on
+        """The reason of the outer wait; None without a wait."""
+        return self.waits.on
 
     async def run(self) -> None:
         """Serve until the run is complete or SIGTERM or SIGINT requests a shutdown.
@@ -108,7 +112,11 @@ class Serve:
             RolloutApiUnavailable: the API was absent longer than ``api_timeout_s``.
             NotRegistered: the trainer took nothing for ``trainer_timeout_s`` seconds.
             AtroposError: ``max_failures_in_a_row`` rollouts failed; the last of their errors.
+            ConfigError: with these settings no group would ever be trained.
         """
+        require_trainable(self.env.config)
+        if only_checks():
+            return
         self._heart = asyncio.ensure_future(repeat(HEARTBEAT_S, self.beat))
         self.servers.begin()
         self.shutdown.listen()
@@ -116,7 +124,7 @@ class Serve:
             with boundary(self.env.label(), None, "setup"):
                 await self.shutdown.or_shutdown(self.env.setup())
             await self._join()
-            await self.servers.wait_for_one(self.waiting, self.env.config.api_timeout_s)
+            await self.servers.wait_for_one(self.waits, self.env.config.api_timeout_s)
             if self.env.config.eval_at_start:
                 self.evaluation.schedule(self._run.step)
             while not self.complete:
@@ -181,7 +189,7 @@ class Serve:
         env.metrics_logger.mainloop_timings.append(time.monotonic() - started)
         self._raise_if_hopeless()
         await self.shutdown.or_shutdown(env.pool.wait_for_change(STATUS_POLL_S))
-        await env.pause_while_failing(self.waiting, self.shutdown)
+        await env.pause_while_failing(self.waits, self.shutdown)
 
     async def _join_again(self) -> None:
         self.phase = EnvPhase.WAITING_FOR_TRAINER
@@ -234,8 +242,9 @@ class Serve:
                 )
                 raise pool.last_error
         paused = self.phase in (EnvPhase.PAUSED, EnvPhase.NOT_ADMITTED)
-        if paused and self.waiting.seconds() > config.trainer_timeout_s:
-            waited = f"{self.waiting.seconds():.0f} s"
+        waited_s = self.waits.seconds("trainer")
+        if paused and waited_s > config.trainer_timeout_s:
+            waited = f"{waited_s:.0f} s"
             raise NotRegistered(f"{env.label()} waited {waited} for {self.waiting_on}")
 
     async def step_checks(self) -> None:
@@ -289,24 +298,27 @@ class Serve:
         pool, limit = self.env.pool, self.env.config.max_failures_in_a_row
         if self.evaluation.task is not None:
             self.phase = EnvPhase.EVALUATING
-            self.waiting.clear()
+            self.waits.clear("trainer", "groups")
         elif pool.busy == 0 and self.admission.refusal is not None:
             self.phase = EnvPhase.NOT_ADMITTED
-            self.waiting.start(self.admission.refusal, usual=True)
+            self.waits.clear("groups")
+            self.waits.start("trainer", self.admission.refusal, usual=True)
         elif pool.busy == 0 and self.rollouts_wanted() == 0:
             self.phase = EnvPhase.PAUSED
-            self.waiting.start("the trainer to take a batch", usual=True)
+            self.waits.clear("groups")
+            self.waits.start("trainer", "the trainer to take a batch", usual=True)
         else:
+            self.waits.clear("trainer")
             dropped = self.env.group_stats.mostly_dropped()
             self.phase = EnvPhase.MOSTLY_DROPPED if dropped else EnvPhase.ROLLOUT
             if dropped or pool.consecutive_empty_items >= limit:
                 none = f"none in the last {pool.consecutive_empty_items} items"
-                self.waiting.start(f"a group worth keeping: {dropped or none}")
+                self.waits.start("groups", f"a group worth keeping: {dropped or none}")
             else:
-                self.waiting.clear()
+                self.waits.clear("groups")
 
     async def _weights_of(self, step: int) -> None:
-        """Wait, within a bound, until the servers hold the weights that ``step`` gave."""
+        """WaitReport, within a bound, until the servers hold the weights that ``step`` gave."""
         wait_s = self.env.config.final_weights_timeout_s
         started = time.monotonic()
         while self.status is not None and not pacing.weights_have_settled(
@@ -315,7 +327,7 @@ class Serve:
             self.status.policy_version,
             pacing.groups_of_batches(self.status, self.env.config.batch_size),
         ):
-            self.waiting.start(f"the weights of step {step}")
+            self.waits.start("weights", f"the weights of step {step}")
             if time.monotonic() - started > wait_s:
                 logger.warning("evaluating without them: waited %.0f s", wait_s)
                 break
@@ -324,7 +336,7 @@ class Serve:
                 await self.read_status()
             except (UnknownEnv, NotRegistered):
                 break  # the run has ended at the API; the servers still hold its weights
-        self.waiting.clear()
+        self.waits.clear("weights")
 
     # --- heartbeat, leaving -------------------------------------------------------------
 
@@ -332,18 +344,17 @@ class Serve:
         """Report the current activity to the API; an absent API is not waited for."""
         env = self.env
         servers = await env.server.states()
-        silent = next((server for server in servers if server.silent_s is not None), None)
         stats, details = env.group_stats, env.pool.figures()
         details |= {**stats.totals(), **stats.recent_reward(), "clock": time.time(), **last}
-        reason = self.waiting_on
-        if reason is None and silent is not None:
-            reason = f"inference server {silent.url}: no answer for {silent.silent_s:.0f} s"
+        waits = [*self.waits.report(), *_silence_of(servers)]
+        waits.sort(key=lambda wait: wait.depth)
         await self.client.heartbeat(
             Heartbeat(
                 role="env",
                 name=self.name,
                 phase=self.phase.value,
-                waiting_on=reason[:MAX_WAIT_CHARS] if reason else None,
+                waiting_on=waits[0].on if waits else None,
+                waits=waits,
                 details=details,
                 servers=servers[:MAX_SERVERS],
             )
@@ -354,7 +365,7 @@ class Serve:
 
     async def _drain(self) -> None:
         self.phase = EnvPhase.DRAINING
-        self.waiting.clear()
+        self.waits.clear("trainer", "groups", "weights", "failures")
         self.env.pool.cancel_unfinished()
         bound = 0.0 if self.shutdown.forced else self.env.config.drain_timeout_s
         if late := await self.env.pool.drain(bound):
@@ -387,3 +398,12 @@ class Serve:
         await self.beat(ended=1)
         await self.admission.settle((), who, self.env.config.group_size)
         await self.client.disconnect_env(who)
+
+
+def _silence_of(servers: Sequence[ServerState]) -> list[WaitReport]:
+    """The wait for the first server without an answer, if any."""
+    silent = next((server for server in servers if server.silent_s is not None), None)
+    if silent is None or silent.silent_s is None:
+        return []
+    on = f"inference server {silent.url}: no answer for {silent.silent_s:.0f} s"
+    return [WaitReport(cause="server", on=on, age_s=silent.silent_s)]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from atroposlib.client import AsyncRolloutClient
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
-from atroposlib.envs.runtime.waits import Shutdown, WaitStatus
+from atroposlib.envs.runtime.waits import Shutdown, Waits
 from atroposlib.envs.settings.config import STATUS_POLL_S
 from atroposlib.errors import ConfigError, InferenceUnavailable
 from atroposlib.generation.engines.api_server import APIServer
@@ -48,7 +48,7 @@ class ServerWatch:
             self._checks.append(asyncio.ensure_future(self._check(new)))
         env.count_workers()
 
-    async def wait_for_one(self, waiting: WaitStatus, bound_s: float) -> None:
+    async def wait_for_one(self, waits: Waits, bound_s: float) -> None:
         """Wait until a server takes part.
 
         Raises:
@@ -57,10 +57,11 @@ class ServerWatch:
         server, started = self._env.server, time.monotonic()
         while server.template is not None and not (server.servers or server.use_proxy):
             what = "an inference server that takes part, in the directory of the rollout API"
-            waiting.start(what)
+            waits.start("server", what)
             if time.monotonic() - started > bound_s:
                 raise InferenceUnavailable(f"gave up after {bound_s:.0f} s: waited for {what}")
             await self._shutdown.pause(STATUS_POLL_S)
+        waits.clear("server")
 
     async def close(self) -> None:
         """Cancel the checks."""

@@ -1,4 +1,4 @@
-"""Waits: their current reason, and their end by SIGTERM or SIGINT.
+"""Waits: their reasons at this moment, and their end by SIGTERM or SIGINT.
 
 first signal    drain finished groups, then exit
 second signal   exit now
@@ -12,14 +12,17 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 from atroposlib.errors import AtroposError
 from atroposlib.utils.command.signals import on_signals, reset_and_raise
+from atroposlib.wire.status import WAIT_CAUSES, WaitCause, WaitReport
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 LOG_INTERVAL_S = 10.0
+MAX_WAIT_CHARS = 400  # bound of a heartbeat
 _REASON_CHARS = 20  # these distinguish reasons; counted seconds come later in the text
 
 
@@ -85,36 +88,66 @@ class Shutdown:
         await self.or_shutdown(asyncio.sleep(seconds))
 
 
-class WaitStatus:
-    """The current wait of ``label``, or None. ``clock`` returns seconds."""
+@dataclass
+class _Running:
+    """A wait that goes on."""
+
+    reason: str
+    since: float
+    logged_at: float
+
+
+class Waits:
+    """The waits of ``label`` at this moment, at most a single wait per cause. ``clock`` returns seconds."""
 
     def __init__(self, label: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._label = label
         self._clock = clock
-        self.on: str | None = None
-        self.since = 0.0
-        self._logged_at = 0.0
+        self._running: dict[WaitCause, _Running] = {}
 
-    def start(self, reason: str, *, usual: bool = False) -> None:
-        """Set the wait reason and log it, at the beginning and every 10 s.
+    def start(self, cause: WaitCause, reason: str, *, usual: bool = False) -> None:
+        """Set the reason of a wait and log it, at the beginning and every 10 s.
 
         ``usual``: the wait occurs in every step, so its beginning is not logged.
         """
         reason = reason.removeprefix("waiting for ")
-        now = self._clock()
-        if self.on is None or self.on[:_REASON_CHARS] != reason[:_REASON_CHARS]:
-            self.since, self._logged_at = now, now if usual else float("-inf")
-        self.on = reason
-        if now - self._logged_at >= LOG_INTERVAL_S:
-            self._logged_at = now
-            logger.info("%s waits for %s (%.0f s so far)", self._label, reason, self.seconds())
+        now, wait = self._clock(), self._running.get(cause)
+        if wait is None or wait.reason[:_REASON_CHARS] != reason[:_REASON_CHARS]:
+            wait = _Running(reason, now, now if usual else float("-inf"))
+            self._running[cause] = wait
+        wait.reason = reason
+        if now - wait.logged_at >= LOG_INTERVAL_S:
+            wait.logged_at = now
+            waited_s = now - wait.since
+            logger.info("%s waits for %s (%.0f s so far)", self._label, reason, waited_s)
 
-    def clear(self) -> None:
-        """End the wait."""
-        if self.on is not None and self._logged_at > self.since:
-            logger.info("%s continues after %.0f s", self._label, self.seconds())
-        self.on = None
+    def clear(self, *causes: WaitCause) -> None:
+        """End the waits of these causes."""
+        for cause in causes:
+            wait = self._running.pop(cause, None)
+            if wait is not None and wait.logged_at > wait.since:
+                waited_s = self._clock() - wait.since
+                logger.info("%s continues after %.0f s", self._label, waited_s)
 
-    def seconds(self) -> float:
-        """Duration of the current wait; 0 if there is none."""
-        return 0.0 if self.on is None else self._clock() - self.since
+    @property
+    def on(self) -> str | None:
+        """The reason of the outer wait; None without a wait."""
+        outer = next((cause for cause in WAIT_CAUSES if cause in self._running), None)
+        return None if outer is None else self._running[outer].reason
+
+    def seconds(self, cause: WaitCause) -> float:
+        """Duration of the wait for ``cause``; 0 if there is none."""
+        wait = self._running.get(cause)
+        return 0.0 if wait is None else self._clock() - wait.since
+
+    def report(self) -> list[WaitReport]:
+        """All waits as a heartbeat reports them, the outer cause first."""
+        return [
+            WaitReport(
+                cause=cause,
+                on=self._running[cause].reason[:MAX_WAIT_CHARS],
+                age_s=self.seconds(cause),
+            )
+            for cause in WAIT_CAUSES
+            if cause in self._running
+        ]

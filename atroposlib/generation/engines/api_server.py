@@ -23,7 +23,7 @@ from atroposlib.generation.engines.health import (
     CustomHealthCheck,
     HealthMonitor,
     LegacyHealth,
-    responds,
+    health_answer,
     with_retries,
 )
 from atroposlib.generation.engines.http import HttpClient, server_root
@@ -214,6 +214,7 @@ class APIServer(LegacyHealth, ABC):
             waiting=sum(slot.waiting for slot in slots),
             version=self._newest_version if known else None,
             tokens_per_s=self.train_stats.tokens_per_s() + self.eval_stats.tokens_per_s(),
+            paused=self.health.paused,
         )
 
     def headroom(self, split: str) -> int:
@@ -285,8 +286,10 @@ class APIServer(LegacyHealth, ABC):
 
     async def _check_health(self) -> bool:
         """Probe the server. A hosted API without this path returns 404, which counts as healthy."""
-        if not await responds(self.http, f"{self.root_url}{self.health_path}"):
+        answer = await health_answer(self.http, f"{self.root_url}{self.health_path}")
+        if answer is None:
             return False
+        self.health.note_pause(bool(answer.get("paused")))
         if self.version_path is None or self._newest_version == UNKNOWN_VERSION:
             return True
         url = f"{self.root_url}{self.version_path}"

@@ -13,9 +13,9 @@ import asyncio
 import enum
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from atroposlib.errors import InferenceUnavailable
 from atroposlib.generation.engines.http import HttpClient, current_call
@@ -51,6 +51,7 @@ class HealthMonitor:
     timeout_s: float  # maximum seconds that a caller waits for a server that is down
     enabled: bool  # False disables probes and waits
     state: HealthState = HealthState.UNKNOWN
+    paused: bool = False  # its last answer said that it generates nothing
     waiting_on: str | None = None  # text for status displays; None without waiting callers
     _probed_at: float = float("-inf")
     _answered_at: float = float("-inf")
@@ -104,9 +105,13 @@ class HealthMonitor:
         if self.state is HealthState.DOWN and idle and due:
             self._recheck = asyncio.get_running_loop().create_task(self._probe_once())
 
-    def note_answer(self) -> None:
+    def note_answer(self, paused: bool = False) -> None:
         """Record an answer to any call."""
-        self._answered_at, self._silent_since = time.monotonic(), None
+        self._answered_at, self._silent_since, self.paused = time.monotonic(), None, paused
+
+    def note_pause(self, paused: bool) -> None:
+        """Record whether the server generates nothing, by its answer to a probe."""
+        self.paused = paused
 
     async def silence_s(self) -> float | None:
         """Seconds without an answer, of a server with running requests; None: it answers.
@@ -121,7 +126,7 @@ class HealthMonitor:
         except asyncio.TimeoutError:
             healthy = False
         if healthy:
-            self.note_answer()
+            self.note_answer(self.paused)
             return None
         self._silent_since = began if self._silent_since is None else self._silent_since
         return time.monotonic() - self._silent_since
@@ -138,7 +143,7 @@ class HealthMonitor:
         self.state = HealthState.HEALTHY if healthy else HealthState.DOWN
         if healthy:
             self.waiting_on = None
-            self.note_answer()
+            self.note_answer(self.paused)
 
     async def _probe_once(self) -> bool:
         """Probe, unless the last probe is under a second old: 500 waiters send a single probe."""
@@ -165,14 +170,20 @@ class HealthMonitor:
             logger.warning("waiting for %s", self.waiting_on)
 
 
-async def responds(http: HttpClient, url: str) -> bool:
-    """Whether GET ``url`` returns a status below 500."""
+async def health_answer(http: HttpClient, url: str) -> Mapping[str, Any] | None:
+    """The answer to GET ``url``, empty if it is no object; None: none, or a status from 500."""
     try:
         response = await http.send("GET", url, timeout_s=PROBE_TIMEOUT_S)
     except InferenceUnavailable as absent:
         logger.debug("%s: %s", url, absent)
-        return False
-    return response.status_code < 500
+        return None
+    if response.status_code >= 500:
+        return None
+    try:
+        answer = response.json()
+    except ValueError:  # most servers answer without a body
+        return {}
+    return answer if isinstance(answer, dict) else {}
 
 
 class CustomHealthCheck:

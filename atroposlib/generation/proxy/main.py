@@ -20,12 +20,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.errors import AtroposError
 from atroposlib.generation.proxy import ProxyLimits
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser
 from atroposlib.utils.http.serve import run_app
-from atroposlib.utils.http.sockets import bind, is_loopback
+from atroposlib.utils.http.sockets import bind, refuse_exposure
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -138,7 +138,11 @@ def serve(options: argparse.Namespace) -> None:
     from atroposlib.generation.proxy.sessions import Setup
 
     admin_token = os.environ.get(TOKEN_VARIABLE) or None
-    reject_open_proxy(options.host, admin_token, options.allow_remote)
+    advice = (
+        f"set {TOKEN_VARIABLE}, or add --allow-remote on a network whose users may all use and "
+        "configure the proxy"
+    )
+    refuse_exposure(options.host, advice, allowed=bool(admin_token or options.allow_remote))
     setup = Setup.read(options.config)
     # bound before the tokenizer loads
     with bind(options.host, options.port, BACKLOG) as listener:
@@ -153,15 +157,6 @@ def serve(options: argparse.Namespace) -> None:
         host, port = listener.getsockname()[:2]
         print(f"proxy of {setup.model_name} on http://{host}:{port}", flush=True)
         run_app(app, listener)
-
-
-def reject_open_proxy(host: str, admin_token: str | None, allow_remote: bool) -> None:
-    """Raise ConfigError if other machines could use the proxy without authentication."""
-    if admin_token is None and not allow_remote and not is_loopback(host):
-        raise ConfigError(
-            f"--host {host} can be reached by other machines: set {TOKEN_VARIABLE}, or add "
-            "--allow-remote on a network whose users may all use and configure the proxy"
-        )
 
 
 if __name__ == "__main__":

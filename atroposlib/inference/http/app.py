@@ -57,7 +57,7 @@ def create_app(engine: Engine, names: Sequence[str] = ()) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Json:
-        return {"status": "ok"}
+        return {"status": "ok", "paused": engine.is_paused}
 
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(AtroposError, _on_error)

@@ -2,13 +2,13 @@
 
 import { bar, bytes, col, count, duration, empty, facts, fill, h, link, mark, num, number, orDash, section, sparkline, sum, table } from "./dom.js";
 
-const SILENT_S = 15; // heartbeats come every 2 s
 const WINDOW_S = 60; // of rates
 const CURVED = 80, TIMED = 20; // steps
 const PHASES = { "waiting for rollouts": ["wait"], training: ["prepare", "train"], publishing: ["publish", "check"], other: ["save", "evaluate", "recovery"] };
 const KEYS = ["reward", ...Object.values(PHASES).flat().map((name) => `seconds_${name}`)].join(",");
 
-const silent = (p) => p.age_s > SILENT_S && !p.details?.ended;
+// What the API says of a process; processes that a successor replaced have no line.
+const saidOf = (s, p) => (s.verdict?.processes ?? []).find((one) => one.role === p.role && p.name.startsWith(one.name));
 
 export async function show(context) {
   const seen = []; // [seconds, counters] of the last WINDOW_S
@@ -16,7 +16,7 @@ export async function show(context) {
   let curves = null, drawn;
   context.box.append(boxes, rest);
   await context.live(async () => {
-    const [status, why] = await Promise.all([context.optional("/status"), context.optional("/explore/why").catch(() => null)]);
+    const status = await context.optional("/status");
     if (!status || status.batches_acked !== drawn) { // curves change with a step
       drawn = status?.batches_acked;
       curves = await context.optional("/explore/curves", { keys: KEYS, from: Math.max(0, (status?.current_step ?? 0) - CURVED) }).catch(() => null);
@@ -25,8 +25,8 @@ export async function show(context) {
     seen.push([performance.now() / 1000, counters(status)]);
     while (seen.at(-1)[0] - seen[0][0] > WINDOW_S) seen.shift();
     if (rest.contains(document.activeElement) && document.activeElement !== document.body) return; // a row in use stays
-    fill(boxes, headline(status, curves, seen), finding(why, status), flow(status, seen), phases(curves));
-    fill(rest, ...below(status, why));
+    fill(boxes, headline(status, curves, seen), verdict(status), flow(status, seen), phases(curves));
+    fill(rest, ...below(status));
   });
 }
 
@@ -63,50 +63,53 @@ function phases(curves) {
 }
 const big = (name, value, note) => h("div", { class: "big" }, h("small", {}, name), h("b", {}, value), h("span", {}, note));
 
-function finding(why, s) {
-  const first = why?.findings?.[0];
-  if (first) return h("p", { class: `finding ${first.severity}` }, h("b", {}, first.cause), " ", first.remedy, " ", link("#/why", `why${why.findings.length > 1 ? ` (${why.findings.length})` : ""}`));
-  if (s.stalled?.length) return h("p", { class: "finding stuck" }, h("b", {}, "Silent: "), s.stalled.join(", "));
-  if (s.blocked_reason) return h("p", { class: "finding waiting" }, h("b", {}, "Waits: "), s.blocked_reason);
-  return why?.moving ? h("p", { class: "finding" }, why.moving) : null;
+const COLORED = { stuck: "stuck", waiting: "waiting" }; // the others are as they should be
+function verdict(s) {
+  const said = s.verdict;
+  if (!said) return null;
+  const more = said.findings.length;
+  return h("p", { class: `finding ${COLORED[said.state] ?? ""}` }, h("b", {}, `${said.state}: ${said.line}`), " ", said.remedy ?? "", " ", more > 0 && link("#/why", `why${more > 1 ? ` (${more})` : ""}`));
 }
 
 function flow(s, seen) {
-  const of = (role) => s.participants.filter((p) => p.role === role && !p.details?.ended);
+  const of = (role) => s.participants.filter((p) => p.role === role && !p.details?.ended && saidOf(s, p));
   const [envs, trainers, servers] = [of("env"), of("trainer"), of("inference")];
   const per = (value, unit) => (value === null ? "" : `${number(value, 1)} ${unit}`);
-  const wait = (list) => [...list.filter(silent), ...list.filter((p) => p.waiting_on)].map((p) => (silent(p) ? `${p.name}: silent for ${duration(p.age_s)}` : p.waiting_on))[0];
+  const silent = (list) => list.map((p) => saidOf(s, p)).find((one) => one.state === "silent");
+  // A run that is not stuck waits on purpose: its processes take turns.
+  const wait = (list) => (silent(list) ?? (s.verdict?.state !== "stuck" ? null : list.map((p) => saidOf(s, p)).find((one) => one.state === "waits")))?.text;
   const versions = [...new Set(servers.map((p) => p.details?.version).filter((v) => v !== undefined))];
   return h("div", { class: "flow", role: "list", "aria-label": "Flow of the run" },
-    step("environments", "environments", `${envs.length}`, `${count(sum(envs, (p) => p.details?.rollouts_running))} rollouts running`, wait(envs), envs),
+    step("environments", "environments", `${envs.length}`, `${count(sum(envs, (p) => p.details?.rollouts_running))} rollouts running`, wait(envs), silent(envs)),
     arrow(per(rate(seen, "groups"), "groups/s")),
-    step("queue", "rollouts?state=pending", count(s.queued_sequences), `sequences, ${count(s.queue_size)} groups`, null, [], s.max_bytes ? bar(s.retained_bytes / s.max_bytes, { label: `${bytes(s.retained_bytes)} of ${bytes(s.max_bytes)} stored` }) : null),
+    step("queue", "rollouts?state=pending", count(s.queued_sequences), `sequences, ${count(s.queue_size)} groups`, null, false, s.max_bytes ? bar(s.retained_bytes / s.max_bytes, { label: `${bytes(s.retained_bytes)} of ${bytes(s.max_bytes)} stored` }) : null),
     arrow(per(rate(seen, "batches", 60), "batches/min")),
     step("batches", "batches", count(s.batches_open), `open, ${count(s.leased_sequences)} sequences leased`, s.batches_dead ? `${s.batches_dead} dead` : null),
     arrow(""),
-    step("trainer", "curves", trainers[0]?.phase ?? "absent", trainers[0] ? `heard ${duration(trainers[0].age_s)} ago` : "start: atropos train grpo", wait(trainers), trainers),
+    step("trainer", "curves", trainers[0]?.phase ?? "absent", trainers[0] ? `heard ${duration(trainers[0].age_s)} ago` : "start: atropos train grpo", wait(trainers), silent(trainers)),
     arrow(per(rate(seen, "version", 60), "versions/min")),
-    step("servers", "weights", servers.length ? count(servers.length) : "–", versions.length ? `hold version ${versions.sort().join(", ")}` : "no reports", wait(servers), servers));
+    step("servers", "weights", servers.length ? count(servers.length) : "–", versions.length ? `hold version ${versions.sort().join(", ")}` : "no reports", wait(servers), silent(servers)));
 }
 const arrow = (label) => h("div", { class: "arrow", "aria-hidden": "true" }, h("small", {}, label), h("i", {}, "→"));
-function step(title, to, value, note, wait, who = [], extra = null) {
-  return h("a", { class: `box${wait ? " waits" : ""}${who.some(silent) ? " silent" : ""}`, href: `#/${to}`, role: "listitem" },
+function step(title, to, value, note, wait, silent = false, extra = null) {
+  return h("a", { class: `box${wait ? " waits" : ""}${silent ? " silent" : ""}`, href: `#/${to}`, role: "listitem" },
     h("small", {}, title), h("b", {}, value), h("span", {}, note), extra, wait && h("em", {}, wait));
 }
 
-function below(s, why) {
+function below(s) {
   const columns = [
     col("process", (p) => h("b", {}, p.name)), col("role", (p) => p.role),
-    col("phase", (p) => h("span", { class: silent(p) ? "dim" : "" }, p.phase)),
-    col("waits for", (p) => mark(true, p.waiting_on ?? "")),
-    num("heard", (p) => mark(silent(p), silent(p) ? `silent for ${duration(p.age_s)}` : p.details?.ended ? "ended" : `${duration(p.age_s)} ago`)),
+    col("now", (p) => h("span", { class: p.state === "silent" || p.state === "ended" ? "dim" : "" }, p.text)),
+    num("", (p) => mark(p.state === "silent", p.state)),
   ];
-  return [section("Processes", s.participants.length ? table(columns, s.participants, { label: "Processes" })
+  const processes = s.verdict?.processes ?? [];
+  const more = s.verdict?.findings.slice(1, 4) ?? [];
+  return [section("Processes", processes.length ? table(columns, processes, { label: "Processes" })
     : empty("No process has sent a heartbeat.", "Start a trainer and an environment: atropos train grpo ..., atropos env run FILE serve.")),
   section("Queue", facts(["dropped groups", count(s.dropped_groups)], ["dead groups", count(s.dead_groups)], ["buffered sequences", count(s.buffered_sequences)],
     ["stored", bytes(s.retained_bytes)], ["on disk", bytes(s.disk_bytes)], ["connections refused", count(s.connections_refused)]),
   (s.warnings ?? []).map((text) => h("p", { class: "finding warning" }, text))),
-  why?.findings?.length > 1 && section("Also", why.findings.slice(1, 4).map((one) => h("p", { class: `finding ${one.severity}` }, one.cause)))];
+  more.length > 0 && section("Also", more.map((one) => h("p", { class: `finding ${one.severity}` }, one.cause)))];
 }
 
 async function archived(context, boxes, curves) {

@@ -14,8 +14,8 @@ export async function show(context) {
     if (JSON.stringify(why) !== seen) {
       seen = JSON.stringify(why);
       findings.replaceChildren(...(why?.findings ?? []).map(finding));
-      if (!why) findings.append(empty("No findings here.", "Run the doctor: atropos why"));
-      else if (!why.findings.length) findings.append(empty("Nothing is wrong.", why.moving ?? ""));
+      if (!why) findings.append(empty("No findings here.", "Ask the API: atropos why"));
+      else if (!why.findings.length) findings.append(empty(`The run is ${why.state}.`, why.line));
     }
     const before = rows.size;
     for (const one of more?.events ?? []) rows.set(one.id, one);

@@ -74,6 +74,12 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" or (address is not None and address.is_loopback)
 
 
+def refuse_exposure(host: str, advice: str, *, allowed: bool = False) -> None:
+    """Raise ConfigError with ``advice`` if other machines reach ``host`` and are not allowed."""
+    if not allowed and not is_loopback(host):
+        raise ConfigError(f"--host {host} is reachable from other machines: {advice}")
+
+
 def start_hint(command: str, url: str) -> str:
     """The remedy for an absent server: ``start it: run-api --port 8000``, or its host."""
     address = urlsplit(url)

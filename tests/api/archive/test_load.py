@@ -6,7 +6,7 @@ import pytest
 
 import atroposlib
 from atroposlib.api.archive.index import Index
-from atroposlib.api.archive.load import open_explorer
+from atroposlib.api.archive.load import DATABASE, open_explorer, place
 from atroposlib.cli.view import archive
 from atroposlib.errors import ConfigError
 from tests.api.archive.rollouts import group, row
@@ -75,3 +75,13 @@ async def test_a_run_on_postgresql_is_viewed_while_it_goes_on(postgres, tmp_path
         archive(["prune", url, "1"])
     await api.end()
     assert len(atroposlib.load_rollouts(tmp_path)) == 4
+
+
+def test_the_folder_of_a_run_stands_for_the_data_directory_in_it(run):
+    folder = run.parent / "whole"
+    folder.mkdir()
+    assert place(str(folder)) == folder
+    run.rename(folder / "queue")
+    (folder / "queue" / DATABASE).touch()
+    assert place(str(folder)) == folder / "queue"
+    assert len(atroposlib.load_rollouts(folder)) == 3

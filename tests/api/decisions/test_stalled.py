@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atroposlib.api.decisions.stalled import inference_server, stalled
-from atroposlib.doctor.evidence import FORGOTTEN_S
+from atroposlib.run_status.evidence import FORGOTTEN_S
 from atroposlib.wire.status import Participant, ServerState
 
 URL = "http://gpu1:9001"

@@ -117,3 +117,12 @@ async def test_frames_follow_the_event_stream_format_and_a_keepalive_is_a_commen
 
 async def anext_of(stream):
     return await stream.__anext__()
+
+
+def test_the_usual_step_is_the_median_time_between_acks():
+    now = [0.0]
+    events = Events(clock=lambda: now[0])
+    assert events.usual_step_s() is None
+    for no, now[0] in enumerate((10.0, 12.0, 16.0, 18.0)):
+        events.publish_ack(no)
+    assert events.usual_step_s() == 2.0 and events.ages_s()["acked"] == 0.0

@@ -8,8 +8,8 @@ import pytest
 from atroposlib.api.common.run_record import EnvEntry
 from atroposlib.api.decisions.run_state import MINIMUM_TIMEOUT_S
 from atroposlib.api.run.liveness import FORGET_AFTER_S, MAX_PARTICIPANTS, REPORT_S, Liveness
-from atroposlib.doctor.evidence import SILENT_S
 from atroposlib.errors import ConfigError
+from atroposlib.run_status.evidence import SILENT_S
 from atroposlib.wire import Announcement, Heartbeat, RegisterEnv
 from atroposlib.wire.status import ServerState
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import io
 import json
@@ -16,7 +15,6 @@ import pytest
 
 from atroposlib.cli import view_run, view_run_multimodal
 from atroposlib.client import RolloutClient
-from atroposlib.errors import ConfigError
 from atroposlib.testing.tiny import char_tokenizer
 from tests.client.harness import registration
 from tests.trainer.rows import scored
@@ -73,10 +71,10 @@ def test_the_flags_and_defaults_are_those_of_the_original():
     assert with_images.tokenizer == "Qwen/Qwen2-VL-2B-Instruct"
 
 
-def test_a_page_for_other_machines_needs_tokens():
-    remote = argparse.Namespace(host="0.0.0.0", port=9001, tokens=None)
-    with pytest.raises(ConfigError, match="ssh -L 9001:127.0.0.1:9001"):
-        view_run.refuse_open_page(remote)
+def test_a_page_for_other_machines_needs_tokens(monkeypatch, capsys):
+    monkeypatch.setattr(view_run, "require", lambda *needed: None)
+    assert view_run.main(["--host", "0.0.0.0"]) == 1
+    assert "ssh -L 9001:127.0.0.1:9001" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [view_run.main, view_run_multimodal.main])

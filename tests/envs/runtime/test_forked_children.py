@@ -13,7 +13,7 @@ from tests.api.harness import TRAINER
 from tests.api.processes import serving
 
 pytestmark = pytest.mark.slow
-COMMAND = [sys.executable, "-m", "tests.envs.runtime.forking_env"]
+COMMAND = [sys.executable, "-m", "tests.envs.function_env.forking_env"]
 SETTINGS = [
     "--env.group_size=2",
     "--env.use_wandb=false",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import pytest
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.vllm import VLLMServer
 from atroposlib.generation.sessions.managed import ManagedServer
+from atroposlib.testing import serving
 
 pytestmark = pytest.mark.slow
 
@@ -20,8 +19,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]]:
     """(base URL, the model that is served)."""
-    import uvicorn
-
     from atroposlib.inference.engine.core import EngineLimits
     from atroposlib.inference.engine.engine import Engine
     from atroposlib.inference.engine.served_model import load_model
@@ -32,17 +29,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Any]
     model = load_model(str(directory), name="tiny")
     engine = Engine(model, EngineLimits(), seed=0, num_threads=1)
     engine.start()
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        server = uvicorn.Server(uvicorn.Config(create_app(engine), log_level="error"))
-        thread = threading.Thread(
-            target=server.run, kwargs={"sockets": [listener]}, daemon=True
-        )
-        thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1", model
-        server.should_exit = True
-        thread.join(600)
+    with serving.serve_in_thread(create_app(engine)) as url:
+        yield f"{url}/v1", model
     engine.close()
 
 

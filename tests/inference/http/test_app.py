@@ -6,7 +6,7 @@ import pytest
 
 
 async def test_the_health_models_and_server_info_routes_answer(http):
-    assert (await http.get("/health")).json() == {"status": "ok"}
+    assert (await http.get("/health")).json() == {"status": "ok", "paused": False}
     (model,) = (await http.get("/v1/models")).json()["data"]
     assert (model["id"], model["max_model_len"]) == ("tiny", 256)
     info = (await http.get("/server_info")).json()

@@ -16,7 +16,7 @@ import pytest
 GUIDES = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "SECURITY.md", "SLURM.md")
 GUIDE_FOLDERS = ("docs", "environments", "benchmarks")
 # Pages about the past keep the paths of their time.
-HISTORY = ("CHANGELOG.md", "docs/log.md", "docs/map.md", "docs/decisions")
+HISTORY = ("CHANGELOG.md", "docs/log.md", "docs/decisions")
 TOPS = (
     "atroposlib",
     "example_trainer",
@@ -136,6 +136,27 @@ def test_every_relative_link_leads_to_a_file(root, files):
                 path = target.partition("#")[0]
                 if path and "://" not in path and not path.startswith("mailto:"):
                     if not (root / file.parent / path).exists() or misnamed(text, path):
+                        broken.append(f"{file}: [{text}]({target})")
+    assert broken == [], ADVICE
+
+
+def anchors_of(page: str) -> set[str]:
+    """Anchors of the headings of a page, as the site and GitHub form them."""
+    titles = re.findall(r"^#+ (.*)$", FENCE.sub("", page), re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", LINK.sub(r"\1", title)) for title in titles)
+    return {title.strip().lower().replace(" ", "-") for title in plain}
+
+
+def test_every_anchor_of_a_link_is_a_heading(root, files):
+    broken = []
+    for file in files:
+        if file.suffix == ".md":
+            page = FENCE.sub("", (root / file).read_text(encoding="utf-8"))
+            for text, target in LINK.findall(page):
+                path, _, anchor = target.partition("#")
+                if anchor and "://" not in target and path[-3:] in ("", ".md"):
+                    there = root / file.parent / path if path else root / file
+                    if anchor not in anchors_of(there.read_text(encoding="utf-8")):
                         broken.append(f"{file}: [{text}]({target})")
     assert broken == [], ADVICE
 

@@ -13,6 +13,7 @@ from tests.repo.paths import record
 STEP = re.compile(r"^\d+\. `([\w/.]+\.py)`,((?:\s+`[\w.]+`,?)+):", re.MULTILINE)
 NAME = re.compile(r"`([\w.]+)`")
 QUESTIONS = 7
+PACKAGES = ("atroposlib", "example_trainer")
 RECORDED = {
     "How does a posted group become durable?": "post one group",
     "How is a batch formed and delivered?": "claim a batch",
@@ -30,6 +31,13 @@ def questions(root: Path) -> dict[str, Steps]:
         title: [(file, NAME.findall(names)) for file, names in STEP.findall(text)]
         for title, _, text in sections
     }
+
+
+def test_every_folder_of_the_packages_has_a_line(root):
+    page = (root / "docs/reading.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    named = set(re.findall(r"`((?:atroposlib|example_trainer)/\w+)/`", page))
+    inits = [path for top in PACKAGES for path in (root / top).glob("*/__init__.py")]
+    assert named == {str(path.parent.relative_to(root)) for path in inits}
 
 
 def definitions(file: Path) -> set[str]:

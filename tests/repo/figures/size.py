@@ -55,3 +55,9 @@ def source_lines(repository: Repository) -> Measured:
 def readme_characters(repository: Repository) -> Measured:
     """Characters of README.md."""
     return Measured(len(repository.readme))
+
+
+def docs_pages(repository: Repository) -> Measured:
+    """Pages of docs/, generated ones included, without the decisions."""
+    pages = [str(path) for path in repository.pages if path.parts[0] == "docs"]
+    return counted([page for page in pages if not page.startswith("docs/decisions/")])

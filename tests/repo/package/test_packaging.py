@@ -111,7 +111,7 @@ def test_every_pin_lies_in_its_range(root, project):
 
 
 def test_the_page_on_installation_lists_every_extra(project, root):
-    page = (root / "docs/start/install.md").read_text("utf-8")
+    page = (root / "docs/install.md").read_text("utf-8")
     for_developers = {"dev", "bench", "all", "example_trainer"}
     extras = {extra for extra in project["optional-dependencies"] if "-test" not in extra}
     assert not {extra for extra in extras - for_developers if f"`{extra}`" not in page}

@@ -1,8 +1,8 @@
-"""Healthy runs of ten shapes under the doctor: findings that are not true are counted.
+"""Healthy runs of ten shapes under the rules: findings that are not true are counted.
 
-Real processes as in ``killed_parts``. Each second there is a look as of ``atropos why`` and a call of
-``/explore/why``. A finding is true only if it belongs to any run (it starts, it is complete) or to
-the shape, such as a trainer that is slower than its environment.
+Real processes as in ``killed_parts``. Each second the API is polled as by ``atropos top``. A finding
+is true only if it belongs to any run (it starts, it is complete) or to the shape, such as a trainer
+that is slower than its environment.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 
-from atroposlib.doctor.diagnosis import diagnose
-from atroposlib.doctor.evidence import Evidence, Look
-from atroposlib.doctor.looks import API_TIMEOUT_S, Silent, document, look
+from atroposlib.run_status.polling import RunReport, poll
 from tests.torture.figures import Figures, fast_folder
 from tests.torture.kills.env_world import until
 from tests.torture.kills.killed_parts import Run, Settings
@@ -80,12 +78,11 @@ SHAPES = {
 
 
 class Watch(threading.Thread):
-    """Looks at a run once per second until it is stopped."""
+    """Polls a run once per second until it is stopped."""
 
     def __init__(self, url: str, true: frozenset[str]) -> None:
         super().__init__(daemon=True)
         self.url, self.true = url, OF_ANY_RUN | true
-        self.looks: list[Look] = []
         self.false: Counter[str] = Counter()
         self.examples: dict[str, tuple[str, ...]] = {}
         self.oldest_s: Counter[str] = Counter()  # heartbeat, by role
@@ -96,27 +93,20 @@ class Watch(threading.Thread):
         recovered = 0.0
         while not self.ended.wait(LOOK_S):
             begun = time.monotonic()
-            self.looks = [*self.looks[-2:], look(self.url)]
-            try:
-                here = document(f"{self.url}/explore/why", API_TIMEOUT_S)
-            except Silent:
-                here = {"findings": []}
-            oldest_s = self._heartbeats(self.looks[-1])
+            report = poll(self.url)
+            oldest_s = self._heartbeats(report)
             if max(time.monotonic() - begun, oldest_s) > STARVED_S:
                 recovered = time.monotonic() + RECOVERS_S
             self.asked += 1
             self.starved += begun < recovered
-            found = [(f["key"], f["severity"], f["evidence"]) for f in here["findings"]]
-            if len(self.looks) == 3:
-                e = Evidence(self.url, self.looks[0], self.looks[-1])
-                found += [(one.key, one.severity, one.evidence) for one in diagnose(e)]
-                self.asked += 1
+            findings = report.verdict["findings"] if report.status is not None else ()
+            found = [(f["key"], f["severity"], f["evidence"]) for f in findings]
             for key, severity, evidence in found if begun >= recovered else ():
                 if key not in self.true and (key, severity) != OF_ITS_START:
                     self.false[key] += 1
                     self.examples.setdefault(key, tuple(evidence))
 
-    def _heartbeats(self, now: Look) -> float:
+    def _heartbeats(self, now: RunReport) -> float:
         """Note the ages of the heartbeats by role; the age of the oldest."""
         ages = [
             (one["role"], one["age_s"])

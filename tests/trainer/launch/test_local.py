@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 
 from atroposlib.errors import ConfigError
-from atroposlib.live.sources import RunSnapshot
-from atroposlib.live.view import PlainView
 from atroposlib.processes import Children, ProcessSpec, RunFailed, StopRequest
+from atroposlib.run_status.sources import RunSnapshot
+from atroposlib.run_status.view import PlainView
 from atroposlib.utils.command.folder_lock import FolderLock
 from example_trainer.launch.__main__ import _run as start
 from example_trainer.launch.__main__ import parse
@@ -40,7 +40,7 @@ def test_every_process_of_this_machine_has_its_command(tmp_path):
         "inference.count=2", "inference.engine=local", "inference.port=9100", out=tmp_path
     )
     _, cfg = trainer_settings(found)
-    specs = {spec.name: spec for spec in processes(found, cfg, GpuShares(("0", "1"), "2"))}
+    specs = {spec.name: spec for spec in processes(found, cfg, GpuShares(("0", "1"), "2"), 8)}
     assert list(specs) == [
         "api",
         "inference-0",
@@ -251,12 +251,15 @@ def test_one_yaml_file_starts_a_complete_run(tmp_path, model_dir):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     out = tmp_path / "run"
-    result, paths = done.stdout.splitlines()
+    result, paths, page = done.stdout.splitlines()
     assert re.fullmatch(
         rf"atropos: done, 2 steps in \d+:\d\d, in {re.escape(str(out))}", result
     )
     named = f"metrics {out}/metrics.jsonl, logs {out}/logs"
     assert paths == f"model {out}/checkpoints/final_model, {named}"
+    assert page == f"page: atropos view {out}"
+    assert re.search(r"page http://127.0.0.1:\d+/ui/", done.stderr.splitlines()[0])
+    assert json.loads((out / "launch/outcome.json").read_text())["state"] == "done"
     shown = [
         line for line in done.stderr.splitlines() if " info    atropos-launch  step " in line
     ]

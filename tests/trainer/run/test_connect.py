@@ -60,7 +60,10 @@ def test_a_publish_waits_on_the_absent_server_and_training_does_not():
     pulse.phase("publishing weights")
     assert pulse._timed_heartbeat().waiting_on == "inference server http://gpu1:9001"
     pulse.waiting_on("an answer of both")
-    assert pulse._timed_heartbeat().waiting_on == "an answer of both"
+    beat = pulse._timed_heartbeat()
+    waits = ["inference server http://gpu1:9001", "an answer of both"]  # outer cause first
+    assert [wait.on for wait in beat.waits] == waits and beat.waiting_on == waits[0]
+    assert [wait.age_s >= 0 for wait in beat.waits] == [True, True]
 
 
 # --- servers of the directory -----------------------------------------------------------

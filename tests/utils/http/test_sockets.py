@@ -11,7 +11,13 @@ from starlette.responses import PlainTextResponse
 from atroposlib.client import AsyncRolloutClient, RolloutClient
 from atroposlib.errors import ConfigError
 from atroposlib.generation.engines.http import HttpClient
-from atroposlib.utils.http.sockets import SILENCE_S, bind, is_loopback, kept_alive
+from atroposlib.utils.http.sockets import (
+    SILENCE_S,
+    bind,
+    is_loopback,
+    kept_alive,
+    refuse_exposure,
+)
 from example_trainer.weights.engines.http import Http
 from tests.serving import served
 
@@ -27,6 +33,13 @@ def test_names_of_this_machine_are_loopback(host):
 )
 def test_a_name_that_only_resembles_a_local_one_is_not_loopback(host):
     assert not is_loopback(host)
+
+
+def test_an_address_that_other_machines_reach_is_refused_with_advice_unless_allowed():
+    refuse_exposure("127.0.0.1", "add --tokens FILE")
+    refuse_exposure("0.0.0.0", "add --tokens FILE", allowed=True)
+    with pytest.raises(ConfigError, match="--host 0.0.0.0 is reachable .*: add --tokens FILE"):
+        refuse_exposure("0.0.0.0", "add --tokens FILE")
 
 
 def test_a_port_in_use_and_a_foreign_address_are_named():

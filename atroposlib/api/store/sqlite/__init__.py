@@ -215,8 +215,12 @@ class SqliteStore(Store):
         bound = self.max_bytes + tolerated_bytes(self.max_bytes, self._segment_bytes)
         if self._log.disk_bytes + new_bytes > bound + self._archive_bytes + UNSEALED_BYTES:
             raise StoreFull("retired payloads are still being freed: try again")
-        if self._spare_bytes() < new_bytes:
-            raise StoreFull("the disk of the store is full up to its reserve: free some space")
+        if (spare := self._spare_bytes()) < new_bytes:
+            raise StoreFull(
+                f"the disk of the store is full up to its reserve of {RESERVE_BYTES / 1e6:.0f} MB:"
+                f" {max(0, spare) / 1e6:.1f} MB above it, {new_bytes / 1e6:.1f} MB are posted;"
+                " free some space"
+            )
 
     def _spare_bytes(self) -> int:
         # A restarted log of SQLite keeps its length, which is part of the reserve. Counting

@@ -1,0 +1,200 @@
+"""Verdict on a run, which every surface shows: state, sentence, remedy, a line per process. Pure.
+
+    stuck     a rule found a cause that does not go away by waiting
+    waiting   as it should: a trainer that starts, rollouts that take long
+    done      the trainer recorded the end of the run
+    healthy   no cause of these three; there may be warnings
+
+The folder of a run whose processes are gone shows done, stopped or failed (``ended``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from atroposlib.run_status.diagnosis import diagnose
+from atroposlib.run_status.evidence import (
+    FOR_BATCH,
+    PAUSED,
+    SILENT_S,
+    Evidence,
+    Finding,
+    Process,
+    detail_of,
+    label_of,
+    silence_s,
+)
+
+State = Literal["healthy", "waiting", "stuck", "done", "stopped", "failed", "unreachable"]
+ProcessState = Literal["works", "waits", "silent", "ended"]
+# 0 goes on or is done, 1 waits as it should or was stopped, 2 stuck or failed, 3 not reachable.
+EXIT_STATUS = {
+    "healthy": 0,
+    "done": 0,
+    "waiting": 1,
+    "stopped": 1,
+    "stuck": 2,
+    "failed": 2,
+    "unreachable": 3,
+}
+SETTLE_S = 0.5  # time in which an environment notices that a batch was taken
+
+
+@dataclass(frozen=True)
+class ProcessLine:
+    """Present activity of a process, or its silence."""
+
+    role: str
+    name: str
+    state: ProcessState
+    text: str
+
+
+@dataclass(frozen=True)
+class StatusVerdict:
+    """State of a run with its reasons."""
+
+    state: State
+    line: str  # cause, or what goes on
+    remedy: str = ""
+    findings: tuple[Finding, ...] = ()
+    processes: tuple[ProcessLine, ...] = ()
+    groups_per_s: float = 0.0
+    tokens_per_s: float = 0.0
+
+
+def judge(e: Evidence) -> StatusVerdict:
+    """The verdict on the evidence."""
+    findings = diagnose(e)
+    state = state_of(findings)
+    first = findings[0] if findings else None
+    if state == "done":
+        first = next(finding for finding in findings if finding.key == "complete")
+    healthy = first is None or state == "healthy"
+    return StatusVerdict(
+        state=state,
+        line=progress_line(e) if first is None or healthy else _cause_line(first),
+        remedy="" if first is None or healthy else first.remedy,
+        findings=tuple(findings),
+        processes=tuple(process_lines(e)),
+        groups_per_s=e.grown("groups_in_total") / e.seconds,
+        tokens_per_s=e.grown("tokens_in_total") / e.seconds,
+    )
+
+
+def state_of(findings: Sequence[Finding]) -> State:
+    """The state that the findings prove, strongest first."""
+    keys = {finding.key for finding in findings}
+    if "api-silent" in keys:
+        return "unreachable"
+    if "complete" in keys:
+        return "done"
+    severities = {finding.severity for finding in findings}
+    if "stuck" in severities:
+        return "stuck"
+    return "waiting" if "waiting" in severities else "healthy"
+
+
+def _cause_line(finding: Finding) -> str:
+    if finding.key == "complete":
+        return finding.evidence[0]
+    return f"{finding.cause}: {finding.evidence[0]}"
+
+
+def document_of(verdict: StatusVerdict) -> dict[str, Any]:
+    """The verdict as JSON values, as in GET /status."""
+    return asdict(verdict)
+
+
+# --- what goes on ---------------------------------------------------------------------------
+
+
+def progress_line(e: Evidence) -> str:
+    """Step, usual time of a step, last batch, and what the trainer does now."""
+    total = e.status.get("num_steps")
+    parts = [f"step {e.count('current_step'):.0f}" + (f" of {total}" if total else "")]
+    if e.usual_step_s:
+        parts.append(f"{e.usual_step_s:.0f} s a step")
+    if "acked" in (e.status.get("ages_s") or {}):
+        parts.append(f"last batch trained {e.age('acked'):.0f} s ago")
+    return "; ".join(filter(None, [", ".join(parts), _activity(e)]))
+
+
+def _activity(e: Evidence) -> str:
+    trainer = e.trainer
+    if trainer is None:
+        return e.reason
+    if e.phase == FOR_BATCH:
+        return f"the trainer waits for a batch: {e.reason}" if e.reason else ""
+    batches = e.status.get("open_batches") or ()
+    doing = f"the trainer: {e.phase}"
+    if e.phase == "training" and batches:
+        doing = f"the trainer trains batch {batches[0]['no']}"
+    if spent_s := detail_of(trainer, "phase_s"):
+        usual_s = detail_of(trainer, "phase_median_s")
+        doing += f" ({spent_s:.0f} s" + (f", usual {usual_s:.0f} s" if usual_s else "") + ")"
+    if e.envs_all(PAUSED):
+        doing += "; the environments wait for it on purpose"
+    return doing
+
+
+# --- processes ------------------------------------------------------------------------------
+
+
+def process_lines(e: Evidence) -> Iterable[ProcessLine]:
+    """A line per process, by role; of processes that a successor replaced, none."""
+    silent = {process["name"] for role in _ROLES for process in e.silent(role)}
+    for process in sorted(e.processes, key=lambda process: str(process["role"])):
+        name = label_of(process) if process["role"] == "env" else str(process["name"])
+        ended = "ended" in process["details"]
+        if ended and (process["role"] != "env" or not e.reason):
+            continue  # an environment that ended may be why there is no batch
+        if not ended and process["name"] not in silent and silence_s(process) > SILENT_S:
+            continue  # replaced, or forgotten
+        state, text = _present(process, e, ended=ended, silent=process["name"] in silent)
+        yield ProcessLine(str(process["role"]), name, state, text)
+
+
+_ROLES = ("trainer", "env", "inference", "tool")
+
+
+def _present(
+    process: Process, e: Evidence, *, ended: bool, silent: bool
+) -> tuple[ProcessState, str]:
+    if ended:
+        return "ended", f"has ended ({process['age_s']:.0f} s ago)"
+    if silent:
+        last = f"last phase {process['phase']!r}"
+        return "silent", f"silent since {silence_s(process):.0f} s, {last}"
+    text = str(process["phase"])
+    if spent_s := detail_of(process, "phase_s"):
+        text += f" {spent_s:.0f} s"
+    waits = [wait for wait in waits_of(process) if not _is_over(wait, process, e)]
+    if not waits:
+        return "works", text
+    causes = "; ".join(f"{wait['on']} ({wait['age_s']:.0f} s)" for wait in waits)
+    return "waits", f"{text}, waits for {causes}"
+
+
+def waits_of(process: Process) -> list[Mapping[str, Any]]:
+    """The waits of a process, the outer cause first, with their present ages in s."""
+    waits = process.get("waits") or ()
+    age_s = float(process["age_s"])
+    if not waits and (reason := process.get("waiting_on")):
+        # A process of an older version reports a single reason.
+        waits = ({"cause": "other", "on": reason, "age_s": 0.0},)
+    return [{**wait, "age_s": wait["age_s"] + age_s} for wait in waits]
+
+
+def _is_over(wait: Mapping[str, Any], process: Process, e: Evidence) -> bool:
+    """Whether the wait ended since its report.
+
+    A trainer repeats a reason of the API, perhaps an older reason. A wait for the trainer that was
+    reported before the last batch was taken may be over.
+    """
+    if wait["cause"] == "batch" or str(wait["on"]).startswith("a batch: "):
+        return True
+    of_trainer = wait["cause"] == "trainer" or process["phase"] == PAUSED
+    return of_trainer and float(process["age_s"]) > e.age("batch") - SETTLE_S

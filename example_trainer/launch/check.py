@@ -1,0 +1,161 @@
+"""Checks of a whole plan before its first process starts; all problems are in a single error.
+
+    settings, names of loss and engine, model -> lengths and sizes -> disk, ports -> environments
+
+Only an environment knows its group size, so each is started once with ``CHECK_ONLY``: the process
+reads its settings, checks them and ends without a connection.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from atroposlib.errors import ConfigError
+from atroposlib.processes import log_tail
+from atroposlib.utils.command.startup import CHECK_ONLY, FILLS_BATCHES_OF
+from atroposlib.utils.tokenizers.loading import require_model
+from example_trainer.launch import roles
+from example_trainer.launch.plan import Plan, trainer_settings
+from example_trainer.launch.roles import Endpoints
+from example_trainer.launch.servers import choose_engine, require_engine
+
+RESERVE_BYTES = (
+    48 * 2**20
+)  # free bytes below which the store of the rollout API takes no group
+ENVIRONMENT_S = 120.0  # bound of an environment's check
+NOWHERE = Endpoints("http://127.0.0.1:1", ())
+
+
+def require_startable(plan: Plan) -> None:
+    """Refuse a plan with a problem that is known before its start.
+
+    Raises:
+        ConfigError: names every problem.
+    """
+    if problems := list(problems_of(plan)):
+        raise ConfigError("; ".join(problems))
+
+
+def problems_of(plan: Plan) -> Iterator[str]:
+    """Problems that prevent a start, a sentence each."""
+    _, cfg = trainer_settings(plan)
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: require_engine(choose_engine(plan.inference.engine)),
+        lambda: _require_loss(cfg.loss),
+        lambda: require_model(cfg.model_name),
+        lambda: [
+            roles.script_words(str(env.script)) for env in plan.environments if env.script
+        ],
+    )
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            yield str(error)
+    yield from size_problems(plan, cfg.batch_size, cfg.seq_len)
+    yield from _disk_problems(plan.directory)
+    yield from _port_problems(plan)
+
+
+def _require_loss(name: str) -> None:
+    from example_trainer import losses  # imports torch, which plans of clusters do not need
+
+    losses.formula(name)
+
+
+def size_problems(plan: Plan, batch_size: int, seq_len: int) -> Iterator[str]:
+    """Sizes and lengths in the plan that cannot work together."""
+    sizes = []
+    for number, wanted in enumerate(plan.environments):
+        env: Mapping[str, Any] = wanted.config.get("env") or {}
+        place = f"environments.{number}.config.env"
+        if isinstance(size := env.get("group_size"), int) and size > 0:
+            sizes.append(size)
+        longest = env.get("max_token_length")
+        if isinstance(longest, int) and longest > seq_len:
+            yield (
+                f"{place}.max_token_length {longest} is more than the {seq_len} tokens that"
+                " the trainer takes: raise trainer.settings.seq_len, or lower it"
+            )
+    if len(sizes) == len(plan.environments) and batch_size % math.gcd(*sizes):
+        listed = ", ".join(map(str, sorted(set(sizes))))
+        yield (
+            f"trainer.settings.batch_size {batch_size} is no sum of groups of {listed}"
+            " sequences: choose a multiple"
+        )
+
+
+def _disk_problems(folder: Path) -> Iterator[str]:
+    existing = next(path for path in (folder, *folder.parents) if path.is_dir())
+    free = shutil.disk_usage(existing).free
+    if free < 2 * RESERVE_BYTES:
+        yield (
+            f"{existing} has {free / 1e6:.0f} MB free: the store keeps {RESERVE_BYTES / 1e6:.0f} MB"
+            " in reserve and needs as much for groups; free space, or name another folder by"
+            " out=FOLDER"
+        )
+
+
+def _port_problems(plan: Plan) -> Iterator[str]:
+    first = plan.inference.port
+    wanted = {"api.port": plan.api.port}
+    for index in range(plan.inference.count if first else 0):
+        wanted[f"inference.port {first} + {index}"] = first + index
+    for name, port in wanted.items():
+        if not port:
+            continue
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                yield f"{name}: port {port} of 127.0.0.1 is not free ({error.strerror})"
+
+
+def environment_variables(plan: Plan, batch_size: int) -> dict[str, str]:
+    """Variables of an environment's process: the batch that it has to fill alone, if so."""
+    alone = len(plan.environments) == 1
+    return {FILLS_BATCHES_OF: str(batch_size)} if alone else {}
+
+
+def check_environments(plan: Plan) -> Iterator[str]:
+    """Start each environment for its own check; a line about each that passed.
+
+    Raises:
+        ConfigError: the last line of an environment that refuses its settings.
+    """
+    _, cfg = trainer_settings(plan)
+    filled = environment_variables(plan, cfg.batch_size)
+    variables = {**os.environ, **filled, CHECK_ONLY: "1"}
+    for number, wanted in enumerate(plan.environments):
+        if wanted.command is not None:
+            continue  # a program with settings of another kind
+        name = roles.environment_name(plan, number)
+        command = roles.environment(plan, cfg, sys.executable, number, NOWHERE)
+        log = plan.launched / f"check-{number}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as output:
+            try:
+                status = subprocess.run(
+                    command.argv,
+                    env={**variables, **command.env},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    timeout=ENVIRONMENT_S,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                status = -1
+        if status != 0:
+            last = log_tail(log, 1).removeprefix("error: ")
+            raise ConfigError(f"environments.{number} ({name}): {last} (log: {log})")
+        log.unlink()
+        yield f"environment {name}: its settings are sound"

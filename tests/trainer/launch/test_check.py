@@ -1,0 +1,119 @@
+"""Checks of a plan before its start: every problem at once, and an environment's own check."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections import namedtuple
+
+import pytest
+
+from atroposlib.errors import ConfigError
+from atroposlib.testing.tiny import write_tiny_model
+from atroposlib.utils.command.startup import FILLS_BATCHES_OF
+from example_trainer.launch import check
+from example_trainer.launch.__main__ import main
+from example_trainer.launch.check import environment_variables, problems_of, require_startable
+from tests.trainer.launch.launch_plans import plan
+
+ENVIRONMENT = """
+from atroposlib.envs import environment
+
+@environment(data=[{"n": 1}], group_size=4)
+async def ones(model, row):
+    return float(len((await model.chat("n")).text))
+
+if __name__ == "__main__":
+    ones.cli()
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def planned(model, tmp_path):
+    def make(*words):
+        named = (f"trainer.settings.model_name={model}", "inference.engine=local")
+        return plan(*named, *words, out=tmp_path / "run")
+
+    return make
+
+
+def problems(of):
+    return list(problems_of(of))
+
+
+def test_a_sound_plan_has_no_problem(planned):
+    assert problems(planned()) == []
+
+
+def test_every_problem_is_in_one_error(planned):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = ("trainer.settings.loss=mine", f"api.port={port}")
+        with pytest.raises(ConfigError) as refused:
+            require_startable(planned(*words, "trainer.settings.model_name=/no/such"))
+    text = str(refused.value)
+    assert "loss 'mine' is unknown; there are: cispo" in text
+    assert "no directory /no/such" in text and f"api.port: port {port}" in text
+
+
+def test_lengths_and_sizes_that_the_plan_names_must_fit(planned):
+    of = planned("trainer.settings.batch_size=6", "trainer.settings.seq_len=16")
+    of.environments[0].config["env"] = {"group_size": 4, "max_token_length": 100}
+    longest, size = problems(of)
+    assert (
+        "environments.0.config.env.max_token_length 100" in longest and "16 tokens" in longest
+    )
+    assert "batch_size 6 is no sum of groups of 4 sequences" in size
+
+
+def test_a_disk_without_room_for_the_reserve_is_named(planned, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 2 * 10**7))
+    [problem] = problems(planned())
+    assert "20 MB free" in problem and "out=FOLDER" in problem
+
+
+def test_only_an_environment_that_is_alone_has_to_fill_the_batch(planned):
+    of = planned("trainer.settings.batch_size=8")
+    assert environment_variables(of, 8) == {FILLS_BATCHES_OF: "8"}
+    of.environments.append(of.environments[0])
+    assert environment_variables(of, 8) == {}
+
+
+@pytest.fixture
+def run_file(tmp_path, model):
+    (tmp_path / "ones.py").write_text(ENVIRONMENT)
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        f"out: {tmp_path}/run\nenvironments: [{{script: {tmp_path}/ones.py}}]\n"
+        f"inference: {{engine: local}}\n"
+        f"trainer: {{settings: {{model_name: {model}, device: cpu, batch_size: 8}}}}\n"
+    )
+    return str(path)
+
+
+def test_the_command_checks_environments_and_prints_every_command(run_file, capsys):
+    assert main(["check", "--config", run_file]) == 0
+    shown = capsys.readouterr().out
+    assert "environment ones: its settings are sound" in shown
+    assert "trainer: " in shown and "example_trainer.grpo" in shown
+    assert "the plan is sound" in shown
+
+
+def test_an_environment_that_refuses_ends_the_check_with_its_own_words(run_file, capsys):
+    assert main(["local", "--dry-run", "--config", run_file, "batch_size=6"]) == 2
+    assert "no number of groups makes a batch of 6 sequences" in capsys.readouterr().err
+
+
+def test_an_environment_that_does_not_end_is_given_up(planned, monkeypatch, tmp_path):
+    monkeypatch.setattr(check, "ENVIRONMENT_S", 0.01)
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(600)\n")
+    of = planned()
+    of.environments[0].script = str(tmp_path / "slow.py")
+    with pytest.raises(ConfigError, match="environments.0 "):
+        list(check.check_environments(of))
