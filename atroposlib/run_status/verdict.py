@@ -192,9 +192,10 @@ def _is_over(wait: Mapping[str, Any], process: Process, e: Evidence) -> bool:
     """Whether the wait ended since its report.
 
     A trainer repeats a reason of the API, perhaps an older reason. A wait for the trainer that was
-    reported before the last batch was taken may be over.
+    reported before its last batch, ack or version may be over.
     """
     if wait["cause"] == "batch" or str(wait["on"]).startswith("a batch: "):
         return True
     of_trainer = wait["cause"] == "trainer" or process["phase"] == PAUSED
-    return of_trainer and float(process["age_s"]) > e.age("batch") - SETTLE_S
+    moved_s = min(map(e.age, ("batch", "acked", "policy_version")))
+    return of_trainer and float(process["age_s"]) > moved_s - SETTLE_S

@@ -121,3 +121,12 @@ def test_an_ended_environment_is_named_while_no_batch_can_form():
 def test_a_replaced_process_has_no_line():
     old = env(name="sums-999999") | {"age_s": 60.0}
     assert len(lines_of(moving(trainer(), env(), old, server()))) == 3
+
+
+@pytest.mark.parametrize("kind", ["batch", "acked", "policy_version"])
+def test_every_move_of_the_trainer_may_end_a_wait_for_it(kind):
+    waits = [{"cause": "trainer", "on": "the trainer to take a batch", "age_s": 5.0}]
+    beat = env("paused: queue full") | {"waits": waits, "age_s": 1.0}
+    still_waits = moving(trainer(), beat, ages_s={"uptime": 50.0})
+    over = moving(trainer(), beat, ages_s={"uptime": 50.0, kind: 0.2})
+    assert lines_of(still_waits)["sums"][0] == "waits" and lines_of(over)["sums"][0] == "works"

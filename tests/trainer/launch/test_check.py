@@ -19,9 +19,9 @@ from tests.trainer.launch.launch_plans import plan
 ENVIRONMENT = """
 from atroposlib.envs import environment
 
-@environment(data=[{"n": 1}], group_size=4)
-async def ones(model, row):
-    return float(len((await model.chat("n")).text))
+@environment([{"n": 1}])
+async def ones(task, model):
+    return await model.chat("n", max_tokens=2) == "1"
 
 if __name__ == "__main__":
     ones.cli()
