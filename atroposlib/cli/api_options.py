@@ -14,7 +14,7 @@ _YES = ("1", "true", "yes", "on")
 _NO = ("", "0", "false", "no", "off")
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """All options: the command line, then ATROPOS_* variables, then defaults."""
     options = parser().parse_args(argv)
     words = os.environ.get(variable_of("--allow-host"), "").split(",")
