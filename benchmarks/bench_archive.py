@@ -40,7 +40,7 @@ from atroposlib.api.codec.formats import GROUP_MEDIA
 from atroposlib.api.codec.row_facts import GroupFacts, RowFact
 from atroposlib.api.store.sql.run import LoadRun
 from atroposlib.api.store.sqlite import SqliteStore
-from atroposlib.wire.binary import frames, pack_group
+from atroposlib.wire.binary import concatenate_frames, pack_group
 
 FRAMES = "application/x-atropos-groups"
 TRAINER = {
@@ -88,7 +88,9 @@ def cost(bodies: list[bytes], archive: str) -> tuple[float, list[float]]:
 def _rounds(http: httpx.Client, bodies: list[bytes], generation: int) -> list[float]:
     acks = []
     for body in bodies:
-        http.post("/groups", content=frames([body]), headers={"content-type": FRAMES})
+        http.post(
+            "/groups", content=concatenate_frames([body]), headers={"content-type": FRAMES}
+        )
         reply = http.post(
             "/batches/claim",
             json={"generation": generation, "wait_s": 5},
@@ -225,7 +227,7 @@ def show_screens(rows: int, folder: Path) -> None:
     size = (folder / "index.sqlite").stat().st_size
     print(f"{rows} rollouts, {size / rows:.0f} bytes each")
     store = SqliteStore(folder / "store")
-    if not store.kept(0, 1):
+    if not store.kept_gids(0, 1):
         parsed = read_group(large_group(0), GROUP_MEDIA)
         store.put([parsed], store.ask(LoadRun()).revision, lambda buffer, size: ())
     explorer = Explorer(index, store)

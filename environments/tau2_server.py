@@ -36,7 +36,7 @@ from atroposlib.environments.common.tau2_domains import (
 from atroposlib.envs import Reward, environment
 from atroposlib.envs.function_env.card import Card
 from atroposlib.envs.function_env.rollout_model import Reply
-from atroposlib.envs.function_env.tools import answer, schema_of
+from atroposlib.envs.function_env.tools import result_message, tool_schema
 from atroposlib.errors import InferenceError
 from atroposlib.text.parts import answer_of
 
@@ -142,14 +142,16 @@ class Customer:
         self.messages.append({"role": "user", "content": text})
         sampling = {"max_tokens": self.config.user_max_tokens, "split": self.split}
         if self.tools:
-            sampling["tools"] = [schema_of(tool) for tool in self.tools]
+            sampling["tools"] = [tool_schema(tool) for tool in self.tools]
         for _ in range(self.config.max_turns):
             completion = await self.server.chat_completion(messages=self.messages, **sampling)
             reply = Reply.of(self.messages, completion.choices[0])
             self.messages = reply.messages
             if not reply.tool_calls:
                 break
-            self.messages += [await answer(self.tools, call) for call in reply.tool_calls]
+            self.messages += [
+                await result_message(self.tools, call) for call in reply.tool_calls
+            ]
         stripped, ends = answer_of(reply).strip(), package("user.base")
         if not stripped or reply.tool_calls:
             raise InferenceError("the model at --env.user_base_url wrote nothing to the agent")

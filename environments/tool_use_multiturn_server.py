@@ -145,7 +145,7 @@ class ToolUseEnv(SequentialEnv):
                 calls = pair_calls(turn.expected, made)
             return node, scores, messages
 
-    def measured(self, scores, num_turns):
+    def replay_measures(self, scores, num_turns):
         """Reward of a replay, whether all its turns are right, and the share that is."""
         bonus, penalty = self.config.success_bonus, self.config.mismatch_penalty
         return {
@@ -159,7 +159,7 @@ class ToolUseEnv(SequentialEnv):
         node, scores, messages = await self.replay(item, config.temperature, "train")
         if node is None:
             return None, []
-        metrics = self.measured(scores, len(item["turns"]))
+        metrics = self.replay_measures(scores, len(item["turns"]))
         item = from_node(
             node,
             metrics.pop("reward"),
@@ -180,7 +180,7 @@ class ToolUseEnv(SequentialEnv):
                 "messages": messages,
                 "turn_scores": scores,
                 "num_turns": num_turns,
-                **self.measured(scores, num_turns),
+                **self.replay_measures(scores, num_turns),
             }
 
         samples = await gather_bounded(self.test, one, config.max_eval_workers)

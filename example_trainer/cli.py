@@ -18,4 +18,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     cfg = config_to_run(argv)
     from example_trainer import grpo
 
-    return grpo.run(partial(grpo.train, cfg))
+    return grpo.run_training(partial(grpo.train, cfg))

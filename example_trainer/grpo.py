@@ -39,7 +39,7 @@ from atroposlib.utils.command import logs
 from atroposlib.utils.command.signals import on_signals
 from atroposlib.wire import ClaimedBatch
 from example_trainer import losses
-from example_trainer.advantage.prepare import Prepared, prepare
+from example_trainer.advantage.prepare import Prepared, prepare_batch
 from example_trainer.checkpoint.exports import ModelExporter
 from example_trainer.checkpoint.recovery import Recovery
 from example_trainer.data.rows import TrainingBatch, to_rows
@@ -86,10 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 when done, 1 on an error, 2 where another start would fail alike, STOPPED after a signal.
     """
-    return run(partial(train, config_to_run(argv)))
+    return run_training(partial(train, config_to_run(argv)))
 
 
-def run(training: Callable[[StopSignal], None]) -> int:
+def run_training(training: Callable[[StopSignal], None]) -> int:
     """Train until done or a signal; return the exit status of :func:`main`."""
     stop = StopSignal()
     on_signals(stop.request, signal.SIGTERM, signal.SIGINT)
@@ -124,7 +124,7 @@ def train(cfg: TrainingConfig, stop: StopSignal | None = None) -> None:
         Stopped: ``stop`` was requested; published weights stay published.
     """
     with ExitStack() as stack:
-        world = stack.enter_context(ranks.start(cfg))
+        world = stack.enter_context(ranks.join_ranks(cfg))
         cfg = cfg.model_copy(update={"device": str(world.device)})  # device of this rank
         torch.manual_seed(cfg.seed)
         random.seed(cfg.seed)
@@ -137,7 +137,7 @@ def train(cfg: TrainingConfig, stop: StopSignal | None = None) -> None:
             connections.client.announce_version(state.version, ended=True)
         connections.waits.phase("done")
     if ended is not None:  # written after the last report and checkpoint
-        end.record(ended, step=cfg.training_steps, life=connections.waits.life)
+        end.record_end(ended, step=cfg.training_steps, life=connections.waits.life)
 
 
 def _connect(
@@ -169,7 +169,7 @@ class TrainedModels:
 
 
 def _load(cfg: TrainingConfig, world: Ranks) -> TrainedModels:
-    policy = loading.load(cfg, world)
+    policy = loading.load_policy(cfg, world)
     reference, critic = None, None
     if cfg.kl_coef > 0:
         reference = loading.load_reference(cfg, cfg.reference_model, world)
@@ -329,7 +329,7 @@ def _train(
     state = _resume(models, recovery, publisher, peers, agreement)
     value_model = critic.model if critic else None
     prepare_rows = partial(
-        prepare, policy=policy, reference=models.reference, critic=value_model
+        prepare_batch, policy=policy, reference=models.reference, critic=value_model
     )
     take_steps = partial(learn, cfg, policy, optimizer, stop=waits.stop, critic=critic)
     stack.enter_context(recovery.saving_at_stop(client, policy, optimizer, critic))
@@ -390,4 +390,4 @@ def _train(
 
 
 if __name__ == "__main__":
-    ranks.end_process(run(partial(train, CONFIG)))
+    ranks.end_process(run_training(partial(train, CONFIG)))

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from atroposlib.adapters import import_package
 from atroposlib.envs.function_env import FunctionEnvConfig, Model, Reward, environment
-from atroposlib.envs.function_env.rewards import number
+from atroposlib.envs.function_env.rewards import reward_number
 from atroposlib.errors import ConfigError
 
 EXTRA = "verifiers-v0"
@@ -92,7 +92,7 @@ def keep_failure(function: Callable[..., Any]) -> Callable[..., Any]:
             )
             result = function(*args, **kwargs)
             value = await result if asyncio.iscoroutine(result) else result
-            return number(value, "a reward")
+            return reward_number(value, "a reward")
 
     return call
 

@@ -115,7 +115,7 @@ class ApiOptions(BaseModel):
         return name
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """All options: the command line, then ATROPOS_* variables, then defaults."""
     command_line = parser()
     options = command_line.parse_args(argv)

@@ -73,7 +73,7 @@ def kind_in(tree: ast.Module) -> str:
     return str(next(kinds, ""))
 
 
-def show(argv: Sequence[str] | None = None) -> int:
+def print_list(argv: Sequence[str] | None = None) -> int:
     """Print the list."""
     parser = CommandParser(
         prog="atropos env list", description="List the environments at hand."
@@ -102,13 +102,13 @@ def show(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def info(argv: Sequence[str] | None = None) -> int:
+def print_info(argv: Sequence[str] | None = None) -> int:
     """Print the package, the card and the settings of an environment."""
     from atroposlib.envs.function_env.card import card_of
     from atroposlib.envs.settings.config import BaseEnvConfig
     from atroposlib.envs.settings.identity import identity
 
-    parser = CommandParser(prog="atropos env info", description=info.__doc__)
+    parser = CommandParser(prog="atropos env info", description=print_info.__doc__)
     parser.add_argument("environment", metavar="ENVIRONMENT", help=USAGE)
     env_cls = load(parser.parse_args(argv).environment)
     config, _ = env_cls.config_init()
@@ -129,7 +129,7 @@ def info(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run(words: Sequence[str]) -> int:
+def run_environment(words: Sequence[str]) -> int:
     """Run ``serve``, ``process`` or ``evaluate`` of the environment that the first word names."""
     return _passed_on("atropos env run ENVIRONMENT serve|process|evaluate", words, ())
 

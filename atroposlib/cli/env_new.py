@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = Path(options.name)
     name = folder.name.replace("-", "_")
     chosen = next((kind for kind in KINDS if vars(options).get(kind)), QUESTION)
-    print(f"{folder}/: {', '.join(write(name, folder, chosen))}")
+    print(f"{folder}/: {', '.join(write_project(name, folder, chosen))}")
     print(f"next: cd {folder} && python -m pytest -q")
     print(f"      atropos env validate {name}.py")
     print(f"      atropos env try {name}.py -n 3  # a server at port 9001, see README.md")
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def write(name: str, folder: Path, kind: str = QUESTION) -> list[str]:
+def write_project(name: str, folder: Path, kind: str = QUESTION) -> list[str]:
     """Write the files of the environment ``name`` into ``folder``; returns their names.
 
     Raises ConfigError: the name cannot be imported, or the folder is in use.

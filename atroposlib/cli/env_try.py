@@ -88,7 +88,7 @@ async def try_out(env: Any, n: int) -> None:
             for place, row in enumerate(rollout.rows, 1):
                 if len(rollout.rows) > 1:
                     print_block("row", f"{place} of {len(rollout.rows)}")
-                show(env, row)
+                print_row(env, row)
         if not scored:
             raise returned_none(env.definition.function, n)
     finally:
@@ -112,7 +112,7 @@ async def try_group(env: Any) -> None:
             row = {key: group[key][g] for key in names if group.get(key)}
             title = f"rollout {g + 1} of {len(group['scores'])}, item {name}"
             print(f"{title}: reward {score:.4g}")
-            show(env, row)
+            print_row(env, row)
 
 
 async def next_item(env: Any) -> Any:
@@ -123,7 +123,7 @@ async def next_item(env: Any) -> Any:
     return item
 
 
-def show(env: Any, row: Mapping[str, Any]) -> None:
+def print_row(env: Any, row: Mapping[str, Any]) -> None:
     """Print a trained row: its messages, tools and tokens."""
     if not row.get("messages"):
         print_block("text", env.tokenizer.decode(row["tokens"]))

@@ -92,7 +92,7 @@ def validate_apart(reference: str, words: Sequence[str], model: str | None) -> R
         loop.close()
 
 
-def command(argv: Sequence[str] | None = None) -> int:
+def run_and_exit(argv: Sequence[str] | None = None) -> int:
     """The command line; ends the process where a thread of the environment never does."""
     status = main(argv)
     if any(thread.name.startswith("asyncio_") for thread in threading.enumerate()):

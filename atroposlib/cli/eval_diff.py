@@ -20,7 +20,7 @@ from typing import Any
 
 from atroposlib.envs.runtime.evaluation import TRANSCRIPTS, transcripts
 from atroposlib.errors import ConfigError
-from atroposlib.frontend.jsonl2html import group_view, read_groups
+from atroposlib.frontend.jsonl2html import group_view, numbered_groups
 from atroposlib.text.lines import json_lines
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser
@@ -60,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"the items differ: {options.a} has {len(a)}, {options.b} has {len(b)}, {both} are "
             "in both; evaluate the same tasks, or add --shared to compare those"
         )
-    result = {"metric": options.metric, **compare(a, b, options.solved)}
-    print(json.dumps(result) if options.json else "\n".join(lines_of(result)))
+    result = {"metric": options.metric, **comparison_of(a, b, options.solved)}
+    print(json.dumps(result) if options.json else "\n".join(comparison_lines(result)))
     return 0
 
 
@@ -78,7 +78,7 @@ def read_items(path: Path, metric: str) -> dict[str, ItemResult]:
         samples = json_lines(file.read_text(encoding="utf-8"))
         groups = transcripts(samples, "")
     else:
-        groups = [group for _, group in read_groups(file)]
+        groups = [group for _, group in numbered_groups(file)]
     results: dict[str, ItemResult] = {}
     for group in groups:
         item = str((group.get("metadata") or {}).get("item", len(results)))
@@ -103,7 +103,7 @@ def answer_length(messages: Any) -> int:
     return sum(len(str(message.get("content") or "")) for message in replies)
 
 
-def compare(
+def comparison_of(
     a: Mapping[str, ItemResult], b: Mapping[str, ItemResult], solved: float
 ) -> dict[str, Any]:
     """The numbers of B against A, over the items that have a score in both. Pure.
@@ -151,7 +151,7 @@ def bootstrap_interval(differences: Sequence[float]) -> tuple[float | None, floa
     return float(low), float(high)
 
 
-def lines_of(result: Mapping[str, Any]) -> list[str]:
+def comparison_lines(result: Mapping[str, Any]) -> list[str]:
     """The comparison as lines of text."""
     interval = "no interval from one item"
     if result["low"] is not None:

@@ -40,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     urls = [f"http://localhost:{port}" for port in ports]
     try:
         with closing(RolloutClient(options.api_addr)) as client:
-            with closing(open_tracker("wandb", run_of(client, options.node_num))) as tracker:
+            with closing(
+                open_tracker("wandb", wandb_run_of(client, options.node_num))
+            ) as tracker:
                 watch(client, tracker, options.node_num, urls)
     except AtroposError as error:
         logs.report(NAME, error)
@@ -49,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def run_of(client: RolloutClient, node: int) -> Run:
+def wandb_run_of(client: RolloutClient, node: int) -> Run:
     """The wandb run of this node, in the project and group of the trainer; waits for a trainer."""
     logging.getLogger(__name__).info("waits for a trainer that names a wandb project")
     while not (info := client.wandb_info()).get("project"):
@@ -65,12 +67,14 @@ def watch(client: RolloutClient, tracker: Tracker, node: int, urls: Sequence[str
             step = client.status().current_step
             if step > logged:
                 names = [f"server/server_health_{node}_{i}" for i in range(len(urls))]
-                tracker.log({n: int(is_healthy(http, u)) for n, u in zip(names, urls)}, step)
+                tracker.log(
+                    {n: int(is_generating(http, u)) for n, u in zip(names, urls)}, step
+                )
                 logged = step
             time.sleep(INTERVAL_S)
 
 
-def is_healthy(http: httpx.Client, url: str) -> bool:
+def is_generating(http: httpx.Client, url: str) -> bool:
     """Whether a server generates (SGLang, the original's server), or lives without that route."""
     try:
         reply = http.get(f"{url}/health_generate")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from atroposlib.cli.api_options import parse
+from atroposlib.cli.api_options import parse_args
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.utils.command import logs
 
@@ -24,7 +24,7 @@ _DAY_S = 86_400
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal. Exit status 1 after an error line if it cannot start."""
     try:
-        options = parse(argv)
+        options = parse_args(argv)
         logs.configure("run-api", options.log_format, options.log_level)
         if options.new_token is not None:
             _new_token(options)

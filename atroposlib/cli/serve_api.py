@@ -27,7 +27,7 @@ from atroposlib.api.guards.tokens import TokenFile
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
 from atroposlib.api.store.sql.run import reset_run
-from atroposlib.cli.api_options import parse, variable_of
+from atroposlib.cli.api_options import parse_args, variable_of
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
 from atroposlib.utils.http.gate import require_gate
@@ -143,7 +143,7 @@ def build_app(options: argparse.Namespace) -> FastAPI:
 
 def app_from_environment() -> ASGIApp:
     """App factory of uvicorn's reloader, whose children get the environment only."""
-    options = parse([])
+    options = parse_args([])
     logs.configure("run-api", options.log_format, options.log_level)
     return require_gate(build_app(options))
 

@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 
 from atroposlib.api.archive.explorer import MAX_TOKENS, Explorer
-from atroposlib.api.archive.filters import FILTERS, MAX_LIMIT, require_known
-from atroposlib.api.archive.load import EVERYTHING, explored, place
+from atroposlib.api.archive.filters import FILTERS, MAX_LIMIT, require_known_filters
+from atroposlib.api.archive.load import EVERYTHING, open_explorer, place
 from atroposlib.api.archive.run_views import MAX_KEYS
 from atroposlib.api.store import Store
 from atroposlib.api.store.sql.put import MarkReplies
@@ -52,7 +52,10 @@ def view(argv: Sequence[str] | None = None) -> int:
         help="write one .html instead, of the rollouts that filters of the page let pass",
     )
     options = parser.parse_args(argv)
-    with explored(options.run, options.tokenizer, index=options.data_dir) as (_, explorer):
+    with open_explorer(options.run, options.tokenizer, index=options.data_dir) as (
+        _,
+        explorer,
+    ):
         if options.export is None:
             serve(explorer, options.port, options.open)
         else:
@@ -72,7 +75,7 @@ def select_rollouts(
     Raises:
         ConfigError: an unknown filter or value, or no rollout passes.
     """
-    require_known(filters, *FILTERS, "sort")
+    require_known_filters(filters, *FILTERS, "sort")
     runs, curves = explorer.runs({}), explorer.curves({})
     keys = ",".join(curves.keys[:MAX_KEYS])
     replies: dict[str, Any] = {"runs": runs, "curves": explorer.curves({"keys": keys})}
@@ -135,7 +138,7 @@ def archive(argv: Sequence[str] | None = None) -> int:
         parser.error(f"a number is expected, not {options.number!r}")
     kept_bytes = int(number * 2**30) if options.verb == "prune" else EVERYTHING
     again = options.verb == "reindex"
-    with explored(options.run, None, kept_bytes, again) as (store, explorer):
+    with open_explorer(options.run, None, kept_bytes, again) as (store, explorer):
         if options.verb in ("pin", "unpin"):
             pinned = explorer.pin(int(number), options.verb == "pin")
             if not pinned["groups"]:
@@ -176,7 +179,7 @@ def serve(explorer: Explorer, port: int, browser: bool) -> None:
 
 def _damaged_groups(store: Store) -> Iterator[int]:
     after = 0
-    while gids := store.kept(after, READ_GROUPS):
+    while gids := store.kept_gids(after, READ_GROUPS):
         for gid in gids:
             try:
                 store.read([gid], retired=True)

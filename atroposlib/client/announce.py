@@ -42,26 +42,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Become the command, after the start of the announcing child; or be that child."""
     words = list(sys.argv[1:] if argv is None else argv)
     end = words.index("--") if "--" in words else len(words)
-    options = parse(words[:end])
+    options = parse_args(words[:end])
     logs.configure(PROG, options.log_format, options.log_level)
     if options.beside is None:
-        start(options.api, options.name, options.url)
+        start_announcing(options.api, options.name, options.url)
         os.execvp(words[end + 1], words[end + 1 :])
     stop = threading.Event()
     on_signals(lambda _: stop.set(), signal.SIGTERM, signal.SIGINT)
-    announce(
+    send_heartbeats(
         options.api, options.name, options.url, stop, lambda: os.getppid() == options.beside
     )
     return 0
 
 
-def start(api: str, name: str, url: str) -> None:
+def start_announcing(api: str, name: str, url: str) -> None:
     """Announce the server of this process, or of the program that replaces it."""
     own = ["--api", api, "--name", name, "--url", url, BESIDE, str(os.getpid())]
     subprocess.Popen([sys.executable, "-m", __spec__.name, *own], stdin=subprocess.DEVNULL)
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
+def parse_args(words: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(prog=PROG, description=__doc__, variables=(API_TOKEN,))
     add = parser.add_argument
     add(
@@ -75,7 +75,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def announce(
+def send_heartbeats(
     api: str, name: str, url: str, stop: threading.Event, lives: Callable[[], bool]
 ) -> None:
     """Send heartbeats until ``stop`` is set or the server's process is gone."""
@@ -96,8 +96,8 @@ def announce(
     with httpx.Client(base_url=url, timeout=PROBE_TIMEOUT_S, trust_env=False) as server:
         while lives() and not stop.is_set():
             client = client or _client(api)
-            if client is not None and is_healthy(server):
-                version = version_of(server)
+            if client is not None and is_server_healthy(server):
+                version = served_version(server)
                 client.heartbeat(beat())
             stop.wait(BEAT_S)
     if client is not None:
@@ -105,14 +105,14 @@ def announce(
             client.heartbeat(beat(ended=1))
 
 
-def is_healthy(server: httpx.Client) -> bool:
+def is_server_healthy(server: httpx.Client) -> bool:
     try:
         return server.get("/health").is_success
     except httpx.HTTPError:
         return False
 
 
-def version_of(server: httpx.Client) -> int | None:
+def served_version(server: httpx.Client) -> int | None:
     """The version of the server's weights, if it reports a number."""
     for route in VERSION_ROUTES:
         try:

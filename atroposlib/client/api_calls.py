@@ -112,7 +112,7 @@ def interpret(call: ApiCall[T], response: httpx.Response) -> T | RetryLater:
         at_least_s = seconds_asked(response) if code == 429 else 0.0
         return RetryLater(f"HTTP {code} {detail}".rstrip(), at_least_s)
     if not response.is_success:
-        raise refusal_of(response)
+        raise api_refusal(response)
     try:
         return call.read(response)
     except ValueError as error:
@@ -127,7 +127,7 @@ def seconds_asked(response: httpx.Response) -> float:
     return min(float(header), MAX_RETRY_AFTER_S) if known else 0.0
 
 
-def refusal_of(response: httpx.Response) -> Exception:
+def api_refusal(response: httpx.Response) -> Exception:
     """The error of an answer with 3xx or 4xx."""
     code = response.status_code
     status, detail = status_and_detail(response)
@@ -223,7 +223,7 @@ class RetryPolicy:
         return with_jitter(pause, self._timing.uniform) if own > floor else pause
 
 
-def problem_of(error: httpx.RequestError) -> str:
+def connection_problem(error: httpx.RequestError) -> str:
     import httpx  # not above: loading it takes as long as all else an environment imports
 
     if isinstance(error, httpx.ConnectError):
@@ -264,7 +264,7 @@ class ConnectionSettings:
         self.on_continue = on_continue
         self.waiting_calls = 0  # calls that reported a wait and have not ended
         self.timing = timing or Timing()
-        self.token = _checked(os.environ.get(TOKEN_VARIABLE) if token is None else token)
+        self.token = _clean_token(os.environ.get(TOKEN_VARIABLE) if token is None else token)
 
     def begin_wait(self) -> None:
         """Note that a call waits from now on."""
@@ -331,7 +331,7 @@ def _checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def _checked(token: str | None) -> str | None:
+def _clean_token(token: str | None) -> str | None:
     """The token, or None if it is empty. An error never shows it."""
     token = (token or "").strip()
     if not all("!" <= character <= "~" for character in token):

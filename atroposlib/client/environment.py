@@ -19,6 +19,7 @@ from atroposlib.client.api_calls import (
     RetryLater,
     RetryPolicy,
     Timing,
+    connection_problem,
     heartbeat,
     interpret,
     list_servers,
@@ -26,7 +27,6 @@ from atroposlib.client.api_calls import (
     model,
     nothing,
     post,
-    problem_of,
     seconds_asked,
 )
 from atroposlib.client.groups import (
@@ -107,9 +107,9 @@ class AsyncRolloutClient:
     async def register_env(self, body: wire.RegisterEnv) -> wire.EnvRegistered | None:
         """Join the run. None: the trainer has not started; repeat it after ``register_after_s``."""
         named = body if body.join_id else body.model_copy(update={"join_id": self._join_id})
-        return await self._send(post("/register-env", named, self._joined))
+        return await self._send(post("/register-env", named, self._registration))
 
-    def _joined(self, response: httpx.Response) -> wire.EnvRegistered | None:
+    def _registration(self, response: httpx.Response) -> wire.EnvRegistered | None:
         self.register_after_s = seconds_asked(response)
         if "env_id" not in mapping(response):
             return None
@@ -251,7 +251,7 @@ class AsyncRolloutClient:
         try:
             answer = await self._request(call)
         except httpx.RequestError as error:
-            log.debug("%s not delivered: %s", call.path, problem_of(error))
+            log.debug("%s not delivered: %s", call.path, connection_problem(error))
             self._settings.look_again()
             return None
         return answer if answer.is_success else None
@@ -273,7 +273,7 @@ class AsyncRolloutClient:
         try:
             return interpret(call, await self._request(call))
         except httpx.RequestError as error:
-            return RetryLater(problem_of(error))
+            return RetryLater(connection_problem(error))
 
     async def _request(self, call: ApiCall[T]) -> httpx.Response:
         return await self._http.request(**self._settings.arguments(call))

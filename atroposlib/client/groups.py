@@ -64,18 +64,18 @@ def as_frames(groups: Sequence[Group], keys: Sequence[str], *, compress: bool) -
     Raises:
         RolloutApiRefused: a group breaks the record, with the detail of the API.
     """
-    from atroposlib.wire.binary import frames  # loads only where it is used
+    from atroposlib.wire.binary import concatenate_frames  # loads only where it is used
 
     packed: list[bytes] = []
     for group, key in zip(groups, keys):
         try:
-            packed.append(_packed(group, key, compress))
+            packed.append(_binary_group(group, key, compress))
         except InvalidGroup as error:
             raise RolloutApiRefused(422, f"[{len(packed)}].{error}") from error
-    return Body(frames(packed), {"content-type": FRAMES})
+    return Body(concatenate_frames(packed), {"content-type": FRAMES})
 
 
-def _packed(group: Group, key: str, compress: bool) -> bytes:
+def _binary_group(group: Group, key: str, compress: bool) -> bytes:
     from atroposlib.wire.binary import pack_columns, pack_group
     from atroposlib.wire.group_arrays import Columns
 

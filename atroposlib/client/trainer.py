@@ -17,6 +17,7 @@ from atroposlib.client.api_calls import (
     RetryLater,
     RetryPolicy,
     Timing,
+    connection_problem,
     heartbeat,
     interpret,
     list_servers,
@@ -24,7 +25,6 @@ from atroposlib.client.api_calls import (
     model,
     nothing,
     post,
-    problem_of,
 )
 from atroposlib.client.groups import ACCEPT_FRAMES, read_claimed
 from atroposlib.client.lease import LeaseKeeper
@@ -203,12 +203,12 @@ class RolloutClient:
         """
         import zstandard  # both load only where they are used
 
-        from atroposlib.wire.binary import frames
+        from atroposlib.wire.binary import concatenate_frames
 
         no, epoch = number_and_epoch(batch)
         query = f"generation={self.generation}&epoch={epoch}"
         query += "" if rank is None else f"&rank={rank}"
-        body = zstandard.ZstdCompressor(level=1).compress(frames(notes))
+        body = zstandard.ZstdCompressor(level=1).compress(concatenate_frames(notes))
         headers = {"content-type": "application/x-atropos-notes", "content-encoding": "zstd"}
         call = ApiCall("POST", f"/batches/{no}/notes?{query}", mapping, body, headers)
         return int(self._send(call).get("noted", 0))
@@ -310,7 +310,7 @@ class RolloutClient:
         try:
             answer = self._request(call)
         except httpx.RequestError as error:
-            log.debug("%s not delivered: %s", call.path, problem_of(error))
+            log.debug("%s not delivered: %s", call.path, connection_problem(error))
             self._settings.look_again()
             return None
         return answer if answer.is_success else None
@@ -332,7 +332,7 @@ class RolloutClient:
         try:
             return interpret(call, self._request(call))
         except httpx.RequestError as error:
-            return RetryLater(problem_of(error))
+            return RetryLater(connection_problem(error))
 
     def _request(self, call: ApiCall[T]) -> httpx.Response:
         return self._http.request(**self._settings.arguments(call))

@@ -195,7 +195,7 @@ class EvalBase(ABC):
                     metrics, samples = await self.run_item(server_manager, item)
                     return _finite(metrics), list(samples or [])
             except AtroposError as failure:
-                failures.failed(failure)
+                failures.count_error(failure)
                 return failure
 
         def error_of(result: ItemResult | AtroposError) -> AtroposError | None:

@@ -265,7 +265,7 @@ def histogram(scores: Sequence[float]) -> list[tuple[str, int, float]]:
 # --- files -------------------------------------------------------------------------------
 
 
-def read_groups(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def numbered_groups(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line number, from 0 on, and group of each line; logs a warning for lines without a group."""
     with source.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines):
@@ -294,7 +294,7 @@ def generate_html(
     source = Path(input_path)
     target = Path(output_path) if output_path else source.with_suffix(".html")
     groups, room = [], TOKENS_SHOWN
-    for number, group in read_groups(source):
+    for number, group in numbered_groups(source):
         view = group_view(group, number, tokenizer, room)
         room -= sum(sample.tokens.shown for sample in view.samples if sample.tokens)
         groups += [view] if view.samples else []

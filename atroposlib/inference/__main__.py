@@ -79,7 +79,7 @@ def serve(options: argparse.Namespace, listener: socket.socket) -> int:
     """Load the model and serve requests on ``listener``."""
     import torch
 
-    from atroposlib.client.announce import start
+    from atroposlib.client.announce import start_announcing
     from atroposlib.inference.engine.core import EngineLimits
     from atroposlib.inference.engine.engine import Engine
     from atroposlib.inference.engine.served_model import load_model
@@ -114,7 +114,7 @@ def serve(options: argparse.Namespace, listener: socket.socket) -> int:
     print(f"serving {served.name} ({served.device}) on http://{host}:{port}", flush=True)
     if options.announce_to:
         here = host if host not in WILDCARDS else socket.gethostname()
-        start(options.announce_to, f"{here}:{port}", f"http://{here}:{port}")
+        start_announcing(options.announce_to, f"{here}:{port}", f"http://{here}:{port}")
     names = (socket.gethostname(), options.host, *options.allow_host)
     run_app(
         create_app(engine, names), listener

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     engine.start()
     messages = [{"role": "system", "content": options.system}] if options.system else []
     try:
-        for line in lines():
+        for line in user_turns():
             messages.append({"role": "user", "content": line})
             messages.append({"role": "assistant", "content": reply(engine, messages, options)})
     finally:
@@ -63,7 +63,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def lines() -> Iterator[str]:
+def user_turns() -> Iterator[str]:
     """Turns of the user; empty lines are skipped."""
     if not sys.stdin.isatty():
         yield from (line for line in map(str.strip, sys.stdin) if line)
@@ -88,7 +88,7 @@ def reply(engine: Engine, messages: list[Message], options: argparse.Namespace) 
 
     context, tokenizer = engine.served.max_model_len, engine.served.tokenizer
     shown = list(messages)
-    while len(ids := prompt_ids(tokenizer, shown)) >= context:
+    while len(ids := conversation_ids(tokenizer, shown)) >= context:
         oldest = next((m for m in shown[:-1] if m["role"] != "system"), None)
         if oldest is None:
             raise ConfigError(f"the message has {len(ids)} tokens, the model reads {context}")
@@ -107,7 +107,7 @@ def reply(engine: Engine, messages: list[Message], options: argparse.Namespace) 
     return str(tokenizer.decode(output.tokens, skip_special_tokens=True))
 
 
-def prompt_ids(tokenizer: Any, messages: list[Message]) -> list[int]:
+def conversation_ids(tokenizer: Any, messages: list[Message]) -> list[int]:
     """Tokens of the conversation; without a chat template, a line ``role: content`` per turn."""
     if not tokenizer.chat_template:
         text = "\n".join(f"{m['role']}: {m['content']}" for m in messages) + "\nassistant:"

@@ -41,7 +41,7 @@ _LETTER_OPTION = re.compile(r"\(([A-Z])\)|([A-Z])[.)]")
 # --- where the answer is ---
 
 
-def boxed(answer: str) -> str:
+def box_around(answer: str) -> str:
     """``answer`` in a box, the form that math-verify extracts."""
     return f"\\boxed{{{answer}}}"
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from atroposlib.text.tool_calls import MalformedCall, read_json
+from atroposlib.text.tool_calls import MalformedCall, read_json_value
 
 # Opening and closing mark of reasoning, by family of models. A new pair is a new line.
 REASONING_MARKS = (
@@ -239,6 +239,6 @@ def _end_of_json(text: str, at: int) -> int:
     if text[at : at + 1] not in ("{", "["):
         return at
     try:
-        return read_json(text, at)[1]
+        return read_json_value(text, at)[1]
     except MalformedCall:
         return at

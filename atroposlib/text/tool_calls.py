@@ -56,7 +56,7 @@ def _call_at(text: str, at: int, opening: str, closing: str) -> TaggedCall | Non
     is_json = text.startswith(("{", "["), first)
     if is_json:
         with suppress(MalformedCall):
-            value, end = read_json(text, first)
+            value, end = read_json_value(text, first)
     again = text.find(opening, first)
     if not is_json and (close < 0 or 0 <= again < close):
         return None
@@ -72,7 +72,7 @@ def skip_space(text: str, at: int) -> int:
     return match.end() if match else at
 
 
-def read_json(text: str, at: int) -> tuple[Any, int]:
+def read_json_value(text: str, at: int) -> tuple[Any, int]:
     """The JSON value that starts at ``at``, and its end. Raises MalformedCall.
 
     NaN and numbers beyond the range of a float, which cannot be written as JSON, are malformed.
@@ -86,7 +86,7 @@ def read_json(text: str, at: int) -> tuple[Any, int]:
 def json_object(text: str) -> dict[str, Any] | None:
     """``text`` as a JSON object; None if it is none, or if more follows."""
     try:
-        value, end = read_json(text, 0)
+        value, end = read_json_value(text, 0)
     except MalformedCall:
         return None
     whole = skip_space(text, end) == len(text)

@@ -51,13 +51,13 @@ def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if number is not None}
 
 
-def installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
     """Whether the packages of a tracker are there; they are not imported."""
     packages, _, _ = TRACKERS[name]
     return all(importlib.util.find_spec(package) is not None for package in packages)
 
 
-def require(name: str) -> None:
+def require_tracker(name: str) -> None:
     """Check that a tracker is installed, without importing it.
 
     Raises ConfigError: the name is unknown, or its package is not installed.
@@ -65,7 +65,7 @@ def require(name: str) -> None:
     if name not in TRACKERS:
         known = ", ".join(sorted(TRACKERS))
         raise ConfigError(f"tracker {name!r} is unknown; there are: {known}")
-    if not installed(name):
+    if not is_installed(name):
         _, extras, _ = TRACKERS[name]
         raise ConfigError(f"tracker {name} needs: pip install 'atropos-rl[{extras}]'")
 
@@ -77,7 +77,7 @@ def open_tracker(name: str, run: Run) -> Tracker:
         ConfigError: the tracker is unknown, not installed, or requires an account.
         Exception: any further error of its package.
     """
-    require(name)
+    require_tracker(name)
     _, _, start = TRACKERS[name]
     return start(run)
 
@@ -93,7 +93,7 @@ class Guarded:
         self.failures = 0
         self._in_a_row = 0
         self._tracker: Tracker | None = None
-        with self._counted("its start", "starting", "metrics are recorded without it"):
+        with self._count_failures("its start", "starting", "metrics are recorded without it"):
             self._tracker = open_it()
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
@@ -101,7 +101,7 @@ class Guarded:
         if self._tracker is None:
             return
         consequence = "the run continues; later failures are only counted"
-        with self._counted(f"step {step}", "logging", consequence):
+        with self._count_failures(f"step {step}", "logging", consequence):
             self._tracker.log(metrics, step)
         if self._in_a_row == GIVE_UP_AFTER:
             logger.warning(f"tracker {self.name}: off after {GIVE_UP_AFTER} failures in a row")
@@ -110,11 +110,11 @@ class Guarded:
     def close(self) -> None:
         """Close the tracker; an error is counted."""
         if self._tracker is not None:
-            with self._counted("its end", "closing", "its last metrics may be missing"):
+            with self._count_failures("its end", "closing", "its last metrics may be missing"):
                 self._tracker.close()
 
     @contextmanager
-    def _counted(self, item: str, stage: str, consequence: str) -> Iterator[None]:
+    def _count_failures(self, item: str, stage: str, consequence: str) -> Iterator[None]:
         try:
             with boundary(f"tracker {self.name}", item, stage):
                 yield

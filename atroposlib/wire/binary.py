@@ -37,7 +37,12 @@ import zstandard
 
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import safetensors
-from atroposlib.wire.columns import check, check_probabilities, from_group, to_group
+from atroposlib.wire.columns import (
+    check_probabilities,
+    from_group,
+    require_trainable,
+    to_group,
+)
 from atroposlib.wire.group_arrays import (
     FLOATS,
     Columns,
@@ -47,7 +52,15 @@ from atroposlib.wire.group_arrays import (
 )
 from atroposlib.wire.images import LARGE_REST
 from atroposlib.wire.messages import MASKED, ScoredData
-from atroposlib.wire.packing import CHOICES, FORMAT, IN_REST, TEXTS, pack, rounded, with_floats
+from atroposlib.wire.packing import (
+    CHOICES,
+    FORMAT,
+    IN_REST,
+    TEXTS,
+    as_float32,
+    pack,
+    with_floats,
+)
 from atroposlib.wire.safetensors import DTYPES, Array, Bytes, MalformedBody
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -119,7 +132,7 @@ def unpack_group(data: Bytes) -> ScoredData:
 
 def pack_columns(columns: Columns, *, compress: bool = True) -> bytes:
     """Checked columns as bytes, with floats rounded to float32."""
-    return pack(with_floats(columns, rounded), compress_above=0 if compress else None)
+    return pack(with_floats(columns, as_float32), compress_above=0 if compress else None)
 
 
 def unpack_columns(data: Bytes) -> Columns:
@@ -129,13 +142,13 @@ def unpack_columns(data: Bytes) -> Columns:
         MalformedBody, InvalidGroup: as for :func:`unpack_group`.
     """
     if is_zstd(data):
-        size = inflated_size(data)
+        size = frame_content_size(data)
         if size > _LOOK_FIRST_BYTES:  # rejects a decompression bomb early
             safetensors.read_header(beginning_of(data), size, ALLOWED)
-        data = inflated(data, size)
+        data = frame_content(data, size)
     header = safetensors.read_header(data, len(data), ALLOWED)
     columns = columns_of(safetensors.arrays(data, header), header.metadata)
-    check(columns)
+    require_trainable(columns)
     if columns.labels is not None:
         check_probabilities(columns)
     return columns
@@ -164,7 +177,7 @@ def columns_of(tensors: dict[str, Array], metadata: dict[str, str]) -> Columns:
         scores=tensors["scores"].astype(np.float64),
         floats={name: tensors[name] for name in FLOATS if name in tensors},
         versions=tensors.get("versions"),
-        distilled=_distilled(tensors),
+        distilled=_distilled_choices(tensors),
         routed_experts=tensors.get("routed_experts"),
         env_id=_number("env_id", metadata.get("env_id")),
         group_id=named.get("group_id"),
@@ -185,7 +198,7 @@ def _trained_of(tokens: Array, mask: Array, labels: Array | None) -> Array:
     return trained
 
 
-def _distilled(tensors: dict[str, Array]) -> Distilled | None:
+def _distilled_choices(tensors: dict[str, Array]) -> Distilled | None:
     counts = tensors.get("distill_counts")
     token_ids = _choices("distill_token_ids", tensors, counts)
     logprobs = _choices("distill_logprobs", tensors, counts)
@@ -260,9 +273,9 @@ class PackedGroup:
         size, start = len(data), data
         self._zstd = is_zstd(data)
         if self._zstd:
-            size = inflated_size(data)
+            size = frame_content_size(data)
             if size <= held_bytes:
-                start = data = inflated(data, size)
+                start = data = frame_content(data, size)
                 self._zstd = False
             else:
                 start = beginning_of(data)
@@ -300,7 +313,7 @@ class PackedGroup:
                 yield view[at : min(at + CHUNK_BYTES, end)]
             return
         inflater = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
-        with undamaged(), inflater.stream_reader(self._data) as reader:
+        with reject_damage(), inflater.stream_reader(self._data) as reader:
             reader.seek(begin)
             for at in range(begin, end, CHUNK_BYTES):
                 yield reader.read(min(CHUNK_BYTES, end - at))
@@ -314,13 +327,13 @@ def is_zstd(data: Bytes) -> bool:
     return bytes(data[:4]) == ZSTD_MAGIC
 
 
-def inflated_size(data: Bytes) -> int:
+def frame_content_size(data: Bytes) -> int:
     """Declared content size of a zstd frame, in bytes.
 
     Raises:
         MalformedBody: damaged, without a content size, or larger than ``MAX_GROUP_BYTES``.
     """
-    with undamaged():
+    with reject_damage():
         frame = zstandard.get_frame_parameters(data)
     if frame.content_size > MAX_GROUP_BYTES or frame.dict_id:  # an unknown size is 2^64 - 1
         raise MalformedBody(f"a zstd frame tells its size, at most {MAX_GROUP_BYTES} bytes")
@@ -329,12 +342,12 @@ def inflated_size(data: Bytes) -> int:
 
 def beginning_of(data: Bytes) -> bytes:
     reader = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES).stream_reader(data)
-    with undamaged():
+    with reject_damage():
         return bytes(reader.read(8 + safetensors.MAX_HEADER_BYTES))
 
 
-def inflated(data: Bytes, size: int) -> bytes:
-    with undamaged():
+def frame_content(data: Bytes, size: int) -> bytes:
+    with reject_damage():
         content = _inflaters.here.decompress(data, allow_extra_data=False)
         if len(content) != size:
             raise zstandard.ZstdError("another size than declared")
@@ -342,7 +355,7 @@ def inflated(data: Bytes, size: int) -> bytes:
 
 
 @contextmanager
-def undamaged() -> Iterator[None]:
+def reject_damage() -> Iterator[None]:
     try:
         yield
     except zstandard.ZstdError as error:
@@ -360,7 +373,7 @@ def frame_head(size: int) -> bytes:
     return size.to_bytes(FRAME_HEAD_BYTES, "little")
 
 
-def frames(files: Iterable[bytes]) -> bytes:
+def concatenate_frames(files: Iterable[bytes]) -> bytes:
     """Concatenate files as frames."""
     return b"".join(piece for file in files for piece in (frame_head(len(file)), file))
 

@@ -27,8 +27,8 @@ from atroposlib.wire.group_arrays import (
     GroupArrays,
     Place,
     TakenNumbers,
-    fits,
     joined_choices,
+    match_rows,
 )
 from atroposlib.wire.images import IMAGES, LARGE_REST, check_images
 from atroposlib.wire.messages import (
@@ -41,7 +41,7 @@ from atroposlib.wire.messages import (
     validate_messages,
     validate_sampling,
 )
-from atroposlib.wire.routing import checked, stacked, unstacked
+from atroposlib.wire.routing import require_experts, stack, unstack
 from atroposlib.wire.safetensors import Array
 
 # --- checks ---------------------------------------------------------------------------
@@ -54,13 +54,13 @@ _RANGES = {
 _JSON_NAMES = {"labels": "masks"}  # fields whose tensor has a different name
 
 
-def check(group: GroupArrays) -> None:
+def require_trainable(group: GroupArrays) -> None:
     """Raise InvalidGroup, with field and index but no value, if the group cannot be trained on."""
     head = group.head
     check_lengths(head.seq_lens)
     rows, total = len(head.seq_lens), int(head.seq_lens.sum(dtype=np.int64))
     place = Place(head.seq_lens)
-    require_length("scores", len(head.scores), rows)
+    require_entries("scores", len(head.scores), rows)
     for g in np.flatnonzero(~np.isfinite(head.scores)):
         raise InvalidGroup("scores", f"[{g}]", "not a finite number")
     present = head.arrays()
@@ -75,9 +75,9 @@ def check(group: GroupArrays) -> None:
     if head.distilled is not None:
         _check_distilled(group, head.distilled, total, place)
     if head.routed_experts is not None:
-        checked(head.routed_experts)
+        require_experts(head.routed_experts)
         length = sum(map(len, group.chunks("routed_experts")))
-        require_length("routed_experts", length, total)
+        require_entries("routed_experts", length, total)
     check_rest(head)
 
 
@@ -93,7 +93,7 @@ def check_lengths(seq_lens: Array) -> None:
         raise InvalidGroup("tokens", "", problem)
 
 
-def require_length(name: str, length: int, expected: int, index: str = "") -> None:
+def require_entries(name: str, length: int, expected: int, index: str = "") -> None:
     if length != expected:
         raise InvalidGroup(name, index, f"{length} entries where {expected} are expected")
 
@@ -113,7 +113,7 @@ def _check_range(
             bad = np.flatnonzero((values < low) | (values > INT32.max))
             raise InvalidGroup(name, place(at + int(bad[0])), problem)
         at += len(values)
-    require_length(name, at, total)
+    require_entries(name, at, total)
 
 
 def _check_finite(
@@ -126,7 +126,7 @@ def _check_finite(
         if not finite.all():
             raise InvalidGroup(name, place(at + int(finite.argmin())), "not a finite number")
         at += len(values)
-    require_length(name, at, total)
+    require_entries(name, at, total)
 
 
 def check_probabilities(group: GroupArrays) -> None:
@@ -147,7 +147,7 @@ def _check_distilled(
     group: GroupArrays, distilled: Distilled, total: int, place: Place
 ) -> None:
     counts = distilled.counts
-    require_length("distill_token_ids", len(counts), total)
+    require_entries("distill_token_ids", len(counts), total)
     if len(counts) and int(counts.min()) < 0:
         raise InvalidGroup(
             "distill_token_ids", place(int(counts.argmin())), "a negative count"
@@ -173,7 +173,7 @@ def check_rest(columns: Columns) -> None:
             continue
         value = columns.rest_value(name)
         if name in PER_SEQUENCE and value is not None:
-            require_length(name, len(value), rows)
+            require_entries(name, len(value), rows)
         if name == "messages":
             validate_messages(value)
         if name == "sampling":
@@ -197,7 +197,7 @@ def from_group(group: ScoredData) -> Columns:
     rest = {name: getattr(group, name) for name in REST}
     for name in FLOATS:
         rows = getattr(group, name)
-        if rows is not None and (name != "advantages" or fits(map(len, rows), seq_lens)):
+        if rows is not None and (name != "advantages" or match_rows(map(len, rows), seq_lens)):
             floats[name] = _flat(name, rows, seq_lens, np.float64)
             rest[name] = None
     versions = group.versions
@@ -206,20 +206,20 @@ def from_group(group: ScoredData) -> Columns:
         tokens=tokens,
         trained=masks != MASKED,
         labels=masks,
-        scores=_packed("scores", [("", group.scores)], np.float64),
+        scores=_packed_numbers("scores", [("", group.scores)], np.float64),
         floats=floats,
         versions=None if versions is None else _flat("versions", versions, seq_lens, np.int64),
-        distilled=_distilled(group, seq_lens),
+        distilled=_distilled_choices(group, seq_lens),
         routed_experts=(
-            None if (experts := group.routed_experts) is None else stacked(experts, seq_lens)
+            None if (experts := group.routed_experts) is None else stack(experts, seq_lens)
         ),
         env_id=group.env_id,
         group_id=group.group_id,
         idempotency_key=group.idempotency_key,
         incarnation=group.incarnation,
-        rest={name: _encoded(name, part) for name, part in rest.items() if part is not None},
+        rest={name: _json_of(name, part) for name, part in rest.items() if part is not None},
     )
-    check(columns)
+    require_trainable(columns)
     check_probabilities(columns)
     return columns
 
@@ -239,7 +239,7 @@ def to_group(columns: Columns) -> ScoredData:
         distill_logprobs=_choices(distilled.logprobs, distilled.counts, columns.seq_lens),
     )
     if columns.routed_experts is not None:
-        group.routed_experts = unstacked(columns.routed_experts, columns.seq_lens)
+        group.routed_experts = unstack(columns.routed_experts, columns.seq_lens)
     for name, values in columns.floats.items():
         setattr(group, name, split_rows(values.tolist(), columns.seq_lens))
     if columns.versions is not None:
@@ -251,18 +251,18 @@ def to_group(columns: Columns) -> ScoredData:
 
 def _require_rows(name: str, rows: list[Any], seq_lens: Array) -> None:
     """Require a row per sequence, and an entry per token."""
-    require_length(name, len(rows), len(seq_lens))
+    require_entries(name, len(rows), len(seq_lens))
     for g, (row, length) in enumerate(zip(rows, seq_lens.tolist())):
-        require_length(name, len(row), length, f"[{g}]")
+        require_entries(name, len(row), length, f"[{g}]")
 
 
 def _flat(name: str, rows: list[Any], seq_lens: Array, kind: type[Any]) -> Array:
     """Concatenated rows, each a list or an array."""
     _require_rows(name, rows, seq_lens)
-    return _packed(name, ((f"[{g}]", row) for g, row in enumerate(rows)), kind)
+    return _packed_numbers(name, ((f"[{g}]", row) for g, row in enumerate(rows)), kind)
 
 
-def _packed(name: str, rows: Iterable[tuple[str, Any]], kind: type[Any]) -> Array:
+def _packed_numbers(name: str, rows: Iterable[tuple[str, Any]], kind: type[Any]) -> Array:
     """Numbers of all (index, row), without truncation: floats among ids are rejected."""
     whole = kind is np.int64
     packed = array("q" if whole else "d")
@@ -285,7 +285,7 @@ def _as_list(row: Any) -> list[Any]:
     return values if isinstance(values, list) else [values]
 
 
-def _distilled(group: ScoredData, seq_lens: Array) -> Distilled | None:
+def _distilled_choices(group: ScoredData, seq_lens: Array) -> Distilled | None:
     flat: dict[str, tuple[Array, Array]] = {}
     for name, kind in (("distill_token_ids", np.int64), ("distill_logprobs", np.float64)):
         if (rows := getattr(group, name)) is None:
@@ -294,7 +294,7 @@ def _distilled(group: ScoredData, seq_lens: Array) -> Distilled | None:
         positions = list(chain.from_iterable(rows))
         counts = np.array([len(choices) for choices in positions], np.int64)
         values = list(chain.from_iterable(positions))
-        flat[name] = counts, _packed(name, [("", values)], kind)
+        flat[name] = counts, _packed_numbers(name, [("", values)], kind)
     ids, logprobs = flat.get("distill_token_ids"), flat.get("distill_logprobs")
     if ids and logprobs:
         for bad in np.flatnonzero(ids[0] != logprobs[0]):
@@ -315,7 +315,7 @@ def _choices(values: Array | None, counts: Array, seq_lens: Array) -> list[Any] 
     )
 
 
-def _encoded(name: str, value: Any) -> bytes:
+def _json_of(name: str, value: Any) -> bytes:
     try:
         return msgspec.json.encode(value)
     except (TypeError, ValueError, RecursionError) as error:

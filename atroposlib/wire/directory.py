@@ -34,12 +34,12 @@ class ServerDirectory(BaseModel):
     complete: bool  # the API has run for long enough to have every living server
     servers: list[ServerEntry]
 
-    def joined(self, known: Collection[str], *, any_weights: bool = False) -> list[str]:
+    def urls_to_add(self, known: Collection[str], *, any_weights: bool = False) -> list[str]:
         """URLs that are not ``known`` and take part, or hold ``any_weights``."""
         fit = [server.url for server in self.servers if any_weights or server.takes_part]
         return [url for url in dict.fromkeys(fit) if url not in known]
 
-    def left(self, known: Collection[str]) -> list[str]:
+    def urls_to_remove(self, known: Collection[str]) -> list[str]:
         """URLs of ``known`` whose entry ended; never all, because callers wait for a server."""
         listed = {server.url for server in self.servers}
         gone = [url for url in known if url not in listed] if self.complete else []

@@ -151,7 +151,7 @@ def joined_choices(
     )
 
 
-def fits(lengths: Iterable[int], seq_lens: Array) -> bool:
+def match_rows(lengths: Iterable[int], seq_lens: Array) -> bool:
     """Whether rows of these lengths match the rows of tokens."""
     return bool(list(lengths) == seq_lens.tolist())
 

@@ -11,13 +11,13 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 Int64 = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)]
 
 
-def whole(value: Any) -> int | None:
+def int64(value: Any) -> int | None:
     """The integer, if it fits in 64 bits; None for anything else."""
     fits = isinstance(value, int) and INT64_MIN <= value <= INT64_MAX
     return value if fits else None
 
 
-def finite(value: Any) -> float | None:
+def finite_float(value: Any) -> float | None:
     """The number as a finite float; None for anything else, e.g. 1 with 400 zeros."""
     if not isinstance(value, (int, float)):
         return None

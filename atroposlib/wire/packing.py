@@ -173,7 +173,7 @@ def with_floats(columns: Columns, narrowed: Callable[[Array], Array]) -> Columns
     return replace(columns, floats=floats, distilled=distilled)
 
 
-def rounded(values: Array) -> Array:
+def as_float32(values: Array) -> Array:
     """The values as float32, unless a value is beyond its range."""
     beyond = len(values) and float(np.abs(values).max()) > float(np.finfo(np.float32).max)
     return values.astype("<f8" if beyond else "<f4", copy=False)

@@ -35,24 +35,24 @@ class RoutedExperts(TypedDict):
     data: str  # base64, 1 or 2 bytes for each
 
 
-def encoded(experts: Array) -> RoutedExperts:
+def experts_entry(experts: Array) -> RoutedExperts:
     """``experts`` (t, L, K), ints, -1 where not known, in the narrower type."""
-    data = base64.b64encode(_narrowed(experts).tobytes()).decode()
+    data = base64.b64encode(_narrow_form(experts).tobytes()).decode()
     return {"shape": list(experts.shape), "data": data}
 
 
-def decoded(routed: RoutedExperts) -> Array:
+def experts_array(routed: RoutedExperts) -> Array:
     """(t, L, K) int16, -1 where not known. Raises InvalidGroup if the data have another shape."""
     shape = routed["shape"]
     try:
         data = base64.b64decode(routed["data"], validate=True)
         kind = {prod(shape): "|u1", 2 * prod(shape): "<u2"}[len(data)] if data else "|u1"
-        return _widened(checked(np.frombuffer(data, kind).reshape(shape)))
+        return _wide_form(require_experts(np.frombuffer(data, kind).reshape(shape)))
     except (KeyError, ValueError) as error:
         raise _invalid("base64 of 1 or 2 bytes per entry of the shape") from error
 
 
-def checked(experts: Array) -> Array:
+def require_experts(experts: Array) -> Array:
     """``experts``, unchanged; raises InvalidGroup unless it is (t, L, K) and of a bounded size."""
     if experts.ndim != 3 or not 1 <= prod(experts.shape[1:]) <= MAX_PER_TOKEN:
         raise _invalid(f"[tokens, layers, experts], at most {MAX_PER_TOKEN} per token")
@@ -64,11 +64,11 @@ def _narrowest(*parts: Array) -> str:
     return "|u1" if all(part.max(initial=0) < 255 for part in parts) else "<u2"
 
 
-def _narrowed(experts: Array) -> Array:
+def _narrow_form(experts: Array) -> Array:
     return np.maximum(experts, -1).astype(_narrowest(experts))
 
 
-def _widened(experts: Array) -> Array:
+def _wide_form(experts: Array) -> Array:
     wide = experts.astype(np.int16)  # 65535 becomes -1
     return np.where(
         (wide < 0) | (experts == 255) & (experts.itemsize == 1), np.int16(-1), wide
@@ -79,16 +79,18 @@ def _invalid(problem: str) -> InvalidGroup:
     return InvalidGroup("routed_experts", "", problem)
 
 
-def joined(
+def join_experts(
     *parts: tuple[int, RoutedExperts | None], start: int = 0, end: int | None = None
 ) -> RoutedExperts | None:
     """Tokens [start, end) of parts (first token, experts); of several for a token the first."""
-    known = [(at, decoded(experts)) for at, experts in parts if experts is not None]
+    known = [(at, experts_array(experts)) for at, experts in parts if experts is not None]
     length = max((at + len(experts) for at, experts in known), default=0)
-    return encoded(_merged(known, length)[start:end]) if known else None
+    return experts_entry(_merge_parts(known, length)[start:end]) if known else None
 
 
-def _merged(parts: Sequence[tuple[int, Array]], length: int, kind: Any = np.int16) -> Array:
+def _merge_parts(
+    parts: Sequence[tuple[int, Array]], length: int, kind: Any = np.int16
+) -> Array:
     shape = (length, *parts[0][1].shape[1:])
     if prod(shape) > MAX_PER_GROUP or any(part.shape[1:] != shape[1:] for _, part in parts):
         raise _invalid(f"rows of one number of layers and experts, {MAX_PER_GROUP} in all")
@@ -98,9 +100,9 @@ def _merged(parts: Sequence[tuple[int, Array]], length: int, kind: Any = np.int1
     return whole
 
 
-def stacked(rows: Sequence[RoutedExperts | None], seq_lens: Array) -> Array | None:
+def stack(rows: Sequence[RoutedExperts | None], seq_lens: Array) -> Array | None:
     """(T, L, K) uint8 or uint16 of the rows of a group; None if no row has experts."""
-    known = [None if row is None else decoded(row) for row in rows]
+    known = [None if row is None else experts_array(row) for row in rows]
     counts = np.array([0 if row is None else len(row) for row in known])
     if len(rows) != len(seq_lens) or (counts > seq_lens).any():
         raise _invalid("an entry or null per row, of at most its tokens")
@@ -114,20 +116,20 @@ def stacked(rows: Sequence[RoutedExperts | None], seq_lens: Array) -> Array | No
     if dense * kind.itemsize > SPARSE_BYTES + 4 * entries * kind.itemsize:
         named = f"experts of {counts.sum()} of {total} tokens"
         raise _invalid(f"{named} are too few for {dense} entries: leave the field out")
-    return _merged(parts, total, kind)
+    return _merge_parts(parts, total, kind)
 
 
-def unstacked(experts: Array, seq_lens: Array) -> list[RoutedExperts | None]:
+def unstack(experts: Array, seq_lens: Array) -> list[RoutedExperts | None]:
     """Entries of the rows of a group, without unknown ends; None where nothing is known."""
     entries: list[RoutedExperts | None] = []
     for narrow in np.split(experts, np.cumsum(seq_lens)[:-1]):
-        row = _widened(narrow)
+        row = _wide_form(narrow)
         end = np.flatnonzero((row >= 0).any((1, 2))).max(initial=-1) + 1
-        entries.append(encoded(row[:end]) if end else None)
+        entries.append(experts_entry(row[:end]) if end else None)
     return entries
 
 
-def reported(data: str, num_tokens: int) -> RoutedExperts:
+def experts_of(data: str, num_tokens: int) -> RoutedExperts:
     """Decode an engine's base64: vLLM's .npy file, or SGLang's int32 of all tokens but the last.
 
     Raises TokensMissing if it cannot be read. SGLang's layers and experts share a dimension.
@@ -135,7 +137,9 @@ def reported(data: str, num_tokens: int) -> RoutedExperts:
     try:
         raw = base64.b64decode(data, validate=True)
         if raw[:6] == b"\x93NUMPY":
-            return encoded(checked(np.load(BytesIO(raw)).astype(np.int64, casting="safe")))
-        return encoded(np.frombuffer(raw, "<i4").reshape(num_tokens - 1, 1, -1))
+            return experts_entry(
+                require_experts(np.load(BytesIO(raw)).astype(np.int64, casting="safe"))
+            )
+        return experts_entry(np.frombuffer(raw, "<i4").reshape(num_tokens - 1, 1, -1))
     except (InvalidGroup, TypeError, ValueError) as error:
         raise TokensMissing(f"routed_experts cannot be read: {error}") from error

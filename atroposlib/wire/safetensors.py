@@ -54,7 +54,7 @@ _TENSOR = msgspec.json.Decoder(Tensor)
 _METADATA = msgspec.json.Decoder(dict[str, str])
 
 
-def write(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
+def write_tensors(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
     """Encode a file."""
     layout = {name: (array.dtype, array.shape) for name, array in arrays.items()}
     beginning, ordered, _ = begin(layout, metadata)

@@ -106,9 +106,9 @@ def packed(made: dict[str, Any]) -> bytes:
 
 def frame_groups(made: dict[str, Any]) -> bytes:
     """A group as the body of POST /groups."""
-    from atroposlib.wire.binary import frames
+    from atroposlib.wire.binary import concatenate_frames
 
-    return frames([packed(made)])
+    return concatenate_frames([packed(made)])
 
 
 def pool(count: int, shape: Shape, encoding: Encoding) -> list[Body]:

@@ -56,7 +56,7 @@ def train(place: Place, offload: bool) -> Training:
         optimizer="adamw",
         optimizer_offload=offload,
     )
-    policy = loading.load(cfg)
+    policy = loading.load_policy(cfg)
     optimizer = build_optimizer(policy, cfg)
     before = allocated_bytes(place)
     resting, seconds = 0, 0.0

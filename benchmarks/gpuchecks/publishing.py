@@ -26,8 +26,8 @@ from example_trainer.model.state_dict import export_weights, layout
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.weights import make_publisher
 from example_trainer.weights.agreement import Agreement
-from example_trainer.weights.engines import connect
-from example_trainer.weights.mismatch import compare
+from example_trainer.weights.engines import connect_engine
+from example_trainer.weights.mismatch import mismatch_of
 from example_trainer.weights.shared_memory import CudaBuffer
 from example_trainer.weights.verify import check_servers
 from gpuchecks.figures import Figure, Place, above, below, holds
@@ -48,8 +48,10 @@ def publish(place: Place) -> list[Figure]:
     with serve_model(model, place.device) as url:
         for seed, name in enumerate(PUBLISHERS):
             cfg = settings(place, model, weight_publisher=name)
-            policy = loading.load(cfg)
-            engine = connect(url, "auto", timeout_s=TIMEOUT_S, wait_s=TIMEOUT_S, on_wait=print)
+            policy = loading.load_policy(cfg)
+            engine = connect_engine(
+                url, "auto", timeout_s=TIMEOUT_S, wait_s=TIMEOUT_S, on_wait=print
+            )
             with closing(engine), closing(make_publisher(cfg, [engine], None)) as publisher:
                 before = engine.score(SEQUENCES[0])
                 for version in (1, 2):
@@ -59,7 +61,7 @@ def publish(place: Place) -> list[Figure]:
                     seconds = time.perf_counter() - began
                 agreement = Agreement.of(cfg.compute_dtype)
                 mismatch = check_servers(policy, [engine], SEQUENCES, version, agreement)
-                moved = compare(before, engine.score(SEQUENCES[0]), 0.0).mean
+                moved = mismatch_of(before, engine.score(SEQUENCES[0]), 0.0).mean
             size = sum(spec.bytes for spec in layout(policy, untie_head=False))
             figures += [
                 below(
@@ -81,7 +83,7 @@ def publish(place: Place) -> list[Figure]:
 def cuda_ipc(place: Place) -> list[Figure]:
     """Another process opens the trainer's GPU memory, as a vLLM worker does, in each version."""
     model = weights(place)
-    policy = loading.load(settings(place, model))
+    policy = loading.load_policy(settings(place, model))
     specs = layout(policy, untie_head=True)
     path = place.scratch / "bridge.json"
     buffer = CudaBuffer(specs, policy.device, path, str(model))
@@ -109,7 +111,7 @@ def nccl(place: Place) -> list[Figure]:
     listener = process_group.listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     spec = GroupSpec("127.0.0.1", port, 1, "nccl", "gpu-check", TIMEOUT_S)
-    members = process_group.join(process_group.host_store(listener, spec), spec, 0)
+    members = process_group.join_group(process_group.host_store(listener, spec), spec, 0)
     sent = torch.randn(1 << 26, device="cuda")  # 256 MiB
     kept = sent.clone()
     process_group.wait(process_group.broadcast(members, sent), spec)

@@ -27,7 +27,7 @@ from example_trainer.model import loading
 from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.weights.agreement import Agreement, Tokens
-from example_trainer.weights.mismatch import Mismatch, compare
+from example_trainer.weights.mismatch import Mismatch, mismatch_of
 from gpuchecks.figures import Figure, Place, below, holds
 from gpuchecks.models import Reference, weights
 
@@ -67,7 +67,7 @@ def models(place: Place) -> dict[str, Path | None]:
 def server_figures(place: Place, model: Path, rate: float) -> list[Figure]:
     """A correct server is accepted; a stale server is refused within two batches."""
     server = load_model(str(model), device=place.device, dtype="bfloat16")
-    policy = loading.load(settings(place, model))
+    policy = loading.load_policy(settings(place, model))
     limits = Agreement.of("bfloat16")
     batches = [sample_tokens(server, seed) for seed in range(BATCHES)]
     looks = [distance(policy, rows) for rows in batches]
@@ -114,13 +114,17 @@ def shards(place: Place) -> list[Figure]:
     """FSDP2 of a single rank, whose parameters are bfloat16 in a pass, against autocast."""
     model = weights(place)
     rows = [unsampled_row(list(range(6 + i, 70 + i)), f"{i}") for i in range(4)]
-    alone = torch.tensor(flat(loading.load(settings(place, model)).trained_logprobs(rows)))
+    alone = torch.tensor(
+        flat(loading.load_policy(settings(place, model)).trained_logprobs(rows))
+    )
     figures = []
     # A CPU has no device to offload from.
     for offload in (False, True) if place.on_cuda else (False,):
         cfg = settings(place, model, cpu_offload=offload)
-        with ranks.start(cfg) if offload else one_rank(place) as world:
-            sharded = torch.tensor(flat(loading.load(cfg, world).trained_logprobs(rows)))
+        with ranks.join_ranks(cfg) if offload else one_rank(place) as world:
+            sharded = torch.tensor(
+                flat(loading.load_policy(cfg, world).trained_logprobs(rows))
+            )
         what = "one rank of FSDP" + (" with cpu_offload" if offload else "")
         mean = mean_distance(sharded, alone)
         figures.append(below(f"{what} against autocast, mean", mean, SHARDS_MEAN, " nats"))
@@ -175,7 +179,7 @@ def sample_tokens(server: ServedModel, seed: int) -> list[Row]:
 def distance(policy: Policy, rows: list[Row]) -> Mismatch:
     sampler = [at_trained(row, row.behaviour_logprobs) for row in rows]
     pairs = zip(policy.trained_logprobs(rows), sampler)
-    return sum((compare(ours, theirs, 0.2) for ours, theirs in pairs), Mismatch())
+    return sum((mismatch_of(ours, theirs, 0.2) for ours, theirs in pairs), Mismatch())
 
 
 def train_until_stale(policy: Policy, server: ServedModel, rate: float) -> int:

@@ -77,7 +77,7 @@ class Ours(Contestant):
             )
             # Only with ranks does the policy get its adapter; a single rank shards nothing.
             world = Ranks.single(load.device) if load.lora else None
-            self.policy = loading.load(self.cfg, world)
+            self.policy = loading.load_policy(self.cfg, world)
         assert self.policy.padded == (packing == "padded")
         self.model = self.policy.model
         self.loss_of = losses.get("grpo")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from atroposlib.environments.common import answers, instructions
 from atroposlib.envs.reward_fns.math_verify.checker import Correctness, MathVerifier
-from atroposlib.text.answers import boxed
+from atroposlib.text.answers import box_around
 
 Numbers = dict[str, float]
 
@@ -75,4 +75,4 @@ WORDS = Kind(
     check_words,
     lambda golds: f"Answer: {golds[0]}",
 )
-FORMULA = Kind("Put the final answer in \\boxed{}.", check_formula, boxed)
+FORMULA = Kind("Put the final answer in \\boxed{}.", check_formula, box_around)

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 
 from atroposlib.errors import ConfigError
 from example_trainer.advantage.rewards import (
-    numbers,
+    finite_floats,
     of_length,
     rows_by_group,
     shape_rewards,
@@ -84,10 +84,10 @@ def compute(
     if settings.advantage not in ESTIMATORS:
         known = ", ".join(sorted(ESTIMATORS))
         raise ConfigError(f"advantage {settings.advantage!r} is unknown; there are: {known}")
-    rewards_R = numbers("rewards", rewards)
+    rewards_R = finite_floats("rewards", rewards)
     count = len(rewards_R)
     groups = rows_by_group(of_length("group_ids", to_list(group_ids), count))
-    lengths_R = None if lengths is None else numbers("lengths", lengths, count)
+    lengths_R = None if lengths is None else finite_floats("lengths", lengths, count)
     reasons_R = finish_reasons
     if reasons_R is not None:
         reasons_R = of_length("finish_reasons", to_list(reasons_R), count)
@@ -141,7 +141,7 @@ def has_varied_rewards(rewards: Any, group_ids: Any) -> list[bool]:
     Equal means exactly equal; pass rewards as the environment gave them, since a length
     penalty would make any group vary. A group of a single row never varies.
     """
-    rewards_R = numbers("rewards", rewards)
+    rewards_R = finite_floats("rewards", rewards)
     ids_R = of_length("group_ids", to_list(group_ids), len(rewards_R))
     vary = {
         group: len({rewards_R[row] for row in rows}) > 1

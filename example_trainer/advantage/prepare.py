@@ -47,7 +47,7 @@ class Prepared:
         return sum(len(row.trained) for row in self.rows)
 
 
-def prepare(
+def prepare_batch(
     rows: Sequence[Row],
     settings: ObjectiveSettings,
     version: int,

@@ -50,7 +50,7 @@ def shape_rewards(
     ]
     if (bound := settings.reward_clip) is not None:
         rewards_R = [min(max(reward, -bound), bound) for reward in rewards_R]
-    return numbers("rewards", rewards_R)
+    return finite_floats("rewards", rewards_R)
 
 
 def overlong_penalties(
@@ -81,7 +81,7 @@ def to_list(values: Any) -> list[Any]:
     return [value.item() if hasattr(value, "item") else value for value in values]
 
 
-def numbers(field: str, values: Any, expected: int | None = None) -> list[float]:
+def finite_floats(field: str, values: Any, expected: int | None = None) -> list[float]:
     """Finite floats from anything ``to_list`` takes.
 
     Raises InvalidGroup unless there are ``expected`` finite numbers; names the row.

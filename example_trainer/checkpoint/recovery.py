@@ -202,7 +202,7 @@ class Recovery:
 
     def _committed_batch(self, state: TrainerState) -> int:
         """Return the last batch contained in every possible fallback; 0 for none."""
-        kept = self._snapshots.kept(state.step)
+        kept = self._snapshots.kept_checkpoints(state.step)
         if len(kept) < self._cfg.keep_recover:
             return 0  # the initial weights are a fallback too
         numbers = []

@@ -103,10 +103,10 @@ class Snapshots:
             self._point_at(final.name)
         except OSError as error:
             raise CheckpointError(f"{self.directory / POINTER}: {error}") from error
-        for path in self.kept(step, beyond=True):
+        for path in self.kept_checkpoints(step, beyond=True):
             discard(path)
 
-    def kept(self, step: int, *, beyond: bool = False) -> list[Path]:
+    def kept_checkpoints(self, step: int, *, beyond: bool = False) -> list[Path]:
         """Checkpoints up to ``step`` that stay; ``beyond``: the older checkpoints that go.
 
         Checkpoints after ``step`` were left by a run that got further and went back; training
@@ -123,7 +123,7 @@ class Snapshots:
         """The latest intact checkpoint. Damaged checkpoints are logged and set aside."""
         tidy(self.directory)
         for path in list(self._candidates()):
-            problem = problem_of(path)
+            problem = checkpoint_problem(path)
             if problem is None:
                 return Snapshot(path)
             aside = free_name(path.with_name(f"damaged_{path.name}"))
@@ -179,7 +179,7 @@ def free_name(path: Path) -> Path:
     return candidate
 
 
-def problem_of(directory: Path) -> str | None:
+def checkpoint_problem(directory: Path) -> str | None:
     """Return what is wrong with a checkpoint; None if every byte matches the manifest."""
     try:
         manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))

@@ -316,7 +316,7 @@ def loss_weights(
     return [1.0] * len(rows), float(max(1, len(rows)) * aggregation_length)
 
 
-def staleness(rows: Iterable[Row], version: int) -> list[int]:
+def token_staleness(rows: Iterable[Row], version: int) -> list[int]:
     """Versions between sampling and now, for every trained token with a known version."""
     return [
         version - row.versions[j]

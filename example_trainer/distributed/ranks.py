@@ -141,7 +141,7 @@ def _is_lost(error: RuntimeError) -> bool:
 
 
 @contextmanager
-def start(cfg: TrainingConfig, timeout_s: float | None = None) -> Iterator[Ranks]:
+def join_ranks(cfg: TrainingConfig, timeout_s: float | None = None) -> Iterator[Ranks]:
     """Join the process group of the ranks; leave it at the end.
 
     Under torchrun its variables RANK, WORLD_SIZE and LOCAL_RANK count, else the settings

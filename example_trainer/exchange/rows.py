@@ -25,7 +25,7 @@ class TwoParts:
     logprobs: list[float]  # sampler's; 0 where the mask is 0
 
 
-def sample_of(row: Row) -> TwoParts:
+def two_parts_of(row: Row) -> TwoParts:
     """The row in two parts; without a trained token its last token is the completion."""
     kept = _kept_tokens(row)
     first = kept.index(1) if any(kept) else len(kept) - 1  # position j predicts token j + 1
@@ -73,7 +73,7 @@ def trl_fields(
                 _check(row, temperature)
                 long = not row.in_loss
                 sample, score = (
-                    _untrained_tokens(tokens) if long else sample_of(row),
+                    _untrained_tokens(tokens) if long else two_parts_of(row),
                     row.reward,
                 )
             fields["prompt_ids"].append(sample.prompt)
@@ -111,7 +111,7 @@ def _check(row: Row, temperature: float) -> None:
 
 def verl_output(row: Row) -> dict[str, Any]:
     """The fields of verl's ``AgentLoopOutput``; a turn is a run of tokens of the same side."""
-    sample = sample_of(row)
+    sample = two_parts_of(row)
     turns = 1 + sum(bit != before for bit, before in zip(sample.mask, [0, *sample.mask]))
     return {
         "prompt_ids": sample.prompt,
@@ -127,7 +127,7 @@ def verl_output(row: Row) -> dict[str, Any]:
 
 def slime_sample(row: Row, group_index: int, index: int) -> dict[str, Any]:
     """The fields of slime's ``Sample``; masks and logprobs cover the response."""
-    sample = sample_of(row)
+    sample = two_parts_of(row)
     return {
         "group_index": group_index,
         "index": index,
@@ -144,7 +144,7 @@ def slime_sample(row: Row, group_index: int, index: int) -> dict[str, Any]:
 
 def skyrl_output(rows: Sequence[Row]) -> dict[str, Any]:
     """SkyRL's ``GeneratorOutput`` of these rows."""
-    samples = [sample_of(row) for row in rows]
+    samples = [two_parts_of(row) for row in rows]
     return {
         "prompt_token_ids": [sample.prompt for sample in samples],
         "response_ids": [sample.completion for sample in samples],

@@ -42,7 +42,7 @@ class Sizes:
     batches: int
 
 
-def sizes_of(args: GRPOConfig) -> Sizes:
+def batch_sizes_of(args: GRPOConfig) -> Sizes:
     """The sizes that TRL's settings amount to.
 
     Raises:
@@ -89,7 +89,7 @@ class QueueTrainer(GRPOTrainer):  # type: ignore[misc]
     def __init__(
         self, model: str, args: GRPOConfig, *, settings: Mapping[str, Any], **options: Any
     ) -> None:
-        self.sizes = sizes = sizes_of(args)
+        self.sizes = sizes = batch_sizes_of(args)
         if options.get("peft_config") is not None:
             raise ConfigError("peft_config: only whole models are published here")
         own = {"model_name": model, "save_path": str(args.output_dir), **settings}

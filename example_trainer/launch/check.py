@@ -60,7 +60,7 @@ def problems_of(plan: Plan) -> Iterator[str]:
             check()
         except ConfigError as error:
             yield str(error)
-    yield from size_problems(plan, cfg.batch_size, cfg.seq_len)
+    yield from size_problems(plan, cfg.sequences_per_step, cfg.seq_len)
     yield from _disk_problems(plan.directory)
     yield from _port_problems(plan)
 
@@ -71,7 +71,7 @@ def _require_loss(name: str) -> None:
     losses.formula(name)
 
 
-def size_problems(plan: Plan, batch_size: int, seq_len: int) -> Iterator[str]:
+def size_problems(plan: Plan, per_step: int, seq_len: int) -> Iterator[str]:
     """Sizes and lengths in the plan that cannot work together."""
     sizes = []
     for number, wanted in enumerate(plan.environments):
@@ -85,11 +85,11 @@ def size_problems(plan: Plan, batch_size: int, seq_len: int) -> Iterator[str]:
                 f"{place}.max_token_length {longest} is more than the {seq_len} tokens that"
                 " the trainer takes: raise trainer.settings.seq_len, or lower it"
             )
-    if len(sizes) == len(plan.environments) and batch_size % math.gcd(*sizes):
+    if len(sizes) == len(plan.environments) and per_step % math.gcd(*sizes):
         listed = ", ".join(map(str, sorted(set(sizes))))
         yield (
-            f"trainer.settings.batch_size {batch_size} is no sum of groups of {listed}"
-            " sequences: choose a multiple"
+            f"{per_step} sequences of a step (trainer.settings.batch_size x"
+            f" gradient_accumulation_steps) are no sum of groups of {listed}: choose a multiple"
         )
 
 
@@ -120,10 +120,10 @@ def _port_problems(plan: Plan) -> Iterator[str]:
                 yield f"{name}: port {port} of 127.0.0.1 is not free ({error.strerror})"
 
 
-def environment_variables(plan: Plan, batch_size: int) -> dict[str, str]:
+def environment_variables(plan: Plan, per_step: int) -> dict[str, str]:
     """Variables of an environment's process: the batch that it has to fill alone, if so."""
     alone = len(plan.environments) == 1
-    return {FILLS_BATCHES_OF: str(batch_size)} if alone else {}
+    return {FILLS_BATCHES_OF: str(per_step)} if alone else {}
 
 
 def check_environments(plan: Plan) -> Iterator[str]:
@@ -133,7 +133,7 @@ def check_environments(plan: Plan) -> Iterator[str]:
         ConfigError: the last line of an environment that refuses its settings.
     """
     _, cfg = trainer_settings(plan)
-    filled = environment_variables(plan, cfg.batch_size)
+    filled = environment_variables(plan, cfg.sequences_per_step)
     variables = {**os.environ, **filled, CHECK_ONLY: "1"}
     for number, wanted in enumerate(plan.environments):
         if wanted.command is not None:

@@ -166,7 +166,7 @@ def check_local(plan: Plan) -> int:
         shares = gpus.shared_out(plan, gpus.visible_gpus(), cfg.device == "cpu")
         for line in (*shares.lines, *check_environments(plan)):
             print(f"{plan.name}: {line}")
-        for spec in processes(plan, cfg, shares, cfg.batch_size):
+        for spec in processes(plan, cfg, shares, cfg.sequences_per_step):
             print(f"{spec.name}: {shlex.join(spec.argv)}")
     print(f"{plan.name}: the plan is sound, {cfg.training_steps} steps, in {plan.directory}")
     return 0
@@ -175,7 +175,7 @@ def check_local(plan: Plan) -> int:
 def _run(plan: Plan, live: bool, browser: bool) -> int:
     settings, cfg = trainer_settings(plan)
     shares = gpus.shared_out(plan, gpus.visible_gpus(), cfg.device == "cpu")
-    specs, started = processes(plan, cfg, shares, cfg.batch_size), time.monotonic()
+    specs, started = processes(plan, cfg, shares, cfg.sequences_per_step), time.monotonic()
     stop = StopRequest()
     stop.listen()
     log_dir = plan.directory / "logs"
@@ -264,7 +264,7 @@ def supervise(
 
 
 def processes(
-    plan: Plan, served: ServingSettings, shares: gpus.GpuShares, batch_size: int
+    plan: Plan, served: ServingSettings, shares: gpus.GpuShares, per_step: int
 ) -> list[ProcessSpec]:
     """Return every process in the order of its start; all but the trainer are restartable."""
     first = plan.inference.port
@@ -299,7 +299,7 @@ def processes(
             name = roles.environment_name(plan, number)
             name = f"env-{number}-{name}" + (f"-{copy}" if wanted.count > 1 else "")
             command = roles.environment(plan, served, python, number, at)
-            filled = environment_variables(plan, batch_size)
+            filled = environment_variables(plan, per_step)
             command = replace(command, env={**filled, **command.env})
             specs.append(spec(name, command, None, 0.0))
     trains = roles.trainer(plan, python, at, gpus=shares.trainer)

@@ -131,7 +131,7 @@ def needs_teacher(name: str) -> bool:
     return name in OF_A_TEACHER
 
 
-def batch_mask(name: str) -> BatchMask | None:
+def batch_mask_of(name: str) -> BatchMask | None:
     """Function that selects tokens over all rows of a minibatch; None for most losses.
 
     ``batch_mask(name)(proximal_R_T, behaviour_R_T, cfg) -> keep_R_T``, an entry per trained

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from example_trainer.losses.tokens import LossInputs, bound_log_ratio, kl
+from example_trainer.losses.tokens import LossInputs, bound_log_ratio, kl_estimate
 from example_trainer.settings.loss import LossSettings
 
 
@@ -57,7 +57,7 @@ def importance(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[
     """(B, T) weights without a gradient, and token sums of their metrics."""
     tokens = batch.tokens
     log_w = tokens.only(batch.proximal_logprobs) - tokens.only(batch.behaviour_logprobs)
-    drift = kl(bound_log_ratio(log_w))
+    drift = kl_estimate(bound_log_ratio(log_w))
     if settings.importance_level == "sequence":
         log_w = tokens.row_mean(log_w).expand_as(log_w)
     elif settings.importance_level == "product":

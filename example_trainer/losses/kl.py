@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
-from example_trainer.losses.tokens import TokenMask, bound_log_ratio, kl
+from example_trainer.losses.tokens import TokenMask, bound_log_ratio, kl_estimate
 
 
 def penalty(
@@ -50,5 +50,5 @@ def penalty(
     if estimator == "k2":
         return d**2 / 2
     if estimator == "k3":
-        return kl(bound_log_ratio(-d))
+        return kl_estimate(bound_log_ratio(-d))
     raise ConfigError(f"kl_estimator {estimator!r} is unknown; there are: k1, k2, k3")

@@ -24,7 +24,12 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from example_trainer.losses.tokens import LossInputs, bound_log_ratio, kl, ratio_metrics
+from example_trainer.losses.tokens import (
+    LossInputs,
+    bound_log_ratio,
+    kl_estimate,
+    ratio_metrics,
+)
 from example_trainer.settings.loss import LossSettings
 
 
@@ -40,7 +45,7 @@ def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, T
     objective = log_ratio.exp() * tokens.only(batch.advantages)
     metrics = {
         **ratio_metrics(tokens, log_ratio),
-        "importance_kl": tokens.total(kl(bound_log_ratio(log_w))),
+        "importance_kl": tokens.total(kl_estimate(bound_log_ratio(log_w))),
         "filtered_ratio": tokens.total(keep == 0),
     }
     return tokens.loss_sum(-torch.where(keep != 0, objective, 0.0)), metrics

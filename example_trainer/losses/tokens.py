@@ -88,7 +88,7 @@ def bound_log_ratio(log_ratio: Tensor) -> Tensor:
     return torch.where(log_ratio < -MAX_LOG_RATIO, -MAX_LOG_RATIO, log_ratio)
 
 
-def kl(log_ratio: Tensor) -> Tensor:
+def kl_estimate(log_ratio: Tensor) -> Tensor:
     """r - 1 - log r: of samples of q, with r = p / q, the estimate of KL(q || p) >= 0."""
     return torch.expm1(log_ratio) - log_ratio
 
@@ -98,5 +98,5 @@ def ratio_metrics(tokens: TokenMask, log_ratio: Tensor) -> dict[str, Tensor]:
     log_ratio = log_ratio.detach()
     return {
         "ratio_mean": tokens.total(log_ratio.exp()),
-        "approx_kl": tokens.total(kl(log_ratio)),
+        "approx_kl": tokens.total(kl_estimate(log_ratio)),
     }

@@ -65,12 +65,12 @@ def wrap(model: Model, settings: ModelSettings) -> Model:
         inject_adapter_in_model(lora_config, plain, ADAPTER)
     except ValueError as error:  # no module of that name
         raise ConfigError(f"lora_target_modules: {error}") from error
-    start(model, settings.seed)
+    start_adapter(model, settings.seed)
     return model
 
 
 @torch.no_grad()
-def start(model: nn.Module, seed: int) -> None:
+def start_adapter(model: nn.Module, seed: int) -> None:
     """Untrained values, of the same draws for any number of ranks; none on the meta device."""
     generator = torch.Generator().manual_seed(seed)
     for layer in adapted_layers(model).values():
@@ -109,7 +109,7 @@ def delta(layer: Any) -> Tensor:
     return added.T if layer.fan_in_fan_out else added
 
 
-def write(policy: PackedModel, tensors: dict[str, Tensor], directory: Path) -> None:
+def write_adapter(policy: PackedModel, tensors: dict[str, Tensor], directory: Path) -> None:
     """Write the result of ``state_dict.adapter_weights`` as peft does, for peft, vLLM and SGLang to load.
 
     That is ``adapter_config.json`` and ``adapter_model.safetensors`` in ``directory``.

@@ -249,7 +249,7 @@ def _agrees(kernel: Kernel, device: torch.device, dtype: torch.dtype, head_dim: 
     )
 
 
-def register() -> None:
+def register_attention() -> None:
     """Register the name with transformers, with masks as for sdpa."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask

@@ -5,7 +5,7 @@ A transformers token classification model with a single label, so saved models o
 its first values are 0, which is what advantages without a critic assume.
 
 The value of a trained token is that of the state before it, at the position that predicts
-it: the same place as its logprob. ``scored_row`` makes a row whose value is that after the
+it: the same place as its logprob. ``valued_row`` makes a row whose value is that after the
 whole sequence.
 """
 
@@ -53,7 +53,7 @@ class ValueModel(PackedModel):
         return self._score_trained(rows, lambda microbatch: self.score(microbatch)[0])
 
 
-def scored_row(tokens: list[int], group: str) -> Row:
+def valued_row(tokens: list[int], group: str) -> Row:
     """A row with a single trained token after the sequence.
 
     Its value is that at the last token of ``tokens``. The appended token is never computed.

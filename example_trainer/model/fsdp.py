@@ -22,7 +22,7 @@ from example_trainer.settings.model import ModelSettings
 PARTIAL = "replicated_with_grad_allreduce"  # norms of single heads
 
 
-def shard(module: Backbone, settings: ModelSettings, world: Ranks) -> None:
+def shard_model(module: Backbone, settings: ModelSettings, world: Ranks) -> None:
     """Split weights, gradients and optimizer state over the ranks (FSDP2), in place.
 
     Call it before :func:`example_trainer.update.optimizer.build_optimizer`. Afterwards every

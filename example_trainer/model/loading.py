@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -16,7 +16,7 @@ from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import adapter, frozen, fsdp, probing, sharded
 from example_trainer.model.miniature import UNFIT, miniature
-from example_trainer.model.policy import PackedModel, Policy
+from example_trainer.model.policy import ModelFacts, PackedModel, Policy
 from example_trainer.model.scoring import (
     Backbone,
     TokenModule,
@@ -29,7 +29,7 @@ V = TypeVar("V")
 P = TypeVar("P", bound=PackedModel)
 
 
-def load(settings: LoadSettings, world: Ranks | None = None) -> Policy:
+def load_policy(settings: LoadSettings, world: Ranks | None = None) -> Policy:
     """Load model and tokenizer, and measure how its rows may be packed.
 
     Args:
@@ -60,7 +60,7 @@ def load_reference(
 
     Args:
         name: of the model; None: ``model_name``, as it is before training.
-        world: as for :func:`load`.
+        world: as for :func:`load_policy`.
     """
     name = name or settings.model_name
     settings = settings.model_copy(update={"router_replay": False})
@@ -105,7 +105,7 @@ class Blueprint(Generic[P]):
         load = AutoConfig.from_pretrained
         return load_quietly(self.name, lambda: load(self.name, **self.options))
 
-    def drawn(self, config: Any) -> Any:
+    def random_model(self, config: Any) -> Any:
         """A model of this shape with random weights."""
         return without_dropout(self.auto.from_config(config, dtype=torch.float32))
 
@@ -118,7 +118,7 @@ class Blueprint(Generic[P]):
             config = self.config()
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(self.settings.seed)
-                model = self.drawn(config)
+                model = self.random_model(config)
             return model.to(torch.device(device)), {name for name, _ in model.named_children()}
         # float32 parameters for any compute dtype: an update of 1e-6 of a bfloat16 weight
         # rounds to nothing.
@@ -128,7 +128,7 @@ class Blueprint(Generic[P]):
         unsaved = {key.split(".")[0] for key in report["missing_keys"]}
         return without_dropout(model.to(torch.device(device))), unsaved
 
-    def assembled(self, model: Any, device: str, world: Ranks | None = None) -> P:
+    def assemble(self, model: Any, device: str, world: Ranks | None = None) -> P:
         settings = self.settings
         return self.kind(
             self.module(model, self.compute_dtype),
@@ -164,7 +164,7 @@ def packed_model(
         return _partly_low(blueprint, prepare)
     device = blueprint.settings.device
     whole, unsaved = blueprint.whole(device)
-    model = blueprint.assembled(whole, device)
+    model = blueprint.assemble(whole, device)
     probing.probe(model, blueprint.settings)
     prepare(whole)
     return model, unsaved
@@ -179,14 +179,14 @@ def _partly_low(
     lack the memory.
     """
     config = blueprint.config()
-    bare = sharded.without_weights(lambda: blueprint.drawn(config))
-    setup = _measure(blueprint, config, bare)
+    bare = sharded.without_weights(lambda: blueprint.random_model(config))
+    facts = _measure(blueprint, config, bare)
     whole, unsaved = blueprint.whole("cpu")
     prepare(whole)
     frozen.hold_in(blueprint.compute_dtype, whole, sharded=False)
     device = blueprint.settings.device
-    model = blueprint.assembled(whole.to(torch.device(device)), device)
-    probing.apply(model, **setup)
+    model = blueprint.assemble(whole.to(torch.device(device)), device)
+    model.adopt(facts)
     return model, unsaved
 
 
@@ -195,29 +195,29 @@ def _load_sharded(
 ) -> tuple[P, set[str]]:
     settings = blueprint.settings
     config = blueprint.config()
-    bare = sharded.without_weights(lambda: blueprint.drawn(config))
-    setup = run_on_rank0(world, lambda: _measure(blueprint, config, bare))
+    bare = sharded.without_weights(lambda: blueprint.random_model(config))
+    facts = run_on_rank0(world, lambda: asdict(_measure(blueprint, config, bare)))
     with torch.device("meta"):  # device of a new adapter
         prepare(bare)
     if freezes:
         frozen.hold_in(blueprint.compute_dtype, bare, sharded=True)
-    model = blueprint.assembled(bare, settings.device, world)
-    fsdp.shard(model.module, settings, world)
+    model = blueprint.assemble(bare, settings.device, world)
+    fsdp.shard_model(model.module, settings, world)
     place = torch.device("cpu") if settings.cpu_offload else world.device
     saved_as = None if settings.init_from_scratch else blueprint.name
     unsaved = sharded.fill(bare, world, place, saved_as, lambda: blueprint.whole("cpu"))
-    adapter.start(bare, world.share(settings.seed))
-    probing.apply(model, **setup)
+    adapter.start_adapter(bare, world.share(settings.seed))
+    model.adopt(ModelFacts(**facts))
     return model, unsaved
 
 
-def _measure(blueprint: Blueprint[P], config: Any, bare: Any) -> dict[str, Any]:
+def _measure(blueprint: Blueprint[P], config: Any, bare: Any) -> ModelFacts:
     """How to set up a model that no rank has whole; without a small copy by the whole on the CPU."""
-    small = miniature(blueprint.drawn, config, bare)
+    small = miniature(blueprint.random_model, config, bare)
     with contextlib.suppress(*UNFIT):
-        return probing.probe(blueprint.assembled(small, "cpu"), blueprint.settings)
+        return probing.probe(blueprint.assemble(small, "cpu"), blueprint.settings)
     return probing.probe(
-        blueprint.assembled(blueprint.whole("cpu")[0], "cpu"), blueprint.settings
+        blueprint.assemble(blueprint.whole("cpu")[0], "cpu"), blueprint.settings
     )
 
 

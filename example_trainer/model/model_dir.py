@@ -134,7 +134,7 @@ def save_adapter(
 
     def write() -> None:
         with whole_directory(directory, durable=durable) as draft:
-            adapter.write(model, tensors, draft)
+            adapter.write_adapter(model, tensors, draft)
             write_state(draft, state)
 
     run_on_rank0(model.world, write)

@@ -5,7 +5,8 @@ rows --plan--> micro-batches --score--> logprobs, entropy    each rank its share
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -13,13 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atroposlib.utils.models.causal_lm import LogitTransform
 from atroposlib.utils.models.low_precision import kept_casts
 from example_trainer.data.packing import MicroBatch, pack_rows, plan_microbatches
 from example_trainer.data.rows import Row, unsampled_row
 from example_trainer.distributed.ranks import Ranks
+from example_trainer.model import attention
 from example_trainer.model.scoring import (
     Backbone,
     TokenModule,
+    inner_model,
     inputs_of,
     scatter,
     scored_mask,
@@ -34,6 +38,17 @@ class Scores:
     entropy: Tensor  # (B, T) of the distribution at the token's temperature
     mask: Tensor  # (B, T) bool
     teacher: Tensor | None = None  # (B, T, K) of a teacher's candidates, if asked for
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is measured of a model on loading; JSON values, which ranks share."""
+
+    padded: bool
+    share_prefixes: bool
+    rope_switch: float
+    transform: Sequence[Any] = ()  # fields of the LogitTransform of a policy
+    routers: Mapping[str, Sequence[Any]] | None = None  # see routers.fitted_routers
 
 
 @dataclass
@@ -59,6 +74,29 @@ class PackedModel:
     @property
     def compute_dtype(self) -> torch.dtype:
         return self.module.compute_dtype
+
+    def adopt(self, facts: ModelFacts) -> None:
+        """Set the model up as measured on it, or on another model of its architecture."""
+        self.padded = facts.padded
+        self.share_prefixes = facts.share_prefixes
+        self.rope_switch = facts.rope_switch
+        if not facts.padded:
+            attention.register_attention()
+            inner_model(self.model).set_attn_implementation(attention.NAME)
+        if facts.routers is not None:
+            self.module.replay_routers(facts.routers)
+
+    @contextmanager
+    def packed(self, *, share: bool, switch: float) -> Iterator[None]:
+        """Pack rows wherever it is possible and compute in float32 meanwhile, for a measurement."""
+        kept = self.padded, self.share_prefixes, self.rope_switch, self.attention_crossover
+        self.padded, self.share_prefixes, self.rope_switch = False, share, switch
+        self.attention_crossover = float("inf")
+        try:
+            with self.module.in_float32():
+                yield
+        finally:
+            self.padded, self.share_prefixes, self.rope_switch, self.attention_crossover = kept
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """The trained parameters."""
@@ -121,6 +159,10 @@ class Policy(PackedModel):
     """The model being trained, or the frozen model that it is compared with."""
 
     module: TokenModule
+
+    def adopt(self, facts: ModelFacts) -> None:
+        super().adopt(facts)
+        self.module.follow_head(LogitTransform(*facts.transform))
 
     def score(
         self,

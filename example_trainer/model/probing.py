@@ -7,8 +7,8 @@ model alone. Recurrent models, and models with their own attention, train on pad
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, replace
 from typing import Any
 
 import torch
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from atroposlib.errors import ConfigError
 from atroposlib.utils.models.causal_lm import LARGE, LogitTransform, measured_transform
-from atroposlib.utils.models.routers import RouterReplay, fitted_routers
+from atroposlib.utils.models.routers import fitted_routers
 from example_trainer.data.rows import unsampled_row
 from example_trainer.model import attention
-from example_trainer.model.policy import PackedModel, Policy
+from example_trainer.model.policy import ModelFacts, PackedModel, Policy
 from example_trainer.model.scoring import ids, inner_model, inputs_of
 from example_trainer.settings.batch import LoadSettings
 
@@ -49,61 +49,39 @@ def attention_window(model: Any) -> float:
     return min((w for w in windows if w), default=float("inf"))
 
 
-def probe(model: PackedModel, settings: LoadSettings) -> dict[str, Any]:
-    """Measure a whole model and set it up; return the arguments of :func:`apply`."""
-    choose_packing(model, settings)
-    facts = {n: getattr(model, n) for n in ("padded", "share_prefixes", "rope_switch")}
+def probe(model: PackedModel, settings: LoadSettings) -> ModelFacts:
+    """Measure a whole model, set it up by what was measured, and return that."""
+    facts = packing_facts(model, settings)
+    model.adopt(facts)
     if isinstance(model, Policy):
-        check_head(model)
-        facts["transform"] = astuple(model.module.transform)
+        facts = replace(facts, transform=astuple(check_head(model)))
         if settings.router_replay:
-            transformer = inner_model(model.model)
-            facts["routers"] = fitted_routers(
-                transformer, ids([PROBES[1].tokens], model.device)
-            )
-            model.module.replay = RouterReplay(transformer, facts["routers"])
+            tokens = ids([PROBES[1].tokens], model.device)
+            facts = replace(facts, routers=fitted_routers(inner_model(model.model), tokens))
+        model.adopt(facts)
     return facts
 
 
-def apply(
-    model: PackedModel,
-    padded: bool,
-    share_prefixes: bool,
-    rope_switch: float,
-    transform: Sequence[Any] = (),
-    routers: Mapping[str, Sequence[Any]] | None = None,
-) -> None:
-    """Set a model up as measured on another model of its architecture."""
-    model.padded, model.share_prefixes, model.rope_switch = padded, share_prefixes, rope_switch
-    if not padded:
-        attention.register()
-        inner_model(model.model).set_attn_implementation(attention.NAME)
-    if isinstance(model, Policy):
-        model.module.transform = LogitTransform(*transform)
-    if routers is not None:
-        model.module.replay = RouterReplay(inner_model(model.model), routers)
-
-
-def choose_packing(model: PackedModel, settings: LoadSettings) -> None:
-    """Choose packing and prefix sharing by settings and by what the model computes.
+def packing_facts(model: PackedModel, settings: LoadSettings) -> ModelFacts:
+    """Packing and prefix sharing, by settings and by what the model computes.
 
     Raises:
         ConfigError: the model computes positions anew for every length of a pass.
     """
     own = _own_hidden(model)  # computed before attention is replaced
-    model.rope_switch = rope_switch(model, own[0])
-    model.padded, model.share_prefixes = True, False
+    switch = rope_switch(model, own[0])
+    apart = ModelFacts(padded=True, share_prefixes=False, rope_switch=switch)
     if settings.packing == "padded" or settings.seq_len > attention_window(model.model):
-        return
+        return apart
     transformer = inner_model(model.model)
     before = transformer.config._attn_implementation
-    attention.register()
+    attention.register_attention()
     transformer.set_attn_implementation(attention.NAME)
-    if not _same(model, own, share=False):
+    if not _is_same(model, own, share=False, switch=switch):
         transformer.set_attn_implementation(before)
-        return
-    model.padded = False
-    model.share_prefixes = settings.share_prefixes and _same(model, own, share=True)
+        return apart
+    shares = settings.share_prefixes and _is_same(model, own, share=True, switch=switch)
+    return ModelFacts(padded=False, share_prefixes=shares, rope_switch=switch)
 
 
 def _own_hidden(model: PackedModel) -> list[Tensor]:
@@ -156,23 +134,21 @@ def _close(found: Tensor, expected: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _same(model: PackedModel, own: Sequence[Tensor], *, share: bool) -> bool:
-    kept = vars(model).copy()
-    dtype, model.module.compute_dtype = model.compute_dtype, torch.float32
-    model.padded, model.share_prefixes = False, share
-    model.attention_crossover = float("inf")
+def _is_same(model: PackedModel, own: Sequence[Tensor], *, share: bool, switch: float) -> bool:
+    """Whether packed rows have the hidden states ``own`` of the rows alone."""
     try:
-        return all(
-            bool((hidden - own[i][column]).abs().max() <= PROBE_TOLERANCE * own[i].abs().max())
-            for i, column, hidden in _packed_hidden(model)
-        )
+        with model.packed(share=share, switch=switch):
+            return all(
+                bool(
+                    (hidden - own[i][column]).abs().max()
+                    <= PROBE_TOLERANCE * own[i].abs().max()
+                )
+                for i, column, hidden in _packed_hidden(model)
+            )
     except (ConfigError, RuntimeError, TypeError, ValueError, IndexError):
         # Attention with more than dot products, or a model that fails on a line of many
         # rows.
         return False
-    finally:
-        vars(model).update(kept)
-        model.module.compute_dtype = dtype
 
 
 def _packed_hidden(model: PackedModel) -> Iterator[tuple[int, int, Tensor]]:
@@ -184,8 +160,12 @@ def _packed_hidden(model: PackedModel) -> Iterator[tuple[int, int, Tensor]]:
 
 
 @torch.no_grad()
-def check_head(policy: Policy) -> None:
-    """Find out what follows the output head; ConfigError if logprobs are not the model's own."""
+def check_head(policy: Policy) -> LogitTransform:
+    """Follow what the model applies after its output head, and return it.
+
+    Raises:
+        ConfigError: logprobs are not the model's own.
+    """
     model = inner_model(policy.model)
     name = type(model).__name__
     tokens = ids([PROBES[1].tokens], policy.device)
@@ -195,11 +175,10 @@ def check_head(policy: Policy) -> None:
             f"{name} changes its logits after the output head in another way than by a scale"
             " and a cap that its configuration names; such models cannot be trained yet"
         )
-    policy.module.transform = transform
+    policy.module.follow_head(transform)
     worst = 0.0
-    dtype, policy.module.compute_dtype = policy.compute_dtype, torch.float32
-    ours_R_T = policy.trained_logprobs(PROBES)
-    policy.module.compute_dtype = dtype
+    with policy.module.in_float32():
+        ours_R_T = policy.trained_logprobs(PROBES)
     for row, ours in zip(PROBES, ours_R_T):
         logits = model(ids([row.tokens], policy.device), use_cache=False).logits[0, :-1]
         labels = ids(row.labels, policy.device)[:, None]
@@ -210,3 +189,4 @@ def check_head(policy: Policy) -> None:
             f"logprobs of {name} are not those of its own logits (they differ by {worst:.3g});"
             " such models cannot be trained yet"
         )
+    return transform

@@ -6,7 +6,8 @@ output head, so that FSDP2 can shard that module and each of its decoder layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +116,20 @@ class Backbone(nn.Module):
         self.partial: set[str] = set()
         widen_residual(inner_model(model).get_input_embeddings(), compute_dtype)
 
+    def replay_routers(self, fitted: Mapping[str, Sequence[Any]]) -> None:
+        """Give the experts of the rows to the routers; ``fitted`` has the formulas of each class."""
+        self.replay = RouterReplay(inner_model(self.model), fitted)
+
+    @contextmanager
+    def in_float32(self) -> Iterator[None]:
+        """Compute in float32 meanwhile."""
+        kept = self.compute_dtype
+        self.compute_dtype = torch.float32
+        try:
+            yield
+        finally:
+            self.compute_dtype = kept
+
     def hidden(self, inputs: Inputs) -> Tensor:
         """(H, D) of the positions that need scores."""
         extras: dict[str, Any] = {}
@@ -126,7 +141,7 @@ class Backbone(nn.Module):
         if inputs.positions is not None:
             extras["position_ids"] = inputs.positions
         if self.replay is not None:
-            self.replay.experts = inputs.experts
+            self.replay.follow(inputs.experts)
         with autocast(inputs.tokens.device, self.compute_dtype):
             output = decoder(inner_model(self.model))(
                 input_ids=inputs.tokens, use_cache=False, **extras
@@ -147,6 +162,10 @@ class TokenModule(Backbone):
     """Logprobs and entropy; see fused_logprobs.TokenScores."""
 
     transform = LogitTransform()
+
+    def follow_head(self, transform: LogitTransform) -> None:
+        """Apply what the model applies after its output head."""
+        self.transform = transform
 
     def forward(self, inputs: Inputs) -> TokenScores:
         head = output_head(self.model)

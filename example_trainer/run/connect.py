@@ -17,7 +17,7 @@ from atroposlib.wire import Heartbeat
 from atroposlib.wire.status import ServerState, WaitCause, WaitReport
 from example_trainer.settings.weights import ServingSettings
 from example_trainer.state import StopSignal
-from example_trainer.weights.engines import InferenceServer, connect
+from example_trainer.weights.engines import InferenceServer, connect_engine
 from example_trainer.weights.fleet import Fleet
 
 logger = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class ServerRoster:
         self._problems: dict[str, str] = {}  # URL of a server that cannot be used -> why
 
     def connect_all(self, client: RolloutClient, api_url: str) -> list[InferenceServer]:
-        """Connect to every server, with a wait for its start; raises as ``engines.connect``.
+        """Connect to every server, with a wait for its start; raises as ``connect_engine``.
 
         Of the directory ``inference_min_ready`` servers are awaited when a run begins, a
         single server when it goes on: the rest join as they come. ``api_url`` is for a client
@@ -186,9 +186,9 @@ class ServerRoster:
         if self._api is None or (listed := self._api.servers()) is None:
             return
         known = [engine.url for engine in fleet.engines]
-        for engine in self._usable_servers(listed.joined(known, any_weights=True)):
+        for engine in self._usable_servers(listed.urls_to_add(known, any_weights=True)):
             fleet.join(engine)
-        for url in listed.left([engine.url for engine in fleet.engines]):
+        for url in listed.urls_to_remove([engine.url for engine in fleet.engines]):
             fleet.forget(url)
 
     def _first(self, wanted: int) -> list[InferenceServer]:
@@ -198,7 +198,7 @@ class ServerRoster:
             listed = self._api.servers() if self._api else None
             if listed is not None:
                 known = [engine.url for engine in servers]
-                servers += self._usable_servers(listed.joined(known, any_weights=True))
+                servers += self._usable_servers(listed.urls_to_add(known, any_weights=True))
             waited_s = time.monotonic() - started
             state = (
                 f"{len(servers)} of {wanted} inference servers are in the directory of the rollout"
@@ -230,7 +230,7 @@ class ServerRoster:
         return usable
 
     def _connect(self, url: str, wait_s: float) -> InferenceServer:
-        server = connect(
+        server = connect_engine(
             url,
             self._settings.inference_engine,
             timeout_s=self._settings.publish_timeout_s,

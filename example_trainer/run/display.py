@@ -75,7 +75,7 @@ def picture(
     for record in records:
         table.add_row(*(format_value(record.get(name), form) for _, name, form in COLUMNS))
     last: Mapping[str, Any] = records[-1] if records else {}
-    parts: list[Any] = [Text(doing(beat), style="bold"), table]
+    parts: list[Any] = [Text(phase_text(beat), style="bold"), table]
     below = [seconds_line(last)] + [f"{n} {v:.3g}" for n, v in _env_metrics(last)]
     if text := "   ".join(line for line in below if line):
         parts.append(Text(text, style="dim"))
@@ -87,7 +87,7 @@ def picture(
     )
 
 
-def doing(beat: Heartbeat | None) -> str:
+def phase_text(beat: Heartbeat | None) -> str:
     """Describe the phase: "waiting for batch: 12 of 64 sequences queued", for example."""
     if beat is None:
         return "starting"
@@ -104,7 +104,7 @@ def seconds_line(record: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value:.1f} s" for value, name in sorted(spent, reverse=True))
 
 
-def step_line(record: Mapping[str, Any]) -> str:
+def progress_line(record: Mapping[str, Any]) -> str:
     """Format a step as a line, for a log file or a pipe."""
     shown = [f"{name} {record[name]:.4g}" for name in SHOWN if record.get(name) is not None]
     shown += [f"{name} {value:.4g}" for name, value in _env_metrics(record)]
@@ -123,7 +123,7 @@ def _env_metrics(record: Mapping[str, Any]) -> list[tuple[str, float]]:
 class LineDisplay:
     """A line per step; the loop prints waits."""
 
-    def __init__(self, line_of: Callable[[Mapping[str, Any]], str] = step_line) -> None:
+    def __init__(self, line_of: Callable[[Mapping[str, Any]], str] = progress_line) -> None:
         self._line_of = line_of
 
     def step(self, record: Mapping[str, Any]) -> None:

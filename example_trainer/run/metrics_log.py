@@ -42,7 +42,7 @@ from atroposlib.utils.metrics import percentile
 from atroposlib.wire import ClaimedBatch
 from example_trainer.advantage.prepare import Prepared
 from example_trainer.advantage.rewards import TRUNCATED
-from example_trainer.data.rows import Row, TrainingBatch, staleness
+from example_trainer.data.rows import Row, TrainingBatch, token_staleness
 from example_trainer.run.display import Display
 from example_trainer.settings.run import WatchSettings
 from example_trainer.weights.agreement import Agreement, Tokens
@@ -102,7 +102,7 @@ class MetricsLog:
 
     def __init__(self, cfg: WatchSettings, display: Display) -> None:
         for name in cfg.tracker_names:
-            trackers.require(name)
+            trackers.require_tracker(name)
         self._cfg = cfg
         try:
             self._file = Jsonl(cfg.metrics_file)
@@ -187,7 +187,7 @@ def batch_metrics(
     """
     loss_rows, tokens = prepared.rows, max(1, prepared.tokens)
     rewards = [row.reward for row in batch.rows]
-    ages = staleness(loss_rows, version)
+    ages = token_staleness(loss_rows, version)
     return {
         "batch_no": claimed.batch_no,
         "keys": [group.idempotency_key for group in claimed.batch or []],

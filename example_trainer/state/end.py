@@ -25,7 +25,7 @@ def forget(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def record(path: Path, **facts: int | str) -> None:
+def record_end(path: Path, **facts: int | str) -> None:
     """Write the record, atomically and durably, with facts for people who read it."""
     write_whole(path, json.dumps(facts) + "\n")
 

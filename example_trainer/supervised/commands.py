@@ -22,7 +22,7 @@ def main(model: type[FileTraining], name: str, argv: Sequence[str] | None = None
     require(cfg.prog, "train", "torch", "transformers")
     from example_trainer.supervised import loop
 
-    return loop.run(import_module(f"example_trainer.supervised.{name}").train, cfg)
+    return loop.run_command(import_module(f"example_trainer.supervised.{name}").train, cfg)
 
 
 sft = partial(main, SftConfig, "sft")

@@ -27,10 +27,10 @@ from example_trainer.supervised.preference import PairObjective, RowSums, sides
 from example_trainer.supervised.settings import DpoConfig, parse
 
 
-def train(cfg: DpoConfig) -> None:
+def train_dpo(cfg: DpoConfig) -> None:
     """Train and write ``save_path/final_model``."""
-    with ranks.start(cfg.shared()) as world:
-        policy = loading.load(cfg.shared(), world)
+    with ranks.join_ranks(cfg.shared()) as world:
+        policy = loading.load_policy(cfg.shared(), world)
         rows_of = partial(corpus.pair_rows, policy.tokenizer)
         train_on, valid = corpus.read_both(cfg, rows_of, policy.max_tokens_per_row)
         known = reference_sums(cfg, world, policy, [c for c in (train_on, valid) if c])
@@ -85,4 +85,4 @@ class Preference(PairObjective):
 
 
 if __name__ == "__main__":
-    ranks.end_process(loop.run(train, parse(DpoConfig)))
+    ranks.end_process(loop.run_command(train_dpo, parse(DpoConfig)))

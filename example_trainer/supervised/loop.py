@@ -46,7 +46,7 @@ class Objective(Protocol):
         """Return sums without a gradient, and their divisors."""
 
 
-def run(train: Callable[[C], None], cfg: C) -> int:
+def run_command(train: Callable[[C], None], cfg: C) -> int:
     """Run a command; return 0 when done, 1 with a one-line message on an error."""
     try:
         with named_out_of_memory():
@@ -83,7 +83,7 @@ def fit(
     clock = Clock()
     if world.is_rank0:
         logger.info(f"{cfg.train_file}: {train}; {steps} steps")
-    log = MetricsLog(shared, LineDisplay(step_line)) if world.is_rank0 else None
+    log = MetricsLog(shared, LineDisplay(metrics_line)) if world.is_rank0 else None
     with log or nullcontext():
         for step, lines in enumerate(lines_of_steps(cfg, len(examples), steps), 1):
             chosen = [examples[i] for i in lines]
@@ -92,7 +92,7 @@ def fit(
                 norm, stepped = clipped_step(optimizer, model, shared, step - 1, steps)
             if valid is not None and (step % valid_every == 0 or step == steps):
                 with clock.measure("valid"):
-                    learned |= validate(objective, valid, cfg.lines_per_step)
+                    learned |= validation_means(objective, valid, cfg.lines_per_step)
             with clock.measure("save"):
                 state = TrainerState("", step, step, None)
                 exporter.maybe(model, state, epoch_ended=False)
@@ -131,7 +131,7 @@ def lines_of_steps(cfg: FileTraining, count: int, steps: int) -> Iterator[list[i
 
 
 @torch.no_grad()
-def validate(objective: Objective, corpus: Corpus, at_once: int) -> dict[str, float]:
+def validation_means(objective: Objective, corpus: Corpus, at_once: int) -> dict[str, float]:
     """Compute means over the whole file, as ``valid/<name>``. Collective."""
     sums: dict[str, float] = {}
     total = 0.0
@@ -143,7 +143,7 @@ def validate(objective: Objective, corpus: Corpus, at_once: int) -> dict[str, fl
     return {f"valid/{name}": value / max(1.0, total) for name, value in sums.items()}
 
 
-def step_line(record: Mapping[str, Any]) -> str:
+def metrics_line(record: Mapping[str, Any]) -> str:
     """Format the learning metrics of a step."""
     names = [*SHOWN, *(name for name in record if name.startswith("valid/"))]
     shown = [f"{name} {record[name]:.4g}" for name in names if name in record]

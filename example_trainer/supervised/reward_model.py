@@ -18,20 +18,20 @@ from atroposlib.errors import ConfigError
 from example_trainer.data.rows import Row
 from example_trainer.distributed import ranks
 from example_trainer.model import critic
-from example_trainer.model.critic import ValueModel, scored_row
+from example_trainer.model.critic import ValueModel, valued_row
 from example_trainer.supervised import corpus, loop, preference
 from example_trainer.supervised.corpus import Example, flat
 from example_trainer.supervised.preference import PairObjective, RowSums, sides
 from example_trainer.supervised.settings import RewardConfig, parse
 
 
-def train(cfg: RewardConfig) -> None:
+def train_reward_model(cfg: RewardConfig) -> None:
     """Train and write ``save_path/final_model``."""
     if cfg.shared().trains_adapter or cfg.train_layer_indices is not None:
         raise ConfigError(
             "a reward model trains whole: leave lora and train_layer_indices out"
         )
-    with ranks.start(cfg.shared()) as world:
+    with ranks.join_ranks(cfg.shared()) as world:
         model = critic.load_value_model(cfg.shared(), cfg.model_name, world)
         rows_of = partial(corpus.pair_rows, model.tokenizer)
         train_on, valid = corpus.read_both(cfg, rows_of, model.max_tokens_per_row)
@@ -52,7 +52,7 @@ class BradleyTerry(PairObjective):
     summed = "reward"
 
     def rows(self, examples: Sequence[Example]) -> list[Row]:
-        return [scored_row(row.tokens, row.group) for row in flat(examples)]
+        return [valued_row(row.tokens, row.group) for row in flat(examples)]
 
     def margins(self, rows: Sequence[Row], sums_R: Tensor) -> Tensor:
         better, worse = sides(sums_R)
@@ -63,4 +63,4 @@ class BradleyTerry(PairObjective):
 
 
 if __name__ == "__main__":
-    ranks.end_process(loop.run(train, parse(RewardConfig)))
+    ranks.end_process(loop.run_command(train_reward_model, parse(RewardConfig)))

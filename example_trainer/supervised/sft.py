@@ -22,10 +22,10 @@ from example_trainer.supervised.corpus import Example
 from example_trainer.supervised.settings import SftConfig, parse
 
 
-def train(cfg: SftConfig) -> None:
+def train_sft(cfg: SftConfig) -> None:
     """Train and write ``save_path/final_model``."""
-    with ranks.start(cfg.shared()) as world:
-        policy = loading.load(cfg.shared(), world)
+    with ranks.join_ranks(cfg.shared()) as world:
+        policy = loading.load_policy(cfg.shared(), world)
         rows_of = partial(
             corpus.sft_rows, policy.tokenizer, end_completions=cfg.end_completions
         )
@@ -58,4 +58,4 @@ class CrossEntropy:
 
 
 if __name__ == "__main__":
-    ranks.end_process(loop.run(train, parse(SftConfig)))
+    ranks.end_process(loop.run_command(train_sft, parse(SftConfig)))

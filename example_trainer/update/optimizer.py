@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 def build_optimizer(model: PackedModel, settings: OptimSettings) -> torch.optim.Optimizer:
     """Build the optimizer of the settings; prints a line if adamw has to replace adamw_8bit.
 
-    Call it after :func:`example_trainer.model.fsdp.shard`: it holds the parameters as they
+    Call it after :func:`example_trainer.model.fsdp.shard_model`: it holds the parameters as they
     are now, and its state lies where they lie (in main memory with ``cpu_offload``).
     """
     parameters = model.parameters()

@@ -202,7 +202,7 @@ class _Update:
 
     def _kept_tokens(self) -> list[list[bool]] | None:
         """Trained tokens that the loss keeps, (R, T); None if it has no batch mask."""
-        if (mask_of := losses.batch_mask(self.settings.loss)) is None:
+        if (mask_of := losses.batch_mask_of(self.settings.loss)) is None:
             return None
         proximal_R_T = self.proximal_R_T or self.policy.trained_logprobs(self.prepared.rows)
         return mask_of(proximal_R_T, self.behaviour_R_T, self.settings)

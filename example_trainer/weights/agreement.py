@@ -73,6 +73,10 @@ class Agreement:
             return START_NATS
         return max(LEAST_NATS[tokens], TIMES_USUAL * self.usual[tokens])
 
+    def adopt(self, usual: dict[Tokens, float]) -> None:
+        """Take the means that another rank has learned."""
+        self.usual = usual
+
     def accepts(
         self, mismatch: Mismatch, tokens: Tokens, scale: float = 1.0, source: str = ""
     ) -> bool:

@@ -29,7 +29,7 @@ class TorchGroup:
     def __init__(self, group: GroupSpec, listener: Any, device: torch.device) -> None:
         self._spec = group
         self._device = device if group.backend == "nccl" else torch.device("cpu")
-        self._members: Any = process_group.join(
+        self._members: Any = process_group.join_group(
             process_group.host_store(listener, group), group, 0
         )
 

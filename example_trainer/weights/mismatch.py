@@ -70,7 +70,7 @@ class Mismatch:
         )
 
 
-def compare(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> Mismatch:
+def mismatch_of(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> Mismatch:
     """Compare two rows token by token. A NaN or a missing token exceeds any tolerance."""
     distances = [abs(a - b) for a, b in zip(ours, theirs)]
     distances = [d if d == d else float("inf") for d in distances]
@@ -185,7 +185,7 @@ def explain_mismatch(
 
         with rescale_adapter_scale(policy.model, 0.0):
             plain = policy.logprobs_of(sequences)
-        apart = map(compare, plain, server["theirs"], repeat(server["tolerance"]))
+        apart = map(mismatch_of, plain, server["theirs"], repeat(server["tolerance"]))
         if not any(row.beyond for row in apart):
             causes.append(
                 "The adapter is missing: it has exactly the logprobs of the model without it."

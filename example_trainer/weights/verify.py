@@ -28,8 +28,8 @@ from example_trainer.weights.mismatch import (
     Mismatch,
     about_temperature,
     about_truncation,
-    compare,
     explain_mismatch,
+    mismatch_of,
     sampled_temperature,
 )
 from example_trainer.weights.publisher import Publisher
@@ -100,7 +100,7 @@ def check_servers(
 
     answers = run_on_rank0(policy.world, ask)
     if answers["wrong"] is None:
-        agreement.usual = answers["usual"]  # the same on every rank
+        agreement.adopt(answers["usual"])  # the same on every rank
         return Mismatch(**answers["worst"])
     server = answers["wrong"]
     causes = explain_mismatch(policy, sequences, server, version)
@@ -135,7 +135,9 @@ def _ask_all(
                 raise
             fleet.leave_out([(engine.url, gone)])
             continue
-        difference = sum(map(compare, ours, theirs, repeat(agreement.tolerance)), Mismatch())
+        difference = sum(
+            map(mismatch_of, ours, theirs, repeat(agreement.tolerance)), Mismatch()
+        )
         if not agreement.accepts(difference, Tokens.GIVEN, source=engine.url):
             wrong = {
                 "url": engine.url,
@@ -235,7 +237,7 @@ def check_temperature(
             row = replace(row, temperatures=[temperature] * len(row.labels))
             (ours,) = policy.trained_logprobs([row])
             ours_T = ours[-len(tokens) :]
-            by_temperature[temperature] = compare(ours_T, theirs, agreement.tolerance)
+            by_temperature[temperature] = mismatch_of(ours_T, theirs, agreement.tolerance)
         mismatch = by_temperature[PROBE_TEMPERATURE]
         scale = 1 / PROBE_TEMPERATURE
         if agreement.accepts(mismatch, Tokens.SAMPLED, scale):

@@ -87,7 +87,7 @@ class WeightWorker:
         parallel = self.vllm_config.parallel_config
         copy = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
         rank = first_rank + copy * parallel.world_size + self.rank
-        entered = process_group.join(process_group.guest_store(group), group, rank)
+        entered = process_group.join_group(process_group.guest_store(group), group, rank)
         self._weight_group = group, entered
         return group.name
 

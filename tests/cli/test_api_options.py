@@ -39,7 +39,7 @@ def test_every_option_has_a_help_text_and_an_environment_variable(capsys):
 
 
 def test_the_defaults_equal_those_of_the_configured_modules():
-    options = api_options.parse([])
+    options = api_options.parse_args([])
     assert (options.host, options.port, options.store) == ("127.0.0.1", 8000, "sqlite")
     assert options.max_body_mb * 2**20 == DEFAULT_LIMITS.post_bytes
     assert options.max_store_gb * 2**30 == DEFAULT_MAX_BYTES
@@ -59,11 +59,11 @@ def test_options_default_to_their_environment_variables(without_variables):
         "ALLOW_HOST": "a, b",
     }.items():
         without_variables.setenv(f"ATROPOS_{name}", value)
-    options = api_options.parse(["--allow-host", "c"])
+    options = api_options.parse_args(["--allow-host", "c"])
     assert (options.host, options.port, options.store) == ("127.0.0.1", 8123, "memory")
     assert options.hold_s == 1.5 and options.fresh and not options.reload
     assert options.tokens is None and sorted(options.allow_host) == ["a", "b", "c"]
-    assert api_options.parse(["--port", "9"]).port == 9
+    assert api_options.parse_args(["--port", "9"]).port == 9
 
 
 # --- network access ---------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_tokens_over_a_network_need_tls_or_a_flag(capsys, tmp_path):
     ],
 )
 def test_safe_or_explicitly_allowed_addresses_are_accepted(more):
-    serve_api.require_protection(api_options.parse(more))
+    serve_api.require_protection(api_options.parse_args(more))
 
 
 def test_a_certificate_without_a_key_is_rejected(capsys):
@@ -106,7 +106,7 @@ def test_a_certificate_without_a_key_is_rejected(capsys):
 
 def test_the_host_header_is_checked_unless_tokens_protect_a_remote_api():
     def allowed(*argv):
-        return serve_api.allowed_hosts(api_options.parse(argv))
+        return serve_api.allowed_hosts(api_options.parse_args(argv))
 
     assert {"localhost", "127.0.0.1", "[::1]"} <= set(allowed())
     assert "evil.example" not in allowed()
@@ -119,7 +119,7 @@ def test_the_host_header_is_checked_unless_tokens_protect_a_remote_api():
 
 def test_the_first_line_shows_the_address_and_the_store_without_a_password():
     def line(*argv, host="127.0.0.1"):
-        options = api_options.parse(["--data-dir", "runs/a", *argv])
+        options = api_options.parse_args(["--data-dir", "runs/a", *argv])
         return serve_api._first_line(options, host, 8001)
 
     page = "http://127.0.0.1:8001/ui/"

@@ -35,7 +35,7 @@ def as_before(monkeypatch):
 def test_the_list_has_every_shipped_environment_and_imports_none(capsys):
     for name in [name for name in sys.modules if name.endswith("copy_server")]:
         del sys.modules[name]
-    assert env_files.show(["--json"]) == 0
+    assert env_files.print_list(["--json"]) == 0
     found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
     assert found["copy"]["module"] == "atroposlib.environments.copy_server"
     assert found["copy"]["about"].startswith("Copy a short word")
@@ -46,7 +46,7 @@ def test_the_list_has_every_shipped_environment_and_imports_none(capsys):
 
 
 def test_the_list_is_a_line_for_each_name(capsys):
-    assert env_files.show([]) == 0
+    assert env_files.print_list([]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
     assert lines["gymnasium"].endswith("played turn by turn")
 
@@ -62,7 +62,7 @@ def test_two_environments_of_one_name_are_listed_with_their_packages(monkeypatch
     monkeypatch.setattr(
         env_files.references, "installed_environments", lambda: [theirs, broken]
     )
-    env_files.show([])
+    env_files.print_list([])
     printed = " ".join(capsys.readouterr().out.split())
     assert "atroposlib:copy " in printed
     assert "copies:copy text Theirs (copies 1.2)" in printed
@@ -81,7 +81,7 @@ def test_a_reference_to_an_adapter_names_its_game():
 
 
 def test_info_prints_package_card_and_settings(capsys):
-    assert env_files.info(["letters"]) == 0
+    assert env_files.print_info(["letters"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     for text in (f"package atroposlib {__version__}", "digest sha256:", "licence PSF-2.0"):
         assert text in printed
@@ -140,7 +140,7 @@ def test_run_and_eval_pass_their_words_to_the_environment(tmp_path, capsys):
     file = tmp_path / "written_d.py"
     file.write_text(ENVIRONMENT.format(name="one"))
     with pytest.raises(SystemExit) as ended:
-        env_files.run([str(file), "process", "--env.groupsize", "2"])
+        env_files.run_environment([str(file), "process", "--env.groupsize", "2"])
     assert ended.value.code == 2
     assert "did you mean --env.group_size?" in capsys.readouterr().err
     with pytest.raises(SystemExit) as ended:
@@ -149,7 +149,7 @@ def test_run_and_eval_pass_their_words_to_the_environment(tmp_path, capsys):
 
 
 def test_run_without_an_environment_shows_its_usage(capsys):
-    assert env_files.run([]) == 2
+    assert env_files.run_environment([]) == 2
     assert env_files.evaluate(["--help"]) == 0
     assert "usage: atropos eval" in capsys.readouterr().out
 

@@ -51,7 +51,7 @@ def test_the_package_passes_its_own_tests_and_names_the_next_commands(
 @pytest.mark.parametrize("kind", [env_new.QUESTION, "tools", "game", "class"])
 async def test_every_kind_passes_its_checks_without_a_warning(kind, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    files = env_new.write(f"written_{kind}", tmp_path, kind)
+    files = env_new.write_project(f"written_{kind}", tmp_path, kind)
     assert {f"written_{kind}.py", f"test_written_{kind}.py", "README.md"} <= set(files)
     report = await validate(str(tmp_path / f"written_{kind}.py"))
     assert report.passed(strict=True), report.table()
@@ -72,7 +72,7 @@ def test_a_class_passes_its_own_tests(tmp_path, monkeypatch):
 
 
 def test_the_launcher_takes_the_training_run_as_it_is(tmp_path, monkeypatch):
-    env_new.write("written_game", tmp_path)
+    env_new.write_project("written_game", tmp_path)
     monkeypatch.chdir(tmp_path)
     plan = read_plan(["train.yaml"])
     _, trainer = trainer_settings(plan)
@@ -86,18 +86,18 @@ def test_the_launcher_takes_the_training_run_as_it_is(tmp_path, monkeypatch):
 
 
 def test_a_dash_in_the_name_becomes_an_underscore_in_the_module(tmp_path):
-    assert "my_game.py" in env_new.write("my_game", tmp_path / "my-game")
+    assert "my_game.py" in env_new.write_project("my_game", tmp_path / "my-game")
 
 
 @pytest.mark.parametrize("name", ["class", "2048", "json", "a b"])
 def test_a_name_that_cannot_be_imported_is_refused(name, tmp_path):
     with pytest.raises(ConfigError, match="cannot name an environment"):
-        env_new.write(name, tmp_path / "x")
+        env_new.write_project(name, tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 
 def test_a_folder_with_files_is_never_written_to(tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(ConfigError, match="is not empty"):
-        env_new.write("wordle", tmp_path)
+        env_new.write_project("wordle", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]

@@ -19,7 +19,7 @@ def tokenizer(tmp_path):
 @pytest.fixture
 def wordle(tmp_path, monkeypatch):
     """A scaffolded environment; its module is forgotten afterwards."""
-    env_new.write("wordle", tmp_path / "wordle")
+    env_new.write_project("wordle", tmp_path / "wordle")
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path / "wordle/wordle.py"
     sys.modules.pop("wordle", None)

@@ -8,7 +8,12 @@ import pytest
 
 from atroposlib.cli import eval_diff
 from atroposlib.cli.env_files import evaluate
-from atroposlib.cli.eval_diff import ItemResult, bootstrap_interval, compare, lines_of
+from atroposlib.cli.eval_diff import (
+    ItemResult,
+    bootstrap_interval,
+    comparison_lines,
+    comparison_of,
+)
 from atroposlib.envs.runtime.evaluation import report_results
 from atroposlib.errors import ConfigError
 
@@ -25,7 +30,7 @@ B = items(z=[0.0, 0.0], y=[1.0, 1.0], x=[1.0, 0.0], failed=[1.0])
 
 
 def test_means_are_paired_by_item():
-    assert compare(A, B, 1.0) == {
+    assert comparison_of(A, B, 1.0) == {
         "items": 3,
         "unscored": 1,
         "mean_a": 0.5,
@@ -61,7 +66,7 @@ def test_the_interval_of_many_items_is_that_of_the_normal_law():
 def test_long_lists_and_control_characters_are_cut_on_the_terminal():
     many = {f"item {i}\x1b[2J": ItemResult(i, [1.0], [1]) for i in range(25)}
     none = {name: ItemResult(one.index, [0.0], [1]) for name, one in many.items()}
-    lines = lines_of({"metric": "exact", **compare(many, none, 1.0)})
+    lines = comparison_lines({"metric": "exact", **comparison_of(many, none, 1.0)})
     assert "solved by A only: 25" in lines and "  and 5 more (--json has all)" in lines
     assert not any("\x1b" in line for line in lines)
 

@@ -47,8 +47,8 @@ def test_a_server_is_healthy_if_it_generates_or_else_lives(answers, healthy):
         return httpx.Response(answers.get(request.url.path, 404))
 
     with httpx.Client(transport=httpx.MockTransport(answer)) as http:
-        assert watcher.is_healthy(http, "http://localhost:9000") is healthy
-        assert watcher.is_healthy(http, "http://localhost:9001") is False
+        assert watcher.is_generating(http, "http://localhost:9000") is healthy
+        assert watcher.is_generating(http, "http://localhost:9001") is False
 
 
 def test_health_is_logged_only_where_the_step_advanced(api, monkeypatch):
@@ -65,7 +65,7 @@ def test_health_is_logged_only_where_the_step_advanced(api, monkeypatch):
 def test_the_run_of_a_node_stands_in_the_project_and_group_of_the_trainer(api):
     with RolloutClient(api, give_up_after_s=0) as client:
         client.register(registration(wandb_project="p", wandb_group="g"))
-        run = watcher.run_of(client, 2)
+        run = watcher.wandb_run_of(client, 2)
     assert (run.name, run.project, run.group) == ("inf_node_2", "p", "g")
 
 
@@ -73,7 +73,7 @@ def test_without_a_project_it_waits(api, monkeypatch):
     stop_after(monkeypatch, 2)
     with RolloutClient(api, give_up_after_s=0) as client:
         with pytest.raises(KeyboardInterrupt):
-            watcher.run_of(client, 0)
+            watcher.wandb_run_of(client, 0)
 
 
 @pytest.mark.slow

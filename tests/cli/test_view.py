@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from atroposlib.api.archive.load import explored
+from atroposlib.api.archive.load import open_explorer
 from atroposlib.api.server import create_view
 from atroposlib.api.store.sql.run import LoadRun, SaveRun
 from atroposlib.cli.view import archive, view
@@ -31,7 +31,7 @@ async def run(tmp_path):
 
 
 async def test_an_ended_run_is_viewed_with_the_groups_that_it_trained_on(run):
-    with explored(run, None) as (_, explorer):
+    with open_explorer(run, None) as (_, explorer):
         transport = httpx.ASGITransport(create_view(explorer))
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
             rows = (await http.get("/explore/rollouts?sort=arrived")).json()["rows"]
@@ -58,7 +58,7 @@ def test_a_file_of_groups_is_viewed_without_a_run(tmp_path, capsys):
     path = tmp_path / "groups.jsonl"
     lines = [json.dumps(sampled(0, metadata={"env": "larger", "item": "q"})), "no group"]
     path.write_text("\n".join(lines))
-    with explored(path, None) as (_, explorer):
+    with open_explorer(path, None) as (_, explorer):
         assert {(row.env, row.item) for row in explorer.rollouts({}).rows} == {("larger", "q")}
     assert list(tmp_path.iterdir()) == [path]
 
@@ -78,12 +78,12 @@ def test_a_folder_of_files_is_viewed_without_the_samples_of_evaluate(tmp_path):
         line = json.dumps(sampled(0, metadata={"env": name}))
         (tmp_path / f"{name}.jsonl").write_text(f"{line}\n")
     (tmp_path / "samples.jsonl").write_text('{"score": 1.0}\n')
-    with explored(tmp_path, None) as (_, explorer):
+    with open_explorer(tmp_path, None) as (_, explorer):
         assert {row.env for row in explorer.rollouts({}).rows} == {"a", "transcripts"}
 
 
 def test_a_run_that_goes_on_is_not_opened_twice(run):
-    with explored(run, None), pytest.raises(StoreLocked, match="process"):
+    with open_explorer(run, None), pytest.raises(StoreLocked, match="process"):
         view([str(run)])
 
 
@@ -94,11 +94,11 @@ def test_the_archive_is_listed_pinned_verified_and_indexed_again(run, capsys):
     assert "1 of 1 groups of step 1 are pinned" in capsys.readouterr().out
     assert archive(["unpin", str(run), "1"]) == 0
     assert "0 of 1 groups of step 1 are pinned" in capsys.readouterr().out
-    with explored(run, None) as (_, explorer):
+    with open_explorer(run, None) as (_, explorer):
         before = explorer.rollouts({}).rows
         explorer.index.change("UPDATE rollout SET reward = 99, diff_max = 0.5")
     assert archive(["reindex", str(run)]) == 0
-    with explored(run, None) as (_, explorer):
+    with open_explorer(run, None) as (_, explorer):
         again = explorer.rollouts({}).rows
     assert [row.reward for row in again] == [row.reward for row in before]
     assert {row.diff_max for row in again} == {0.5}  # what the trainer noted stays
@@ -122,7 +122,7 @@ def test_pruning_frees_retired_segments_and_no_held_group(tmp_path, capsys):
     assert archive(["prune", str(tmp_path), "0"]) == 0
     assert int(capsys.readouterr().out.split()[0]) > 0
     store = SqliteStore(tmp_path)
-    assert store.kept(0, 9) == [2]
+    assert store.kept_gids(0, 9) == [2]
     store.close()
 
 

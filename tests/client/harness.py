@@ -11,7 +11,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
-from atroposlib.client.announce import announce
+from atroposlib.client.announce import send_heartbeats
 from atroposlib.wire import Registration, ScoredData
 from tests.serving import WAIT_S, served
 
@@ -104,7 +104,9 @@ def served_api() -> Iterator[str]:
 def announced(api: str, name: str, url: str) -> Iterator[None]:
     """The server at ``url`` sends heartbeats, from a thread."""
     stop = threading.Event()
-    thread = threading.Thread(target=announce, args=(api, name, url, stop, lambda: True))
+    thread = threading.Thread(
+        target=send_heartbeats, args=(api, name, url, stop, lambda: True)
+    )
     thread.start()
     try:
         yield

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from atroposlib.cli.env_files import run
+from atroposlib.cli.env_files import run_environment
 from atroposlib.envs.base import APIServerConfig
 from atroposlib.testing.tiny import ASCII_ALPHABET, char_tokenizer
 from tests.environments import cases
@@ -77,7 +77,7 @@ def command(monkeypatch, tmp_path, flags_of):
         if name not in STARTED:
             monkeypatch.setattr(sys, "argv", [])  # which the command replaces
             monkeypatch.chdir(tmp_path)
-            assert run([name, *given]) == 0
+            assert run_environment([name, *given]) == 0
             return
         words = [sys.executable, cases.module_file(cases.ENVIRONMENTS[name]), *given]
         paths = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -37,5 +37,5 @@ def test_the_oldest_turns_are_left_out_where_the_context_is_full(make_engine, ca
 
 def test_a_model_without_a_template_reads_lines(reference, monkeypatch):
     monkeypatch.setattr(reference.tokenizer, "chat_template", None)
-    ids = chat.prompt_ids(reference.tokenizer, [{"role": "user", "content": "hi"}])
+    ids = chat.conversation_ids(reference.tokenizer, [{"role": "user", "content": "hi"}])
     assert reference.tokenizer.decode(ids).replace(" ", "") == "user:hi\nassistant:"

@@ -28,7 +28,7 @@ from atroposlib.inference.http.app import create_app
 from atroposlib.testing.tiny import char_tokenizer, write_tiny_model
 from atroposlib.wire import ScoredData
 from atroposlib.wire.binary import pack_group, unpack_group
-from example_trainer.advantage.prepare import prepare
+from example_trainer.advantage.prepare import prepare_batch
 from example_trainer.data.rows import Row, at_trained, to_rows
 from example_trainer.model import loading
 from example_trainer.model.model_dir import TrainerState
@@ -144,7 +144,7 @@ def settings(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Train
 
 @pytest.fixture(scope="module")
 def policy(settings: TrainingConfig) -> Policy:
-    return loading.load(settings)
+    return loading.load_policy(settings)
 
 
 def written(env_cls: type[BaseEnv], url: str, path: Path, **fields: object) -> list[dict]:
@@ -224,7 +224,7 @@ def unlabelled(groups: list[dict], **more: object) -> list[ScoredData]:
 
 def trained_on(cfg: TrainingConfig, policy: Policy, groups: list[ScoredData], version: int):
     batch = to_rows(groups, 256, unknown_temperature=cfg.unknown_temperature)
-    prepared = prepare(batch.rows, cfg, version)
+    prepared = prepare_batch(batch.rows, cfg, version)
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
     state = TrainerState("run", version, version, None)
     return learn(cfg, policy, optimizer, prepared, state, StopSignal())

@@ -19,7 +19,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any
 
-from atroposlib.api.store.sql.writer import Database, Writer, result_of
+from atroposlib.api.store.sql.writer import Database, Writer, written_result
 
 DAY_S = 86_400.0
 TURN_S = 1e-9  # of the loop; without it a wait below the clock's resolution would never end
@@ -89,7 +89,7 @@ class LaterWriter(Writer):
     def do(self, work: Any) -> Any:
         reply = super().submit(work)
         self._drain()
-        return result_of(reply)
+        return written_result(reply)
 
     def submit(self, work: Any, n_bytes: int = 0) -> Future[Any]:
         reply = super().submit(work, n_bytes)

@@ -13,7 +13,7 @@ from atroposlib.text.tool_calls import (
     MalformedCall,
     json_object,
     json_text,
-    read_json,
+    read_json_value,
     tagged_calls,
 )
 
@@ -54,7 +54,7 @@ def test_what_is_written_between_tags_is_read_back(values, between):
 @pytest.mark.parametrize("number", ["1e400", "-1e999", "NaN", "Infinity", "-Infinity"])
 def test_numbers_that_are_no_json_are_malformed(number):
     with pytest.raises(MalformedCall):
-        read_json(f'{{"a": [{number}]}}', 0)
+        read_json_value(f'{{"a": [{number}]}}', 0)
     assert json_object(f'{{"a": {number}}}') is None
 
 

@@ -105,7 +105,7 @@ def measure(family: Family, directory: Path) -> Finding:
         model_name=str(directory), device="cpu", seq_len=CONTEXT, inference_urls=[]
     )
     try:
-        policy = loading.load(cfg)
+        policy = loading.load_policy(cfg)
     except ConfigError as error:
         return Finding(REFUSED, sentence=str(error))
     policy.attention_crossover = float("inf")  # share wherever it is possible

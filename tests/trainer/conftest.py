@@ -59,7 +59,7 @@ def config(model_dir: Path, tmp_path: Path) -> Callable[..., TrainingConfig]:
 @pytest.fixture
 def policy(config: Callable[..., TrainingConfig]) -> Policy:
     """Policy of one test, which may change its weights."""
-    return loading.load(config())
+    return loading.load_policy(config())
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def loaded(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     if world.is_rank0:
         for name in LOADED_FAMILIES:
             write(family_of(name), directory / name)
-        whole = loading.load(cfg)
+        whole = loading.load_policy(cfg)
         whole.model.save_pretrained(directory / "in parts", max_shard_size="300KB")
         whole.tokenizer.save_pretrained(directory / "in parts")
     world.sum_(torch.ones(1))  # written
@@ -48,10 +48,10 @@ def loaded(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     found = {}
     for name, more in cases.items():
         own = cfg.model_copy(update=more)
-        alone = adapted(own, LONE) if own.lora else loading.load(own)
+        alone = adapted(own, LONE) if own.lora else loading.load_policy(own)
         for kind in ("policy", "critic"):
             if kind == "policy":
-                policy: Any = loading.load(own, world)
+                policy: Any = loading.load_policy(own, world)
             elif name not in ("one file", "in parts"):
                 continue
             else:
@@ -99,7 +99,7 @@ def held_low(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
             ours, theirs = (_local_gradients(policy) for policy in pair)
             found[name]["trained"] = sorted({str(p.dtype) for p in pair[0].parameters()})
             found[name]["same gradients"] = all(map(torch.equal, ours, theirs))
-    policy = loading.load(low, world)
+    policy = loading.load_policy(low, world)
     reference = loading.load_reference(low, low.model_name, world)
     pair = [one.trained_logprobs(BRANCHING) for one in (policy, reference)]
     found["kl to itself"] = mean_distance(*pair)
@@ -118,7 +118,7 @@ def _in_float32(load: Callable[[], Policy]) -> Policy:
 
 def _with_adapter(cfg: TrainingConfig, world: Ranks) -> Policy:
     """A policy whose adapter changes its scores."""
-    policy = loading.load(cfg, world)
+    policy = loading.load_policy(cfg, world)
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.add_(0.05)
@@ -133,8 +133,8 @@ def _local_gradients(policy: Policy) -> list[torch.Tensor]:
 
 def adapted(cfg: TrainingConfig, world: Ranks) -> Policy:
     if world is not LONE:
-        return loading.load(cfg, world)
-    policy = loading.load(cfg)
+        return loading.load_policy(cfg, world)
+    policy = loading.load_policy(cfg)
     adapter.wrap(policy.model, cfg)
     return policy
 

@@ -92,8 +92,8 @@ def test_two_steps_reach_the_server_and_leave_a_final_model(run, settings, model
             "seconds_check",
         } <= line.keys()
 
-    final = loading.load(config_of(cfg, cfg.save_path + "/final_model"))
-    start = loading.load(config_of(cfg, str(model_dir)))
+    final = loading.load_policy(config_of(cfg, cfg.save_path + "/final_model"))
+    start = loading.load_policy(config_of(cfg, str(model_dir)))
     assert not torch.equal(final.parameters()[0], start.parameters()[0])
     assert read_state(cfg.save_path + "/final_model").version == 2
 
@@ -122,7 +122,7 @@ def test_the_explorer_shows_what_the_step_computed(serve, model_dir, config, ten
     page = httpx.get(f"{api}/explore/rollouts", params={"step": "1..1"}).json()
     rows = {(one["gid"], one["row"]): one for one in page["rows"]}
     assert len(rows) == 8 and sorted(notes) == sorted(rows)
-    start = loading.load(config_of(cfg, str(model_dir)))
+    start = loading.load_policy(config_of(cfg, str(model_dir)))
     for (gid, row), one in rows.items():
         group = httpx.get(f"{api}/explore/groups/{gid}").json()
         view = httpx.get(f"{api}/explore/groups/{gid}/rows/{row}").json()["columns"]
@@ -239,8 +239,8 @@ def test_a_trainer_that_a_signal_stopped_tells_by_its_status_that_the_run_is_not
 
     held = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
-        assert grpo.run(training) == grpo.STOPPED == 75
-        assert grpo.run(lambda stop: None) == 0
+        assert grpo.run_training(training) == grpo.STOPPED == 75
+        assert grpo.run_training(lambda stop: None) == 0
     finally:
         for number, handler in zip((signal.SIGTERM, signal.SIGINT), held):
             signal.signal(number, handler)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -13,8 +13,9 @@ from atroposlib.errors import ConfigError, InvalidGroup
 from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.served_model import load_model
-from atroposlib.wire.routing import encoded
+from atroposlib.wire.routing import experts_entry
 from example_trainer.model import loading, probing
+from example_trainer.model.policy import ModelFacts
 from tests.inference.helpers import generate, request
 from tests.trainer.architectures import write
 from tests.trainer.families import family_of
@@ -50,7 +51,7 @@ def reference(directory):
 @pytest.fixture
 def load(config, directory):
     def made(**settings):
-        policy = loading.load(config(model_name=str(directory), **settings))
+        policy = loading.load_policy(config(model_name=str(directory), **settings))
         policy.attention_crossover = float("inf")
         return policy
 
@@ -60,7 +61,7 @@ def load(config, directory):
 def with_experts(rows, experts_of):
     """The rows with the experts of every token but the last, as servers report them."""
     return [
-        replace(one, routed_experts=encoded(experts_of(i, one.tokens)[:-1]))
+        replace(one, routed_experts=experts_entry(experts_of(i, one.tokens)[:-1]))
         for i, one in enumerate(rows)
     ]
 
@@ -107,7 +108,7 @@ def test_rows_without_experts_are_trained_as_without_a_replay(load):
 
 
 def test_experts_of_another_model_end_the_step(load):
-    foreign = replace(BRANCHING[0], routed_experts=encoded(np.zeros((3, 7, 2), int)))
+    foreign = replace(BRANCHING[0], routed_experts=experts_entry(np.zeros((3, 7, 2), int)))
     policy = load(router_replay=True)
     with pytest.raises(InvalidGroup, match="routed_experts"):
         policy.plan([foreign])
@@ -116,7 +117,7 @@ def test_experts_of_another_model_end_the_step(load):
 
 def test_a_dense_model_is_refused(config):
     with pytest.raises(ConfigError, match="router_replay"):
-        loading.load(config(router_replay=True))
+        loading.load_policy(config(router_replay=True))
 
 
 def mean_difference(policy, rows):
@@ -151,7 +152,7 @@ def test_replay_brings_the_trainer_closer_to_a_sampler_that_routes_otherwise(
     rows = []
     for ids, result in zip(prompts, results):
         for output in result.outputs:
-            made = row(ids, output.tokens, routed_experts=encoded(output.experts))
+            made = row(ids, output.tokens, routed_experts=experts_entry(output.experts))
             logprobs = [1.0] * (len(ids) - 1) + output.logprobs
             rows.append(replace(made, behaviour_logprobs=logprobs))
     before = mean_difference(load(), rows)
@@ -168,8 +169,8 @@ def test_what_rank_0_measured_sets_up_the_replay_of_the_others(
     )
     first, other = load(), load()
     settings = config(model_name=str(directory), router_replay=True)
-    found = json.loads(json.dumps(probing.probe(first, settings)))
-    probing.apply(other, **found)
+    shared = json.loads(json.dumps(asdict(probing.probe(first, settings))))
+    other.adopt(ModelFacts(**shared))
     assert other.module.replay is not None
     assert other.trained_logprobs(rows) == load().trained_logprobs(BRANCHING)
 

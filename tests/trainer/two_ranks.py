@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from atroposlib.errors import ConfigError
-from atroposlib.wire.routing import encoded
+from atroposlib.wire.routing import experts_entry
 from example_trainer.distributed import collectives, ranks
 from example_trainer.distributed.ranks import RankLost, Ranks, end_process
 from example_trainer.model import adapter, loading, state_dict
@@ -66,7 +66,7 @@ def main(rank: int, directory: Path) -> None:
     )
     found: dict[str, Any] = {}
     try:
-        with ranks.start(cfg, timeout_s=600) as world:
+        with ranks.join_ranks(cfg, timeout_s=600) as world:
             for part in PARTS:
                 found[part.__name__] = part(cfg, world)
             if rank == 1:
@@ -89,10 +89,13 @@ def replayed(cfg: TrainingConfig, world: Ranks) -> list[float]:
     own.router_replay = True
     experts_R = [np.add.outer(np.array(one.tokens), np.arange(2)) % 4 for one in ROWS]
     rows = [
-        replace(one, routed_experts=encoded(np.stack([first, (first + 1) % 4], -1)))
+        replace(one, routed_experts=experts_entry(np.stack([first, (first + 1) % 4], -1)))
         for one, first in zip(ROWS, experts_R)
     ]
-    ours, alone = loading.load(own, world).trained_logprobs(rows), loading.load(own)
+    ours, alone = (
+        loading.load_policy(own, world).trained_logprobs(rows),
+        loading.load_policy(own),
+    )
     found = [np.concatenate(one) for one in (ours, *map(alone.trained_logprobs, (rows, ROWS)))]
     return [float(np.abs(found[0] - other).max()) for other in found[1:]]
 
@@ -109,7 +112,7 @@ def gradients(cfg: TrainingConfig, world: Ranks) -> dict[str, float]:
     ):
         own = cfg.model_copy(update=more)
         # One rank, one pass: another order of every sum.
-        alone = loading.load(own.model_copy(update=ONE_MICROBATCH))
+        alone = loading.load_policy(own.model_copy(update=ONE_MICROBATCH))
         expected = {n: p.grad for n, p in _scored(alone, LONE).items()}
         assert all(gradient.abs().max() > 1e-3 for gradient in expected.values())
         policy = _sharded(own, world)
@@ -120,16 +123,17 @@ def gradients(cfg: TrainingConfig, world: Ranks) -> dict[str, float]:
 
 def low_precision(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     """Distances of bfloat16: of gradients from float32, and of logprobs from those of one rank."""
-    exact = {n: p.grad for n, p in _scored(loading.load(cfg), LONE).items()}
+    exact = {n: p.grad for n, p in _scored(loading.load_policy(cfg), LONE).items()}
     policy = _sharded(cfg.model_copy(update={"dtype": "bfloat16"}), world)
     got = _whole_gradients(_scored(policy, world))
     worst = max(((got[n] - g).norm() / g.norm()).item() for n, g in exact.items())
     found = {"distance": worst, "float32": all(g.dtype is torch.float32 for g in got.values())}
     low = cfg.model_copy(update={"dtype": "bfloat16"})
     rounded = [
-        with_real_logits(one).trained_logprobs(ROWS) for one in (policy, loading.load(low))
+        with_real_logits(one).trained_logprobs(ROWS)
+        for one in (policy, loading.load_policy(low))
     ]
-    exactly = with_real_logits(loading.load(cfg)).trained_logprobs(ROWS)
+    exactly = with_real_logits(loading.load_policy(cfg)).trained_logprobs(ROWS)
     return {
         **found,
         "of one rank": mean_distance(*rounded),
@@ -171,7 +175,7 @@ def weights(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
         "refused": _refused(lambda: state_dict.load_full_weights(policy, {"other": Tensor()})),
     }
     if world.is_rank0:
-        lone = loading.load(cfg)
+        lone = loading.load_policy(cfg)
         state_dict.load_full_weights(lone, whole)
         alone = lone.trained_logprobs(ROWS)
         found["on one"] = max(
@@ -197,7 +201,7 @@ def matrices(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
         own = cfg.model_copy(
             update={"model_name": str(families / name), "optimizer": "sgd", "seq_len": 200}
         )
-        both, alone = (loading.load(own, w) for w in (pair, None))
+        both, alone = (loading.load_policy(own, w) for w in (pair, None))
         steps = [(both, build_optimizer(both, own)), (alone, build_optimizer(alone, own))]
         logprobs = [policy.trained_logprobs(ROWS) for policy, _ in steps]
         norms = [_descended(*step, own) for step in steps]
@@ -209,7 +213,7 @@ def matrices(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
             "query": list(both.model.model.layers[0].self_attn.q_proj.weight.to_local().shape),
         }
     own = cfg.model_copy(update={"optimizer": "adamw"})
-    policy = loading.load(own, pair)
+    policy = loading.load_policy(own, pair)
     first = policy, build_optimizer(policy, own)
     _step(*first, own, 0)
     kept = _taken(*first)
@@ -220,7 +224,7 @@ def matrices(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     refused = {"gpt2": {}, "mixtral": {}, "model": {"lora": True}}
     for name, more in refused.items():
         own = cfg.model_copy(update={"model_name": str(families / name), **more})
-        found[f"{name} refused"] = _refused(lambda: loading.load(own, pair))
+        found[f"{name} refused"] = _refused(lambda: loading.load_policy(own, pair))
     return found
 
 
@@ -261,7 +265,7 @@ def optimizers(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
         _step(*back, own, 2)
         last = _taken(*back)
         if world.is_rank0:
-            one = loading.load(own)
+            one = loading.load_policy(own)
             always = build_optimizer(one, own)
             for index in range(3):
                 _step(one, always, own, index)
@@ -295,7 +299,7 @@ def _taken(policy: Policy, optimizer: torch.optim.Optimizer) -> Any:
 
 
 def _resumed(cfg: TrainingConfig, world: Ranks, kept: Any) -> Any:
-    policy = loading.load(cfg) if world is LONE else _sharded(cfg, world)
+    policy = loading.load_policy(cfg) if world is LONE else _sharded(cfg, world)
     optimizer = build_optimizer(policy, cfg)
     state_dict.load_full_weights(policy, kept[0])
     load_optimizer_state(optimizer, policy, kept[1], kept[2])
@@ -333,7 +337,7 @@ def adapter_run(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
     merged = state_dict.full_weights(policy)
     of_adapter = state_dict.adapter_weights(policy)
     if of_adapter:  # on the first rank
-        adapter.write(policy, of_adapter, Path(own.model_name).parent / "adapter")
+        adapter.write_adapter(policy, of_adapter, Path(own.model_name).parent / "adapter")
     apart = state_dict.trained_weights(policy)
     again = adapted(own, world)
     state_dict.load_full_weights(again, apart)
@@ -362,7 +366,7 @@ def _descend(policy: Policy, cfg: TrainingConfig, world: Ranks) -> None:
 
 
 def _sharded(cfg: TrainingConfig, world: Ranks) -> Policy:
-    return loading.load(cfg, world)
+    return loading.load_policy(cfg, world)
 
 
 def _distance(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:

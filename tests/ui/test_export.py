@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from atroposlib.api.archive.load import explored
+from atroposlib.api.archive.load import open_explorer
 from atroposlib.cli.view import select_rollouts, view
 from atroposlib.errors import ConfigError
 from atroposlib.ui.export import bundle, exported_page
@@ -85,7 +85,7 @@ def test_an_export_has_the_groups_of_the_rollouts_that_pass(groups, tmp_path, ca
 
 
 def test_an_export_beyond_its_bound_is_cut_and_tells_so(groups):
-    with explored(groups, None) as (_, explorer):
+    with open_explorer(groups, None) as (_, explorer):
         whole = select_rollouts(explorer, {})
         assert (len(whole["rollouts"]), whole["note"]) == (10, "10 rollouts")
         cut = select_rollouts(explorer, {}, max_bytes=4000)

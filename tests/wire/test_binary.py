@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire.binary import (
-    frames,
+    concatenate_frames,
     pack_group,
     split_frames,
     unpack_group,
@@ -191,7 +191,7 @@ def test_damaged_files_raise_only_the_validation_error(data, whole):
 
 def test_splitting_inverts_joining_of_frames():
     files = [RAW, ZSTD, b""]
-    joined = frames(files)
+    joined = concatenate_frames(files)
     assert [bytes(one) for one in split_frames(joined)] == files
     assert split_frames(b"") == []
     assert unpack_group(split_frames(joined)[0]) == unpack_group(RAW)
@@ -200,6 +200,10 @@ def test_splitting_inverts_joining_of_frames():
 @pytest.mark.parametrize("cut", [1, 7, 9, 20])
 def test_truncated_frames_are_rejected(cut):
     with pytest.raises(MalformedBody):
-        split_frames(frames([ZSTD])[:-cut] if cut < 9 else frames([ZSTD])[: cut - 8])
+        split_frames(
+            concatenate_frames([ZSTD])[:-cut]
+            if cut < 9
+            else concatenate_frames([ZSTD])[: cut - 8]
+        )
     with pytest.raises(MalformedBody, match="too many"):
-        split_frames(frames([b"", b"", b""]), max_frames=2)
+        split_frames(concatenate_frames([b"", b"", b""]), max_frames=2)

@@ -18,15 +18,19 @@ def listed(complete=True, **takes_part) -> ServerDirectory:
 
 def test_only_a_server_with_the_current_weights_joins_the_callers_of_rollouts():
     directory = listed(a=True, b=True, c=False)
-    assert directory.joined(["http://a:1"]) == ["http://b:1"]
-    assert directory.joined([], any_weights=True) == ["http://a:1", "http://b:1", "http://c:1"]
+    assert directory.urls_to_add(["http://a:1"]) == ["http://b:1"]
+    assert directory.urls_to_add([], any_weights=True) == [
+        "http://a:1",
+        "http://b:1",
+        "http://c:1",
+    ]
 
 
 def test_a_server_leaves_once_the_list_is_complete_and_others_remain():
     known = ["http://a:1", "http://b:1"]
-    assert listed(a=True).left(known) == ["http://b:1"]
-    assert listed(complete=False, a=True).left(known) == []
-    assert listed().left(known) == []
+    assert listed(a=True).urls_to_remove(known) == ["http://b:1"]
+    assert listed(complete=False, a=True).urls_to_remove(known) == []
+    assert listed().urls_to_remove(known) == []
 
 
 @pytest.mark.parametrize("url", ["file:///etc/x", "http://", "http://u@h:1", "http://h/a b"])

@@ -78,6 +78,6 @@ NAMED = {"format": "atropos-notes/1", "member": "0"}
     ],
 )
 def test_a_field_that_does_not_fit_is_named(arrays, named, field) -> None:
-    assert unpack_notes(safetensors.write(ARRAYS, NAMED)).counts.tolist() == [2]
+    assert unpack_notes(safetensors.write_tensors(ARRAYS, NAMED)).counts.tolist() == [2]
     with pytest.raises(InvalidGroup, match=field):
-        unpack_notes(safetensors.write({**ARRAYS, **arrays}, {**NAMED, **named}))
+        unpack_notes(safetensors.write_tensors({**ARRAYS, **arrays}, {**NAMED, **named}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.wire.numbers import finite, whole
+from atroposlib.wire.numbers import finite_float, int64
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from atroposlib.wire.numbers import finite, whole
     ],
 )
 def test_a_whole_number_has_64_bits(value, bounded):
-    assert whole(value) == bounded
+    assert int64(value) == bounded
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,4 @@ def test_a_whole_number_has_64_bits(value, bounded):
     ],
 )
 def test_a_finite_number_fits_a_double(value, bounded):
-    assert finite(value) == bounded
+    assert finite_float(value) == bounded

@@ -9,7 +9,7 @@ from atroposlib.errors import InvalidGroup
 from atroposlib.wire import binary
 from atroposlib.wire.binary import PackedGroup, pack_group, unpack_columns, unpack_group
 from atroposlib.wire.columns import from_group
-from atroposlib.wire.packing import exact, file_of, pack, rounded, with_floats
+from atroposlib.wire.packing import as_float32, exact, file_of, pack, with_floats
 from tests.wire.records import GROUP, as_record
 
 ODD = {"distill_token_ids": [[[1, 2], [], [3]], [[4], [5, 6]]]}
@@ -36,7 +36,7 @@ def test_a_file_made_of_chunks_is_the_file_made_of_whole_arrays(
 def test_a_compressed_file_declares_its_size_and_is_bounded():
     columns = from_group(as_record(GROUP))
     size, _ = file_of(columns)
-    assert binary.inflated_size(pack(columns, compress_above=0)) == size
+    assert binary.frame_content_size(pack(columns, compress_above=0)) == size
     assert len(pack(columns, compress_above=size)) == size
     with pytest.raises(InvalidGroup, match="more than 10"):
         pack(columns, compress_above=None, max_bytes=10)
@@ -46,8 +46,8 @@ def test_floats_are_kept_exactly_or_rounded_to_float32():
     values = np.array([0.1, -2.5])
     assert exact(values) is values
     assert exact(np.array([0.5, -2.5, -0.0])).dtype == exact(np.empty(0)).dtype == np.float32
-    assert rounded(values).tolist() == values.astype(np.float32).tolist()
-    assert rounded(np.array([1e300])).dtype == exact(np.array([1e300])).dtype == np.float64
+    assert as_float32(values).tolist() == values.astype(np.float32).tolist()
+    assert as_float32(np.array([1e300])).dtype == exact(np.array([1e300])).dtype == np.float64
     record = as_record(GROUP | ODD | {"ref_logprobs": [[0.1] * 3, [0.2] * 2]})
     packed = pack(with_floats(from_group(record), exact), compress_above=0)
     assert unpack_group(packed).ref_logprobs == record.ref_logprobs

@@ -15,7 +15,13 @@ from atroposlib.api.codec.json_group import JsonGroup
 from atroposlib.errors import InvalidGroup, TokensMissing
 from atroposlib.wire.binary import pack_columns, pack_group, unpack_columns, unpack_group
 from atroposlib.wire.columns import to_group
-from atroposlib.wire.routing import decoded, encoded, joined, reported, unstacked
+from atroposlib.wire.routing import (
+    experts_array,
+    experts_entry,
+    experts_of,
+    join_experts,
+    unstack,
+)
 from tests.wire.records import GROUP
 
 FIRST = np.array([[[0, 1], [2, 3]], [[3, -1], [1, 0]]])  # (2, 2, 2): two of the three tokens
@@ -23,18 +29,20 @@ SECOND = np.array([[[2, 0], [1, 3]], [[1, 2], [0, 2]]])
 
 
 def experts(count: int, value: int = 0) -> dict[str, object]:
-    return dict(encoded(np.full((count, 2, 2), value)))
+    return dict(experts_entry(np.full((count, 2, 2), value)))
 
 
 def test_a_row_is_the_same_after_base64_in_the_narrowest_type():
-    routed = encoded(FIRST)
+    routed = experts_entry(FIRST)
     assert routed == {"shape": [2, 2, 2], "data": "AAECAwP/AQA="}
-    assert decoded(routed).tolist() == FIRST.tolist()
+    assert experts_array(routed).tolist() == FIRST.tolist()
     wide = np.array([[[300, -1]]])
-    assert decoded(encoded(wide)).tolist() == wide.tolist()
+    assert experts_array(experts_entry(wide)).tolist() == wide.tolist()
 
 
-@pytest.mark.parametrize("rows", [[encoded(FIRST), encoded(SECOND)], [None, encoded(SECOND)]])
+@pytest.mark.parametrize(
+    "rows", [[experts_entry(FIRST), experts_entry(SECOND)], [None, experts_entry(SECOND)]]
+)
 def test_both_encodings_carry_the_experts_of_every_row(rows):
     sent = GROUP | {"routed_experts": rows}
     assert unpack_group(pack_group(sent)).routed_experts == rows
@@ -47,11 +55,11 @@ def test_both_encodings_carry_the_experts_of_every_row(rows):
         assert to_group(columns).routed_experts == rows
         assert to_group(unpack_columns(pack_columns(columns))).routed_experts == rows
     large = JsonGroup(msgspec.json.encode(sent)).head.routed_experts
-    assert unstacked(large, np.array([len(row) for row in sent["tokens"]])) == rows
+    assert unstack(large, np.array([len(row) for row in sent["tokens"]])) == rows
 
 
 def test_the_binary_form_is_one_array_of_all_tokens():
-    rows = [encoded(FIRST), encoded(np.full((1, 2, 2), 300))]
+    rows = [experts_entry(FIRST), experts_entry(np.full((1, 2, 2), 300))]
     file = pack_group(GROUP | {"routed_experts": rows}, compress=False)
     array = safetensors.numpy.load(file)["routed_experts"]
     assert (array.dtype, array.shape) == (np.uint16, (5, 2, 2))
@@ -70,7 +78,7 @@ def test_a_group_without_experts_has_the_bytes_that_it_always_had():
     [
         ([None], "routed_experts"),
         ([experts(4), None], "routed_experts"),
-        ([experts(2), dict(encoded(np.zeros((1, 1, 4), int)))], "routed_experts"),
+        ([experts(2), dict(experts_entry(np.zeros((1, 1, 4), int)))], "routed_experts"),
         ([{"shape": [-1, 2, 2], "data": "AAAAAAAAAAAAAAAAAAAAAA=="}, None], "routed_experts"),
         ([{"shape": [1, 2], "data": "AAA="}, None], "routed_experts"),
         ([{"shape": [1, 2, -2], "data": "AAA="}, None], "routed_experts"),
@@ -104,23 +112,25 @@ def test_a_short_row_cannot_claim_the_memory_of_a_long_group():
     tokens = [[1] * 40_000]
     long = {"tokens": tokens, "masks": tokens, "scores": [1.0]}
     with pytest.raises(InvalidGroup, match="experts of 1 of 40000 tokens"):
-        pack_group(long | {"routed_experts": [dict(encoded(np.zeros((1, 64, 64), int)))]})
+        pack_group(
+            long | {"routed_experts": [dict(experts_entry(np.zeros((1, 64, 64), int)))]}
+        )
 
 
 def test_joined_parts_keep_what_was_recorded_first():
-    assert joined((0, None), (1, None)) is None
-    assert decoded(joined((0, encoded(FIRST)), (0, encoded(SECOND))) or {}).tolist() == (
-        FIRST.tolist()
-    )
-    grown = joined((0, encoded(FIRST)), (1, encoded(SECOND)))
-    assert grown is not None and decoded(grown)[1:].tolist() == [
+    assert join_experts((0, None), (1, None)) is None
+    assert experts_array(
+        join_experts((0, experts_entry(FIRST)), (0, experts_entry(SECOND))) or {}
+    ).tolist() == (FIRST.tolist())
+    grown = join_experts((0, experts_entry(FIRST)), (1, experts_entry(SECOND)))
+    assert grown is not None and experts_array(grown)[1:].tolist() == [
         FIRST[1].tolist(),
         SECOND[1].tolist(),
     ]
-    apart = joined((0, encoded(FIRST[:1])), (2, encoded(SECOND)))
-    assert apart is not None and (decoded(apart)[1] == -1).all()
+    apart = join_experts((0, experts_entry(FIRST[:1])), (2, experts_entry(SECOND)))
+    assert apart is not None and (experts_array(apart)[1] == -1).all()
 
-    assert joined((0, encoded(FIRST)), start=1, end=5) == encoded(FIRST[1:])
+    assert join_experts((0, experts_entry(FIRST)), start=1, end=5) == experts_entry(FIRST[1:])
 
 
 def npy(experts: object) -> str:
@@ -130,9 +140,9 @@ def npy(experts: object) -> str:
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int16, np.uint16, np.int32])
 def test_the_npy_file_of_vllm_and_the_flat_array_of_sglang_are_read(kind):
-    assert reported(npy(SECOND.astype(kind)), 9) == encoded(SECOND)
+    assert experts_of(npy(SECOND.astype(kind)), 9) == experts_entry(SECOND)
     flat = b64encode(SECOND.astype(np.int32).tobytes()).decode()
-    assert reported(flat, 3) == encoded(SECOND.reshape(2, 1, 4))
+    assert experts_of(flat, 3) == experts_entry(SECOND.reshape(2, 1, 4))
 
 
 @pytest.mark.parametrize(
@@ -140,4 +150,4 @@ def test_the_npy_file_of_vllm_and_the_flat_array_of_sglang_are_read(kind):
 )
 def test_an_answer_of_another_form_is_rejected(sent):
     with pytest.raises(TokensMissing, match="routed_experts"):
-        reported(sent, 3)
+        experts_of(sent, 3)

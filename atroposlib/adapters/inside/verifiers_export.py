@@ -22,8 +22,8 @@ from pydantic import Field
 
 from atroposlib.envs.function_env import FunctionEnv, FunctionEnvConfig, Model
 from atroposlib.envs.function_env.card import play, score_session
-from atroposlib.envs.function_env.data import Indexed, prepare, task_id
-from atroposlib.envs.function_env.rewards import number
+from atroposlib.envs.function_env.data import Indexed, prepare_tasks, task_id
+from atroposlib.envs.function_env.rewards import reward_number
 from atroposlib.envs.function_env.rollout_model import client_of
 from atroposlib.envs.function_env.rollouts import with_posted
 from atroposlib.envs.rollout.groups import plain
@@ -96,7 +96,7 @@ class ExportedTaskset(vf.Taskset[ExportedTask, ExportedConfig]):  # type: ignore
             source, held_out = aside.submit(asyncio.run, prepared).result()
         if self.config.held_out:
             return [item["task"] for item in held_out]
-        return source.trained() if isinstance(source, Indexed) else source.rows
+        return source.training_rows() if isinstance(source, Indexed) else source.rows
 
     def load(self) -> Iterator[ExportedTask]:
         config = self.config
@@ -118,7 +118,7 @@ async def _prepare_class(env_cls: type[FunctionEnv], settings: dict[str, Any]) -
     definition, config = env_cls.definition, settings_of(env_cls, settings)
     if config.gold_examples:
         raise ConfigError("gold_examples: verifiers has no examples before a task")
-    return await prepare(
+    return await prepare_tasks(
         definition.dataset, definition.eval_dataset, config, env=env_cls.name or ""
     )
 
@@ -133,7 +133,7 @@ class Endpoint:
     def reward(self, reward: float, completion_id: str | None = None) -> None:
         if completion_id is not None:
             raise ConfigError("verifiers has one reward per rollout: give no completion_id")
-        self.given = number(reward, "the reward of an endpoint")
+        self.given = reward_number(reward, "the reward of an endpoint")
 
     def score(self, otherwise: float) -> float:
         return otherwise if self.given is None else self.given

@@ -15,27 +15,27 @@ from atroposlib.api.archive.filters import (
     FILTERS,
     PAGING,
     Order,
+    filter_number,
     limit_of,
-    number,
     order_of,
-    require_known,
+    require_known_filters,
     where,
 )
 from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.records import RunFacts
 from atroposlib.api.archive.run_views import RunViews
-from atroposlib.api.archive.selection import ChosenRows, kinds_of
+from atroposlib.api.archive.selection import ChosenRows, row_kinds
 from atroposlib.api.codec import read_group
 from atroposlib.api.codec.formats import JSON_MEDIA
 from atroposlib.api.store import Store
 from atroposlib.errors import ConfigError, CorruptPayload, UnknownGroup
 from atroposlib.utils.tokenizers.loading import local_tokenizer
-from atroposlib.utils.tokenizers.texts import text_of, token_texts
+from atroposlib.utils.tokenizers.texts import exact_text, token_texts
 from atroposlib.wire import explore
 from atroposlib.wire.binary import unpack_columns
 from atroposlib.wire.group_arrays import Columns
 from atroposlib.wire.images import pictures_of
-from atroposlib.wire.numbers import finite
+from atroposlib.wire.numbers import finite_float
 from atroposlib.wire.safetensors import Array
 
 MAX_TOKENS = 16_384  # per call
@@ -72,7 +72,7 @@ class Explorer(RunViews):
 
     def runs(self, given: Mapping[str, str]) -> explore.Runs:
         """The runs of this data directory, the newest first."""
-        require_known(given)
+        require_known_filters(given)
         older = (Explorer(index, self._store) for index in self.index.older())
         return explore.Runs([self._entry(), *(run._entry(older=True) for run in older)])
 
@@ -82,7 +82,7 @@ class Explorer(RunViews):
         trained = "(SELECT COUNT(*) FROM batch WHERE acked IS NOT NULL)"
         [(rollouts, groups, steps)] = self.index.read(f"SELECT {counts}, {trained}")
         with closing(self.index.reader()) as reader:
-            names = {msgspec.json.decode(kind)[0] for kind in kinds_of(reader)} - {None}
+            names = {msgspec.json.decode(kind)[0] for kind in row_kinds(reader)} - {None}
         return explore.RunEntry(
             run_id=about.run_id,
             path=None if path is None else str(path.parent.parent),
@@ -110,14 +110,14 @@ class Explorer(RunViews):
         Raises:
             ConfigError: an unknown filter, or a value that it cannot have.
         """
-        require_known(given, *FILTERS, *PAGING)
+        require_known_filters(given, *FILTERS, *PAGING)
         order, limit, after = order_of(given), limit_of(given), given.get("after")
         with closing(self.index.reader()) as reader:
             chosen = ChosenRows(reader, where(given))
             if text := given.get("q"):
                 return self._search(text.casefold(), chosen, order, after, limit)
             rows, last = _page(chosen, order, after, limit)
-            return explore.RolloutPage(rows, last, chosen.counted())
+            return explore.RolloutPage(rows, last, chosen.count())
 
     def _search(
         self, text: str, chosen: ChosenRows, order: Order, after: str | None, limit: int
@@ -131,7 +131,7 @@ class Explorer(RunViews):
             rows, after = _page(chosen, order, after, SEARCHED_ROWS)
             for row in rows:
                 if group[0] != row.gid:
-                    group = row.gid, self.stored(row.gid)
+                    group = row.gid, self.stored_group(row.gid)
                 completion = group[1] and group[1].texts(row.row, decoder, None)[1]
                 if completion and text in completion.casefold():
                     matches.append(row)
@@ -152,11 +152,11 @@ class Explorer(RunViews):
         rows = self.index.read(sql, (step,)) if abs(step) < 2**63 else []
         gids = [gid for (gid,) in rows]
         self._store.pin(gids, kept)
-        return {"groups": len(gids), "pinned": self._store.pinned(gids)}
+        return {"groups": len(gids), "pinned": self._store.count_pinned(gids)}
 
     def batch(self, no: int, given: Mapping[str, str]) -> explore.BatchDetail:
         detail = super().batch(no, given)
-        detail.pinned = self._store.pinned([member.gid for member in detail.members])
+        detail.pinned = self._store.count_pinned([member.gid for member in detail.members])
         return detail
 
     # --- a group --------------------------------------------------------------------
@@ -167,15 +167,15 @@ class Explorer(RunViews):
         Raises:
             UnknownGroup: neither the index nor the store has it.
         """
-        require_known(given)
-        group = self.stored(gid)
+        require_known_filters(given)
+        group = self.stored_group(gid)
         rows = self._rows(gid) if abs(gid) < 2**63 else []
         if not rows:
             raise UnknownGroup(f"group {gid} is not in the index")
         rewards = np.array([row.reward for row in rows if row.reward is not None])
         with np.errstate(over="ignore", invalid="ignore"):
             baseline, spread = (
-                finite(float(of())) if len(rewards) else None
+                finite_float(float(of())) if len(rewards) else None
                 for of in (rewards.mean, rewards.std)
             )
         first, decoder = rows[0], self._decoder()
@@ -226,16 +226,16 @@ class Explorer(RunViews):
         Raises:
             UnknownGroup: unknown row, or its bytes are freed.
         """
-        require_known(given, "from", "to")
-        group = self.stored(gid)
+        require_known_filters(given, "from", "to")
+        group = self.stored_group(gid)
         if group is None:
             raise UnknownGroup(f"the bytes of group {gid} are not kept")
         columns = group.columns
         if not 0 <= row < len(columns.seq_lens):
             raise UnknownGroup(f"group {gid} has the rows 0 .. {len(columns.seq_lens) - 1}")
         n_tokens = int(columns.seq_lens[row])
-        start = number("from", given.get("from", "0"), int)
-        to = number("to", given.get("to", str(start + DEFAULT_TOKENS)), int)
+        start = filter_number("from", given.get("from", "0"), int)
+        to = filter_number("to", given.get("to", str(start + DEFAULT_TOKENS)), int)
         if not 0 <= start <= to or to - start > MAX_TOKENS:
             raise ConfigError(f"from, to: ascending, at most {MAX_TOKENS} tokens apart")
         start, to = min(start, n_tokens), min(to, n_tokens)
@@ -276,14 +276,14 @@ class Explorer(RunViews):
             end = offset + int(columns.seq_lens[row])
             trained = columns.trained[offset:end]
             advantages, shown.trainer_logprob, flags = (
-                spread(data, dtype, trained, span)
+                values_in_span(data, dtype, trained, span)
                 for data, dtype in zip(noted, ("<f4", "<f2", "|u1"))
             )
             shown.advantage = advantages or shown.advantage
             shown.flags = None if flags is None else [int(flag or 0) for flag in flags]
         return shown
 
-    def stored(self, gid: int) -> StoredGroup | None:
+    def stored_group(self, gid: int) -> StoredGroup | None:
         """The group, if its bytes are kept."""
         payloads: list[bytes] = []
         if -(2**63) < gid < 0:  # a dropped group, of which an environment sent a sample
@@ -328,7 +328,7 @@ class StoredGroup:
         middle = start + int(trained[0]) if len(trained) else end
         prompt = columns.tokens[start:middle][:most].tolist()
         completion = columns.tokens[middle:end][:most].tolist()
-        return text_of(decoder, prompt)[:most], text_of(decoder, completion)[:most]
+        return exact_text(decoder, prompt)[:most], exact_text(decoder, completion)[:most]
 
 
 def _page(
@@ -342,7 +342,7 @@ def rollout_of(row: tuple[Any, ...]) -> explore.RolloutRow:
     return explore.RolloutRow(**dict(zip(_NAMES, row)))
 
 
-def spread(
+def values_in_span(
     data: bytes | None, dtype: str, trained: Array, span: tuple[int, int]
 ) -> list[float | None] | None:
     """Values of trained tokens at their positions in ``span`` of a row; None elsewhere."""
@@ -356,6 +356,6 @@ def spread(
 def _numbers(values: Any) -> dict[str, float]:
     """Finite numbers among the values that an environment reported, at most 64."""
     items = values.items() if isinstance(values, dict) else ()
-    numbers = ((name, finite(value)) for name, value in items)
+    numbers = ((name, finite_float(value)) for name, value in items)
     good = ((name, number) for name, number in numbers if number is not None)
     return {str(name)[:200]: number for name, number in islice(good, 64)}

@@ -67,7 +67,7 @@ class Where:
         return all(values[at] == value for at, value in self.kinds.items())
 
 
-def require_known(given: Mapping[str, str], *known: str) -> None:
+def require_known_filters(given: Mapping[str, str], *known: str) -> None:
     """Reject parameters that a route does not have.
 
     Raises:
@@ -95,11 +95,11 @@ def where(given: Mapping[str, str]) -> Where:
                 sql = " AND ".join(term for term, _ in known)
                 condition = condition.and_(sql, *(end for _, end in known), column=name)
     if "version" in given:
-        version = number("version", given["version"], int)
+        version = filter_number("version", given["version"], int)
         sql = f"version_min BETWEEN ? - {_WIDEST} AND ? AND version_max >= ?"
         condition = condition.and_(sql, version, version, version, column="version_min")
     if "diff_min" in given:
-        least = number("diff_min", given["diff_min"], float)
+        least = filter_number("diff_min", given["diff_min"], float)
         condition = condition.and_("diff_max >= ?", least, column="diff_max")
     return condition
 
@@ -108,13 +108,13 @@ def bounds(name: str, text: str, kind: type) -> tuple[Any, Any]:
     """``a..b`` with either end open, or a single number."""
     low, dots, high = text.partition("..")
     first, last = (
-        number(name, end, kind) if end or not dots else None
+        filter_number(name, end, kind) if end or not dots else None
         for end in (low, high if dots else low)
     )
     return first, last
 
 
-def number(name: str, text: str, kind: type) -> Any:
+def filter_number(name: str, text: str, kind: type) -> Any:
     """A finite number that SQLite can hold."""
     try:
         value = kind(text)
@@ -127,7 +127,7 @@ def number(name: str, text: str, kind: type) -> Any:
 
 def limit_of(given: Mapping[str, str], default: int = 100) -> int:
     """Rows of a page, at most ``MAX_LIMIT``."""
-    limit: int = number("limit", given.get("limit", str(default)), int)
+    limit: int = filter_number("limit", given.get("limit", str(default)), int)
     if not 1 <= limit <= MAX_LIMIT:
         raise ConfigError(f"limit: lies in 1 .. {MAX_LIMIT}")
     return limit

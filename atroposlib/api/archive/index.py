@@ -114,7 +114,7 @@ class Index:
         if path is not None:
             _make_private(path)
         try:
-            self._writer = self._opened()
+            self._writer = self._ready_connection()
         except apsw.Error as error:
             if path is None or isinstance(error, (apsw.BusyError, apsw.CantOpenError)):
                 raise
@@ -123,10 +123,10 @@ class Index:
             for end in ("-wal", "-shm"):
                 Path(f"{path}{end}").unlink(missing_ok=True)
             _make_private(path)
-            self._writer = self._opened()
+            self._writer = self._ready_connection()
 
-    def _opened(self) -> apsw.Connection:
-        connection = self._connected(_READ_WRITE)
+    def _ready_connection(self) -> apsw.Connection:
+        connection = self._new_connection(_READ_WRITE)
         connection.execute("PRAGMA journal_mode = WAL").fetchall()
         connection.execute("PRAGMA synchronous = NORMAL")  # it can be rebuilt
         [(layout,)] = connection.execute("PRAGMA user_version").fetchall()
@@ -141,7 +141,7 @@ class Index:
             connection.execute(_INDEXES)
         return connection
 
-    def _connected(self, flags: int) -> apsw.Connection:
+    def _new_connection(self, flags: int) -> apsw.Connection:
         connection = apsw.Connection(self._name, flags=flags, vfs=self._vfs)
         connection.set_busy_timeout(BUSY_MS)
         return connection
@@ -160,7 +160,9 @@ class Index:
 
     def reader(self) -> apsw.Connection:
         """A connection that reads; the caller closes it."""
-        return self._connected(apsw.SQLITE_OPEN_READONLY if not self._vfs else _READ_WRITE)
+        return self._new_connection(
+            apsw.SQLITE_OPEN_READONLY if not self._vfs else _READ_WRITE
+        )
 
     def read(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """All rows of a statement."""

@@ -153,7 +153,7 @@ class Indexer:
 
     def _run(self) -> None:
         while True:
-            taken = self._taken()
+            taken = self._next_records()
             records = [item for item in taken if not isinstance(item, threading.Event)]
             barriers = [item for item in taken if isinstance(item, threading.Event)]
             with surviving(self._on_bug):
@@ -204,7 +204,7 @@ class Indexer:
         where = "" if gid is None else f" of group {gid}"
         log.warning("a record%s is not in the index of rollouts: %s", where, error)
 
-    def _taken(self) -> list[Record | threading.Event]:
+    def _next_records(self) -> list[Record | threading.Event]:
         """The next records; none after ``SYNC_S``, or when it closes."""
         with self._wake:
             if self._wake.wait_for(lambda: self._queue or not self._open, timeout=SYNC_S):
@@ -294,7 +294,7 @@ class Indexer:
             return
         self._behind = False
         after, added = self._cursor(), False
-        while ids := self._store.kept(after, FILL_GROUPS):
+        while ids := self._store.kept_gids(after, FILL_GROUPS):
             sql = "SELECT gid FROM rollout WHERE row = 0 AND gid BETWEEN ? AND ?"
             known = {gid for (gid,) in self.index.read(sql, (ids[0], ids[-1]))}
             known |= self._unfit_gids
@@ -356,7 +356,7 @@ class Indexer:
             shown = [gid for (gid,) in self.index.read(sql, (after, last, FILL_GROUPS))]
             if not shown:
                 return
-            kept = self._store.kept(after, FILL_GROUPS)
+            kept = self._store.kept_gids(after, FILL_GROUPS)
             seen = kept[-1] if len(kept) == FILL_GROUPS else last
             freed = [gid for gid in shown if gid <= seen and gid not in set(kept)]
             if not freed:

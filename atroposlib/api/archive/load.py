@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from atroposlib.api.archive.explorer import Explorer
-from atroposlib.api.archive.filters import FILTERS, require_known, where
+from atroposlib.api.archive.filters import FILTERS, require_known_filters, where
 from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.indexer import Indexer
 from atroposlib.api.archive.records import RunFacts
@@ -54,7 +54,7 @@ def load_rollouts(
         ConfigError: no index is there, or a filter has another value.
         UnknownGroup: the directory has no run ``run_id``.
     """
-    require_known(filters, *FILTERS[:-1])
+    require_known_filters(filters, *FILTERS[:-1])
     condition = where(filters)
     places = Path(place(str(run))).glob("archive/**/index.sqlite")
     path = max(places, key=lambda file: file.stat().st_mtime, default=None)
@@ -87,7 +87,7 @@ def place(word: str) -> Path | str:
 
 
 @contextmanager
-def explored(
+def open_explorer(
     run: Path | str,
     tokenizer: str | None,
     kept_bytes: int = EVERYTHING,
@@ -108,10 +108,10 @@ def explored(
         if kept_bytes != EVERYTHING:
             raise ConfigError("prune of PostgreSQL: start its API with a smaller --archive-gb")
         with closing(PostgresStore(run, data_dir=index)) as store:
-            yield from _explored(store, tokenizer, again)
+            yield from _store_and_explorer(store, tokenizer, again)
     elif (run / DATABASE).is_file():
         with closing(SqliteStore(run, archive_bytes=kept_bytes, convert=stored_form)) as store:
-            yield from _explored(store, tokenizer, again)
+            yield from _store_and_explorer(store, tokenizer, again)
     elif files := (
         [run] if run.is_file() else sorted(set(run.glob("*.jsonl")) - {run / SAMPLES})
     ):
@@ -119,14 +119,14 @@ def explored(
             place = Path(folder)
             with closing(SqliteStore(place, EVERYTHING, synchronous="OFF")) as store:
                 put_files(store, files)
-                yield from _explored(store, tokenizer)
+                yield from _store_and_explorer(store, tokenizer)
     else:
         raise ConfigError(
             f"{run} is neither a data directory ({DATABASE}) nor a file of groups"
         )
 
 
-def _explored(
+def _store_and_explorer(
     store: Store, tokenizer: str | None, again: bool = False
 ) -> Iterator[tuple[Store, Explorer]]:
     facts = RunFacts.of(run_of(store.ask(LoadRun())))
@@ -155,5 +155,5 @@ def put_files(store: SqliteStore, paths: Sequence[Path]) -> None:
     names = ", ".join(map(str, paths))
     if odd:
         log.warning("%s: %d lines are no scored group", names, odd)
-    if not store.kept(0, 1):
+    if not store.kept_gids(0, 1):
         raise ConfigError(f"{names}: no scored group: process and evaluate write such files")

@@ -12,9 +12,9 @@ import numpy as np
 
 from atroposlib.api.archive.filters import (
     FILTERS,
+    filter_number,
     limit_of,
-    number,
-    require_known,
+    require_known_filters,
     where,
 )
 from atroposlib.api.archive.index import Index
@@ -58,8 +58,8 @@ class RunViews:
 
     def batches(self, given: Mapping[str, str]) -> explore.BatchPage:
         """A page of batches, the newest first."""
-        require_known(given, "after", "limit")
-        before = number("after", given.get("after", str(2**62)), int)
+        require_known_filters(given, "after", "limit")
+        before = filter_number("after", given.get("after", str(2**62)), int)
         limit = limit_of(given)
         views = self._batches("no < ? ORDER BY no DESC LIMIT ?", before, limit)
         return explore.BatchPage(views, str(views[-1].no) if len(views) == limit else None)
@@ -70,7 +70,7 @@ class RunViews:
         Raises:
             UnknownGroup: no batch has this number.
         """
-        require_known(given)
+        require_known_filters(given)
         views = self._batches("no = ?", no) if 0 < no < 2**63 else []
         if not views:
             raise UnknownGroup(f"batch {no} is not in the index")
@@ -111,9 +111,9 @@ class RunViews:
 
     def curves(self, given: Mapping[str, str]) -> explore.Curves:
         """Curves of ``keys`` from a step on, at most ``MAX_POINTS`` points each (or means)."""
-        require_known(given, "keys", "env", "from")
+        require_known_filters(given, "keys", "env", "from")
         keys = [key for key in given.get("keys", "").split(",") if key]
-        span = given.get("env"), number("from", given.get("from", "0"), int)
+        span = given.get("env"), filter_number("from", given.get("from", "0"), int)
         if len(keys) > MAX_KEYS:
             raise ConfigError(f"keys: at most {MAX_KEYS}")
         curves: list[explore.Curve] = []
@@ -138,7 +138,7 @@ class RunViews:
             "GROUP BY at ORDER BY at",
             span,
         )
-        return [explore.Curve(key, span[0], "rollup", thinned(rows))] if rows else []
+        return [explore.Curve(key, span[0], "rollup", bucket_means(rows))] if rows else []
 
     def _steps(self, key: str, span: Span) -> list[explore.Curve]:
         series: dict[tuple[str, str], list[tuple[int, Any]]] = {}
@@ -157,14 +157,14 @@ class RunViews:
                 key,
                 None if role == "trainer" else name,
                 "trainer" if role == "trainer" else "env",
-                thinned(points),
+                bucket_means(points),
             )
             for (role, name), points in series.items()
         ]
 
     def histogram(self, given: Mapping[str, str]) -> explore.Histogram:
         """Counts of a number in ``BINS`` bins of equal width, over the rows of the filters."""
-        require_known(given, "field", *FILTERS[:-1])
+        require_known_filters(given, "field", *FILTERS[:-1])
         field = given.get("field", "reward")
         if field not in NUMBERS:
             raise ConfigError(f"field: one of {', '.join(NUMBERS)}")
@@ -183,7 +183,7 @@ class RunViews:
 
     def weights(self, given: Mapping[str, str]) -> explore.Weights:
         """Versions over time, versions that servers reported, and durations of publishes."""
-        require_known(given, "limit")
+        require_known_filters(given, "limit")
         most = limit_of(given)
 
         def last(sql: str, most: int = most) -> list[tuple[Any, ...]]:
@@ -205,8 +205,8 @@ class RunViews:
 
     def events(self, given: Mapping[str, str]) -> explore.EventPage:
         """A page of stored events, the oldest first."""
-        require_known(given, "after", "limit")
-        after, limit = number("after", given.get("after", "0"), int), limit_of(given)
+        require_known_filters(given, "after", "limit")
+        after, limit = filter_number("after", given.get("after", "0"), int), limit_of(given)
         rows = self.index.read(
             "SELECT id, name, kind, at, body FROM event WHERE id > ? ORDER BY id LIMIT ?",
             (after, limit),
@@ -226,7 +226,7 @@ def _edges(low: float, high: float) -> Array:
     return np.array([low, high if high > low else low + 1.0])
 
 
-def thinned(rows: Iterable[Sequence[Any]]) -> list[tuple[int, float | None]]:
+def bucket_means(rows: Iterable[Sequence[Any]]) -> list[tuple[int, float | None]]:
     """(step, mean of the values) per bucket of steps; the buckets are few enough."""
     points = [(int(step), value) for step, value in rows]
     steps = points[-1][0] - points[0][0] + 1 if points else 1

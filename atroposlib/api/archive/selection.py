@@ -24,7 +24,7 @@ BLOCK = 16  # groups that are read together
 Row = tuple[Any, ...]
 
 
-def kinds_of(reader: apsw.Connection) -> list[str]:
+def row_kinds(reader: apsw.Connection) -> list[str]:
     """The values of ``KIND`` in the index, each found by a seek."""
     sql = f"SELECT MIN({KIND}) FROM rollout INDEXED BY rollout_kind WHERE {KIND} > ?"
     kinds = list[str]()
@@ -45,7 +45,7 @@ class ChosenRows:
         self._kinds: list[str] = []
         ways = [(f"rollout_{column}", sql, own) for column, sql, own in found.parts]
         if found.kinds:
-            self._kinds = [kind for kind in kinds_of(reader) if found.has(kind)]
+            self._kinds = [kind for kind in row_kinds(reader) if found.has(kind)]
             kinds = msgspec.json.encode(self._kinds).decode()
             sql = f"{KIND} IN (SELECT value FROM json_each(?))"
             ways.append(("rollout_kind", sql, (kinds,)))
@@ -64,14 +64,16 @@ class ChosenRows:
     def page(self, columns: str, order: Order, after: str | None, limit: int) -> list[Row]:
         """The first rows after the key ``after``."""
         if not self._few and self._kinds and self._alone and order.column == "gid":
-            return self._merged(columns, order, after, limit)
+            return self._page_of_kinds(columns, order, after, limit)
         page = order.start(self._gathered if self._few else self._found, after)
         index = _BY_GID if order.column == "gid" else f"rollout_{order.column}"
         sql = f"SELECT {columns} FROM rollout INDEXED BY {self._by if self._few else index} "
         rows = self._read(f"{sql} {page.clause} {order.sql} LIMIT ?", (*page.values, limit))
         return list(rows)
 
-    def _merged(self, columns: str, order: Order, after: str | None, limit: int) -> list[Row]:
+    def _page_of_kinds(
+        self, columns: str, order: Order, after: str | None, limit: int
+    ) -> list[Row]:
         """Result of :meth:`page`, from the first rows of each kind."""
         page, keys = order.start(Where({}), after), list[Row]()
         for kind in self._kinds:
@@ -83,14 +85,14 @@ class ChosenRows:
         sql += "ON gid = one.value ->> 0 AND row = one.value ->> 1"
         return list(self._read(sql, (msgspec.json.encode(keys).decode(),)))
 
-    def counted(self) -> Counted:
+    def count(self) -> Counted:
         """Their number; of more than ``FEW`` a lower bound."""
         n = self._size_of_way
         if not self._alone and self._few:
             n = next(self._all("COUNT(*)"))[0]
         elif not self._alone:
             n = 0
-            for (some,) in self._sampled("COUNT(*)"):
+            for (some,) in self._random_blocks("COUNT(*)"):
                 n += some
                 if n > FEW:
                     break
@@ -103,7 +105,7 @@ class ChosenRows:
         if self._few:
             return [value for (value,) in self._all(column)], True
         sample: list[Any] = []
-        for (value,) in self._sampled(column):
+        for (value,) in self._random_blocks(column):
             sample.append(value)
             if len(sample) == SAMPLE:
                 return sample, False
@@ -114,7 +116,7 @@ class ChosenRows:
         sql = f"SELECT {what} FROM rollout INDEXED BY {self._by} {condition.clause}"
         return iter(self._read(sql, condition.values))
 
-    def _sampled(self, what: str) -> Iterator[Row]:
+    def _random_blocks(self, what: str) -> Iterator[Row]:
         """``what`` of block after block in a random order, for ``READ_S``."""
         self._complete, end = False, time.monotonic() + READ_S
         low, high = self._read(_ENDS).get

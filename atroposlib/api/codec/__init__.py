@@ -23,7 +23,7 @@ def read_group(
     """
     if formats.media_type(content_type) == formats.GROUP_MEDIA:
         return formats.read_binary_group(body, key)
-    return read_json_group(formats.whole(body), key)
+    return read_json_group(formats.whole_body(body), key)
 
 
 def read_groups(body: formats.Body, content_type: str) -> list[formats.ParsedGroup]:

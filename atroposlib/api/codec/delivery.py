@@ -170,13 +170,13 @@ def _rows(group: GroupArrays, chunks: Iterator[Array]) -> Iterator[Bytes]:
     for first, last in neighbours_within(_NUMBERS, lengths):
         size = sum(lengths[first:last])
         if size <= _NUMBERS:
-            values = _written(numbers.take(size))
+            values = _exact_floats(numbers.take(size))
             ends = np.cumsum(lengths[first:last])[:-1]
             yield opening + _dumps(np.split(values, ends))[1:-1]
         else:
             for start in range(0, size, _NUMBERS):
                 # A copy: what orjson returns keeps its larger buffer.
-                part = _dumps(_written(numbers.take(min(_NUMBERS, size - start))))[1:-1]
+                part = _dumps(_exact_floats(numbers.take(min(_NUMBERS, size - start))))[1:-1]
                 yield (b"," if start else opening + b"[") + part
             yield b"]"
         opening = b","
@@ -194,7 +194,7 @@ def neighbours_within(bound: int, sizes: Sequence[int]) -> Iterator[tuple[int, i
     yield first, len(sizes)
 
 
-def _written(values: Array) -> Array:
+def _exact_floats(values: Array) -> Array:
     """Floats as float64: the text of a float32 is the text of another number."""
     return values.astype(np.float64) if values.dtype.kind == "f" else values
 

@@ -21,7 +21,7 @@ from atroposlib.api.common.records import NewGroup
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire.binary import (
     MAX_GROUP_BYTES,
-    inflated_size,
+    frame_content_size,
     is_zstd,
     split_frames,
     unpack_columns,
@@ -126,7 +126,7 @@ def media_type(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def whole(body: Body) -> bytes | bytearray:
+def whole_body(body: Body) -> bytes | bytearray:
     """The body in a single piece."""
     if isinstance(body, (bytes, bytearray)):
         return body
@@ -152,7 +152,7 @@ def is_quick(body: Body, content_type: str) -> bool:
         return False
     if kind != GROUP_MEDIA:
         return len(body) <= QUICK_JSON_BYTES
-    return (inflated_size(body) if is_zstd(body) else len(body)) <= QUICK_BINARY_BYTES
+    return (frame_content_size(body) if is_zstd(body) else len(body)) <= QUICK_BINARY_BYTES
 
 
 # --- binary groups --------------------------------------------------------------------
@@ -168,8 +168,8 @@ def read_binary_group(body: Body | memoryview, key: str | None = None) -> Parsed
     ``key`` applies if the group has no key; it is not written into the bytes.
     """
     if not isinstance(body, memoryview):
-        body = whole(body)
-    if is_zstd(body) and inflated_size(body) > LARGE_BYTES:
+        body = whole_body(body)
+    if is_zstd(body) and frame_content_size(body) > LARGE_BYTES:
         with ONE_LARGE:
             return _read(body, key)
     return _read(body, key)
@@ -179,7 +179,7 @@ def read_frames(body: Body) -> list[ParsedGroup]:
     """Parse the groups in frames; groups of a large body stay views of it."""
     if isinstance(body, (bytes, bytearray)):
         return parse_each(read_binary_group, map(bytes, split_frames(body)))
-    return parse_each(read_binary_group, split_frames(memoryview(whole(body))))
+    return parse_each(read_binary_group, split_frames(memoryview(whole_body(body))))
 
 
 def _read(body: Bytes, key: str | None) -> ParsedGroup:

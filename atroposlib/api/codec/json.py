@@ -27,7 +27,7 @@ from atroposlib.api.codec.json_group import KEYS, MAX_OBJECTS, OPTIONAL_LISTS, J
 from atroposlib.api.codec.json_text import split_list
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import ScoredData
-from atroposlib.wire.columns import check, check_probabilities, from_group
+from atroposlib.wire.columns import check_probabilities, from_group, require_trainable
 from atroposlib.wire.group_arrays import Columns, GroupArrays, without_values
 from atroposlib.wire.packing import exact, with_floats
 from atroposlib.wire.safetensors import MalformedBody
@@ -73,7 +73,7 @@ def stored_form(text: bytes) -> bytes:
 def _checked_group(body: bytes | bytearray, key: str | None) -> GroupArrays:
     try:
         group = JsonGroup(body, key)
-        check(group)
+        require_trainable(group)
         check_probabilities(group)
     except (InvalidGroup, MalformedBody):
         if len(body) > WHOLE_BYTES:
@@ -145,15 +145,15 @@ def _decode_softly(body: bytes, kind: Any) -> Any:
     Old environments drop a group after a 4xx. None: the body has another error.
     """
     try:
-        return msgspec.convert(_softened(msgspec.json.decode(body)), kind)
+        return msgspec.convert(_lenient_form(msgspec.json.decode(body)), kind)
     except (ValueError, RecursionError):
         return None
 
 
-def _softened(value: Any) -> Any:
+def _lenient_form(value: Any) -> Any:
     """``value`` with bools and integral floats converted where that is lossless."""
     if isinstance(value, list):
-        return [_softened(element) for element in value]
+        return [_lenient_form(element) for element in value]
     if not isinstance(value, dict):
         return value
     soft = dict(value)

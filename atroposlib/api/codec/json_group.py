@@ -17,7 +17,7 @@ import numpy as np
 import zstandard
 
 from atroposlib.api.codec.formats import WHOLE_BYTES, with_marks
-from atroposlib.api.codec.json_text import EMPTY_LIST, Text, members, row_chunks
+from atroposlib.api.codec.json_text import EMPTY_LIST, Text, member_places, row_chunks
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import MASKED, PER_SEQUENCE, PER_TOKEN, ScoredData
 from atroposlib.wire.columns import check_lengths
@@ -32,7 +32,7 @@ from atroposlib.wire.group_arrays import (
 )
 from atroposlib.wire.images import IMAGES, LARGE_REST, MAX_REST_VALUES
 from atroposlib.wire.packing import CHOICES, exact
-from atroposlib.wire.routing import RoutedExperts, stacked
+from atroposlib.wire.routing import RoutedExperts, stack
 from atroposlib.wire.safetensors import Array, MalformedBody
 
 KEYS: Final = tuple(member.name for member in msgspec.structs.fields(ScoredData))
@@ -95,7 +95,7 @@ class JsonGroup:
 
     def __init__(self, body: Text, key: str | None = None) -> None:
         self._body = body
-        self._places = members(body, _DEPTHS)
+        self._places = member_places(body, _DEPTHS)
         self._arrays: dict[str, ArrayParts] = {}
         self.head = with_marks(self._read_head(), key)
 
@@ -109,14 +109,14 @@ class JsonGroup:
 
     def _read_head(self) -> Columns:
         for name in self._places.keys() - set(KEYS):  # ignored, but it has to be JSON
-            self._decoded(name, msgspec.Raw)
+            self._value(name, msgspec.Raw)
         present = {name for name in self._places if self._is_present(name)}
         _, seq_lens = self._numbers("tokens")
         check_lengths(seq_lens)
         floats = {name: self._empty(name, seq_lens) for name in FLOATS[:2] if name in present}
         rest = {name: self._rest(name) for name in REST[:-1] if name in present}
         if "marks" in present:  # replaced below, and not among the fields checked afterwards
-            self._decoded("marks", list[str])
+            self._value("marks", list[str])
         if _ADVANTAGES in present:
             try:
                 floats[_ADVANTAGES] = self._empty(_ADVANTAGES, seq_lens)
@@ -130,8 +130,8 @@ class JsonGroup:
         ]
         routed = None
         if "routed_experts" in present:
-            rows = self._decoded("routed_experts", list[RoutedExperts | None])
-            routed = stacked(rows, seq_lens)
+            rows = self._value("routed_experts", list[RoutedExperts | None])
+            routed = stack(rows, seq_lens)
         return Columns(
             seq_lens=seq_lens,
             tokens=self._empty_array("tokens"),
@@ -144,7 +144,7 @@ class JsonGroup:
             routed_experts=routed,
             rest=rest,
             **{
-                name: self._decoded(name, kind)
+                name: self._value(name, kind)
                 for name, kind in _SCALARS.items()
                 if name in present
             },
@@ -209,18 +209,18 @@ class JsonGroup:
         return np.empty(0, self._arrays[name].dtype)
 
     def _scores(self) -> Array:
-        scores: list[float | bool] = self._decoded("scores", list[float | bool])
+        scores: list[float | bool] = self._value("scores", list[float | bool])
         return np.array(scores, np.float64)
 
     # --- other members ---------------------------------------------------------
 
-    def _decoded(self, name: str, kind: Any) -> Any:
+    def _value(self, name: str, kind: Any) -> Any:
         if name not in self._places:
             raise InvalidGroup(name, "", "missing")
         try:
             return msgspec.json.decode(self._rest(name), type=kind)
         except (ValueError, RecursionError) as error:
-            raise InvalidGroup(_known(name), "", without_values(str(error))) from error
+            raise InvalidGroup(_key_or_body(name), "", without_values(str(error))) from error
 
     def _rest(self, name: str) -> bytes:
         """A member as JSON, within the bounds on what its decoding takes."""
@@ -237,11 +237,11 @@ class JsonGroup:
                 )
         elif size > LARGE_REST or text.count(b"[") + objects > MAX_REST_VALUES:
             problem = f"at most {LARGE_REST} bytes and {MAX_REST_VALUES} lists and objects"
-            raise InvalidGroup(_known(name), "", problem)
+            raise InvalidGroup(_key_or_body(name), "", problem)
         return text
 
 
-def _known(name: str) -> str:
+def _key_or_body(name: str) -> str:
     return name if name in KEYS else "body"
 
 

@@ -57,7 +57,7 @@ class Structure:
         if self._escape or b"\\" in piece:
             # The escape of the last piece comes first, so that all places are higher by 1.
             carried = np.concatenate([[ord("\\") if self._escape else 0], text])
-            escaped = _escaped(carried) - 1
+            escaped = _escaped_places(carried) - 1
             quotes = np.setdiff1d(quotes, escaped, assume_unique=True)
             self._escape = bool(len(escaped)) and int(escaped[-1]) == len(text)
         folded = text | 0x20  # { of [ and {, } of ] and }
@@ -78,7 +78,7 @@ class Structure:
         return places, steps, depths
 
 
-def _escaped(text: Array) -> Array:
+def _escaped_places(text: Array) -> Array:
     """Positions after an odd number of backslashes."""
     slashes = np.flatnonzero(text == ord("\\"))
     first = np.flatnonzero(np.diff(slashes, prepend=-2) != 1)  # the first of each run
@@ -123,7 +123,7 @@ def split_list(pieces: Iterable[Text]) -> Iterator[bytearray]:
 # --- the members of an object -------------------------------------------------------------
 
 
-def members(body: Text, depths: dict[str, int]) -> dict[str, slice]:
+def member_places(body: Text, depths: dict[str, int]) -> dict[str, slice]:
     """The place of each value of a JSON object, by its key.
 
     The object is valid JSON only if each of these texts is parsed without error.

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from atroposlib.wire.group_arrays import Columns, GroupArrays
-from atroposlib.wire.numbers import finite, whole
+from atroposlib.wire.numbers import finite_float, int64
 from atroposlib.wire.safetensors import Array
 
 SUMMED_TOKENS = 2**18  # tokens summed at once: their copy in a wider type takes two megabytes
@@ -58,7 +58,7 @@ def facts_of(group: GroupArrays) -> GroupFacts:
     """The facts of a checked group."""
     head = group.head
     G = len(head.seq_lens)
-    metadata = _decoded(_OBJECT, head.rest.get("metadata")) or {}
+    metadata = _value_in(_OBJECT, head.rest.get("metadata")) or {}
     turns, calls = _turns(head.rest.get("messages"), G)
     generate_s: list[float | None] = [None] * G
     own = metadata.get("rows")
@@ -158,7 +158,7 @@ class _RowSums:
 
 def _turns(messages: bytes | None, G: int) -> tuple[list[int | None], list[int | None]]:
     """Messages of the assistant, and their tool calls, of each row."""
-    rows = _decoded(_MESSAGES, messages)
+    rows = _value_in(_MESSAGES, messages)
     if rows is None or len(rows) != G:
         return [None] * G, [None] * G
     replies = [[message for message in row if message.role == "assistant"] for row in rows]
@@ -171,23 +171,23 @@ def _turns(messages: bytes | None, G: int) -> tuple[list[int | None], list[int |
 
 
 def _texts(head: Columns, name: str, G: int) -> list[str | None]:
-    values = _decoded(_LIST, head.rest.get(name))
+    values = _value_in(_LIST, head.rest.get(name))
     if values is None or len(values) != G:
         return [None] * G
     return [None if value is None else str(value)[:100] for value in values]
 
 
 def _count(own: Any, counted: int | None) -> int | None:
-    own = whole(own)
+    own = int64(own)
     return counted if own is None else own
 
 
 def _seconds(timings: Any) -> float | None:
     generate = timings.get("generate") if isinstance(timings, dict) else None
-    return finite(generate)
+    return finite_float(generate)
 
 
-def _decoded(decoder: msgspec.json.Decoder[Any], data: bytes | None) -> Any:
+def _value_in(decoder: msgspec.json.Decoder[Any], data: bytes | None) -> Any:
     """The value, which was checked at intake; None if it is absent or of another form."""
     if data is None:
         return None

@@ -246,14 +246,14 @@ class StoreStats:
             held[group_count.state] += group_count.sequences
         return held
 
-    def ended(self, state: GroupState) -> StateTotals:
+    def totals_of(self, state: GroupState) -> StateTotals:
         return self.totals.get(state, StateTotals())
 
     @property
     def sequences_trained(self) -> int:
         """Sequences of all batches acked so far in this run."""
         states = (GroupState.ACKED, GroupState.COMMITTED)
-        return sum(self.ended(state).sequences for state in states)
+        return sum(self.totals_of(state).sequences for state in states)
 
     @property
     def sequences_accepted(self) -> int:

@@ -108,7 +108,7 @@ def _full(stats: StoreStats, now: Situation) -> str | None:
 
 
 def _stale(stats: StoreStats, now: Situation) -> str | None:
-    stale, dropped = sum(now.stale.values()), stats.ended(GroupState.DROPPED).groups
+    stale, dropped = sum(now.stale.values()), stats.totals_of(GroupState.DROPPED).groups
     rule = now.rule
     if rule.oldest_version is None or not stale + dropped or rule.policy != "drop":
         return None

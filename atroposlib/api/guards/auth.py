@@ -141,7 +141,7 @@ def token_check(tokens: TokenFile | None) -> Check:
                 raise Forbidden(f"this call needs the scope {_names(needed)}")
         except AccessError as error:
             return refusal(error)
-        facts.caller = caller
+        facts.identify(caller)
         return None
 
     return check

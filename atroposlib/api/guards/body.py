@@ -157,7 +157,7 @@ class RequestBody:
             self._memory.receiving.discard(arrival)
         encoding = _encoding_of(headers)
         if encoding and received.size:
-            return await self._inflated(encoding, arrival)
+            return await self._inflated_body(encoding, arrival)
         return received.whole() if received.size <= WHOLE_BYTES else received.pieces()
 
     async def _receive(self, arrival: BodyArrival, receive: Receive, declared: int) -> None:
@@ -186,7 +186,7 @@ class RequestBody:
                     scope.deadline = began + limits.grace_s + size / limits.slowest_bytes
         raise TooSlow("the body arrived too slowly")
 
-    async def _inflated(self, encoding: str, arrival: BodyArrival) -> Body:
+    async def _inflated_body(self, encoding: str, arrival: BodyArrival) -> Body:
         packed, max_bytes = arrival.received.whole(), arrival.received.max_bytes
         size = await self._inflating.run(inflated_size, encoding, packed, max_bytes)
         if size > SMALL_BYTES:  # a turn is needed before it is inflated, not after

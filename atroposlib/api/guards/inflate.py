@@ -34,7 +34,7 @@ def inflated_size(encoding: str, body: bytes | bytearray, max_bytes: int) -> int
         DamagedBody: the payload is damaged or incomplete.
         BodyTooLarge: it inflates to more than ``max_bytes``.
     """
-    with _undamaged(encoding):
+    with _refuse_damage(encoding):
         if encoding == "gzip":
             size = int.from_bytes(body[-4:], "little")  # zlib verifies it at the end
         else:
@@ -57,7 +57,7 @@ def inflate(encoding: str, body: bytes | bytearray, size: int) -> Iterator[bytes
         DamagedBody: damaged or incomplete, followed by further bytes, or of another size.
     """
     left = size
-    with _undamaged(encoding):
+    with _refuse_damage(encoding):
         for piece in _PIECES[encoding](body):
             left -= len(piece)
             if left < 0:
@@ -68,14 +68,14 @@ def inflate(encoding: str, body: bytes | bytearray, size: int) -> Iterator[bytes
 
 
 @contextmanager
-def _undamaged(encoding: str) -> Iterator[None]:
+def _refuse_damage(encoding: str) -> Iterator[None]:
     try:
         yield
     except (zlib.error, zstandard.ZstdError) as cause:
         raise DamagedBody(f"Invalid {encoding} payload") from cause
 
 
-def _gunzipped(body: bytes | bytearray) -> Iterator[bytes]:
+def _gzip_pieces(body: bytes | bytearray) -> Iterator[bytes]:
     inflater = zlib.decompressobj(wbits=31)
     view = memoryview(body)
     for start in range(0, len(view), _FEED_BYTES):
@@ -89,7 +89,7 @@ def _gunzipped(body: bytes | bytearray) -> Iterator[bytes]:
         raise zlib.error("incomplete")
 
 
-def _unzstded(body: bytes | bytearray) -> Iterator[bytes]:
+def _zstd_pieces(body: bytes | bytearray) -> Iterator[bytes]:
     inflater = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompressobj()
     for start in range(0, len(body), _ZSTD_FEED_BYTES):
         inflated = inflater.decompress(body[start : start + _ZSTD_FEED_BYTES])
@@ -102,4 +102,4 @@ def _unzstded(body: bytes | bytearray) -> Iterator[bytes]:
     raise zstandard.ZstdError("incomplete")
 
 
-_PIECES = {"gzip": _gunzipped, "zstd": _unzstded}
+_PIECES = {"gzip": _gzip_pieces, "zstd": _zstd_pieces}

@@ -238,7 +238,7 @@ class SlowClientProtocol(HttpToolsProtocol):
         if not self._over():
             super().on_message_complete()
             self._begin_part()
-            self._enter(ReceivePhase.IDLE if self._answered() else ReceivePhase.REPLY)
+            self._enter(ReceivePhase.IDLE if self._is_answered() else ReceivePhase.REPLY)
 
     def on_response_complete(self) -> None:
         self._unanswered.popleft()
@@ -246,7 +246,7 @@ class SlowClientProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             self._end()
         elif (
-            self._answered() and not self._over()
+            self._is_answered() and not self._over()
         ):  # a pipelined request may have come in meanwhile
             self._enter(ReceivePhase.REST if self._in_body() else ReceivePhase.IDLE)
 
@@ -257,7 +257,7 @@ class SlowClientProtocol(HttpToolsProtocol):
 
     # --- deadlines ----------------------------------------------------------------
 
-    def _answered(self) -> bool:
+    def _is_answered(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
     def _over(self) -> bool:
@@ -304,7 +304,7 @@ class SlowClientProtocol(HttpToolsProtocol):
         """Send an error, unless a response has begun, and close the connection."""
         if self._close_after_replies():
             return
-        if self._answered() or not self.cycle.response_started:
+        if self._is_answered() or not self.cycle.response_started:
             late = f"Timed out waiting for {self._phase.value}\n"
             why = "Request head too large\n" if status == 431 else late
             head = f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: text/plain\r\n"
@@ -318,7 +318,7 @@ class SlowClientProtocol(HttpToolsProtocol):
         An error that is sent before these replies would be taken for the first reply.
         """
         received = list(self._unanswered)
-        if self._in_body() and not self._answered():
+        if self._in_body() and not self._is_answered():
             received.pop()  # the request that is rejected
         if not received:
             return False

@@ -55,7 +55,7 @@ from atroposlib.api.store.sql.ack import (
     last_turn,
 )
 from atroposlib.api.store.sql.claim import ClaimBatch
-from atroposlib.api.store.sql.writer import Work, name_of
+from atroposlib.api.store.sql.writer import Work, work_name
 from atroposlib.errors import ConfigError, CorruptPayload, RunChanged, StaleGeneration
 from atroposlib.wire import ClaimRequest
 
@@ -283,7 +283,7 @@ class Claims:
 
     async def _timed(self, work: Work[T], call: Callable[[Work[T]], T]) -> T:
         metrics, threads = self._context.metrics, self._context.threads
-        return await threads.batches.run(metrics.timed, name_of(work), partial(call, work))
+        return await threads.batches.run(metrics.timed, work_name(work), partial(call, work))
 
 
 def _require_counts(*counts: int) -> None:

@@ -74,7 +74,7 @@ ENV_IDENTIFIER_BODY = _raw(
 )
 
 
-def delivered(name: str | None = None) -> dict[int | str, dict[str, Any]]:
+def group_responses(name: str | None = None) -> dict[int | str, dict[str, Any]]:
     """``responses=`` of a route that streams groups; ``name`` is the schema of its JSON."""
     schema = {"$ref": _REF.format(name=name)} if name else _LIST_OF_GROUPS
     content = {"application/json": {"schema": schema}, GROUPS_MEDIA: _BINARY}
@@ -120,13 +120,15 @@ def add_docs(app: FastAPI) -> None:
     """Serve the page ``/docs`` of ``app``, without scripts or network."""
 
     async def docs(_: Request) -> HTMLResponse:
-        return HTMLResponse(page(app.openapi()), headers={"content-security-policy": POLICY})
+        return HTMLResponse(
+            docs_page(app.openapi()), headers={"content-security-policy": POLICY}
+        )
 
     for path in ("/docs", "/redoc"):
         app.add_route(path, docs, include_in_schema=False)
 
 
-def page(document: Mapping[str, Any]) -> str:
+def docs_page(document: Mapping[str, Any]) -> str:
     """Render an OpenAPI document; every text in it is escaped."""
     import jinja2  # here: run-api starts without it
 

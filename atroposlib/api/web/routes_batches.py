@@ -13,7 +13,7 @@ from atroposlib.api.codec import formats
 from atroposlib.api.common.records import Delivery
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.store.sql.ack import dead_batches
-from atroposlib.api.web.openapi import NOTES, delivered, refusals
+from atroposlib.api.web.openapi import NOTES, group_responses, refusals
 from atroposlib.api.web.routes import JsonRoute, body_of, client_gone, of_json
 from atroposlib.api.web.streaming import DeliveryReply
 
@@ -22,7 +22,7 @@ def batch_routes(service: RolloutService) -> APIRouter:
     """Routes of trainers that claim and ack."""
     router = APIRouter(prefix="/batches", tags=["batches"], route_class=JsonRoute)
 
-    @router.post("/claim", responses=refusals(409) | delivered("ClaimedBatch"))
+    @router.post("/claim", responses=refusals(409) | group_responses("ClaimedBatch"))
     async def claim(body: wire.ClaimRequest, request: Request) -> Response:
         got = await service.claims.claim(body, client_gone(request))
         if isinstance(got, str):
@@ -30,7 +30,9 @@ def batch_routes(service: RolloutService) -> APIRouter:
             return of_json(empty)
         return _reply(service, got, request, named=body.claim_id is not None)
 
-    @router.get("/{no}/shards/{rank}", responses=refusals(409) | delivered("ClaimedBatch"))
+    @router.get(
+        "/{no}/shards/{rank}", responses=refusals(409) | group_responses("ClaimedBatch")
+    )
     async def shard(
         no: int, rank: int, generation: int, epoch: int, request: Request
     ) -> Response:
@@ -46,7 +48,7 @@ def batch_routes(service: RolloutService) -> APIRouter:
     async def notes(
         no: int, generation: int, epoch: int, request: Request, rank: int | None = None
     ) -> Response:
-        body = bytes(formats.whole(await body_of(request)))
+        body = bytes(formats.whole_body(await body_of(request)))
         noted = await service.claims.note(no, generation, epoch, rank, body)
         return of_json({"noted": noted})
 

@@ -24,7 +24,7 @@ from atroposlib.api.web.openapi import (
     MANY_GROUPS,
     ONE_GROUP,
     Full,
-    delivered,
+    group_responses,
     refusals,
 )
 from atroposlib.api.web.routes import (
@@ -136,7 +136,7 @@ def _routes_out(router: APIRouter, service: RolloutService) -> None:
         headers = {"content-length": str(size)}
         return StreamingResponse(joined, media_type="application/json", headers=headers)
 
-    @router.get("/batch", responses=refusals(409) | delivered())
+    @router.get("/batch", responses=refusals(409) | group_responses())
     async def batch(request: Request) -> Response:
         legacy_batches = service.legacy_batches
         await request.body()  # only then is a disconnect of the client seen

@@ -142,7 +142,7 @@ def collect(command: CollectCommand, options: argparse.Namespace) -> None:
             lines stay, and ``--append-to-previous`` continues.
     """
     out = LineFile(options.filepath, append=options.append_to_previous)
-    tokenizer = None if options.save_messages else load_tokenizer(options.tokenizer)
+    tokenizer = None if options.save_messages else tokenizer_of_flag(options.tokenizer)
     rules = SelectionRules(
         options.max_per_group,
         options.allow_negative_scores,
@@ -153,7 +153,7 @@ def collect(command: CollectCommand, options: argparse.Namespace) -> None:
     with closing(RolloutClient(options.api_url, on_wait=say)) as client:
         if options.reset:
             client.reset()
-        require_free(
+        require_no_trainer(
             client.status(), options.api_url, out.progress.run_id if out.resumed else None
         )
         # The steps are an upper bound for environments that take their number from here.
@@ -228,7 +228,7 @@ def _fill(
         wait_s = CLAIM_WAIT_S
 
 
-def require_free(status: RunStatus, url: str, resumed: str | None = None) -> None:
+def require_no_trainer(status: RunStatus, url: str, resumed: str | None = None) -> None:
     """Check that the API has no run of another trainer.
 
     An API is free without a registered trainer, or with the run ``resumed``, an interrupted
@@ -264,7 +264,7 @@ def registration(batch_size: int, max_token_len: int, num_steps: int) -> Registr
     )
 
 
-def load_tokenizer(name: str) -> Any:
+def tokenizer_of_flag(name: str) -> Any:
     """The tokenizer of --tokenizer. Raises ConfigError: it cannot be loaded."""
     from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 

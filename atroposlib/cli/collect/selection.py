@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atroposlib.utils.tokenizers.texts import MAX_TOKENS_PER_CHARACTER, text_of
+from atroposlib.utils.tokenizers.texts import MAX_TOKENS_PER_CHARACTER, exact_text
 from atroposlib.wire import MASKED, TRAINABLE_OUTCOMES, ScoredData
 
 Line = dict[str, Any]
@@ -41,7 +41,7 @@ def best_lines(
 ) -> list[Line]:
     """Lines of a group, best sequence first; only of ``rows``, the sequences that did not fail."""
     scores = [group.scores[g] for g in rows]
-    prefix, answers = answers_of(group, rows, tokenizer)
+    prefix, answers = completions_of(group, rows, tokenizer)
     name = "messages" if tokenizer is None else "completion"
     return [{**prefix, name: answers[g], "score": scores[g]} for g in best_rows(scores, rules)]
 
@@ -55,7 +55,7 @@ def pair_lines(
 ) -> list[Line]:
     """Lines of a group, best positive first; ``score`` is the score of the positive."""
     scores = [group.scores[g] for g in rows]
-    prefix, answers = answers_of(group, rows, tokenizer)
+    prefix, answers = completions_of(group, rows, tokenizer)
     return [
         {**prefix, "pos": answers[i], "score": scores[i], "neg": answers[j]}
         for i, j in pairs(scores, rules, rng)
@@ -105,7 +105,7 @@ def pairs(
     return chosen
 
 
-def answers_of(
+def completions_of(
     group: ScoredData, rows: Sequence[int], tokenizer: Any
 ) -> tuple[dict[str, str], Sequence[Any]]:
     """{"prefix": the prompt} and the completion of each row; without a tokenizer, messages."""
@@ -149,10 +149,10 @@ def split_texts(
     Prefix and completion together are the text of the whole sequence, special tokens
     included: where a character straddles the boundary it belongs to the completion.
     """
-    wholes = [text_of(tokenizer, tokens) for tokens in tokens_G_T]
+    wholes = [exact_text(tokenizer, tokens) for tokens in tokens_G_T]
     for end in range(length, max(-1, length - MAX_TOKENS_PER_CHARACTER), -1):
-        prefix = text_of(tokenizer, tokens_G_T[0][:end])
+        prefix = exact_text(tokenizer, tokens_G_T[0][:end])
         if all(whole.startswith(prefix) for whole in wholes):
             return prefix, [whole[len(prefix) :] for whole in wholes]
-    prefix = text_of(tokenizer, tokens_G_T[0][:length])
-    return prefix, [text_of(tokenizer, tokens[length:]) for tokens in tokens_G_T]
+    prefix = exact_text(tokenizer, tokens_G_T[0][:length])
+    return prefix, [exact_text(tokenizer, tokens[length:]) for tokens in tokens_G_T]

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     module, _, function = TARGETS[options.to].partition(":")
     make: Callable[[Exported], dict[str, str]] = getattr(import_module(module), function)
     files = {**make(exported), **exported.copied}
-    write(folder, files)
+    write_package(folder, files)
     print(
         f"{folder}/: {', '.join(sorted(files))}\nnext: pip install {folder}; see its README.md"
     )
@@ -73,7 +73,7 @@ def found(reference: str) -> Exported:
     source, card = identity(env_cls, config), definition.card
     name = re.sub(r"\W", "_", env_cls.name or env_cls.__name__)
     expression, copied = f"load({json.dumps(reference)})", {}
-    requires = [distribution.requirement(extras(env_cls, card))]
+    requires = [distribution.requirement(extra_of(env_cls, card))]
     if source.package not in ("", "atroposlib"):
         requires.append(f"{source.package}>={source.version}")
     elif not source.package:
@@ -90,7 +90,7 @@ def found(reference: str) -> Exported:
     return Exported(env_cls, name, expression, requires, copied)
 
 
-def extras(env_cls: Any, card: Any) -> str:
+def extra_of(env_cls: Any, card: Any) -> str:
     """The extra of atroposlib that an adapter, or a card, names; e.g. "[gymnasium]"."""
     adapter = env_cls.__module__.removeprefix("atroposlib.adapters.").replace("_", "-")
     named = re.findall(r"atropos-rl\[([\w,-]+)\]", card.extras if card else "")
@@ -98,7 +98,7 @@ def extras(env_cls: Any, card: Any) -> str:
     return f"[{','.join(sorted(set(named)))}]" if named else ""
 
 
-def write(folder: Path, files: Mapping[str, str]) -> None:
+def write_package(folder: Path, files: Mapping[str, str]) -> None:
     """Write texts into a new or empty folder."""
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} exists and is not empty: choose another --out")

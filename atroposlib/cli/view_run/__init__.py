@@ -16,7 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.cli.collect import collecting
-from atroposlib.cli.view_run.shown_groups import ArchivedGroups, GroupSource, Source, shown
+from atroposlib.cli.view_run.shown_groups import (
+    ArchivedGroups,
+    GroupSource,
+    Source,
+    shown_group,
+)
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.utils.command import logs
@@ -46,7 +51,7 @@ def main(argv: Sequence[str] | None = None, *, images: bool = False) -> int:
             bind(options.host, options.port, backlog=128) as listener,
             open_source(options, by_default) as source,
         ):
-            app = build_app(name, options, source, images)
+            app = page_app(name, options, source, images)
             print(f"{name} on http://{options.host}:{listener.getsockname()[1]}", flush=True)
             run_app(app, listener)
     except (AtroposError, OSError) as error:
@@ -94,30 +99,32 @@ def open_source(options: argparse.Namespace, by_default: bool) -> Iterator[Sourc
     """
     cut = {"samples": options.group_size, "max_tokens": options.max_token_len}
     if options.archive is not None:
-        from atroposlib.api.archive.load import explored, place
+        from atroposlib.api.archive.load import open_explorer, place
 
         if options.take:
             raise ConfigError("--take is for an API: nothing is taken out of an archive")
-        with explored(place(options.archive), None) as (_, explorer):
+        with open_explorer(place(options.archive), None) as (_, explorer):
             [run, *_] = explorer.runs({}).runs
             name = (by_default and run.tokenizer) or options.tokenizer
-            tokenizer = collecting.load_tokenizer(name)
-            yield ArchivedGroups(explorer, partial(shown, tokenizer=tokenizer, **cut))
+            tokenizer = collecting.tokenizer_of_flag(name)
+            yield ArchivedGroups(explorer, partial(shown_group, tokenizer=tokenizer, **cut))
         return
-    tokenizer = collecting.load_tokenizer(options.tokenizer)
+    tokenizer = collecting.tokenizer_of_flag(options.tokenizer)
     client = RolloutClient(options.api_url, timeout_s=API_TIMEOUT_S, give_up_after_s=0)
     with closing(client):
         if options.take:
             if options.reset:
                 client.reset()
-            collecting.require_free(client.status(), options.api_url)
+            collecting.require_no_trainer(client.status(), options.api_url)
             client.register(
                 collecting.registration(8 * cut["samples"], cut["max_tokens"], num_steps=69)
             )
-        yield GroupSource(client, partial(shown, tokenizer=tokenizer, **cut), options.take)
+        yield GroupSource(
+            client, partial(shown_group, tokenizer=tokenizer, **cut), options.take
+        )
 
 
-def build_app(name: str, options: argparse.Namespace, source: Source, images: bool) -> Any:
+def page_app(name: str, options: argparse.Namespace, source: Source, images: bool) -> Any:
     """The page behind its gate, as an ASGI application."""
     from fastapi import FastAPI
 

@@ -56,7 +56,7 @@ class ShownGroup(NamedTuple):
 Show = Callable[[ScoredData, int], ShownGroup]  # arguments: a group and its number
 
 
-def shown(
+def shown_group(
     group: ScoredData, number: int, tokenizer: Any, samples: int, max_tokens: int
 ) -> ShownGroup:
     """The first ``samples`` rows of ``group``, each cut to ``max_tokens`` tokens."""
@@ -136,7 +136,7 @@ class ArchivedGroups:
         return next((value for value in groups if value is not None), None)
 
     def _read(self, gid: int) -> ShownGroup | None:
-        group = self._explorer.stored(gid)
+        group = self._explorer.stored_group(gid)
         return None if group is None else self._show(to_group(group.columns), gid)
 
 

@@ -98,7 +98,7 @@ def _task_text(task: Any) -> str:
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 
-async def prepare(
+async def prepare_tasks(
     dataset: Any, eval_dataset: Any, config: FunctionEnvConfig, *, env: str
 ) -> tuple[Indexed | Stream, list[TaskItem]]:
     """Source of the training tasks, and the list of evaluation tasks.
@@ -256,7 +256,7 @@ class Indexed:
         task = self.rows[self._order[1][position]]
         return item_of(task, place, epoch, is_unique=True)
 
-    def trained(self) -> list[Any]:
+    def training_rows(self) -> list[Any]:
         return [self.rows[i] for i in self.indices]
 
     def _order_of(self, epoch: int) -> Sequence[int]:

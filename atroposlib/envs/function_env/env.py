@@ -21,7 +21,7 @@ from atroposlib.envs.function_env.data import (
     Cursor,
     Indexed,
     TaskItem,
-    prepare,
+    prepare_tasks,
 )
 from atroposlib.envs.function_env.recorder import Rollout, groups_of, metrics_of, scored_row
 from atroposlib.envs.function_env.rewards import RewardPlan, Rewards, is_async
@@ -29,8 +29,8 @@ from atroposlib.envs.function_env.rollouts import (
     TOOL_PARSER,
     RolloutRunner,
     draw_all,
-    spread,
-    summary,
+    errors_of_means,
+    evaluation_metrics,
 )
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem
 from atroposlib.envs.rollout.samples import CONTEXT_FULL, collect_group
@@ -187,13 +187,13 @@ class FunctionEnv(BaseEnv):
             # Takes seconds of imports and reading: not on the event loop, which handles signals.
             await asyncio.to_thread(lambda: self.tokenizer)
         definition = self.definition
-        source, self.held_out = await prepare(
+        source, self.held_out = await prepare_tasks(
             definition.dataset, definition.eval_dataset, self.config, env=self.label()
         )
         self._cursor = Cursor(source)
         if self.config.gold_examples:
-            tasks = source.trained() if isinstance(source, Indexed) else []
-            self.rollouts.examples = await examples(type(self), tasks, self.config)
+            tasks = source.training_rows() if isinstance(source, Indexed) else []
+            self.rollouts.show(await examples(type(self), tasks, self.config))
         if self.server.tool_parser is None:
             self.server.tool_parser = TOOL_PARSER
         if definition.lifespan is not None:
@@ -284,7 +284,7 @@ class FunctionEnv(BaseEnv):
             code=self.definition.function,
         )
         await self.evaluate_log(
-            summary(samples, config.eval_samples),
+            evaluation_metrics(samples, config.eval_samples),
             start_time=started,
             generation_parameters={
                 "temperature": config.eval_temperature,
@@ -292,5 +292,5 @@ class FunctionEnv(BaseEnv):
                 "n": config.eval_samples,
             },
             samples=[sample.line() for sample in samples],
-            stderr=spread(samples, config.eval_samples),
+            stderr=errors_of_means(samples, config.eval_samples),
         )

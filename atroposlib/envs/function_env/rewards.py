@@ -109,7 +109,9 @@ class RewardPlan:
         for name, function in self.functions.items():
             with boundary(env, item, f"reward {name}", function):
                 value = await call_user(function, task, returned, **offered)
-                values[name] = value if value is None else number(value, f"reward {name!r}")
+                values[name] = (
+                    value if value is None else reward_number(value, f"reward {name!r}")
+                )
         with boundary(env, item, "reward"):
             return combine_rewards(values, self.weights)
 
@@ -122,8 +124,8 @@ def combine_rewards(returned: Any, weights: Mapping[str, float]) -> Reward:
     not a number.
     """
     if isinstance(returned, Reward):
-        score = None if returned.score is None else number(returned.score, "the score")
-        return Reward(score, {k: number(v, k) for k, v in returned.metrics.items()})
+        score = None if returned.score is None else reward_number(returned.score, "the score")
+        return Reward(score, {k: reward_number(v, k) for k, v in returned.metrics.items()})
     if returned is None:
         return Reward(None)
     if not isinstance(returned, Mapping):
@@ -132,7 +134,7 @@ def combine_rewards(returned: Any, weights: Mapping[str, float]) -> Reward:
                 f"rewards has weights for {list(weights)}, so the rollout returns a dict of "
                 f"them, not {type(returned).__name__}"
             )
-        return Reward(number(returned, "the score"))
+        return Reward(reward_number(returned, "the score"))
     weights = weights or {name: 1.0 for name in returned}
     for name in returned:
         if name not in weights:
@@ -141,13 +143,15 @@ def combine_rewards(returned: Any, weights: Mapping[str, float]) -> Reward:
     missing = [name for name in weights if name not in returned]
     if missing:
         raise ValueError(f"no value for reward {missing[0]!r}; None says that there is none")
-    values = {k: number(v, f"reward {k!r}") for k, v in returned.items() if v is not None}
+    values = {
+        k: reward_number(v, f"reward {k!r}") for k, v in returned.items() if v is not None
+    }
     if any(weight and name not in values for name, weight in weights.items()):
         return Reward(None, values)
     return Reward(sum(weights[name] * value for name, value in values.items()), values)
 
 
-def number(value: Any, what: str) -> float:
+def reward_number(value: Any, what: str) -> float:
     """``value`` as a finite float. Arrays of a single element are numbers, strings are not."""
     if inspect.iscoroutine(value):
         value.close()  # avoids Python's own warning

@@ -20,8 +20,8 @@ from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from atroposlib.envs.function_env.recorder import Recorder
-from atroposlib.envs.function_env.rewards import number
-from atroposlib.envs.function_env.tools import Tool, answer, schema_of
+from atroposlib.envs.function_env.rewards import reward_number
+from atroposlib.envs.function_env.tools import Tool, result_message, tool_schema
 from atroposlib.errors import (
     ConfigError,
     ContextFull,
@@ -140,7 +140,7 @@ class Model:
         shown = [*history[:first], *map(dict, self.examples), *history[first:]]
         pictures_in(history)  # an address is refused before anything is sent
         if tools:
-            schemas = sampling["tools"] = [schema_of(tool) for tool in tools]
+            schemas = sampling["tools"] = [tool_schema(tool) for tool in tools]
             tokenizer = getattr(self.session, "tokenizer", None)
             if tokenizer is not None:
                 parser = getattr(self.session, "tool_parser", "hermes")
@@ -174,7 +174,7 @@ class Model:
             if not reply.tool_calls:
                 break
             with spending("tools"):
-                answers = [await answer(tools, call) for call in reply.tool_calls]
+                answers = [await result_message(tools, call) for call in reply.tool_calls]
             ended = any(getattr(tool, "done", False) for tool in tools)
             if ended or (until is not None and until()):
                 break
@@ -215,7 +215,7 @@ class Model:
         """
         if not self.replies:
             raise ConfigError("model.reward: rewards the last reply, and there is none yet")
-        self.rewards[len(self.replies) - 1] = number(reward, "the reward of a reply")
+        self.rewards[len(self.replies) - 1] = reward_number(reward, "the reward of a reply")
 
     @_keep_coroutine
     async def openai(self, name: str = "", *, trainable: bool = True) -> AsyncOpenAI:

@@ -84,6 +84,10 @@ class RolloutRunner:
     _starting_proxy: asyncio.Lock = field(default_factory=asyncio.Lock)
     _open_things: AsyncExitStack = field(default_factory=AsyncExitStack)
 
+    def show(self, examples: Sequence[Example]) -> None:
+        """Show these examples before each task; the last is a spare."""
+        self.examples = examples
+
     async def train(self, item: TaskItem) -> Rollout:
         """Run a training rollout; the score of its reward may be None.
 
@@ -328,7 +332,7 @@ async def draw_all(
             try:
                 return await draw(item)
             except AtroposError as error:
-                failures.failed(error)
+                failures.count_error(error)
                 if left == 0:
                     return EvalSample(item, Result.FAILED, error=error)
         raise AssertionError("unreachable: tries is at least 1")
@@ -341,7 +345,7 @@ async def draw_all(
     return await gather_probed(drawn, lambda item: item["place"], one, error_of, at_once)
 
 
-def summary(samples: Sequence[EvalSample], times: int) -> dict[str, float]:
+def evaluation_metrics(samples: Sequence[EvalSample], times: int) -> dict[str, float]:
     """Metrics of an evaluation.
 
     Example: {"exact": 0.5, "reward": 0.5, "items": 8, "samples": 8, "failed": 0,
@@ -365,8 +369,8 @@ def summary(samples: Sequence[EvalSample], times: int) -> dict[str, float]:
     }
 
 
-def spread(samples: Sequence[EvalSample], times: int) -> dict[str, float]:
-    """The standard error over the tasks of each mean in :func:`summary`."""
+def errors_of_means(samples: Sequence[EvalSample], times: int) -> dict[str, float]:
+    """The standard error over the tasks of each mean in :func:`evaluation_metrics`."""
     return standard_errors(metrics_by_item(samples, times))
 
 

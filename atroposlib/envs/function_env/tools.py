@@ -40,7 +40,7 @@ class ToolObject(Protocol):
 Tool = Union[Callable[..., Any], ToolObject, Mapping[str, Any]]
 
 
-def schema_of(tool: Tool) -> dict[str, Any]:
+def tool_schema(tool: Tool) -> dict[str, Any]:
     """OpenAI's description of ``tool``; a description is returned unchanged.
 
     Raises ConfigError: a parameter has no type, or takes any number of arguments.
@@ -75,10 +75,10 @@ def _arguments(tool: Callable[..., Any]) -> type[BaseModel]:
     return made
 
 
-async def answer(tools: Sequence[Tool], call: Mapping[str, Any]) -> dict[str, Any]:
+async def result_message(tools: Sequence[Tool], call: Mapping[str, Any]) -> dict[str, Any]:
     """The ``tool`` message with the result of a tool call."""
     function = call["function"]
-    by_name = {name_of(tool): tool for tool in tools if not isinstance(tool, Mapping)}
+    by_name = {tool_name(tool): tool for tool in tools if not isinstance(tool, Mapping)}
     tool = by_name.get(function["name"])
     if tool is None:
         content = f"error: there is no tool {function['name']!r}, only {sorted(by_name)}"
@@ -102,7 +102,7 @@ async def answer(tools: Sequence[Tool], call: Mapping[str, Any]) -> dict[str, An
     return {"role": "tool", "tool_call_id": call.get("id"), "content": content}
 
 
-def name_of(tool: Callable[..., Any] | ToolObject) -> str:
+def tool_name(tool: Callable[..., Any] | ToolObject) -> str:
     return tool.name if isinstance(tool, ToolObject) else tool.__name__
 
 

@@ -85,10 +85,10 @@ def cause_of(error: AtroposError) -> Cause:
     inner = _inner(error)
     where = error.where if isinstance(error, RolloutError) else user_line(error)
     shown = str(inner.status_code) if isinstance(inner, InferenceRefused) else str(where or "")
-    return Cause(type(inner).__name__, shown, without_values(str(inner)))
+    return Cause(type(inner).__name__, shown, comparable_text(str(inner)))
 
 
-def without_values(text: str) -> str:
+def comparable_text(text: str) -> str:
     """``text`` without numbers and quoted values, which differ between samples."""
     return _VARYING.sub("_", text)
 
@@ -177,7 +177,7 @@ class Repeats:
             return
         self.logged_at[key] = now
 
-    def failed(self, error: AtroposError) -> None:
+    def count_error(self, error: AtroposError) -> None:
         """Count an error by its cause."""
         self.note(cause_of(error), describe_error(error), error)
 

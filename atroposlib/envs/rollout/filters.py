@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
-from atroposlib.envs.rollout.groups import WIRE_FIELDS, ScoredDataGroup, expected_size, plain
+from atroposlib.envs.rollout.groups import WIRE_FIELDS, ScoredDataGroup, group_size_of, plain
 from atroposlib.errors import InvalidGroup
 from atroposlib.generation.sessions.sequences import Node
 from atroposlib.wire import MASKED, MASKED_VERSION, ScoredData
-from atroposlib.wire.routing import joined
+from atroposlib.wire.routing import join_experts
 
 if TYPE_CHECKING:
     from atroposlib.wire.group_arrays import Columns
@@ -114,7 +114,7 @@ def _judge(group: ScoredDataGroup, rules: FilterRules) -> AcceptedGroup | Reject
     missing = [name for name in _REQUIRED if group.get(name) is None]
     if missing:
         return RejectedGroup(RejectReason.INVALID, f"{missing[0]}: missing")
-    rows, expected = len(group["tokens"]), expected_size(group, rules.group_size)
+    rows, expected = len(group["tokens"]), group_size_of(group, rules.group_size)
     if rows != expected:
         return RejectedGroup(RejectReason.WRONG_SIZE, f"{rows} sequences, expected {expected}")
     columns = to_columns(group)
@@ -214,7 +214,9 @@ def _found_in(nodes: Sequence[Node], group: Mapping[str, Any]) -> dict[str, Any]
         whole = spans and spans[-1][0]["end"] == len(tokens)
         sampling.append([span for span, _ in spans])
         versions.append(of_row)
-        last = [joined((0, node.routed_experts), end=at["end"]) for at, node in spans[-1:]]
+        last = [
+            join_experts((0, node.routed_experts), end=at["end"]) for at, node in spans[-1:]
+        ]
         routed += last or [None]
         endings.append(spans[-1][0].get("finish_reason") if whole else None)
     if not any(sampling):

@@ -317,7 +317,7 @@ def _split_shared(
 # --- rows without a score --------------------------------------------------------------
 
 
-def expected_size(group: Mapping[str, Any], group_size: int) -> int:
+def group_size_of(group: Mapping[str, Any], group_size: int) -> int:
     """Expected number of sequences: the override of the group, else ``group_size``."""
     return int((group.get("group_overrides") or {}).get("group_size") or group_size)
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from atroposlib.envs.rollout.causes import FirstItems, IncompleteGroup, is_infrastructure
 from atroposlib.envs.rollout.groups import (
     ScoredDataGroup,
-    expected_size,
+    group_size_of,
     item_label,
     score_problem,
     without_unscored,
@@ -139,7 +139,7 @@ def whole_groups(
         if rows is None:
             continue
         left = len(rows.get("scores") or ())
-        expected = expected_size(rows, env.config.group_size)
+        expected = group_size_of(rows, env.config.group_size)
         if rows is not group and left < expected:
             short.append(f"{left} of {expected} sequences have a score")
         else:
@@ -155,6 +155,13 @@ class RolloutTask:
     attempts: int = 0
     number: int = -1  # place in the order of the first start
     uuid: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+    def take_number(self, number: int) -> None:
+        """Set the place in the order, at the first start."""
+        self.number = number
+
+    def count_attempt(self) -> None:
+        self.attempts += 1
 
 
 @dataclass
@@ -216,7 +223,8 @@ class WorkerPool:
     def start(self, job: RolloutTask) -> None:
         """Run ``job``; the caller limits the number of running jobs."""
         if job.number < 0:
-            job.number, self.started = self.started, self.started + 1
+            job.take_number(self.started)
+            self.started += 1
         task = asyncio.ensure_future((self.handle or self.roll_out)(job.uuid))
         self.tasks.add(task)
         self.jobs[job.uuid] = task
@@ -294,7 +302,7 @@ class WorkerPool:
             logger.error("%s", error, exc_info=error)
 
     def _try_again(self, job: RolloutTask) -> None:
-        job.attempts += 1
+        job.count_attempt()
         again = job.attempts <= self.env.config.max_item_retries
         self.counts["retried" if again else "gave_up"] += 1
         if again:

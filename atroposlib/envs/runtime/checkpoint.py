@@ -35,11 +35,11 @@ def _directory(checkpoint_dir: str, run_name: str) -> Path:
 def save(checkpoint_dir: str, run_name: str, step: int, data: dict[str, Any]) -> Path:
     """Write ``data`` atomically and return its path."""
     path = _directory(checkpoint_dir, run_name) / f"step-{step}.json"
-    write_whole(path, json.dumps(plain(data)))
+    replace_text(path, json.dumps(plain(data)))
     return path
 
 
-def write_whole(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
     """Write ``text`` atomically, and the folder of ``path`` if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")

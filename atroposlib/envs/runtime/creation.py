@@ -24,7 +24,7 @@ from atroposlib.generation.engines.http import UNNAMED
 from atroposlib.generation.engines.openai import OpenAICompatibleServer, TokenServer
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
-from atroposlib.trackers import require
+from atroposlib.trackers import require_tracker
 from atroposlib.utils.tokenizers.loading import load_tokenizer_named
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def make_named_env(
     ``must_answer``: an absent server is an error.
     """
     for name in settings.env.trackers:  # checked before a wait for a server
-        require(name)
+        require_tracker(name)
     server = server_manager(env_cls, settings)
     if server.template is not None:
         _require_names(settings)

@@ -39,7 +39,7 @@ from atroposlib.generation.configs import ServerConfigs
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.generation.sampling.reasoning import ReasoningConfig
-from atroposlib.trackers import require
+from atroposlib.trackers import require_tracker
 from atroposlib.type_definitions import Item
 from atroposlib.utils.datasets import require_path
 from atroposlib.utils.tokenizers.loading import load_tokenizer_named
@@ -127,7 +127,7 @@ class EnvRuntime(EnvHooks):
         testing: bool = False,
     ) -> None:
         for name in config.trackers:
-            require(name)
+            require_tracker(name)
         before = frozenset(vars(self))  # some environments set theirs before this call
         self.config = config.model_copy()
         # The command line asked its servers for names already, and makes no further servers.
@@ -338,12 +338,12 @@ class EnvRuntime(EnvHooks):
             await self._record_group(accepted, item)
         if sender is not None and kept:
             kept = await sender.send(kept, item, run_id)
-        self.group_stats.kept_since_log += len(kept)
+        self.group_stats.add_kept(len(kept))
         return [accepted.group for accepted in kept]
 
     async def _record_group(self, one: AcceptedGroup, item: Item) -> None:
         group = one.group
-        self.metrics_logger.completion_lengths += one.trained_lengths()
+        self.metrics_logger.add_lengths(one.trained_lengths())
         for name, value in ((group.get("metadata") or {}).get("metrics") or {}).items():
             self.metrics_logger.log(f"train/{name}", value)
         try:

@@ -18,7 +18,7 @@ from typing import Any
 
 from atroposlib.envs.rollout import pacing
 from atroposlib.envs.rollout.groups import mean_metrics, plain, standard_errors
-from atroposlib.envs.runtime.checkpoint import write_whole
+from atroposlib.envs.runtime.checkpoint import replace_text
 from atroposlib.envs.runtime.metrics_logger import MetricsLogger, scalars
 from atroposlib.envs.runtime.registration import JoinedRun
 from atroposlib.errors import AtroposError, boundary
@@ -57,6 +57,10 @@ class PeriodicEvaluation:
             "eval_policy_version": version,
             "eval_policy_version_at_end": self.run.policy_version,
         }
+
+    def schedule(self, step: int) -> None:
+        """Evaluate the weights of ``step`` next."""
+        self.due = step
 
     def start_if_due(self, status: EnvStatus) -> None:
         """Start the evaluation that is due, once the servers hold its weights."""
@@ -147,7 +151,7 @@ def report_results(
         "results": {f"atropos|{task}|0": results, "all": results},
         **({"standard_errors": scalars(stderr)} if stderr else {}),
     }
-    write_whole(
+    replace_text(
         directory / "metrics.json", json.dumps(strict(document), indent=2, default=repr)
     )
     if samples is not None:
@@ -157,7 +161,7 @@ def report_results(
 
 
 def _write_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
-    write_whole(path, "".join(json_line(plain(value)) for value in values))
+    replace_text(path, "".join(json_line(plain(value)) for value in values))
 
 
 def _without_row(sample: Mapping[str, Any]) -> dict[str, Any]:

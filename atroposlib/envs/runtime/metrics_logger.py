@@ -11,7 +11,7 @@ import logging
 import random
 import string
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
@@ -22,7 +22,7 @@ from atroposlib.envs.rollout.groups import plain
 from atroposlib.envs.runtime.registration import JoinedRun
 from atroposlib.envs.runtime.reports import Reports
 from atroposlib.envs.runtime.sender import GroupStats
-from atroposlib.trackers import Guarded, finite_numbers, installed, open_tracker
+from atroposlib.trackers import Guarded, finite_numbers, is_installed, open_tracker
 from atroposlib.trackers.jsonl import Jsonl, json_number
 from atroposlib.trackers.services import Run
 from atroposlib.utils.metrics import get_std_min_max_avg, percentile
@@ -55,6 +55,10 @@ class MetricsLogger:
     def log(self, name: str, value: float) -> None:
         """Record ``value``; the next emission reports the mean since the last emission."""
         self._values.setdefault(name, []).append(float(value))
+
+    def add_lengths(self, lengths: Iterable[int]) -> None:
+        """Record the trained tokens of sequences."""
+        self.completion_lengths.extend(lengths)
 
     def quiet(self) -> None:
         """Log at the level debug from now on."""
@@ -131,7 +135,7 @@ class MetricsLogger:
         Raises ConfigError: a tracker requires an account.
         """
         names = run.config.tracker_names
-        if "wandb" in names and not installed("wandb"):
+        if "wandb" in names and not is_installed("wandb"):
             if run.config.model_fields_set & {"use_wandb", "trackers"}:
                 logger.warning("wandb is not installed: metrics are recorded without it")
             names.remove("wandb")

@@ -92,7 +92,8 @@ async def _make_groups(
         if pool.fatal is not None:
             raise pool.fatal
         if pool.counts["kept"] > logged:
-            logged = run.step = pool.counts["kept"]
+            logged = pool.counts["kept"]
+            run.reach(logged)
             waits.clear("groups")
             with boundary(env.label(), f"group {logged}", "wandb_log"):
                 await env.wandb_log({})

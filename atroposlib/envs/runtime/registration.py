@@ -91,6 +91,17 @@ class JoinedRun:
                 "sequences of a batch: lower --env.group_size or raise the trainer's batch"
             )
 
+    def follow(self, status: EnvStatus) -> None:
+        """Adopt what the API last said of the run."""
+        self.status = status
+
+    def reach(self, step: int) -> None:
+        self.step = step
+
+    def name_records(self, project: str | None, group: str | None) -> None:
+        """Adopt the trainer's names of the records in trackers."""
+        self.project, self.group = project, group
+
     def work_alone(self) -> None:
         """Without a trainer the configured length bounds a sequence."""
         self.max_token_len = self.config.max_token_length

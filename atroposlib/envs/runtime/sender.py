@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from atroposlib.client import AsyncRolloutClient
-from atroposlib.envs.rollout.causes import Repeats, without_values
+from atroposlib.envs.rollout.causes import Repeats, comparable_text
 from atroposlib.envs.rollout.filters import (
     AcceptedGroup,
     FilterRules,
@@ -60,6 +60,20 @@ class GroupStats:
         self._warned_of: set[str] = set()
         self.reports = Reports()
 
+    def add_kept(self, groups: int) -> None:
+        """Count groups that were kept, until :meth:`restart_log`."""
+        self.kept_since_log += groups
+
+    def restart_log(self) -> None:
+        """Count kept groups anew, after metrics were logged."""
+        self.kept_since_log = 0
+
+    def add_sent(self, groups: Sequence[AcceptedGroup]) -> None:
+        """Count groups that the rollout API accepted."""
+        self.sent += len(groups)
+        self.recent.extend([None] * len(groups))
+        self.rewards.extend(float(group.columns.scores.mean()) for group in groups)
+
     def drop(
         self,
         reason: RejectReason,
@@ -75,7 +89,7 @@ class GroupStats:
             logger.debug("group of item %s dropped: %s", item_label(item), detail)
             return
         text = f"group of item {item_label(item)} dropped, {reason.value}: {detail}"
-        self.failures.note((reason.value, without_values(detail)), text)
+        self.failures.note((reason.value, comparable_text(detail)), text)
 
     def mostly_dropped(self) -> str | None:
         """The share and the reason if most of the last groups were dropped, else None."""
@@ -92,7 +106,7 @@ class GroupStats:
         """Count samples by their outcome, for example env_error or context_full; log the first."""
         self.samples[outcome] += count
         if error is not None:
-            self.failures.failed(error)
+            self.failures.count_error(error)
 
     def warn_of_unknown(self, group: Mapping[str, Any]) -> None:
         """Log a warning, once per name, for each field that the record does not have."""
@@ -177,9 +191,7 @@ class GroupSender:
             if refusal[0] is RejectReason.RUN_ENDED:
                 self.requeue(item)
             return []
-        self.stats.sent += len(groups)
-        self.stats.recent.extend([None] * len(groups))
-        self.stats.rewards.extend(float(group.columns.scores.mean()) for group in groups)
+        self.stats.add_sent(groups)
         self.accepted_sequences += sum(group.sequences for group in groups)
         return groups
 

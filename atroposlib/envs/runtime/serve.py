@@ -126,7 +126,7 @@ class Serve:
             await self._join()
             await self.servers.wait_for_one(self.waits, self.env.config.api_timeout_s)
             if self.env.config.eval_at_start:
-                self.evaluation.due = self._run.step
+                self.evaluation.schedule(self._run.step)
             while not self.complete:
                 await self._turn()
             await self._drain()
@@ -166,7 +166,7 @@ class Serve:
         """Record in the trackers of the settings, under the names of the run."""
         if self.env.config.tracker_names:
             info = await self.client.wandb_info()
-            self._run.project, self._run.group = info.get("project"), info.get("group")
+            self._run.name_records(info.get("project"), info.get("group"))
             self.env.metrics_logger.open_trackers(self._run)
 
     # --- a turn of the loop ----------------------------------------------------------
@@ -206,7 +206,8 @@ class Serve:
             await env.update_weight(status.env_weight)
         has_version = "policy_version" in status.model_fields_set
         env.server.announce_version(status.policy_version if has_version else None)
-        self._run.status, self._accepted_before = status, accepted
+        self._run.follow(status)
+        self._accepted_before = accepted
 
     def _queue(self) -> pacing.Queue:
         """The current queue or fuller: a send that ends during an await leaves no room twice.
@@ -253,17 +254,17 @@ class Serve:
             return
         old, new = run.step, status.current_step
         if pacing.is_due(old, new, env.config.steps_per_eval):
-            self.evaluation.due = new
+            self.evaluation.schedule(new)
         interval = run.checkpoint_interval
         if pacing.is_due(old, new, interval):
             with boundary(env.label(), f"step {new}", "save_checkpoint"):
                 env.save_checkpoint(new // interval * interval)
-        run.step = new
+        run.reach(new)
         stats = env.group_stats
         if stats.kept_since_log >= env.config.min_items_sent_before_logging:
             with boundary(env.label(), f"step {new}", "wandb_log"):
                 await env.wandb_log({})
-            stats.kept_since_log = 0
+            stats.restart_log()
 
     def rollouts_wanted(self) -> int:
         """How many rollouts should run now."""

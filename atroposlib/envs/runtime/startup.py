@@ -29,7 +29,7 @@ def require_trainable(
     if batch and batch % size:
         raise ConfigError(
             f"env.group_size {size}: no number of groups makes a batch of {batch} sequences;"
-            " choose a batch size that is a multiple (trainer.settings.batch_size)"
+            " make the trainer's batch_size x gradient_accumulation_steps a multiple"
         )
 
 

@@ -15,13 +15,13 @@ from typing import Any
 from atroposlib.generation.chat.template import (
     Message,
     continuation,
-    decoded,
+    text_of_ids,
 )
 from atroposlib.generation.chat.tool_call_translator import ToolCallTranslator
 from atroposlib.text.parts import CHANNEL, has_marks, split
 
 
-def text_of(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> str:
+def sample_text(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> str:
     """Text of a sample without special tokens, except the marks of reasoning and channels."""
     whole = continuation(tokenizer, before, tokens, skip_special=False)
     plain = continuation(tokenizer, before, tokens, skip_special=True)
@@ -34,8 +34,8 @@ def text_of(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> str
 
 
 def _is_dropped(tokenizer: Any, token: int) -> bool:
-    text = decoded(tokenizer, [token], skip_special=False)
-    is_special = bool(text) and not decoded(tokenizer, [token], skip_special=True)
+    text = text_of_ids(tokenizer, [token], skip_special=False)
+    is_special = bool(text) and not text_of_ids(tokenizer, [token], skip_special=True)
     return is_special and not has_marks(text)
 
 

@@ -155,7 +155,7 @@ def encode_after(tokenizer: Any, before: Sequence[int], text: str) -> list[int]:
 def _encoded_after(tokenizer: Any, before: Sequence[int], text: str) -> list[int]:
     if not text:
         return []
-    for anchor in (decoded(tokenizer, before[-1:], skip_special=False), *_ANCHORS):
+    for anchor in (text_of_ids(tokenizer, before[-1:], skip_special=False), *_ANCHORS):
         alone = _encode(tokenizer, anchor, special=False) if anchor else []
         both = _encode(tokenizer, anchor + text, special=False)
         if alone and both[: len(alone)] == alone:  # otherwise the prefix merged with the text
@@ -163,18 +163,18 @@ def _encoded_after(tokenizer: Any, before: Sequence[int], text: str) -> list[int
     return _encode(tokenizer, text, special=False)
 
 
-def decoded(tokenizer: Any, ids: Sequence[int], *, skip_special: bool) -> str:
+def text_of_ids(tokenizer: Any, ids: Sequence[int], *, skip_special: bool) -> str:
     """Text of ``ids``, without the clean-up of spaces, which would change the text."""
     options = {"skip_special_tokens": skip_special, "clean_up_tokenization_spaces": False}
     return str(_call(tokenizer.decode, list(ids), **options))
 
 
-def require_known(tokenizer: Any, ids: Sequence[int]) -> None:
+def require_known_ids(tokenizer: Any, ids: Sequence[int]) -> None:
     """Raise TokensMissing for ``ids`` that the tokenizer lacks; decoding drops these ids."""
     known = len(tokenizer) if hasattr(tokenizer, "__len__") else sys.maxsize
     highest = max(ids, default=-1)
     # A vocabulary with gaps has ids beyond its size, which decode to text.
-    if highest < known or decoded(tokenizer, [highest], skip_special=False):
+    if highest < known or text_of_ids(tokenizer, [highest], skip_special=False):
         return
     raise TokensMissing(
         f"the server sampled token {highest}, so its vocabulary has at least {highest + 1} "
@@ -192,11 +192,11 @@ def continuation(
     next prompt would differ from the sampled text.
     """
     context = list(before[-CONTEXT_TOKENS:])
-    start = decoded(tokenizer, context, skip_special=skip_special) if context else ""
-    whole = decoded(tokenizer, [*context, *tokens], skip_special=skip_special)
+    start = text_of_ids(tokenizer, context, skip_special=skip_special) if context else ""
+    whole = text_of_ids(tokenizer, [*context, *tokens], skip_special=skip_special)
     if whole.startswith(start) and len(whole) > len(start):
         return whole[len(start) :]
-    return decoded(tokenizer, tokens, skip_special=skip_special)
+    return text_of_ids(tokenizer, tokens, skip_special=skip_special)
 
 
 def _encode(tokenizer: Any, text: str, *, special: bool) -> list[int]:

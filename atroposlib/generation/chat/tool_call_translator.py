@@ -18,9 +18,9 @@ from atroposlib.generation.chat.template import (
     Message,
     content_text,
     continuation,
-    decoded,
     plain_message,
     shows_tools,
+    text_of_ids,
 )
 from atroposlib.generation.chat.tool_parsers import VLLM_AVAILABLE, tool_parser_named
 from atroposlib.generation.chat.tool_parsers.parsing import FoundCall
@@ -117,12 +117,12 @@ class ToolCallTranslator:
         return continuation(self.tokenizer, before, ids, skip_special=not has_tools)
 
     def _ends_turn(self, token: int) -> bool:
-        text = decoded(self.tokenizer, [token], skip_special=False)
+        text = text_of_ids(self.tokenizer, [token], skip_special=False)
         if any(marker in text for marker in self.parser.markers):
             return False
         if token == getattr(self.tokenizer, "eos_token_id", None):
             return True
-        return bool(text) and not decoded(self.tokenizer, [token], skip_special=True)
+        return bool(text) and not text_of_ids(self.tokenizer, [token], skip_special=True)
 
     def _convert(self, message: Message) -> Message:
         calls = message.get("tool_calls")

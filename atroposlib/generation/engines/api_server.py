@@ -110,6 +110,13 @@ class APIServer(LegacyHealth, ABC):
             enabled=config.health_check and not self.is_official_openai,
         )
 
+    def open_session(self) -> None:
+        """Count a session as a used slot, until :meth:`end_session`."""
+        self.sessions += 1
+
+    def end_session(self) -> None:
+        self.sessions -= 1
+
     # --- public calls ---------------------------------------------------------------
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:

@@ -198,6 +198,9 @@ class CustomHealthCheck:
         self.task: asyncio.Future[bool | None] | None = None
         self.reported = True  # healthy until the check reports otherwise
 
+    def report(self, healthy: bool) -> None:
+        self.reported = healthy
+
     async def probe(self) -> bool:
         if self.task is None or self.task.done():
             self.task = asyncio.ensure_future(self._check())
@@ -224,7 +227,7 @@ class LegacyHealth:
 
     @server_healthy.setter
     def server_healthy(self, healthy: bool) -> None:
-        self._custom_check.reported = healthy
+        self._custom_check.report(healthy)
         self.health.report(healthy)
 
     @property

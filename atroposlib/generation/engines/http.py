@@ -104,7 +104,7 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> JsonReply:
-        return read_json(
+        return read_reply(
             await self.send("POST", url, json=body, headers=headers, timeout_s=timeout_s)
         )
 
@@ -167,7 +167,7 @@ def _with_routing_key(headers: Mapping[str, str] | None) -> dict[str, str]:
     return {**({ROUTING_HEADER: key} if key else {}), **(headers or {})}
 
 
-def read_json(response: httpx.Response) -> JsonReply:
+def read_reply(response: httpx.Response) -> JsonReply:
     """The decoded response. Raises InferenceUnavailable or InferenceRefused, as above."""
     status, where = response.status_code, f"{response.request.method} {response.request.url}"
     if status >= 500 or status in RETRYABLE_STATUS:

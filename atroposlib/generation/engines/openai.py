@@ -326,7 +326,7 @@ def take_top_k(kwargs: dict[str, Any]) -> int:
     return max(0, int(next((k for k in counts if k is not None), 1)))
 
 
-def prompt_logprobs(ids: list[int], rows: list[dict[int, float]]) -> dict[str, Any]:
+def logprobs_result(ids: list[int], rows: list[dict[int, float]]) -> dict[str, Any]:
     """Result of ``get_logprobs``. ``rows``: logprob by token id, for each position."""
     return {
         "prompt_tokens": ids,
@@ -335,7 +335,7 @@ def prompt_logprobs(ids: list[int], rows: list[dict[int, float]]) -> dict[str, A
     }
 
 
-def require(value: Any, name: str, path: str) -> Any:
+def require_field(value: Any, name: str, path: str) -> Any:
     """``value``; TokensMissing with its ``name`` if the response of ``path`` has none."""
     if value is None:
         raise TokensMissing(f"{path}: the response has no {name}, so it cannot be trained on")

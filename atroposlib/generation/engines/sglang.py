@@ -9,8 +9,8 @@ from atroposlib.errors import TokensMissing
 from atroposlib.generation.engines.openai import (
     TokenServer,
     expect_outputs,
-    prompt_logprobs,
-    require,
+    logprobs_result,
+    require_field,
     take_top_k,
 )
 from atroposlib.generation.sampling.generation import (
@@ -20,7 +20,7 @@ from atroposlib.generation.sampling.generation import (
     sampling_params,
     token_versions,
 )
-from atroposlib.wire.routing import reported
+from atroposlib.wire.routing import experts_of
 
 GENERATE_PATH = "/generate"
 SGLANG_NAMES = {
@@ -50,7 +50,7 @@ class SGLangServer(TokenServer):
         reply = await self.http.post(
             f"{self.root_url}{GENERATE_PATH}", body, **request_options(kwargs)
         )
-        return prompt_logprobs(ids, read_prompt_logprobs(reply.payload, ids))
+        return logprobs_result(ids, read_prompt_logprobs(reply.payload, ids))
 
 
 def generate_body(ids: list[int], params: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,10 +77,10 @@ def read_generations(payload: Any, ids: list[int]) -> list[Generation]:
     outputs = payload if isinstance(payload, list) else [payload]
     generations = []
     for output in outputs:
-        meta = require(output.get("meta_info"), "meta_info", GENERATE_PATH)
+        meta = require_field(output.get("meta_info"), "meta_info", GENERATE_PATH)
         triples = meta.get("output_token_logprobs")
         if meta.get("completion_tokens") != 0:
-            triples = require(triples, "output_token_logprobs", GENERATE_PATH)
+            triples = require_field(triples, "output_token_logprobs", GENERATE_PATH)
         tokens = [int(token) for _, token, *_ in triples or []]
         routed = meta.get("routed_experts")
         generations.append(
@@ -92,7 +92,7 @@ def read_generations(payload: Any, ids: list[int]) -> list[Generation]:
                     len(tokens), meta.get("weight_versions"), meta.get("weight_version")
                 ),
                 finish_reason=finish_reason_text(meta.get("finish_reason")),
-                routed_experts=routed and reported(routed, len(ids) + len(tokens)),
+                routed_experts=routed and experts_of(routed, len(ids) + len(tokens)),
             )
         )
     return generations
@@ -104,8 +104,10 @@ def read_prompt_logprobs(payload: Any, ids: Sequence[int]) -> list[dict[int, flo
     Nothing predicts the token at position 0, so its dict is empty.
     """
     output = payload[0] if isinstance(payload, list) else payload
-    meta = require(output.get("meta_info"), "meta_info", GENERATE_PATH)
-    own = require(meta.get("input_token_logprobs"), "input_token_logprobs", GENERATE_PATH)
+    meta = require_field(output.get("meta_info"), "meta_info", GENERATE_PATH)
+    own = require_field(
+        meta.get("input_token_logprobs"), "input_token_logprobs", GENERATE_PATH
+    )
     if [int(token) for _, token, *_ in own] != list(ids):
         raise TokensMissing(f"{GENERATE_PATH}: logprobs of tokens other than those sent")
     tops = meta.get("input_top_logprobs") or [None] * len(own)

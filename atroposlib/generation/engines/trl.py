@@ -17,7 +17,7 @@ from atroposlib.generation.engines.openai import (
     completion_of,
     completion_payload,
     expect_outputs,
-    require,
+    require_field,
 )
 from atroposlib.generation.sampling.generation import (
     NEUTRAL,
@@ -110,7 +110,7 @@ class TrlVllmServer(TokenServer):
     async def _post(self, body: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Any:
         url = f"{self.root_url}{GENERATE_PATH}"
         reply = await self.http.post(url, body, **request_options(kwargs))
-        require(reply.payload.get("completion_ids"), "completion_ids", GENERATE_PATH)
+        require_field(reply.payload.get("completion_ids"), "completion_ids", GENERATE_PATH)
         return reply.payload
 
 
@@ -125,8 +125,8 @@ def generate_body(prompt: str | list[int], params: Mapping[str, Any]) -> dict[st
 
 def read_generations(payload: Any, ids: list[int], eos: int | None) -> list[Generation]:
     """Outputs of a payload. Raises TokensMissing without logprobs, or for another prompt."""
-    prompts = require(payload.get("prompt_ids"), "prompt_ids", GENERATE_PATH)
-    rows = require(payload.get("logprobs"), "logprobs", GENERATE_PATH)
+    prompts = require_field(payload.get("prompt_ids"), "prompt_ids", GENERATE_PATH)
+    rows = require_field(payload.get("logprobs"), "logprobs", GENERATE_PATH)
     if any(list(prompt) != ids for prompt in prompts):
         raise TokensMissing(
             f"{GENERATE_PATH}: the server continued tokens other than those sent"
@@ -157,4 +157,4 @@ def up_to_eos(tokens: Sequence[int], eos: int | None) -> list[int]:
 def _number(value: Any) -> float:
     """A logprob that is a number, or a list of only the sampled token's logprob."""
     first = value[0] if isinstance(value, list) and value else value
-    return float(require(first if first != [] else None, "logprobs", GENERATE_PATH))
+    return float(require_field(first if first != [] else None, "logprobs", GENERATE_PATH))

@@ -18,12 +18,12 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from atroposlib.errors import InferenceRefused, InferenceUnavailable, TokensMissing
-from atroposlib.generation.engines.http import read_json
+from atroposlib.generation.engines.http import read_reply
 from atroposlib.generation.engines.openai import (
     TokenServer,
     expect_outputs,
-    prompt_logprobs,
-    require,
+    logprobs_result,
+    require_field,
     take_top_k,
 )
 from atroposlib.generation.sampling.generation import (
@@ -33,7 +33,7 @@ from atroposlib.generation.sampling.generation import (
     sampling_params,
     token_versions,
 )
-from atroposlib.wire.routing import reported
+from atroposlib.wire.routing import experts_of
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ class VLLMServer(TokenServer):
         route = await self._token_route()
         body = route.body(self.config.model_name, ids, {**params, **wanted})
         reply = await self.http.post(f"{self.root_url}{route.path}", body)
-        return prompt_logprobs(ids, topk_rows(route.read_prompt_logprobs(reply.payload)))
+        return logprobs_result(ids, topk_rows(route.read_prompt_logprobs(reply.payload)))
 
     async def _token_route(self) -> TokenRoute:
         """The first route of this server, detected once and without generation.
@@ -118,7 +118,7 @@ class VLLMServer(TokenServer):
             return None
         response = await self.http.send("GET", f"{self.root_url}/weight_info")
         try:
-            return read_json(response).payload.get("weight_version")
+            return read_reply(response).payload.get("weight_version")
         except InferenceRefused:
             return None
 
@@ -156,7 +156,7 @@ class DemoRoute(TokenRoute):
         return {**params, "prompt": {"prompt_token_ids": ids}}
 
     def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
-        rows = require(payload.get("logprobs"), "logprobs", self.path)
+        rows = require_field(payload.get("logprobs"), "logprobs", self.path)
         token_rows = payload.get("token_ids") or [None] * len(rows)
         reasons = payload.get("finish_reasons") or [None] * len(rows)
         spans = payload.get("weight_versions") or [None] * len(rows)
@@ -174,7 +174,7 @@ class DemoRoute(TokenRoute):
                     versions=token_versions(len(tokens), spans[i], label),
                     finish_reason=finish_reason_text(reasons[i]),
                     logprob_kind=payload.get("logprob_kind"),
-                    routed_experts=routed[i] and reported(routed[i], len(ids) + len(tokens)),
+                    routed_experts=routed[i] and experts_of(routed[i], len(ids) + len(tokens)),
                 )
             )
         return generations
@@ -188,12 +188,12 @@ class ChoicesRoute(TokenRoute):
         """The logprob of each token, from the field ``logprobs`` of a choice."""
 
     def read_generations(self, payload: Any, ids: list[int], label: Any) -> list[Generation]:
-        choices = require(payload.get("choices"), "choices", self.path)
+        choices = require_field(payload.get("choices"), "choices", self.path)
         by_index = sorted(choices, key=lambda choice: int(choice.get("index") or 0))
         return [self._generation(choice, payload, ids, label) for choice in by_index]
 
     def _generation(self, choice: Any, payload: Any, ids: list[int], label: Any) -> Generation:
-        tokens = list(require(choice.get("token_ids"), "token_ids", self.path))
+        tokens = list(require_field(choice.get("token_ids"), "token_ids", self.path))
         values = self.logprobs_of(choice.get("logprobs") or {})
         if values is None and not tokens:
             values = []
@@ -203,12 +203,12 @@ class ChoicesRoute(TokenRoute):
             prompt_ids=list(choice.get("prompt_token_ids") or ids),
             tokens=tokens,
             logprobs=[
-                float(require(value, "logprob of a token", self.path))
-                for value in require(values, "logprobs", self.path)
+                float(require_field(value, "logprob of a token", self.path))
+                for value in require_field(values, "logprobs", self.path)
             ],
             versions=token_versions(len(tokens), spans, label),
             finish_reason=finish_reason_text(choice.get("finish_reason")),
-            routed_experts=routed and reported(routed, len(ids) + len(tokens)),
+            routed_experts=routed and experts_of(routed, len(ids) + len(tokens)),
         )
 
 
@@ -239,7 +239,7 @@ class CompletionsRoute(ChoicesRoute):
         return logprobs.get("token_logprobs")
 
     def read_prompt_logprobs(self, payload: Any) -> Any:
-        choices = require(payload.get("choices"), "choices", self.path)
+        choices = require_field(payload.get("choices"), "choices", self.path)
         return choices[0].get("prompt_logprobs")
 
 

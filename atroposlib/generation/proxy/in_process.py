@@ -26,7 +26,7 @@ from atroposlib.generation.proxy.sample_tree import SessionRow
 from atroposlib.generation.proxy.session import ProxySession, SessionSettings
 from atroposlib.generation.proxy.sessions import Servers, Sessions
 from atroposlib.generation.sessions.dummy import DummyManagedServer
-from atroposlib.generation.sessions.sequences import SequenceNode, record
+from atroposlib.generation.sessions.sequences import SequenceNode, record_nodes
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 2048
@@ -53,7 +53,7 @@ class AgentSession:
     async def nodes(self) -> list[SequenceNode]:
         """Sequences of the session, in the shape of ``ManagedServer.get_state()``."""
         nodes = self._session.nodes()
-        record(nodes)
+        record_nodes(nodes)
         return nodes
 
     def rows(self, discount: float = 1.0) -> list[SessionRow]:
@@ -62,7 +62,7 @@ class AgentSession:
         ``groups.from_nodes(rows, [row.reward for row in rows])`` makes a group.
         """
         rows = self._session.rows(discount)
-        record(rows)
+        record_nodes(rows)
         return rows
 
     def reward(self, reward: float, completion_id: str | None = None) -> None:
@@ -80,7 +80,7 @@ class AgentSession:
 
     def sample_from(self, session: Any) -> None:
         """Take the replies of ``session``, which has OpenAI's two calls, in place of a server's."""
-        self._session.managed = DummyManagedServer(session)
+        self._session.sample_from(DummyManagedServer(session))
 
     async def close(self) -> None:
         """Cancel the running calls and delete the session."""

@@ -16,7 +16,7 @@ from atroposlib.errors import AtroposError, ContextFull, InferenceRefused, Unkno
 from atroposlib.generation.proxy.apis import APIS, AgentApi
 from atroposlib.generation.proxy.apis.agent_api import (
     anthropic_body,
-    message_of,
+    error_text,
     openai_body,
     status_of,
 )
@@ -44,7 +44,7 @@ def router(sessions: Sessions, auth: ProxyAuth) -> APIRouter:
 
     async def body_of(request: Request) -> tuple[bytes, Json]:
         body = await read_body(request, sessions.limits.max_body_bytes)
-        return body, json_object(body)
+        return body, body_object(body)
 
     def sampling_route(name: str) -> Any:
         async def sample(request: Request) -> Response:
@@ -56,7 +56,8 @@ def router(sessions: Sessions, auth: ProxyAuth) -> APIRouter:
                 return await _stream_response(api, call, sessions.limits.keep_alive_s)
             await asyncio.wait({call.task})
             reply = api.reply(_response_of(call))
-            call.delivered = call.delivered or not await request.is_disconnected()
+            if not call.delivered and not await request.is_disconnected():
+                call.mark_delivered()
             session.touch()
             return json_reply(reply)
 
@@ -108,11 +109,11 @@ async def _stream_response(
         try:
             response = _response_of(call)
         except AtroposError as error:
-            yield api.error_frame(status_of(error), message_of(error))
+            yield api.error_frame(status_of(error), error_text(error))
             return
         for frame in api.frames(response):
             yield frame
-        call.delivered = True
+        call.mark_delivered()
 
     return StreamingResponse(frames(), media_type="text/event-stream", headers=STREAM_HEADERS)
 
@@ -131,7 +132,7 @@ def _token_count(text: str, ids: list[int]) -> Json:
     return {"input_tokens": len(ids)}
 
 
-def json_object(body: bytes) -> Json:
+def body_object(body: bytes) -> Json:
     """Decode a JSON object; an empty body is an empty object. Raises InferenceRefused (400)."""
     try:
         value = msgspec.json.decode(body) if body else {}
@@ -151,7 +152,7 @@ async def on_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         status, message = error.status_code, str(error.detail)
     else:
-        status, message = status_of(error), message_of(error)
+        status, message = status_of(error), error_text(error)
     if "/v1/messages" in request.url.path:
         body = anthropic_body(status, message)
     else:

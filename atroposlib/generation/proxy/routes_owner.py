@@ -13,9 +13,9 @@ from starlette.responses import Response
 from atroposlib.errors import InferenceRefused
 from atroposlib.generation.proxy.apis.exchange import Json, parse_body
 from atroposlib.generation.proxy.auth import ProxyAuth, read_body
-from atroposlib.generation.proxy.routes_agent import json_object, json_reply
+from atroposlib.generation.proxy.routes_agent import body_object, json_reply
 from atroposlib.generation.proxy.session import ProxySession, SessionSettings
-from atroposlib.generation.proxy.sessions import Sessions, Setup, address_of
+from atroposlib.generation.proxy.sessions import Sessions, Setup, base_url_of
 from atroposlib.generation.routing.failover import is_up
 
 B = TypeVar("B")
@@ -43,7 +43,7 @@ def router(sessions: Sessions, auth: ProxyAuth) -> APIRouter:
 
 async def _body_of(request: Request, sessions: Sessions, shape: type[B]) -> B:
     body = await read_body(request, sessions.limits.max_body_bytes)
-    return parse_body(json_object(body), shape)
+    return parse_body(body_object(body), shape)
 
 
 # --- all sessions ---------------------------------------------------------------------
@@ -121,7 +121,7 @@ def _session_json(session: ProxySession) -> Json:
 def _server_json(index: int, server: Any) -> Json:
     return {
         "index": index,
-        "base_url": address_of(server),
+        "base_url": base_url_of(server),
         "healthy": is_up(server),
         "model_name": server.config.model_name,
         "server_type": server.config.server_type,

@@ -20,7 +20,7 @@ import msgspec
 from atroposlib.generation.sampling.generation import Generation
 from atroposlib.generation.sessions.sequences import sampled_span
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
-from atroposlib.wire.routing import RoutedExperts, joined
+from atroposlib.wire.routing import RoutedExperts, join_experts
 
 _ID_BYTES = 4
 
@@ -117,7 +117,7 @@ class SampleTree:
                 logprobs=array("d", output.logprobs),
                 versions=array("q", output.versions),
                 span=sampled_span(output),
-                routed=(known, joined((0, output.routed_experts), start=known)),
+                routed=(known, join_experts((0, output.routed_experts), start=known)),
                 finish_reason=output.finish_reason,
                 images=images,
             )
@@ -203,7 +203,7 @@ class SampleTree:
             spans=[
                 span for i, sample in zip(path, samples) if i in fresh for span in sample.span
             ],
-            routed_experts=joined(*(sample.routed for sample in samples)),
+            routed_experts=join_experts(*(sample.routed for sample in samples)),
             images=samples[-1].images,
             reward=returns[0],
             turns=[

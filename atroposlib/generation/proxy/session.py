@@ -19,7 +19,7 @@ from atroposlib.generation.proxy.apis.exchange import (
     bare_id,
     is_placeholder,
     new_id,
-    response_of,
+    sampling_response,
 )
 from atroposlib.generation.proxy.apis.idempotency import (
     CallIdentity,
@@ -77,6 +77,10 @@ class ProxySession:
         self.is_context_full = False  # a call did not fit into the context of the model
         self._rewards: dict[str, float] = {}
         self._session_reward: float | None = None
+
+    def sample_from(self, managed: ManagedServer | DummyManagedServer) -> None:
+        """Sample from another server, before the first call."""
+        self.managed = managed
 
     # --- calls ----------------------------------------------------------------------
 
@@ -141,7 +145,7 @@ class ProxySession:
                 self.is_context_full = True
                 raise
             nodes = self.managed.nodes_for(completion)
-        response = response_of(
+        response = sampling_response(
             completion, nodes, request, response_id, created, self.model_name
         )
         self._keep(response, nodes)

@@ -137,7 +137,7 @@ class Sessions:
             uuid=str(uuid.uuid4()),
             api_key=KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES),
             model_name=self.model_name,
-            base_url=address_of(server),
+            base_url=base_url_of(server),
             managed=managed,
             settings=settings,
         )
@@ -248,7 +248,7 @@ async def assign_server(
         return chosen, managed, held.pop_all().close
 
 
-def address_of(server: Any) -> str | None:
+def base_url_of(server: Any) -> str | None:
     """``base_url`` of the server's config; None where a stand-in of a test has none."""
     address = getattr(server.config, "base_url", None)
     return None if address is None else str(address)
@@ -256,7 +256,7 @@ def address_of(server: Any) -> str | None:
 
 def _server_at(servers: Sequence[Any], base_url: str) -> Any:
     for server in servers:
-        if (address_of(server) or "").rstrip("/") == base_url.rstrip("/"):
+        if (base_url_of(server) or "").rstrip("/") == base_url.rstrip("/"):
             return server
-    known = ", ".join(str(address_of(server)) for server in servers)
+    known = ", ".join(str(base_url_of(server)) for server in servers)
     raise InferenceRefused(404, f"no server at {base_url}; the servers are {known}")

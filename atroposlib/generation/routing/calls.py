@@ -9,6 +9,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from atroposlib.generation.engines.api_server import APIServer
@@ -130,18 +131,16 @@ class StickyRoute(FailoverRoute):
     def __init__(self, servers: Sequence[APIServer], first: APIServer) -> None:
         super().__init__(servers, first, routing_key=str(uuid.uuid4()))
         self.on: APIServer = first
-        first.sessions += 1
+        first.open_session()
 
     def move_to(self, server: APIServer) -> None:
         super().move_to(server)
-        self.on.sessions -= 1
+        self.on.end_session()
         self.on = server
-        server.sessions += 1
-
-    def end(self) -> None:
-        self.on.sessions -= 1
+        server.open_session()
 
 
+@dataclass(eq=False)
 class StickySession(RoutedCalls):
     """A session's view of a manager: the same server for every call until it fails.
 
@@ -149,9 +148,8 @@ class StickySession(RoutedCalls):
     in its KV cache. Attributes other than the calls come from the current server.
     """
 
-    def __init__(self, route: StickyRoute, max_n_completions: int) -> None:
-        self.route = route
-        self.max_n_completions = max_n_completions
+    route: StickyRoute
+    max_n_completions: int
 
     def _route(self, tokens: bool = False) -> FailoverRoute:
         return self.route
@@ -177,7 +175,7 @@ def sticky_session(
     try:
         yield StickySession(route, max_n_completions)
     finally:
-        route.end()
+        route.on.end_session()
 
 
 async def _recorded_outputs(server: APIServer, kwargs: Kwargs) -> FourTuple:

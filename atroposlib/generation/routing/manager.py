@@ -111,7 +111,7 @@ class ServerManager(RoutedCalls):
         if self.template is None:
             return []
         known = [server.root_url for server in self.servers]
-        joined = directory.joined(known)
+        joined = directory.urls_to_add(known)
         new = [
             self._connect(self.template.model_copy(update={"base_url": f"{url}/v1"}))
             for url in joined
@@ -119,7 +119,7 @@ class ServerManager(RoutedCalls):
         for server in new:
             server.announced_version = self._version
             await server.update_weight(self._weight)
-        left = directory.left([*known, *joined])
+        left = directory.urls_to_remove([*known, *joined])
         gone = [server for server in self.servers if server.root_url in left]
         self.servers[:] = [known for known in self.servers if known not in gone] + new
         for server in gone:

@@ -18,7 +18,7 @@ from typing import Any
 from atroposlib.errors import InferenceUnavailable, TokensMissing
 from atroposlib.generation.sampling.generation import Generation, derived_seed, stop_strings
 from atroposlib.utils.gathering import gather_or_cancel
-from atroposlib.wire.routing import joined
+from atroposlib.wire.routing import join_experts
 
 INITIAL_PAUSE_S = 0.1
 MAX_PAUSE_S = 5.0
@@ -113,7 +113,7 @@ def join_segments(output: Generation, more: Generation) -> Generation:
         tokens=output.tokens + more.tokens,
         logprobs=output.logprobs + more.logprobs,
         versions=output.versions + more.versions,
-        routed_experts=joined((0, output.routed_experts), (0, more.routed_experts)),
+        routed_experts=join_experts((0, output.routed_experts), (0, more.routed_experts)),
         finish_reason=more.finish_reason,
     )
 
@@ -140,7 +140,9 @@ def cut_at_spanning_stop(
         tokens=output.tokens[:count],
         logprobs=output.logprobs[:count],
         versions=output.versions[:count],
-        routed_experts=joined((0, output.routed_experts), end=len(output.prompt_ids) + count),
+        routed_experts=join_experts(
+            (0, output.routed_experts), end=len(output.prompt_ids) + count
+        ),
         finish_reason="stop",
     )
 

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import ConfigError
 from atroposlib.generation.chat.pictures import pictures_in
-from atroposlib.generation.chat.reply import WholeTexts, message_of, text_of
+from atroposlib.generation.chat.reply import WholeTexts, message_of, sample_text
 from atroposlib.generation.chat.special_tokens import remove_guards
 from atroposlib.generation.chat.template import (
     Messages,
     continuation,
-    decoded,
     encode_after,
     encode_prompt,
     load_tokenizer,
     plain_message,
     render,
-    require_known,
+    require_known_ids,
+    text_of_ids,
 )
 from atroposlib.generation.chat.tool_call_translator import ToolCallTranslator
 from atroposlib.generation.engines.api_server import APIServer
@@ -51,7 +51,7 @@ from atroposlib.generation.sessions.sequences import (
     SequenceTree,
     extended_by_text,
     extended_by_tokens,
-    record,
+    record_nodes,
 )
 from atroposlib.text.parts import cut_at_stop, opening_of
 
@@ -177,7 +177,7 @@ class ManagedServer:
                 prompt, lambda: self.tokenizer.encode(prompt), kwargs
             )
         else:
-            text = decoded(self.tokenizer, prompt, skip_special=False)
+            text = text_of_ids(self.tokenizer, prompt, skip_special=False)
             outputs, nodes = await self._sample(text, None, kwargs, prompt)
         stop = with_configured(kwargs, self.server.config).get("stop")
         choices = [
@@ -326,7 +326,7 @@ class ManagedServer:
         outputs = await sample_chat(self.server, messages, images, kwargs)
         ids = outputs[0].prompt_ids
         parent = extended_by_tokens(sequences.candidates(), ids, images)
-        text = decoded(self.tokenizer, ids, skip_special=False)
+        text = text_of_ids(self.tokenizer, ids, skip_special=False)
         return outputs, self._keep(sequences, parent, text, outputs)
 
     def _keep(
@@ -337,13 +337,13 @@ class ManagedServer:
         outputs: list[Generation],
     ) -> list[SequenceNode]:
         for output in outputs:
-            require_known(self.tokenizer, output.tokens)
+            require_known_ids(self.tokenizer, output.tokens)
         samples = [
             SequenceSample(output, prompt_text + self._text_of(output, skip_special=False))
             for output in outputs
         ]
         nodes = sequences.add(parent, samples)
-        record(nodes, parent)
+        record_nodes(nodes, parent)
         if os.environ.get(DEBUG_VARIABLE) == "1":
             for sample in samples:
                 logger.warning("%s: %r", sample.generation.finish_reason, sample.full_text)
@@ -365,7 +365,7 @@ class ManagedServer:
         """Finish reason and message of a choice. The node keeps the raw tokens."""
         translator = self._translator if tools else None
         if translator is None:
-            sampled = text_of(self.tokenizer, output.prompt_ids, output.tokens)
+            sampled = sample_text(self.tokenizer, output.prompt_ids, output.tokens)
         else:
             sampled = translator.decode_with_tool_awareness(
                 output.tokens, has_tools=True, before=output.prompt_ids

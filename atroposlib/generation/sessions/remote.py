@@ -23,8 +23,8 @@ from atroposlib.errors import (
 )
 from atroposlib.generation.chat.template import plain_message
 from atroposlib.generation.engines.health import BACKOFF, MAX_ATTEMPTS
-from atroposlib.generation.engines.http import HttpClient, read_json
-from atroposlib.generation.sessions.sequences import SequenceNode, record
+from atroposlib.generation.engines.http import HttpClient, read_reply
+from atroposlib.generation.sessions.sequences import SequenceNode, record_nodes
 from atroposlib.utils.backoff import with_jitter
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class ProxyManagedServer:
         completion = read_chat_completion(payload)
         if nodes is not None:
             self._nodes_of[completion.id] = [SequenceNode(**node) for node in nodes]
-            record(self._nodes_of[completion.id])
+            record_nodes(self._nodes_of[completion.id])
         await self.fetch_state()
         return completion
 
@@ -205,7 +205,7 @@ class _ProxyClient(HttpClient):
                     raise
                 await asyncio.sleep(with_jitter(BACKOFF.pause_s(failed)))
         try:
-            return dict(read_json(response).payload)
+            return dict(read_reply(response).payload)
         except InferenceRefused as refusal:
             if refusal.status_code == 404 and "no session" in refusal.detail:
                 raise UnknownSession(refusal.detail) from refusal

@@ -22,7 +22,7 @@ from atroposlib.generation.sampling.generation import (
     from_four_tuple,
 )
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
-from atroposlib.wire.routing import RoutedExperts, joined
+from atroposlib.wire.routing import RoutedExperts, join_experts
 
 
 class Node(Protocol):
@@ -121,7 +121,7 @@ def extend_node(
         masked, logprobs = list(parent.masked_tokens), list(parent.logprobs)
         versions, spans = list(parent.versions), list(parent.spans)
         if parent.routed_experts is not None:
-            routed = joined((0, parent.routed_experts), (0, routed))
+            routed = join_experts((0, parent.routed_experts), (0, routed))
     between = len(prompt) - len(masked)  # tokens of the new turn, which were not sampled
     return SequenceNode(
         full_text=full_text,
@@ -297,7 +297,7 @@ def recorded_here() -> Sequence[Node]:
     return _NODES.get() or ()
 
 
-def record(nodes: Sequence[Node], parent: Node | None = None) -> None:
+def record_nodes(nodes: Sequence[Node], parent: Node | None = None) -> None:
     """Add ``nodes``. Nodes that extend ``parent`` and hold its spans take its place."""
     recorded = _NODES.get()
     if recorded is None:
@@ -320,4 +320,6 @@ def record_outputs(outputs: FourTuple, sampling: Mapping[str, float]) -> None:
         made = from_four_tuple(prompt_ids, tokens, logprobs, reasons)
     except TokensMissing:  # the caller finds the error
         return
-    record([extend_node(None, replace(sample, sampling=sampling), "") for sample in made])
+    record_nodes(
+        [extend_node(None, replace(sample, sampling=sampling), "") for sample in made]
+    )

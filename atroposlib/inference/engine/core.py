@@ -10,7 +10,7 @@ memory is free. The engine thread owns the core; tests may call it directly.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +61,26 @@ class Counters:
     decode_steps: int = 0
     weight_updates: int = 0
     forgotten_pauses: int = 0  # bounded pauses that ended without a /resume
+
+    def add_prompts(self, sequences: Iterable[SequenceState], prefilled_tokens: int) -> None:
+        """Count the prompts of admitted sequences, of which equal ones are computed once."""
+        self.prompt_tokens += sum(sequence.prompt_len for sequence in sequences)
+        self.prefilled_tokens += prefilled_tokens
+
+    def add_decode_step(self) -> None:
+        self.decode_steps += 1
+
+    def add_sampled(self, tokens: int) -> None:
+        self.generated_tokens += tokens
+
+    def add_finished(self, sequences: int) -> None:
+        self.finished_sequences += sequences
+
+    def add_weight_update(self) -> None:
+        self.weight_updates += 1
+
+    def add_forgotten_pause(self) -> None:
+        self.forgotten_pauses += 1
 
 
 class EngineCore:
@@ -163,14 +183,13 @@ class EngineCore:
             rows = self.batch.join(sequences)
             for sequence in sequences:
                 sequence.begin_version(self.weight_version, 0)
-            ids, lengths = self.served.padded([prompts[i] for i in group])
+            ids, lengths = self.served.padded_prompts([prompts[i] for i in group])
             self.batch.tokens[rows, : ids.shape[1]] = ids[source]
             targets = torch.arange(rows.start, rows.stop, device=self.served.device)
             with self._record_routers() as routed:
                 logits = self.served.prefill(ids, lengths, self._cache, targets, source)
             _keep_experts(sequences, lines, routed, len(ids))
-            self.counters.prefilled_tokens += sum(len(prompts[i]) for i in group)
-            self.counters.prompt_tokens += sum(s.prompt_len for s in sequences)
+            self.counters.add_prompts(sequences, sum(len(prompts[i]) for i in group))
             self._sample(rows, logits[source])
 
     def _decode(self) -> None:
@@ -181,7 +200,7 @@ class EngineCore:
         with self._record_routers() as routed:
             logits = self.served.decode(last, positions, self._cache, batch.widest())
         _keep_experts(batch.sequences, range(len(batch)), routed, len(batch))
-        self.counters.decode_steps += 1
+        self.counters.add_decode_step()
         self._sample(rows, logits)
 
     def _record_routers(self) -> AbstractContextManager[list[Any]]:
@@ -204,7 +223,7 @@ class EngineCore:
         if not bool(torch.isfinite(logprobs).all()):
             raise InferenceUnavailable("the model returned logits that are not finite")
         batch.append(rows, tokens, logprobs)
-        self.counters.generated_tokens += len(tokens)
+        self.counters.add_sampled(len(tokens))
         ends = self._is_eos[tokens] & ~batch.column("ignore_eos", rows)
         full = batch.column("length", rows) >= batch.column("max_len", rows)
         done = (ends | full).nonzero().squeeze(1)
@@ -253,7 +272,7 @@ class EngineCore:
         lengths = batch.column("length", index).tolist()
         sequences = [batch.sequences[row] for row in rows]
         self._drop_rows(rows)
-        self.counters.finished_sequences += len(rows)
+        self.counters.add_finished(len(rows))
         for i, sequence in enumerate(sequences):
             produced = slice(sequence.prompt_len, lengths[i])
             output = Output(
@@ -308,7 +327,7 @@ class EngineCore:
         """Run ``load`` on the model and recompute the KV of kept rows; return its count."""
         count = load(self.served.model)
         self.served.weights_changed()
-        self.counters.weight_updates += 1
+        self.counters.add_weight_update()
         self.begin_version(self.weight_version + 1 if version is None else version)
         self._recompute_kv()
         return count

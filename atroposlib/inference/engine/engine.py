@@ -283,7 +283,7 @@ class Engine:
 
     def _end_forgotten_pause(self) -> None:
         if self._resume_at is not None and time.monotonic() >= self._resume_at:
-            self._core.counters.forgotten_pauses += 1
+            self._core.counters.add_forgotten_pause()
             self._enter_state(EngineState.RUNNING)
 
     def _pause(

@@ -108,6 +108,10 @@ class SlotCache(Cache):
         self.slots = [SlotLayer(self) for _ in range(num_layers)]
         super().__init__(layers=list(self.slots))
 
+    def follow(self, write: PrefillWrite | DecodeWrite) -> None:
+        """Set the plan of the next forward pass."""
+        self.write = write
+
     def resize(self, capacity: tuple[int, int], used: tuple[int, int]) -> None:
         """Change (rows, columns); the ``used`` (rows, columns) keep their content."""
         self.num_rows, self.num_columns = capacity

@@ -103,6 +103,11 @@ class GenerationRequest:
     def num_sequences(self) -> int:
         return self.n if self.params.max_tokens else 0  # 0: only the prompt is scored
 
+    def stream_to(self, post: Callable[[TokenEvent | None], None]) -> None:
+        """Post each event to ``post``, and None once the future has resolved."""
+        self.on_event = post
+        self.future.add_done_callback(lambda _: post(None))
+
     def deliver(self, index: int, output: Output) -> None:
         """Keep an output; the last output resolves the future."""
         self.outputs[index] = output

@@ -69,7 +69,7 @@ class ServedModel:
         Cache row ``rows[i]`` receives prompt ``source[i]``. Padding is on the right:
         with causal attention no real token ever sees it.
         """
-        cache.write = PrefillWrite(rows, source)
+        cache.follow(PrefillWrite(rows, source))
         hidden = self._hidden_states(ids, None, self._positions(ids.shape[1]), cache)
         return self._logits(hidden[torch.arange(len(ids), device=self.device), lengths - 1])
 
@@ -80,7 +80,7 @@ class ServedModel:
         """Forward a token for each of B rows. tokens, positions: (B,) -> logits (B, V)."""
         width = min(-(-width // WIDTH_STEP) * WIDTH_STEP, cache.num_columns)
         rows = torch.arange(len(tokens), device=self.device)
-        cache.write = DecodeWrite(rows * cache.num_columns + positions, len(tokens), width)
+        cache.follow(DecodeWrite(rows * cache.num_columns + positions, len(tokens), width))
         hidden = self._hidden_states(
             tokens[:, None], self._decode_mask(positions, width), positions[:, None], cache
         )
@@ -91,7 +91,7 @@ class ServedModel:
         self, prompts: list[list[int]], temperatures: list[float], top: list[int]
     ) -> list[list[dict[int, float] | None]]:
         """Teacher-forced logprobs of prompts: per position the actual token, then the top."""
-        ids, _ = self.padded(prompts)
+        ids, _ = self.padded_prompts(prompts)
         hidden = self._hidden_states(ids, None, self._positions(ids.shape[1]), None)
         scored: list[list[dict[int, float] | None]] = []
         for prompt, states, temperature, k in zip(prompts, hidden, temperatures, top):
@@ -150,7 +150,7 @@ class ServedModel:
         """Drop what was computed from the weights."""
         self._head = None
 
-    def padded(self, prompts: Iterable[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    def padded_prompts(self, prompts: Iterable[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Token ids (P, T), zeros on the right, and lengths (P,)."""
         rows = [list(prompt) for prompt in prompts]
         longest = max(len(row) for row in rows)

@@ -138,8 +138,7 @@ class InferenceService:
         def post(event: TokenEvent | None) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-        request.on_event = post
-        request.future.add_done_callback(lambda _: post(None))
+        request.stream_to(post)
         self.engine.submit(request)
         try:
             while (event := await events.get()) is not None:

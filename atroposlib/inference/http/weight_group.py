@@ -14,7 +14,13 @@ from torch import Tensor
 
 from atroposlib.errors import InferenceRefused, WeightsError
 from atroposlib.inference.http.protocol import InitWeightsGroup, UpdateFromGroup
-from atroposlib.utils.models.process_group import GroupSpec, broadcast, guest_store, join, wait
+from atroposlib.utils.models.process_group import (
+    GroupSpec,
+    broadcast,
+    guest_store,
+    join_group,
+    wait,
+)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -45,7 +51,7 @@ class WeightGroup:
         with self._lock:
             self._leave()
             try:
-                self._members = join(guest_store(group), group, body.rank_offset)
+                self._members = join_group(guest_store(group), group, body.rank_offset)
             except (RuntimeError, ValueError) as cause:  # DistError is a RuntimeError
                 raise WeightsError(
                     f"no group at {group.address}:{group.port}: {_line(cause)}"

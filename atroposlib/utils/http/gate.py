@@ -38,7 +38,11 @@ class RequestFacts:
         self.route = route_of(self.method, self.path)
         self.raw_headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         self.headers = dict(reversed(self.raw_headers))  # the first value of each name
-        self.caller: Any = None  # set by a check of tokens
+        self.caller: Any = None  # see identify
+
+    def identify(self, caller: Any) -> None:
+        """Note who sent the request, as a check of tokens found out."""
+        self.caller = caller
 
     def values_of(self, name: bytes) -> list[bytes]:
         """Every value of a header, for headers that must occur once."""

@@ -82,7 +82,7 @@ def _store(group: GroupSpec, **place: Any) -> Any:
     )
 
 
-def join(store: Any, group: GroupSpec, rank: int) -> Any:
+def join_group(store: Any, group: GroupSpec, rank: int) -> Any:
     """Join a group as member ``rank``; with gloo the call returns when all have joined.
 
     Raises RuntimeError: the members did not meet within the bound.

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from atroposlib.errors import ConfigError, InvalidGroup
 from atroposlib.utils.models.causal_lm import decoder
-from atroposlib.wire.routing import RoutedExperts, decoded
+from atroposlib.wire.routing import RoutedExperts, experts_array
 from atroposlib.wire.safetensors import Array
 
 TOLERANCE = 1e-4  # error of a fitted weight, as a share of the largest
@@ -149,11 +149,15 @@ class RouterReplay:
             *formula, self.top_k, self.num_experts = fitted[type(module).__name__]
             module.register_forward_hook(partial(self._replay, i, partial(_weights, *formula)))
 
+    def follow(self, experts: Tensor | None) -> None:
+        """Set the experts of the next pass."""
+        self.experts = experts
+
     def read(self, routed: RoutedExperts | None, num_tokens: int) -> list[bytes]:
         """(L, K) int16 of each token; raises InvalidGroup if another model sampled the row."""
         count, top_k = len(self.layers), self.top_k
         rows = np.full((num_tokens, count, top_k), -1, np.int16)
-        prompt_rows = decoded(routed)[:num_tokens] if routed else rows[:0]
+        prompt_rows = experts_array(routed)[:num_tokens] if routed else rows[:0]
         # Engines report dense layers as well, or the product of the dimensions alone.
         layers, rest = divmod(prompt_rows[:1].size, top_k) if len(prompt_rows) else (count, 0)
         if (

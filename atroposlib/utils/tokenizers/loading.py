@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
-from atroposlib.utils.tokenizers.plain import INSTALL, PlainTokenizer, obstacle, read_json
+from atroposlib.utils.tokenizers.plain import INSTALL, PlainTokenizer, obstacle, read_json_file
 
 # Classes that add nothing to tokenizer.json.
 PLAIN = frozenset({"TokenizersBackend", "PreTrainedTokenizerFast"})
@@ -120,7 +120,7 @@ def local_tokenizer(name: str) -> Any:
 
 
 def _is_plain(directory: Path) -> bool:
-    kind = read_json(directory / "tokenizer_config.json").get("tokenizer_class")
+    kind = read_json_file(directory / "tokenizer_config.json").get("tokenizer_class")
     return kind in PLAIN and (directory / "tokenizer.json").is_file()
 
 
@@ -128,5 +128,5 @@ def _not_plain(directory: Path) -> str:
     """The reason why a name is no directory that is read without transformers."""
     if not directory.is_dir():
         return f"{directory} is no directory here but a hub name"
-    kind = read_json(directory / "tokenizer_config.json").get("tokenizer_class")
+    kind = read_json_file(directory / "tokenizer_config.json").get("tokenizer_class")
     return f"its tokenizer is a {kind}" if kind else f"{directory} has no tokenizer.json"

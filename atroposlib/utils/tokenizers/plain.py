@@ -22,7 +22,7 @@ SPECIAL = tuple(f"{name}_token" for name in "bos eos unk sep pad cls mask".split
 REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_json_file(file: Path) -> dict[str, Any]:
     """A JSON object; empty if the file does not exist."""
     return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
@@ -31,13 +31,13 @@ def obstacle(directory: Path) -> str:
     """The reason why only transformers reads this tokenizer exactly; empty if there is none."""
     from tokenizers import Tokenizer
 
-    config = read_json(directory / "tokenizer_config.json")
+    config = read_json_file(directory / "tokenizer_config.json")
     for name in CHANGES:
         if config.get(name):
             return f"its tokenizer_config.json sets {name}"
     if isinstance(config.get("chat_template"), list):
         return "it has several chat templates"
-    kind = str(read_json(directory / "config.json").get("model_type", ""))
+    kind = str(read_json_file(directory / "config.json").get("model_type", ""))
     if "stral" in kind:  # transformers repairs the pattern of some of Mistral's
         return f"its model type is {kind}"
     backend = Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -46,11 +46,11 @@ def obstacle(directory: Path) -> str:
     for name in ("extra_special_tokens", "additional_special_tokens"):
         extra = config.get(name) or []
         wanted += extra.values() if isinstance(extra, Mapping) else extra
-    lacking = [text for text in map(text_of, wanted) if text and text not in known]
+    lacking = [text for text in map(special_token_text, wanted) if text and text not in known]
     return f"tokenizer.json lacks the special token {lacking[0]}" if lacking else ""
 
 
-def text_of(token: Any) -> str:
+def special_token_text(token: Any) -> str:
     """A special token's text, which some files wrap in an object."""
     return str(token["content"]) if isinstance(token, Mapping) else str(token or "")
 
@@ -65,12 +65,14 @@ class PlainTokenizer:
         self.backend_tokenizer: Any = Tokenizer.from_file(str(directory / "tokenizer.json"))
         self.backend_tokenizer.no_padding()
         self.backend_tokenizer.no_truncation()
-        config = read_json(directory / "tokenizer_config.json")
+        config = read_json_file(directory / "tokenizer_config.json")
         file = directory / "chat_template.jinja"
         self.chat_template: str | None = config.get("chat_template")
         if file.is_file():
             self.chat_template = file.read_text(encoding="utf-8")
-        self.special_tokens_map = {n: text_of(config[n]) for n in SPECIAL if config.get(n)}
+        self.special_tokens_map = {
+            n: special_token_text(config[n]) for n in SPECIAL if config.get(n)
+        }
 
     def __getattr__(self, name: str) -> Any:
         """``eos_token``, ``eos_token_id`` and their kind; None if the tokenizer has none."""

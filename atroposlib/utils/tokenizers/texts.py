@@ -10,7 +10,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what a decoder writes for an incomp
 MAX_TOKENS_PER_CHARACTER = 8
 
 
-def text_of(tokenizer: Any, tokens: Sequence[int]) -> str:
+def exact_text(tokenizer: Any, tokens: Sequence[int]) -> str:
     """The text of tokens, with special tokens."""
     return str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
@@ -36,15 +36,15 @@ def token_texts(
     """
     all_tokens = [*before[-MAX_TOKENS_PER_CHARACTER:], *tokens]
     context, done = 0, len(all_tokens) - len(tokens)
-    known = len(text_of(tokenizer, all_tokens[:done]).rstrip(REPLACEMENT)) if done else 0
+    known = len(exact_text(tokenizer, all_tokens[:done]).rstrip(REPLACEMENT)) if done else 0
     texts: list[str] = []
     for end in range(done + 1, len(all_tokens) + 1):
-        now = text_of(tokenizer, all_tokens[context:end])
+        now = exact_text(tokenizer, all_tokens[context:end])
         held = end - done < MAX_TOKENS_PER_CHARACTER and end < len(all_tokens)
         if now.endswith(REPLACEMENT) and held:
             texts.append("")
             continue
         texts.append(now[known:])
         context, done = done, end
-        known = len(text_of(tokenizer, all_tokens[context:done]))
+        known = len(exact_text(tokenizer, all_tokens[context:done]))
     return texts

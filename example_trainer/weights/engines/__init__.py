@@ -1,6 +1,6 @@
 """Clients of the inference servers, a class per protocol.
 
-The operations are pause, load weights, set version, resume and score. ``connect``
+The operations are pause, load weights, set version, resume and score. ``connect_engine``
 detects the protocol of a server by its routes, so a new kind of server needs only a new
 class here.
 
@@ -21,7 +21,7 @@ from example_trainer.weights.engines.local import LocalEngine
 from example_trainer.weights.engines.sglang import SglangEngine
 from example_trainer.weights.engines.vllm import VllmEngine
 
-__all__ = ["Bucket", "InferenceServer", "ServerGone", "connect"]
+__all__ = ["Bucket", "InferenceServer", "ServerGone", "connect_engine"]
 
 ENGINES: dict[str, Callable[[Http, str | None], InferenceServer]] = {
     "local": LocalEngine,
@@ -30,7 +30,7 @@ ENGINES: dict[str, Callable[[Http, str | None], InferenceServer]] = {
 }
 
 
-def connect(
+def connect_engine(
     url: str,
     kind: str,
     *,
@@ -79,7 +79,7 @@ def _wait_until_healthy(http: Http, wait_s: float, on_wait: Callable[[str], None
 
 
 def detect(http: Http) -> str:
-    """Detect the protocol of the server by its routes; raises as :func:`connect`."""
+    """Detect the protocol of the server by its routes; raises as :func:`connect_engine`."""
     info = http.get("/server_info", optional=True) if http.has_route("/server_info") else None
     if isinstance(info, dict) and info.get("engine") == "atropos-local":
         return "local"

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from atroposlib.api.archive.explorer import Explorer, spread
+from atroposlib.api.archive.explorer import Explorer, values_in_span
 from atroposlib.errors import ConfigError, UnknownGroup
 from tests.api.archive.rollouts import notes
 from tests.api.harness import sampled
@@ -64,8 +64,8 @@ async def test_notes_lie_at_their_trained_tokens(explorer):
 
 def test_notes_of_another_length_are_not_shown():
     trained = np.array([True, False])
-    assert spread(b"ab", "|u1", trained, (0, 2)) is None
-    assert spread(b"a", "|u1", trained, (0, 2)) == [97.0, None]
+    assert values_in_span(b"ab", "|u1", trained, (0, 2)) is None
+    assert values_in_span(b"a", "|u1", trained, (0, 2)) == [97.0, None]
 
 
 async def test_a_span_of_a_row_is_cut_to_its_tokens(explorer):

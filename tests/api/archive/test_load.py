@@ -6,7 +6,7 @@ import pytest
 
 import atroposlib
 from atroposlib.api.archive.index import Index
-from atroposlib.api.archive.load import DATABASE, explored, place
+from atroposlib.api.archive.load import DATABASE, open_explorer, place
 from atroposlib.cli.view import archive
 from atroposlib.errors import ConfigError
 from tests.api.archive.rollouts import group, row
@@ -58,7 +58,7 @@ async def test_a_run_on_postgresql_is_viewed_while_it_goes_on(postgres, tmp_path
     await api.post("/steps", step)
     assert api.service.context.indexer.flush()
     for index, steps in ((None, set()), (tmp_path, {7})):
-        with explored(url, None, index=index) as (_, explorer):
+        with open_explorer(url, None, index=index) as (_, explorer):
             rows = explorer.rollouts({"sort": "arrived"}).rows
             assert [(one.gid, one.state) for one in rows[::2]] == [
                 (1, "committed"),

@@ -6,7 +6,7 @@ import numpy as np
 
 from atroposlib.api.archive.records import notes_in
 from atroposlib.api.common.records import BatchMember
-from atroposlib.wire.binary import frames
+from atroposlib.wire.binary import concatenate_frames
 from atroposlib.wire.notes import CLIPPED, GroupNotes, pack_notes
 from tests.api.archive.rollouts import group, index_of, row
 
@@ -18,7 +18,7 @@ def test_each_row_with_notes_or_a_reason_is_stored():
     notes.flags[0], notes.diff_max[0] = CLIPPED, 0.25
     notes.reasons[1:3] = ["equal_rewards", "judge_error"]
     members = [BatchMember(gid, None, n_seq=4, n_bytes=1) for gid in (7, 9)]
-    [fact] = notes_in(frames([pack_notes(notes)]), 3, members)
+    [fact] = notes_in(concatenate_frames([pack_notes(notes)]), 3, members)
     assert (fact.gid, fact.batch_no, fact.rows) == (9, 3, [0, 1, 2])
     index = index_of(group(9, [row()] * 4), fact)
     names = "advantage, diff_mean, diff_max, clipped_share, why"

@@ -6,7 +6,7 @@ import pytest
 
 from atroposlib.api.archive.explorer import Explorer
 from atroposlib.api.archive.records import EventFact, StepFact, WeightFact
-from atroposlib.api.archive.run_views import MAX_POINTS, thinned
+from atroposlib.api.archive.run_views import MAX_POINTS, bucket_means
 from atroposlib.api.store import open_store
 from atroposlib.errors import ConfigError, UnknownGroup
 from tests.api.archive.rollouts import batch, group, index_of, row
@@ -71,11 +71,11 @@ def test_curves_come_from_the_rollup_and_from_reported_steps(explorer):
 
 
 def test_long_curves_are_means_of_buckets():
-    points = thinned(((step, float(step)) for step in range(10 * MAX_POINTS)))
+    points = bucket_means(((step, float(step)) for step in range(10 * MAX_POINTS)))
     assert len(points) == MAX_POINTS
     assert points[:2] == [(0, 4.5), (10, 14.5)]
-    assert thinned([(1, None)]) == [(1, None)]
-    assert thinned([]) == []
+    assert bucket_means([(1, None)]) == [(1, None)]
+    assert bucket_means([]) == []
 
 
 def test_a_histogram_counts_every_row_once(explorer):

@@ -8,7 +8,7 @@ import pytest
 
 from atroposlib.api.archive import selection as module
 from atroposlib.api.archive.filters import order_of, where
-from atroposlib.api.archive.selection import ChosenRows, kinds_of
+from atroposlib.api.archive.selection import ChosenRows, row_kinds
 from tests.api.archive.rollouts import group, index_of, row
 
 GROUPS = 150
@@ -74,13 +74,13 @@ def test_pages_are_those_of_brute_force(reader, monkeypatch, given, sort, few):
 @pytest.mark.parametrize("given", GIVEN, ids=str)
 def test_counts_are_exact_up_to_few_and_else_a_bound(reader, monkeypatch, given):
     n = len(by_brute_force(reader, given, order_of({})))
-    counted = ChosenRows(reader, where(given)).counted()
+    counted = ChosenRows(reader, where(given)).count()
     assert (counted.n, counted.exact) == (n, True)
     monkeypatch.setattr(module, "FEW", 20)
-    counted = ChosenRows(reader, where(given)).counted()
+    counted = ChosenRows(reader, where(given)).count()
     assert counted.n == min(n, 20)
     monkeypatch.setattr(module, "READ_S", -1.0)
-    assert ChosenRows(reader, where(given)).counted().n <= n
+    assert ChosenRows(reader, where(given)).count().n <= n
 
 
 def test_values_of_many_rows_are_a_sample(reader, monkeypatch):
@@ -95,4 +95,4 @@ def test_values_of_many_rows_are_a_sample(reader, monkeypatch):
 
 def test_every_kind_of_row_is_found_by_seeks(reader):
     sql = f"SELECT COUNT(DISTINCT {module.KIND}) FROM rollout"
-    assert [(len(kinds_of(reader)),)] == list(reader.execute(sql))
+    assert [(len(row_kinds(reader)),)] == list(reader.execute(sql))

@@ -17,7 +17,7 @@ from atroposlib.errors import CorruptPayload
 from atroposlib.wire import ScoredData, binary
 from atroposlib.wire.binary import pack_group, split_frames, unpack_columns, unpack_group
 from atroposlib.wire.columns import from_group
-from atroposlib.wire.routing import encoded
+from atroposlib.wire.routing import experts_entry
 from tests.api.codec.group_strategies import groups
 from tests.examples import examples
 
@@ -112,8 +112,8 @@ def test_stale_tokens_of_a_large_group_are_masked(group, posted, form):
 
 @pytest.mark.parametrize("posted", POSTED)
 def test_the_experts_of_a_large_group_are_delivered(posted):
-    few = encoded(np.array([[[0, 300]], [[2, 3]]]))
-    for rows in ([few, None], [None, encoded(np.zeros((1, 1, 2), int))]):
+    few = experts_entry(np.array([[[0, 300]], [[2, 3]]]))
+    for rows in ([few, None], [None, experts_entry(np.zeros((1, 1, 2), int))]):
         payload = stored(GROUP | {"routed_experts": rows}, posted)
         whole, pieces = both(payload, Encoding.FRAMES)
         assert whole.routed_experts == pieces.routed_experts == rows

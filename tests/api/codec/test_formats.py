@@ -13,7 +13,7 @@ from hypothesis import given
 from atroposlib.api.codec import read_group, read_groups
 from atroposlib.api.codec.formats import QUICK_BINARY_BYTES, is_quick
 from atroposlib.errors import InvalidGroup
-from atroposlib.wire.binary import frames, pack_group, unpack_group
+from atroposlib.wire.binary import concatenate_frames, pack_group, unpack_group
 from atroposlib.wire.safetensors import MalformedBody
 from tests.api.codec.group_strategies import groups
 from tests.examples import examples
@@ -34,7 +34,7 @@ def test_a_body_is_parsed_on_the_event_loop_only_if_it_stays_small_inflated():
     bomb = zstandard.ZstdCompressor().compress(bytes(QUICK_BINARY_BYTES + 1))
     assert is_quick(small, ONE) and is_quick(b"{}", "application/json")
     assert len(bomb) < 100 and not is_quick(bomb, ONE)
-    assert not is_quick(frames([small]), MANY)
+    assert not is_quick(concatenate_frames([small]), MANY)
     assert not is_quick(b" " * 20_000, "application/json") and not is_quick(iter([]), ONE)
     with pytest.raises(MalformedBody):
         is_quick(small[:4], ONE)
@@ -72,7 +72,7 @@ def test_advantages_of_another_length_are_marked_and_marks_of_the_client_are_rem
 
 def test_frames_hold_many_groups_in_either_form():
     files = [pack_group(GROUP), pack_group(GROUP, compress=False)]
-    got = read_groups(frames(files), MANY)
+    got = read_groups(concatenate_frames(files), MANY)
     assert [one.payload for one in got] == files
     assert read_groups(b"", MANY) == []
 
@@ -84,7 +84,7 @@ def test_an_invalid_group_is_rejected_with_the_field_and_index():
     with pytest.raises(InvalidGroup, match=r"^scores\[1\]: not a finite number$"):
         read_group(files[1], ONE)
     with pytest.raises(InvalidGroup, match=r"^\[1\]\.scores\[1\]"):
-        read_groups(frames(files), MANY)
+        read_groups(concatenate_frames(files), MANY)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_a_body_that_is_not_a_group_is_malformed(body):
     with pytest.raises(MalformedBody):
         read_group(body, ONE)
     with pytest.raises(MalformedBody):
-        read_groups(frames([pack_group(GROUP), body]), MANY)
+        read_groups(concatenate_frames([pack_group(GROUP), body]), MANY)
     with pytest.raises(MalformedBody):
-        read_groups(frames([pack_group(GROUP)])[:-1], MANY)
+        read_groups(concatenate_frames([pack_group(GROUP)])[:-1], MANY)
 
 
 def test_a_large_group_of_equal_numbers_is_decoded():

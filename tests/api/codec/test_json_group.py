@@ -19,7 +19,7 @@ from atroposlib.api.codec.json_group import KEYS, JsonGroup
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import ScoredData
 from atroposlib.wire.binary import unpack_group
-from atroposlib.wire.columns import check, check_probabilities
+from atroposlib.wire.columns import check_probabilities, require_trainable
 from atroposlib.wire.safetensors import MalformedBody
 from tests.api.codec.group_strategies import bodies, broken, groups, misshapen
 from tests.examples import examples
@@ -50,7 +50,7 @@ def parsed(body, key=None):
     """The group by the JSON parser alone; None if it refuses."""
     try:
         group = JsonGroup(body, key)
-        check(group)
+        require_trainable(group)
         check_probabilities(group)
         return packed_group(group)
     except REFUSALS:

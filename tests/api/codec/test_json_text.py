@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atroposlib.api.codec import json_text
-from atroposlib.api.codec.json_text import members, row_chunks
+from atroposlib.api.codec.json_text import member_places, row_chunks
 from atroposlib.wire.safetensors import MalformedBody
 from tests.api.codec.group_strategies import DICT, VALUE, bodies
 from tests.examples import examples
@@ -24,7 +24,7 @@ def test_each_member_is_found_by_its_key(data, value, short):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_text, "_SHORT_BYTES", short)
         patch.setattr(json_text, "CHUNK_BYTES", 8)
-        places = members(body, {})
+        places = member_places(body, {})
     assert {name: json.loads(body[place]) for name, place in places.items()} == value
 
 
@@ -35,13 +35,13 @@ def test_lists_of_numbers_end_where_their_brackets_close(depth, text):
     for _ in range(3 - depth):
         value = [numbers for row in value for numbers in row]
     body = json.dumps({"a": value, "b": [[[]]]}, indent=1).encode()
-    assert json.loads(body[members(body, {"a": depth})["a"]]) == value
+    assert json.loads(body[member_places(body, {"a": depth})["a"]]) == value
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b'{"a":1,}', b'{"a":"\\"}', b'{"a":1}x'])
 def test_a_text_that_is_no_object_is_malformed(text):
     with pytest.raises(MalformedBody):
-        members(text, {})
+        member_places(text, {})
 
 
 ROWS = st.lists(st.lists(st.integers(-(2**40), 2**40), max_size=9), min_size=1, max_size=5)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from atroposlib.wire.binary import pack_group
-from atroposlib.wire.routing import encoded
+from atroposlib.wire.routing import experts_entry
 from tests.api.harness import TRAINER
 from tests.api.processes import serving
 from tests.torture.web.bombs import forget_peak, peak_rss
@@ -150,7 +150,7 @@ def test_expert_choices_take_little_beside_their_bytes(api, given, code):
     register = TRAINER | {"batch_size": 4, "max_token_len": 2**16, "commits": True}
     generation = httpx.post(url + "/register", json=register).json()["generation"]
     row = [7] * (2**16 if code == 422 else 2**13)
-    choices = encoded(np.ones((given, 32, 16), np.int16))  # of a row's first tokens
+    choices = experts_entry(np.ones((given, 32, 16), np.int16))  # of a row's first tokens
     group = {"tokens": [row] * 2, "masks": [row] * 2, "scores": [0.0] * 2}
     body = group | {"routed_experts": [choices] * 2}
     post = partial(httpx.post, url + "/scored_data", json=body, timeout=300)

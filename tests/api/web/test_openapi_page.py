@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 from atroposlib.api.guards.auth import SCOPES_OF
 from atroposlib.api.server import create_app
-from atroposlib.api.web.openapi import page
+from atroposlib.api.web.openapi import docs_page
 
 
 class Tags(HTMLParser):
@@ -57,6 +57,6 @@ def test_texts_of_the_document_do_not_become_markup():
             }
         }
     }
-    tags = Tags(page(document))
+    tags = Tags(docs_page(document))
     assert not {"script", "img"} & set(tags.tags)
     app.state.service.close()

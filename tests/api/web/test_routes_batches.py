@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import zstandard
 
-from atroposlib.wire.binary import frames
+from atroposlib.wire.binary import concatenate_frames
 from atroposlib.wire.notes import CLIPPED, GroupNotes, pack_notes
 from tests.api.harness import ENV, TRAINER, group, marks
 
@@ -266,7 +266,7 @@ def notes(member=0, rows=2):
 async def post_notes(api, generation, *files, no=1, epoch=1, more=""):
     path = f"/batches/{no}/notes?generation={generation}&epoch={epoch}{more}"
     headers = {"content-encoding": "zstd", "content-type": "application/x-atropos-notes"}
-    body = zstandard.ZstdCompressor().compress(frames(files))
+    body = zstandard.ZstdCompressor().compress(concatenate_frames(files))
     return await api.http.post(path, content=body, headers=headers)
 
 

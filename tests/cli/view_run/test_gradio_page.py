@@ -8,12 +8,12 @@ import io
 import pytest
 
 from atroposlib.cli.view_run.gradio_page import fields
-from atroposlib.cli.view_run.shown_groups import shown
+from atroposlib.cli.view_run.shown_groups import shown_group
 from tests.cli.view_run.toys import TOKENIZER, group
 
 
 def test_missing_samples_are_empty_fields():
-    found = shown(group("four", "five"), 1, TOKENIZER, 3, 99)
+    found = shown_group(group("four", "five"), 1, TOKENIZER, 3, 99)
     assert fields(found, 3, False)[-3:] == [None, "", []]
     assert len(fields(found, 3, False)) == 2 + 3 * 3
 
@@ -23,7 +23,7 @@ def test_beside_an_image_the_prompt_is_the_text_after_its_mark():
     file = io.BytesIO()
     image.new("RGB", (2, 2)).save(file, "PNG")
     coded = [base64.b64encode(data).decode() for data in (file.getvalue(), bytes(99))]
-    found = shown(group("four", "five", images=coded), 1, TOKENIZER, 2, 99)
+    found = shown_group(group("four", "five", images=coded), 1, TOKENIZER, 2, 99)
     found = found._replace(prompt="<user>[Image] how many?")
     title, pictures, prompt, *_ = fields(found, 2, True)
     assert [one.size for one in pictures] == [(2, 2)]

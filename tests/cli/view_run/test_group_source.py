@@ -8,8 +8,8 @@ import httpx
 import msgspec
 import pytest
 
-from atroposlib.api.archive.load import explored
-from atroposlib.cli.view_run.shown_groups import ArchivedGroups, GroupSource, shown
+from atroposlib.api.archive.load import open_explorer
+from atroposlib.cli.view_run.shown_groups import ArchivedGroups, GroupSource, shown_group
 from atroposlib.client import RolloutClient
 from tests.cli.view_run.toys import TOKENIZER, group
 from tests.client.harness import in_process, registration
@@ -24,7 +24,7 @@ def client():
 
 
 def source_of(client, take=False):
-    return GroupSource(client, lambda one, n: shown(one, n, TOKENIZER, 2, 99), take)
+    return GroupSource(client, lambda one, n: shown_group(one, n, TOKENIZER, 2, 99), take)
 
 
 def post(client, *answers):
@@ -71,8 +71,8 @@ def test_groups_of_an_archive_are_passed_through_by_their_ids(tmp_path):
         msgspec.json.encode(group(*words)) for words in (("four", "five"), ("two", "three"))
     ]
     (tmp_path / "groups.jsonl").write_bytes(b"\n".join(lines))
-    with explored(tmp_path, None) as (store, explorer):
-        source = ArchivedGroups(explorer, lambda one, n: shown(one, n, TOKENIZER, 2, 99))
+    with open_explorer(tmp_path, None) as (store, explorer):
+        source = ArchivedGroups(explorer, lambda one, n: shown_group(one, n, TOKENIZER, 2, 99))
         source.fetch()
         assert (source.status, source.take) == ("archive: 2 groups", False)
         newest = source.before(math.inf)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 
-from atroposlib.cli.view_run.shown_groups import images_of, shown
+from atroposlib.cli.view_run.shown_groups import images_of, shown_group
 from tests.cli.view_run.toys import PROMPT, TOKENIZER, group
 
 PNG = b"\x89PNG" + bytes(60)
@@ -13,7 +13,7 @@ CODED = base64.b64encode(PNG).decode()
 
 def test_the_common_prompt_is_shown_once_and_each_answer_with_its_score():
     about = {"env": "toy", "item": 7}
-    found = shown(group("four", "five", "six", metadata=about), 3, TOKENIZER, 2, 2048)
+    found = shown_group(group("four", "five", "six", metadata=about), 3, TOKENIZER, 2, 2048)
     assert (found.number, found.title) == (3, "toy, 7, 2 of 3 samples")
     assert found.prompt == PROMPT
     assert [(one.score, one.output) for one in found.samples] == [
@@ -24,7 +24,7 @@ def test_the_common_prompt_is_shown_once_and_each_answer_with_its_score():
 
 def test_tokens_have_the_label_of_the_probability_they_were_sampled_with():
     logprobs = [[1.0] * 7 + [-0.01, -3.0], [1.0] * 7 + [-0.5, -9.0]]
-    found = shown(group("no", "ya", inference_logprobs=logprobs), 1, TOKENIZER, 2, 2048)
+    found = shown_group(group("no", "ya", inference_logprobs=logprobs), 1, TOKENIZER, 2, 2048)
     assert [one.spans for one in found.samples] == [
         [("n", "p > 0.9"), ("o", "p > 0.01")],
         [("y", "p > 0.5"), ("a", "rare")],
@@ -32,12 +32,12 @@ def test_tokens_have_the_label_of_the_probability_they_were_sampled_with():
 
 
 def test_without_logprobs_tokens_have_no_label():
-    found = shown(group("no", "ya", inference_logprobs=None), 1, TOKENIZER, 2, 2048)
+    found = shown_group(group("no", "ya", inference_logprobs=None), 1, TOKENIZER, 2, 2048)
     assert found.samples[0].spans == [("n", None), ("o", None)]
 
 
 def test_rows_are_cut_to_the_number_of_tokens():
-    found = shown(group("four", "five"), 1, TOKENIZER, 2, len(PROMPT.encode()) + 2)
+    found = shown_group(group("four", "five"), 1, TOKENIZER, 2, len(PROMPT.encode()) + 2)
     assert [one.output for one in found.samples] == ["fo", "fi"]
 
 

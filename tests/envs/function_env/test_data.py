@@ -16,7 +16,7 @@ from atroposlib.envs.function_env.data import (
     Stream,
     eval_rows,
     item_of,
-    prepare,
+    prepare_tasks,
     split_held_out,
     task_id,
 )
@@ -30,7 +30,7 @@ def settings(**changes):
 
 
 async def cursor_over(dataset, **changes):
-    source, _ = await prepare(dataset, None, settings(**changes), env="toy")
+    source, _ = await prepare_tasks(dataset, None, settings(**changes), env="toy")
     return Cursor(source)
 
 
@@ -78,16 +78,21 @@ class Table:
 
 
 async def test_a_table_is_shuffled_and_split_like_a_list():
-    _, held_out = await prepare(Table(), None, settings(eval_fraction=0.5), env="toy")
+    _, held_out = await prepare_tasks(Table(), None, settings(eval_fraction=0.5), env="toy")
     assert 0 < len(held_out) < 3
     assert sorted(ids(await cursor_over(Table()), 3)) == ["task-0", "task-1", "task-2"]
 
 
 async def test_an_eval_data_set_of_none_leaves_a_share_of_the_data_for_evaluation():
-    _, held_out = await prepare(ROWS, lambda: None, settings(eval_fraction=0.25), env="toy")
-    assert held_out == (await prepare(ROWS, None, settings(eval_fraction=0.25), env="toy"))[1]
+    _, held_out = await prepare_tasks(
+        ROWS, lambda: None, settings(eval_fraction=0.25), env="toy"
+    )
+    assert (
+        held_out
+        == (await prepare_tasks(ROWS, None, settings(eval_fraction=0.25), env="toy"))[1]
+    )
     with pytest.raises(ConfigError, match="not NoneType"):
-        await prepare(lambda: None, None, settings(), env="toy")
+        await prepare_tasks(lambda: None, None, settings(), env="toy")
 
 
 class Restarting:
@@ -169,7 +174,7 @@ def test_a_task_stays_in_its_split_when_tasks_are_added(rows, more, fraction):
 
 
 async def test_held_out_tasks_are_not_used_for_training():
-    source, held_out = await prepare(ROWS, None, settings(eval_fraction=0.25), env="toy")
+    source, held_out = await prepare_tasks(ROWS, None, settings(eval_fraction=0.25), env="toy")
     apart = {item["id"] for item in held_out}
     assert 0 < len(apart) < 20
     assert apart.isdisjoint(ids(Cursor(source), 60))
@@ -177,7 +182,7 @@ async def test_held_out_tasks_are_not_used_for_training():
 
 async def test_an_eval_data_set_leaves_the_whole_data_set_for_training():
     evaluated = [{"id": "other"}] * 3
-    source, held_out = await prepare(
+    source, held_out = await prepare_tasks(
         ROWS, evaluated, settings(eval_fraction=0.5, eval_items=2), env="toy"
     )
     assert [item["id"] for item in held_out] == ["other", "other"]
@@ -229,11 +234,11 @@ TWINS = [
 async def test_two_tasks_of_one_id_are_refused_with_both_rows(a, b):
     rows = [*ROWS, a, b]
     with pytest.raises(ConfigError, match="rows 20 and 21 are different tasks") as raised:
-        await prepare(rows, None, settings(), env="toy")
+        await prepare_tasks(rows, None, settings(), env="toy")
     assert repr(a["q"]) in str(raised.value) and repr(b["q"]) in str(raised.value)
     with pytest.raises(ConfigError, match="tasks of the evaluation"):
-        await prepare(ROWS, [a, b], settings(), env="toy")
-    await prepare([a, a, *ROWS], [b, b], settings(), env="toy")  # equal tasks may
+        await prepare_tasks(ROWS, [a, b], settings(), env="toy")
+    await prepare_tasks([a, a, *ROWS], [b, b], settings(), env="toy")  # equal tasks may
 
 
 @pytest.mark.parametrize(("a", "b"), TWINS)

@@ -11,7 +11,12 @@ import pytest
 
 from atroposlib.envs import environment
 from atroposlib.envs.base import APIServerConfig
-from atroposlib.envs.function_env.rollouts import EvalSample, Result, spread, summary
+from atroposlib.envs.function_env.rollouts import (
+    EvalSample,
+    Result,
+    errors_of_means,
+    evaluation_metrics,
+)
 from atroposlib.envs.rollout.causes import OnlyFailures
 from atroposlib.errors import ConfigError, RolloutError
 from tests.envs.function_env.function_toys import SUMS, made, right_half_of_the_time, sums
@@ -96,7 +101,7 @@ def test_pass_at_k_is_the_unbiased_estimate_of_measures_of_zero_and_one():
     right = [1.0, 0.0, 0.0, 0.0]
     samples = [sample("a", exact=one, digits=one / 2) for one in right]
     samples += [sample("b", exact=0.0, digits=1.0) for _ in range(3)]
-    found, errors = summary(samples, 4), spread(samples, 4)
+    found, errors = evaluation_metrics(samples, 4), errors_of_means(samples, 4)
     # Two of the four samples of a: 1 - (3 choose 2) / (4 choose 2) = 1/2; of b 0.
     assert (found["exact"], found["exact_pass@2"]) == (0.125, 0.25)
     assert found["exact_pass@4"] == 1.0  # b has three samples

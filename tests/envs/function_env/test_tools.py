@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from atroposlib.envs.function_env.tools import answer, schema_of
+from atroposlib.envs.function_env.tools import result_message, tool_schema
 from atroposlib.errors import ConfigError
 
 
@@ -27,7 +27,7 @@ def call(name, arguments):
 
 
 def test_the_tool_schema_is_derived_from_the_signature():
-    assert schema_of(weather) == {
+    assert tool_schema(weather) == {
         "type": "function",
         "function": {
             "name": "weather",
@@ -42,11 +42,11 @@ def test_the_tool_schema_is_derived_from_the_signature():
             },
         },
     }
-    assert schema_of(schema_of(weather)) == schema_of(weather)
+    assert tool_schema(tool_schema(weather)) == tool_schema(weather)
 
 
 async def test_a_tool_is_called_with_validated_arguments():
-    message = await answer([weather], call("weather", '{"city": "Oslo", "days": 2}'))
+    message = await result_message([weather], call("weather", '{"city": "Oslo", "days": 2}'))
     assert (message["role"], message["tool_call_id"]) == ("tool", "call-1")
     assert json.loads(message["content"]) == {"city": "Oslo", "sunny": [True, True]}
 
@@ -67,20 +67,20 @@ async def test_a_tool_is_called_with_validated_arguments():
 async def test_an_invalid_tool_call_returns_an_error_message_and_does_not_raise(
     name, arguments, mistake
 ):
-    message = await answer([weather], call(name, arguments))
+    message = await result_message([weather], call(name, arguments))
     assert message["content"].startswith(f"error: {mistake}")
 
 
 async def test_an_exception_inside_a_tool_propagates_to_the_rollout():
     with pytest.raises(OSError, match="disk"):
-        await answer([fails], call("fails", '{"reason": "disk"}'))
+        await result_message([fails], call("fails", '{"reason": "disk"}'))
 
 
 def test_a_tool_without_type_annotations_is_rejected():
     with pytest.raises(ConfigError, match="parameter 'x' needs a type"):
-        schema_of(lambda x: x)
+        tool_schema(lambda x: x)
     with pytest.raises(ConfigError, match="no .args"):
-        schema_of(lambda *args: args)
+        tool_schema(lambda *args: args)
 
 
 class Echo:
@@ -91,19 +91,19 @@ class Echo:
 
 
 async def test_a_tool_object_has_its_own_schema_and_takes_any_json_object():
-    (shown,) = [schema_of(Echo())["function"]]
+    (shown,) = [tool_schema(Echo())["function"]]
     assert shown == {
         "name": "echo",
         "description": "Repeat.",
         "parameters": {"type": "object"},
     }
-    assert (await answer([Echo()], call("echo", '{"a": 1}')))["content"] == '{"a": 1}'
+    assert (await result_message([Echo()], call("echo", '{"a": 1}')))["content"] == '{"a": 1}'
     for wrong in ("[1]", "{", "1"):
-        said = (await answer([Echo()], call("echo", wrong)))["content"]
+        said = (await result_message([Echo()], call("echo", wrong)))["content"]
         assert said == "error: the arguments are not a JSON object"
     assert (
         "only ['echo', 'fails']"
-        in (await answer([Echo(), fails], call("no", "{}")))["content"]
+        in (await result_message([Echo(), fails], call("no", "{}")))["content"]
     )
 
 
@@ -116,5 +116,7 @@ async def test_a_method_is_a_tool_that_sees_its_object():
             return self.total
 
     counter = Counter()
-    assert (await answer([counter.add], call("add", '{"number": 4}')))["content"] == "4"
+    assert (await result_message([counter.add], call("add", '{"number": 4}')))[
+        "content"
+    ] == "4"
     assert counter.total == 4

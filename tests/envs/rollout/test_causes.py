@@ -134,8 +134,8 @@ def test_the_first_failure_of_a_cause_is_logged_and_the_others_counted(caplog):
     seconds = iter(range(1000))
     repeats = Repeats(clock=lambda: next(seconds))
     for i in range(70):
-        repeats.failed(failure(ValueError(f"bad {i}")))
-    repeats.failed(failure(KeyError("other")))
+        repeats.count_error(failure(ValueError(f"bad {i}")))
+    repeats.count_error(failure(KeyError("other")))
     lines = [record.getMessage() for record in caplog.records]
     assert [line.split(":")[0] for line in lines[1:3]] == [
         "31 times so far",
@@ -147,7 +147,7 @@ def test_the_first_failure_of_a_cause_is_logged_and_the_others_counted(caplog):
 
 def test_the_traceback_is_logged_at_the_level_debug(caplog):
     with caplog.at_level(logging.DEBUG):
-        Repeats().failed(failure(ValueError("bad")))
+        Repeats().count_error(failure(ValueError("bad")))
     assert "Traceback" in caplog.text and "raise cause" in caplog.text
 
 

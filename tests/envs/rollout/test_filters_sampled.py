@@ -16,7 +16,7 @@ from atroposlib.envs.rollout.groups import collate, from_node, from_nodes
 from atroposlib.generation.sampling.generation import Generation
 from atroposlib.generation.sessions.sequences import extend_node
 from atroposlib.wire import MASKED_VERSION
-from atroposlib.wire.routing import encoded
+from atroposlib.wire.routing import experts_entry
 
 
 def sampled(
@@ -152,7 +152,7 @@ def test_a_conversation_of_any_turns_is_labelled_token_by_token(prompt, turns):
 
 def test_copied_rows_get_the_experts_of_their_nodes_up_to_their_cut():
     def routed(*experts):
-        return encoded(np.array(experts).reshape(-1, 1, 1))
+        return experts_entry(np.array(experts).reshape(-1, 1, 1))
 
     node = sampled([1, 2], [5, 6], experts=routed(3, 1, 2))
     cut = copied(node)

@@ -13,7 +13,7 @@ import pytest
 from atroposlib.envs.cli import main
 from atroposlib.envs.runtime.metrics_logger import MetricsLogger, TrackerSink, scalars
 from atroposlib.errors import ConfigError
-from atroposlib.trackers import TRACKERS, Guarded, installed
+from atroposlib.trackers import TRACKERS, Guarded, is_installed
 from tests.envs.toys import ToyEnv, eventually, toy_env
 
 
@@ -86,7 +86,7 @@ async def test_a_chosen_tracker_records_the_run_of_an_environment(
     name, toy_config, inference_url, tmp_path, monkeypatch, capsys
 ):
     """Each with its real package; without it the error names the extra, in one line."""
-    if not installed(name):
+    if not is_installed(name):
         await asyncio.to_thread(refused_in_one_line, name, capsys)
         return
     for variable, value in {

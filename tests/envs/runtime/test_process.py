@@ -235,7 +235,7 @@ async def test_dropped_and_short_groups_are_not_counted_as_kept(process_env, tmp
 async def test_wandb_is_opened_only_if_configured(process_env, monkeypatch):
     opened = []
     monkeypatch.setattr(metrics_logger, "open_tracker", lambda name, run: opened.append(name))
-    monkeypatch.setattr(metrics_logger, "installed", lambda name: True)
+    monkeypatch.setattr(metrics_logger, "is_installed", lambda name: True)
     await process_env(total_steps=1, use_wandb=False).process_manager()
     assert opened == []
     env = process_env(total_steps=1, use_wandb=True, num_rollouts_to_keep=0)

@@ -14,7 +14,7 @@ from atroposlib.generation.engines.sglang import (
     read_generations,
     read_prompt_logprobs,
 )
-from atroposlib.wire.routing import encoded
+from atroposlib.wire.routing import experts_entry
 
 
 def test_parameters_are_renamed_for_sglang() -> None:
@@ -70,6 +70,6 @@ def test_routed_experts_are_asked_beside_the_sampling_parameters_and_read_flat()
         "routed_experts": b64encode(np.arange(8, dtype=np.int32).tobytes()).decode(),
     }
     (output,) = read_generations({"meta_info": meta}, [1, 2])
-    assert output.routed_experts == encoded(np.arange(8).reshape(2, 1, 4))
+    assert output.routed_experts == experts_entry(np.arange(8).reshape(2, 1, 4))
     with pytest.raises(TokensMissing, match="routed_experts"):
         read_generations({"meta_info": meta}, [1, 2, 3])

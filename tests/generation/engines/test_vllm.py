@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from atroposlib.errors import ConfigError, InferenceUnavailable, TokensMissing
-from atroposlib.generation.engines.openai import prompt_logprobs
+from atroposlib.generation.engines.openai import logprobs_result
 from atroposlib.generation.engines.vllm import (
     CompletionsRoute,
     VLLMServer,
     topk_rows,
 )
 from atroposlib.testing.fake_shapes import END, encode, fake_logprob
-from atroposlib.wire.routing import encoded
+from atroposlib.wire.routing import experts_entry
 
 ROUTES = {
     "generate": "/generate",
@@ -72,7 +72,7 @@ async def test_the_four_tuple_call_encodes_text_and_returns_the_sent_prompt_ids(
     ],
 )
 def test_prompt_logprobs_of_any_nesting_become_parallel_lists(raw: object) -> None:
-    listed = prompt_logprobs([1, 2], topk_rows(raw))
+    listed = logprobs_result([1, 2], topk_rows(raw))
     assert listed["prompt_topk_token_ids"] == [[], [7, 2]]
     assert listed["prompt_topk_logprobs"] == [[], [-0.5, -1.0]]
 
@@ -151,4 +151,4 @@ async def test_routed_experts_of_a_choice_are_those_of_prompt_and_output() -> No
         "routed_experts": b64encode(file.getvalue()).decode(),
     }
     (output,) = CompletionsRoute().read_generations({"choices": [choice]}, [1, 2], None)
-    assert output.routed_experts == encoded(experts)
+    assert output.routed_experts == experts_entry(experts)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atroposlib.generation.proxy.sample_tree import Rewards, SampleTree, discounted_returns
 from atroposlib.generation.sampling.generation import Generation
-from atroposlib.wire.routing import RoutedExperts, encoded
+from atroposlib.wire.routing import RoutedExperts, experts_entry
 
 
 def sample(prompt: list[int], tokens: list[int], version: int = 0) -> Generation:
@@ -144,7 +144,7 @@ def test_every_sampled_token_is_trained_exactly_once_with_its_logprob_and_versio
 
 def test_a_row_has_the_experts_that_each_sample_was_first_to_report():
     def routed(*experts: int) -> RoutedExperts:
-        return encoded(np.array(experts).reshape(-1, 1, 1))
+        return experts_entry(np.array(experts).reshape(-1, 1, 1))
 
     samples = samples_of(
         replace(sample([1, 2], [3]), routed_experts=routed(5, 6)),

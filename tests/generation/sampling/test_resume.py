@@ -19,7 +19,7 @@ from atroposlib.generation.sampling.resume import (
     resumed_params,
     spanning_stop_end,
 )
-from atroposlib.wire.routing import RoutedExperts, encoded
+from atroposlib.wire.routing import RoutedExperts, experts_entry
 
 PROMPT = [90, 91]
 EOS = 0
@@ -177,7 +177,7 @@ def test_only_stop_strings_that_cross_the_segment_boundary_are_matched(
 
 def test_experts_of_an_aborted_segment_stay_and_are_cut_with_the_tokens() -> None:
     def routed(*experts: int) -> RoutedExperts:
-        return encoded(np.array(experts).reshape(-1, 1, 1))
+        return experts_entry(np.array(experts).reshape(-1, 1, 1))
 
     first = Generation(
         prompt_ids=[1],

@@ -18,7 +18,7 @@ from atroposlib.generation.sessions.sequences import (
     sampled_part,
 )
 from atroposlib.wire import MASKED
-from atroposlib.wire.routing import RoutedExperts, encoded
+from atroposlib.wire.routing import RoutedExperts, experts_entry
 
 ids = st.lists(st.integers(1, 3), max_size=4)
 
@@ -188,7 +188,7 @@ def test_the_first_choice_replaces_its_parent_and_the_others_branch_off() -> Non
 
 def routed(*experts: int) -> RoutedExperts:
     """One layer, one expert for each of the first tokens."""
-    return encoded(np.array(experts).reshape(-1, 1, 1))
+    return experts_entry(np.array(experts).reshape(-1, 1, 1))
 
 
 def test_experts_that_were_recorded_stay_when_a_later_turn_reports_others() -> None:

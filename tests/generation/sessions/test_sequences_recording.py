@@ -9,7 +9,7 @@ from atroposlib.generation.sampling.generation import Generation
 from atroposlib.generation.sessions.managed import ManagedServer
 from atroposlib.generation.sessions.sequences import (
     extend_node,
-    record,
+    record_nodes,
     recorded_here,
     recorded_nodes,
 )
@@ -28,7 +28,7 @@ def node(prompt, tokens, parent=None):
 
 
 def test_nothing_is_kept_outside_of_a_rollout():
-    record([node([1], [2])])
+    record_nodes([node([1], [2])])
     assert recorded_here() == ()
 
 
@@ -37,10 +37,10 @@ def test_a_node_that_extends_another_takes_its_place():
     second = node([1, 2, 3], [4], parent=first)
     alone = node([1, 2, 3], [4])  # of a tree: it holds its own turn only
     with recorded_nodes() as nodes:
-        record([first])
-        record([alone], first)
+        record_nodes([first])
+        record_nodes([alone], first)
         assert nodes == [first, alone]
-        record([second], first)
+        record_nodes([second], first)
         assert nodes == [alone, second]
 
 

@@ -116,7 +116,7 @@ def test_in_bfloat16_the_server_is_nearer_to_the_trainer_than_a_plain_forward(wr
     settings = LoadSettings(
         model_name=path, device="cpu", dtype="bfloat16", batch_size=8, seq_len=64
     )
-    trainer = [ours[2:] for ours in loading.load(settings).logprobs_of(sequences)]
+    trainer = [ours[2:] for ours in loading.load_policy(settings).logprobs_of(sequences)]
     plain = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
     rounded = []
     for sequence in sequences:

@@ -9,7 +9,7 @@ import pytest
 
 from atroposlib.generation.engines.vllm import CompletionsRoute, DemoRoute
 from atroposlib.inference.http.app import create_app
-from atroposlib.wire.routing import reported
+from atroposlib.wire.routing import experts_of
 from tests.inference.helpers import fresh_logprobs, ok
 
 CHAT = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 5, "seed": 1}
@@ -124,7 +124,7 @@ async def test_every_route_returns_the_experts_of_prompt_and_output_where_asked(
         assert output.tokens == outputs[0].tokens
         assert output.routed_experts == outputs[0].routed_experts
         chat = await ok(http, "/v1/chat/completions", **CHAT | asked, return_token_ids=True)
-        experts = reported(chat["choices"][0]["routed_experts"], 0)
+        experts = experts_of(chat["choices"][0]["routed_experts"], 0)
         assert experts["shape"][0] == len(chat["prompt_token_ids"]) + 2
         silent = await ok(http, "/v1/chat/completions", **CHAT)
         assert "routed_experts" not in silent["choices"][0]

@@ -15,7 +15,7 @@ from atroposlib.errors import WeightsError
 from atroposlib.inference.http.app import create_app
 from atroposlib.inference.http.protocol import InitWeightsGroup, UpdateFromGroup
 from atroposlib.inference.http.weight_group import WeightGroup
-from atroposlib.utils.models.process_group import GroupSpec, broadcast, join
+from atroposlib.utils.models.process_group import GroupSpec, broadcast, join_group
 from tests.inference.helpers import WAIT_S, fresh_logprobs, generate, request
 
 EXACT = 1e-4
@@ -35,7 +35,7 @@ class Trainer:
 
     def join(self):
         group = GroupSpec("127.0.0.1", self.store.port, 2, "gloo", "g", 60.0)
-        self.members = join(self.store, group, 0)
+        self.members = join_group(self.store, group, 0)
 
     def send(self, *tensors):
         for tensor in tensors:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from tests.repo.figures.measured import Function, Measured, counted, share
 from tests.repo.sources import PACKAGES, SOURCE, Repository
@@ -19,6 +21,61 @@ IRREGULAR = set(
 )
 NO_PARTICIPLES = {"embed", "exceed", "indeed", "need", "proceed", "speed", "succeed"}
 VAGUE_VARIABLES = {"one", "other", "others", "found", "given", "told", "said", "asked"}
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Function names that each module of a kind has, by intent; ``reason`` says whose."""
+
+    names: frozenset[str]
+    modules: re.Pattern[str]
+    reason: str
+
+    @staticmethod
+    def of(names: str, modules: str, reason: str) -> Registry:
+        return Registry(frozenset(names.split()), re.compile(modules), reason)
+
+    def has(self, name: str, module: str) -> bool:
+        return name in self.names and self.modules.fullmatch(module) is not None
+
+
+REGISTRIES = (
+    Registry.of("main", r".*", "the entry of a command"),
+    Registry.of(
+        "build_parser parse_args",
+        r"atroposlib\.(cli|client|generation\.proxy|inference|quickstart)\..*"
+        r"|example_trainer\.(settings\.args|supervised\.settings)",
+        "the command line of a command",
+    ),
+    Registry.of(
+        "serve",
+        r"atroposlib\.(cli|generation\.proxy|inference)\..*",
+        "what a command that starts a server does after its command line is read",
+    ),
+    Registry.of(
+        "create_app",
+        r"atroposlib\.(api\.server|generation\.proxy\.main|inference\.http\.app)",
+        "the application of a server, whose name the original promises",
+    ),
+    Registry.of(
+        "router",
+        r"atroposlib\.generation\.proxy\.routes_\w+",
+        "the routes of a part of the proxy",
+    ),
+    Registry.of(
+        "generate_body read_generations",
+        r"atroposlib\.generation\.engines\.\w+",
+        "request and reply of the route by which an engine generates",
+    ),
+    Registry.of(
+        "training held_out tasks gold",
+        r"atroposlib\.adapters\.\w+",
+        "the data of an adapter, the same arguments of `environment` in each",
+    ),
+    Registry.of(
+        "loss", r"example_trainer\.losses\.\w+", "the loss of a configured name, see LOSSES"
+    ),
+)
 
 
 def repeated(homes: dict[str, list[str]]) -> list[str]:
@@ -38,16 +95,20 @@ def repeated_class_names(repository: Repository) -> Measured:
 def repeated_function_names(repository: Repository) -> Measured:
     """Percentage of public functions whose name stands in more than one module.
 
-    Of the two packages, at the top of a module; ``main`` of a command is left out.
+    Of the two packages, at the top of a module; functions of REGISTRIES are left out.
     """
     homes: dict[str, list[str]] = defaultdict(list)
     for source in repository.under(*PACKAGES):
         for name in {n.name for n in source.tree.body if isinstance(n, Function)}:
-            if not name.startswith("_") and name != "main":
+            if not name.startswith("_") and not is_registered(name, source.name):
                 homes[name].append(source.name)
     sizes = [len(modules) for modules in homes.values()]
     shared = sum(size for size in sizes if size > 1)
     return Measured(round(100 * shared / max(sum(sizes), 1), 1), tuple(repeated(homes)))
+
+
+def is_registered(name: str, module: str) -> bool:
+    return any(registry.has(name, module) for registry in REGISTRIES)
 
 
 def repeated_base_names(repository: Repository) -> Measured:

@@ -6,6 +6,8 @@ import pytest
 
 from tests.repo.figures import names
 from tests.repo.figures.hand_written import repository_of
+from tests.repo.figures.measured import Function
+from tests.repo.sources import PACKAGES, load
 
 
 def test_a_class_counts_twice_only_where_it_is_defined_twice():
@@ -28,6 +30,28 @@ def test_a_public_function_has_several_homes_where_two_modules_define_it():
     measured = names.repeated_function_names(repository)
     assert measured.items == ("parse: atroposlib.a atroposlib.b",)
     assert measured.value == 66.7  # two of three: parse, parse, load
+
+
+def test_functions_of_a_registry_share_their_name_and_their_namesakes_elsewhere_do_not():
+    repository = repository_of(
+        example_trainer__losses__a="def loss(): ...\n",
+        example_trainer__losses__b="def loss(): ...\ndef text(): ...\n",
+        example_trainer__c="def loss(): ...\ndef text(): ...\n",
+    )
+    assert names.repeated_function_names(repository).items == (
+        "text: example_trainer.losses.b example_trainer.c",
+    )
+
+
+@pytest.mark.parametrize("registry", names.REGISTRIES, ids=lambda registry: registry.reason)
+def test_every_name_of_a_registry_stands_in_several_of_its_modules(root, files, registry):
+    homes = [
+        node.name
+        for source in load(root, files).under(*PACKAGES)
+        for node in source.tree.body
+        if isinstance(node, Function) and registry.has(node.name, source.name)
+    ]
+    assert {name for name in homes if homes.count(name) > 1} == registry.names
 
 
 @pytest.mark.parametrize(

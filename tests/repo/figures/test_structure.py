@@ -111,6 +111,8 @@ def test_a_package_is_typed_if_mypy_reads_it_strictly(section, lacking):
         ("def f():\n    row = Row()\n    row.x = 1\n    return row\n", []),
         ("def f(a):\n    a[0] = 1\n    print(a.x)\n", []),
         ("app.x = 1\n", []),
+        ("def f(app):\n    app.openapi = 1\n    app.title = 2\n", ["app.title"]),
+        ("class C:\n    def f(self, ctx):\n        ctx.x = self.ctx.y = 1\n", ["self.ctx.y"]),
     ],
 )
 def test_a_write_into_a_parameter_or_a_part_of_self_is_one_into_another_object(code, written):

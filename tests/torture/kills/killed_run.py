@@ -242,7 +242,7 @@ def _kept(data_dir: Path) -> set[str]:
     """Keys of all groups whose payloads the log has, each compared with what was posted."""
     keys = set()
     with closing(SqliteStore(data_dir, archive_bytes=2**40)) as store:
-        gids = store.kept(0, 10**9)
+        gids = store.kept_gids(0, 10**9)
         for start in range(0, len(gids), 256):
             for payload in store.read(gids[start : start + 256], retired=True):
                 kept = msgspec.to_builtins(unpack_group(payload))

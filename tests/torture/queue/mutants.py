@@ -177,7 +177,7 @@ def a_reset_counts_batches_from_one() -> None:
 @mutant
 def keys_are_not_unique() -> None:
     schema._TABLES = schema._TABLES.replace("CREATE UNIQUE INDEX", "CREATE INDEX")
-    wrap(put, "_known", lambda original, *args: {})
+    wrap(put, "_known_groups", lambda original, *args: {})
 
 
 @mutant
@@ -379,7 +379,7 @@ def the_log_is_not_synced() -> None:
     def unsynced(connect: Any, path: Any, vfs: Any, synchronous: str, read_only: bool) -> Any:
         return connect(path, vfs, "NORMAL", read_only)
 
-    wrap(sqlite, "connect", unsynced)
+    wrap(sqlite, "open_database", unsynced)
 
 
 @noticed_by(Judge.ROT)

@@ -274,7 +274,7 @@ class Duel:
         kept = [gid for gid, one in groups if one.state in KEEPS_PAYLOAD]
         self.require_payloads(kept)
         if self.store._archived is None:
-            assert self.store.kept(0, len(groups) + 1) == kept
+            assert self.store.kept_gids(0, len(groups) + 1) == kept
         for gid, one in groups:
             if one.state not in KEEPS_PAYLOAD:
                 assert outcome(lambda gid=gid: self.store.read([gid])) is CorruptPayload

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atroposlib.errors import ConfigError
-from example_trainer.advantage.prepare import minibatches, part_of, prepare
+from example_trainer.advantage.prepare import minibatches, part_of, prepare_batch
 from example_trainer.launch.plan import read_plan, trainer_settings
 from tests.trainer.rows import row
 
@@ -31,18 +31,18 @@ def group(*rewards, **fields):
 
 def test_each_trained_token_gets_the_advantage_of_its_row(config):
     rows = [row([1], [2, 3], reward=1.0), row([1], [4], reward=0.0)]
-    assert prepare(rows, config(), 0).advantages_R_T == [[1.0, 1.0], [-1.0]]
+    assert prepare_batch(rows, config(), 0).advantages_R_T == [[1.0, 1.0], [-1.0]]
 
 
 def test_a_row_that_only_counts_in_the_baseline_is_not_trained(config):
     rows = [*group(0.0), row([1], [2], reward=1.0, in_loss=False)]
-    prepared = prepare(rows, config(), 0)
+    prepared = prepare_batch(rows, config(), 0)
     assert prepared.rows == rows[:1] and prepared.advantages_R_T == [[-1.0]]
 
 
 def test_set_advantage_to_zero_keeps_the_row_in_the_baseline(config):
     rows = [row([1], [2], reward=1.0, zero_advantage=True), row([1], [3], reward=0.0)]
-    assert prepare(rows, config(), 0).advantages_R_T == [[0.0], [-1.0]]
+    assert prepare_batch(rows, config(), 0).advantages_R_T == [[0.0], [-1.0]]
 
 
 def test_environment_advantages_take_precedence(config):
@@ -50,27 +50,27 @@ def test_environment_advantages_take_precedence(config):
         row([1], [2, 3], reward=1.0, own_advantages=[0.25, 0.75]),
         row([1], [3], reward=0.0),
     ]
-    assert prepare(rows, config(), 0).advantages_R_T == [[0.25, 0.75], [-1.0]]
+    assert prepare_batch(rows, config(), 0).advantages_R_T == [[0.25, 0.75], [-1.0]]
 
 
 def test_the_dynamic_filter_drops_and_counts_groups_of_equal_rewards(config):
     rows = group(1.0, 1.0, group="even") + group(0.0, 1.0, group="odd")
-    prepared = prepare(rows, config(dynamic_filter=True), 0)
+    prepared = prepare_batch(rows, config(dynamic_filter=True), 0)
     assert [r.group for r in prepared.rows] == ["odd", "odd"]
     assert prepared.counts["rows_filtered_equal"] == 2
-    assert len(prepare(rows, config(), 0).rows) == 4
+    assert len(prepare_batch(rows, config(), 0).rows) == 4
 
 
 def test_rows_with_finish_reason_length_are_excluded_from_the_loss(config):
     rows = [*group(1.0, finish_reason="length"), *group(0.0, finish_reason="stop")]
-    prepared = prepare(rows, config(mask_truncated=True), 0)
+    prepared = prepare_batch(rows, config(mask_truncated=True), 0)
     assert [r.finish_reason for r in prepared.rows] == ["stop"]
     assert prepared.advantages_R_T == [[-1.0]]  # the baseline still knows the other
 
 
 def test_stale_tokens_are_excluded_from_the_loss(config):
     rows = [row([1], [2, 3], reward=1.0, versions=[0, 5]), *group(0.0)]
-    prepared = prepare(rows, config(max_token_staleness=2), version=6)
+    prepared = prepare_batch(rows, config(max_token_staleness=2), version=6)
     assert [len(r.trained) for r in prepared.rows] == [1]
     assert prepared.counts["tokens_filtered_stale"] == 2
 
@@ -85,14 +85,14 @@ def test_kl_to_the_environment_reference_is_subtracted_from_the_reward(config):
         row([1], [3, 4], reward=0.0, ref_logprobs=[-1.0, -1.0]),
     ]
     cfg = config(kl_coef=0.1, kl_in="reward", kl_estimator="k1")
-    prepared = prepare(rows, cfg, 0, policy=Fixed())
+    prepared = prepare_batch(rows, cfg, 0, policy=Fixed())
     assert prepared.advantages_R_T[0] == pytest.approx([1.0 - 0.1, 1.0 - 0.05])
     assert prepared.advantages_R_T[1] == pytest.approx([-1.0, -1.0])
 
 
 def test_a_kl_without_any_reference_is_refused(config):
     with pytest.raises(ConfigError, match="reference"):
-        prepare(group(1.0, 0.0), config(kl_coef=0.1), 0)
+        prepare_batch(group(1.0, 0.0), config(kl_coef=0.1), 0)
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 8))
@@ -106,7 +106,7 @@ def test_minibatches_partition_the_rows(lengths, count):
 def test_batch_slice_keeps_rows_and_values_aligned(config):
     rows = group(1.0, 0.0, ref_logprobs=[-1.0, -1.0])
     cfg = config(kl_coef=0.1, kl_in="reward")
-    prepared = prepare(rows, cfg, 0, policy=Fixed())
+    prepared = prepare_batch(rows, cfg, 0, policy=Fixed())
     part = part_of(prepared, [1])
     assert part.rows == rows[1:] and part.advantages_R_T == prepared.advantages_R_T[1:]
     assert part.reference_R_T == part.proximal_R_T == [[-1.0]]
@@ -122,7 +122,7 @@ def test_the_rounding_of_an_engine_is_no_kl_of_a_policy_that_is_its_reference(
     rows = [sampled, *group(0.0)]
     same = [replace(one, ref_logprobs=[-1.0] * len(one.labels)) for one in rows]
     cfg = config(kl_coef=0.1, kl_in="reward", kl_estimator=estimator)
-    prepared = prepare(same, cfg, 0, policy=Fixed())
+    prepared = prepare_batch(same, cfg, 0, policy=Fixed())
     assert prepared.sums["kl_reference"] == 0.0
     assert prepared.advantages_R_T == [[1.0] * 3, [-1.0]]
 
@@ -138,5 +138,5 @@ def test_on_policy_distillation_rewards_each_token_by_the_teachers_opinion_alone
         ref_logprobs=[-0.5, -2.0],
     )
     rows = [written, *group(0.0, ref_logprobs=[1.0, -1.0])]
-    prepared = prepare(rows, cfg, 0, policy=Fixed())
+    prepared = prepare_batch(rows, cfg, 0, policy=Fixed())
     assert prepared.advantages_R_T[0] == pytest.approx([0.5, -1.0])

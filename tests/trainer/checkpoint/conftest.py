@@ -55,7 +55,7 @@ def start(api, connect, config, small_model) -> Callable[..., Life]:
         cfg = config(**{"training_steps": 50, "model_name": small_model, **settings})
         torch.manual_seed(cfg.seed)
         random.seed(cfg.seed)
-        policy = loading.load(cfg)
+        policy = loading.load_policy(cfg)
         optimizer = build_optimizer(policy, cfg)
         client = connect()
         recovery = recovery_of(cfg)

@@ -32,7 +32,7 @@ from atroposlib.inference.engine.served_model import load_model
 from atroposlib.inference.http.app import create_app as inference_app
 from atroposlib.trackers.jsonl import last_run
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION, Registration, ScoredData
-from example_trainer.weights.engines import connect
+from example_trainer.weights.engines import connect_engine
 from tests.serving import served
 
 LIFE_S = 600.0  # bound of one trainer
@@ -198,7 +198,9 @@ def post_groups(made: Ranks, steps: Iterable[int]) -> None:
 def _groups(server: str, steps: Iterable[int]) -> list[ScoredData]:
     """Fixed tokens and scores, logprobs of the server's first model."""
     made, p = [], len(PROMPT)
-    with closing(connect(server, "local", timeout_s=300, wait_s=300, on_wait=print)) as engine:
+    with closing(
+        connect_engine(server, "local", timeout_s=300, wait_s=300, on_wait=print)
+    ) as engine:
         for n in (
             step * GROUPS_PER_BATCH + i for step in steps for i in range(GROUPS_PER_BATCH)
         ):
@@ -308,7 +310,9 @@ def every_checkpoint_loads(w: Ranks) -> int:
     found = 0
     recover = w.save_path / "recover"
     for directory in model_dir.numbered_directories(recover, "step_*"):
-        assert snapshots.problem_of(directory) is None, snapshots.problem_of(directory)
+        assert snapshots.checkpoint_problem(directory) is None, snapshots.checkpoint_problem(
+            directory
+        )
         snapshot = snapshots.Snapshot(directory)
         for group in ("weights", "optimizer"):
             assert [tensor[()] for tensor in snapshot.tensors(group).values()]

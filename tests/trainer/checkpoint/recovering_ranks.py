@@ -62,7 +62,7 @@ def main(rank: int, directory: Path, api: str) -> None:
     }
     cfg = settings(rank, directory, **place)
     with ExitStack() as stack:
-        world = stack.enter_context(ranks.start(cfg, timeout_s=600))
+        world = stack.enter_context(ranks.join_ranks(cfg, timeout_s=600))
         client = stack.enter_context(RolloutClient(api)) if world.is_rank0 else None
         found = {part.__name__: part(cfg, world, client) for part in PARTS}
     (directory / f"{rank}.json").write_text(json.dumps(found))
@@ -208,7 +208,7 @@ def full_disk(
 def begun(cfg: TrainingConfig, world: Ranks) -> tuple[Policy, torch.optim.Optimizer]:
     # One rank alone loads as in a process without others: a mesh of it would be a group that
     # the other rank does not make.
-    policy = loading.load(cfg) if world.alone else loading.load(cfg, world)
+    policy = loading.load_policy(cfg) if world.alone else loading.load_policy(cfg, world)
     return policy, build_optimizer(policy, cfg)
 
 

@@ -40,7 +40,7 @@ def test_without_an_interval_only_the_final_model_is_saved(policy, config):
     )
     assert names(cfg) == ["final_model"]
     assert read_state(str(final)) == TrainerState("run", 9, 9, 9)
-    again = loading.load(config(model_name=str(final)))
+    again = loading.load_policy(config(model_name=str(final)))
     assert all(map(torch.equal, policy.parameters(), again.parameters()))
 
 
@@ -60,7 +60,7 @@ def test_an_adapter_is_saved_alone_and_the_tokenizer_at_the_end(config, model_di
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     cfg = config(lora=True, lora_r=2, checkpoint_interval=2, save_every_epochs=None)
-    policy = loading.load(cfg.model_copy(update={"lora": False}))
+    policy = loading.load_policy(cfg.model_copy(update={"lora": False}))
     adapter.wrap(policy.model, cfg)
     with torch.no_grad():
         for parameter in policy.parameters():

@@ -286,7 +286,7 @@ def test_a_critic_is_part_of_the_checkpoint(start, queued, config):
     cfg = config()
     critics = []
     for _ in range(2):
-        value_like: Any = loading.load(cfg)  # any model with weights and an optimizer
+        value_like: Any = loading.load_policy(cfg)  # any model with weights and an optimizer
         critics.append(Critic(value_like, optimizer.build_optimizer(value_like, cfg), cfg))
     learn(critics[0].model, critics[0].optimizer, 0)  # type: ignore[arg-type]
     life.step(save=False)

@@ -65,7 +65,7 @@ def test_both_ranks_resume_with_their_own_random_state(ranks):
 
 def test_one_rank_resumes_the_checkpoint_of_two(ranks, directory, api):
     cfg = recovering_ranks.settings(0, directory)
-    policy = loading.load(cfg)
+    policy = loading.load_policy(cfg)
     with RolloutClient(api) as client:
         state = recovery_of(cfg).resume(client, policy, build_optimizer(policy, cfg))
     assert state.step == 2

@@ -35,7 +35,7 @@ def written_by(count, directory):
 @pytest.mark.parametrize("read_by", [1, 2, 4])
 def test_any_number_of_ranks_reads_what_any_number_wrote(tmp_path, saved_by, read_by):
     snapshot = written_by(saved_by, tmp_path)
-    assert snapshots.problem_of(snapshot.directory) is None
+    assert snapshots.checkpoint_problem(snapshot.directory) is None
     stored = snapshot.tensors("weights")["a"]
     assert stored.shape == WHOLE.shape and torch.equal(stored[()], WHOLE)
     rows = -(-len(WHOLE) // read_by)

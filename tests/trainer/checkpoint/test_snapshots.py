@@ -55,9 +55,9 @@ def test_every_kind_of_damage_is_detected(tmp_path, harm, problem):
     kept = snapshots.Snapshots(tmp_path, keep=2)
     documents = {"state": {"step": 1}, "rng": [1, 2, 3]}
     whole = write_snapshot(kept, 1, {"weights": {"a": torch.ones(3)}}, documents)
-    assert snapshots.problem_of(whole.directory) is None
+    assert snapshots.checkpoint_problem(whole.directory) is None
     harm(whole.directory)
-    assert problem in (snapshots.problem_of(whole.directory) or "")
+    assert problem in (snapshots.checkpoint_problem(whole.directory) or "")
     assert kept.newest() is None
 
 

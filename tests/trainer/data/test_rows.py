@@ -7,8 +7,8 @@ from atroposlib.wire import MASKED
 from example_trainer.data.rows import (
     loss_weights,
     mean_env_metrics,
-    staleness,
     to_rows,
+    token_staleness,
     without_stale_tokens,
 )
 from tests.trainer.rows import masked_row, row, scored
@@ -136,7 +136,7 @@ def test_loss_weights_make_tokens_or_sequences_equal():
 
 def test_staleness_counts_trained_tokens_with_a_version():
     mixed = masked_row([([1, 2], False), ([3, 4, 5], True)], versions=[-1, 2, 3, -1])
-    assert staleness([mixed], version=4) == [2, 1]
+    assert token_staleness([mixed], version=4) == [2, 1]
 
 
 def test_metrics_of_environments_are_means_over_groups():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from atroposlib.errors import ConfigError
-from example_trainer.distributed.ranks import RankLost, Ranks, start
+from example_trainer.distributed.ranks import RankLost, Ranks, join_ranks
 
 
 @pytest.mark.alone
@@ -20,12 +20,12 @@ def test_missing_rank_is_reported_as_lost(config, tmp_path, monkeypatch):
     monkeypatch.setattr("example_trainer.distributed.ranks.START_TIMEOUT_S", 0.2)
     cfg = config(world_size=2, init_method=f"file://{tmp_path}/meeting")
     with pytest.raises(RankLost, match="rank 0 of 2, waiting for all ranks at file://"):
-        with start(cfg):
+        with join_ranks(cfg):
             pass
 
 
 def test_one_rank_needs_no_process_group(config):
-    with start(config()) as world:
+    with join_ranks(config()) as world:
         assert (world.rank, world.size, world.is_rank0) == (0, 1, True)
         assert not torch.distributed.is_initialized()
         assert world.share({"a": (1,)}) == {"a": (1,)}
@@ -35,7 +35,7 @@ def test_one_rank_needs_no_process_group(config):
 def test_torchrun_variables_take_precedence_over_settings(config, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    with start(config(trainer_rank=1, world_size=2)) as world:
+    with join_ranks(config(trainer_rank=1, world_size=2)) as world:
         assert world == Ranks.single()
 
 
@@ -52,5 +52,5 @@ def test_impossible_ranks_are_refused(config, monkeypatch, settings, told):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match=told):
-        with start(config(**settings)):
+        with join_ranks(config(**settings)):
             pass

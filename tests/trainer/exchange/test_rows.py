@@ -9,11 +9,11 @@ from atroposlib.wire import MASKED, MASKED_LOGPROB, ScoredData
 from example_trainer.data.rows import to_rows
 from example_trainer.exchange.rows import (
     prime_rl_sample,
-    sample_of,
     skyrl_output,
     slime_sample,
     tinker_datum,
     trl_fields,
+    two_parts_of,
     verl_output,
 )
 
@@ -41,7 +41,7 @@ def fields(*groups, temperature=0.5, max_tokens=64, group_size=2):
 
 
 def test_the_completion_begins_with_the_first_trained_token_and_masks_those_of_the_environment():
-    sample = sample_of(to_rows([group()], 64).rows[0])
+    sample = two_parts_of(to_rows([group()], 64).rows[0])
     assert (sample.prompt, sample.completion) == ([5, 6], [7, 8, 9, 4])
     assert (sample.mask, sample.logprobs) == ([1, 1, 0, 1], [-0.1, -0.2, 0.0, -0.3])
 

@@ -27,7 +27,7 @@ from tests.trainer.environment import running_environment
 if find_spec("trl") is None and os.environ.get("ATROPOS_ADAPTER_TESTS") != "1":
     pytest.skip("the package trl is missing: extra trl-test", allow_module_level=True)
 
-from example_trainer.exchange.trl import QueueTrainer, sizes_of
+from example_trainer.exchange.trl import QueueTrainer, batch_sizes_of
 from tests.trainer.exchange import trl_run
 
 # TRL and transformers warn of what they will change themselves.
@@ -122,7 +122,7 @@ def test_a_killed_trainer_goes_on_from_its_checkpoint_and_trains_no_batch_twice(
 def test_settings_that_do_not_fit_batches_are_refused_by_name(tmp_path, settings, message):
     args = trl_run.arguments(tmp_path, **{"steps": 4, **settings})
     with pytest.raises(ConfigError, match=message):
-        sizes_of(args)
+        batch_sizes_of(args)
 
 
 def test_a_batch_serves_several_passes(run, model_dir, tmp_path):

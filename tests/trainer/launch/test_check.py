@@ -62,13 +62,13 @@ def test_every_problem_is_in_one_error(planned):
 
 
 def test_lengths_and_sizes_that_the_plan_names_must_fit(planned):
-    of = planned("trainer.settings.batch_size=6", "trainer.settings.seq_len=16")
+    of = planned("batch_size=3", "gradient_accumulation_steps=2", "seq_len=16")
     of.environments[0].config["env"] = {"group_size": 4, "max_token_length": 100}
     longest, size = problems(of)
     assert (
         "environments.0.config.env.max_token_length 100" in longest and "16 tokens" in longest
     )
-    assert "batch_size 6 is no sum of groups of 4 sequences" in size
+    assert size.startswith("6 sequences of a step") and "no sum of groups of 4" in size
 
 
 def test_a_disk_without_room_for_the_reserve_is_named(planned, monkeypatch):
@@ -92,7 +92,8 @@ def run_file(tmp_path, model):
     path.write_text(
         f"out: {tmp_path}/run\nenvironments: [{{script: {tmp_path}/ones.py}}]\n"
         f"inference: {{engine: local}}\n"
-        f"trainer: {{settings: {{model_name: {model}, device: cpu, batch_size: 8}}}}\n"
+        f"trainer: {{settings: {{model_name: {model}, device: cpu, batch_size: 8,"
+        " gradient_accumulation_steps: 1}}\n"
     )
     return str(path)
 

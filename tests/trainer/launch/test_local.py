@@ -124,7 +124,7 @@ def test_an_exit_status_of_0_without_the_record_of_the_end_is_a_failure(watch):
 
 def test_a_second_run_in_the_folder_of_another_changes_nothing_and_names_it(tmp_path):
     found = plan("inference.engine=local", out=tmp_path)
-    end.record(found.end_record, step=3)
+    end.record_end(found.end_record, step=3)
 
     def files():  # without the times of access, which the listing itself changes
         stats = {path: path.stat() for path in tmp_path.rglob("*")}

@@ -100,7 +100,7 @@ def test_parts_of_a_batch_add_up_to_the_whole_in_any_order(name, data):
     order = data.draw(st.permutations(range(6)))
     cut = data.draw(st.integers(0, 6))
     keep = None
-    if (mask_of := losses.batch_mask(name)) is not None:
+    if (mask_of := losses.batch_mask_of(name)) is not None:
         keep = torch.tensor(mask_of(batch["proximal"], batch["behaviour"], settings()))
     whole, whole_metrics = run(name, batch, **({} if keep is None else {"keep": keep}))
     parts = [

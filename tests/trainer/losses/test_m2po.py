@@ -74,5 +74,5 @@ def test_the_batch_mask_of_m2po_is_the_smallest_that_meets_the_threshold(log_w_R
 
 
 def test_only_m2po_has_a_batch_mask():
-    assert losses.batch_mask("decoupled") is None
-    assert losses.batch_mask("m2po") is batch_mask
+    assert losses.batch_mask_of("decoupled") is None
+    assert losses.batch_mask_of("m2po") is batch_mask

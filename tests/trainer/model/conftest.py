@@ -43,7 +43,7 @@ def reference(gqa_dir):
 
 @pytest.fixture
 def gqa_policy(config, gqa_dir):
-    made = loading.load(config(model_name=str(gqa_dir)))
+    made = loading.load_policy(config(model_name=str(gqa_dir)))
     made.attention_crossover = float("inf")
     return made
 
@@ -54,7 +54,7 @@ def adapted(config):
 
     def make(**settings):
         cfg = config(lora=True, **settings)
-        policy = loading.load(cfg)
+        policy = loading.load_policy(cfg)
         if not adapter.adapted_layers(policy.model):
             adapter.wrap(policy.model, cfg)
         generator = torch.Generator().manual_seed(1)

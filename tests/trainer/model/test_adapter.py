@@ -63,7 +63,7 @@ def test_peft_loads_a_saved_adapter(adapted, config, tmp_path):
     from transformers import AutoModelForCausalLM
 
     policy = adapted(lora_target_modules=["q_proj", "up_proj"], lora_layer_indices=[0])
-    adapter.write(policy, state_dict.adapter_weights(policy), tmp_path / "adapter")
+    adapter.write_adapter(policy, state_dict.adapter_weights(policy), tmp_path / "adapter")
     written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert written["base_model_name_or_path"] == config().model_name
     assert (written["lora_dropout"], written["inference_mode"]) == (0.0, True)

@@ -32,7 +32,7 @@ def test_no_attention_leaks_between_rows_of_a_line(policy):
 
 
 def test_gradient_checkpointing_and_packing_go_together(config, gqa_dir, reference):
-    saving = loading.load(config(model_name=str(gqa_dir), gradient_checkpointing=True))
+    saving = loading.load_policy(config(model_name=str(gqa_dir), gradient_checkpointing=True))
     assert decoder_layers(saving.model)[0].training and not saving.padded
     *ours, _ = our_step(saving, BRANCHING)
     assert_equal(ours, reference_step(reference, BRANCHING))

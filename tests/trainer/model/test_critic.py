@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from example_trainer.model.critic import load_value_model, scored_row, value_loss
+from example_trainer.model.critic import load_value_model, value_loss, valued_row
 from tests.trainer.rows import BRANCHING, MULTI_TURN, flat
 
 
@@ -43,10 +43,10 @@ def test_values_have_gradients_to_head_and_decoder(critic):
 
 def test_the_score_of_a_whole_sequence_is_that_of_its_last_token(critic):
     tokens = [5, 6, 7]
-    ((found,),) = critic.trained_values([scored_row(tokens, "g")])
+    ((found,),) = critic.trained_values([valued_row(tokens, "g")])
     every = critic.model(torch.tensor([tokens]), use_cache=False).logits[0, :, 0]
     assert found == pytest.approx(every[-1].item(), abs=1e-5)
-    (plan,) = critic.plan([scored_row(tokens, "g")])
+    (plan,) = critic.plan([valued_row(tokens, "g")])
     assert plan.length == len(tokens)
 
 

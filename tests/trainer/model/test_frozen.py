@@ -51,7 +51,7 @@ def test_a_reference_or_teacher_in_bfloat16_has_every_logprob_of_one_in_float32(
     assert "torch.bfloat16" in dtypes(low) and dtypes(full) == {"torch.float32"}
     rows = [*ROWS, *BRANCHING]
     assert low.trained_logprobs(rows) == full.trained_logprobs(rows)
-    policy = loading.load(cfg)  # its weights are trained, and float32
+    policy = loading.load_policy(cfg)  # its weights are trained, and float32
     assert {str(p.dtype) for p in policy.parameters()} == {"torch.float32"}
     assert policy.trained_logprobs(rows) == low.trained_logprobs(rows)  # a KL of exactly 0
 
@@ -62,7 +62,7 @@ def test_an_adapter_on_a_base_in_bfloat16_has_the_scores_and_gradients_of_one_in
     cfg = config(dtype="bfloat16", **LORA)
 
     def load():
-        policy = loading.load(cfg, Ranks.single())
+        policy = loading.load_policy(cfg, Ranks.single())
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for layer in adapter.adapted_layers(policy.model).values():
@@ -82,7 +82,7 @@ def test_an_adapter_on_a_base_in_bfloat16_has_the_scores_and_gradients_of_one_in
 
 def test_a_merged_adapter_is_published_within_one_rounding_of_bfloat16(config, pair):
     cfg = config(dtype="bfloat16", **LORA)
-    low, full = pair(lambda: loading.load(cfg, Ranks.single()))
+    low, full = pair(lambda: loading.load_policy(cfg, Ranks.single()))
     with torch.no_grad():
         for policy in (low, full):
             for parameter in policy.parameters():
@@ -100,7 +100,7 @@ def test_a_merged_adapter_is_published_within_one_rounding_of_bfloat16(config, p
 
 
 def test_layers_that_do_not_train_are_bfloat16_and_those_that_do_are_float32(config):
-    policy = loading.load(config(dtype="bfloat16", train_layer_indices=[1]))
+    policy = loading.load_policy(config(dtype="bfloat16", train_layer_indices=[1]))
     assert {p.dtype for p in policy.parameters()} == {torch.float32}
     layers = policy.model.model.layers
     assert layers[0].self_attn.q_proj.weight.dtype is torch.bfloat16

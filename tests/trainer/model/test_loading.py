@@ -22,7 +22,7 @@ def gradient(policy):
 
 
 def test_recomputing_activations_changes_no_gradient(config, policy):
-    saving = loading.load(config(gradient_checkpointing=True))
+    saving = loading.load_policy(config(gradient_checkpointing=True))
     assert all(layer.training for layer in decoder_layers(saving.model))
     assert not any(module.training for module in policy.model.modules())
     for ours, theirs in zip(gradient(saving), gradient(policy)):
@@ -34,13 +34,13 @@ def test_recomputing_activations_adds_no_noise_of_dropout_or_routers(config, tmp
     noise = {"input_jitter_noise": 0.3, "hidden_dropout": 0.3, "attention_dropout": 0.3}
     noisy = replace(family, settings=family.settings | noise)
     path = str(write(noisy, tmp_path / "noisy"))
-    saving = loading.load(config(model_name=path, gradient_checkpointing=True))
+    saving = loading.load_policy(config(model_name=path, gradient_checkpointing=True))
     found = flat(saving.trained_logprobs(ROWS))
     assert found == pytest.approx(flat(plain_logprobs(tmp_path / "noisy", ROWS)), abs=1e-4)
 
 
 def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters(config, policy):
-    low = loading.load(config(dtype="bfloat16"))
+    low = loading.load_policy(config(dtype="bfloat16"))
     assert {p.dtype for p in low.parameters()} == {torch.float32}
     (exact,) = policy.logprobs_of([ROWS[0].tokens])
     (rounded,) = low.logprobs_of([ROWS[0].tokens])
@@ -50,26 +50,28 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_parameters(config, poli
 
 
 def test_rows_are_never_longer_than_the_model_allows(config):
-    assert loading.load(config(seq_len=64)).max_tokens_per_row == 64
-    assert loading.load(config(seq_len=2048)).max_tokens_per_row == 256  # of the tiny model
+    assert loading.load_policy(config(seq_len=64)).max_tokens_per_row == 64
+    assert (
+        loading.load_policy(config(seq_len=2048)).max_tokens_per_row == 256
+    )  # of the tiny model
 
 
 def test_missing_model_is_named_in_the_error(config):
     with pytest.raises(ConfigError, match="no-such-model"):
-        loading.load(config(model_name="./no-such-model"))
+        loading.load_policy(config(model_name="./no-such-model"))
 
 
 def test_layers_that_are_not_named_stay_as_they_are(config):
-    policy = loading.load(config(train_layer_indices="1"))
+    policy = loading.load_policy(config(train_layer_indices="1"))
     names = [n for n, p in policy.model.named_parameters() if p.requires_grad]
     assert names and all(name.startswith("model.layers.1.") for name in names)
     assert all(g is not None and g.any() for g in gradient(policy))
     with pytest.raises(ConfigError, match=r"\[7\].* 2 layers"):
-        loading.load(config(train_layer_indices="0,7"))
+        loading.load_policy(config(train_layer_indices="0,7"))
 
 
 def test_from_scratch_has_the_shape_but_not_the_weights(config, policy):
-    fresh = loading.load(config(init_from_scratch=True, seed=3))
+    fresh = loading.load_policy(config(init_from_scratch=True, seed=3))
     reference = loading.load_reference(config(init_from_scratch=True, seed=3))
     for ours, theirs, given in zip(
         fresh.parameters(), reference.model.parameters(), policy.parameters()

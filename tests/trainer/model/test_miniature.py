@@ -42,8 +42,8 @@ def test_a_copy_is_packed_as_its_model_and_has_its_head(family, config, tmp_path
     small = copy_of(blueprint.config())
     assert (small is None) == (family.name in WITHOUT_A_COPY)
     if small is not None:
-        whole = blueprint.assembled(blueprint.whole("cpu")[0], "cpu")
-        found = probing.probe(blueprint.assembled(small, "cpu"), settings)
+        whole = blueprint.assemble(blueprint.whole("cpu")[0], "cpu")
+        found = probing.probe(blueprint.assemble(small, "cpu"), settings)
         assert found == probing.probe(whole, settings)
 
 

@@ -21,7 +21,7 @@ STATE = TrainerState("run", step=4, version=4, batch_no=3)
 
 def test_a_checkpoint_loads_back_bit_for_bit(policy, config, tmp_path):
     directory = save_model(policy, tmp_path / "step_4", STATE)
-    again = loading.load(config(model_name=str(directory)))
+    again = loading.load_policy(config(model_name=str(directory)))
     for ours, theirs in zip(policy.parameters(), again.parameters()):
         assert torch.equal(ours, theirs)
     assert again.tokenizer("abc")["input_ids"] == policy.tokenizer("abc")["input_ids"]
@@ -30,7 +30,7 @@ def test_a_checkpoint_loads_back_bit_for_bit(policy, config, tmp_path):
 
 def test_an_untied_copy_scores_the_same(policy, model_dir, config, tmp_path):
     directory = untied_copy(str(model_dir), tmp_path / "untied")
-    untied = loading.load(config(model_name=str(directory)))
+    untied = loading.load_policy(config(model_name=str(directory)))
     assert is_tied(policy) and not is_tied(untied)
     assert untied.logprobs_of([[5, 6, 7]]) == policy.logprobs_of([[5, 6, 7]])
 

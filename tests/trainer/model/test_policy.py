@@ -46,7 +46,7 @@ def test_rows_without_a_trained_token_have_no_logprobs(policy):
 
 
 def test_the_candidates_of_a_teacher_are_scored_at_the_distillation_temperature(config):
-    policy = loading.load(config())
+    policy = loading.load_policy(config())
     one = row([5, 6], [7, 8], teacher_ids=[[], [7, 9], [4]], teacher_logprobs=None)
     one = at(0.5, one)
     (plan,) = policy.plan([one])
@@ -145,6 +145,6 @@ def shared_policy(gqa_dir):
     from example_trainer.settings.config import TrainingConfig
 
     cfg = TrainingConfig(model_name=str(gqa_dir), device="cpu", seq_len=64, inference_urls=[])
-    made = loading.load(cfg)
+    made = loading.load_policy(cfg)
     made.attention_crossover = float("inf")
     return made

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from atroposlib.wire.notes import GroupNotes
-from example_trainer.advantage.prepare import prepare
+from example_trainer.advantage.prepare import prepare_batch
 from example_trainer.data.rows import to_rows
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
@@ -50,8 +50,8 @@ def noted(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
 
 def _notes(cfg: TrainingConfig, world: Ranks | None) -> list[GroupNotes]:
     batch = to_rows(GROUPS, 64)
-    prepared = prepare(batch.rows, cfg, 0)
-    policy = loading.load(cfg, world)
+    prepared = prepare_batch(batch.rows, cfg, 0)
+    policy = loading.load_policy(cfg, world)
     values, state = TokenValues(), TrainerState("run", 0, 0, None)
     learn(
         *(cfg, policy, build_optimizer(policy, cfg), prepared, state, StopSignal()),

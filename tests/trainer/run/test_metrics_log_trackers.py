@@ -129,7 +129,7 @@ def test_a_tracker_that_is_not_installed_is_refused_at_once_with_its_extra(
     with pytest.raises(ConfigError, match=r"swanlab.*pip install 'atropos-rl\[trackers\]'"):
         MetricsLog(config(trackers=["swanlab"]), LineDisplay())
     with pytest.raises(ConfigError, match="there are: swanlab, tensorboard"):
-        trackers.require("mlflow")
+        trackers.require_tracker("mlflow")
 
 
 class Failing:
@@ -152,7 +152,7 @@ def test_failing_tracker_is_logged_once_and_counted_while_training_continues(
 ):
     caplog.set_level("INFO")
     failing = Failing()
-    monkeypatch.setattr(trackers, "require", lambda name: None)
+    monkeypatch.setattr(trackers, "require_tracker", lambda name: None)
     monkeypatch.setattr(trackers, "open_tracker", lambda name, run: failing)
     cfg = config(trackers=["tensorboard"])
     write_steps(cfg, range(1, 15))
@@ -169,7 +169,7 @@ def test_training_continues_without_a_tracker_that_fails_to_start(config, monkey
     def refuse(name, run):
         raise TimeoutError("no answer in 90 s")
 
-    monkeypatch.setattr(trackers, "require", lambda name: None)
+    monkeypatch.setattr(trackers, "require_tracker", lambda name: None)
     monkeypatch.setattr(trackers, "open_tracker", refuse)
     cfg = config(trackers=["trackio"])
     write_steps(cfg, (1,))

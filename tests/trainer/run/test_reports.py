@@ -12,7 +12,7 @@ from atroposlib.client import RolloutClient
 from atroposlib.errors import Forbidden, RolloutApiRefused, RolloutApiUnavailable
 from atroposlib.wire import ClaimedBatch
 from atroposlib.wire.notes import CLIPPED, FILTERED, TOO_OLD
-from example_trainer.advantage.prepare import prepare
+from example_trainer.advantage.prepare import prepare_batch
 from example_trainer.data.rows import to_rows
 from example_trainer.run import reports
 from example_trainer.run.reports import Reporter, TokenValues, notes_of
@@ -35,7 +35,7 @@ GROUPS = [
 def prepared_of(**settings):
     cfg = TrainingConfig(model_name="m", batch_size=4, **settings)
     batch = to_rows(GROUPS, 64)
-    return batch, prepare(batch.rows, cfg, 10)
+    return batch, prepare_batch(batch.rows, cfg, 10)
 
 
 def test_notes_are_what_the_step_computed_of_each_trained_token():

@@ -28,5 +28,5 @@ def test_the_error_names_what_to_make_smaller():
 
 
 def test_a_trainer_without_memory_is_not_started_again_with_the_same_batch(caplog, capsys):
-    assert grpo.run(without_memory) == 2  # the status of settings that fail alike
+    assert grpo.run_training(without_memory) == 2  # the status of settings that fail alike
     assert "inference.memory_share" in capsys.readouterr().err + caplog.text

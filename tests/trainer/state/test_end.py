@@ -11,7 +11,7 @@ from example_trainer.state import end
 def test_a_record_is_written_whole_and_forgotten(tmp_path):
     file = tmp_path / "launch" / end.FILE
     end.forget(file)
-    end.record(file, step=7, life="l")
+    end.record_end(file, step=7, life="l")
     assert json.loads(file.read_text()) == {"step": 7, "life": "l"}
     assert [path.name for path in file.parent.iterdir()] == [end.FILE]
     end.forget(file)

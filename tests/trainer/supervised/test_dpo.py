@@ -12,7 +12,7 @@ from tests.trainer.supervised.pairs import PAIRS, metrics
 def test_the_margin_of_pairs_grows(collected, settings, tmp_path, kind):
     path = collected[dpo_gen]
     cfg = settings(path, preference_loss=kind, valid_file=str(path), epochs=3)
-    dpo.train(dpo.DpoConfig(**cfg))
+    dpo.train_dpo(dpo.DpoConfig(**cfg))
     told = metrics(tmp_path)
     assert told[0]["margin"] == pytest.approx(0.0, abs=1e-4)  # the reference is the start
     assert told[0]["accuracy"] == pytest.approx(0.5, abs=0.5)
@@ -22,7 +22,7 @@ def test_the_margin_of_pairs_grows(collected, settings, tmp_path, kind):
 
 def test_the_loss_of_a_pair_is_that_of_the_formula(settings):
     cfg = dpo.DpoConfig(**settings("none"), beta=0.5)
-    policy = loading.load(cfg.shared())
+    policy = loading.load_policy(cfg.shared())
     better, worse = (sum(one) for one in policy.trained_logprobs(PAIRS[0]))
     known = {id(PAIRS[0][0]): better - 1.0, id(PAIRS[0][1]): worse + 1.0}  # margin 2
     told = dpo.Preference(cfg, dpo.sums_of(policy), known).learn(PAIRS[:1])

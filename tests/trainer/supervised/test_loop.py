@@ -23,7 +23,7 @@ def test_groups_of_environments_train_a_saved_model(collected, settings, tmp_pat
     lines = [json.loads(line) for line in collected[sft_gen].read_text().splitlines()]
     assert lines == [{"prefix": p, "completion": good(p), "score": 1.0} for p in PROMPTS[:8]]
     path = collected[sft_gen]
-    sft.train(sft.SftConfig(**settings(path, valid_file=str(path), checkpoint_interval=6)))
+    sft.train_sft(sft.SftConfig(**settings(path, valid_file=str(path), checkpoint_interval=6)))
     told = metrics(tmp_path)
     assert [line["step"] for line in told] == list(range(1, 13))
     assert told[-1]["loss"] < told[0]["loss"] / 2
@@ -34,7 +34,7 @@ def test_groups_of_environments_train_a_saved_model(collected, settings, tmp_pat
         "final_model",
     }
 
-    final = loading.load(
+    final = loading.load_policy(
         sft.SftConfig(
             **settings(path, model_name=str(tmp_path / "saved/final_model"))
         ).shared()
@@ -65,7 +65,7 @@ def test_loss_and_gradient_do_not_depend_on_passes(settings, kind):
     else:
         loss = "ipo" if kind == "ipo" else "sigmoid"
         settings_of = dpo.DpoConfig(**cfg, preference_loss=loss)
-        one = loading.load(settings_of.shared())
+        one = loading.load_policy(settings_of.shared())
         known = {id(side): -1.0 for pair in PAIRS for side in pair}
         objective = dpo.Preference(settings_of, dpo.sums_of(one), known)
         if kind == "sft":

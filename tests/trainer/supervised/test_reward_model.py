@@ -14,7 +14,7 @@ from tests.trainer.supervised.pairs import PAIRS, metrics
 
 def test_reward_model_ranks_the_better_answer_higher(collected, settings, tmp_path):
     path = collected[dpo_gen]
-    reward_model.train(
+    reward_model.train_reward_model(
         reward_model.RewardConfig(
             **settings(path, valid_file=str(path), checkpoint_interval=5)
         )
@@ -42,7 +42,7 @@ def test_the_rewards_of_a_pair_are_those_at_its_last_tokens(settings):
     shared = reward_model.RewardConfig(**settings("none")).shared()
     one = critic.load_value_model(shared, shared.model_name)
     torch.nn.init.normal_(one.model.score.weight, std=0.1)
-    rows = [critic.scored_row(side.tokens, side.group) for side in PAIRS[0]]
+    rows = [critic.valued_row(side.tokens, side.group) for side in PAIRS[0]]
     found = RowSums(one, lambda plan: one.score(plan)[0]).of(rows)
     for side, reward in zip(PAIRS[0], found.tolist()):
         with torch.no_grad():
@@ -52,4 +52,6 @@ def test_the_rewards_of_a_pair_are_those_at_its_last_tokens(settings):
 
 def test_a_reward_model_with_an_adapter_is_refused(settings):
     with pytest.raises(ConfigError, match="trains whole"):
-        reward_model.train(reward_model.RewardConfig(**settings("none", lora=True)))
+        reward_model.train_reward_model(
+            reward_model.RewardConfig(**settings("none", lora=True))
+        )

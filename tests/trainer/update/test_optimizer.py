@@ -127,14 +127,14 @@ def test_a_restored_optimizer_continues_bit_for_bit(config, name):
         clipped_step(optimizer, policy, cfg, index, cfg.training_steps)
 
     cfg = config(optimizer=name, lr=1e-2)
-    policy = loading.load(cfg)
+    policy = loading.load_policy(cfg)
     optimizer = build_optimizer(policy, cfg)
     step(policy, optimizer, cfg, 0)
     weights = state_dict.full_weights(policy)
     tensors, numbers = optimizer_state(optimizer, policy)
     written = save(tensors)
 
-    other = loading.load(cfg)
+    other = loading.load_policy(cfg)
     restored = build_optimizer(other, cfg)
     state_dict.load_full_weights(other, weights)
     load_optimizer_state(restored, other, load(written), json.loads(json.dumps(numbers)))
@@ -148,6 +148,6 @@ def test_a_restored_optimizer_continues_bit_for_bit(config, name):
 def test_state_of_other_parameters_is_refused(config, policy):
     tensors, numbers = optimizer_state(build_optimizer(policy, config()), policy)
     cfg = config(train_layer_indices=[1])
-    fewer = loading.load(cfg)
+    fewer = loading.load_policy(cfg)
     with pytest.raises(ConfigError, match="other parameters"):
         load_optimizer_state(build_optimizer(fewer, cfg), fewer, tensors, numbers)

@@ -38,7 +38,7 @@ def sampled_by(policy, rows, **fields):
 
 
 def step(cfg, edit=lambda policy: None, rows=ROWS, also=lambda prepared: None, **fields):
-    policy = loading.load(cfg)
+    policy = loading.load_policy(cfg)
     edit(policy)
     optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
     prepared = sampled_by(policy, rows, **fields)
@@ -54,7 +54,7 @@ def difference(some, others):
 def test_metrics_name_what_was_compared(config):
     """Null where no token could be; the drift of older tokens is another metric."""
     cfg, state = config(lr=1e-9), START
-    policy = loading.load(cfg)
+    policy = loading.load_policy(cfg)
     for version, state in ((0, START), (0, replace(START, step=1, version=1)), (-1, START)):
         prepared = sampled_by(policy, ROWS)
         prepared.rows = [
@@ -233,12 +233,12 @@ def test_tokens_of_this_version_with_other_logprobs_stop_the_step(config):
 def test_empty_batch_leaves_the_weights_unchanged(config):
     told, weights = step(config(), rows=[])
     assert told["grad_norm"] == 0.0
-    assert torch.equal(weights[0], loading.load(config()).parameters()[0])
+    assert torch.equal(weights[0], loading.load_policy(config()).parameters()[0])
 
 
 def test_the_critic_steps_with_its_own_learning_rate(config):
     cfg = config(lr=1e-6, critic_lr=0.5, optimizer="sgd")
-    policy, model = loading.load(cfg), load_value_model(cfg)
+    policy, model = loading.load_policy(cfg), load_value_model(cfg)
     weights = model.model.score.weight
     own = cfg.model_copy(update={"lr": cfg.critic_lr})
     critic = learn.Critic(model, torch.optim.SGD(model.parameters(), lr=cfg.critic_lr), own)
@@ -274,7 +274,7 @@ def test_passes_of_a_step_convert_each_weight_once_and_to_the_same_gradient(
     cfg = config(**common, max_tokens_per_microbatch=12, gradient_checkpointing=checkpointing)
 
     def counted():
-        policy = loading.load(cfg)
+        policy = loading.load_policy(cfg)
         matrix = policy.model.model.layers[0].mlp.down_proj.weight
         optimizer = torch.optim.SGD(policy.parameters(), lr=cfg.lr)
         prepared = sampled_by(policy, unlike)

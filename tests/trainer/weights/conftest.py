@@ -57,7 +57,7 @@ def publisher_for(config, lasting):
 def policy_for(config):
     def make(name):
         cfg = config(weight_publisher=name, lora=name == "lora")
-        policy = loading.load(cfg, Ranks.single())
+        policy = loading.load_policy(cfg, Ranks.single())
         change(policy)
         return policy
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from atroposlib.errors import ConfigError, PublishFailed
 from example_trainer.model.model_dir import TrainerState, read_state
 from example_trainer.weights import make_publisher
-from example_trainer.weights.engines import connect
+from example_trainer.weights.engines import connect_engine
 from tests.trainer.weights.support.engine_fakes import sglang_app, vllm_app
 
 
@@ -26,7 +26,7 @@ def publish_to(serve, config):
             engines = [
                 stack.enter_context(
                     closing(
-                        connect(
+                        connect_engine(
                             serve(app),
                             "auto",
                             timeout_s=10,

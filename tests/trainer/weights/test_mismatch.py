@@ -17,7 +17,7 @@ from example_trainer.weights.mismatch import (
     TRIED_ROWS,
     Mismatch,
     about_temperature,
-    compare,
+    mismatch_of,
     reduce_mismatch,
     sampled_mismatch,
     sampled_temperature,
@@ -27,7 +27,7 @@ from tests.trainer.weights.support.in_process_engine import SEQUENCES, InProcess
 
 
 def test_missing_adapter_on_a_server_is_diagnosed(config):
-    policy = loading.load(config(lora=True), Ranks.single())
+    policy = loading.load_policy(config(lora=True), Ranks.single())
     server = InProcessEngine(copy.deepcopy(policy))
     with torch.no_grad():
         for name, weight in policy.model.named_parameters():
@@ -52,8 +52,8 @@ def test_different_precision_and_version_are_diagnosed(policy, server):
 
 
 def test_a_nan_or_a_missing_token_is_beyond_every_tolerance():
-    assert compare([-1.0, -2.0], [-1.0, float("nan")], 1e9).beyond == 1
-    assert compare([-1.0, -2.0], [-1.0], 1e9).beyond == 1
+    assert mismatch_of([-1.0, -2.0], [-1.0, float("nan")], 1e9).beyond == 1
+    assert mismatch_of([-1.0, -2.0], [-1.0], 1e9).beyond == 1
 
 
 def test_only_tokens_of_the_version_held_here_are_compared():

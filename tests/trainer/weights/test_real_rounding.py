@@ -16,7 +16,7 @@ from example_trainer.data.rows import at_trained
 from example_trainer.model import loading
 from example_trainer.settings.batch import LoadSettings
 from example_trainer.weights.agreement import Agreement, Tokens
-from example_trainer.weights.mismatch import Mismatch, compare
+from example_trainer.weights.mismatch import Mismatch, mismatch_of
 from tests.trainer.rows import row
 
 
@@ -72,7 +72,7 @@ def sampled(served, seed):
 def apart(policy, rows):
     sampler = [at_trained(one, one.behaviour_logprobs) for one in rows]
     pairs = zip(policy.trained_logprobs(rows), sampler)
-    return sum((compare(ours, theirs, 0.2) for ours, theirs in pairs), Mismatch())
+    return sum((mismatch_of(ours, theirs, 0.2) for ours, theirs in pairs), Mismatch())
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -83,7 +83,7 @@ def test_a_correct_server_is_accepted_and_one_a_step_or_five_behind_refused_by_t
     settings = LoadSettings(
         model_name=peaked, device="cpu", dtype="bfloat16", batch_size=8, seq_len=64
     )
-    policy, limits = loading.load(settings), Agreement.of("bfloat16")
+    policy, limits = loading.load_policy(settings), Agreement.of("bfloat16")
     for batch in range(4):
         found = apart(policy, sampled(served, 10 * seed + batch))
         assert limits.accepts(found, Tokens.SAMPLED)

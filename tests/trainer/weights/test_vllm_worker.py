@@ -95,7 +95,7 @@ def test_tensors_are_loaded_as_they_are_broadcast():
 
     thread = threading.Thread(target=serve)
     thread.start()
-    ours = process_group.join(process_group.host_store(listener, group), group, 0)
+    ours = process_group.join_group(process_group.host_store(listener, group), group, 0)
     for tensor in TENSORS.values():
         process_group.broadcast(ours, tensor).wait()
     thread.join(600)
@@ -109,7 +109,9 @@ def test_tensors_are_loaded_as_they_are_broadcast():
 def test_every_worker_of_every_data_parallel_copy_joins_as_a_rank_of_its_own(monkeypatch):
     joined = []
     monkeypatch.setattr(process_group, "guest_store", lambda group: None)
-    monkeypatch.setattr(process_group, "join", lambda store, group, rank: joined.append(rank))
+    monkeypatch.setattr(
+        process_group, "join_group", lambda store, group, rank: joined.append(rank)
+    )
     group = GroupSpec("127.0.0.1", 1, 5, "nccl", "g", 20.0)
     for copy in (0, 1):
         for rank in (0, 1):

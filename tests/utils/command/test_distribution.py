@@ -92,7 +92,7 @@ def test_no_written_package_needs_a_distribution_that_another_project_owns(
     if kind == "verifiers":
         text = files(found("letters"))["pyproject.toml"]
     else:
-        env_new.write("mine", tmp_path / "mine", kind)
+        env_new.write_project("mine", tmp_path / "mine", kind)
         text = (tmp_path / "mine/pyproject.toml").read_text(encoding="utf-8")
     ours = [need for need in needs_of(text) if need.name != "verifiers"]
     assert [(need.name, bool(need.url)) for need in ours] == [("atropos-rl", True)]

@@ -33,7 +33,7 @@ def test_process_group_is_compatible_with_one_made_by_torch():
 
     thread = threading.Thread(target=other_end)
     thread.start()
-    ours = process_group.join(process_group.host_store(listener, group), group, 0)
+    ours = process_group.join_group(process_group.host_store(listener, group), group, 0)
     process_group.broadcast(ours, torch.tensor([1.0, 2.0, 3.0])).wait()
     thread.join(600)
     assert received.tolist() == [1.0, 2.0, 3.0]

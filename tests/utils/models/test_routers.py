@@ -11,7 +11,7 @@ from torch import Tensor
 
 from atroposlib.errors import ConfigError, InvalidGroup
 from atroposlib.utils.models.routers import RouterReplay, fitted_routers, routers_of
-from atroposlib.wire.routing import encoded
+from atroposlib.wire.routing import experts_entry
 from tests.trainer.architectures import model_of
 from tests.trainer.families import family_of
 from tests.trainer.forced_experts import WEIGHTS, forced, own_experts
@@ -40,7 +40,9 @@ def made(model: Any) -> RouterReplay:
 
 def replaying(model: Any, experts: Any) -> RouterReplay:
     replay = made(model)
-    given = np.frombuffer(b"".join(replay.read(encoded(experts), TOKENS.shape[1])), np.int16)
+    given = np.frombuffer(
+        b"".join(replay.read(experts_entry(experts), TOKENS.shape[1])), np.int16
+    )
     replay.experts = torch.from_numpy(given.reshape(TOKENS.shape[1], -1).astype(int))
     return replay
 
@@ -89,17 +91,17 @@ def test_an_engine_may_report_dense_layers_or_only_the_product_of_the_dimensions
     model = tiny("deepseek-v3")  # the first of two layers is dense
     experts = chosen(model)
     replay = made(model)
-    expected = replay.read(encoded(experts), 8)
+    expected = replay.read(experts_entry(experts), 8)
     all_layers = np.concatenate([np.zeros_like(experts), experts], 1)
-    assert replay.read(encoded(all_layers), 8) == expected
-    assert replay.read(encoded(all_layers.reshape(8, 1, 4)), 8) == expected
+    assert replay.read(experts_entry(all_layers), 8) == expected
+    assert replay.read(experts_entry(all_layers.reshape(8, 1, 4)), 8) == expected
 
 
 def test_experts_of_another_model_are_refused() -> None:
     replay = made(tiny("mixtral"))
     for foreign in (np.zeros((3, 3, 2), int), np.zeros((3, 2, 3), int), np.full((3, 2, 2), 4)):
         with pytest.raises(InvalidGroup, match="routed_experts"):
-            replay.read(encoded(foreign), 8)
+            replay.read(experts_entry(foreign), 8)
 
 
 @pytest.mark.parametrize("name", ["llama", "llama 4"])

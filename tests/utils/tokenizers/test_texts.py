@@ -6,7 +6,7 @@ import pytest
 
 from atroposlib.testing.tiny import write_char_tokenizer
 from atroposlib.utils.tokenizers.loading import local_tokenizer
-from atroposlib.utils.tokenizers.texts import text_of, token_texts
+from atroposlib.utils.tokenizers.texts import exact_text, token_texts
 from tests.cli.view_run.toys import TOKENIZER
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -43,7 +43,7 @@ def test_a_tokenizer_without_transformers_gives_texts_too(tmp_path, monkeypatch)
     tokenizer = local_tokenizer(str(tmp_path))
     assert type(tokenizer).__name__ == "PlainTokenizer"
     tokens = list(range(5, 30))
-    assert "".join(token_texts(tokenizer, tokens)) == text_of(tokenizer, tokens)
+    assert "".join(token_texts(tokenizer, tokens)) == exact_text(tokenizer, tokens)
 
 
 def test_no_tokenizer_is_looked_for_elsewhere(monkeypatch, tmp_path):

@@ -60,7 +60,7 @@ PERMANENT = ("authentication failed", "does not exist", "no pg_hba.conf", "no pa
 FAULTS = (psycopg.Error, UnicodeEncodeError)
 
 
-def fault(cause: Exception) -> StoreError:
+def postgres_fault(cause: Exception) -> StoreError:
     if isinstance(cause, StoreError):
         return cause
     kind = StoreFull if isinstance(cause, psycopg.errors.DiskFull) else StoreError
@@ -82,9 +82,9 @@ class Raw(psycopg.Connection[Row]):
     server: PostgresServer | None = None
 
     def wait(self, gen: PQGen[T], *args: Any, **settings: Any) -> T:
-        return super().wait(self._bounded(gen), *args, **settings)
+        return super().wait(self._with_bound(gen), *args, **settings)
 
-    def _bounded(self, gen: PQGen[T]) -> PQGen[T]:
+    def _with_bound(self, gen: PQGen[T]) -> PQGen[T]:
         heard = probed = time.monotonic()
         try:
             wanted = next(gen)
@@ -94,10 +94,10 @@ class Raw(psycopg.Connection[Row]):
                 if ready:
                     heard = probed = now
                 elif now > heard + self._bound_s():
-                    raise self._lost(heard)
+                    raise self._loss(heard)
                 elif self.server is not None and now > probed + PROBE_AFTER_S:
                     if not self.server.answers():
-                        raise self._lost(heard)
+                        raise self._loss(heard)
                     probed = time.monotonic()
                 wanted = gen.send(ready)
         except StopIteration as done:
@@ -108,7 +108,7 @@ class Raw(psycopg.Connection[Row]):
         closing = self.server is not None and self.server.stopped.is_set()
         return min(self.silence_s, CLOSING_SILENCE_S) if closing else self.silence_s
 
-    def _lost(self, heard: float) -> psycopg.OperationalError:
+    def _loss(self, heard: float) -> psycopg.OperationalError:
         """Close; the error of a server that is silent since ``heard`` (s, monotonic)."""
         self.close()
         silent_s = time.monotonic() - heard
@@ -126,18 +126,20 @@ class PostgresConnection:
 
     def execute(self, sql: str, values: Sequence[Any] = ()) -> list[Row]:
         with self.raw.cursor(binary=True) as cursor:  # half the bytes of hexadecimal payloads
-            cursor.execute(_spelled(sql), [_outward(value) for value in values])
+            cursor.execute(_postgres_sql(sql), [_outward(value) for value in values])
             if cursor.description is None:
                 return []
             return [_inward(row) for row in cursor.fetchall()]
 
     def execute_many(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
         with self.raw.cursor() as cursor:
-            cursor.executemany(_spelled(sql), [[_outward(v) for v in row] for row in rows])
+            cursor.executemany(
+                _postgres_sql(sql), [[_outward(v) for v in row] for row in rows]
+            )
 
 
 @lru_cache(maxsize=1024)
-def _spelled(sql: str) -> bytes:
+def _postgres_sql(sql: str) -> bytes:
     return sql.replace("%", "%%").replace("?", "%s").encode()
 
 
@@ -150,11 +152,11 @@ def _outward(value: Any) -> Any:
 
 def _inward(row: Row) -> Row:
     if any(isinstance(value, str) and "\\" in value for value in row):
-        return tuple(_unescaped(v) if isinstance(v, str) else v for v in row)
+        return tuple(_plain_text(v) if isinstance(v, str) else v for v in row)
     return row
 
 
-def _unescaped(text: str) -> str:
+def _plain_text(text: str) -> str:
     return "\\".join(part.replace("\\0", "\0") for part in text.split("\\\\"))
 
 
@@ -233,10 +235,10 @@ class PostgresServer:
                     any(part in str(cause) for part in PERMANENT),
                 )
                 if not is_away(cause) or permanent or now >= began + timeout_s:
-                    raise fault(cause) from cause
+                    raise postgres_fault(cause) from cause
                 if now >= logged + WAIT_LOG_S:
                     logged = now
-                    logger.warning(f"waiting at most {timeout_s:g} s: {fault(cause)}")
+                    logger.warning(f"waiting at most {timeout_s:g} s: {postgres_fault(cause)}")
             self.stopped.wait(min(1.0, timeout_s))
 
     def retry_while_away(self, attempt: Callable[[], T]) -> T:

@@ -20,7 +20,7 @@ from atroposlib.api.store.postgres.connection import (
     PostgresConnection,
     PostgresServer,
     Raw,
-    fault,
+    postgres_fault,
 )
 from atroposlib.api.store.sql.schema import DamagedRow, Row
 from atroposlib.errors import ConfigError, StoreError
@@ -38,7 +38,7 @@ class _Reader(PostgresConnection):
         except psycopg.errors.DataCorrupted as cause:
             self.end()  # a failed transaction allows no further reads
             self.begin()
-            raise DamagedRow(str(fault(cause))) from cause
+            raise DamagedRow(str(postgres_fault(cause))) from cause
 
     def begin(self) -> None:
         self.raw.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -62,7 +62,7 @@ class PostgresReaders:
         try:
             return self._server.retry_while_away(lambda: self._attempt(work))
         except FAULTS as cause:
-            raise fault(cause) from cause
+            raise postgres_fault(cause) from cause
         # the server changed by a failover; at the start it is a ConfigError
         except ConfigError as cause:
             raise StoreError(str(cause)) from cause
@@ -113,7 +113,7 @@ class PostgresDatabase:
 
     faults: tuple[type[Exception], ...] = (*FAULTS, StoreError)
     commit_is_certain = False
-    fault = staticmethod(fault)
+    fault = staticmethod(postgres_fault)
 
     def __init__(self, server: PostgresServer) -> None:
         self._server = server

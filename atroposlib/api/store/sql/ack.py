@@ -45,9 +45,9 @@ from atroposlib.api.store.sql.schema import (
     Connection,
     QueueCounters,
     counting,
-    document,
     keep_document,
     read_meta,
+    run_document,
 )
 from atroposlib.errors import ConfigError, StaleGeneration
 
@@ -58,7 +58,7 @@ def _holds(row: BatchRow, generation: int, epoch: int) -> bool:
     return row.generation == generation and row.first_epoch <= epoch <= row.epoch
 
 
-def _numbered(connection: Connection, no: int, where: str) -> list[BatchRow]:
+def _batch_numbered(connection: Connection, no: int, where: str) -> list[BatchRow]:
     """Batch ``no`` if ``where`` holds for it: a list of at most 1 batch."""
     return batches(connection, f"no = ? AND {where}", no) if 0 < no <= MAX_INT64 else []
 
@@ -74,7 +74,7 @@ class _OfHolder:
     def row(self, connection: Connection) -> BatchRow:
         """The batch. StaleGeneration: a later delivery exists."""
         read_meta(connection).require_generation(self.generation)
-        rows = _numbered(connection, self.no, "state <> 'dead'")
+        rows = _batch_numbered(connection, self.no, "state <> 'dead'")
         if not rows or not _holds(rows[0], self.generation, self.epoch):
             raise StaleGeneration(
                 f"delivery {self.epoch} of batch {self.no} is not the latest one"
@@ -186,7 +186,7 @@ class Rewind:
         with counting(connection) as counters:
             if self.rewind_id and _is_repeated(counters, self.generation, self.rewind_id):
                 [(again,)] = connection.execute(_OPEN_AFTER, (self.no,))
-                return RewindResult(again, self._gone(connection), repeated=True)
+                return RewindResult(again, self._count_of_gone(connection), repeated=True)
             _count_as_acked(counters, self.no, self.generation)
             for row in batches(connection, "state = 'open' AND no > ?", self.no):
                 _let_go(counters, row)  # prefetched: it is delivered again in its turn
@@ -195,9 +195,9 @@ class Rewind:
                 transfer_batch(counters, row, GroupState.ACKED, GroupState.LEASED)
                 _let_go(counters, row)
             counters.add(batches_open=len(rows), batches_acked=-len(rows))
-            return RewindResult(replayed=len(rows), gone=self._gone(connection))
+            return RewindResult(replayed=len(rows), gone=self._count_of_gone(connection))
 
-    def _gone(self, connection: Connection) -> int:
+    def _count_of_gone(self, connection: Connection) -> int:
         return After(self.no)(connection)[1]
 
 
@@ -221,7 +221,7 @@ MAX_REWINDS = 64  # newest ids that are kept
 def _is_repeated(counters: QueueCounters, generation: int, rewind_id: str) -> bool:
     """Whether the generation has rewound by this id before; if not, it has now."""
     counters.meta.require_generation(generation)
-    body = document(counters.connection, _REWINDS)
+    body = run_document(counters.connection, _REWINDS)
     of, known = msgspec.json.decode(body, type=tuple[int, list[str]]) if body else (0, [])
     if of == generation and rewind_id in known:
         return True
@@ -268,7 +268,7 @@ class Revive:
     no: int
 
     def __call__(self, connection: Connection) -> bool:
-        rows = _numbered(connection, self.no, "state = 'dead'")
+        rows = _batch_numbered(connection, self.no, "state = 'dead'")
         with counting(connection) as counters:
             for row in rows:
                 transfer_batch(counters, row, GroupState.DEAD, GroupState.LEASED)
@@ -308,7 +308,7 @@ class Discard:
     gids: Sequence[int]
 
     def __call__(self, connection: Connection) -> None:
-        rows = _numbered(connection, self.no, "state = 'open'")
+        rows = _batch_numbered(connection, self.no, "state = 'open'")
         if not rows:
             return
         members = {member.gid for member in members_of(connection, self.no)}
@@ -332,7 +332,7 @@ def _commit(counters: QueueCounters, row: BatchRow) -> None:
 
 def last_turn(connection: Connection) -> BatchTurn | None:
     """The last delivery to GET /batch."""
-    body = document(connection, TURN)
+    body = run_document(connection, TURN)
     return None if body is None else msgspec.json.decode(body, type=BatchTurn)
 
 

@@ -21,11 +21,11 @@ from atroposlib.api.store.sql.schema import (
     Connection,
     QueueCounters,
     counting,
-    document,
     env_of,
     for_all,
     keep_document,
     member_of,
+    run_document,
 )
 from atroposlib.errors import StaleGeneration
 
@@ -275,7 +275,7 @@ def _form(counters: QueueCounters, claim: Claim, choose: Chooser) -> LeasedBatch
     while True:
         counters.write()  # _queue reads the sizes from the counts
         queue = {group.gid: group for group in _queue(connection, claim.size)}
-        selection = choose(list(queue.values()), document(connection, FAIR_SHARE))
+        selection = choose(list(queue.values()), run_document(connection, FAIR_SHARE))
         stale = [gid for gid in selection.dropped if gid in queue]
         drop(counters, stale, GroupState.PENDING)
         dropped += len(stale)

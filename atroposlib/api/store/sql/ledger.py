@@ -57,7 +57,7 @@ class Arrivals:
         return {gid: Arrival(env_of(env), *rest) for gid, env, *rest in rows}
 
 
-def kept(connection: Connection, after: int, limit: int, archived: bool) -> list[int]:
+def kept_gids(connection: Connection, after: int, limit: int, archived: bool) -> list[int]:
     """Ids after ``after`` of the next groups whose payloads are kept, ascending."""
     gids: set[int] = set()
     for table in ("payload", "archived")[: 1 + archived]:

@@ -92,7 +92,7 @@ class _Known:
 def _put(counters: QueueCounters, put: Put) -> list[Stored]:
     connection, groups = counters.connection, put.groups
     repeats = _repeats(connection, groups, put.doubt)
-    known = _known(connection, groups)
+    known = _known_groups(connection, groups)
     fresh = [i for i in _fresh(groups, known) if i not in repeats]
     if fresh:
         put.room(counters.meta, sum(len(groups[i].payload) for i in fresh))
@@ -114,7 +114,7 @@ def _put(counters: QueueCounters, put: Put) -> list[Stored]:
     return _as_it_is_now(counters, groups, answers, queued)
 
 
-def _known(connection: Connection, groups: Sequence[NewGroup]) -> dict[str, _Known]:
+def _known_groups(connection: Connection, groups: Sequence[NewGroup]) -> dict[str, _Known]:
     keys = [group.key for group in groups if group.key is not None]
     rows = for_all(
         connection, "SELECT key, gid, digest, state FROM groups WHERE key IN {}", keys

@@ -38,7 +38,7 @@ class LoadRun:
     after_env: int = -1
 
     def __call__(self, connection: schema.Connection) -> RunDocument:
-        meta, body = schema.read_meta(connection), schema.document(connection, schema.RUN)
+        meta, body = schema.read_meta(connection), schema.run_document(connection, schema.RUN)
         sql = "SELECT body FROM run_document WHERE name > ? AND name <= ? ORDER BY name"
         names = (_env_name(self.after_env), _env_name(schema.MAX_INT64))
         envs = tuple(bytes(env) for (env,) in connection.execute(sql, names))
@@ -91,7 +91,7 @@ def begin_run(connection: schema.Connection) -> None:
 
 def run_start(connection: schema.Connection) -> tuple[int, int]:
     """The last group and batch before the run that the archive shows; (0, 0): the first."""
-    body = schema.document(connection, schema.BEGUN) or b"[0, 0]"
+    body = schema.run_document(connection, schema.BEGUN) or b"[0, 0]"
     return msgspec.json.decode(body, type=tuple[int, int])
 
 

@@ -263,7 +263,7 @@ def counting(connection: Connection) -> Iterator[QueueCounters]:
 # --- documents ----------------------------------------------------------------------
 
 
-def document(connection: Connection, name: str) -> bytes | None:
+def run_document(connection: Connection, name: str) -> bytes | None:
     rows = connection.execute("SELECT body FROM run_document WHERE name = ?", (name,))
     return bytes(rows[0][0]) if rows else None
 
@@ -348,7 +348,7 @@ def stats(connection: Connection) -> StoreStats:
         batches_dead=meta.batches_dead,
         retained_bytes=meta.retained_bytes,
         totals={GroupState(state): StateTotals(*counts) for state, *counts in ended},
-        fair_share=document(connection, FAIR_SHARE),
+        fair_share=run_document(connection, FAIR_SHARE),
         batches_uncommitted=connection.execute(_UNCOMMITTED)[0][0],
         dead_bytes=int(connection.execute(_DEAD_BYTES)[0][0]),
         leases=tuple((*row,) for row in connection.execute(_LEASES)),

@@ -40,7 +40,7 @@ from atroposlib.api.store.sql.schema import (
     for_all,
     stats,
 )
-from atroposlib.api.store.sql.writer import Read, Work, Writer, result_of
+from atroposlib.api.store.sql.writer import Read, Work, Writer, written_result
 from atroposlib.errors import ConfigError, CorruptPayload, StoreFull
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ class Store(ABC):
             StoreFull: the put would exceed the bound on retained bytes or use the reserve
                 of free space; duplicates are still absorbed.
         """
-        return result_of(self.submit_put(groups, revision, complete, confirmed, doubt))
+        return written_result(self.submit_put(groups, revision, complete, confirmed, doubt))
 
     def submit_put(
         self,
@@ -201,15 +201,17 @@ class Store(ABC):
 
     # --- the index of rollouts ------------------------------------------------------
 
-    def kept(self, after: int, limit: int) -> list[int]:
+    def kept_gids(self, after: int, limit: int) -> list[int]:
         """Ids after ``after`` of the next groups whose payloads are kept, ascending."""
-        return self.ask(lambda c: ledger.kept(c, after, limit, self._archived is not None))
+        return self.ask(
+            lambda c: ledger.kept_gids(c, after, limit, self._archived is not None)
+        )
 
     def pin(self, gids: Sequence[int], kept: bool = True) -> None:
         """Keep these groups beyond the archive's bound; ConfigError: there is no archive."""
         raise ConfigError("no archive keeps groups: --archive off, or --store memory")
 
-    def pinned(self, gids: Sequence[int]) -> int:
+    def count_pinned(self, gids: Sequence[int]) -> int:
         """How many of these groups are pinned."""
         if self._archived is None:
             return 0

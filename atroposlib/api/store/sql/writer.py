@@ -31,7 +31,7 @@ MAX_TRANSACTION_BYTES = 16 * 2**20  # per transaction: the size of a checkpoint
 OPERATION_TIMEOUT_S = 120.0  # limit of a caller, if the disk or the server hangs
 
 
-def name_of(work: Work[Any]) -> str:
+def work_name(work: Work[Any]) -> str:
     """Name of an operation in metrics: its function or class, for example claim_in_turn."""
     name = work.__name__ if isinstance(work, FunctionType) else type(work).__name__
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
@@ -98,9 +98,9 @@ class Writer:
         self._waiting: list[_Operation] = []
         self._wake = threading.Condition()
         self._open = True
-        self._thread = self._started()
+        self._thread = self._start_thread()
 
-    def _started(self) -> threading.Thread:
+    def _start_thread(self) -> threading.Thread:
         thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         thread.start()
         return thread
@@ -112,7 +112,7 @@ class Writer:
             StoreError: the writer is closed, the database failed, or it did not answer
                 within ``OPERATION_TIMEOUT_S``.
         """
-        return result_of(self.submit(work))
+        return written_result(self.submit(work))
 
     def submit(self, work: Work[T], n_bytes: int = 0) -> Future[T]:
         """Queue ``work`` for a transaction; the future gets its result once it is durable.
@@ -149,7 +149,7 @@ class Writer:
             done = True
         finally:
             if not done:  # a bug: log it, and continue in a new thread
-                self._thread = self._started()
+                self._thread = self._start_thread()
 
     def _next_operations(self) -> list[_Operation]:
         """Operations of the next transaction; empty when the writer is closed and drained."""
@@ -246,7 +246,7 @@ def _runs(operations: Sequence[_Operation]) -> list[list[_Operation]]:
     return runs
 
 
-def result_of(reply: Future[T]) -> T:
+def written_result(reply: Future[T]) -> T:
     """Wait for an operation of a writer, as :meth:`Writer.do`."""
     try:
         return reply.result(timeout=OPERATION_TIMEOUT_S)

@@ -30,8 +30,8 @@ from atroposlib.api.store.sqlite.database import (
     SqliteConnection,
     SqliteDatabase,
     SqliteReaders,
-    connect,
-    fault,
+    open_database,
+    sqlite_fault,
 )
 from atroposlib.api.store.sqlite.opening import begin_use, log_of
 from atroposlib.api.store.sqlite.payload_log import SEGMENT_BYTES, PayloadLog
@@ -173,18 +173,20 @@ class SqliteStore(Store):
             undo.callback(self._lock.close)
             try:
                 had_log = self._wal.exists() and self._wal.stat().st_size > 0
-                connection = connect(path, vfs, synchronous, read_only=False)
+                connection = open_database(path, vfs, synchronous, read_only=False)
                 undo.callback(connection.close, True)
-                filled = files.filled()
+                filled = files.filled_numbers()
                 is_old = begin_use(connection, path, had_log, filled, convert is not None)
                 self._log.recover(SqliteConnection(connection))
             except FAULTS as cause:
-                raise fault(cause) from cause
+                raise sqlite_fault(cause) from cause
             undo.pop_all()
         for name in (HOLDER, DATABASE, DATABASE + "-wal", DATABASE + "-shm"):
             with suppress(OSError):  # ignored: files of another owner, or in the VFS of a test
                 os.chmod(data_dir / name, 0o600)  # the prompts are the user's
-        self._readers = SqliteReaders(lambda: connect(path, vfs, synchronous, read_only=True))
+        self._readers = SqliteReaders(
+            lambda: open_database(path, vfs, synchronous, read_only=True)
+        )
         self._database = SqliteDatabase(connection, self._readers, self._log)
         if is_old and convert is not None:
             self._rewrite(convert)
@@ -196,7 +198,7 @@ class SqliteStore(Store):
         except FAULTS as cause:
             self._database.close()
             self._lock.close()
-            raise fault(cause) from cause
+            raise sqlite_fault(cause) from cause
 
     def _keep(self, connection: Connection, gid: int, body: bytes) -> None:
         self._log.append(connection, gid, body)

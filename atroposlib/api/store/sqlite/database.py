@@ -48,7 +48,7 @@ class SqliteConnection:
         self.raw.executemany(sql, rows)
 
 
-def fault(cause: Exception) -> StoreError:
+def sqlite_fault(cause: Exception) -> StoreError:
     if isinstance(cause, StoreError):
         return cause
     full = isinstance(cause, apsw.FullError) or getattr(cause, "errno", None) in NO_SPACE
@@ -58,7 +58,9 @@ def fault(cause: Exception) -> StoreError:
     return error
 
 
-def connect(path: Path, vfs: str | None, synchronous: str, read_only: bool) -> apsw.Connection:
+def open_database(
+    path: Path, vfs: str | None, synchronous: str, read_only: bool
+) -> apsw.Connection:
     """A connection with the settings that durability requires."""
     flags = apsw.SQLITE_OPEN_READONLY if read_only else _READ_WRITE
     connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
@@ -100,7 +102,7 @@ class SqliteReaders:
             connection.execute("BEGIN")
             return work(SqliteConnection(connection))
         except FAULTS as cause:
-            raise fault(cause) from cause
+            raise sqlite_fault(cause) from cause
         finally:
             if connection is not None:
                 with suppress(apsw.Error):  # the rollback after a damaged row reports it again
@@ -146,7 +148,7 @@ class SqliteTransactions(SqliteConnection):
 
     faults: tuple[type[Exception], ...] = (*FAULTS, DamagedRow)
     commit_is_certain = True
-    fault = staticmethod(fault)
+    fault = staticmethod(sqlite_fault)
 
     def begin(self) -> None:
         self.raw.execute("BEGIN IMMEDIATE")

@@ -29,7 +29,7 @@ class SegmentFiles:
         names = [file.name for file in self._folder.glob("payload-*.log")]
         return sorted(int(name[8:-4]) for name in names if name[8:-4].isdigit())
 
-    def filled(self) -> list[int]:
+    def filled_numbers(self) -> list[int]:
         """The numbers of files that hold bytes."""
         return [no for no in self.numbers() if self.size(no) > 0]
 
@@ -41,7 +41,7 @@ class SegmentFiles:
 
     def write(self, no: int, start: int, parts: Sequence[bytes]) -> None:
         """Write ``parts`` in order from byte ``start``; not durable yet."""
-        descriptor = self._opened(no)
+        descriptor = self._descriptor(no)
         for i in range(0, len(parts), PARTS_PER_WRITE):
             some = parts[i : i + PARTS_PER_WRITE]
             size = sum(len(part) for part in some)
@@ -54,7 +54,7 @@ class SegmentFiles:
 
     def sync(self, no: int) -> None:
         """Make the file durable, and its name too if it is new."""
-        _sync_data(self._opened(no))
+        _sync_data(self._descriptor(no))
         if not self._named:
             self.sync_folder()
             self._named = True
@@ -103,7 +103,7 @@ class SegmentFiles:
             os.close(self._active[1])
             self._active = None
 
-    def _opened(self, no: int) -> int:
+    def _descriptor(self, no: int) -> int:
         if self._active is None or self._active[0] != no:
             self.close()
             self._named = self.path(no).exists()

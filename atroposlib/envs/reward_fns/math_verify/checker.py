@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from typing import IO, Any
 
 from atroposlib.errors import AtroposError, ConfigError, boundary
-from atroposlib.text.answers import boxed, boxed_answer, in_latex, same_answer
+from atroposlib.text.answers import box_around, boxed_answer, in_latex, same_answer
 from atroposlib.text.parts import answer_of
 
 logger = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ def shared_process() -> MathProcess:
 
 def in_box(answer: str) -> str:
     """``answer`` in a box, as math-verify reads it."""
-    return boxed(in_latex(answer))
+    return box_around(in_latex(answer))
 
 
 # --- the child process ---

@@ -13,7 +13,7 @@ from atroposlib.generation.chat.tool_parsers.parsing import (
     call_of,
 )
 from atroposlib.text.parts import CHANNEL, harmony_messages, split
-from atroposlib.text.tool_calls import MalformedCall, read_json, skip_space
+from atroposlib.text.tool_calls import MalformedCall, read_json_value, skip_space
 
 FUNCTIONS = "functions."
 
@@ -47,7 +47,7 @@ class HarmonyParser(AnswerParser):
 
 
 def _call(name: str, body: str) -> FoundCall:
-    arguments, end = read_json(body, 0)
+    arguments, end = read_json_value(body, 0)
     if skip_space(body, end) < len(body):
         raise MalformedCall("text after the arguments")
     return call_of({"name": name, "arguments": arguments})

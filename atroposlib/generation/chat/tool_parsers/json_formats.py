@@ -17,7 +17,7 @@ from atroposlib.generation.chat.tool_parsers.parsing import (
 from atroposlib.text.tool_calls import (
     MalformedCall,
     json_text,
-    read_json,
+    read_json_value,
     skip_space,
     tagged_calls,
 )
@@ -63,7 +63,7 @@ class Llama3JsonParser(AnswerParser):
             content, rest = "", text
         calls, at = [], skip_space(rest, 0)
         while at < len(rest):
-            value, end = read_json(rest, at)
+            value, end = read_json_value(rest, at)
             call = call_of(value, self.KEYS)
             if not tag and tools and schema_of(call.name, tools) is None:
                 raise MalformedCall(f"{call.name} is no tool")
@@ -94,14 +94,14 @@ class MistralParser(AnswerParser):
     def read(self, text: str, tools: Tools) -> tuple[str, list[FoundCall]]:
         content, _, rest = text.partition(self.TAG)
         if rest.lstrip().startswith("["):
-            values, _ = read_json(rest, 0)
+            values, _ = read_json_value(rest, 0)
             return content, [call_of(value) for value in values]
         calls, at = [], 0
         while at < len(rest):
             named = self.NAME.match(rest, at)
             if named is None:
                 raise MalformedCall("a call needs a name")
-            arguments, end = read_json(rest, named.end())
+            arguments, end = read_json_value(rest, named.end())
             calls.append(call_of({"name": named[1], "arguments": arguments}))
             at = skip_space(rest, end)
             if at < len(rest):

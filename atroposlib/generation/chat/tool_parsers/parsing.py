@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from atroposlib.text.parts import split
-from atroposlib.text.tool_calls import MalformedCall, json_text, read_json
+from atroposlib.text.tool_calls import MalformedCall, json_text, read_json_value
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -84,7 +84,7 @@ def call_of(
         raise MalformedCall("a call needs a name")
     arguments = next((value[key] for key in arguments_keys if key in value), None)
     if isinstance(arguments, str):
-        arguments, _ = read_json(arguments, 0)
+        arguments, _ = read_json_value(arguments, 0)
     if not isinstance(arguments, Mapping) and arguments is not None:
         raise MalformedCall("arguments are an object")
     return FoundCall(name, json_text(arguments or {}))

@@ -13,7 +13,7 @@ from atroposlib.generation.chat.tool_parsers.parsing import (
     arguments_value,
     schema_of,
 )
-from atroposlib.generation.chat.tool_parsers.written_values import value_of
+from atroposlib.generation.chat.tool_parsers.written_values import written_value
 from atroposlib.text.tool_calls import MalformedCall, json_text
 
 _FUNCTION = re.compile(r"<function=([^>\s]+)>\s*")
@@ -65,7 +65,7 @@ def _arguments(name: str, written: Mapping[str, str], tools: Tools) -> str:
     properties = schema.get("properties")
     known = properties if isinstance(properties, Mapping) else {}
     return json_text(
-        {key: value_of(text, known.get(key), schema) for key, text in written.items()}
+        {key: written_value(text, known.get(key), schema) for key, text in written.items()}
     )
 
 

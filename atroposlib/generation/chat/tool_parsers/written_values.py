@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from atroposlib.text.tool_calls import MalformedCall, json_text, read_json, skip_space
+from atroposlib.text.tool_calls import MalformedCall, json_text, read_json_value, skip_space
 
 _INTEGER = re.compile(r"[-+]?\d+(?:\.0+)?")
 _NULLS = ("null", "None")
@@ -19,7 +19,7 @@ _MAX_REFS = 16  # depth limit of references to references
 _ABSENT = object()
 
 
-def value_of(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
+def written_value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
     """``text`` as the first alternative of ``schema`` that it can be; text if no alternative fits.
 
     JSON and the words of Python (True, None, {'a': 1}) are read, because chat templates write
@@ -89,14 +89,14 @@ def _spellings(value: Any) -> tuple[str, ...]:
 def _literal(text: str) -> Any:
     """The value of JSON, else of a Python literal with a JSON form."""
     try:
-        value, end = read_json(text, 0)
+        value, end = read_json_value(text, 0)
         if skip_space(text, end) == len(text):
             return value
     except MalformedCall:
         pass
     try:
         value = ast.literal_eval(text.strip())
-        read_json(json_text(value), 0)
+        read_json_value(json_text(value), 0)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return _ABSENT
     return value

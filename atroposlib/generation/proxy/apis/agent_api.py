@@ -114,7 +114,7 @@ def status_of(error: Exception) -> int:
     return next((n for kind, n in _STATUS_OF.items() if isinstance(error, kind)), 500)
 
 
-def message_of(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     return error.detail if isinstance(error, InferenceRefused) else str(error)
 
 

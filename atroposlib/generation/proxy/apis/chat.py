@@ -92,7 +92,7 @@ class CompletionsApi(AgentApi[B]):
             yield data_frame(self._envelope(self.chunk_kind, response, [], with_usage=True))
         yield b"data: [DONE]\n\n"
 
-    def spelled(self, choice: Choice) -> list[tuple[str, float]]:
+    def token_texts(self, choice: Choice) -> list[tuple[str, float]]:
         """Text and logprob of each sampled token."""
         decode, sampled = self.session.managed.tokenizer.decode, choice.generation
         return [(str(decode([t])), lp) for t, lp in zip(sampled.tokens, sampled.logprobs)]
@@ -168,7 +168,7 @@ class ChatApi(CompletionsApi[ChatBody]):
         if not choice.generation.tokens:
             return {"logprobs": None}
         entries = []
-        for text, logprob in self.spelled(choice):
+        for text, logprob in self.token_texts(choice):
             entry = {"token": text, "logprob": logprob, "bytes": list(text.encode())}
             entries.append(
                 {**entry, "top_logprobs": [entry] if self.body.top_logprobs else []}
@@ -213,7 +213,7 @@ class TextApi(CompletionsApi[TextBody]):
         """Logprob of each sampled token, if requested."""
         if self.body.logprobs is None or not choice.generation.tokens:
             return None
-        texts, logprobs = zip(*self.spelled(choice))
+        texts, logprobs = zip(*self.token_texts(choice))
         return {
             "tokens": texts,
             "token_logprobs": logprobs,

@@ -20,7 +20,7 @@ from atroposlib.generation.chat.template import plain_message
 from atroposlib.generation.sampling.generation import Generation
 from atroposlib.generation.sessions.dummy import dummy_allowed
 from atroposlib.generation.sessions.sequences import SequenceNode, sampled_part
-from atroposlib.wire.numbers import finite, whole
+from atroposlib.wire.numbers import finite_float, int64
 
 Json = dict[str, Any]
 B = TypeVar("B")
@@ -149,8 +149,8 @@ def _is_bounded(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(_is_bounded, value))
     if isinstance(value, int):
-        return whole(value) is not None
-    return not isinstance(value, float) or finite(value) is not None
+        return int64(value) is not None
+    return not isinstance(value, float) or finite_float(value) is not None
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Json]:
@@ -214,7 +214,7 @@ def bare_id(completion_id: str) -> str:
     return completion_id.replace("_", "-").rpartition("-")[2]
 
 
-def response_of(
+def sampling_response(
     completion: Any,
     nodes: Sequence[SequenceNode],
     request: SamplingRequest,

@@ -51,6 +51,9 @@ class IdempotentCall:
     attempt: int  # highest attempt number seen
     delivered: bool = False  # the response was written to a client that was still connected
 
+    def mark_delivered(self) -> None:
+        self.delivered = True
+
     @property
     def failed(self) -> bool:
         done = self.task.done()

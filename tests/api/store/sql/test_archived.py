@@ -74,7 +74,7 @@ def test_groups_dropped_as_stale_and_those_of_a_reset_are_archived(opened):
     claim(store, generation, choose=lambda q, f: Selection(dropped=(1,), blocked_reason="no"))
     store.do(reset_run)
     assert [retired(store, gid) for gid in (1, 2)] == [b"stale", b"left"]
-    assert store.kept(0, 9) == [1, 2]
+    assert store.kept_gids(0, 9) == [1, 2]
     store.close()
 
 
@@ -99,11 +99,11 @@ def test_pinned_groups_outlive_the_bound_and_unpinned_ones_do_not(opened):
         if mark == "a":
             store.pin([1])
     assert (retired(store, 1), retired(store, 2)) == (b"a" * 100, None)
-    assert store.pinned([1, 2]) == 1
+    assert store.count_pinned([1, 2]) == 1
     store.pin([1], kept=False)
     put(store, group("g" * 100, 8))
     ack(store, claim(store, generation), commit=True)
-    assert (retired(store, 1), store.pinned([1])) == (None, 0)
+    assert (retired(store, 1), store.count_pinned([1])) == (None, 0)
     store.close()
     store = opened(0)
     with pytest.raises(ConfigError, match="no archive"):

@@ -26,6 +26,6 @@ def test_arrivals_are_those_of_groups_that_the_ledger_has(store):
 
 def test_kept_groups_come_in_pages(store):
     put(store, *[group(str(n)) for n in range(5)])
-    assert store.kept(0, 3) == [1, 2, 3]
-    assert store.kept(3, 3) == [4, 5]
-    assert store.kept(5, 3) == []
+    assert store.kept_gids(0, 3) == [1, 2, 3]
+    assert store.kept_gids(3, 3) == [4, 5]
+    assert store.kept_gids(5, 3) == []

@@ -10,15 +10,15 @@ from atroposlib.generation.chat.tool_parsers.parsing import (
     arguments_value,
     call_of,
     json_text,
-    read_json,
+    read_json_value,
 )
 
 
 def test_a_json_value_is_parsed_from_its_offset_to_its_end() -> None:
-    assert read_json('ab  {"c": 1} d', 2) == ({"c": 1}, 12)
+    assert read_json_value('ab  {"c": 1} d', 2) == ({"c": 1}, 12)
     for text in ("NaN", '{"a": Infinity}', "[1, 2", "[" * 100_000):
         with pytest.raises(MalformedCall):
-            read_json(text, 0)
+            read_json_value(text, 0)
 
 
 def test_arguments_may_be_left_out_or_be_an_object_as_text() -> None:

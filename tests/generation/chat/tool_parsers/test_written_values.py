@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.generation.chat.tool_parsers.written_values import value_of
+from atroposlib.generation.chat.tool_parsers.written_values import written_value
 
 DEFS = {"$defs": {"N": {"type": "integer"}, "Loop": {"$ref": "#/$defs/Loop"}}}
 
@@ -52,5 +52,5 @@ def either(*types):
     ],
 )
 def test_text_is_read_by_the_first_alternative_that_it_can_be(text, schema, value):
-    found = value_of(text, schema, DEFS)
+    found = written_value(text, schema, DEFS)
     assert found == value and type(found) is type(value)

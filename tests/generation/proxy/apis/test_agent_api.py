@@ -16,8 +16,8 @@ from atroposlib.errors import (
 from atroposlib.generation.proxy.apis.agent_api import (
     anthropic_body,
     data_frame,
+    error_text,
     event_frame,
-    message_of,
     openai_body,
     status_of,
 )
@@ -40,8 +40,8 @@ def test_an_error_has_the_status_of_its_class(error, status):
 
 
 def test_the_message_of_a_rejection_is_its_detail():
-    assert message_of(InferenceRefused(422, "too long")) == "too long"
-    assert message_of(ConfigError("no such parser")) == "no such parser"
+    assert error_text(InferenceRefused(422, "too long")) == "too long"
+    assert error_text(ConfigError("no such parser")) == "no such parser"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from example_trainer.weights.engines import connect
+from example_trainer.weights.engines import connect_engine
 
 QUICK = {"timeout_s": 10.0, "wait_s": 0.0, "on_wait": lambda what: None}
 
@@ -14,7 +14,7 @@ def to(serve):
     opened = []
 
     def connect_to(app, kind="auto"):
-        opened.append(connect(serve(app), kind, **QUICK))
+        opened.append(connect_engine(serve(app), kind, **QUICK))
         return opened[-1]
 
     yield connect_to

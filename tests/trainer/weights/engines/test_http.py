@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request, Response
 
 from atroposlib.errors import ConfigError, InferenceUnavailable
 from atroposlib.utils.backoff import Backoff
-from example_trainer.weights.engines import ServerGone, connect
+from example_trainer.weights.engines import ServerGone, connect_engine
 from example_trainer.weights.engines.http import Http
 from tests.trainer.weights.support.engine_fakes import sglang_app, vllm_app
 
@@ -56,14 +56,16 @@ def test_a_pause_is_the_one_of_the_settings_in_the_engines_words(
     serve, app, asked, route, sent
 ):
     diary = []
-    with closing(connect(serve(app(diary)), "auto", pause_mode=asked, **QUICK)) as engine:
+    with closing(
+        connect_engine(serve(app(diary)), "auto", pause_mode=asked, **QUICK)
+    ) as engine:
         engine.pause()
     assert diary == [(route, sent)]
 
 
 def test_a_pause_that_an_engine_lacks_is_refused_with_those_it_has(serve):
     with pytest.raises(ConfigError, match="set --publish-pause to abort or keep"):
-        connect(serve(sglang_app([])), "auto", pause_mode="wait", **QUICK)
+        connect_engine(serve(sglang_app([])), "auto", pause_mode="wait", **QUICK)
 
 
 def test_bearer_token_is_sent_with_every_request(serve):
@@ -73,7 +75,7 @@ def test_bearer_token_is_sent_with_every_request(serve):
     def health(request: Request):
         seen.append(request.headers["authorization"])
 
-    with closing(connect(serve(app), "sglang", token="secret", **QUICK)):
+    with closing(connect_engine(serve(app), "sglang", token="secret", **QUICK)):
         assert seen == ["Bearer secret"]
 
 
@@ -88,7 +90,9 @@ def test_wait_for_an_absent_server_is_reported_and_bounded(free_port_url):
     waits = []
     with pytest.raises(InferenceUnavailable, match="--inference-urls"):
         with closing(
-            connect(free_port_url, "auto", timeout_s=1, wait_s=0.1, on_wait=waits.append)
+            connect_engine(
+                free_port_url, "auto", timeout_s=1, wait_s=0.1, on_wait=waits.append
+            )
         ):
             pass
     assert waits and free_port_url in waits[0]

@@ -15,7 +15,7 @@ from atroposlib.inference.engine.served_model import load_model
 from atroposlib.inference.http.app import create_app
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
-from example_trainer.weights.engines import connect
+from example_trainer.weights.engines import connect_engine
 from tests.serving import served
 
 SEQUENCES = ([6, 7, 8, 9, 10, 11], [6, 12, 13])
@@ -31,7 +31,7 @@ class LocalServer:
         )
         self.engine.start()
         self.url = self._running.enter_context(served(create_app(self.engine)))
-        self.client: Any = connect(
+        self.client: Any = connect_engine(
             self.url, "auto", timeout_s=timeout_s, wait_s=0, on_wait=lambda what: None
         )
 

@@ -39,11 +39,11 @@ def main(rank: int, directory: Path, engines: Sequence[Any] = ()) -> list[str]:
         "init_method": f"file://{directory}/meeting",
     }
     first = TrainingConfig(model_name=str(directory / "0"), **settings)
-    with ranks.start(first, timeout_s=600) as world:
+    with ranks.join_ranks(first, timeout_s=600) as world:
         for version, name in enumerate(ORDER):
             more = {"model_name": str(directory / f"{version}"), "weight_publisher": name}
             cfg = TrainingConfig(**{**settings, **more})
-            policy = loading.load(cfg, world)
+            policy = loading.load_policy(cfg, world)
             publisher = make_publisher(cfg, engines, None)
             publisher.publish(policy, state(version))
             verify.check_servers(policy, engines, SEQUENCES, version, Agreement.of("float32"))
