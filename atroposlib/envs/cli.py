@@ -43,7 +43,7 @@ from atroposlib.generation.configs import (
 )
 from atroposlib.settings.fields import validate_as
 from atroposlib.settings.merge import Settings, as_tree, merge
-from atroposlib.settings.sentences import did_you_mean, no_setting, refusal
+from atroposlib.settings.sentences import did_you_mean, no_setting, settings_error
 from atroposlib.settings.yaml_file import read_yaml
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import common_flags, show
@@ -74,7 +74,7 @@ def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
         show(flags.help_page(program.name, about, MODES, command.model_fields))
         raise SystemExit(0)
     try:
-        command_of(env_cls, words).run()
+        build_command(env_cls, words).run()
     except FAILURES as error:
         logger.debug("the traceback of the error below", exc_info=error)
         brief = getattr(error, "after_log", "") if logger.isEnabledFor(logging.WARNING) else ""
@@ -84,10 +84,10 @@ def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
 
 def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> CommandSettings:
     """The merged settings of a command line, which is not run; raises as EnvCommand.settings."""
-    return command_of(env_cls, words).settings()
+    return build_command(env_cls, words).settings()
 
 
-def command_of(env_cls: type[EnvRuntime], words: Sequence[str]) -> EnvCommand:
+def build_command(env_cls: type[EnvRuntime], words: Sequence[str]) -> EnvCommand:
     """The subcommand with the flags of a command line."""
     command, values = read_command(env_cls, words)
     given = Settings(values, {name: f"--{name}" for name in values})
@@ -256,7 +256,7 @@ def name_rejected_settings(namespace: str, settings: Settings = Settings()) -> I
         yield
     except ValidationError as error:
         above = namespace + NAMESPACE_SEP if namespace else ""
-        raise refusal(error, settings.place, above=above) from error
+        raise settings_error(error, settings.place, above=above) from error
 
 
 # --- the YAML file --------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from atroposlib.settings.merge import Settings
-from atroposlib.settings.sentences import refusal
+from atroposlib.settings.sentences import settings_error
 
 S = TypeVar("S", bound=BaseModel)
 _CONTAINERS = (set, frozenset, BaseModel, Sequence, Mapping)
@@ -101,4 +101,4 @@ def validate_as(
     try:
         return kind(**settings.values)
     except ValidationError as error:
-        raise refusal(error, place, known) from error
+        raise settings_error(error, place, known) from error

@@ -77,7 +77,7 @@ def no_setting(place: str, key: str, known: Iterable[str]) -> str:
     return f"{place} is no setting{did_you_mean(key, known)}"
 
 
-def refusal(
+def settings_error(
     error: ValidationError,
     place: Callable[[str], str],
     known: Iterable[str] = (),

@@ -7,7 +7,7 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
-from atroposlib.settings.sentences import did_you_mean, refusal
+from atroposlib.settings.sentences import did_you_mean, settings_error
 
 
 @pytest.mark.parametrize(
@@ -67,6 +67,6 @@ class Model(BaseModel, extra="forbid"):
 def test_each_problem_is_a_sentence_with_its_place(values, sentence):
     with pytest.raises(ValidationError) as caught:
         Model(**values)
-    error = refusal(caught.value, "run.yaml:3: {}".format, Model.model_fields)
+    error = settings_error(caught.value, "run.yaml:3: {}".format, Model.model_fields)
     assert str(error) == f"run.yaml:3: {sentence}"
-    assert str(refusal(caught.value, str, [], "a.")).startswith("a.")
+    assert str(settings_error(caught.value, str, [], "a.")).startswith("a.")
