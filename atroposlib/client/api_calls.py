@@ -178,15 +178,15 @@ class Timing:
 class RetryPolicy:
     """The pauses of a call: exponential, jittered, bounded, and reported to ``on_wait``.
 
-    ``began`` is the time of the first try, on the clock of the settings.
+    ``began`` is the time of the first try on the clock of the settings; None: now.
     """
 
-    def __init__(self, settings: ConnectionSettings, began: float) -> None:
+    def __init__(self, settings: ConnectionSettings, began: float | None = None) -> None:
         self._settings = settings
         self._limit_s = settings.give_up_after_s
         self._on_wait = settings.on_wait
         self._timing = settings.timing
-        self._started = began
+        self._started = self._timing.clock() if began is None else began
         self._failures = 0
 
     def __enter__(self) -> RetryPolicy:

@@ -13,6 +13,7 @@ from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
 from atroposlib.client import AsyncRolloutClient, api_calls
 from atroposlib.errors import KeyConflict, RolloutApiRefused, RolloutApiUnavailable, UnknownEnv
+from atroposlib.utils.backoff import Backoff
 from atroposlib.wire import EnvIdentifier, Heartbeat, RegisterEnv
 from tests.client.harness import URL, Lossy, Older, group, registration
 
@@ -204,3 +205,27 @@ async def test_a_registration_whose_reply_is_lost_joins_once(app):
         first, second = await client.register_env(ENV), await client.register_env(ENV)
     assert first is not None and second is not None
     assert (first.env_id, second.env_id) == (0, 1)
+
+
+async def test_a_wait_is_over_when_the_last_call_that_waited_ends(app, monkeypatch):
+    """Two calls meet a dead API: the first that succeeds ends no wait of the second."""
+    monkeypatch.setattr(api_calls, "BACKOFF", Backoff(initial_s=0.001, max_s=0.001))
+    left, seen = {"/wandb_info": 1, "/info": 4}, []
+
+    def answer(request):
+        path = request.url.path
+        left[path] -= 1
+        return httpx.Response(503 if left[path] >= 0 else 200, json={"batch_size": 1})
+
+    client = AsyncRolloutClient(
+        URL,
+        transport=httpx.MockTransport(answer),
+        give_up_after_s=60,
+        on_wait=lambda _: seen.append("waits"),
+        on_continue=lambda: seen.append("goes on"),
+    )
+    await asyncio.gather(client.wandb_info(), client.info())
+    assert seen == ["waits"] * 5 + ["goes on"]
+    await client.wandb_info()
+    assert seen.count("goes on") == 1  # a call that never waited ends nothing
+    await client.close()
