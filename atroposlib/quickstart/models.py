@@ -19,7 +19,7 @@ from pathlib import Path
 
 from atroposlib.errors import AtroposError
 from atroposlib.processes import Children, ProcessSpec
-from atroposlib.utils.command.parser import did_you_mean
+from atroposlib.settings.sentences import did_you_mean
 from atroposlib.utils.tokenizers.loading import SMOLLM2_DIRECTORY, cache_dir
 
 CONVERT_WITHIN_S = 600.0

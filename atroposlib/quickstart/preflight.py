@@ -16,7 +16,8 @@ from typing import Any
 from atroposlib.errors import AtroposError
 from atroposlib.quickstart import models, vllm_env
 from atroposlib.quickstart.recipes import Options, Recipe, ServingEngine, Settings, disk_needed
-from atroposlib.utils.command.parser import did_you_mean, missing
+from atroposlib.settings.sentences import did_you_mean
+from atroposlib.utils.command.parser import missing
 
 GIGABYTE = 10**9
 NEEDED = ("torch", "transformers", "safetensors", "fastapi", "uvicorn", "apsw", "rich")

@@ -135,6 +135,7 @@ def test_the_guide_is_a_next_step_where_its_file_exists(findings):
     elsewhere = next_steps(replace(findings, guide=Path("none")))
     assert [what for what, _ in elsewhere] == [
         "talk to the trained model",
+        "look at every rollout",
         "write your own environment",
     ]
 

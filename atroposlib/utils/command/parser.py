@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from atroposlib import __version__
-from atroposlib.settings.sentences import did_you_mean as did_you_mean
+from atroposlib.settings.sentences import did_you_mean
 from atroposlib.utils.command import logs
 
 USAGE_ERROR = 2
