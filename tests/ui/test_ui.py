@@ -84,3 +84,13 @@ def test_no_source_can_turn_a_text_into_markup_or_code(path):
         assert not re.search(r"\sstyle=|\son\w+=|<script>", text)
     allowed = {"http://www.w3.org/2000/svg"}
     assert set(re.findall(r"https?://[^\s\"'`<>)]+", text)) <= allowed
+
+
+# Only the API judges a run: the page shows the verdict and derives nothing of its own.
+DERIVED = r"blocked_reason|waiting_on|\.stalled|age_s\s*[<>]|SILENT_S"
+
+
+def test_the_page_derives_no_state_of_a_run():
+    sources = [path for path in OURS if path.suffix == ".js"]
+    assert [path.name for path in sources if re.search(DERIVED, path.read_text())] == []
+    assert "verdict" in (STATIC / "overview.js").read_text()

@@ -1,7 +1,7 @@
 // Environments: share of tokens, reward, drops, lengths.
 
 import { chosen } from "./api.js";
-import { address, bar, count, duration, empty, facts, h, link, mark, number, sparkline, sum } from "./dom.js";
+import { address, bar, count, empty, facts, h, link, mark, number, sparkline, sum } from "./dom.js";
 
 const CURVED = 400; // steps of the reward
 
@@ -24,6 +24,7 @@ export async function show(context) {
     }
     cards.replaceChildren(...names.map((name) => environment(name, {
       share: shares.find((one) => one.name === name), lengths: lengths.get(name),
+      said: (status?.verdict?.processes ?? []).filter((p) => p.role === "env" && name.startsWith(p.name)),
       beats: (status?.participants ?? []).filter((p) => p.role === "env" && p.name.startsWith(name.replace(/_\d+$/, ""))),
       points: (key) => curves.get(name)?.series.find((one) => one.key === key && one.source === "rollup")?.points ?? [],
     })));
@@ -31,7 +32,7 @@ export async function show(context) {
   });
 }
 
-function environment(name, { share, beats, points, lengths }) {
+function environment(name, { share, said, beats, points, lengths }) {
   const [reward, spread] = [points("reward"), points("reward_std")];
   const total = (key) => (beats.some((p) => p.details[key] !== undefined) ? sum(beats, (p) => p.details[key]) : null);
   const counts = (title, prefix, filter) => { // of each reason, with a link to its rollouts
@@ -40,17 +41,15 @@ function environment(name, { share, beats, points, lengths }) {
     return keys.length > 0 && h("p", {}, h("small", {}, title), keys.map((key) => one(key)));
   };
   const [sent, dropped] = [total("groups_sent"), total("groups_dropped")];
-  const last = [...beats].sort((a, b) => a.age_s - b.age_s)[0];
   const percent = (x) => `${(x * 100).toFixed(0)} %`;
   return h("article", { class: "card env" },
     h("header", {}, h("b", {}, name), h("span", { class: "grow" }), link(address("rollouts", { env: name }), "rollouts"), link(address("curves", { env: name }), "curves")),
     facts(["reward", number(reward.at(-1)?.[1])], spread.length && ["spread", number(spread.at(-1)[1])],
-      ["kept", count(sent)], ["dropped", count(dropped)], ["failed rollouts", count(total("rollouts_failed"))], ["running", count(total("rollouts_running"))],
-      last && ["heard", last.age_s > 15 ? mark(true, `silent for ${duration(last.age_s)}`) : `${duration(last.age_s)} ago`]),
+      ["kept", count(sent)], ["dropped", count(dropped)], ["failed rollouts", count(total("rollouts_failed"))], ["running", count(total("rollouts_running"))]),
     reward.length > 1 && h("p", { class: "wide" }, sparkline(reward.map(([, y]) => y), 300, 36)),
     share && h("p", { class: "share" }, bar(share.realised, { mark: share.asked, label: `share of the trained tokens: ${percent(share.realised)}, wanted ${percent(share.asked)}` }),
       h("small", {}, `${percent(share.realised)} of the trained tokens, wanted ${percent(share.asked)}`)),
-    last?.waiting_on && h("p", { class: "finding waiting" }, last.waiting_on),
+    said.map((one) => h("p", {}, h("small", {}, "now "), mark(one.state === "silent", one.text))),
     counts("dropped: ", "dropped_", "why"), counts("failed samples: ", "samples_", "outcome"),
     lengths?.bins?.length > 1 && percentiles(lengths.bins));
 }
