@@ -37,15 +37,18 @@ logger = logging.getLogger(__name__)
 ItemResult = tuple[dict[str, float], list[Mapping[str, Any]]]  # metrics, samples
 
 
-def pass_at_k(m: int, c: int, k: int) -> float:
+def pass_at_k(m: float, c: float, k: float) -> float:
     """Probability that ``k`` of ``m`` samples, drawn without replacement, include a right sample.
 
     ``c`` of the ``m`` samples are right: the unbiased estimator of pass@k of Chen et al. (2021),
-    arXiv 2107.03374, equation 1.
+    arXiv 2107.03374, equation 1. A sum of scores may give ``c`` as a float.
 
     Raises:
-        ValueError: not 0 <= c <= m and 1 <= k <= m.
+        ValueError: a number is not whole, or not 0 <= c <= m and 1 <= k <= m.
     """
+    if not all(float(count).is_integer() for count in (m, c, k)):
+        raise ValueError(f"pass_at_k: {m}, {c} and {k} count samples: write whole numbers")
+    m, c, k = int(m), int(c), int(k)
     if not (0 <= c <= m and 1 <= k <= m):
         raise ValueError(f"pass_at_k: {c} right of {m} samples, {k} drawn, is impossible")
     if m - c < k:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from itertools import combinations
-from math import comb
+from math import comb, inf, nan
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +39,17 @@ def test_pass_at_k_is_the_share_of_draws_that_hold_a_right_one(m, data):
     c, k = data.draw(st.integers(0, m)), data.draw(st.integers(1, m))
     right = sum(min(draw) < c for draw in combinations(range(m), k))
     assert pass_at_k(m, c, k) == pytest.approx(right / comb(m, k))
+
+
+@pytest.mark.parametrize("whole", [float, np.int64, np.float64])
+def test_pass_at_k_takes_whole_numbers_of_any_type(whole):
+    assert pass_at_k(whole(4), whole(2), whole(1)) == 0.5
+
+
+@pytest.mark.parametrize("c", [1.5, nan, inf])
+def test_pass_at_k_of_a_part_of_a_sample_is_an_error(c):
+    with pytest.raises(ValueError, match="whole numbers"):
+        pass_at_k(4, c, 1)
 
 
 @pytest.mark.parametrize(("m", "c", "k"), [(1, 2, 1), (1, -1, 1), (1, 0, 0), (1, 0, 2)])

@@ -84,7 +84,7 @@ TRAINER = (
     ("example_trainer.exchange",),
     ("example_trainer",),  # the loop, and the names of the original
     ("example_trainer.supervised",),
-    ("example_trainer.launch",),
+    ("example_trainer.launch", "example_trainer.run.__main__"),
 )
 CHAINS = {
     "environments": ENVIRONMENTS,

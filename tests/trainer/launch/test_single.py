@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from atroposlib.errors import ConfigError
@@ -14,3 +17,9 @@ def test_the_original_s_command_starts_one_server_for_the_trainer():
     assert spec.argv[1:3] == ("-m", "atroposlib.inference")
     with pytest.raises(ConfigError, match="use atropos-grpo"):
         server_process(TrainingConfig(model_name="m", inference_urls=["http://a:1"]))
+
+
+def test_the_form_of_the_original_is_the_same_command():
+    command = [sys.executable, "-m", "example_trainer.run", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and "atropos-grpo-run" in done.stdout
