@@ -226,7 +226,8 @@ def folder_graph(repository: Repository) -> Graph:
     """Folder to folders its modules import from.
 
     The imports of an ``__init__`` from below its own folder are left out: they make a
-    package's face or registry and order nothing.
+    package's face or registry and order nothing. A ``__main__`` is left out as well: no module
+    imports it.
     """
     modules = {source.name: source for source in repository.under(*SOURCE)}
     graph: Graph = {}
@@ -234,6 +235,7 @@ def folder_graph(repository: Repository) -> Graph:
         source = modules[name]
         for target in targets:
             is_face = source.is_init and target.startswith(source.name + ".")
+            is_face = is_face or name.endswith(".__main__")
             if source.folder != modules[target].folder and not is_face:
                 graph.setdefault(source.folder, set()).add(modules[target].folder)
     return graph

@@ -39,9 +39,10 @@ def _package_of(item: pytest.Item) -> str | None:
     """The import name that the test needs: of its module, or of its parameter ``name``."""
     module = getattr(item, "module", None)
     chosen = getattr(item, "callspec", None)
-    several = getattr(module, "PACKAGES", {})
+    several = getattr(module, "PACKAGES", None)
     name = chosen.params.get("name") if chosen else None
-    return several.get(name) or getattr(module, "PACKAGE", None)
+    by_name = several if isinstance(several, dict) else {}  # a tuple of another test's
+    return by_name.get(name) or getattr(module, "PACKAGE", None)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
