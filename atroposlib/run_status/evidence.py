@@ -180,14 +180,26 @@ class Evidence:
 
     def fresh(self, role: str) -> list[Process]:
         """Processes of a role that give signs of life, the latest first; ended processes left out."""
-        alike = [process for process in self.processes if process["role"] == role]
-        here = (process for process in alike if "ended" not in process["details"])
-        alive = [process for process in here if silence_s(process) <= SILENT_S]
-        return sorted(alive, key=lambda process: float(process["age_s"]))
+        return self._alive.get(role, [])
 
     def silent(self, role: str) -> list[Process]:
         """Processes of a role that give no sign of life, the longest silence first."""
-        return [process for process in silent_ones(self.processes) if process["role"] == role]
+        return self._silent.get(role, [])
+
+    @cached_property
+    def _alive(self) -> dict[str, list[Process]]:
+        alive: dict[str, list[Process]] = {}
+        for process in sorted(self.processes, key=lambda process: float(process["age_s"])):
+            if "ended" not in process["details"] and silence_s(process) <= SILENT_S:
+                alive.setdefault(str(process["role"]), []).append(process)
+        return alive
+
+    @cached_property
+    def _silent(self) -> dict[str, list[Process]]:
+        silent: dict[str, list[Process]] = {}
+        for process in silent_ones(self.processes):
+            silent.setdefault(str(process["role"]), []).append(process)
+        return silent
 
     @property
     def trainer(self) -> Process | None:

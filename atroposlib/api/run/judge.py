@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 from typing import Any
 
+from anyio.to_thread import run_sync as in_thread
+
 from atroposlib.api.run.events import Events
 from atroposlib.api.run.metrics import Metrics
 from atroposlib.run_status.evidence import Evidence, Finding, RunSample
-from atroposlib.run_status.verdict import document_of, judge
+from atroposlib.run_status.verdict import StatusVerdict, document_of, judge
 from atroposlib.wire import RunStatus, VerdictReport
 
 APART_S = 2.0  # least time between two samples that are compared
@@ -29,19 +32,28 @@ class Judge:
         self._metrics, self._events, self._clock = metrics, events, clock
         self._samples: deque[tuple[float, RunSample]] = deque()
         self._known: dict[str, Finding] = {}
+        self._turn = asyncio.Lock()
 
-    def verdict(self, status: RunStatus, answer_s: float) -> VerdictReport:
+    async def verdict(self, status: RunStatus, answer_s: float) -> VerdictReport:
         """The verdict on ``status``, which took ``answer_s`` to read.
 
-        Publishes an event for each finding that began or ended.
+        Publishes an event for each finding that began or ended. With a thousand processes the
+        rules take tens of ms, so they run in a thread.
         """
+        async with self._turn:
+            return self._report_of(await in_thread(self._judge, status, answer_s))
+
+    def _judge(self, status: RunStatus, answer_s: float) -> StatusVerdict:
         now = RunSample(
             self._clock(),
             status.model_dump(mode="json"),
             answer_s=answer_s,
             counters=self._metrics.counters(),
         )
-        verdict = judge(Evidence("this API", self._earlier_than(now), now))
+        return judge(Evidence("this API", self._earlier_than(now), now))
+
+    def _report_of(self, verdict: StatusVerdict) -> VerdictReport:
+        """The verdict, its findings with the times of their beginnings."""
         findings = {finding.key: finding for finding in verdict.findings}
         for key in findings.keys() & self._known.keys():  # time of its beginning
             findings[key] = replace(findings[key], at=self._known[key].at)

@@ -292,7 +292,7 @@ class RolloutService:
         """The status of the run, with the verdict on it."""
         began = monotonic()
         status = await self._status()
-        verdict = self.judge.verdict(status, monotonic() - began)
+        verdict = await self.judge.verdict(status, monotonic() - began)
         return status.model_copy(update={"verdict": verdict})
 
     async def _status(self) -> wire.RunStatus:
