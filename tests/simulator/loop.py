@@ -83,7 +83,7 @@ class LaterWriter(Writer):
         super().__init__(database)
         self._rng, self._after = rng, after
 
-    def _started(self) -> threading.Thread:
+    def _start_thread(self) -> threading.Thread:
         return threading.current_thread()
 
     def do(self, work: Any) -> Any:

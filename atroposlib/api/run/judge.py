@@ -9,8 +9,6 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from anyio.to_thread import run_sync as in_thread
-
 from atroposlib.api.run.events import Events
 from atroposlib.api.run.metrics import Metrics
 from atroposlib.run_status.evidence import Evidence, Finding, RunSample
@@ -41,7 +39,7 @@ class Judge:
         rules take tens of ms, so they run in a thread.
         """
         async with self._turn:
-            return self._report_of(await in_thread(self._judge, status, answer_s))
+            return self._report_of(await asyncio.to_thread(self._judge, status, answer_s))
 
     def _judge(self, status: RunStatus, answer_s: float) -> StatusVerdict:
         now = RunSample(
