@@ -38,9 +38,11 @@ from atroposlib.api.archive.records import (
 from atroposlib.api.codec import read_group
 from atroposlib.api.codec.formats import GROUP_MEDIA
 from atroposlib.api.codec.row_facts import GroupFacts, RowFact
+from atroposlib.api.store.sql.claim import BatchRow
 from atroposlib.api.store.sql.run import LoadRun
 from atroposlib.api.store.sqlite import SqliteStore
 from atroposlib.wire.binary import concatenate_frames, pack_group
+from atroposlib.wire.notes import GroupNotes
 
 FRAMES = "application/x-atropos-groups"
 TRAINER = {
@@ -151,25 +153,38 @@ def record_rows(index: Index, rows: int) -> float:
         gid = members[-1]
         if not open_:
             trained = tuple(group.gid for group in groups if group.state == "pending")
-            records.append(BatchFact(no, "committed", 1, 1, 1, 0.0, 1, "", 1024, no, trained))
-            records += [
-                NotesFact(
-                    gid,
-                    row,
-                    no,
-                    advantage=chance.gauss(0, 1),
-                    diff_mean=0.01,
-                    diff_max=chance.expovariate(3),
-                    why="masked" if chance.random() < 0.05 else None,
-                )
-                for gid in trained
-                for row in range(16)
-            ]
+            batch = BatchRow(
+                no=no,
+                state="committed",
+                n_seq=1024,
+                generation=1,
+                first_epoch=1,
+                epoch=1,
+                tries=1,
+                claim_id=None,
+                lease_until=0.0,
+                world_size=1,
+                ranks="",
+                min_version=None,
+                dropped=0,
+            )
+            records.append(BatchFact(batch, trained))
+            records += [NotesFact(gid, no, recorded_notes(chance)) for gid in trained]
             values = {"loss": chance.random(), "reward": chance.random()}
             records.append(StepFact("trainer", "trainer", no, float(gid), values, no))
             records.append(EventFact(f"e-{no}", "acked", float(gid), {"no": no}))
         index.write(records)
     return time.perf_counter() - began
+
+
+def recorded_notes(chance: random.Random) -> GroupNotes:
+    """Notes of the trainer about 16 rows; 1 in 20 is masked."""
+    notes = GroupNotes.empty(0, [1] * 16)
+    notes.advantages[:] = [chance.gauss(0, 1) for _ in range(16)]
+    notes.diff_mean[:] = 0.01
+    notes.diff_max[:] = [chance.expovariate(3) for _ in range(16)]
+    notes.reasons[:] = ["masked" if chance.random() < 0.05 else None for _ in range(16)]
+    return notes
 
 
 def recorded_group(chance: random.Random, gid: int, no: int, stale: bool) -> RowFacts:
