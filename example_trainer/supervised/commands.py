@@ -17,12 +17,13 @@ from example_trainer.supervised.settings import (
 
 
 def main(model: type[FileTraining], name: str, argv: Sequence[str] | None = None) -> int:
-    """Run a command, whose training is in the module ``name``; return the exit status."""
+    """Run ``train_<name>`` of the module ``name``; return the exit status."""
     cfg = parse(model, argv)
     require(cfg.prog, "train", "torch", "transformers")
     from example_trainer.supervised import loop
 
-    return loop.run_command(import_module(f"example_trainer.supervised.{name}").train, cfg)
+    module = import_module(f"example_trainer.supervised.{name}")
+    return loop.run_command(getattr(module, f"train_{name}"), cfg)
 
 
 sft = partial(main, SftConfig, "sft")

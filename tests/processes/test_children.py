@@ -20,6 +20,7 @@ from atroposlib.processes import (
     free_port,
     log_tail,
 )
+from atroposlib.text.lines import since_last_start
 
 REPO = Path(__file__).resolve().parents[2]
 ABSENT = "http://127.0.0.1:9/health"  # no server listens on the discard port
@@ -44,8 +45,8 @@ def wait_until(condition, within_s=300.0):
 
 
 def first_line_of(log):
-    wait_until(lambda: log.exists() and "\n" in log.read_text())
-    return log.read_text().splitlines()[0]
+    wait_until(lambda: log.exists() and "\n" in since_last_start(log.read_text()))
+    return since_last_start(log.read_text()).splitlines()[0]
 
 
 def test_a_child_is_ready_when_its_health_url_answers(children, server_spec):

@@ -106,6 +106,7 @@ class ServiceContext:
 
     def on_groups_removed(self) -> None:
         """Batches changed state: payloads may be freed, groups may be queued again."""
+        self._refusal = ("", float("-inf"))
         self.queue_stats.invalidate()
         self.groups_changed.notify()
         self.space_freed.notify()

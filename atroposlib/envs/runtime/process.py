@@ -130,9 +130,7 @@ def _stop_if_only_failing(env: EnvRuntime, pool: WorkerPool) -> None:
 
 def _counts(env: EnvRuntime) -> str:
     counts = {**env.pool.counts, **env.group_stats.totals()}
-    return ", ".join(
-        f"{count} {name.replace('_', ' ')}" for name, count in counts.items() if count
-    )
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
 
 
 async def _log_result(env: EnvRuntime, wanted: int) -> None:

@@ -128,7 +128,7 @@ def test_two_ranks_train_as_one(collected, settings, tmp_path, command, tensor_p
     # Plain SGD: Adam turns the rounding of a gradient near 0 into a whole step.
     more = {"training_steps": 2, "valid_file": str(path), "optimizer": "sgd", "lr": 0.1}
     own = settings(path, **more, max_tokens_per_microbatch=40)
-    module.train(kind(**own))
+    getattr(module, f"train_{command}")(kind(**own))
     (alone,) = [metrics(tmp_path)]
     own |= {"log_dir": str(tmp_path / "two"), "save_path": str(tmp_path / "two")}
     own |= {"tensor_parallel": tensor_parallel}
