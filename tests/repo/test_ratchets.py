@@ -15,7 +15,7 @@ from tests.repo.sources import Repository, load
 BOUNDS: dict[str, float] = {
     "crowded source folders": 0,
     "crowded test folders": 0,
-    "files over 300 lines, %": 9.4,
+    "files over 300 lines, %": 9.6,
     "README characters": 6994,
     "docs pages": 30,
     "class names with two meanings": 0,
