@@ -153,7 +153,9 @@ def _connect(
     )
     heartbeats = HeartbeatThread(display.relay(screen, beats.heartbeat), name)
     waits = WaitReporter(stop, enter(heartbeats))
-    client = enter(closing(RolloutClient(cfg.atropos_url, on_wait=waits)))
+    client = enter(
+        closing(RolloutClient(cfg.atropos_url, on_wait=partial(waits, cause="api")))
+    )
     reporter = enter(Reporter(cfg.atropos_url, lambda: client.generation, cfg.notes_rows))
     return Connections(client, waits, enter(MetricsLog(cfg, screen)), reporter)
 

@@ -98,7 +98,7 @@ def _quickstart(options: Options, console: Console, stop: StopRequest) -> int:
     cache = cache_dir()
     preflight.check(options, recipe, cache)
     options = replace(options, out=preflight.new_directory(options))
-    with recorded_outcome(options.out, recipe.steps, lambda: options.out / "model"):
+    with recorded_outcome(options.out, recipe.steps, options.out / "model", Interrupted):
         return _run(options, recipe, cache, console, stop)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +16,8 @@ from atroposlib.quickstart import models, vllm_env
 from atroposlib.quickstart.recipes import Options, Recipe, ServingEngine, Settings, disk_needed
 from atroposlib.settings.sentences import did_you_mean
 from atroposlib.utils.command.parser import missing
+from atroposlib.utils.http.sockets import port_problem
+from atroposlib.utils.io import existing_folder, free_bytes
 
 GIGABYTE = 10**9
 NEEDED = ("torch", "transformers", "safetensors", "fastapi", "uvicorn", "apsw", "rich")
@@ -83,16 +83,8 @@ def require_packages(names: tuple[str, ...]) -> None:
 
 
 def require_free_port(option: str, port: int) -> None:
-    if port == 0:
-        return
-    with socket.socket() as probe:
-        # As servers do: a connection of an earlier run in TIME_WAIT does not block the port.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise NotReady(f"{option} {port} cannot be used: {reason}") from error
+    if reason := port_problem(port):
+        raise NotReady(f"{option} {port} cannot be used: {reason}")
 
 
 def require_unused(out: Path) -> None:
@@ -104,19 +96,14 @@ def require_unused(out: Path) -> None:
 def require_writable(directory: Path) -> None:
     """Require that files can be written, without making the directory."""
     try:
-        with tempfile.TemporaryFile(dir=existing(directory)):
+        with tempfile.TemporaryFile(dir=existing_folder(directory)):
             pass
     except OSError as error:
         raise NotReady(f"cannot write to {directory}: {error.strerror}") from error
 
 
-def existing(directory: Path) -> Path:
-    """Return the directory, or its nearest existing parent."""
-    return next(path for path in (directory, *directory.parents) if path.exists())
-
-
 def require_disk(directory: Path, needed_bytes: int, what: str) -> None:
-    free = shutil.disk_usage(existing(directory)).free
+    free = free_bytes(directory)
     if free < needed_bytes:
         raise NotReady(
             f"{what} needs {needed_bytes / GIGABYTE:.1f} GB in {directory}, "

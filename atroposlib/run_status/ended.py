@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -45,9 +45,13 @@ class RunOutcome:
 
 @contextmanager
 def recorded_outcome(
-    folder: Path, steps: int, model: Callable[[], Path | None]
+    folder: Path, steps: int, model: Path, interrupted: type[AtroposError]
 ) -> Iterator[None]:
-    """Record the outcome of the launch that runs inside: done, stopped by a signal, or failed."""
+    """Record the outcome of the launch that runs inside: done, stopped by a signal, or failed.
+
+    ``model`` is the folder in which a run that is done leaves its model, ``interrupted`` the error
+    by which a signal ends a launch.
+    """
     outcome, path = RunOutcome("running", steps), folder / OUTCOME
 
     def record(**facts: Any) -> None:
@@ -56,17 +60,13 @@ def recorded_outcome(
     record()
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
+    except (interrupted, KeyboardInterrupt, SystemExit):
         record(state="stopped")
         raise
     except AtroposError as error:
-        if getattr(error, "signal_number", None) is not None:
-            record(state="stopped")
-        else:
-            record(state="failed", problem=str(error))
+        record(state="failed", problem=str(error))
         raise
-    final = model()
-    record(state="done", model="" if final is None else str(final))
+    record(state="done", model=str(model))
 
 
 def outcome_of(folder: Path) -> RunOutcome | None:

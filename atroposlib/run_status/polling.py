@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from atroposlib.run_status.evidence import Evidence, Finding, RunSample
 from atroposlib.run_status.rules_processes import two_apis
-from atroposlib.run_status.verdict import document_of, judge
+from atroposlib.run_status.verdict import cause_line, document_of, judge
 
 URL_VARIABLE, DEFAULT_URL = "ATROPOS_API_URL", "http://127.0.0.1:8000"
 API_TIMEOUT_S, ELSEWHERE_TIMEOUT_S = 5.0, 1.0
@@ -54,8 +54,8 @@ def poll(url: str) -> RunReport:
         verdict = document_of(judge(Evidence(url, sample, sample)))
         return RunReport(url, began, None, verdict, refused="status 40" in problem)
     verdict = status.pop("verdict")
-    if elsewhere := _another_api(url, token, status):
-        verdict = _with_stuck(elsewhere, verdict)
+    if (elsewhere := _another_api(url, status)) is not None:
+        verdict = _led_by(elsewhere, verdict)
     return RunReport(url, api_time or began, status, verdict)
 
 
@@ -110,15 +110,13 @@ def _problem_of_store(url: str) -> str:
     return ""
 
 
-def _another_api(
-    url: str, token: str | None, status: Mapping[str, Any]
-) -> tuple[Finding, ...]:
+def _another_api(url: str, status: Mapping[str, Any]) -> Finding | None:
     """The finding that a run goes on at another usual address, and waits here.
 
     Only a caller can know it: the API asks no server.
     """
     if status.get("state") == "STARTED":
-        return ()
+        return None
     candidates = {os.environ.get(URL_VARIABLE, DEFAULT_URL).rstrip("/"), DEFAULT_URL} - {url}
     answering = []
     for candidate in candidates:
@@ -130,19 +128,18 @@ def _another_api(
         if there.get("state") == "STARTED":
             answering.append(candidate)
     sample = RunSample(time.time(), status, elsewhere=tuple(answering))
-    finding = two_apis(Evidence(url, sample, sample))
-    return () if finding is None else (finding,)
+    return two_apis(Evidence(url, sample, sample))
 
 
-def _with_stuck(findings: tuple[Finding, ...], verdict: Mapping[str, Any]) -> dict[str, Any]:
-    first = findings[0]
-    known = [one for one in verdict["findings"] if one["key"] != "no-trainer"]
+def _led_by(stuck: Finding, verdict: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict with a finding of the caller in front, which explains the absent trainer."""
+    known = [finding for finding in verdict["findings"] if finding["key"] != "no-trainer"]
     return {
         **verdict,
         "state": "stuck",
-        "line": f"{first.cause}: {first.evidence[0]}",
-        "remedy": first.remedy,
-        "findings": [vars(first), *known],
+        "line": cause_line(stuck),
+        "remedy": stuck.remedy,
+        "findings": [asdict(stuck), *known],
     }
 
 

@@ -148,7 +148,7 @@ class Sources:
         self._rate = TokenRate()
 
     def read(self) -> RunSnapshot:
-        """Read every source once; takes at most a few ANSWER_WITHIN_S."""
+        """Read every source once; takes at most a few REQUEST_TIMEOUT_S."""
         rows = self.rows()
         status = self.probe.get(f"{self.run.api_url}/status")
         if (delivered := number(status, "current_step")) is not None:
@@ -185,7 +185,7 @@ class Sources:
             dropped=dropped_groups(status),
             warnings=warnings_of(verdict),
             processes=tuple(
-                f"{process['name']}: {process['text']}" for process in verdict["processes"]
+                f"{process['label']}: {process['text']}" for process in verdict["processes"]
             ),
         )
 

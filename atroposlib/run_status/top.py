@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from atroposlib.run_status.evidence import label_of
 from atroposlib.run_status.polling import RunReport, poll
 from atroposlib.run_status.verdict import EXIT_STATUS
 from atroposlib.run_status.why import page, parser_of, poll_twice
@@ -135,9 +136,8 @@ def table_lines(report: RunReport, height: int = 10_000) -> list[Line]:
 
 
 def _process_line(process: Process, figures: Mapping[str, str]) -> Line:
-    known = (text for name, text in figures.items() if str(name).startswith(process["name"]))
-    more = next(known, "") if process["state"] in ("works", "waits") else ""
-    text = f"{process['role']:<9} {process['name'][:17]:<17} {process['text']}{more}"
+    more = figures.get(process["name"], "") if process["state"] in ("works", "waits") else ""
+    text = f"{process['role']:<9} {process['label'][:17]:<17} {process['text']}{more}"
     return text, PROCESS_COLORS.get(process["state"], "")
 
 
@@ -148,8 +148,12 @@ def _figures_of(process: Process, status: Mapping[str, Any]) -> str:
         for name, form in _FIGURES.get(process["role"], {}).items()
         if isinstance(value := process["details"].get(name), (int, float))
     ]
-    name = str(process["name"]).rpartition("-")[0]
-    shares = [s for s in status.get("shares") or () if name and s["name"].startswith(name)]
+    # The API adds a number to the name that an environment asks for.
+    shares = [
+        share
+        for share in status.get("shares") or ()
+        if share["name"].rpartition("_")[0] == label_of(process)
+    ]
     if process["role"] == "env" and shares:
         parts.append(f"share {shares[0]['realised']:.0%} of {shares[0]['asked']:.0%}")
     return "".join(f", {part}" for part in parts)

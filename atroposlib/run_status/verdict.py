@@ -47,7 +47,8 @@ class ProcessLine:
     """Present activity of a process, or its silence."""
 
     role: str
-    name: str
+    name: str  # the name in its heartbeats, new at each start of an environment
+    label: str  # the name that views show
     state: ProcessState
     text: str
 
@@ -69,14 +70,11 @@ def judge(e: Evidence) -> StatusVerdict:
     """The verdict on the evidence."""
     findings = diagnose(e)
     state = state_of(findings)
-    first = findings[0] if findings else None
-    if state == "done":
-        first = next(finding for finding in findings if finding.key == "complete")
-    healthy = first is None or state == "healthy"
+    cause = _cause_of(state, findings)
     return StatusVerdict(
         state=state,
-        line=progress_line(e) if first is None or healthy else _cause_line(first),
-        remedy="" if first is None or healthy else first.remedy,
+        line=progress_line(e) if cause is None else cause_line(cause),
+        remedy="" if cause is None else cause.remedy,
         findings=tuple(findings),
         processes=tuple(process_lines(e)),
         groups_per_s=e.grown("groups_in_total") / e.seconds,
@@ -97,7 +95,17 @@ def state_of(findings: Sequence[Finding]) -> State:
     return "waiting" if "waiting" in severities else "healthy"
 
 
-def _cause_line(finding: Finding) -> str:
+def _cause_of(state: State, findings: Sequence[Finding]) -> Finding | None:
+    """The finding that the verdict tells first; None for a healthy run."""
+    if state == "healthy":
+        return None
+    if state == "done":
+        return next(finding for finding in findings if finding.key == "complete")
+    return findings[0]
+
+
+def cause_line(finding: Finding) -> str:
+    """The sentence of a verdict whose cause is this finding."""
     if finding.key == "complete":
         return finding.evidence[0]
     return f"{finding.cause}: {finding.evidence[0]}"
@@ -147,14 +155,14 @@ def process_lines(e: Evidence) -> Iterable[ProcessLine]:
     """A line per process, by role; of processes that a successor replaced, none."""
     silent = {process["name"] for role in _ROLES for process in e.silent(role)}
     for process in sorted(e.processes, key=lambda process: str(process["role"])):
-        name = label_of(process) if process["role"] == "env" else str(process["name"])
+        label = label_of(process) if process["role"] == "env" else str(process["name"])
         ended = "ended" in process["details"]
         if ended and (process["role"] != "env" or not e.reason):
             continue  # an environment that ended may be why there is no batch
         if not ended and process["name"] not in silent and silence_s(process) > SILENT_S:
             continue  # replaced, or forgotten
         state, text = _present(process, e, ended=ended, silent=process["name"] in silent)
-        yield ProcessLine(str(process["role"]), name, state, text)
+        yield ProcessLine(str(process["role"]), str(process["name"]), label, state, text)
 
 
 _ROLES = ("trainer", "env", "inference", "tool")

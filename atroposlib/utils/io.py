@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +12,20 @@ from typing import Any
 
 from atroposlib.errors import AtroposError, boundary
 from atroposlib.text.lines import encodable
+
+DISK_RESERVE_BYTES = (
+    48 * 2**20
+)  # free space that the rollout API leaves on the disk of its store
+
+
+def existing_folder(folder: Path) -> Path:
+    """The folder, or its nearest parent that exists."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def free_bytes(folder: Path) -> int:
+    """Free space on the disk that a folder is on, or will be."""
+    return shutil.disk_usage(existing_folder(folder)).free
 
 
 def write_whole(path: Path, text: str) -> None:

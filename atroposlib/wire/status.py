@@ -38,6 +38,7 @@ WaitCause = Literal[
 ]
 WAIT_CAUSES: tuple[WaitCause, ...] = get_args(WaitCause)
 MAX_WAITS = 16
+MAX_WAIT_CHARS = 400  # bound of a reason
 
 
 class WaitReport(BaseModel):
@@ -45,7 +46,7 @@ class WaitReport(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     cause: WaitCause
-    on: str = Field(max_length=400)  # what, and whom, it waits for
+    on: str = Field(max_length=MAX_WAIT_CHARS)  # what, and whom, it waits for
     age_s: float = Field(ge=0, allow_inf_nan=False)
 
     @property
@@ -61,7 +62,7 @@ class Process(BaseModel):
     role: Role
     name: str = Field(max_length=200)
     phase: str = Field(max_length=200)  # e.g. "training", "rollout", "publishing weights"
-    waiting_on: str | None = Field(None, max_length=400)  # the outer wait, in words
+    waiting_on: str | None = Field(None, max_length=MAX_WAIT_CHARS)  # the outer wait, in words
     waits: Annotated[list[WaitReport], Field(max_length=MAX_WAITS)] = []  # outer cause first
     details: dict[str, float | Int64 | str] = {}  # "ended" in the last report of a process
 
@@ -147,7 +148,8 @@ class ProcessReport(BaseModel):
     """Present activity of a process, or its silence."""
 
     role: str
-    name: str
+    name: str  # the name in its heartbeats, new at each start of an environment
+    label: str  # the name that views show
     state: Literal["works", "waits", "silent", "ended"]
     text: str
 

@@ -103,7 +103,9 @@ class Link:
             beats = enter(closing(RolloutClient(url, timeout_s=HEARTBEAT_TIMEOUT_S)))
             pulse = HeartbeatThread(beats.heartbeat, f"{cfg.run_name or ''} {cfg.model_name}")
             self.waits = WaitReporter(StopSignal(), enter(pulse))
-            self._client = enter(closing(RolloutClient(url, on_wait=self.waits)))
+            self._client = enter(
+                closing(RolloutClient(url, on_wait=partial(self.waits, cause="api")))
+            )
             roster = ServerRoster(cfg, self.waits, stack)
             servers = roster.connect_all(self._client, url)
             for server in servers:

@@ -9,27 +9,23 @@ reads its settings, checks them and ends without a connection.
 from __future__ import annotations
 
 import math
-import os
-import shutil
-import socket
-import subprocess
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
-from atroposlib.processes import log_tail
+from atroposlib.processes import Children, Exit, ProcessSpec, RunFailed, log_tail
 from atroposlib.utils.command.startup import CHECK_ONLY, FILLS_BATCHES_OF
+from atroposlib.utils.http.sockets import port_problem
+from atroposlib.utils.io import DISK_RESERVE_BYTES, existing_folder, free_bytes
 from atroposlib.utils.tokenizers.loading import require_model
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Endpoints
 from example_trainer.launch.servers import choose_engine, require_engine
 
-RESERVE_BYTES = (
-    48 * 2**20
-)  # free bytes below which the store of the rollout API takes no group
 ENVIRONMENT_S = 120.0  # bound of an environment's check
 NOWHERE = Endpoints("http://127.0.0.1:1", ())
 
@@ -94,30 +90,23 @@ def size_problems(plan: Plan, per_step: int, seq_len: int) -> Iterator[str]:
 
 
 def _disk_problems(folder: Path) -> Iterator[str]:
-    existing = next(path for path in (folder, *folder.parents) if path.is_dir())
-    free = shutil.disk_usage(existing).free
-    if free < 2 * RESERVE_BYTES:
+    free = free_bytes(folder)
+    if free < 2 * DISK_RESERVE_BYTES:
         yield (
-            f"{existing} has {free / 1e6:.0f} MB free: the store keeps {RESERVE_BYTES / 1e6:.0f} MB"
-            " in reserve and needs as much for groups; free space, or name another folder by"
-            " out=FOLDER"
+            f"{existing_folder(folder)} has {free / 1e6:.0f} MB free: the store keeps"
+            f" {DISK_RESERVE_BYTES / 1e6:.0f} MB in reserve and needs as much for groups; free"
+            " space, or name another folder by out=FOLDER"
         )
 
 
 def _port_problems(plan: Plan) -> Iterator[str]:
     first = plan.inference.port
-    wanted = {"api.port": plan.api.port}
+    ports = {"api.port": plan.api.port}
     for index in range(plan.inference.count if first else 0):
-        wanted[f"inference.port {first} + {index}"] = first + index
-    for name, port in wanted.items():
-        if not port:
-            continue
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError as error:
-                yield f"{name}: port {port} of 127.0.0.1 is not free ({error.strerror})"
+        ports[f"inference.port {first} + {index}"] = first + index
+    for name, port in ports.items():
+        if reason := port_problem(port):
+            yield f"{name}: port {port} of 127.0.0.1 is not free ({reason})"
 
 
 def environment_variables(plan: Plan, per_step: int) -> dict[str, str]:
@@ -134,28 +123,27 @@ def check_environments(plan: Plan) -> Iterator[str]:
     """
     _, cfg = trainer_settings(plan)
     filled = environment_variables(plan, cfg.sequences_per_step)
-    variables = {**os.environ, **filled, CHECK_ONLY: "1"}
-    for number, wanted in enumerate(plan.environments):
-        if wanted.command is not None:
-            continue  # a program with settings of another kind
-        name = roles.environment_name(plan, number)
-        command = roles.environment(plan, cfg, sys.executable, number, NOWHERE)
-        log = plan.launched / f"check-{number}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as output:
+    with Children(plan.launched) as children:
+        for number, wanted in enumerate(plan.environments):
+            if wanted.command is not None:
+                continue  # a program with settings of another kind
+            name = roles.environment_name(plan, number)
+            command = roles.environment(plan, cfg, sys.executable, number, NOWHERE)
+            env = {**filled, **command.env, CHECK_ONLY: "1"}
+            spec = ProcessSpec(f"check-{number}", command.argv, env, Path.cwd())
             try:
-                status = subprocess.run(
-                    command.argv,
-                    env={**variables, **command.env},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    timeout=ENVIRONMENT_S,
-                ).returncode
-            except subprocess.TimeoutExpired:
-                status = -1
-        if status != 0:
-            last = log_tail(log, 1).removeprefix("error: ")
-            raise ConfigError(f"environments.{number} ({name}): {last} (log: {log})")
-        log.unlink()
-        yield f"environment {name}: its settings are sound"
+                ended = children.run_to_end(spec, bound_s=ENVIRONMENT_S)
+            except RunFailed as failure:
+                raise ConfigError(f"environments.{number} ({name}): {failure}") from failure
+            log = plan.launched / f"{spec.name}.log"
+            if ended != Exit(0):
+                raise ConfigError(f"environments.{number} ({name}): {invalid_settings(log)}")
+            log.unlink()
+            yield f"environment {name}: its settings are sound"
+
+
+def invalid_settings(log: Path) -> ConfigError:
+    """Return the last line of the log as an error, with the key in the file of the run."""
+    text = log_tail(log, 1).removeprefix("error: ")
+    text = re.sub(r"--config \S+/environment-(\d+)\.yaml: ", r"environments.\1.config: ", text)
+    return ConfigError(f"{text} (log: {log})")

@@ -17,7 +17,6 @@ Only processes started here are signalled (atroposlib.processes).
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 import time
@@ -40,9 +39,8 @@ from atroposlib.processes import (
     StopRequest,
     Supervisor,
     free_port,
-    log_tail,
 )
-from atroposlib.run_status.ended import recorded_outcome
+from atroposlib.run_status.ended import AGAIN, recorded_outcome
 from atroposlib.run_status.sources import RunSnapshot, Sources, WatchedRun
 from atroposlib.run_status.view import View, clock, open_view
 from atroposlib.utils.command import logs
@@ -51,6 +49,7 @@ from example_trainer.launch import gpus, roles
 from example_trainer.launch.check import (
     check_environments,
     environment_variables,
+    invalid_settings,
     require_startable,
 )
 from example_trainer.launch.plan import Plan, trainer_settings
@@ -107,13 +106,6 @@ class RestartPolicy:
         run.restart([name], pause_s=self.delay_s, grace_s=grace_s)
 
 
-def invalid_settings(log: Path) -> ConfigError:
-    """Return the last line of the log as an error, with the key in the file of the run."""
-    text = log_tail(log, 1).removeprefix("error: ")
-    text = re.sub(r"--config \S+/environment-(\d+)\.yaml: ", r"environments.\1.config: ", text)
-    return ConfigError(f"{text} (log: {log})")
-
-
 def newest_weights(*parents: Path) -> Path | None:
     """Return the model or adapter directory below ``parents`` that was written last."""
     configs = [path for parent in parents for path in parent.absolute().glob("*/*config.json")]
@@ -150,7 +142,7 @@ def run_local(plan: Plan, live: bool = True, browser: bool = False) -> int:
         require_startable(plan)
         _, cfg = trainer_settings(plan)
         model = Path(cfg.save_path).absolute() / "final_model"
-        with recorded_outcome(plan.directory, cfg.training_steps, lambda: model):
+        with recorded_outcome(plan.directory, cfg.training_steps, model, Interrupted):
             return _run(plan, live, browser)
 
 
@@ -212,7 +204,7 @@ def _run(plan: Plan, live: bool, browser: bool) -> int:
     except (Interrupted, RunFailed):
         if weights := newest_weights(cfg.published, Path(cfg.save_path)):
             view.print_line(f"{plan.name}: newest weights: {weights}")
-        view.print_line(f"{plan.name}: the same command goes on from its last checkpoint")
+        view.print_line(f"{plan.name}: {AGAIN}")
         raise
     finally:
         view.close()

@@ -24,12 +24,12 @@ from atroposlib.errors import ConfigError
 from atroposlib.processes import Exit, RunFailed, StopRequest, log_tail
 from atroposlib.utils.command.folder_lock import FolderLock
 from example_trainer.launch import slurm
+from example_trainer.launch.check import invalid_settings
 from example_trainer.launch.local import (
     ANOTHER_FOLDER,
     GRACE_S,
     INVALID,
     TRAINER,
-    invalid_settings,
 )
 from example_trainer.launch.plan import Plan
 from example_trainer.launch.ray_actor import AGAIN, place_actors

@@ -9,12 +9,13 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from statistics import median
 
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError, InferenceUnavailable, surviving
 from atroposlib.wire import Heartbeat
-from atroposlib.wire.status import ServerState, WaitCause, WaitReport
+from atroposlib.wire.status import MAX_WAIT_CHARS, ServerState, WaitCause, WaitReport
 from example_trainer.settings.weights import ServingSettings
 from example_trainer.state import StopSignal
 from example_trainer.weights.engines import InferenceServer, connect_engine
@@ -23,7 +24,7 @@ from example_trainer.weights.fleet import Fleet
 logger = logging.getLogger(__name__)
 INTERVAL_S = 2.0
 PHASES_KEPT = 20  # durations of each phase
-NAME_CHARS, WAIT_CHARS = 200, 400  # bounds of wire.Heartbeat
+NAME_CHARS = 200  # bound of wire.Heartbeat
 SERVER_PHASES = ("checking servers", "publishing weights")  # an absent server holds these up
 
 
@@ -45,6 +46,7 @@ class HeartbeatThread:
         )
         self.servers: Callable[[], list[ServerState]] = list  # called for each beat
         self._phase_since = self._wait_since = time.monotonic()
+        self._wait_cause: WaitCause = "other"
         self._spent: dict[str, deque[float]] = {}  # s in the last visits of each phase
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -61,7 +63,11 @@ class HeartbeatThread:
         self._thread.join(timeout=2 * INTERVAL_S)
 
     def phase(
-        self, phase: str, waiting_on: str | None = None, **details: float | int | str
+        self,
+        phase: str,
+        waiting_on: str | None = None,
+        cause: WaitCause = "other",
+        **details: float | int | str,
     ) -> None:
         """Set the current phase; details replace earlier details of the same name."""
         with self._lock:
@@ -72,25 +78,29 @@ class HeartbeatThread:
                 self._phase_since = now
             if waiting_on is None or self._beat.waiting_on is None:
                 self._wait_since = time.monotonic()
+            self._wait_cause = cause
             self._beat = Heartbeat(
                 role="trainer",
                 name=self._name,
                 phase=phase,
-                waiting_on=waiting_on[:WAIT_CHARS] if waiting_on else None,
+                waiting_on=waiting_on[:MAX_WAIT_CHARS] if waiting_on else None,
                 details={**self._beat.details, **details},
             )
         self._wake.set()
 
-    def waiting_on(self, what: str | None) -> None:
+    def waiting_on(self, what: str | None, cause: WaitCause = "other") -> None:
         """Keep the phase and set the resource it waits for."""
-        self.phase(self._beat.phase, what)
+        self.phase(self._beat.phase, what, cause)
 
     def _timed_heartbeat(self) -> Heartbeat:
         """The heartbeat of this moment, with the seconds in its phase and their median."""
         servers = self.servers()  # not under the lock: a publish that holds theirs sets phases
         with self._lock:
             beat, details = self._beat, dict(self._beat.details)
-            waits = self._waits_of(beat)
+            waits = []
+            if on := beat.waiting_on:
+                age_s = time.monotonic() - self._wait_since
+                waits.append(WaitReport(cause=self._wait_cause, on=on, age_s=age_s))
             details["clock"] = time.time()
             details["phase_s"] = round(time.monotonic() - self._phase_since, 1)
             if spent := self._spent.get(beat.phase):
@@ -99,22 +109,12 @@ class HeartbeatThread:
             details["waits_for"] = absent[0][:NAME_CHARS]
             if beat.phase in SERVER_PHASES:
                 silent_s = max(server.silent_s or 0.0 for server in servers)
-                on = f"inference server {absent[0]}"[:WAIT_CHARS]
+                on = f"inference server {absent[0]}"[:MAX_WAIT_CHARS]
                 waits.append(WaitReport(cause="server", on=on, age_s=silent_s))
         waits.sort(key=lambda wait: wait.depth)
         waiting_on = waits[0].on if waits else None
         changed = {"servers": servers, "details": details, "waiting_on": waiting_on}
         return beat.model_copy(update={**changed, "waits": waits})
-
-    def _waits_of(self, beat: Heartbeat) -> list[WaitReport]:
-        """The wait that the loop of the trainer reported, with its cause and age."""
-        on = beat.waiting_on
-        if on is None:
-            return []
-        prefixes: dict[str, WaitCause] = {"a batch: ": "batch", "rollout API": "api"}
-        other: WaitCause = "other"
-        cause = next((cause for words, cause in prefixes.items() if words in on), other)
-        return [WaitReport(cause=cause, on=on, age_s=time.monotonic() - self._wait_since)]
 
     def _run(self) -> None:
         stopped = False
@@ -140,15 +140,15 @@ class WaitReporter:
         self._printed_at = float("-inf")
         self.checks: list[Callable[[], None]] = []  # each raises what must end a wait
 
-    def __call__(self, what: str) -> None:
+    def __call__(self, what: str, cause: WaitCause = "other") -> None:
         self.stop.check()
         for check in self.checks:
             check()
-        self.note(what)
+        self.note(what, cause)
 
-    def note(self, what: str) -> None:
+    def note(self, what: str, cause: WaitCause = "other") -> None:
         """Report a wait in which a stop is not safe."""
-        self.pulse.waiting_on(what)
+        self.pulse.waiting_on(what, cause)
         if time.monotonic() - self._printed_at > WAIT_LOG_INTERVAL_S:
             self._printed_at = time.monotonic()
             logger.info(what)
@@ -212,7 +212,7 @@ class ServerRoster:
             if waited_s > bound_s:
                 why = "".join(f"; {url}: {problem}" for url, problem in self._problems.items())
                 raise InferenceUnavailable(f"{state}{why}")
-            self._waits(state)
+            self._waits(state, cause="server")
             time.sleep(0.5)
 
     def _usable_servers(self, urls: Sequence[str]) -> list[InferenceServer]:
@@ -235,8 +235,8 @@ class ServerRoster:
             self._settings.inference_engine,
             timeout_s=self._settings.publish_timeout_s,
             wait_s=wait_s,
-            on_repeat=self._waits.note,
-            on_wait=self._waits,
+            on_repeat=partial(self._waits.note, cause="server"),
+            on_wait=partial(self._waits, cause="server"),
             token=self._settings.server_token,
             pause_mode=self._settings.publish_pause,
         )

@@ -157,7 +157,8 @@ def next_batch(
             )
         waits(
             f"a batch: {prefetcher.blocked_reason}; {waited_s:.0f} s of at most"
-            f" {timeout_s:.0f} s"
+            f" {timeout_s:.0f} s",
+            cause="batch",
         )
 
 

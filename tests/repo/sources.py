@@ -234,8 +234,8 @@ def folder_graph(repository: Repository) -> Graph:
     for name, targets in repository.graph.items():
         source = modules[name]
         for target in targets:
-            is_face = source.is_init and target.startswith(source.name + ".")
-            is_face = is_face or name.endswith(".__main__")
+            is_package = source.is_init and target.startswith(source.name + ".")
+            is_face = is_package or name.endswith(".__main__")
             if source.folder != modules[target].folder and not is_face:
                 graph.setdefault(source.folder, set()).add(modules[target].folder)
     return graph

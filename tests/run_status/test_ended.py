@@ -25,7 +25,7 @@ def log(folder, *lines):
 
 
 def launch(folder, error=None, steps=4):
-    with recorded_outcome(folder, steps, lambda: folder / "model"):
+    with recorded_outcome(folder, steps, folder / "model", Interrupted):
         if error is not None:
             raise error
 

@@ -100,3 +100,15 @@ def test_without_a_terminal_there_is_a_line_per_poll(capsys, monkeypatch):
 def test_the_one_line_form_has_flow_and_verdict():
     line = top.summary_line(report_of(still(trainer(age_s=26.0), env())))
     assert line.startswith("1 env > 0.0 groups/s") and "stuck: the trainer ended" in line
+
+
+def test_an_environment_whose_name_begins_another_name_has_its_own_figures():
+    shares = [
+        {"name": "sums_hard_0", "asked": 0.9, "realised": 0.9},
+        {"name": "sums_0", "asked": 0.1, "realised": 0.1},
+    ]
+    hard = env(name="sums_hard-0a1b2c", groups_sent=7)
+    page = shown(moving(trainer(), hard, env(groups_sent=3), shares=shares))
+    [first] = [line for line in page if line.startswith("env       sums_hard")]
+    [second] = [line for line in page if line.startswith("env       sums ")]
+    assert "7 sent, share 90% of 90%" in first and "3 sent, share 10% of 10%" in second

@@ -10,7 +10,7 @@ from tests.run_status.test_rules_processes import PAUSED, STALLS, WAITING
 
 
 def lines_of(evidence):
-    return {line.name: (line.state, line.text) for line in process_lines(evidence)}
+    return {line.label: (line.state, line.text) for line in process_lines(evidence)}
 
 
 def test_a_healthy_run_says_step_usual_time_last_batch_and_what_goes_on():

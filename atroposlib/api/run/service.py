@@ -291,11 +291,12 @@ class RolloutService:
     async def status(self) -> wire.RunStatus:
         """The status of the run, with the verdict on it."""
         began = monotonic()
-        status = await self._status()
+        status = await self.figures()
         verdict = await self.judge.verdict(status, monotonic() - began)
         return status.model_copy(update={"verdict": verdict})
 
-    async def _status(self) -> wire.RunStatus:
+    async def figures(self) -> wire.RunStatus:
+        """The status of the run without a verdict, for scrapers."""
         await self.context.run_cache.refresh_if_old()
         stats = await self.context.queue_stats.read()
         run = self.run

@@ -36,7 +36,7 @@ def ops_routes(service: RolloutService) -> APIRouter:
 
     @router.get("/metrics", response_class=PlainTextResponse, responses=refusals())
     async def metrics() -> Response:
-        status = await service.status()
+        status = await service.figures()
         page = await in_thread(service.metrics.exposition, status)
         return Response(page, headers={"content-type": CONTENT_TYPE})
 

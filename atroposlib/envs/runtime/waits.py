@@ -17,12 +17,11 @@ from typing import TypeVar
 
 from atroposlib.errors import AtroposError
 from atroposlib.utils.command.signals import on_signals, reset_and_raise
-from atroposlib.wire.status import WAIT_CAUSES, WaitCause, WaitReport
+from atroposlib.wire.status import MAX_WAIT_CHARS, WAIT_CAUSES, WaitCause, WaitReport
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 LOG_INTERVAL_S = 10.0
-MAX_WAIT_CHARS = 400  # bound of a heartbeat
 _REASON_CHARS = 20  # these distinguish reasons; counted seconds come later in the text
 
 

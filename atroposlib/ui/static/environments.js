@@ -5,6 +5,8 @@ import { address, bar, count, empty, facts, h, link, mark, number, sparkline, su
 
 const CURVED = 400; // steps of the reward
 
+const label = (name) => name.replace(/_\d+$/, ""); // the API numbers names
+
 export async function show(context) {
   const cards = h("div", { class: "envs" });
   context.box.append(cards);
@@ -24,8 +26,8 @@ export async function show(context) {
     }
     cards.replaceChildren(...names.map((name) => environment(name, {
       share: shares.find((one) => one.name === name), lengths: lengths.get(name),
-      said: (status?.verdict?.processes ?? []).filter((p) => p.role === "env" && name.startsWith(p.name)),
-      beats: (status?.participants ?? []).filter((p) => p.role === "env" && p.name.startsWith(name.replace(/_\d+$/, ""))),
+      said: (status?.verdict?.processes ?? []).filter((p) => p.role === "env" && p.label === label(name)),
+      beats: (status?.participants ?? []).filter((p) => p.role === "env" && p.name.replace(/-[0-9a-f]{6}$/, "") === label(name)),
       points: (key) => curves.get(name)?.series.find((one) => one.key === key && one.source === "rollup")?.points ?? [],
     })));
     if (!names.length) cards.append(empty("No environment is registered.", "Start one: atropos env run FILE serve --api-url " + location.origin));

@@ -7,8 +7,8 @@ const CURVED = 80, TIMED = 20; // steps
 const PHASES = { "waiting for rollouts": ["wait"], training: ["prepare", "train"], publishing: ["publish", "check"], other: ["save", "evaluate", "recovery"] };
 const KEYS = ["reward", ...Object.values(PHASES).flat().map((name) => `seconds_${name}`)].join(",");
 
-// What the API says of a process; processes that a successor replaced have no line.
-const saidOf = (s, p) => (s.verdict?.processes ?? []).find((one) => one.role === p.role && p.name.startsWith(one.name));
+// The API has no line for a process that a successor replaced.
+const saidOf = (s, p) => (s.verdict?.processes ?? []).find((line) => line.role === p.role && line.name === p.name);
 
 export async function show(context) {
   const seen = []; // [seconds, counters] of the last WINDOW_S
@@ -98,7 +98,7 @@ function step(title, to, value, note, wait, silent = false, extra = null) {
 
 function below(s) {
   const columns = [
-    col("process", (p) => h("b", {}, p.name)), col("role", (p) => p.role),
+    col("process", (p) => h("b", {}, p.label)), col("role", (p) => p.role),
     col("now", (p) => h("span", { class: p.state === "silent" || p.state === "ended" ? "dim" : "" }, p.text)),
     num("", (p) => mark(p.state === "silent", p.state)),
   ];

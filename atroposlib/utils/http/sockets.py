@@ -55,6 +55,20 @@ def bind(host: str, port: int, backlog: int | None = None) -> socket.socket:
     return listener
 
 
+def port_problem(port: int) -> str:
+    """Reason why no server here can listen on a port now; empty for a free port and for 0."""
+    if not port:
+        return ""
+    with socket.socket() as probe:
+        # As servers do: a connection of an earlier run in TIME_WAIT does not block the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
+
+
 def kept_alive() -> list[tuple[int, int, int]]:
     """Options for ``setsockopt``, inherited from a listening socket. Linux has all options."""
     wanted = {

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.repo.paths import record
+from tests.repo.sources import PACKAGES
 
 STEP = re.compile(r"^\d+\. `([\w/.]+\.py)`,((?:\s+`[\w.]+`,?)+):", re.MULTILINE)
 NAME = re.compile(r"`([\w.]+)`")
 QUESTIONS = 7
-PACKAGES = ("atroposlib", "example_trainer")
 RECORDED = {
     "How does a posted group become durable?": "post one group",
     "How is a batch formed and delivered?": "claim a batch",

@@ -118,3 +118,13 @@ def test_a_server_that_left_is_forgotten_only_while_it_is_absent(roster, serve, 
         fleet.leave_out([(gone, ServerGone("no answer"))])
         made.follow(fleet)
         assert [engine.url for engine in fleet.engines] == [url] and not fleet.absent
+
+
+def test_a_wait_has_the_cause_that_its_caller_names():
+    """The cause is not guessed from the words, which name a server and the API at once."""
+    pulse = HeartbeatThread(lambda beat: None, "trainer x")
+    waits = WaitReporter(StopSignal(), pulse)
+    waits("rollout API at http://api: refused, for an inference server", cause="server")
+    assert [wait.cause for wait in pulse._timed_heartbeat().waits] == ["server"]
+    waits("a batch: 3 of 8 sequences queued", cause="batch")
+    assert [wait.cause for wait in pulse._timed_heartbeat().waits] == ["batch"]

@@ -40,13 +40,14 @@ from atroposlib.api.store.sqlite.rewriting import rewrite
 from atroposlib.api.store.sqlite.segment_files import SegmentFiles
 from atroposlib.errors import ConfigError, StoreFull, StoreLocked
 from atroposlib.utils.command.folder_lock import HOLDER, FolderLock
+from atroposlib.utils.io import DISK_RESERVE_BYTES
 
 # Before 3.51.3 a reset of the write-ahead log can corrupt the file.
 MIN_SQLITE_VERSION = 3_051_003
 DATABASE = "queue.sqlite"
 # The size of three checkpoints. Claims and acks write too, and a failed checkpoint keeps its
 # log: a disk that puts fill completely could never be drained.
-RESERVE_BYTES = 48 * 2**20
+RESERVE_BYTES = DISK_RESERVE_BYTES
 # Bytes of the payload log above its bound: the active segment, a segment that is being moved,
 # and the largest body.
 UNSEALED_BYTES = 256 * 2**20
