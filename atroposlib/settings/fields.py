@@ -11,8 +11,9 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from atroposlib.errors import ConfigError
 from atroposlib.settings.merge import Settings
-from atroposlib.settings.sentences import settings_error
+from atroposlib.settings.sentences import Contradiction, Contradictions, settings_error
 
 S = TypeVar("S", bound=BaseModel)
 _CONTAINERS = (set, frozenset, BaseModel, Sequence, Mapping)
@@ -102,3 +103,17 @@ def validate_as(
         return kind(**settings.values)
     except ValidationError as error:
         raise settings_error(error, place, known) from error
+    except Contradictions as error:
+        raise ConfigError(
+            "; ".join(
+                _with_place(entry, settings.places, place) for entry in error.contradictions
+            )
+        ) from error
+
+
+def _with_place(
+    contradiction: Contradiction, places: Mapping[str, str], place: Callable[[str], str]
+) -> str:
+    """The reason under the place of the first of its settings that a source gives."""
+    names = [name for name in contradiction.names if name in places]
+    return f"{place(names[0])}: {contradiction.reason}" if names else contradiction.reason

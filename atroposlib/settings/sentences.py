@@ -7,7 +7,8 @@ run.yaml:3: env.group_sise is no setting; did you mean env.group_size?
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,22 @@ WORDS = (
     (r"less than or equal to", "at most"),
 )
 SECRET = "api_key"
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """Settings that are each valid, and not together."""
+
+    names: tuple[str, ...]  # the setting to change comes first
+    reason: str
+
+
+class Contradictions(ConfigError):
+    """Settings contradict each other; the message has all reasons."""
+
+    def __init__(self, contradictions: Sequence[Contradiction]) -> None:
+        super().__init__("; ".join(entry.reason for entry in contradictions))
+        self.contradictions = contradictions
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

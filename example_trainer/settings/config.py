@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict
 
-from atroposlib.errors import ConfigError
+from atroposlib.settings.sentences import Contradiction, Contradictions
 from atroposlib.wire import Registration
 from example_trainer.settings.batch import LoadSettings
 from example_trainer.settings.loss import ObjectiveSettings
@@ -50,12 +51,12 @@ class TrainingConfig(
     Sequences per step = batch_size x gradient_accumulation_steps.
 
     Raises:
-        ConfigError: settings contradict each other; names the settings and a remedy.
+        Contradictions: settings contradict each other; names the settings and a remedy.
     """
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
-    # Not a validator: pydantic would wrap the ConfigError in a ValidationError.
+    # Not a validator: pydantic would wrap the error in a ValidationError.
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         names = self.model_fields_set
@@ -63,48 +64,57 @@ class TrainingConfig(
             self.publish_every = self.vllm_restart_interval
         if self.wandb_group is None and "wandb" in self.tracker_names:
             self.wandb_group = secrets.token_hex(4)
-        self._refuse_contradictions()
+        contradictions = [
+            Contradiction(names, why) for names, wrong, why in self._checks() if wrong
+        ]
+        if contradictions:
+            raise Contradictions(contradictions)
 
-    def _refuse_contradictions(self) -> None:
-        for wrong, why in (
-            (
-                self.single_copy,
-                "single_copy had no effect in the original and has none here; leave it out"
-                " (weight_publisher shared_memory does not write to disk)",
-            ),
-            (
-                self.publisher == "lora" and not self.trains_adapter,
-                "weight_publisher lora publishes an adapter, but lora is false",
-            ),
-            (
-                self.critic and self.advantage != "gae",
-                "a critic only serves advantage gae; set --advantage gae or leave critic out",
-            ),
-            (
-                self.overlong_tokens > 0 and self.max_new_tokens is None,
-                "overlong_tokens counts back from max_new_tokens; set that as well",
-            ),
-            (
-                self.kl_coef > 0 and self.kl_in == "loss" and self.kl_estimator == "k1",
-                "k1 has no gradient on average, so a KL in the loss would do nothing; use k2"
-                " or k3, or kl_in: reward",
-            ),
-            (
-                self.importance_floor > self.importance_cap,
-                "importance_floor is above importance_cap",
-            ),
-            (
-                self.dual_clip is not None and self.loss not in ("grpo", "ppo", "decoupled"),
-                f"dual_clip has no meaning in loss {self.loss}; leave it out",
-            ),
-            (
-                self.optimizer_offload and self.optimizer != "adamw",
-                f"optimizer_offload keeps the moments of adamw in main memory, and the optimizer"
-                f" is {self.optimizer}; set --optimizer adamw or leave it out",
-            ),
-        ):
-            if wrong:
-                raise ConfigError(why)
+    def _checks(self) -> Iterator[tuple[tuple[str, ...], bool, str]]:
+        """Names of settings, whether the settings contradict each other, and why."""
+        yield (
+            ("single_copy",),
+            self.single_copy,
+            "single_copy had no effect in the original and has none here; leave it out"
+            " (weight_publisher shared_memory does not write to disk)",
+        )
+        yield (
+            ("weight_publisher", "lora"),
+            self.publisher == "lora" and not self.trains_adapter,
+            "weight_publisher lora publishes an adapter, but lora is false",
+        )
+        yield (
+            ("critic", "advantage"),
+            self.critic and self.advantage != "gae",
+            "a critic only serves advantage gae; set --advantage gae or leave critic out",
+        )
+        yield (
+            ("overlong_tokens", "max_new_tokens"),
+            self.overlong_tokens > 0 and self.max_new_tokens is None,
+            "overlong_tokens counts back from max_new_tokens; set that as well",
+        )
+        yield (
+            ("kl_estimator", "kl_in", "kl_coef"),
+            self.kl_coef > 0 and self.kl_in == "loss" and self.kl_estimator == "k1",
+            "k1 has no gradient on average, so a KL in the loss would do nothing; use k2"
+            " or k3, or kl_in: reward",
+        )
+        yield (
+            ("importance_floor", "importance_cap"),
+            self.importance_floor > self.importance_cap,
+            "importance_floor is above importance_cap",
+        )
+        yield (
+            ("dual_clip", "loss"),
+            self.dual_clip is not None and self.loss not in ("grpo", "ppo", "decoupled"),
+            f"dual_clip has no meaning in loss {self.loss}; leave it out",
+        )
+        yield (
+            ("optimizer_offload", "optimizer"),
+            self.optimizer_offload and self.optimizer != "adamw",
+            "optimizer_offload keeps the moments of adamw in main memory, and the optimizer"
+            f" is {self.optimizer}; set --optimizer adamw or leave it out",
+        )
 
     @property
     def published(self) -> Path:
