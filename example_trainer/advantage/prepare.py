@@ -189,7 +189,7 @@ def _of_environment(row: Row, ours_T: list[float]) -> list[float]:
 
 
 def minibatches(rows: Sequence[Row], count: int) -> list[list[int]]:
-    """Indices of ``count`` parts of about equal trained tokens; fewer if rows are few.
+    """Indices of ``count`` parts of about equal tokens; fewer if rows are few.
 
     Deterministic, so a restarted trainer cuts the same batch alike.
     """

@@ -1,6 +1,6 @@
 """How far logprobs of equal weights may lie apart: by rounding, as it is found in the run.
 
-    found --accepts--> True: learned from, so that the limit follows the rounding of the run
+    found --judge--> True: learned from, so that the limit follows the rounding of the run
                  '---> False: different weights
 
 In float32 rounding is far below what a step changes, and a fixed tolerance decides. In
@@ -77,7 +77,7 @@ class Agreement:
         """Take the means that another rank has learned."""
         self.usual = usual
 
-    def accepts(
+    def judge(
         self, mismatch: Mismatch, tokens: Tokens, scale: float = 1.0, source: str = ""
     ) -> bool:
         """Whether ``mismatch`` is rounding. A true result is learned from.

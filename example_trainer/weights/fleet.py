@@ -228,14 +228,19 @@ class Fleet:
             PublishFailed: a server refuses to pause; none was touched, so the rest go on.
         """
         self.gather()
-        for bound in ((self._watchdog_s,), ()):
-            if failed := self._failures(lambda engine: engine.pause(*bound)):
-                call_all(self.present, lambda engine: engine.resume())
-                raise PublishFailed(
-                    f"could not pause {len(failed)} of {len(self.engines)} servers:"
-                    f" {_lines(failed)}. No server was touched; those that answer go on with"
-                    f" what they hold. {AFTERWARDS}"
-                )
+        self._pause_or_resume(lambda engine: engine.pause(self._watchdog_s))
+        self._pause_or_resume(lambda engine: engine.pause())
+
+    def _pause_or_resume(self, pause: Action) -> None:
+        failed = self._leave_out_failing(pause)
+        if not failed:
+            return
+        call_all(self.present, lambda engine: engine.resume())
+        raise PublishFailed(
+            f"could not pause {len(failed)} of {len(self.engines)} servers:"
+            f" {_lines(failed)}. No server was touched; those that answer go on with"
+            f" what they hold. {AFTERWARDS}"
+        )
 
     def load(self, action: Action, retries: int = 0) -> None:
         """Change the weights of every server.
@@ -248,9 +253,9 @@ class Fleet:
         """
 
         measured = self.measure_load(action)
-        failed = self._failures(measured, slow_s=self.slow_s)
+        failed = self._leave_out_failing(measured, slow_s=self.slow_s)
         for _ in range(retries):
-            failed = self._failures(measured, among=failed, slow_s=self.slow_s)
+            failed = self._leave_out_failing(measured, among=failed, slow_s=self.slow_s)
         if failed:
             raise self.half_updated("load", failed)
 
@@ -260,7 +265,7 @@ class Fleet:
         Raises:
             PublishFailed: a server refused; none was paused.
         """
-        if failed := self._failures(action, slow_s=self.slow_s):
+        if failed := self._leave_out_failing(action, slow_s=self.slow_s):
             raise PublishFailed(f"no server was touched: {_lines(failed)}. {AFTERWARDS}")
 
     def verify(self, version: int, again: Action | None = None) -> None:
@@ -270,7 +275,7 @@ class Fleet:
         """
         wrong = self._wrong(version)
         if wrong and again is not None:
-            self._failures(again, among=wrong)
+            self._leave_out_failing(again, among=wrong)
             wrong = self._wrong(version)
         if wrong:
             raise self.half_updated(f"verify version {version} on", wrong)
@@ -289,7 +294,9 @@ class Fleet:
         Raises:
             PublishFailed: a server refuses; the rest hold the same version and go on.
         """
-        if failed := self._failures(lambda engine: engine.resume(), slow_s=self.slow_s):
+        if failed := self._leave_out_failing(
+            lambda engine: engine.resume(), slow_s=self.slow_s
+        ):
             raise PublishFailed(
                 f"could not resume {len(failed)} of {len(self.engines)} servers:"
                 f" {_lines(failed)}. All hold the new version and the others generate."
@@ -302,13 +309,16 @@ class Fleet:
         silent = [e.url for e, answer in zip(self.present, paused) if _is_error(answer)]
         return [*self.absent, *silent]
 
-    def _failures(
+    def _leave_out_failing(
         self,
         action: Action,
         among: list[Failure] | None = None,
         slow_s: float | None = None,
     ) -> list[Failure]:
-        """Call every server, or only ``among``; return the failures of servers that answer."""
+        """Call every server, or only ``among``; return the servers that answered with an error.
+
+        Servers that give no answer are left out of the fleet.
+        """
         called = [e for e in self.present if among is None or e.url in dict(among)]
         answers = self.call_most(called, action, slow_s, needed=(len(called) + 1) // 2)
         return self.leave_out((e.url, a) for e, a in zip(called, answers) if _is_error(a))

@@ -138,7 +138,7 @@ def _ask_all(
         difference = sum(
             map(mismatch_of, ours, theirs, repeat(agreement.tolerance)), Mismatch()
         )
-        if not agreement.accepts(difference, Tokens.GIVEN, source=engine.url):
+        if not agreement.judge(difference, Tokens.GIVEN, source=engine.url):
             wrong = {
                 "url": engine.url,
                 "version": engine.version(),
@@ -240,9 +240,9 @@ def check_temperature(
             by_temperature[temperature] = mismatch_of(ours_T, theirs, agreement.tolerance)
         mismatch = by_temperature[PROBE_TEMPERATURE]
         scale = 1 / PROBE_TEMPERATURE
-        if agreement.accepts(mismatch, Tokens.SAMPLED, scale):
+        if agreement.judge(mismatch, Tokens.SAMPLED, scale):
             continue
-        unscaled = agreement.accepts(by_temperature[1.0], Tokens.SAMPLED, scale)
+        unscaled = agreement.judge(by_temperature[1.0], Tokens.SAMPLED, scale)
         why = UNSCALED if unscaled else "They are not those of temperature 1 either."
         raise StaleWeights(
             f"{url} agrees with the trainer on a given text, but sampled at temperature"
@@ -288,7 +288,7 @@ class SamplerCheck:
         if version is None:
             return
         if self.is_held:
-            near = agreement.accepts(mismatch, Tokens.SAMPLED)
+            near = agreement.judge(mismatch, Tokens.SAMPLED)
         else:
             near = mismatch.mean <= max(agreement.tolerance, DRIFT_NATS)
         if near:

@@ -31,7 +31,7 @@ from atroposlib.envs.rollout.groups import (
 )
 from atroposlib.envs.rollout.samples import outcome_of
 from atroposlib.errors import AtroposError, RolloutError, boundary
-from atroposlib.generation.sessions.sequences import recorded_nodes
+from atroposlib.generation.sessions.recording import recorded_nodes
 
 if TYPE_CHECKING:
     from atroposlib.envs.settings.config import BaseEnvConfig

@@ -33,7 +33,7 @@ from atroposlib.errors import (
     boundary,
 )
 from atroposlib.generation.engines.slots import timings
-from atroposlib.generation.sessions.sequences import recorded_nodes
+from atroposlib.generation.sessions.recording import recorded_nodes
 from atroposlib.utils.gathering import gather_or_cancel
 from atroposlib.wire import Outcome
 

@@ -39,7 +39,7 @@ from atroposlib.errors import (
     RolloutApiRefused,
     UnknownEnv,
 )
-from atroposlib.generation.sessions.sequences import recorded_here
+from atroposlib.generation.sessions.recording import recorded_here
 from atroposlib.wire import EnvRegistered
 
 logger = logging.getLogger(__name__)
@@ -225,7 +225,7 @@ class GroupSender:
 
 
 class GroupFile:
-    """The jsonl file of accepted groups; each line is on disk before the group is sent.
+    """The jsonl file of accepted groups; each line is handed to the system before the group is sent.
 
     The first group opens it, so that a run without groups leaves no empty file.
     """

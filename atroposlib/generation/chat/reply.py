@@ -14,7 +14,7 @@ from typing import Any
 
 from atroposlib.generation.chat.template import (
     Message,
-    continuation,
+    decode_after,
     text_of_ids,
 )
 from atroposlib.generation.chat.tool_call_translator import ToolCallTranslator
@@ -23,14 +23,14 @@ from atroposlib.text.parts import CHANNEL, has_marks, split
 
 def sample_text(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> str:
     """Text of a sample without special tokens, except the marks of reasoning and channels."""
-    whole = continuation(tokenizer, before, tokens, skip_special=False)
-    plain = continuation(tokenizer, before, tokens, skip_special=True)
+    whole = decode_after(tokenizer, before, tokens, skip_special=False)
+    plain = decode_after(tokenizer, before, tokens, skip_special=True)
     if CHANNEL in whole:
         return whole
     if not has_marks(whole) or has_marks(plain):
         return plain
     kept = [token for token in tokens if not _is_dropped(tokenizer, token)]
-    return continuation(tokenizer, before, kept, skip_special=False)
+    return decode_after(tokenizer, before, kept, skip_special=False)
 
 
 def _is_dropped(tokenizer: Any, token: int) -> bool:

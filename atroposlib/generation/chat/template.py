@@ -183,7 +183,7 @@ def require_known_ids(tokenizer: Any, ids: Sequence[int]) -> None:
     )
 
 
-def continuation(
+def decode_after(
     tokenizer: Any, before: Sequence[int], tokens: Sequence[int], *, skip_special: bool
 ) -> str:
     """Text of ``tokens`` after the tokens ``before``.

@@ -17,7 +17,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.generation.chat.template import (
     Message,
     content_text,
-    continuation,
+    decode_after,
     plain_message,
     shows_tools,
     text_of_ids,
@@ -114,7 +114,7 @@ class ToolCallTranslator:
         ids = list(token_ids)
         while has_tools and ids and self._ends_turn(ids[-1]):
             ids.pop()
-        return continuation(self.tokenizer, before, ids, skip_special=not has_tools)
+        return decode_after(self.tokenizer, before, ids, skip_special=not has_tools)
 
     def _ends_turn(self, token: int) -> bool:
         text = text_of_ids(self.tokenizer, [token], skip_special=False)

@@ -26,7 +26,8 @@ from atroposlib.generation.proxy.sample_tree import SessionRow
 from atroposlib.generation.proxy.session import ProxySession, SessionSettings
 from atroposlib.generation.proxy.sessions import Servers, Sessions
 from atroposlib.generation.sessions.dummy import DummyManagedServer
-from atroposlib.generation.sessions.sequences import SequenceNode, record_nodes
+from atroposlib.generation.sessions.recording import record_nodes
+from atroposlib.generation.sessions.sequences import SequenceNode
 
 LOOPBACK = "127.0.0.1"
 BACKLOG = 2048

@@ -24,7 +24,7 @@ from atroposlib.generation.sampling.generation import (
     with_max_tokens,
 )
 from atroposlib.generation.sampling.resume import Decode, generate_with_resume
-from atroposlib.generation.sessions.sequences import record_outputs
+from atroposlib.generation.sessions.recording import record_outputs
 from atroposlib.utils.gathering import gather_or_cancel
 
 if TYPE_CHECKING:

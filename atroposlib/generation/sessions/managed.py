@@ -20,7 +20,7 @@ from atroposlib.generation.chat.reply import WholeTexts, message_of, sample_text
 from atroposlib.generation.chat.special_tokens import remove_guards
 from atroposlib.generation.chat.template import (
     Messages,
-    continuation,
+    decode_after,
     encode_after,
     encode_prompt,
     load_tokenizer,
@@ -37,6 +37,7 @@ from atroposlib.generation.sampling.generation import (
     without_doubled_bos,
 )
 from atroposlib.generation.sessions.dummy import DummyManagedServer
+from atroposlib.generation.sessions.recording import record_nodes
 from atroposlib.generation.sessions.sample import (
     ManagedServerAdapter,
     SamplingServer,
@@ -51,7 +52,6 @@ from atroposlib.generation.sessions.sequences import (
     SequenceTree,
     extended_by_text,
     extended_by_tokens,
-    record_nodes,
 )
 from atroposlib.text.parts import cut_at_stop, opening_of
 
@@ -226,7 +226,7 @@ class ManagedServer:
         await self._load_tokenizer()
         tools = self._active_tools(kwargs.get("tools"))
         text = self._render(kwargs["messages"], tools, pop_template_kwargs(kwargs))
-        ids = self._extend(text, lambda: encode_prompt(self.tokenizer, text), ())[1]
+        ids = self._known_prefix(text, lambda: encode_prompt(self.tokenizer, text), ())[1]
         return remove_guards(text), ids
 
     # --- samples -------------------------------------------------------------
@@ -286,7 +286,7 @@ class ManagedServer:
             guard=True,
         )
 
-    def _extend(
+    def _known_prefix(
         self, prompt_text: str, encode: Callable[[], Sequence[int]] | None, ids: Sequence[int]
     ) -> tuple[SequenceNode | None, list[int]]:
         """The sequence that the prompt continues, and the ids to send.
@@ -315,7 +315,7 @@ class ManagedServer:
             raise ConfigError("stream: completions are returned whole; leave it out")
         # Nodes of this call must not appear after a reset() during it.
         sequences = self._sequences
-        parent, input_ids = self._extend(prompt_text, encode, ids)
+        parent, input_ids = self._known_prefix(prompt_text, encode, ids)
         outputs = await sample_tokens(self.server, prompt_text, input_ids, kwargs)
         return outputs, self._keep(sequences, parent, prompt_text, outputs)
 
@@ -350,7 +350,7 @@ class ManagedServer:
         return nodes
 
     def _text_of(self, output: Generation, *, skip_special: bool) -> str:
-        return continuation(
+        return decode_after(
             self.tokenizer, output.prompt_ids, output.tokens, skip_special=skip_special
         )
 

@@ -24,7 +24,8 @@ from atroposlib.errors import (
 from atroposlib.generation.chat.template import plain_message
 from atroposlib.generation.engines.health import BACKOFF, MAX_ATTEMPTS
 from atroposlib.generation.engines.http import HttpClient, read_reply
-from atroposlib.generation.sessions.sequences import SequenceNode, record_nodes
+from atroposlib.generation.sessions.recording import record_nodes
+from atroposlib.generation.sessions.sequences import SequenceNode
 from atroposlib.utils.backoff import with_jitter
 
 if TYPE_CHECKING:

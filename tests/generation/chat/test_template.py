@@ -9,7 +9,7 @@ import pytest
 from atroposlib.errors import ConfigError
 from atroposlib.generation.chat.template import (
     content_text,
-    continuation,
+    decode_after,
     encode_after,
     encode_prompt,
     load_tokenizer,
@@ -62,9 +62,9 @@ def test_text_in_the_middle_of_a_sequence_is_encoded_without_its_context(
 
 def test_a_leading_space_of_a_sample_is_kept() -> None:
     before, sampled = [ord("a")], [ord(" "), ord("b")]
-    text = continuation(WithoutTemplate(), before, sampled, skip_special=True)
+    text = decode_after(WithoutTemplate(), before, sampled, skip_special=True)
     assert text == " b"
-    assert continuation(WithoutTemplate(), [], sampled, skip_special=True) == "b"
+    assert decode_after(WithoutTemplate(), [], sampled, skip_special=True) == "b"
 
 
 def test_content_parts_are_joined_into_one_text() -> None:

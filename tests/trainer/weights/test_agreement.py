@@ -19,10 +19,10 @@ def found(tokens, mean, share):
 @pytest.mark.parametrize("kind", Tokens)
 def test_of_float32_one_token_in_a_hundred_may_be_beyond_and_no_mean_is_judged(kind):
     exact = Agreement.of("float32")
-    assert exact.accepts(Mismatch(tokens=1000, beyond=10, total=900.0), kind)
-    assert not exact.accepts(Mismatch(tokens=1000, beyond=11), kind)
-    assert not exact.accepts(Mismatch(tokens=5, beyond=1), kind)
-    assert exact.accepts(Mismatch(), kind) and exact.most(kind) is None
+    assert exact.judge(Mismatch(tokens=1000, beyond=10, total=900.0), kind)
+    assert not exact.judge(Mismatch(tokens=1000, beyond=11), kind)
+    assert not exact.judge(Mismatch(tokens=5, beyond=1), kind)
+    assert exact.judge(Mismatch(), kind) and exact.most(kind) is None
     assert Agreement.of("bfloat16", 0.5) == Agreement(0.5, 0.01)  # as the user sets
 
 
@@ -44,7 +44,7 @@ STALE = [(0.226, 0.33), (0.70, 0.50), (0.13, 0.19), (0.31, 0.47), (0.19, 0.29)]
 @pytest.mark.parametrize("kind", Tokens)
 def test_a_correct_server_is_accepted_at_the_start_and_later(mean, share, tokens, kind):
     limits = Agreement.of("bfloat16")
-    assert all(limits.accepts(found(tokens, mean, share), kind) for _ in range(20))
+    assert all(limits.judge(found(tokens, mean, share), kind) for _ in range(20))
 
 
 @pytest.mark.parametrize(("mean", "share"), STALE)
@@ -54,8 +54,8 @@ def test_samples_of_stale_weights_are_refused_the_second_time_at_the_latest(
 ):
     for tokens in (20, 300, 5000):
         limits = Agreement(0.2, 0.25, True, {} if usual is None else {SAMPLED: usual})
-        once = limits.accepts(found(tokens, mean, share), SAMPLED)
-        assert not (once and limits.accepts(found(tokens, 1.2 * mean, share), SAMPLED))
+        once = limits.judge(found(tokens, mean, share), SAMPLED)
+        assert not (once and limits.judge(found(tokens, 1.2 * mean, share), SAMPLED))
         assert not once or (mean < 0.2 and usual is not None)
 
 
@@ -63,14 +63,14 @@ def test_one_batch_that_rounds_like_a_stale_one_is_accepted():
     """0.069 where 0.055 was the limit, 12 % beyond: a run of a correct server at step 13."""
     limits = Agreement(0.2, 0.25, True, {SAMPLED: 0.0183})
     for mean in (0.069, 0.013, 0.069, 0.02):
-        assert limits.accepts(found(445, mean, 0.117), SAMPLED)
+        assert limits.judge(found(445, mean, 0.117), SAMPLED)
 
 
 def test_each_server_of_a_fleet_is_doubted_on_its_own():
     limits = Agreement(0.2, 0.25, True, {GIVEN: 0.03})
     looks = [("a", 0.02, True), ("b", 0.15, True), ("a", 0.02, True), ("b", 0.19, False)]
     for name, mean, is_right in looks:
-        assert limits.accepts(found(300, mean, 0.1), GIVEN, source=name) == is_right
+        assert limits.judge(found(300, mean, 0.1), GIVEN, source=name) == is_right
 
 
 # Means of every batch, and of every second of the given texts, of a run of 40 steps whose server
@@ -88,20 +88,20 @@ def test_a_run_with_a_correct_server_is_accepted_to_its_end_at_twice_the_roundin
     for factor in (1.0, 2.0):
         limits = Agreement.of("bfloat16")
         for mean in TEXTS:
-            assert limits.accepts(found(60, factor * mean, 0.07), GIVEN)
+            assert limits.judge(found(60, factor * mean, 0.07), GIVEN)
         for mean in BATCHES:
-            assert limits.accepts(found(350, factor * mean, 0.03), SAMPLED)
+            assert limits.judge(found(350, factor * mean, 0.03), SAMPLED)
 
 
 def test_the_limit_follows_the_rounding_of_the_run_for_each_kind_of_tokens():
     limits = Agreement.of("bfloat16")
     assert limits.most(SAMPLED) == limits.most(GIVEN) == 0.1
     for step in range(40):  # late in a run the policy is sure of its tokens
-        assert limits.accepts(found(2000, max(0.002, 0.034 * 0.85**step), 0.0), SAMPLED)
+        assert limits.judge(found(2000, max(0.002, 0.034 * 0.85**step), 0.0), SAMPLED)
     assert limits.most(SAMPLED) == LEAST_NATS[SAMPLED] and limits.most(GIVEN) == 0.1
     behind = found(2000, 0.07, 0.02)
-    assert limits.accepts(behind, SAMPLED) and not limits.accepts(behind, SAMPLED)
-    assert limits.accepts(behind, GIVEN) and limits.accepts(behind, GIVEN)
+    assert limits.judge(behind, SAMPLED) and not limits.judge(behind, SAMPLED)
+    assert limits.judge(behind, GIVEN) and limits.judge(behind, GIVEN)
 
 
 def test_few_tokens_with_one_rare_difference_are_accepted():
@@ -111,11 +111,11 @@ def test_few_tokens_with_one_rare_difference_are_accepted():
         distances = [drawn.expovariate(1 / 0.034) for _ in range(20)]
         beyond = sum(one > 0.2 for one in distances)
         apart = Mismatch(20, sum(distances), max(distances), beyond)
-        assert limits.accepts(apart, SAMPLED)
+        assert limits.judge(apart, SAMPLED)
 
 
 def test_the_differences_at_a_low_temperature_are_larger():
     limits = Agreement(0.2, 0.25, True, {SAMPLED: 0.03})
-    assert limits.accepts(found(30, 0.15, 0.15), SAMPLED, scale=2.0)
+    assert limits.judge(found(30, 0.15, 0.15), SAMPLED, scale=2.0)
     # Only differences at temperature 1 are learned from.
     assert limits.usual == {SAMPLED: 0.03} and not limits.doubts

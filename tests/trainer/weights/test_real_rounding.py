@@ -86,14 +86,14 @@ def test_a_correct_server_is_accepted_and_one_a_step_or_five_behind_refused_by_t
     policy, limits = loading.load_policy(settings), Agreement.of("bfloat16")
     for batch in range(4):
         found = apart(policy, sampled(served, 10 * seed + batch))
-        assert limits.accepts(found, Tokens.SAMPLED)
+        assert limits.judge(found, Tokens.SAMPLED)
     assert found.mean > 1e-3  # there is rounding to compare with
     optimizer = torch.optim.AdamW(policy.parameters(), lr=5e-4)
     for step in range(5):
         rows = sampled(served, 10 * seed + 5 + step)
         if step in (1, 4):
             batches = rows, sampled(served, 100 + seed)
-            accepted = [limits.accepts(apart(policy, one), Tokens.SAMPLED) for one in batches]
+            accepted = [limits.judge(apart(policy, one), Tokens.SAMPLED) for one in batches]
             assert not all(accepted)
         for plan in policy.plan(rows):
             scores = policy.score(plan)

@@ -173,6 +173,7 @@ class ClaimBatch:
                 elif row.tries > claim.max_deliveries:
                     end_open(counters, row, BatchState.DEAD)
                 elif row.tries == claim.max_deliveries and not _is_proven(connection, claim):
+                    # Without a proven trainer the last delivery does not count: tries stay at the maximum.
                     row = replace(row, tries=row.tries - 1)
                     if _repeats(row, claim):
                         return _deliver_again(counters, row, claim)
@@ -236,7 +237,9 @@ def _is_proven(connection: Connection, claim: Claim) -> bool:
 
 def _due(opened: Sequence[BatchRow], claim: Claim) -> list[BatchRow]:
     """Open batches that this claim may get, in order of preference."""
-    same = [row for row in opened if row.claim_id == claim.claim_id is not None]
+    same = []
+    if claim.claim_id is not None:
+        same = [row for row in opened if row.claim_id == claim.claim_id]
     free = [
         row
         for row in opened

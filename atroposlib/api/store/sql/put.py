@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -93,14 +93,17 @@ def _put(counters: QueueCounters, put: Put) -> list[Stored]:
     connection, groups = counters.connection, put.groups
     repeats = _repeats(connection, groups, put.doubt)
     known = _known_groups(connection, groups)
-    fresh = [i for i in _fresh(groups, known) if i not in repeats]
+    fresh = [i for i in _places_of_new(groups, known) if i not in repeats]
     if fresh:
         put.room(counters.meta, sum(len(groups[i].payload) for i in fresh))
     answers: list[Stored] = []
     queued: set[int] = set()
     for i, group in enumerate(groups):
         key = group.key
-        old = repeats.get(i) if key is None else known.get(key)
+        if key is None:  # recognized by its digest, while its reply is in doubt
+            old = repeats.get(i)
+        else:
+            old = known.get(key)
         if old is not None:
             answers.append(Stored(old.gid, duplicate=True, state=old.state))
             continue
@@ -124,16 +127,22 @@ def _known_groups(connection: Connection, groups: Sequence[NewGroup]) -> dict[st
     }
 
 
-def _fresh(groups: Sequence[NewGroup], known: dict[str, _Known]) -> Iterable[int]:
-    """Places of the groups with unknown keys; of a key that occurs twice, the first."""
+def _places_of_new(groups: Sequence[NewGroup], known: dict[str, _Known]) -> list[int]:
+    """Places of the groups without a key or with a new one; of a key that occurs twice, the first.
+
+    Raises KeyConflict: a key is known, or occurs before, with other content.
+    """
     digests = {key: old.digest for key, old in known.items()}
+    places = []
     for i, group in enumerate(groups):
-        key, digest = group.key, group.digest
-        if key is None or key not in digests:
-            yield i
-        known_digest = digests.setdefault(key, digest) if key is not None else digest
-        if known_digest not in (digest, UNKNOWN_DIGEST):
-            raise KeyConflict(f"idempotency key {key!r} came with other content")
+        if group.key is None or group.key not in digests:
+            places.append(i)
+        if group.key is None:
+            continue
+        known_digest = digests.setdefault(group.key, group.digest)
+        if known_digest not in (group.digest, UNKNOWN_DIGEST):
+            raise KeyConflict(f"idempotency key {group.key!r} came with other content")
+    return places
 
 
 _INSERT = "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)"

@@ -7,12 +7,12 @@ import asyncio
 from atroposlib.generation.routing.calls import StickySession
 from atroposlib.generation.sampling.generation import Generation
 from atroposlib.generation.sessions.managed import ManagedServer
-from atroposlib.generation.sessions.sequences import (
-    extend_node,
+from atroposlib.generation.sessions.recording import (
     record_nodes,
     recorded_here,
     recorded_nodes,
 )
+from atroposlib.generation.sessions.sequences import extend_node
 
 
 def node(prompt, tokens, parent=None):
