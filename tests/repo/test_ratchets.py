@@ -25,7 +25,7 @@ BOUNDS: dict[str, float] = {
     "vague variables per 1,000 lines": 1.8,
     "loose words per 1,000": 0.2,
     "loose words in tests per 1,000": 0.6,
-    "pronouns per 1,000 words": 1.6,
+    "pronouns per 1,000 words": 2.5,
     "docstrings that open with a pronoun, %": 0.1,
     "fragment comments, %": 0.2,
     "literals spread in place": 0,
