@@ -186,7 +186,7 @@ def a_key_with_other_content_is_absorbed() -> None:
         alike = {key: replace(old, digest=b"?") for key, old in known.items()}
         return original([replace(group, digest=b"?") for group in new_groups], alike)
 
-    wrap(put, "_fresh", around)
+    wrap(put, "_places_of_new", around)
 
 
 @mutant
