@@ -120,6 +120,8 @@ class RegisterEnv(BaseModel):
     min_batch_allocation: float | None = Field(None, ge=0.0, le=1.0)
     tokenizer: Label | None = None  # tokenizer that the trainer uses
     join_id: Annotated[str, Field(max_length=128)] = ""  # repeated: the same environment
+    # Place in a launcher's plan; a later life of the place replaces the earlier one at once.
+    seat: Annotated[str, Field(max_length=128)] = ""
     source: EnvSource | None = None
 
 

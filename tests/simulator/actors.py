@@ -217,8 +217,12 @@ class Trainer:
             while True:
                 if (now := clock()) < world.frozen_until:
                     self._sleep(world.frozen_until - now)
-                if len(held) <= spec.ahead:
-                    held += self._claimed(client, wait_s=5.0 if not held else 0.0)
+                while len(held) <= spec.ahead:
+                    more = self._claimed(client, wait_s=5.0 if not held else 0.0)
+                    world.ledger.seen["claims ahead"] += bool(held and more)
+                    held += more
+                    if not more:
+                        break
                 if held:
                     self._step(client, held.pop(0))
 

@@ -95,6 +95,8 @@ class Ledger:
             assert no > lineage.last, f"batch {no} comes after {lineage.last}"
             twice = [key for key in keys if key in lineage.keys]
             assert not twice, f"batch {no} has groups that are trained on: {twice}"
+        self.seen["deliveries"] += 1
+        self.seen["deliveries again"] += batch.epoch > 1
         if batch.epoch == 1:
             self._require_fresh(no, groups, len(lineage.numbers))
             if not (self._full or full):
@@ -128,6 +130,7 @@ class Ledger:
                 if key.startswith(f"{env.name}/")
             )
             least = ceil(self._size * (env.minimum or 0.0))
+            self.seen["minima"] += bool(least and live)
             assert rows >= least or not live, f"batch {no}: {rows} of {least} of {env.name}"
 
     def _require_posted(self, no: int, key: str, one: ScoredData) -> None:
@@ -141,6 +144,7 @@ class Ledger:
             self.trained, self._generation = lineage, generation
 
     def learn(self, lineage: Lineage, no: int, keys: Sequence[str]) -> None:
+        assert no not in lineage.numbers, f"batch {no} is trained on twice"
         lineage.numbers.append(no)
         lineage.keys.update(keys)
         self.steps.append(self._clock())

@@ -90,9 +90,8 @@ def draw(seed: int, hours: float = 0.2, store: str | None = None) -> Plan:
     store = store or rng.choice(("memory", "sqlite"))
     parts = rng.random() < 0.3  # sizes of parts and minima together may fit no batch
     envs = tuple(_env(rng, i, parts) for i in range(rng.choice((1, 2, 2, 3))))
-    if max(env.group_size for env in envs) > batch_size // 4:
-        # One group could leave no room for a minimum, or a minimum none for a group.
-        envs = tuple(msgspec.structs.replace(env, minimum=None) for env in envs)
+    if not parts:
+        envs = _with_minima(random.Random(f"{seed} minima"), envs, batch_size)
     # At most 40 s of rollouts per batch and per minimum, so that a calm holds steps.
     per_s = sum(env.group_size * env.at_once / env.rollout_s for env in envs)
     shorter = max(1.0, batch_size / per_s / 40.0)
@@ -129,6 +128,22 @@ def draw(seed: int, hours: float = 0.2, store: str | None = None) -> Plan:
     return Plan(seed, store, max_bytes, trouble_s, envs, trainer, tuple(faults))
 
 
+def _with_minima(
+    rng: random.Random, envs: tuple[EnvSpec, ...], batch_size: int
+) -> tuple[EnvSpec, ...]:
+    """The environments of half of the seeds with minima, and with groups that leave room."""
+    if rng.random() < 0.5:
+        return envs
+    return tuple(
+        msgspec.structs.replace(
+            env,
+            group_size=min(env.group_size, batch_size // 4),
+            minimum=rng.choice((None, 0.25, 0.25)),
+        )
+        for env in envs
+    )
+
+
 def _longest_s(env: EnvSpec, batch_size: int) -> float:
     per_rollout = env.group_size * env.at_once
     return 40.0 * per_rollout / (batch_size * env.minimum) if env.minimum else float("inf")
@@ -143,7 +158,7 @@ def _env(rng: random.Random, i: int, parts: bool) -> EnvSpec:
         at_once=rng.choice((1, 2, 3)) if size < 4 else 1,
         parts=parts and size > 1 and rng.random() < 0.5,
         binary=rng.random() < 0.5,
-        minimum=None if parts else rng.choice((None, None, None, 0.25)),
+        minimum=None,
         weight=rng.choice((1.0, 1.0, 2.0)),
         timeout_s=rng.choice((5.0, 15.0, 30.0)),
         give_up_s=rng.choice((10.0, 600.0)),

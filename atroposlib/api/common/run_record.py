@@ -24,6 +24,7 @@ class EnvEntry(msgspec.Struct, frozen=True, kw_only=True):
     connected: bool = True
     tokenizer: str | None = None
     join_id: str = ""
+    seat: str = ""
     source: dict[str, str] | None = None  # package, version, digest
     joined: float = 0.0  # s, clock of the API
 

@@ -218,7 +218,8 @@ def join(
     """Add an environment to a started run. Ids are never reused.
 
     A repeated ``join_id`` gets its environment: after a lost reply, a second environment that
-    no process runs would block batches by its minimum until it counts as silent.
+    no process runs would block batches by its minimum until it counts as silent. For the same
+    reason an environment leaves when a later life of its ``seat`` joins under its name.
 
     Args:
         live: environments to keep where silent environments are forgotten; None: all.
@@ -231,6 +232,8 @@ def join(
     roster.read(run.envs)
     if (env := roster.joined(body)) is not None:
         return run, env
+    for ghost in _earlier_lives(run, body):
+        run = leave(run, ghost.env_id)
     entry = EnvEntry(
         env_id=run.envs[-1].env_id + 1 if run.envs else 0,
         wandb_name=roster.next_name(body.desired_name),
@@ -242,6 +245,13 @@ def join(
     if len(run.envs) >= MAX_ENVS:
         raise ConfigError(f"{MAX_ENVS} environments are connected: disconnect some")
     return msgspec.structs.replace(run, envs=(*run.envs, entry)), entry
+
+
+def _earlier_lives(run: RunRecord, body: RegisterEnv) -> list[EnvEntry]:
+    if not body.seat:
+        return []
+    place = (body.seat, body.desired_name)
+    return [env for env in run.envs if env.connected and (env.seat, env.desired_name) == place]
 
 
 def _crowded(envs: int) -> bool:
@@ -263,6 +273,12 @@ def leave(run: RunRecord, env_id: int) -> RunRecord:
     return msgspec.structs.replace(
         run, envs=tuple(gone if env.env_id == env_id else env for env in run.envs)
     )
+
+
+def gone(before: RunRecord, after: RunRecord) -> set[int]:
+    """Ids of the environments that were connected and are not any more."""
+    connected = {env.env_id for env in after.envs if env.connected}
+    return {env.env_id for env in before.envs if env.connected} - connected
 
 
 def announce(

@@ -23,8 +23,9 @@ from atroposlib.api.run.queue_stats import QueueStats
 from atroposlib.api.run.run_cache import RunCache, RunView
 from atroposlib.api.store import Store
 from atroposlib.api.store.sql.run import FreeAbsent
-from atroposlib.errors import UnknownEnv
+from atroposlib.errors import StoreError, UnknownEnv
 
+RESYNC_S = 1.0  # from a note of requests to the next attempt: on a full disk each fails
 # Clients repeat a refused post within 10 s, so an older refusal is over.
 REFUSAL_S = 30.0
 
@@ -50,6 +51,7 @@ class ServiceContext:
         self.space_freed = BroadcastEvent()  # wakes held posts: payloads were freed
         self.queue_stats = QueueStats(store, self.threads.reads, self.metrics)
         self._refusal = ("", float("-inf"))  # problem and time of the last post without room
+        self._next_sync = float("-inf")
         self.stopping = False  # the process is about to end: waiting calls return
         self.run_cache = RunCache(store, self.threads.reads, self._on_run_change)
 
@@ -121,10 +123,13 @@ class ServiceContext:
             return find_env(self.run, env_id, run_id)
 
     async def touch(self, *env_ids: int | None) -> None:
-        """Record a request of these environments; replicated at the next sync."""
+        """Record a request of these environments; noted in the run at the next sync."""
         for env_id in env_ids:
             self.liveness.record_request(env_id)
-        if self.store.shared and any(map(self._sync_due, env_ids)):
+        if self.clock() < self._next_sync or not any(map(self._sync_due, env_ids)):
+            return
+        self._next_sync = self.clock() + RESYNC_S
+        with suppress(StoreError):  # a full disk must not end the calls that tell of it
             await self.run_cache.update(
                 lambda run: msgspec.structs.replace(
                     run, seen=self.liveness.pending_sync(run.seen) or run.seen

@@ -17,7 +17,7 @@ FORGET_AFTER_S = 3600.0
 # limit of each role; names cost memory, so the oldest are dropped first
 MAX_PARTICIPANTS = 1024
 MAX_SERVERS = 1024
-SYNC_S = MINIMUM_TIMEOUT_S / 4  # time between two writes of a request for other replicas
+SYNC_S = MINIMUM_TIMEOUT_S / 4  # time between two notes of a request in the run's document
 _NOBODY: Mapping[int, float] = {}
 
 
@@ -39,13 +39,26 @@ class _Live:
         return bool(self.envs) and env_id <= self.envs[-1].env_id
 
 
+def _silence_s(stopped: float | None, noted: float) -> float:
+    """Silence of an environment when the process before this one stopped.
+
+    Nobody could call while the API was away, so that time does not count. Without notes (of an
+    older release) nobody was silent.
+
+    Args:
+        stopped: the last note of any environment, about the end of the process before.
+        noted: the last note of this environment.
+    """
+    return 0.0 if stopped is None else max(0.0, stopped - noted)
+
+
 class Liveness:
     """Heartbeats and requests with their ages, by the clock of the API."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._instance, self._began = uuid4().hex, clock()
-        self._since = self._began  # restarts count as a request: it could not come before
+        self._since = self._began
         # Keys: role and name; oldest first.
         self._beats: dict[str, dict[str, tuple[Heartbeat, float]]] = {}
         # Keys: URL, then role and name of the caller; with the time of its report.
@@ -125,8 +138,8 @@ class Liveness:
     ) -> Sequence[EnvEntry]:
         """Environments that hold a share: connected and not silent.
 
-        Returns the same object until that changes. ``seen`` maps environments to the time of
-        their last request to another replica.
+        Returns the same object until that changes. ``seen`` maps environments to the noted time
+        of their last request to this process, its predecessor or another replica.
         """
         known, now = self._live, self._clock()
         if not known or known.seen is not seen or not known.since <= now <= known.until:
@@ -136,9 +149,13 @@ class Liveness:
         elif envs[: len(known.envs)] != known.envs:  # changes beyond new environments
             known = _Live((), seen, now, inf, (), set())
         live, ends = [], known.until
+        stopped = max((at for at in seen.values() if at <= self._since), default=None)
         for env in envs[len(known.envs) :]:
-            heard = self._calls.get(env.env_id, self._since)
-            heard = max(heard, seen.get(env.env_id, 0.0), env.joined)
+            noted = max(seen.get(env.env_id, 0.0), env.joined)
+            heard = self._calls.get(env.env_id)
+            if heard is None:
+                heard = self._since - _silence_s(stopped, noted)
+            heard = max(heard, noted)
             if env.connected and (until := heard + silent_after_s(env)) >= now:
                 live.append(env)
                 ends = min(ends, until)
@@ -150,8 +167,8 @@ class Liveness:
     def pending_sync(self, seen: Mapping[int, float]) -> dict[int, float]:
         """``seen`` merged with the requests received here, if a sync is due; otherwise empty.
 
-        A sync is due before another replica would count an environment as silent, so the
-        number of writes does not depend on the load.
+        A sync is due before another replica, or this process after a restart, would count an
+        environment as silent, so the number of writes does not depend on the load.
         """
         if all(at - seen.get(env, 0.0) < SYNC_S for env, at in self._calls.items()):
             return {}

@@ -166,13 +166,16 @@ class RolloutService:
         if context.run.state is not RunState.STARTED:
             return None
         joined, now = list[EnvEntry](), context.clock()
+        replaced: set[int] = set()
 
         def join(run: RunRecord) -> RunRecord:
             joined.clear()
             if run.state is not RunState.STARTED:  # reset meanwhile
                 return run
+            before = run
             run, entry = run_state.join(run, body, self._live_of, self._roster, now)
             joined.append(entry)
+            replaced.update(run_state.gone(before, run) if body.seat else ())
             return run
 
         view = await context.run_cache.update(join)
@@ -180,6 +183,10 @@ class RolloutService:
             return None
         await context.touch(joined[0].env_id)
         self.events.publish("env_joined", env=joined[0].env_id, name=joined[0].wandb_name)
+        for env_id in sorted(replaced):
+            self.events.publish("env_left", env=env_id)
+        if replaced:
+            await context.free_absent()
         return joined[0], view
 
     def _live_of(self, run: RunRecord) -> set[int]:

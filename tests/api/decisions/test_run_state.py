@@ -73,6 +73,19 @@ def test_a_repeated_join_gets_the_same_environment():
     assert first.env_id != other.env_id == second.env_id
 
 
+def test_a_later_life_of_a_seat_takes_the_place_of_the_earlier_life():
+    body = RegisterEnv(**ENV, seat="environment-0", join_id="first")
+    run, ghost = join(STARTED, body)
+    beside = ENV | {"desired_name": "another"}
+    run, neighbour = join(run, RegisterEnv(**beside, seat="environment-0"))
+    run, without = join(run, RegisterEnv(**ENV))
+    run, successor = join(run, body.model_copy(update={"join_id": "second"}))
+    connected = [env.env_id for env in run.envs if env.connected]
+    assert connected == [neighbour.env_id, without.env_id, successor.env_id]
+    assert join(run, body.model_copy(update={"join_id": "second"})) == (run, successor)
+    assert ghost.env_id == 0
+
+
 def test_env_ids_are_list_positions_and_are_never_reused():
     run, first = join(STARTED, RegisterEnv(**ENV))
     run, second = join(leave(run, first.env_id), RegisterEnv(**ENV))

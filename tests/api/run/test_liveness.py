@@ -64,6 +64,24 @@ def test_a_killed_environment_blocks_batches_by_its_minimum_for_a_minute():
     assert len(liveness.live(envs)) == 2
 
 
+def test_an_environment_that_was_dead_before_a_restart_stays_dead():
+    notes = {0: 1000.0, 1: 900.0, 2: 970.0}  # the API stopped at about 1000
+    now = [5000.0]
+    liveness = Liveness(lambda: now[0])
+    polls = {"min_batch_allocation": 0.25, "join_id": "polls"}
+    envs = tuple(msgspec.structs.replace(entry(env_id), **polls) for env_id in range(3))
+    assert [env.env_id for env in liveness.live(envs, notes)] == [0, 2]
+    now[0] += MINIMUM_TIMEOUT_S - 29.0  # the silence before the stop counts
+    assert [env.env_id for env in liveness.live(envs, notes)] == [0]
+    liveness.record_request(1)
+    assert [env.env_id for env in liveness.live(envs, notes)] == [0, 1]
+
+
+def test_without_notes_of_the_process_before_nobody_was_silent():
+    liveness = Liveness(lambda: 5000.0)
+    assert [env.env_id for env in liveness.live((entry(0), entry(1)))] == [0, 1]
+
+
 def test_heartbeats_are_evicted_by_age_and_by_count():
     now = [0.0]
     liveness = Liveness(lambda: now[0])

@@ -7,7 +7,7 @@ import pytest
 
 from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S
 from atroposlib.wire import ScoredData
-from tests.api.harness import ENV, TRAINER, group, marks
+from tests.api.harness import ENV, TRAINER, Api, group, marks
 
 # --- before a trainer ---------------------------------------------------------------
 
@@ -146,6 +146,43 @@ async def test_queue_sizes_count_the_batch_in_training(api):
     assert (status["queue_size"], status["queued_sequences"]) == (2, 0)
     assert status["leased_sequences"] == 4
     assert (await api.post("/status-env", {"env_id": env_id}))["queue_size"] == 2
+
+
+async def shares(api):
+    listed = (await api.get("/status"))["shares"]
+    return [share["name"] for share in listed if share["connected"]]
+
+
+async def test_a_restart_of_the_api_gives_a_dead_environment_nothing_back(tmp_path):
+    api = Api(tmp_path, "sqlite")
+    polls = ENV | {"min_batch_allocation": 0.5}
+    dead, live = await api.started(
+        envs=(
+            polls | {"join_id": "a", "desired_name": "dead"},
+            polls | {"join_id": "b", "desired_name": "live"},
+        )
+    )
+    for _ in range(20):
+        api.now += 5.0
+        await api.post("/status-env", {"env_id": live})
+    await api.restart()
+    assert await shares(api) == ["live_0"]
+    await api.post("/status-env", {"env_id": dead})  # it was only slow
+    assert len(await shares(api)) == 2
+    await api.end()
+
+
+async def test_a_successor_in_the_seat_of_a_dead_environment_ends_its_minimum_at_once(api):
+    seat = ENV | {"min_batch_allocation": 0.5, "seat": "environment-0"}
+    other = ENV | {"desired_name": "other"}
+    _, feeds = await api.started(envs=(seat | {"join_id": "first"}, other))
+    for mark in (1, 2):
+        await api.post("/scored_data", group(2, mark=mark, env_id=feeds))
+    assert (await api.get("/batch"))["batch"] is None  # the minimum of the dead one
+    successor = await api.post("/register-env", seat | {"join_id": "second"})
+    assert await shares(api) == ["other_0", "e_1"]
+    await api.post("/scored_data", group(2, mark=3, env_id=successor["env_id"]))
+    assert marks(await api.get("/batch")) == [1, 3]
 
 
 async def test_a_disconnected_or_silent_env_has_no_share(api):
