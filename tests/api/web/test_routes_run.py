@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
 from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S
+from atroposlib.api.web.routes_run import MAX_POLL_S, WAITING_POLLS_PER_S, Pacing
 from atroposlib.wire import ScoredData
 from tests.api.harness import ENV, TRAINER, Api, group, marks
 
@@ -239,11 +242,15 @@ async def test_a_page_of_another_site_resets_nothing_over_plain_http(api):
     assert (await api.get("/status"))["state"] == "EMPTY"
 
 
-async def test_environments_that_wait_for_the_trainer_poll_less_often_the_more_they_are(api):
-    pauses = [
-        int((await api.http.post("/register-env", json=ENV)).headers["retry-after"])
-        for _ in range(500)
-    ]
+async def test_environments_that_wait_for_the_trainer_poll_less_often_the_more_they_are(
+    monkeypatch, api
+):
+    reply = await api.http.post("/register-env", json=ENV)
+    assert int(reply.headers["retry-after"]) == 0
+    pacing = Pacing(WAITING_POLLS_PER_S, MAX_POLL_S)
+    with monkeypatch.context() as at_once:
+        at_once.setattr(asyncio.get_running_loop(), "time", lambda: 7.0)
+        pauses = [int(pacing()) for _ in range(500)]
     assert pauses[0] == 0 and 4 <= max(pauses) <= 10
 
 
