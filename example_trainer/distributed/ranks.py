@@ -29,10 +29,12 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from atroposlib.errors import ConfigError, RankLost
+from atroposlib.processes.parent import end_with_parent
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.model import ModelSettings
 from example_trainer.settings.run import RECOVERY_WRITE_S, OriginalSettings
 
+TORCHRUN = "TORCHELASTIC_RUN_ID"  # set for each rank that torchrun starts
 # Bound of loading Python and torch on every rank.
 START_TIMEOUT_S = 600.0
 # Time of rank 0 beyond the longest wait that its settings allow.
@@ -155,6 +157,8 @@ def join_ranks(cfg: TrainingConfig, timeout_s: float | None = None) -> Iterator[
         ConfigError: the settings name no place to meet, or a device that is not there.
         RankLost: a rank did not arrive, ended, or took longer than the bound.
     """
+    if TORCHRUN in os.environ:
+        end_with_parent()
     rank, size, local_rank = _place(cfg)
     device = _device(cfg, size, local_rank)
     world = Ranks(rank, size, device)
