@@ -20,8 +20,8 @@ from typing import Any
 
 from atroposlib.envs.runtime.evaluation import TRANSCRIPTS, transcripts
 from atroposlib.errors import ConfigError
-from atroposlib.frontend.groups import group_facts
 from atroposlib.frontend.jsonl2html import numbered_groups
+from atroposlib.frontend.page_groups import group_facts
 from atroposlib.text.lines import json_lines
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser

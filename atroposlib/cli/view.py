@@ -3,7 +3,7 @@
 atropos view runs/a                     the page of a run, from its folder
 atropos view data/larger.jsonl          of the groups that process wrote
 atropos view evals/now                  of the transcripts that evaluate wrote
-atropos view runs/a --export one.html env=math reward=0..0.5
+atropos view runs/a --export worst.html env=math reward=0..0.5
 atropos archive ls runs/a               groups, batches and bytes that are kept
 atropos archive pin runs/a 120          keep the groups of a step beyond --archive-gb
 """

@@ -22,8 +22,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from atroposlib.frontend.groups import (
-    GroupFacts,
+from atroposlib.frontend.page_groups import (
+    ScoredSamples,
     group_facts,
     group_replies,
     messages_of,
@@ -70,7 +70,7 @@ def get_score_class(score: float | None) -> str:
 # --- statistics: pure --------------------------------------------------------------------
 
 
-def figures(groups: Sequence[GroupFacts]) -> list[tuple[str, str]]:
+def figures(groups: Sequence[ScoredSamples]) -> list[tuple[str, str]]:
     """Name and value of the figures of a file."""
     samples = [sample for group in groups for sample in group.samples]
     scores = [sample.score for sample in samples if sample.score is not None]
@@ -92,7 +92,7 @@ def figures(groups: Sequence[GroupFacts]) -> list[tuple[str, str]]:
     return named
 
 
-def reward_rows(groups: Sequence[GroupFacts]) -> list[tuple[str, str, str, str]]:
+def reward_rows(groups: Sequence[ScoredSamples]) -> list[tuple[str, str, str, str]]:
     """Name, mean, standard deviation and range over the samples of each kind of reward."""
     values: dict[str, list[float]] = {}
     for sample in (sample for group in groups for sample in group.samples):
@@ -110,7 +110,7 @@ def reward_rows(groups: Sequence[GroupFacts]) -> list[tuple[str, str, str, str]]
     ]
 
 
-def overview(title: str, groups: Sequence[GroupFacts]) -> list[dict[str, Any]]:
+def overview(title: str, groups: Sequence[ScoredSamples]) -> list[dict[str, Any]]:
     """Blocks of the first view: figures, kinds of reward, and their histogram."""
     heading = {"kind": "title", "text": title}
     if not groups:

@@ -1,4 +1,4 @@
-"""Report of a run: the page of the run as one file, with its findings as blocks of the overview.
+"""Report of a run: the page of the run in a file, with the findings as blocks of the overview.
 
 metrics rows + held-out curve + answers + verdict --> blocks --> exported_page --> report.html
 """

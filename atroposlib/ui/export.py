@@ -1,4 +1,4 @@
-"""The page and the replies that it shows as a single file, which needs no server and no network.
+"""The page and the replies of a run as a single file, without a server and a network.
 
     Kept.add(replies of a group) ... -> Kept.page_data(note) -> exported_page -> one .html
 
@@ -45,7 +45,7 @@ class Kept:
         return f"/explore/{path}" in self.replies
 
     def add(self, replies: Mapping[str, object]) -> bool:
-        """Add the replies about a group; False if they do not fit, and none is added."""
+        """Add the replies about a group, or return False if the group does not fit."""
         encoded = {path: encoded_json(reply) for path, reply in replies.items()}
         self.n_bytes += sum(map(len, encoded.values()))
         self.full = self.n_bytes > self.max_bytes
@@ -60,7 +60,7 @@ class Kept:
         self.rollouts.append(msgspec.Raw(encoded))
 
     def put(self, replies: Mapping[str, object]) -> None:
-        """Add replies about the run, whatever their size."""
+        """Add replies about the run, which have no bound."""
         self._put({path: encoded_json(reply) for path, reply in replies.items()})
 
     def _put(self, encoded: Mapping[str, bytes]) -> None:
@@ -74,7 +74,7 @@ class Kept:
         Args:
             of: number of all rollouts, for the sentence about a cut.
             remedy: what makes the selection smaller.
-            more: ``blocks`` of the overview, and ``views``, the names of those that have data.
+            more: ``blocks`` of the overview, and ``views``, names of the views with data.
         """
         note = f"{len(self.rollouts)} rollouts"
         if self.full:

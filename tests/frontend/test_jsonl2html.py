@@ -9,7 +9,6 @@ import sys
 
 import pytest
 
-from atroposlib.frontend.groups import group_facts
 from atroposlib.frontend.jsonl2html import (
     create_html_for_group,
     figures,
@@ -20,8 +19,9 @@ from atroposlib.frontend.jsonl2html import (
     page_data,
     reward_rows,
 )
+from atroposlib.frontend.page_groups import group_facts
 from tests.cli.view_run.toys import TOKENIZER
-from tests.frontend.test_groups import SCORED
+from tests.frontend.test_page_groups import SCORED
 from tests.ui.rendered import rendered
 
 EVIL = '</script><script>alert(1)</script><think>hm</think> & "quotes" <img src=x onerror=alert(1)>'

@@ -1,4 +1,4 @@
-"""Groups of a file as the page of a run shows them: facts of samples, and replies about a group.
+"""Groups of a file in the form of the page of a run: facts of samples, and replies about a group.
 
 The replies are those of the rollout API below /explore (:mod:`atroposlib.wire.explore`). Wrong
 fields of a file are left out. Pure.
@@ -29,7 +29,7 @@ class Sample(NamedTuple):
     trained: int | None
 
 
-class GroupFacts(NamedTuple):
+class ScoredSamples(NamedTuple):
     """Samples of a group; ``spread`` is the standard deviation of their scores."""
 
     samples: list[Sample]
@@ -37,7 +37,7 @@ class GroupFacts(NamedTuple):
     spread: float
 
 
-def group_facts(group: Mapping[str, Any], index: int) -> GroupFacts:
+def group_facts(group: Mapping[str, Any], index: int) -> ScoredSamples:
     """The facts of a line of the file; wrong fields are left out."""
     messages, scores = group.get("messages") or [], group.get("scores") or []
     if len(messages) != len(scores):
@@ -46,7 +46,7 @@ def group_facts(group: Mapping[str, Any], index: int) -> GroupFacts:
     samples = [_sample(group, g) for g in range(min(len(messages), len(scores)))]
     known = [sample.score for sample in samples if sample.score is not None]
     mean = statistics.fmean(known) if known else 0.0
-    return GroupFacts(samples, mean, statistics.pstdev(known) if known else 0.0)
+    return ScoredSamples(samples, mean, statistics.pstdev(known) if known else 0.0)
 
 
 def _sample(group: Mapping[str, Any], g: int) -> Sample:
@@ -61,9 +61,9 @@ def _sample(group: Mapping[str, Any], g: int) -> Sample:
 
 
 def group_replies(
-    group: Mapping[str, Any], gid: int, facts: GroupFacts, tokenizer: Any, room: int
+    group: Mapping[str, Any], gid: int, facts: ScoredSamples, tokenizer: Any, room: int
 ) -> tuple[list[GroupRow], dict[str, object], int]:
-    """Rows of a group, what the page asks about them, and the number of their tokens shown."""
+    """Rows of a group, replies about the rows, and the number of tokens in the replies."""
     about, shown = _about(group), 0
     env, item = (str(about[name]) if name in about else None for name in ("env", "item"))
     scored = any(sample.score is not None for sample in facts.samples)
@@ -97,7 +97,7 @@ def group_replies(
     )
 
 
-def _group_view(rows: list[GroupRow], facts: GroupFacts | None) -> GroupView:
+def _group_view(rows: list[GroupRow], facts: ScoredSamples | None) -> GroupView:
     first = rows[0]
     return GroupView(
         gid=first.gid,
@@ -194,6 +194,6 @@ def _row_of(fields: Mapping[str, Any], name: str, g: int) -> Any:
 
 
 def _number(score: Any) -> float | None:
-    """Score as a number; any other value of a file is shown as none."""
+    """Score as a number; None for values of another kind."""
     known = isinstance(score, (int, float)) and math.isfinite(score)
     return float(score) if known else None

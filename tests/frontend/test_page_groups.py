@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.frontend.groups import group_facts, group_replies
+from atroposlib.frontend.page_groups import group_facts, group_replies
 from tests.cli.view_run.toys import TOKENIZER
 
 SCORED = {
