@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from atroposlib.utils.tokenizers.texts import token_texts
@@ -67,9 +67,13 @@ def group_replies(
     about, shown = _about(group), 0
     env, item = (str(about[name]) if name in about else None for name in ("env", "item"))
     scored = any(sample.score is not None for sample in facts.samples)
-    rows, replies = [], {}
+    messages_G = [messages_of(group, g) for g in range(len(facts.samples))]
+    n_shared = shared_messages(messages_G)
+    rows: list[GroupRow] = []
+    replies: dict[str, object] = {f"groups/{gid}/shared": messages_G[0][:n_shared]}
     for g, sample in enumerate(facts.samples):
-        tokens = _row_view(group, gid, g, tokenizer, room - shown)
+        own = messages_G[g][n_shared:]
+        tokens = _row_view(group, (gid, g), own, tokenizer, room - shown)
         shown += tokens.to
         columns = tokens.columns
         logprobs = _of_trained(columns, columns.logprob)
@@ -97,6 +101,20 @@ def group_replies(
     )
 
 
+def shared_messages(messages_G: Sequence[list[Any]]) -> int:
+    """Number of messages before the first answer with which all samples begin.
+
+    The page holds these messages, with their pictures, only once.
+    """
+    first, shortest = messages_G[0], min(map(len, messages_G))
+    for place in range(max(0, shortest - 1)):
+        role = first[place].get("role") if isinstance(first[place], Mapping) else None
+        differs = any(messages[place] != first[place] for messages in messages_G)
+        if role == "assistant" or differs:
+            return place
+    return max(0, shortest - 1)
+
+
 def _group_view(rows: list[GroupRow], facts: ScoredSamples | None) -> GroupView:
     first = rows[0]
     return GroupView(
@@ -118,10 +136,10 @@ def _group_view(rows: list[GroupRow], facts: ScoredSamples | None) -> GroupView:
 
 
 def _row_view(
-    group: Mapping[str, Any], gid: int, g: int, tokenizer: Any, room: int
+    group: Mapping[str, Any], place: tuple[int, int], own: list[Any], tokenizer: Any, room: int
 ) -> RowView:
-    """Messages, pictures and tokens of row ``g``, of which ``room`` are shown."""
-    messages = messages_of(group, g)
+    """Messages, pictures and tokens of a row, of which ``room`` are shown; place: (gid, row)."""
+    gid, g = place
     about = {k: v for k, v in _about(group).items() if not isinstance(v, (list, dict))}
     ids = _ids(group, g)
     masks = _row_of(group, "masks", g)
@@ -144,8 +162,8 @@ def _row_view(
         start=0,
         to=end,
         tokenizer=None if tokenizer is None else _name_of(tokenizer),
-        messages=messages,
-        images=[] if _has_picture(messages) else pictures_of(group.get("images"), g),
+        images=[] if _has_picture(group, g) else pictures_of(group.get("images"), g),
+        messages=own,
         metadata=about,
         columns=columns,
     )
@@ -162,7 +180,8 @@ def _of_trained(columns: TokenColumns, values: list[Any] | None) -> list[Any]:
     ]
 
 
-def _has_picture(messages: list[Any]) -> bool:
+def _has_picture(group: Mapping[str, Any], g: int) -> bool:
+    messages = messages_of(group, g)
     contents = [turn.get("content") for turn in messages if isinstance(turn, Mapping)]
     return any(any(map(picture_url, parts)) for parts in contents if isinstance(parts, list))
 

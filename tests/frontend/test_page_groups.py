@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.frontend.page_groups import group_facts, group_replies
+from atroposlib.frontend.page_groups import group_facts, group_replies, shared_messages
 from tests.cli.view_run.toys import TOKENIZER
 
 SCORED = {
@@ -35,6 +35,16 @@ def test_a_row_has_the_facts_of_its_sample():
     assert shown == 10
     view = replies["groups/3"]
     assert (view.baseline, view.spread, view.rows) == (0.5, 0.5, [row, other])
+
+
+def test_the_prompt_that_all_samples_share_is_held_once():
+    replies = replies_of(SCORED)[1]
+    assert replies["groups/3/shared"] == SCORED["messages"][0][:1]
+    assert [m["content"] for m in replies["groups/3/rows/1"].messages] == ["5"]
+    assert shared_messages([[1, 2], [1, 3]]) == 1
+    assert shared_messages([[1, 2, 3], [9, 2]]) == shared_messages([["text"]]) == 0
+    said = {"role": "assistant"}
+    assert shared_messages([[said, 1], [said, 1]]) == 0
 
 
 def test_tokens_of_a_row_have_text_mask_logprob_and_version():

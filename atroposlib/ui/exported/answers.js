@@ -10,7 +10,7 @@ const within = (value, text) => {
 };
 const replyOf = (row, part = "") => kept.replies[`/explore/groups/${row.gid}${part}`];
 const texts = (row) => [row.item, replyOf(row)?.rows.find((one) => one.row === row.row)?.completion,
-  ...(replyOf(row, `/rows/${row.row}`)?.messages ?? []).flatMap((one) => [one?.content ?? one, one?.tool_calls])]
+  ...[replyOf(row, "/shared"), replyOf(row, `/rows/${row.row}`)?.messages].flatMap((list) => list ?? []).flatMap((one) => [one?.content ?? one, one?.tool_calls])]
   .filter(known).map((one) => (typeof one === "string" ? one : JSON.stringify(one)));
 const holds = (row, words) => texts(row).some((text) => text.toLowerCase().includes(words));
 
@@ -53,5 +53,6 @@ kept.answer = (path, query) => {
   if (!path.includes("/rows/")) return reply;
   const [from, to] = [query.from ?? 0, Math.min(query.to ?? reply.to, reply.to)];
   const columns = Object.fromEntries(Object.entries(reply.columns).map(([name, values]) => [name, values && values.slice(from, to)]));
-  return { ...reply, from, to, columns };
+  const shared = kept.replies[path.replace(/rows\/\d+$/, "shared")] ?? []; // messages that all rows begin with
+  return { ...reply, from, to, columns, messages: reply.messages && [...shared, ...reply.messages] };
 };
