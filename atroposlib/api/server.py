@@ -43,7 +43,7 @@ from atroposlib.api.web.routes_groups import (
 )
 from atroposlib.api.web.routes_ops import ops_routes
 from atroposlib.api.web.routes_run import poll_routes, run_routes
-from atroposlib.ui import page_routes
+from atroposlib.ui.routes import page_routes
 from atroposlib.utils.http.gate import Gate
 from atroposlib.utils.http.sockets import LOOPBACK_HOSTS
 from atroposlib.utils.http.web_pages import host_check, page_checks, site_check

@@ -17,7 +17,7 @@ from typing import Any
 
 from atroposlib.cli import env_files
 from atroposlib.errors import AtroposError, ConfigError, boundary
-from atroposlib.frontend.parts import turns
+from atroposlib.text.messages import turns
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser
 from atroposlib.utils.tokenizers.loading import local_model

@@ -20,7 +20,8 @@ from typing import Any
 
 from atroposlib.envs.runtime.evaluation import TRANSCRIPTS, transcripts
 from atroposlib.errors import ConfigError
-from atroposlib.frontend.jsonl2html import group_view, numbered_groups
+from atroposlib.frontend.jsonl2html import numbered_groups
+from atroposlib.frontend.page_groups import group_facts
 from atroposlib.text.lines import json_lines
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser
@@ -83,7 +84,7 @@ def read_items(path: Path, metric: str) -> dict[str, ItemResult]:
     for group in groups:
         item = str((group.get("metadata") or {}).get("item", len(results)))
         result = results.setdefault(item, ItemResult(len(results)))
-        for sample in group_view(group, len(results)).samples:
+        for sample in group_facts(group, len(results)).samples:
             value = sample.named.get(metric)
             value = sample.score if value is None and metric in SCORES else value
             if value is not None:

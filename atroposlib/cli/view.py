@@ -3,7 +3,7 @@
 atropos view runs/a                     the page of a run, from its folder
 atropos view data/larger.jsonl          of the groups that process wrote
 atropos view evals/now                  of the transcripts that evaluate wrote
-atropos view runs/a --export one.html env=math reward=0..0.5
+atropos view runs/a --export worst.html env=math reward=0..0.5
 atropos archive ls runs/a               groups, batches and bytes that are kept
 atropos archive pin runs/a 120          keep the groups of a step beyond --archive-gb
 """
@@ -16,8 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from atroposlib.api.archive.explorer import MAX_TOKENS, Explorer
 from atroposlib.api.archive.filters import FILTERS, MAX_LIMIT, require_known_filters
 from atroposlib.api.archive.load import EVERYTHING, open_explorer, place
@@ -25,13 +23,12 @@ from atroposlib.api.archive.run_views import MAX_KEYS
 from atroposlib.api.store import Store
 from atroposlib.api.store.sql.put import MarkReplies
 from atroposlib.errors import ConfigError, CorruptPayload, UnknownGroup
-from atroposlib.ui.export import exported_page
+from atroposlib.ui.export import EXPORT_BYTES, Kept, exported_page
 from atroposlib.utils.command.parser import PORT, CommandParser
 from atroposlib.utils.http.serve import run_app
 from atroposlib.utils.http.sockets import bind
-from atroposlib.wire.explore import BatchDetail, BatchPage, RolloutRow
+from atroposlib.wire.explore import BatchDetail, BatchPage, BatchView
 
-EXPORT_BYTES = 32 * 2**20  # groups and tokens in an exported page
 READ_GROUPS = 200  # groups that verify reads at a time
 
 
@@ -76,48 +73,42 @@ def select_rollouts(
         ConfigError: an unknown filter or value, or no rollout passes.
     """
     require_known_filters(filters, *FILTERS, "sort")
-    runs, curves = explorer.runs({}), explorer.curves({})
-    keys = ",".join(curves.keys[:MAX_KEYS])
-    replies: dict[str, Any] = {"runs": runs, "curves": explorer.curves({"keys": keys})}
-    rows: list[RolloutRow] = []
+    kept, curves = Kept(max_bytes), explorer.curves({})
     batches: dict[int, BatchDetail] = {}
-    page, n_bytes = explorer.rollouts({**filters, "limit": str(MAX_LIMIT)}), 0
+    page = explorer.rollouts({**filters, "limit": str(MAX_LIMIT)})
     counted = page.counted
-    while n_bytes <= max_bytes:
+    while not kept.full:
         for row in page.rows:
-            if f"groups/{row.gid}" not in replies:
-                group = _group(explorer, row.gid)
-                n_bytes += sum(map(len, group.values()))
-                if n_bytes > max_bytes:
-                    break
-                replies |= {path: msgspec.Raw(reply) for path, reply in group.items()}
-            rows.append(row)
+            known = f"groups/{row.gid}" in kept
+            if not known and not kept.add(_group(explorer, row.gid)):
+                break
+            kept.append(row)
             with suppress(UnknownGroup):
                 if row.batch_no is not None and row.batch_no not in batches:
                     batches[row.batch_no] = explorer.batch(row.batch_no, {})
         if page.next is None:
             break
         page = explorer.rollouts({**filters, "limit": str(MAX_LIMIT), "after": page.next})
-    if not rows:
-        raise ConfigError(f"no rollout to export: {n_bytes} of {max_bytes} bytes found")
-    replies |= {f"batches/{no}": batch for no, batch in batches.items()}
-    replies["batches"] = BatchPage(sorted(batches.values(), key=lambda batch: -batch.no), None)
-    note = f"{len(rows)} rollouts"
-    if n_bytes > max_bytes:
-        of = f"{'' if counted.exact else 'over '}{counted.n}"
-        note += f" of {of}: cut at {max_bytes / 2**20:.3g} MB, narrow the filters"
-    paths = {f"/explore/{path}": reply for path, reply in replies.items()}
-    return {"rollouts": rows, "replies": paths, "note": note}
+    if not kept.rollouts:
+        problem = f"no rollout to export: {kept.n_bytes} of {max_bytes} bytes found"
+        raise ConfigError(problem)
+    keys = ",".join(curves.keys[:MAX_KEYS])
+    newest_first: list[BatchView] = [batches[no] for no in sorted(batches, reverse=True)]
+    kept.put({f"batches/{no}": batch for no, batch in batches.items()})
+    kept.put({"batches": BatchPage(newest_first, None), "runs": explorer.runs({})})
+    kept.put({"curves": explorer.curves({"keys": keys})})
+    of = f"{'' if counted.exact else 'over '}{counted.n}"
+    return kept.page_data(of, "narrow the filters")
 
 
-def _group(explorer: Explorer, gid: int) -> dict[str, bytes]:
+def _group(explorer: Explorer, gid: int) -> dict[str, object]:
     """Replies about a group and the tokens of its rows; without rows whose bytes are freed."""
     group = explorer.group(gid, {})
-    replies = {f"groups/{gid}": msgspec.json.encode(group)}
+    replies: dict[str, object] = {f"groups/{gid}": group}
     for row in group.rows:
         with suppress(UnknownGroup):
             shown = explorer.row(gid, row.row, {"to": str(MAX_TOKENS)})
-            replies[f"groups/{gid}/rows/{row.row}"] = msgspec.json.encode(shown)
+            replies[f"groups/{gid}/rows/{row.row}"] = shown
     return replies
 
 

@@ -55,7 +55,7 @@ class BaseEnv(EnvRuntime, ABC):
 
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, ServerConfigs]:
-        """Defaults of this environment; the YAML file and flags override them."""
+        """Defaults of this environment; which the YAML file and flags override."""
         return cls.env_config_cls(), ServerBaseline()
 
     async def setup(self) -> None:

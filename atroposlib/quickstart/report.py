@@ -1,6 +1,6 @@
-"""HTML report of a run: a file without external resources, all model text escaped.
+"""Report of a run: the page of the run in a file, with the findings as blocks of the overview.
 
-metrics rows + held-out curve + answers + verdict --> page(...) --> report.html
+metrics rows + held-out curve + answers + verdict --> blocks --> exported_page --> report.html
 """
 
 from __future__ import annotations
@@ -16,8 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib import __version__
-from atroposlib.frontend.parts import render_page
-from atroposlib.quickstart.charts import Point, Series, line_chart
+from atroposlib.quickstart.blocks import (
+    Block,
+    answers_table,
+    block,
+    chart,
+    charts,
+    curve,
+    metric_curves,
+    positive,
+    series,
+)
 from atroposlib.quickstart.preflight import cpu_info
 from atroposlib.quickstart.recipes import Options, QuickstartPlan
 from atroposlib.quickstart.verdict import (
@@ -29,11 +38,29 @@ from atroposlib.quickstart.verdict import (
 )
 from atroposlib.run_status.heldout import HeldoutSample
 from atroposlib.run_status.sources import column
+from atroposlib.ui.export import Kept, exported_page
 
 GIT_TIMEOUT_S = 5.0
-PROBLEMS_SHOWN = 8
-TEMPLATE = Path(__file__).with_name("report_page.html")
-Figure = tuple[str, str]  # caption and drawing; an empty figure is left out
+FILES = ("metrics.jsonl", "samples.jsonl", "model/", "commands.txt", "logs/")  # of the run
+
+SOUND = (
+    "The server samples, the trainer learns: both must agree on the probability of every token, "
+    "or the gradient is about another model. The largest difference in a step, in nats, on a "
+    "logarithmic scale:"
+)
+SPENT = (
+    "Seconds of the whole run. While the trainer waits, environment and server generate the next "
+    "batch: the two take turns on the cores."
+)
+LIMITS = (
+    "“First” is the mean of the first step, all of it sampled from the weights the run began "
+    f"with; “last” is the mean of the last {LAST_STEPS} steps. Both count sampled answers at "
+    "temperature 1, not the best of several.",
+    "The task is small and its problems come from one narrow family, one seed, one run. The "
+    "held-out problems were never trained on, but they are of the same family: the curve shows "
+    "that the loop learns by real gradient steps through real HTTP, not that the model became "
+    "better at anything else.",
+)
 
 
 @dataclass(frozen=True)
@@ -55,20 +82,58 @@ class Findings:
     notes: Sequence[str] = ()  # restarts, a stop before the end
 
 
-def page(f: Findings) -> str:
-    """Render the whole document; every text in it is escaped. Pure."""
-    return render_page(
-        TEMPLATE,
-        f.title,
-        f=f,
-        cards=_cards(f),
-        steps=sorted({sample.step for samples in f.answers for sample in samples}),
-        problems=[(a[0], {s.step: s for s in a}) for a in f.answers[:PROBLEMS_SHOWN]],
-        learning=_learning(f),
-        soundness=_soundness(f),
-        next_steps=next_steps(f),
-        last_steps=LAST_STEPS,
-    )
+def page(f: Findings) -> bytes:
+    """The page of a run with the report as its overview, and all curves. Pure."""
+    kept = Kept()
+    run = {"run_id": f.run.name, "path": str(f.run)}
+    kept.put({"curves": metric_curves(f.rows), "runs": {"runs": [run]}})
+    data = kept.page_data("", "", blocks=blocks(f), views=["", "curves"])
+    return exported_page({**data, "note": f.verdict.line()})
+
+
+def blocks(f: Findings) -> list[Block]:
+    """The report as blocks of the page: words, figures, answers, curves."""
+    learned = {"text": "It learned.", "tone": "good"}
+    short = f"It fell short: {'; '.join(f.verdict.shortcomings)}."
+    steps = next_steps(f)
+    return [
+        block("title", text=f.title),
+        block("text", text=f.task),
+        block("text", **(learned if f.verdict.learned else {"text": short, "tone": "bad"})),
+        block("cards", pairs=_cards(f)),
+        *([block("list", items=[[note] for note in f.notes])] if f.notes else []),
+        *answers_table(f.answers),
+        block("head", text="Learning"),
+        block("charts", charts=_learning(f)),
+        block("head", text="Next"),
+        block("list", items=[[what, how] for what, how in steps]),
+        block("head", text="Is it sound?"),
+        block("text", text=SOUND),
+        block("charts", charts=_soundness(f)),
+        *_time_spent(f),
+        block("head", text="Repeat it"),
+        block("code", text=f.repeat),
+        block("files", text="Beside this page:", names=FILES),
+        block("table", head=["setting", "value"], rows=_settings(f)),
+        block("head", text="What this shows, and what it does not"),
+        *(block("text", text=text) for text in LIMITS),
+    ]
+
+
+def _settings(f: Findings) -> list[list[str]]:
+    return [[name, str(value)] for name, value in f.settings.items()]
+
+
+def _time_spent(f: Findings) -> list[Block]:
+    whole = sum(f.spent.values())
+    if not whole:
+        return []
+    rows = [[phase, f"{seconds:.1f} s", seconds / whole] for phase, seconds in f.spent.items()]
+    return [
+        block("head", text="Where the time went"),
+        block("text", text=SPENT),
+        block("bars", head=["phase", "seconds"], rows=rows),
+    ]
 
 
 def _cards(f: Findings) -> list[tuple[str, str]]:
@@ -90,49 +155,39 @@ def change(first: float | None, last: float | None) -> str:
     return f"{figure(first)}\u00a0→\u00a0{figure(last)}"
 
 
-def curve(rows: Sequence[Row], name: str) -> tuple[Point, ...]:
-    """Return (step, value) of the rows that have the column."""
-    return tuple(
-        (float(row.get("step", number)), value)
-        for number, row in enumerate(rows, 1)
-        for value in column([row], name)
-    )
-
-
-def _learning(f: Findings) -> list[Figure]:
-    return [
-        _figure(
+def _learning(f: Findings) -> list[Block]:
+    return charts(
+        chart(
             "Rate of exact answers",
-            Series("exact, training problems", curve(f.rows, "env/exact")),
-            Series("exact, held-out problems", tuple(f.heldout), "b", dots=True),
-            y_range=(0.0, 1.0),
+            series("exact, training problems", curve(f.rows, "env/exact")),
+            series("exact, held-out problems", f.heldout, dots=True),
+            range=[0, 1],
         ),
-        _figure(
+        chart(
             "Mean reward",
-            Series("reward, training problems", curve(f.rows, "reward_mean")),
-            Series("reward, held-out problems", tuple(f.heldout_rewards), "b", dots=True),
+            series("reward, training problems", curve(f.rows, "reward_mean")),
+            series("reward, held-out problems", f.heldout_rewards, dots=True),
         ),
-    ]
-
-
-def _soundness(f: Findings) -> list[Figure]:
-    mismatch = _figure(
-        "Logprobs of server and trainer, mean distance in nats per token",
-        Series("of the batch", curve(f.rows, MISMATCH_COLUMNS[0])),
-        Series("after publishing", curve(f.rows, MISMATCH_COLUMNS[1]), "b", dots=True),
-        log=True,
     )
-    stale = _figure(
-        "Versions between sampling and training",
-        Series("mean", curve(f.rows, "staleness_mean")),
-        Series("largest", curve(f.rows, "staleness_max"), "b"),
-        y_range=(0.0, max([1.0, *column(f.rows, "staleness_max")])),
+
+
+def _soundness(f: Findings) -> list[Block]:
+    of_batch, published = (curve(f.rows, name) for name in MISMATCH_COLUMNS)
+    largest = max([1.0, *column(f.rows, "staleness_max")])
+    return charts(
+        chart(
+            "Logprobs of server and trainer, mean distance in nats per token",
+            series("of the batch", positive(of_batch)),
+            series("after publishing", positive(published), dots=True),
+            log=True,
+        ),
+        chart(
+            "Versions between sampling and training",
+            series("mean", curve(f.rows, "staleness_mean")),
+            series("largest", curve(f.rows, "staleness_max")),
+            range=[0, largest],
+        ),
     )
-    return [mismatch, stale]
-
-
-def _figure(caption: str, *series: Series, **axis: Any) -> Figure:
-    return caption, line_chart(series, title=caption, **axis)  # escaped by line_chart
 
 
 def next_steps(f: Findings) -> list[tuple[str, str]]:
@@ -158,12 +213,12 @@ def write_report(f: Findings, plan: QuickstartPlan) -> Path:
         "seconds_by_phase": dict(f.spent),
         "notes": list(f.notes),
     }
-    for name, text in (
-        ("summary.json", json.dumps(summary, indent=2, default=str) + "\n"),
+    for name, content in (
+        ("summary.json", f"{json.dumps(summary, indent=2, default=str)}\n".encode()),
         ("report.html", page(f)),
     ):
         partial = out / f"{name}.partial"
-        partial.write_text(text, encoding="utf-8")
+        partial.write_bytes(content)
         partial.replace(out / name)
     return out / "report.html"
 

@@ -20,6 +20,7 @@ from atroposlib.generation.sessions.dummy import ALLOW_VARIABLE
 from atroposlib.testing.fake_inference import PICTURE, FakeInference
 from atroposlib.testing.tiny import ASCII_ALPHABET, write_tiny_model
 from tests.serving import served
+from tests.ui.rendered import rendered
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -93,9 +94,11 @@ async def test_process_scores_truthful_answers_and_keeps_the_pictures(
         text = env.tokenizer.decode(group["tokens"][0])
         assert PICTURE in text and "<answer>" in text
         assert all(logprob < 0 for logprob in group["inference_logprobs"][0][-3:])
-    page = (tmp_path / "groups.html").read_text()
-    assert page.count('<img class="picture"') == 3 and "img-src data:" in page
-    assert "http" not in page.partition("<main")[2].replace("http://127.0.0.1", "")
+    file = tmp_path / "groups.html"
+    assert file.read_text().count('"data:image/png;base64,') == 3  # a prompt is held once
+    for drawn in rendered(file, *(f"#/group/{number}" for number in range(3))):
+        assert drawn.tags["img"] == 1
+        assert not [address for address in drawn.addresses if address.startswith("http")]
 
 
 async def test_evaluate_measures_a_server_that_returns_text_only(make_env, evaluated, seeing):
@@ -127,7 +130,8 @@ async def test_agents_send_pictures_through_their_endpoint(
     serve_from(env, seeing, server_type)
     [group] = await groups_made(env, 1)
     assert group["scores"] == [1.0, 1.0] and len(group["images"][0]) == 1
-    assert '<img class="picture"' in (tmp_path / "groups.html").read_text()
+    [drawn] = rendered(tmp_path / "groups.html", "#/group/0")
+    assert drawn.tags["img"] >= 1
 
 
 @pytest.mark.parametrize("url", ["https://pictures.example/a.png", "file:///etc/passwd"])

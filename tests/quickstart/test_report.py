@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import subprocess
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from atroposlib.quickstart.report import (
 )
 from atroposlib.quickstart.verdict import judge
 from atroposlib.run_status.heldout import HeldoutSample
+from tests.ui.rendered import rendered
 
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 
@@ -60,74 +60,69 @@ def findings():
     )
 
 
-class Tags(HTMLParser):
-    def __init__(self):
-        super().__init__()
-        self.tags, self.attributes = [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
+@pytest.fixture
+def drawn(findings, tmp_path):
+    """The overview and the curves of the page."""
+    file = tmp_path / "report.html"
+    file.write_bytes(page(findings))
+    return rendered(file, "#/", "#/curves")
 
 
-def parsed(document):
-    tags = Tags()
-    tags.feed(document)
-    return tags
+def test_model_output_does_not_become_markup(drawn):
+    for view in drawn:
+        assert not view.tags.keys() & {"script", "img", "iframe", "link", "style"}
+    assert drawn[0].text.count(EVIL) >= 6
 
 
-def test_model_output_does_not_become_markup(findings):
-    document = page(findings)
-    tags = parsed(document)
-    assert "script" not in tags.tags
-    assert "img" not in tags.tags
-    assert not any(name.startswith("on") for name, _ in tags.attributes)
-    assert "&lt;script&gt;alert(&#34;x&#34;)&lt;/script&gt;" in document
+def test_the_page_loads_nothing(findings, drawn):
+    document = page(findings).decode()
+    assert "default-src 'none'" in document and "unsafe" not in document
+    files = {"samples.jsonl", "metrics.jsonl", "model/", "commands.txt", "logs/"}
+    assert drawn[0].addresses == files
 
 
-def test_the_page_loads_nothing_and_allows_no_script(findings):
-    document = page(findings)
-    assert "default-src &#39;none&#39;" in document
-    tags = parsed(document)
-    assert not any(name == "src" for name, _ in tags.attributes)
-    links = {value for name, value in tags.attributes if name == "href"}
-    assert links == {"samples.jsonl", "metrics.jsonl", "model/", "commands.txt", "logs/"}
-    assert "link" not in tags.tags
-    assert "url(" not in document
-    assert "@import" not in document
-
-
-def test_the_page_has_every_part(findings):
-    document = page(findings)
+def test_the_page_has_every_part(drawn):
     for words in (
         "Learning",
         "Rate of exact answers",
         "exact, held-out problems",
         "mean distance in nats per token",
-        "<th>step 0</th><th>step 10</th>",
-        "atropos chat &#39;runs/first one/model&#39;",
+        "problem step 0 step 10 expected",
+        "atropos chat 'runs/first one/model'",
         "atropos env new NAME",
-        "exact, training problems, step 3: 0.3",
+        "held out, exact 0.00 → 0.90",
+        "3: 0.300",
         "Where the time went",
+        "training 10.0 s",
         "Repeat it",
         "What this shows, and what it does not",
         "It fell short",
+        f"model {EVIL}",
     ):
-        assert words in document
-    assert document.count('<svg class="chart"') == 4
-    assert document.index("Before and after") < document.index("Learning")
+        assert words in drawn[0].words
+    assert drawn[0].words.index("Before and after") < drawn[0].words.index("Learning")
+    assert drawn[0].nav == ["Overview", "Curves"]
 
 
-def test_held_out_checks_are_dots_without_a_line_between_them(findings):
-    chart = page(findings).split("<svg")[1]
-    assert chart.count("<polyline") == 1
-    assert "exact, held-out problems, step 10: 0.9" in chart
+def test_held_out_checks_and_steps_are_two_curves_of_a_chart(drawn):
+    exact, reward, mismatch, staleness = drawn[0].charts
+    assert [one["curves"] for one in drawn[0].charts] == [2, 2, 1, 2]
+    steps, trained, heldout = exact["columns"]
+    assert steps == list(range(11)) and trained[:2] == [None, 0.1]
+    assert [heldout[0], heldout[10]] == [0.0, 0.9]
+    assert exact["scales"]["y"] == {"range": [0, 1]} and mismatch["scales"]["y"]["distr"] == 3
 
 
-def test_a_run_without_a_single_figure_still_has_a_page(findings):
+def test_all_metrics_have_curves(drawn):
+    assert all(name in drawn[1].text for name in ("env/exact", "reward_mean", "staleness_max"))
+
+
+def test_a_run_without_a_single_figure_still_has_a_page(tmp_path):
     empty = judge(recipe_for("tiny"), [], server_version=None, seconds=1, cores=1)
     bare = Findings("t", "t", empty, [], [], [], [], {}, Path("r"), Path("none"), "again", {})
-    assert "the trainer finished no step" in page(bare)
+    (tmp_path / "report.html").write_bytes(page(bare))
+    [overview] = rendered(tmp_path / "report.html", "#/")
+    assert "the trainer finished no step" in overview.text
 
 
 def test_the_guide_is_a_next_step_where_its_file_exists(findings):

@@ -53,7 +53,10 @@ class Job:
 
 
 JOBS = {
-    "browser": Job(("tests.ui", "atroposlib.ui"), ("atroposlib/ui/static/**/*",)),
+    "browser": Job(
+        ("tests.ui", "atroposlib.ui"),
+        ("atroposlib/ui/static/**/*", "atroposlib/ui/exported/*"),
+    ),
     "adapters": Job(
         ("atroposlib.adapters", "tests.environments.test_library"),
         ("tests/adapters/**/*.py",),

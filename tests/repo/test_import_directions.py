@@ -19,6 +19,7 @@ LIBRARY = (
     "atroposlib.frontend",
     "atroposlib.run_status",
     "atroposlib.trackers",
+    "atroposlib.ui",
 )
 GENERATION = "atroposlib.generation"
 
@@ -117,17 +118,17 @@ ALONE: Mapping[str, tuple[str, ...]] = {
     "atroposlib.quickstart": (
         *FOUNDATION,
         "atroposlib.client",
-        "atroposlib.frontend",
         "atroposlib.run_status",
         "atroposlib.processes",
         "atroposlib.testing",
         "atroposlib.trackers",
+        "atroposlib.ui",
         "atroposlib.utils",
     ),
     "atroposlib.run_status": (*FOUNDATION, "atroposlib.trackers", "atroposlib.utils"),
-    "atroposlib.frontend": (*FOUNDATION, "atroposlib.utils"),
+    "atroposlib.frontend": (*FOUNDATION, "atroposlib.ui", "atroposlib.utils"),
     "atroposlib.testing": FOUNDATION,
-    "atroposlib.ui": (),
+    "atroposlib.ui": ("atroposlib.text",),
 }
 OURS = ("atroposlib", "environments", "example_trainer", "helpers")
 

@@ -9,11 +9,15 @@ import json
 import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from atroposlib.api.archive.load import open_explorer
 from atroposlib.cli.view import select_rollouts, view
 from atroposlib.errors import ConfigError
-from atroposlib.ui.export import bundle, exported_page
+from atroposlib.text.lines import encodable
+from atroposlib.ui.export import Kept, bundle, exported_page
+from tests.ui.rendered import rendered
 
 HOSTILE = "</script><script>window.pwned = 1</script><!--<script>\u2028 &amp; ]]> \x00"
 
@@ -52,6 +56,45 @@ def test_only_scripts_and_styles_of_the_page_may_run():
     assert not re.search(r'(src|href)="(?!#|data:)', page.decode())
 
 
+HALF = st.characters(categories=["Cs"])  # halves of surrogate pairs
+MARKS = (
+    "</script>",
+    "<script>",
+    "<!--",
+    "-->",
+    "<img src=x onerror=y>",
+    "\u2028",
+    "&lt;",
+    "\0",
+)
+texts = st.lists(st.one_of(st.sampled_from(MARKS), st.text(), HALF)).map("".join)
+
+
+@given(note=texts, item=texts, key=texts)
+@settings(max_examples=60)
+def test_no_text_of_a_run_becomes_markup(note, item, key):
+    kept = Kept()
+    kept.add({"groups/1": {"item": item, key: [item, 2**70, float("nan")]}})
+    blocks = [{"kind": "text", "text": item}]
+    page = exported_page(kept.page_data("", "", blocks=blocks, views=[note]))
+    elements = Elements(page)
+    assert [tag for tag, *_ in elements.found] == ["style", "script", "script", "script"]
+    [data] = [json.loads(c) for _, attrs, c in elements.found if attrs.get("id") == "kept"]
+    assert data["views"] == [encodable(note)]
+    assert data["blocks"][0]["text"] == data["replies"]["/explore/groups/1"]["item"]
+    assert data["blocks"][0]["text"] == encodable(item)
+
+
+def test_replies_beyond_the_size_are_not_kept():
+    kept = Kept(max_bytes=30)
+    assert kept.add({"groups/1": "a" * 20}) and "groups/1" in kept
+    assert not kept.add({"groups/2": "a" * 20}) and "groups/2" not in kept
+    kept.put({"runs": "b" * 99})  # replies about the run have no bound
+    data = kept.page_data("9", "ask for less")
+    assert data["note"] == "0 rollouts of 9: cut at 2.86e-05 MB, ask for less"
+    assert data["replies"].keys() == {"/explore/groups/1", "/explore/runs"}
+
+
 def test_the_bundle_has_every_module_after_those_that_it_imports():
     script = bundle()
     assert not re.search(r"^(import|export) ", script, re.MULTILINE)
@@ -82,6 +125,15 @@ def test_an_export_has_the_groups_of_the_rollouts_that_pass(groups, tmp_path, ca
     assert [(row["item"], row["reward"]) for row in kept["rollouts"]] == [("3", 1.0)]
     gid = kept["rollouts"][0]["gid"]
     assert kept["replies"][f"/explore/groups/{gid}/rows/0"]["columns"]["id"] == [1, 2]
+    views = (
+        "#/",
+        "#/rollouts",
+        f"#/group/{gid}",
+        f"#/tokens/{gid}/1",
+        "#/curves",
+        "#/batches",
+    )
+    assert all("This view failed" not in drawn.text for drawn in rendered(file, *views))
 
 
 def test_an_export_beyond_its_bound_is_cut_and_tells_so(groups):

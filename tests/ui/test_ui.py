@@ -1,15 +1,14 @@
-"""The static files of the page: headers, size, and what their sources may contain."""
+"""The static files of the page: size, and what their sources may contain."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 
-import httpx
 import pytest
 
-from atroposlib.api.server import create_app
-from atroposlib.ui import STATIC, assets
+from atroposlib.ui import INDENTED, STATIC, assets
+from atroposlib.ui.export import EXPORTED
 
 MAX_BYTES = 150 * 1024
 MAX_LINES = 300
@@ -25,44 +24,8 @@ UNSAFE = "|".join(
         r"document\.write|\beval\b|Function\(|setAttribute\(\"style",
     )
 )
-OURS = sorted(path for path in STATIC.iterdir() if path.name not in VENDORED)
-
-
-@pytest.fixture
-async def http():
-    app = create_app()
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
-        yield client
-    app.state.service.close()
-
-
-async def test_every_file_has_the_strict_policy_and_its_type(http):
-    for name, (content, _) in assets().items():
-        reply = await http.get(f"/ui/{name}")
-        assert (reply.status_code, reply.content) == (200, content)
-        policy = reply.headers["content-security-policy"]
-        assert policy.startswith("default-src 'none'") and "unsafe" not in policy
-        assert reply.headers["x-content-type-options"] == "nosniff"
-    assert (await http.get("/ui/app.js")).headers["content-type"].startswith("text/javascript")
-
-
-async def test_a_file_that_the_browser_has_is_not_sent_again(http):
-    first = await http.get("/ui/app.js")
-    again = await http.get("/ui/app.js", headers={"if-none-match": first.headers["etag"]})
-    assert (again.status_code, again.content) == (304, b"")
-
-
-async def test_no_other_file_can_be_read_through_the_page(http):
-    for path in ("/ui/__init__.py", "/ui/index.html/x", "/ui/..%2f__init__.py", "/ui/%2fetc"):
-        assert (await http.get(path)).status_code == 404
-
-
-async def test_a_browser_at_the_root_is_sent_to_the_page_and_a_program_is_not(http):
-    reply = await http.get("/", headers={"accept": "text/html,*/*"})
-    assert (reply.status_code, reply.headers["location"]) == (307, "ui/")
-    assert (await http.get("/ui")).headers["location"] == "ui/"
-    assert (await http.get("/")).json() == {"message": "AtroposLib API"}
+FILES = [*STATIC.iterdir(), *EXPORTED.iterdir()]
+OURS = sorted(path for path in FILES if path.name not in VENDORED)
 
 
 def test_the_page_stays_small():
@@ -94,3 +57,15 @@ def test_the_page_derives_no_state_of_a_run():
     sources = [path for path in OURS if path.suffix == ".js"]
     assert [path.name for path in sources if re.search(DERIVED, path.read_text())] == []
     assert "verdict" in (STATIC / "overview.js").read_text()
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: path.name)
+def test_no_text_spans_lines_because_indentation_is_left_out(path):
+    if path.suffix in INDENTED:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert [line for line in lines if line.count("`") % 2] == []
+
+
+def test_files_are_sent_without_their_indentation():
+    script, source = assets()["dom.js"][0], (STATIC / "dom.js").read_bytes()
+    assert len(script) < len(source) and script.split() == source.split()

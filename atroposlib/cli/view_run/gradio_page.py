@@ -10,8 +10,7 @@ import math
 import os
 from typing import Any
 
-from atroposlib.cli.view_run.shown_groups import ShownGroup, Source
-from atroposlib.frontend.parts import PROBABILITIES
+from atroposlib.cli.view_run.shown_groups import PROBABILITIES, ShownGroup, Source
 
 POLL_S = 1.0
 COLOURS = dict(zip(PROBABILITIES, ("#9ad29a", "#cfe3a0", "#f2df8d", "#f0b27a", "#e57373")))

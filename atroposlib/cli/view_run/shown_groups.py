@@ -17,7 +17,6 @@ import msgspec
 from atroposlib.cli.collect.selection import prompt_length, split_texts
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError
-from atroposlib.frontend.parts import label_of
 from atroposlib.utils.tokenizers.texts import token_texts
 from atroposlib.wire import MASKED, ScoredData
 from atroposlib.wire.columns import to_group
@@ -28,6 +27,9 @@ if TYPE_CHECKING:  # it opens a database
 KEPT = 200  # groups to browse back, as text
 PASSED = 1000  # freed groups at most between two of an archive
 CLAIM_WAIT_S = 1.0
+
+# Label of a token by the least probability of its kind; a token that is not trained has none.
+PROBABILITIES = {"p > 0.9": 0.9, "p > 0.5": 0.5, "p > 0.1": 0.1, "p > 0.01": 0.01, "rare": -1}
 
 MAX_IMAGES = 8
 MAX_IMAGE_CHARACTERS = 8 * 2**20 * 4 // 3  # base64 of 8 MB
@@ -76,6 +78,12 @@ def shown_group(
     images = images_of(group, [prompt, *outputs])
     answers = list(map(ShownSample, group.scores, outputs, spans_G))
     return ShownGroup(number, title, images, prompt, answers)
+
+
+def label_of(logprob: float) -> str | None:
+    """The label of a token that was sampled with ``logprob``; None if that is unknown."""
+    p = math.exp(min(logprob, 0.0))
+    return next((label for label, least in PROBABILITIES.items() if p > least), None)
 
 
 def images_of(group: ScoredData, texts: Sequence[str]) -> list[bytes]:

@@ -41,7 +41,7 @@ class Reward:
 
 @dataclass(frozen=True)
 class RewardPlan:
-    """Weights of the named rewards, and the functions that compute them, if any.
+    """Weights of the named rewards, and the functions that compute rewards, if any.
 
     Without ``weights`` every returned name has weight 1.
     """

@@ -1,7 +1,7 @@
 // Reads of the rollout API: JSON of this origin, the token in a header.
 
 import { search } from "./dom.js";
-import { answer, kept } from "./kept.js";
+import { kept } from "./kept.js";
 
 const KEY = "atropos-token"; // of sessionStorage: it ends with the tab, and no address has it
 
@@ -15,7 +15,7 @@ class ApiError extends Error {
 let asked = null; // one question for the token at a time
 
 export async function get(path, query = {}, signal = undefined, method = "GET") {
-  if (kept) return answer(path, query);
+  if (kept) return kept.answer(path, query);
   if (older && path !== "/explore/runs") {
     if (!path.startsWith("/explore/") || path === "/explore/why") throw new ApiError(404, "it is of the newest run");
     query = { ...query, run_id: older };

@@ -149,7 +149,7 @@ function theme(next = false) {
 
 // --- start
 
-document.getElementById("nav").append(...Object.entries(VIEWS).filter(([, [title]]) => title)
+document.getElementById("nav").append(...Object.entries(VIEWS).filter(([name, [title]]) => title && (kept?.views?.includes(name) ?? true))
   .map(([name, [title]]) => { const a = h("a", { href: `#/${name}` }, title); a.dataset.view = name; return a; }));
 document.getElementById("help").addEventListener("click", help);
 document.getElementById("theme").addEventListener("click", () => theme(true));

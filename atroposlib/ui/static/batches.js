@@ -8,7 +8,7 @@ const PAGE = 100;
 export async function show(context) {
   if (context.rest[0]) { await one(context, context.rest[0]); return; }
   const place = h("div", {});
-  const older = h("button", { type: "button", class: "more", hidden: true, onclick: () => { tail = load(next); } }, "older batches");
+  const older = h("button", { class: "more", hidden: true, onclick: () => { tail = load(next); } }, "older batches");
   context.box.append(place, older);
   let rows = [], next = null, tail = null;
   async function load(after) {
@@ -49,7 +49,7 @@ const COLUMNS = [
 ];
 
 function pin(step, pinned) {
-  const button = h("button", { type: "button", title: "keep its groups for good", onclick: async () => {
+  const button = h("button", { title: "keep its groups for good", onclick: async () => {
     await get(`/explore/steps/${step}/pin`, { kept: !pinned }, undefined, "POST")
       .then((told) => label(told.pinned), (error) => button.replaceWith(h("small", { class: "bad" }, error.message)));
   } });

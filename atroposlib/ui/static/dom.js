@@ -52,7 +52,7 @@ export function prose(text, shown = MAX_SHOWN) { // a long text, cut with a butt
   const box = h("div", { class: "prose" }, text.slice(0, shown));
   if (text.length > shown) {
     const rest = text.slice(shown);
-    box.append(h("button", { type: "button", class: "more", onclick: (event) => event.target.replaceWith(prose(rest)) },
+    box.append(h("button", { class: "more", onclick: (event) => event.target.replaceWith(prose(rest)) },
       `${count(rest.length)} more characters`));
   }
   return box;
@@ -108,7 +108,7 @@ export const orDash = (value) => (known(value) && value !== "" ? value : DASH);
 
 export const empty = (what, how) => h("p", { class: "empty" }, h("b", {}, what), how ? ` ${how}` : "");
 export const section = (title, ...body) => h("section", {}, h("h2", {}, title), ...body);
-export const chip = (name, drop, ...words) => h("span", { class: "chip" }, words, h("button", { type: "button", "aria-label": `Remove ${name}`, onclick: drop }, "×"));
+export const chip = (name, drop, ...words) => h("span", { class: "chip" }, words, h("button", { "aria-label": `Remove ${name}`, onclick: drop }, "×"));
 export const facts = (...pairs) => h("dl", { class: "facts" },
   pairs.filter(Boolean).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
 

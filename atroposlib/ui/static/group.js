@@ -1,5 +1,6 @@
 // One group: samples side by side, baseline, life, difference of two samples.
 
+import { conversation, pictures, sharedMessages } from "./conversation.js";
 import { address, alike, bytes, count, duration, empty, escaped, facts, fixed, h, link, mark, number, orDash, prose, put, section, signed, time, visit } from "./dom.js";
 import { versions } from "./rollouts.js";
 
@@ -10,6 +11,7 @@ export async function show(context) {
   const group = await context.get(`/explore/groups/${gid}`);
   const rows = [...group.rows].sort((a, b) => (b.reward ?? -Infinity) - (a.reward ?? -Infinity) || a.row - b.row);
   const most = Math.max(1e-9, ...rows.map((r) => Math.abs(r.advantage ?? 0)));
+  const shared = await addMessages(context, rows);
   let cursor = Math.max(0, rows.findIndex((r) => String(r.row) === context.query.row));
   const picked = new Set();
   const changes = h("div", {});
@@ -27,7 +29,7 @@ export async function show(context) {
       ["size", bytes(group.n_bytes)], group.group_id && ["group id", group.group_id]),
     life(group.life),
     group.spread === 0 && empty("All rewards are equal.", "Advantages relative to the group are 0: it teaches nothing unless the estimator compares across groups."),
-    prompts(rows), h("div", { class: "cards", role: "list", "aria-label": "Samples, best reward first" }, cards), changes);
+    shared.length > 0 ? section("Prompt", conversation(shared)) : prompts(rows), h("div", { class: "cards", role: "list", "aria-label": "Samples, best reward first" }, cards), changes);
   const move = (by) => {
     cards[cursor]?.classList.remove("cursor");
     cursor = Math.max(0, Math.min(cards.length - 1, cursor + by));
@@ -46,12 +48,26 @@ export async function show(context) {
   });
 }
 
+// Messages of rows without text; returns those before the first answer that all have.
+async function addMessages(context, rows) {
+  if (rows.every((row) => row.completion !== null)) return [];
+  const path = (row) => `/explore/groups/${row.gid}/rows/${row.row}`;
+  const replies = await Promise.all(rows.map((row) => context.optional(path(row), { from: 0, to: 0 })));
+  const lists = replies.map((one) => one?.messages ?? []);
+  const n = Math.max(0, sharedMessages(lists));
+  rows.forEach((row, at) => Object.assign(row, { said: lists[at].slice(n), images: replies[at]?.images }));
+  return (lists[0] ?? []).slice(0, n);
+}
+const textOf = ({ completion, said = [] }) => completion
+  ?? said.map((one) => (typeof one?.content === "string" ? one.content : JSON.stringify(one?.content ?? one))).join("\n");
+
 function life(events) {
   return events?.length > 0 && h("ol", { class: "life", "aria-label": "Life of the group" }, events.map((one, at) =>
     h("li", { title: time(one.at) }, h("b", {}, one.event), " ", h("small", {}, at ? `+${duration(one.at - events[at - 1].at)}` : time(one.at)))));
 }
 
 function prompts(rows) {
+  if (rows.some((row) => row.said?.length)) return null; // each card shows its own
   const texts = [...new Set(rows.map((r) => r.prompt).filter((t) => t !== null && t !== undefined))];
   if (!texts.length) return empty("No text.", "The tokenizer of this run was not found on this machine: ids are in the view of the tokens.");
   if (texts.length > 1) return null; // each card shows its own
@@ -62,7 +78,7 @@ function card(row, { gid, most, pick }) {
   const share = row.advantage === null ? 0 : Math.abs(row.advantage) / most;
   const trained = address(`tokens/${gid}/${row.row}`);
   return h("article", { class: "card", role: "listitem" },
-    h("header", {}, h("b", { class: "num" }, fixed(row.reward)),
+    h("header", {}, h("b", { class: `num ${["bad", "", "good"][Math.sign(row.reward) + 1]}` }, fixed(row.reward)),
       h("span", { class: `adv ${row.advantage < 0 ? "neg" : "pos"}`, title: "advantage", vars: { "--share": `${share * 50}%` } }, signed(row.advantage)),
       h("span", { class: "grow" }), h("label", { title: "pick two for their difference (d)" }, h("input", { type: "checkbox", onchange: (event) => pick(event.target.checked) }), "diff"),
       link(trained, `tokens of ${row.row}`)),
@@ -75,7 +91,8 @@ function card(row, { gid, most, pick }) {
       ...Object.entries(row.metrics ?? {}).map(([name, value]) => [name, typeof value === "number" ? number(value) : String(value)]),
       ...Object.entries(row.timings ?? {}).map(([name, value]) => [name, duration(value)])),
     row.judge && h("details", {}, h("summary", {}, "judge"), prose(row.judge)),
-    row.completion === null ? empty("No text.", "Tokens has the ids.") : prose(row.completion, 2000));
+    pictures(row.images), row.said?.length ? conversation(row.said)
+      : row.completion === null ? empty("No text.", "Tokens has the ids.") : prose(row.completion, 2000));
 }
 
 // --- difference of two completions, by words
@@ -101,7 +118,7 @@ export function words(a, b) { // [[kind, text]]: "=" in both, "-" in a only, "+"
 }
 
 function difference(a, b) {
-  const parts = words(a.completion, b.completion).map(([kind, text]) =>
+  const parts = words(textOf(a), textOf(b)).map(([kind, text]) =>
     (kind === "=" ? text : h(kind === "-" ? "del" : "ins", { title: escaped(kind === "-" ? `only in ${a.row}` : `only in ${b.row}`) }, text)));
   return section(`Difference: sample ${a.row} (${number(a.reward)}) to ${b.row} (${number(b.reward)})`, h("div", { class: "prose diff" }, parts));
 }

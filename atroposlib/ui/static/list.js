@@ -27,7 +27,7 @@ export class VirtualList {
     this.node.style.setProperty("--cols", this.columns.map((c) => c.width).join(" "));
     this.head.replaceChildren(...this.columns.map((c) => {
       const state = this.sort === c.sort ? "ascending" : this.sort === `-${c.sort}` ? "descending" : null;
-      const name = c.sort ? h("button", { type: "button", onclick: () => this.onSort(state === "descending" ? c.sort : `-${c.sort}`) },
+      const name = c.sort ? h("button", { onclick: () => this.onSort(state === "descending" ? c.sort : `-${c.sort}`) },
         c.title, state && h("span", { "aria-hidden": "true" }, state === "ascending" ? " ↑" : " ↓")) : c.title;
       return h("span", { role: "columnheader", class: c.num && "num", title: c.hint, "aria-sort": state }, name);
     }));

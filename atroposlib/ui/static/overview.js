@@ -1,5 +1,6 @@
 // Overview: flow of the run, headline, processes and why they wait.
 
+import { kept } from "./kept.js";
 import { bar, bytes, col, count, duration, empty, facts, fill, h, link, mark, num, number, orDash, section, sparkline, sum, table } from "./dom.js";
 
 const WINDOW_S = 60; // of rates
@@ -113,6 +114,7 @@ function below(s) {
 }
 
 async function archived(context, boxes, curves) {
+  if (kept?.blocks) { fill(boxes, ...kept.report(context)); return; }
   const { runs } = await context.get("/explore/runs");
   fill(boxes, section("Runs", table([
     col("run", (r) => h("b", {}, r.run_id)), col("state", (r) => orDash(r.state)),

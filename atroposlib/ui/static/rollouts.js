@@ -1,12 +1,14 @@
 // Rollouts: filters, histogram of reward, and a list that grows by key.
 
 import { address, alike, chip, count, duration, empty, fixed, h, mark, number, orDash, signed, time, visit } from "./dom.js";
+import { kept } from "./kept.js";
 import { VirtualList } from "./list.js";
 
 const PAGE = 200;
 const HINTS = {
   env: "gsm8k", state: "pending", outcome: "truncated", finish: "length", why: "same_scores", item: "17",
   step: "10..20", batch_no: "12", version: "12", reward: "0..0.5", diff_min: "0.1", q: "words of the completion",
+  ...(kept && { mean: "0..0.5", spread: "0.01..", q: "words of item or messages" }), // of the group
 };
 const FILTERS = Object.keys(HINTS);
 const when = (row) => `${row.gid}.${row.row}`;
@@ -26,6 +28,8 @@ const COLUMNS = [
   { title: "took", width: "3.8rem", num: true, wide: true, cell: (r) => duration(r.generate_s), hint: "generation" },
   { title: "arrived", width: "5.4rem", num: true, sort: "arrived", wide: true, cell: (r) => time(r.arrived) },
   { title: "state", width: "minmax(5.8rem,.8fr)", cell: (r) => state(r) },
+  ...["mean", "spread"].filter(() => kept)
+    .map((name) => ({ title: name, width: "3.6rem", num: true, sort: name, hint: "of the group", cell: (r) => fixed(r[name]) })),
 ];
 
 export const versions = (r) => (r.version_min === r.version_max ? count(r.version_max) : `${count(r.version_min)}–${count(r.version_max)}`);
@@ -44,7 +48,7 @@ export async function show(context) {
   });
   context.signal.addEventListener("abort", () => list.end());
   const head = h("p", { class: "count", "aria-live": "polite" });
-  const fresh = h("button", { type: "button", class: "fresh", hidden: true, onclick: () => load() });
+  const fresh = h("button", { class: "fresh", hidden: true, onclick: () => load() });
   const chart = h("div", { class: "hist" });
   const field = filterField(go);
   context.box.append(h("div", { class: "filters" }, chips(context.query, go), field), chart, h("div", { class: "above" }, head, fresh), list.node);
@@ -136,7 +140,7 @@ async function histogram(context, chart, go) {
     go({ reward: `${bins[low].from}..${bins[high].to}` });
   };
   const columns = bins.map((bin, at) => h("button", {
-    type: "button", class: "bin", title: `${number(bin.from)} to ${number(bin.to)}: ${count(bin.n)}`,
+    class: "bin", title: `${number(bin.from)} to ${number(bin.to)}: ${count(bin.n)}`,
     "aria-label": `reward ${number(bin.from)} to ${number(bin.to)}: ${count(bin.n)} rollouts`,
     vars: { "--share": `${(bin.n / most) * 100}%` },
     onpointerdown: () => { from = at; paint(at); }, onpointerenter: () => from !== null && paint(at), onpointerup: () => take(at),

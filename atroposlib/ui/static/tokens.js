@@ -1,5 +1,6 @@
 // Tokens of one sample, coloured by a number; fetched as they come into sight.
 
+import { conversation, pictures } from "./conversation.js";
 import { address, alike, count, escaped, facts, h, link, number, put, signed, visible, visit } from "./dom.js";
 
 const PIECE = 4096; // tokens of one call
@@ -29,7 +30,7 @@ export async function show(context) {
   const inspector = h("output", { class: "inspector", "aria-live": "polite" }, "Hover over a token, or move with the arrow keys.");
   const legend = h("p", { class: "legend" });
   const tabs = h("div", { class: "modes", role: "tablist", "aria-label": "Colour" }, Object.entries(MODES).map(([name, [title]], at) =>
-    h("button", { type: "button", role: "tab", "data-mode": name, onclick: () => paint(name) }, h("kbd", {}, at + 1), ` ${title}`)));
+    h("button", { role: "tab", "data-mode": name, onclick: () => paint(name) }, h("kbd", {}, at + 1), ` ${title}`)));
   put(context.box, h("h1", {}, `Sample ${row} of `, link(address(`group/${gid}`, { row }), `group ${gid}`)),
     facts(["tokens", count(first.n_tokens)], ["tokenizer", first.tokenizer?.split("/").pop() ?? "not found: ids are shown"], ...meta(first.metadata)),
     pictures(first.images), messages(first.messages), tabs, legend, text, tail, inspector);
@@ -161,16 +162,5 @@ function colour(state, node) {
 const meta = (metadata) => Object.entries(metadata ?? {}).filter(([, v]) => typeof v !== "object" || v === null)
   .slice(0, 12).map(([name, value]) => [name, escaped(String(value)).slice(0, 200)]);
 
-function pictures(urls) { // data URLs, which load nothing
-  if (!urls?.length) return null;
-  return h("p", { class: "pictures" }, urls.map((src, at) => h("img", { src, alt: `picture ${at + 1}` })));
-}
-
-function messages(list) {
-  if (!list?.length) return null;
-  const data = (name, value) => (typeof value === "string" && value.startsWith("data:image/") ? `${value.slice(0, 40)}…` : value);
-  const content = (one) => (typeof one.content === "string" ? one.content : JSON.stringify(one.content, data, 1));
-  const rest = ({ role, content: _, ...more }) => (Object.keys(more).length ? JSON.stringify(more, null, 1) : "");
-  return h("details", { class: "messages" }, h("summary", {}, `${count(list.length)} messages`), list.map((one) =>
-    h("div", { class: "message" }, h("b", {}, one.role), h("pre", {}, content(one).slice(0, 20000), rest(one) && `\n${rest(one).slice(0, 20000)}`))));
-}
+const messages = (list) => list?.length > 0
+  && h("details", {}, h("summary", {}, `${count(list.length)} messages`), conversation(list));

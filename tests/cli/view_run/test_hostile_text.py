@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 from pathlib import Path
 
 import httpx
@@ -70,12 +71,16 @@ def test_the_page_of_process_shows_hostile_text_as_text(tab, tmp_path):  # noqa:
     path.write_text(json.dumps(group) + "\n")
     screen = tab("file://")
     page = screen.page
-    page.goto(f"file://{generate_html(str(path))}")
-    page.keyboard.press("j")
-    assert page.locator(".item").filter(visible=True).count() == 2
+    address = f"file://{generate_html(str(path))}"
+    page.goto(f"{address}#/rollouts")
+    page.locator(".inner .row").first.wait_for()
     page.keyboard.press("/")
     page.keyboard.type("calm")
-    page.get_by_text("1 of 2 samples").wait_for()
-    assert page.locator(".item").filter(visible=True).count() == 1
-    assert page.locator("img, main script, main link, main a").count() == 0
+    page.keyboard.press("Enter")
+    page.locator(".count b", has_text=re.compile("^1$")).wait_for()
+    for view in ("", "group/0", "tokens/0/0"):
+        page.goto(f"{address}#/{view}")
+        page.locator(".view[data-ready]").wait_for()
+        assert page.locator("img, main script, main link, main svg").count() == 0
+    assert page.evaluate("window.pwned") is None
     assert len(screen.requests) == 1

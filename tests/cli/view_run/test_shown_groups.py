@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 
-from atroposlib.cli.view_run.shown_groups import images_of, shown_group
+import pytest
+
+from atroposlib.cli.view_run.shown_groups import images_of, label_of, shown_group
 from tests.cli.view_run.toys import PROMPT, TOKENIZER, group
 
 PNG = b"\x89PNG" + bytes(60)
@@ -53,3 +55,11 @@ def test_images_come_from_the_group_its_messages_and_its_texts_once_each():
 def test_addresses_of_images_are_not_images():
     one = group("a", "b", images=["http://evil.example/i.png", "/etc/passwd"])
     assert images_of(one, ["![x](http://evil.example/i.png)"]) == []
+
+
+@pytest.mark.parametrize(
+    "logprob, label",
+    [(0.0, "p > 0.9"), (-1.0, "p > 0.1"), (-99.0, "rare"), (float("nan"), None)],
+)
+def test_labels_go_by_probability(logprob, label):
+    assert label_of(logprob) == label
