@@ -15,6 +15,8 @@ from atroposlib.errors import ConfigError
 SERVERS = ("sglang", "vllm", "local")
 TRAINERS = (None, "fsdp", "megatron", "archon")
 PART = re.compile(r"(?:([a-z]+)(?:\[\w+\])?[:.])?((?:[dtpce]\d+)+)")
+# Of mixture models: degrees of attention, and of the experts on the same GPUs.
+MIXTURE = re.compile(r"\(\s*attn[:.](\w+)\s*[|]\s*ffn[:.]\w+\s*\)")
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,12 @@ class Allocation:
 
 def parse(text: str) -> Allocation:
     """Return what an allocation string asks for; ConfigError with the advice where it has none."""
+    if mixture := MIXTURE.search(text):
+        degrees = re.findall(r"[dtpc](\d+)", mixture[1])
+        raise ConfigError(
+            f"{text}: experts are sharded as the rest of the model, by FSDP, and have no degrees of"
+            f" their own; write fsdp:d{math.prod(map(int, degrees))} for the part with attn and ffn"
+        )
     if "|" in text:
         raise ConfigError(
             f"{text}: servers and trainer have each their own GPUs; write + for |"

@@ -17,18 +17,15 @@ from typing import Any, NamedTuple
 
 from atroposlib.errors import ConfigError
 from example_trainer.launch.areal import allocation
-from example_trainer.settings.areal.defaults import (
-    TYPE,
-    as_actor,
-    is_supervised,
-    left_out,
-)
+from example_trainer.settings.areal.defaults import as_actor, is_supervised, left_out
+from example_trainer.settings.areal.other_commands import TYPE
 
 Given = Mapping[str, Any]
 Places = dict[str, Any]  # "env.temperature", "openai.timeout", "inference.count" ... -> value
 PROMPT_TOKENS = 1024  # room for a prompt without train_dataset.max_length
 UNBOUNDED_TOP_K = 1_000_000  # AReaL's default, 1e8, keeps the whole vocabulary
 SFT_ENVIRONMENT = "sft_loader"
+HELD_OUT = "the environment evaluates its own held-out tasks"
 
 
 class Dataset(NamedTuple):
@@ -278,7 +275,7 @@ def dataset(options: Given, run: RunContext) -> Places:
         known_dataset(options.get("train_dataset.path")),
     )
     if options.get("valid_dataset.path") not in (None, path):
-        run.note("valid_dataset.path", "the environment evaluates its own held-out tasks")
+        run.note("valid_dataset.path", HELD_OUT)
     if options.get("train_dataset.shuffle") is False:
         run.note("train_dataset.shuffle", "the environment orders its tasks by env.seed")
     is_usual = known is not None and known[:2] == (run.environment, path)

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from atroposlib.errors import ConfigError
-from example_trainer.settings.areal.defaults import TYPE, is_supervised
+from example_trainer.settings.areal.defaults import is_supervised
+from example_trainer.settings.areal.other_commands import TYPE
 
 Given = Mapping[str, Any]
 NORM_OPTIONS = "mean_level std_level group_size mean_leave1out std_unbiased eps"
