@@ -28,6 +28,7 @@ class Allocation:
     tensor_parallel: int = 1
     ranks: int | None = None
     gpus: int = 0  # sum over all parts
+    other_degrees: str = ""  # of the trainer, besides d
 
 
 def parse(text: str) -> Allocation:
@@ -63,6 +64,8 @@ def parse(text: str) -> Allocation:
         parts["gpus"] += gpus
         if engine in TRAINERS:
             parts["ranks"] = gpus
+            others = [f"{name}{size}" for name, size in sizes.items() if name in "tpe"]
+            parts["other_degrees"] = "".join(text for text in others if text[1:] != "1")
         else:
             parts |= {"engine": engine, "servers": int(sizes.get("d", 1))}
             parts["tensor_parallel"] = int(sizes.get("t", 1))

@@ -27,7 +27,6 @@ from example_trainer.launch.areal.values import Places, RunContext
 from example_trainer.settings.areal.defaults import (
     MISSING,
     is_supervised,
-    left_out,
     note_of,
 )
 from example_trainer.settings.areal.names import ENVIRONMENTS, same
@@ -147,7 +146,10 @@ def read_areal(
     own = {key: value for key, value in written.items() if key.startswith(ENV)}
     # A file of another command is refused before any unknown option.
     if not trains(written):
-        raise ConfigError(sentence_of_evaluation(written, environment))
+        path = written.get("valid_dataset.path") or written.get(DATA)
+        known = values.known_dataset(path)
+        name = environment or (known and known.environment)
+        raise ConfigError(sentence_of_evaluation(written, name))
     is_supervised(written)
     given = [assignment for assignment in assignments if assignment.key not in own]
     unknown = unknown_options(given)
@@ -164,7 +166,7 @@ def read_areal(
     config = tree["environments"][0]["config"]
     own = {key.removeprefix(ENV): value for key, value in own.items()}
     config["env"] |= as_tree(handed_over) | as_tree(own)
-    notes = note_of(left_out(options), options)
+    notes = note_of(values.defaults_of(options), options)
     return tree, notes + [f"{listed_keys(keys)}: {why}" for why, keys in run.notes.items()]
 
 

@@ -88,7 +88,13 @@ def with_defaults(options: Given) -> dict[str, Any]:
     A text of SFT makes one sequence, and its data may have no type.
     """
     sft = {"gconfig.n_samples": 1, TYPE: "sft"} if is_supervised(options) else {}
-    return {**left_out(options), **sft, **{as_actor(key): v for key, v in options.items()}}
+    return {**defaults_of(options), **sft, **{as_actor(key): v for key, v in options.items()}}
+
+
+def defaults_of(options: Given) -> dict[str, Any]:
+    """AReaL's defaults of what a whole run leaves out; raises as is_supervised."""
+    ends = {"total_train_epochs", "total_train_steps"}
+    return left_out(options) | ({"total_train_epochs": 1} if not ends & options.keys() else {})
 
 
 def known_dataset(path: Any) -> Dataset | None:
@@ -128,6 +134,9 @@ def allocate(options: Given, run: RunContext) -> Places:
     wanted = allocation_of(options)
     if wanted.engine is not None:
         wanted = replace(wanted, engine=run.engine)  # the engine may have been replaced
+    if wanted.other_degrees:
+        key = "allocation_mode" if options.get("allocation_mode") else "actor.backend"
+        run.note(key, f"its ranks shard by FSDP and have no degrees {wanted.other_degrees}")
     return allocation.places(wanted, nodes, per_node, run.on_cluster)
 
 
@@ -285,7 +294,7 @@ def dataset(options: Given, run: RunContext) -> Places:
         return run.of_env("train_dataset.path", path, "dataset_path")
     if "dataset_path" in run.fields and "dataset_name" not in run.fields:
         raise ConfigError(
-            f"train_dataset.path: there is no file or folder {path}, and the environment"
+            f"there is no file or folder {path}, and the environment"
             f" {run.environment} reads no other data set of the hub: name a .jsonl, .json or"
             " .parquet file, a folder of them, or another environment by --env"
         )

@@ -208,6 +208,7 @@ NAMES: Meanings = {
         for section in ("train_dataset", "valid_dataset")
         for name in ("pin_memory", "num_workers", "drop_last")
     },
+    "rollout.use_lora": Ignored("servers serve the adapter that actor.use_lora trains"),
     "rollout.queue_size": Ignored("--env.max_batches_offpolicy bounds the queue, in batches"),
     "rollout.enable_rollout_tracing": Ignored("--log-level debug logs every group"),
     "rollout.check_trajectory_format": Ignored("the rollout API checks every group"),
