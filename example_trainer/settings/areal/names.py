@@ -103,7 +103,7 @@ _ACTOR: Meanings = {
     **same_named("init_from_scratch dtype gradient_checkpointing"),
     **dict.fromkeys(("attn_impl", "pad_to_maximum", "use_kernels"), ENGINE),
     "grad_reduce_dtype": Ignored("gradients are always summed in float32"),
-    **members(groups.dropout, "disable_dropout"),
+    "disable_dropout": Ignored("no part of the model has dropout here, as in the sampler"),
     "is_critic": Ignored("critic.path trains a value model with the policy"),
     **dict.fromkeys(("backend", "_version", "admin_api_key"), LAUNCHER),
     "ds_auto_tp": SHARDING,

@@ -175,7 +175,14 @@ def kl(options: Given) -> dict[str, Any]:
 
 def overlong(options: Given) -> dict[str, Any]:
     if not options.get("overlong_reward_penalty"):
-        return {"overlong_tokens": 0}
+        names = ("overlong_tokens", "overlong_penalty_factor")
+        unused = [name for name in names if options.get(name) is not None]
+        notes = (
+            [f"{', '.join(unused)}: no effect without overlong_reward_penalty"]
+            if unused
+            else []
+        )
+        return {"overlong_tokens": 0, **as_note(notes)}
     if options.get("overlong_tokens") is None:
         raise ConfigError("overlong_reward_penalty needs overlong_tokens")
     factor = options.get("overlong_penalty_factor")
@@ -232,9 +239,3 @@ def staleness(options: Given) -> dict[str, Any]:
     if "max_head_offpolicyness" in options:
         return {"max_staleness": options["max_head_offpolicyness"]}
     return {}
-
-
-def dropout(options: Given) -> dict[str, Any]:
-    if options["disable_dropout"]:
-        return {"lora_dropout": 0.0}
-    return {"note": "the model has no dropout anyway, as the sampler; lora_dropout is LoRA's"}
