@@ -1,7 +1,7 @@
 """Options of a file in AReaL's form that AReaL lacks: slips of the pen, and keys of a workflow.
 
 head of the key is a section of AReaL, or nearly a name of it   a slip: the nearest name
-any other                                                       read by a workflow: named once
+the rest                                                        read by a workflow: named once
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def unknown_options(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
 
     A null takes out its key, and all keys below it.
 
-    Raises ConfigError: a key is a slip of the pen; names the nearest one.
+    Raises ConfigError: a key is a slip of the pen; names the nearest key.
     """
     found: dict[str, Assignment] = {}
     for assignment in assignments:

@@ -173,7 +173,7 @@ def read_areal(
 def handed_to_environment(unknown: Mapping[str, Any], run: RunContext) -> dict[str, Any]:
     """The options of a workflow that are settings of the environment by the same name; noted.
 
-    Raises ConfigError: others are left; names all of them.
+    Raises ConfigError: the environment lacks a setting; names every key without its setting.
     """
     left = {k: v for k, v in unknown.items() if k.partition(".")[0] not in run.fields}
     if left:

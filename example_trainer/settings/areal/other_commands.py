@@ -45,7 +45,7 @@ def kind_of(options: Given) -> str | None:
 
 
 def sentence_of_pairs(kind: Any, options: Given) -> str | None:
-    """The sentence about a file that trains on pairs; None: of no such kind.
+    """The sentence about a file that trains on pairs; None for the rest.
 
     Example: train_dataset.type rw: reward models are trained on a file with a pair a line, by
     atropos train rm --model-name m --train-file pairs.jsonl

@@ -15,7 +15,7 @@ from example_trainer.settings.areal.other_commands import TYPE
 
 Given = Mapping[str, Any]
 NORM_OPTIONS = "mean_level std_level group_size mean_leave1out std_unbiased eps"
-# reward_norm (mean, std, leave one out) -> estimator; the recipes AReaL ships.
+# reward_norm (mean, std, mean_leave1out) -> estimator; the recipes AReaL ships.
 ESTIMATORS = {
     ("group", "group", False): "grpo",
     ("group", None, False): "dr_grpo",
