@@ -77,7 +77,8 @@ def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
         build_command(env_cls, words).run()
     except FAILURES as error:
         logger.debug("the traceback of the error below", exc_info=error)
-        status, shown = exit_status(error), str(error) or type(error).__name__
+        status = exit_status(error)
+        shown = str(error) or type(error).__name__
         # A launcher shows the last line of a process that ended for good, so this line is whole.
         is_logged = status == 1 and logger.isEnabledFor(logging.WARNING)
         logs.report("error", (getattr(error, "after_log", "") if is_logged else "") or shown)

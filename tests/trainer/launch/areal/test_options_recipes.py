@@ -121,8 +121,8 @@ def fields_are_read_once():
 
 
 def read(name: str, *words: str, env: str | None = None) -> Plan:
-    path, overrides = str(RECIPES / f"{name}.yaml"), map(parse_override, words)
-    return read_plan([path], [*overrides], env, on_cluster=True)
+    overrides = [parse_override(word) for word in words]
+    return read_plan([str(RECIPES / f"{name}.yaml")], overrides, env, on_cluster=True)
 
 
 def summary_of(plan: Plan, cfg: TrainingConfig) -> str:
