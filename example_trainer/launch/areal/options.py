@@ -156,7 +156,7 @@ def read_areal(
     if unknown and environment is None:
         raise ConfigError(sentence_of_unknown(unknown, None))
     resolved = given_options(given)
-    of_workflow = {key: resolved[key] for key in unknown}
+    of_workflow = {key: resolved[key] for key in unknown if key in resolved}
     taken_out = {assignment.key for assignment in given if not is_known(assignment)}
     options = {key: value for key, value in resolved.items() if key not in taken_out}
     run = look(options, values.environment_of(options, environment), on_cluster)
