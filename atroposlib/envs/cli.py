@@ -4,7 +4,7 @@
     merged settings -> environment -> its subcommand
 
 An unknown name is an error that suggests the nearest known name. Exit status 2: invalid
-settings. Exit status 1: the run failed.
+settings, or settings of sampling that every server refuses. Exit status 1: the run failed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from atroposlib.envs.settings.config import (
     BaseEnvConfig,
     with_new_names,
 )
-from atroposlib.errors import AtroposError, ConfigError
+from atroposlib.errors import AtroposError, ConfigError, InferenceRefused
 from atroposlib.generation.configs import (
     APIServerConfig,
     ServerBaseline,
@@ -77,9 +77,24 @@ def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
         build_command(env_cls, words).run()
     except FAILURES as error:
         logger.debug("the traceback of the error below", exc_info=error)
-        brief = getattr(error, "after_log", "") if logger.isEnabledFor(logging.WARNING) else ""
-        logs.report("error", brief or str(error) or type(error).__name__)
-        raise SystemExit(2 if isinstance(error, ConfigError) else 1) from error
+        status = exit_status(error)
+        shown = str(error) or type(error).__name__
+        # A launcher shows the last line of a process that ended for good, so this line is whole.
+        is_logged = status == 1 and logger.isEnabledFor(logging.WARNING)
+        logs.report("error", (getattr(error, "after_log", "") if is_logged else "") or shown)
+        raise SystemExit(status) from error
+
+
+def exit_status(error: BaseException) -> int:
+    """2: another start fails alike, by settings or a bad request; 1: the run failed."""
+    if isinstance(error, ConfigError):
+        return 2
+    cause: BaseException | None = error
+    while isinstance(cause, AtroposError):
+        if isinstance(cause, InferenceRefused) and cause.status_code == 400:
+            return 2
+        cause = cause.__cause__
+    return 1
 
 
 def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> CommandSettings:

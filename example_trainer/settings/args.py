@@ -44,10 +44,12 @@ from example_trainer.settings.files import (
     FIELDS,
     OVERRIDE,
     SECTIONS,
+    is_known,
     parse_override,
     translate,
 )
 from example_trainer.settings.section import RENAMED
+from example_trainer.settings.unknown import require_known
 
 PROG = "atropos-grpo"
 VARIABLES = (
@@ -129,6 +131,8 @@ def settings_of_files(
     assignments, notes = [*before, *of_files, *after], list[str]()
     if any(is_areal_form(file.values) for file in files):
         assignments, notes = with_areal_defaults(assignments)
+        require_known(assignments)
+        assignments = [assignment for assignment in assignments if is_known(assignment)]
     settings = translate(assignments)
     settings.notes = [*notes, *settings.notes]
     return settings

@@ -177,8 +177,18 @@ def meaning_of(assignment: Assignment) -> Meaning:
         return meaning
     if areal_names.is_group(assignment.key) and assignment.value is None:
         return Ignored("")
-    known = [key for key in (*_OURS, *areal_names.NAMES) if key not in RENAMED]
-    raise ConfigError(no_setting(assignment.place, assignment.key, known))
+    raise ConfigError(no_setting(assignment.place, assignment.key, known_keys()))
+
+
+def is_known(assignment: Assignment) -> bool:
+    """Whether a key has a meaning, here or in AReaL."""
+    key = assignment.key
+    is_null_group = areal_names.is_group(key) and assignment.value is None
+    return key in _OURS or is_null_group or areal_names.meaning_of(key) is not None
+
+
+def known_keys() -> list[str]:
+    return [key for key in (*_OURS, *areal_names.NAMES) if key not in RENAMED]
 
 
 # --- ${references} ----------------------------------------------------------------------

@@ -15,6 +15,8 @@ from atroposlib.errors import ConfigError
 SERVERS = ("sglang", "vllm", "local")
 TRAINERS = (None, "fsdp", "megatron", "archon")
 PART = re.compile(r"(?:([a-z]+)(?:\[\w+\])?[:.])?((?:[dtpce]\d+)+)")
+# Of mixture models: degrees of attention, and of the experts on the same GPUs.
+MIXTURE = re.compile(r"\(\s*attn[:.](\w+)\s*[|]\s*ffn[:.]\w+\s*\)")
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,17 @@ class Allocation:
     tensor_parallel: int = 1
     ranks: int | None = None
     gpus: int = 0  # sum over all parts
+    other_degrees: str = ""  # of the trainer, besides d
 
 
 def parse(text: str) -> Allocation:
     """Return what an allocation string asks for; ConfigError with the advice where it has none."""
+    if mixture := MIXTURE.search(text):
+        degrees = re.findall(r"[dtpc](\d+)", mixture[1])
+        raise ConfigError(
+            f"{text}: experts are sharded as the rest of the model, by FSDP, and have no degrees of"
+            f" their own; write fsdp:d{math.prod(map(int, degrees))} for the part with attn and ffn"
+        )
     if "|" in text:
         raise ConfigError(
             f"{text}: servers and trainer have each their own GPUs; write + for |"
@@ -55,6 +64,8 @@ def parse(text: str) -> Allocation:
         parts["gpus"] += gpus
         if engine in TRAINERS:
             parts["ranks"] = gpus
+            others = [f"{name}{size}" for name, size in sizes.items() if name in "tpe"]
+            parts["other_degrees"] = "".join(text for text in others if text[1:] != "1")
         else:
             parts |= {"engine": engine, "servers": int(sizes.get("d", 1))}
             parts["tensor_parallel"] = int(sizes.get("t", 1))

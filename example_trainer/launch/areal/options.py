@@ -15,30 +15,35 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
-from atroposlib.settings.merge import Assignment
+from atroposlib.settings.merge import Assignment, as_tree
 from atroposlib.utils.datasets import load_rows
 from example_trainer.launch.areal import values
 from example_trainer.launch.areal.values import Places, RunContext
 from example_trainer.settings.areal.defaults import (
     MISSING,
     is_supervised,
-    left_out,
     note_of,
 )
-from example_trainer.settings.areal.names import Ignored, same
+from example_trainer.settings.areal.names import ENVIRONMENTS, same
+from example_trainer.settings.areal.names import meaning_of as meaning_of_name
+from example_trainer.settings.areal.other_commands import sentence_of_evaluation, trains
 from example_trainer.settings.files import (
+    belongs_elsewhere,
+    is_known,
     listed_keys,
-    meaning_of,
     resolve_references,
 )
+from example_trainer.settings.unknown import NEARLY, sentence_of_unknown, unknown_options
 
 Group = Callable[[Mapping[str, Any], RunContext], Places]
 ENV, OPENAI, SETTINGS = "env.", "openai.", "trainer.settings."
 DATA = "train_dataset.path"
+HEADS = {"actor", "model", "gconfig", "rollout"}
 IMPORT_TIMEOUT_S = 300.0
 SAMPLING = {  # AReaL's name -> the servers'
     "top_p": "top_p",
@@ -47,7 +52,9 @@ SAMPLING = {  # AReaL's name -> the servers'
     "stop": "stop",
     "stop_token_ids": "stop_token_ids",
     "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
 }
+PENALTIES = {"frequency_penalty", "presence_penalty"}
 PLACES: dict[str, str] = {
     "seed": "env.seed",
     "tokenizer_path": "env.tokenizer_name",
@@ -73,7 +80,7 @@ CONVERTED: dict[str, Callable[[Any], Any]] = {  # keys: the last part of the nam
     "trainer_env_vars": values.variables,
     "srun_additional_args": values.words,
 }
-NEUTRAL = {"top_p": 1.0, "min_new_tokens": 0, "frequency_penalty": 0.0}  # the same as left out
+NEUTRAL = {"top_p": 1.0, "min_new_tokens": 0} | dict.fromkeys(PENALTIES, 0.0)  # as left out
 GROUPS: dict[Group, str] = {
     # environment
     values.temperatures: "gconfig.temperature gconfig.greedy eval_gconfig.temperature"
@@ -113,9 +120,9 @@ def is_launched(key: str) -> bool:
 
 
 def is_areal(tree: Mapping[str, Any]) -> bool:
-    """Whether a YAML file is a whole run in AReaL's form: it has a model and no own section."""
+    """Whether a YAML file is in AReaL's form: it has a section of AReaL's, and none of a plan's."""
     heads = {str(key).partition(".")[0] for key in tree}
-    return bool(heads & {"actor", "model"}) and not heads & {"environments", "trainer"}
+    return bool(heads & HEADS) and not heads & {"environments", "trainer"}
 
 
 def read_areal(
@@ -135,24 +142,45 @@ def read_areal(
         ConfigError: an option is unknown or has no counterpart; names the replacement.
         DatasetUnavailable: the file of the data cannot be read.
     """
-    own = {
-        assignment.key: assignment.value
-        for assignment in assignments
-        if assignment.key.startswith(ENV)
-    }
-    is_supervised(
-        {assignment.key: assignment.value for assignment in assignments}
-    )  # refused before any unknown option
-    options = given_options(
-        [assignment for assignment in assignments if assignment.key not in own]
-    )
+    written = {assignment.key: assignment.value for assignment in assignments}
+    own = {key: value for key, value in written.items() if key.startswith(ENV)}
+    # A file of another command is refused before any unknown option.
+    if not trains(written):
+        path = written.get("valid_dataset.path") or written.get(DATA)
+        known = values.known_dataset(path)
+        name = environment or (known and known.environment)
+        raise ConfigError(sentence_of_evaluation(written, name))
+    is_supervised(written)
+    given = [assignment for assignment in assignments if assignment.key not in own]
+    unknown = unknown_options(given)
+    if unknown and environment is None:
+        raise ConfigError(sentence_of_unknown(unknown, None))
+    resolved = given_options(given)
+    of_workflow = {key: resolved[key] for key in unknown if key in resolved}
+    taken_out = {assignment.key for assignment in given if not is_known(assignment)}
+    options = {key: value for key, value in resolved.items() if key not in taken_out}
     run = look(options, values.environment_of(options, environment), on_cluster)
     run.engine = choose_engine(values.allocation_of(options).engine or "auto")
+    handed_over = handed_to_environment(of_workflow, run)
     tree = translate_options(values.with_defaults(options), run)
     config = tree["environments"][0]["config"]
-    config["env"] |= {key.removeprefix(ENV): value for key, value in own.items()}
-    notes = note_of(left_out(options), options)
+    own = {key.removeprefix(ENV): value for key, value in own.items()}
+    config["env"] |= as_tree(handed_over) | as_tree(own)
+    notes = note_of(values.defaults_of(options), options)
     return tree, notes + [f"{listed_keys(keys)}: {why}" for why, keys in run.notes.items()]
+
+
+def handed_to_environment(unknown: Mapping[str, Any], run: RunContext) -> dict[str, Any]:
+    """The options of a workflow that are settings of the environment by the same name; noted.
+
+    Raises ConfigError: the environment lacks a setting; names every key without its setting.
+    """
+    left = {k: v for k, v in unknown.items() if k.partition(".")[0] not in run.fields}
+    if left:
+        raise ConfigError(sentence_of_unknown(left, run.environment, run.fields))
+    for key in unknown:
+        run.note(key, f"AReaL has no such option; the environment {run.environment} reads it")
+    return dict(unknown)
 
 
 def look(given: Mapping[str, Any], environment: str, on_cluster: bool) -> RunContext:
@@ -188,12 +216,12 @@ def fields_of(environment: str) -> frozenset[str]:
 def given_options(assignments: Sequence[Assignment]) -> dict[str, Any]:
     """The options by key without references; the last of each counts, and ``???`` is none.
 
-    Raises ConfigError: an option is unknown, or a reference is undefined or circular.
+    Raises ConfigError: a reference is undefined or circular.
     """
 
     def stays(assignment: Assignment) -> bool:
         launched = is_launched(assignment.key) or assignment.key.startswith("model.")
-        return isinstance(meaning_of(assignment), Ignored) and not launched
+        return is_known(assignment) and belongs_elsewhere(assignment) and not launched
 
     options: dict[str, Any] = {}
     for assignment in resolve_references(assignments, stays):
@@ -220,15 +248,30 @@ def translate_options(options: Mapping[str, Any], run: RunContext) -> dict[str, 
         except (ConfigError, TypeError, ValueError) as error:
             raise ConfigError(f"{key}: {error}") from error
     for key, value in options.items():
-        if not is_launched(key) or (key in TRAINER_TOO and value is not None):
+        if not is_launched(key) and meaning_of_name(key) is ENVIRONMENTS:
+            run.note(key, _reason_unread(key))
+        elif not is_launched(key) or (key in TRAINER_TOO and value is not None):
             places[SETTINGS + key] = value
     return sections(places, run.environment)
+
+
+def _reason_unread(key: str) -> str:
+    """The reason why no process reads an option of servers or environments."""
+    if key.startswith("valid_dataset."):
+        return values.HELD_OUT
+    near = get_close_matches(key, [*PLACES, *GROUP_OF], n=1, cutoff=NEARLY)
+    return f"nothing here reads it{f'; did you mean {near[0]}?' if near else ''}"
 
 
 def _places_of(key: str, value: Any, run: RunContext) -> Places:
     name, place = key.rpartition(".")[2], PLACES[key]
     if value in (None, "", [], NEUTRAL.get(name, NEUTRAL.get(key))):
         return {}
+    if name in PENALTIES and run.engine == "local":
+        raise ConfigError(
+            f"the local server samples without penalties: take vllm or sglang, or leave it out"
+            f" ({key}=null)"
+        )
     wanted = CONVERTED.get(name, same)(value)
     if place.startswith(ENV):
         return run.of_env(key, wanted, place.removeprefix(ENV))

@@ -17,18 +17,15 @@ from typing import Any, NamedTuple
 
 from atroposlib.errors import ConfigError
 from example_trainer.launch.areal import allocation
-from example_trainer.settings.areal.defaults import (
-    TYPE,
-    as_actor,
-    is_supervised,
-    left_out,
-)
+from example_trainer.settings.areal.defaults import as_actor, is_supervised, left_out
+from example_trainer.settings.areal.other_commands import TYPE
 
 Given = Mapping[str, Any]
 Places = dict[str, Any]  # "env.temperature", "openai.timeout", "inference.count" ... -> value
 PROMPT_TOKENS = 1024  # room for a prompt without train_dataset.max_length
 UNBOUNDED_TOP_K = 1_000_000  # AReaL's default, 1e8, keeps the whole vocabulary
 SFT_ENVIRONMENT = "sft_loader"
+HELD_OUT = "the environment evaluates its own held-out tasks"
 
 
 class Dataset(NamedTuple):
@@ -91,7 +88,13 @@ def with_defaults(options: Given) -> dict[str, Any]:
     A text of SFT makes one sequence, and its data may have no type.
     """
     sft = {"gconfig.n_samples": 1, TYPE: "sft"} if is_supervised(options) else {}
-    return {**left_out(options), **sft, **{as_actor(key): v for key, v in options.items()}}
+    return {**defaults_of(options), **sft, **{as_actor(key): v for key, v in options.items()}}
+
+
+def defaults_of(options: Given) -> dict[str, Any]:
+    """AReaL's defaults of what a whole run leaves out; raises as is_supervised."""
+    ends = {"total_train_epochs", "total_train_steps"}
+    return left_out(options) | ({"total_train_epochs": 1} if not ends & options.keys() else {})
 
 
 def known_dataset(path: Any) -> Dataset | None:
@@ -131,6 +134,9 @@ def allocate(options: Given, run: RunContext) -> Places:
     wanted = allocation_of(options)
     if wanted.engine is not None:
         wanted = replace(wanted, engine=run.engine)  # the engine may have been replaced
+    if wanted.other_degrees:
+        key = "allocation_mode" if options.get("allocation_mode") else "actor.backend"
+        run.note(key, f"its ranks shard by FSDP and have no degrees {wanted.other_degrees}")
     return allocation.places(wanted, nodes, per_node, run.on_cluster)
 
 
@@ -278,7 +284,7 @@ def dataset(options: Given, run: RunContext) -> Places:
         known_dataset(options.get("train_dataset.path")),
     )
     if options.get("valid_dataset.path") not in (None, path):
-        run.note("valid_dataset.path", "the environment evaluates its own held-out tasks")
+        run.note("valid_dataset.path", HELD_OUT)
     if options.get("train_dataset.shuffle") is False:
         run.note("train_dataset.shuffle", "the environment orders its tasks by env.seed")
     is_usual = known is not None and known[:2] == (run.environment, path)
@@ -288,7 +294,7 @@ def dataset(options: Given, run: RunContext) -> Places:
         return run.of_env("train_dataset.path", path, "dataset_path")
     if "dataset_path" in run.fields and "dataset_name" not in run.fields:
         raise ConfigError(
-            f"train_dataset.path: there is no file or folder {path}, and the environment"
+            f"there is no file or folder {path}, and the environment"
             f" {run.environment} reads no other data set of the hub: name a .jsonl, .json or"
             " .parquet file, a folder of them, or another environment by --env"
         )

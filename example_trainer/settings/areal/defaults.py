@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from atroposlib.errors import ConfigError
+from example_trainer.settings.areal.other_commands import TYPE, kind_of, sentence_of_pairs
 
-TYPE = "train_dataset.type"
 MISSING = "???"  # a value that AReaL's reference leaves to the user
 _OF_A_RUN = frozenset(
     "experiment_name trial_name train_dataset gconfig rollout allocation_mode".split()
@@ -46,10 +46,6 @@ _OTHER_NAMES = {
         "actor.importance_sampling_level",
     ),
 }
-_OTHER_COMMANDS = {
-    "rw": "`atropos train rm` trains reward models, on files with a pair a line",
-    "dpo": "`atropos train dpo` trains on preferences, on files with a pair a line",
-}
 
 
 def is_areal_form(tree: Mapping[str, Any]) -> bool:
@@ -65,13 +61,14 @@ def is_supervised(options: Mapping[str, Any]) -> bool:
 
     Raises ConfigError: they train a reward model or on preferences; names the command.
     """
-    kind = options.get(TYPE)
+    as_actors = {as_actor(key): value for key, value in options.items()}
+    kind = kind_of(as_actors)
     if kind is None and any(key.startswith("model.") for key in options):
         kind = "sft"
     if options.get("model.is_critic"):
         kind = "rw"
-    if kind in _OTHER_COMMANDS:
-        raise ConfigError(f"{TYPE} {kind}: {_OTHER_COMMANDS[kind]}")
+    if sentence := sentence_of_pairs(kind, as_actors):
+        raise ConfigError(sentence)
     if kind not in (None, MISSING, "rl", "sft"):
         raise ConfigError(f"{TYPE} {kind}: write rl (rewards), sft, rw or dpo")
     return bool(kind == "sft")
@@ -127,4 +124,7 @@ def note_of(defaults: Mapping[str, Any], options: Mapping[str, Any]) -> list[str
 
 
 def _value_text(value: Any) -> str:
-    return {None: "null", True: "true", False: "false"}.get(value, str(value))
+    """The value as YAML writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)

@@ -103,7 +103,7 @@ _ACTOR: Meanings = {
     **same_named("init_from_scratch dtype gradient_checkpointing"),
     **dict.fromkeys(("attn_impl", "pad_to_maximum", "use_kernels"), ENGINE),
     "grad_reduce_dtype": Ignored("gradients are always summed in float32"),
-    **members(groups.dropout, "disable_dropout"),
+    "disable_dropout": Ignored("no part of the model has dropout here, as in the sampler"),
     "is_critic": Ignored("critic.path trains a value model with the policy"),
     **dict.fromkeys(("backend", "_version", "admin_api_key"), LAUNCHER),
     "ds_auto_tp": SHARDING,
@@ -208,6 +208,7 @@ NAMES: Meanings = {
         for section in ("train_dataset", "valid_dataset")
         for name in ("pin_memory", "num_workers", "drop_last")
     },
+    "rollout.use_lora": Ignored("servers serve the adapter that actor.use_lora trains"),
     "rollout.queue_size": Ignored("--env.max_batches_offpolicy bounds the queue, in batches"),
     "rollout.enable_rollout_tracing": Ignored("--log-level debug logs every group"),
     "rollout.check_trajectory_format": Ignored("the rollout API checks every group"),

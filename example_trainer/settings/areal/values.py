@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from atroposlib.errors import ConfigError
-from example_trainer.settings.areal.defaults import TYPE, is_supervised
+from example_trainer.settings.areal.defaults import is_supervised
+from example_trainer.settings.areal.other_commands import TYPE
 
 Given = Mapping[str, Any]
 NORM_OPTIONS = "mean_level std_level group_size mean_leave1out std_unbiased eps"
-# reward_norm (mean, std, leave one out) -> estimator; the recipes AReaL ships.
+# reward_norm (mean, std, mean_leave1out) -> estimator; the recipes AReaL ships.
 ESTIMATORS = {
     ("group", "group", False): "grpo",
     ("group", None, False): "dr_grpo",
@@ -174,7 +175,14 @@ def kl(options: Given) -> dict[str, Any]:
 
 def overlong(options: Given) -> dict[str, Any]:
     if not options.get("overlong_reward_penalty"):
-        return {"overlong_tokens": 0}
+        names = ("overlong_tokens", "overlong_penalty_factor")
+        unused = [name for name in names if options.get(name) is not None]
+        notes = (
+            [f"{', '.join(unused)}: no effect without overlong_reward_penalty"]
+            if unused
+            else []
+        )
+        return {"overlong_tokens": 0, **as_note(notes)}
     if options.get("overlong_tokens") is None:
         raise ConfigError("overlong_reward_penalty needs overlong_tokens")
     factor = options.get("overlong_penalty_factor")
@@ -231,9 +239,3 @@ def staleness(options: Given) -> dict[str, Any]:
     if "max_head_offpolicyness" in options:
         return {"max_staleness": options["max_head_offpolicyness"]}
     return {}
-
-
-def dropout(options: Given) -> dict[str, Any]:
-    if options["disable_dropout"]:
-        return {"lora_dropout": 0.0}
-    return {"note": "the model has no dropout anyway, as the sampler; lora_dropout is LoRA's"}

@@ -26,8 +26,9 @@ TOPS = (
     "tests",
     "docs",
 )
-# Files that a guide invents for its reader.
+# Files that a guide invents for its reader, and a file of the original's guide.
 INVENTED = {
+    "atroposlib/tests/test_advantages.py",
     "sums.py",
     "longer_sums.py",
     "larger.py",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+import example_trainer
 from atroposlib.errors import ConfigError
 from example_trainer import TrainingConfig
 
@@ -76,3 +80,14 @@ def test_the_original_s_restart_interval_means_publish_every():
     assert TrainingConfig(model_name="m", vllm_restart_interval=5).publish_every == 5
     both = TrainingConfig(model_name="m", vllm_restart_interval=5, publish_every=2)
     assert both.publish_every == 2
+
+
+def test_every_setting_is_read_or_says_that_it_is_only_accepted():
+    package = Path(example_trainer.__file__).parent
+    text = "\n".join(path.read_text() for path in package.rglob("*.py"))
+    fields = TrainingConfig.model_fields
+    unread = {name for name in fields if not re.search(rf"[.]{name}\b", text)}
+    assert unread == {"lora_dropout", "num_inference_nodes"}
+    assert all(
+        "accepted for the original's sake" in fields[name].description for name in unread
+    )

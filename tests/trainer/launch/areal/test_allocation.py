@@ -11,7 +11,7 @@ PARSED = {
     "sglang:d4t2+fsdp:d8": Allocation("sglang", 4, 2, 8, gpus=16),
     "sglang.d4p1t1+d4p1t1": Allocation("sglang", 4, 1, 4, gpus=8),
     "vllm:d2t2+d4": Allocation("vllm", 2, 2, 4, gpus=8),
-    "vllm:d1+megatron:d2p2t2": Allocation("vllm", 1, 1, 8, gpus=9),
+    "vllm:d1+megatron:d2p2t2": Allocation("vllm", 1, 1, 8, gpus=9, other_degrees="p2t2"),
     "local:d1+fsdp[actor]:d2c1": Allocation("local", 1, 1, 2, gpus=3),
     "sglang:d2": Allocation("sglang", 2, 1, None, gpus=2),
     "": Allocation(),
@@ -30,6 +30,7 @@ def test_an_allocation_is_read(text):
         ("sglang:d4+eval", "such as sglang:d4t2.fsdp:d8"),
         ("trt:d4+d4", "inference.tensor_parallel"),
         ("vllm:d2p2+d4", "inference.args"),
+        ("vllm:d4+megatron:(attn:d2p3t2c1|ffn:d2p3t1e2)", "write fsdp:d12 for the part with"),
         ("local:d1+fsdp:d1c2", "no context parallelism.*write d for c"),
     ],
 )

@@ -79,7 +79,7 @@ AREAL = {
     "actor.adv_norm.mean_level=group actor.adv_norm.std_level=group": {
         "advantage_norm": "group"
     },
-    "actor.disable_dropout=true": {"lora_dropout": 0.0},
+    "actor.disable_dropout=true": {},
     "actor.disable_dropout=false": {},
     "actor.reward_norm=null critic.path=m critic.eps_clip=0.5": {
         "critic": True,
