@@ -100,7 +100,6 @@ class CommandParser(argparse.ArgumentParser):
         return options
 
     def flags(self) -> list[str]:
-        """The flags of this parser and its subcommands."""
         below = [
             flag
             for action in self._actions
