@@ -33,7 +33,7 @@ FAULT = "the checks themselves"  # stage of an error of this package
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print and write the findings; return the exit status."""
+    """Print the findings and write them; returns the exit status."""
     parser = CommandParser(prog=PROG, description=__doc__)
     parser.add_argument("environment", metavar="ENVIRONMENT", help=env_files.USAGE)
     parser.add_argument("--model", metavar="URL", help="a server for the checks with a model")
