@@ -26,8 +26,6 @@ from apibench.scenarios import (
     backlog,
     batches,
     blocking,
-    environments,
-    loops,
     memory,
     posts,
     queue_length,
@@ -48,9 +46,7 @@ SCENARIOS: dict[str, Callable[[Plan], Section]] = {
     "queue": queue_length.run,
     "memory": memory.run,
     "backlog": backlog.run,
-    "environments": environments.run,
     "scale": scale.run,
-    "loops": loops.run,
 }
 
 

@@ -1,10 +1,6 @@
-"""Archive on against off, and the explorer over a large index. Figures are ratios and orders.
+"""Each view and filter of the page over a large index: CPU of the call and of its JSON.
 
-    python benchmarks/bench_archive.py --cost 40        CPU and acks of binary groups, on / off
-    python benchmarks/bench_archive.py --rows 1000000   screens of the explorer
-
-Cost: a server process with a durable store each; groups of 16 x 4,096 tokens are posted, claimed
-and acked over HTTP on loopback. On and off take turns, and the least disturbed round is shown.
+python benchmarks/bench_archive.py --rows 1000000
 """
 
 from __future__ import annotations
@@ -13,17 +9,13 @@ import argparse
 import itertools
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import msgspec
 import numpy as np
-import psutil
 
 from atroposlib.api.archive.explorer import Explorer
 from atroposlib.api.archive.index import Index
@@ -41,15 +33,8 @@ from atroposlib.api.codec.row_facts import GroupFacts, RowFact
 from atroposlib.api.store.sql.claim import BatchRow
 from atroposlib.api.store.sql.run import LoadRun
 from atroposlib.api.store.sqlite import SqliteStore
-from atroposlib.wire.binary import concatenate_frames, pack_group
+from atroposlib.wire.binary import pack_group
 from atroposlib.wire.notes import GroupNotes
-
-FRAMES = "application/x-atropos-groups"
-TRAINER = {
-    **{"wandb_group": "g", "wandb_project": "p", "batch_size": 16, "max_token_len": 8192},
-    **{"checkpoint_dir": "c", "save_checkpoint_interval": 10, "starting_step": 0},
-    **{"num_steps": 10**6},
-}
 
 
 def large_group(seed: int) -> bytes:
@@ -62,62 +47,6 @@ def large_group(seed: int) -> bytes:
     group = {"tokens": tokens_G_T, "masks": masks_G_T, "versions": versions_G_T}
     group |= {"scores": chance.normal(size=16).tolist(), "inference_logprobs": logprobs_G_T}
     return pack_group(group, compress=False)
-
-
-def cost(bodies: list[bytes], archive: str) -> tuple[float, list[float]]:
-    """CPU (ms per group) of a server, and the times of its acks (ms)."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "atroposlib.cli.run_api", "--port", "0"]
-        command += ["--data-dir", folder, "--archive", archive]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert server.stdout is not None
-            url = server.stdout.readline().split()[3].rstrip(",")
-            with httpx.Client(base_url=url, timeout=60) as http:
-                generation = http.post("/register", json=TRAINER).json()["generation"]
-                _rounds(http, bodies[:4], generation)
-                watched = psutil.Process(server.pid)
-                before = sum(watched.cpu_times()[:2])
-                acks = _rounds(http, bodies, generation)
-                time.sleep(1.5)  # the index is written behind
-                spent = sum(watched.cpu_times()[:2]) - before
-        finally:
-            server.terminate()
-            server.wait()
-    return spent / len(bodies) * 1000, acks
-
-
-def _rounds(http: httpx.Client, bodies: list[bytes], generation: int) -> list[float]:
-    acks = []
-    for body in bodies:
-        http.post(
-            "/groups", content=concatenate_frames([body]), headers={"content-type": FRAMES}
-        )
-        reply = http.post(
-            "/batches/claim",
-            json={"generation": generation, "wait_s": 5},
-            headers={"accept": FRAMES},
-        )
-        no, epoch = reply.headers["x-atropos-batch"], int(reply.headers["x-atropos-epoch"])
-        began = time.perf_counter()
-        http.post(f"/batches/{no}/ack", json={"generation": generation, "epoch": epoch})
-        acks.append((time.perf_counter() - began) * 1000)
-    return acks
-
-
-def show_cost(groups: int, rounds: int = 3) -> None:
-    bodies = [large_group(seed) for seed in range(groups)]
-    costs = {way: [cost(bodies, way) for _ in range(rounds)] for way in ("off", "on")}
-    cpu = {way: min(seconds for seconds, _ in some) for way, some in costs.items()}
-    for name, of in (
-        ("median", statistics.median),
-        ("p95", lambda a: sorted(a)[len(a) * 95 // 100]),
-    ):
-        ack = {way: min(of(acks) for _, acks in some) for way, some in costs.items()}
-        print(f"ack {name}: {ack['on'] / ack['off']:.2f} of off ({ack['off']:.1f} ms)")
-    print(
-        f"CPU of post, claim, ack: {cpu['on'] / cpu['off']:.2f} of off ({cpu['off']:.2f} ms)"
-    )
 
 
 FILTERS = {  # filter -> a frequent value, a rare value
@@ -282,15 +211,11 @@ def show_screens(rows: int, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cost", type=int, default=0, help="groups of a round")
-    parser.add_argument("--rows", type=int, default=0, help="rollouts of the index")
+    parser.add_argument("--rows", type=int, default=100_000, help="rollouts of the index")
     parser.add_argument("--folder", type=Path, help="keep the index here, and use it again")
     options = parser.parse_args()
-    if options.cost:
-        show_cost(options.cost)
-    if options.rows:
-        with tempfile.TemporaryDirectory() as folder:
-            show_screens(options.rows, options.folder or Path(folder))
+    with tempfile.TemporaryDirectory() as folder:
+        show_screens(options.rows, options.folder or Path(folder))
 
 
 if __name__ == "__main__":

@@ -190,7 +190,7 @@ def mcp(
     """Make a function ``(task, reply)`` the reward of an environment with a server's tools.
 
     A task is a question, or a mapping with ``question``. ``env`` is added to the few variables
-    that a server gets; ``given`` are the other arguments of ``@environment``.
+    that a server gets; ``given`` are further arguments of ``@environment``.
     """
 
     def server(config: McpConfig) -> Any:

@@ -100,7 +100,7 @@ def make_dataset(config: ReasoningGymConfig) -> tuple[Any, str]:
 def tasks(config: ReasoningGymConfig) -> list[dict[str, Any]]:
     """A task per question text, so that no question is on both sides of the split.
 
-    The first ``examples`` are shown solved before the question of each other task.
+    The first ``examples`` are shown solved before the question of each remaining task.
     """
     dataset, version = make_dataset(config)
     entries: dict[str, Any] = {}

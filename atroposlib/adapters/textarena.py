@@ -1,4 +1,4 @@
-"""Games of textarena, for one player, or for several players with the same model.
+"""Games of textarena, for a single player, or for several players with the same model.
 
     python -m atroposlib.adapters.textarena serve --env.env_id GuessTheNumber-v0
     python -m atroposlib.adapters.textarena process --env.env_id TicTacToe-v0

@@ -133,7 +133,7 @@ def _game(env_id: str, kwargs: str, seed: int) -> World:
 
 
 def game_of(task: Any) -> World:
-    """The game of a task; games are made one at a time, and the most recent games are kept."""
+    """The game of a task; games are made in turn, and the most recent games are kept."""
     with _LOCK:
         source = task["source"]
         return _game(source["env_id"], json.dumps(task["env_kwargs"]), source["seed"])

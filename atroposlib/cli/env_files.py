@@ -74,7 +74,6 @@ def kind_in(tree: ast.Module) -> str:
 
 
 def print_list(argv: Sequence[str] | None = None) -> int:
-    """Print the list."""
     parser = CommandParser(
         prog="atropos env list", description="List the environments at hand."
     )

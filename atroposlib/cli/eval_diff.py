@@ -153,7 +153,6 @@ def bootstrap_interval(differences: Sequence[float]) -> tuple[float | None, floa
 
 
 def comparison_lines(result: Mapping[str, Any]) -> list[str]:
-    """The comparison as lines of text."""
     interval = "no interval from one item"
     if result["low"] is not None:
         interval = "95% interval {low:+.4f} to {high:+.4f}".format(**result)

@@ -104,7 +104,7 @@ def interpret(call: ApiCall[T], response: httpx.Response) -> T | RetryLater:
     Raises:
         UnknownEnv, StaleGeneration, NotRegistered, KeyConflict, Unauthorized, Forbidden:
             reported by the API.
-        RolloutApiRefused: any other answer that a retry cannot change.
+        RolloutApiRefused: any further answer that a retry cannot change.
     """
     code = response.status_code
     if code in (408, 429) or code >= 500:  # 408: a slow network, not a bad group

@@ -232,7 +232,6 @@ class Evidence:
 
     @property
     def oldest_rollout_s(self) -> float:
-        """Age of the oldest rollout."""
         return max(
             (detail_of(process, "oldest_rollout_s") for process in self.fresh("env")),
             default=0.0,

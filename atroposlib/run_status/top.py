@@ -77,7 +77,6 @@ def fit_line(line: Line, width: int) -> Text:
 
 
 def summary_line(report: RunReport) -> str:
-    """The run in a line."""
     verdict = report.verdict
     words = f"{verdict['state']}: {verdict['line']}"
     return f"{flow_line(report)}  {words}" if report.status is not None else words

@@ -67,7 +67,6 @@ class StatusVerdict:
 
 
 def judge(e: Evidence) -> StatusVerdict:
-    """The verdict on the evidence."""
     findings = diagnose(e)
     state = state_of(findings)
     cause = _cause_of(state, findings)

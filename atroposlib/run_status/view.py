@@ -66,8 +66,8 @@ def sparkline(
     )
 
 
-def format_value(value: float | None, form: str = ".2f", unit: str = "") -> str:
-    return "–" if value is None else f"{value:{form}}{unit}"
+def format_value(value: float | None, form: str = ".2f") -> str:
+    return "–" if value is None else f"{value:{form}}"
 
 
 def clock(seconds: float) -> str:

@@ -41,7 +41,7 @@ def typical(subject: Subject, most: int) -> list[Try]:
     return tries
 
 
-def observed(played: Played) -> list[tuple[str, str]]:
+def observations(played: Played) -> list[tuple[str, str]]:
     """Role and text of every message that was sent; ids of tool calls are random."""
     return [(str(m.get("role")), text_of(m)) for sent in played.requests for m in sent]
 
@@ -106,8 +106,8 @@ async def repeated_episode(subject: Subject, limit: float) -> Offences:
     tries = typical(subject, 8)
     for attempt in tries:
         first, second = await subject.play_all([attempt, attempt])
-        if observed(first) != observed(second):
-            pairs = zip(observed(first), observed(second))
+        if observations(first) != observations(second):
+            pairs = zip(observations(first), observations(second))
             text = next(
                 (f"{a[1]!r} and {b[1]!r}" for a, b in pairs if a != b), "more messages"
             )
@@ -295,6 +295,6 @@ def same_scores(ours: Sequence[Any], theirs: Sequence[Any], limit: float) -> lis
 async def outcomes(subject: Subject, most: int) -> list[Any]:
     """[task, score, messages] of ``most`` gold replies, to be compared with another process."""
     played = await subject.play_all([Try(c, c.gold, "gold") for c in subject.golden[:most]])
-    rows = [[outcome.case.id, outcome.score, observed(outcome)] for outcome in played]
+    rows = [[outcome.case.id, outcome.score, observations(outcome)] for outcome in played]
     plain_rows: list[Any] = json.loads(json.dumps(rows))  # tuples become lists
     return plain_rows

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import ConfigError
 from atroposlib.generation.chat.template import plain_message, render
-from atroposlib.generation.chat.tool_call_translator import ToolCallTranslator
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.engines.openai import (
@@ -67,13 +66,13 @@ class Conversation:
     given: list[str] = field(default_factory=list)
     text: str = ""  # empty while it waits for a reply
 
-    async def reply(self, prompt: str, request: Mapping[str, Any]) -> str:
+    async def reply(self, prompt: str, request: Mapping[str, Any]) -> Any:
+        """The choice of the session."""
         self.text = ""
-        completion = await self.session.chat_completion(**request)
-        text: str = completion.choices[0].text
-        self.given.append(text)
-        self.text = prompt + text.rstrip()
-        return text
+        (choice,) = (await self.session.chat_completion(**request)).choices
+        self.given.append(choice.text)
+        self.text = prompt + choice.text.rstrip()
+        return choice
 
 
 class ScriptedGroup:
@@ -87,7 +86,7 @@ class ScriptedGroup:
         self.scripts = scripts
         self.begun: list[Conversation] = []
 
-    async def replies(self, prompt: str, n: int, request: Mapping[str, Any]) -> list[str]:
+    async def replies(self, prompt: str, n: int, request: Mapping[str, Any]) -> list[Any]:
         alone = self.begun[:1] if len(self.scripts) == 1 else []
         going_on = [
             session
@@ -97,8 +96,8 @@ class ScriptedGroup:
         if sessions := alone or sorted(going_on, key=lambda session: -len(session.text)):
             return [await sessions[0].reply(prompt, request)] * n
         started = [self._begin() for _ in range(min(n, len(self.scripts)))]
-        texts = [await session.reply(prompt, request) for session in started]
-        return [texts[i % len(texts)] for i in range(n)]
+        choices = [await session.reply(prompt, request) for session in started]
+        return [choices[i % len(choices)] for i in range(n)]
 
     def _begin(self) -> Conversation:
         place, times = len(self.begun) % len(self.scripts), len(self.begun)
@@ -136,7 +135,7 @@ class ScriptedEngine(APIServer):
         kwargs.pop("split", None)
         return await hook(**kwargs)
 
-    async def _replies(self, prompt: str, kwargs: Mapping[str, Any]) -> list[str]:
+    async def _replies(self, prompt: str, kwargs: Mapping[str, Any]) -> list[Any]:
         group = PLAYING.get()
         if group is None:
             raise ConfigError("the model is called outside of a rollout")
@@ -151,22 +150,21 @@ class ScriptedEngine(APIServer):
         )
 
     async def _chat_completion_wrapper(self, **kwargs: Any) -> ChatCompletion:
-        tools = kwargs.get("tools") or ()
-        texts = await self._replies(render(self.tokenizer, kwargs["messages"]), kwargs)
-        choices = []
-        for i, text in enumerate(texts):
-            content, calls, reason = ToolCallTranslator(None).parse_model_output(
-                text, tools=tools
-            )
-            message = {"role": "assistant", "content": content, "tool_calls": calls}
-            choices.append({"index": i, "finish_reason": reason, "message": message})
+        replies = await self._replies(render(self.tokenizer, kwargs["messages"]), kwargs)
+        choices = [
+            {
+                "index": i,
+                "finish_reason": reply.finish_reason,
+                "message": {"role": "assistant", **vars(reply.message)},
+            }
+            for i, reply in enumerate(replies)
+        ]
         return chat_completion_of(self._payload("chat.completion", choices))
 
     async def _completion_wrapper(self, **kwargs: Any) -> Completion:
-        texts = await self._replies(str(kwargs["prompt"]), kwargs)
         choices = [
-            {"index": i, "finish_reason": "stop", "text": text, "logprobs": None}
-            for i, text in enumerate(texts)
+            {"index": i, "finish_reason": "stop", "text": reply.text, "logprobs": None}
+            for i, reply in enumerate(await self._replies(str(kwargs["prompt"]), kwargs))
         ]
         return completion_of(self._payload("text_completion", choices))
 
@@ -175,9 +173,9 @@ class ScriptedEngine(APIServer):
 
     async def _tokens_and_logprobs_completion_wrapper(self, **kwargs: Any) -> FourTuple:
         ids = prompt_ids(kwargs, self.tokenizer)
-        texts = await self._replies(self.tokenizer.decode(ids), kwargs)
+        replies = await self._replies(self.tokenizer.decode(ids), kwargs)
         end = self.tokenizer.eos_token_id
-        rows = [[*self.tokenizer.encode(text), end] for text in texts]
+        rows = [[*self.tokenizer.encode(reply.text), end] for reply in replies]
         return ids, rows, [[-0.5] * len(row) for row in rows], ["stop"] * len(rows)
 
 

@@ -86,7 +86,6 @@ async def validate_subject(env_cls: Any, words: Sequence[str], again: Sequence[s
 
 
 async def found_by(check: str, subject: Subject) -> CheckResult:
-    """The finding of a check."""
     limit, reason = bound_of(check, subject.card)
     if limit is None:
         return CheckResult(check, Verdict.SKIP, f"left out by the author: {reason}")

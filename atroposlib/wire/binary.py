@@ -374,7 +374,6 @@ def frame_head(size: int) -> bytes:
 
 
 def concatenate_frames(files: Iterable[bytes]) -> bytes:
-    """Concatenate files as frames."""
     return b"".join(piece for file in files for piece in (frame_head(len(file)), file))
 
 

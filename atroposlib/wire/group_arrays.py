@@ -175,7 +175,6 @@ class TakenNumbers:
         self._left: Array = np.empty(0, np.int32)
 
     def take(self, count: int) -> Array:
-        """The next ``count`` numbers."""
         parts = []
         while count:
             if not len(self._left):

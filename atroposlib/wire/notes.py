@@ -68,7 +68,6 @@ class GroupNotes:
 
 
 def pack_notes(notes: GroupNotes) -> bytes:
-    """The notes as a file."""
     arrays = {name: getattr(notes, name) for name in _PER_TOKEN | _PER_ROW}
     arrays["reasons"] = np.frombuffer(msgspec.json.encode(notes.reasons), "|u1")
     return safetensors.write_tensors(arrays, {"format": FORMAT, "member": str(notes.member)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import multiprocessing
@@ -131,60 +130,6 @@ def send_all(port: int, path: str, bodies: Sequence[Body], count: int, clients: 
         thread.join()
     if failures:
         raise Refused(str(failures[0]))
-
-
-class AsyncClient:
-    """A keep-alive connection on the event loop; replies need a length or chunks."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-
-    async def call(self, method: str, path: str, data: bytes = b"") -> Reply:
-        """Send JSON; connects when needed, and a broken connection is not used again.
-
-        Raises:
-            OSError, asyncio.IncompleteReadError: the connection broke.
-        """
-        began = time.perf_counter()
-        head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1:{self._port}\r\n"
-        if data:
-            head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n"
-        if self._streams is None:
-            self._streams = await asyncio.open_connection("127.0.0.1", self._port, limit=2**22)
-        reader, writer = self._streams
-        try:
-            writer.write(head.encode() + b"\r\n" + data)
-            lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            headers = dict(_header(line) for line in lines[1:] if line)
-            body = await _body(reader, headers)
-        except (OSError, asyncio.IncompleteReadError):
-            self.close()
-            raise
-        if headers.get("connection") == "close":
-            self.close()
-        return Reply(int(lines[0].split()[1]), headers, body, time.perf_counter() - began)
-
-    def close(self) -> None:
-        if self._streams is not None:
-            self._streams[1].close()
-            self._streams = None
-
-
-def _header(line: str) -> tuple[str, str]:
-    name, _, value = line.partition(":")
-    return name.lower(), value.strip()
-
-
-async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
-    if "content-length" in headers:
-        return await reader.readexactly(int(headers["content-length"]))
-    pieces = []
-    while size := int(await reader.readline(), 16):
-        pieces.append(await reader.readexactly(size))
-        await reader.readline()
-    await reader.readline()
-    return b"".join(pieces)
 
 
 class Prober:

@@ -115,14 +115,3 @@ def growth(cost: Sequence[float], noise: float) -> float:
     Example: [1.0, 1.1, 1.3] with noise 0.5 -> 1.2; costs of nothing at all -> 1.0.
     """
     return (cost[-1] + noise) / (cost[0] + noise)
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The measured value below which ``share`` (0 .. 1) of ``values`` lie.
-
-    Raises:
-        ValueError: there are no values, and a made-up 0 would look like a good figure.
-    """
-    if not values:
-        raise ValueError("no values were measured")
-    return sorted(values)[round(share * (len(values) - 1))]

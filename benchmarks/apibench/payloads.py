@@ -89,7 +89,9 @@ def body(made: dict[str, Any] | list[dict[str, Any]], encoding: Encoding) -> Bod
     """The request body of a group, or in JSON of a list of groups."""
     if encoding is Encoding.BINARY:
         assert isinstance(made, dict)
-        return Body(packed(made), {"content-type": GROUP_TYPE, "content-encoding": "zstd"})
+        return Body(
+            compressed_arrays(made), {"content-type": GROUP_TYPE, "content-encoding": "zstd"}
+        )
     text = json.dumps(made).encode()
     if encoding is Encoding.JSON_GZIP:
         headers = {"content-type": JSON_TYPE, "content-encoding": "gzip"}
@@ -97,7 +99,7 @@ def body(made: dict[str, Any] | list[dict[str, Any]], encoding: Encoding) -> Bod
     return Body(text, {"content-type": JSON_TYPE})
 
 
-def packed(made: dict[str, Any]) -> bytes:
+def compressed_arrays(made: dict[str, Any]) -> bytes:
     """A group as a safetensors file in a zstd frame."""
     from atroposlib.wire.binary import pack_group
 
@@ -108,7 +110,7 @@ def frame_groups(made: dict[str, Any]) -> bytes:
     """A group as the body of POST /groups."""
     from atroposlib.wire.binary import concatenate_frames
 
-    return concatenate_frames([packed(made)])
+    return concatenate_frames([compressed_arrays(made)])
 
 
 def pool(count: int, shape: Shape, encoding: Encoding) -> list[Body]:

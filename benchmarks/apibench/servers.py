@@ -44,12 +44,6 @@ def ours(store: str = "sqlite", source: Path | None = None) -> Kind:
     return Kind("ours", (*command, "--data-dir", _DATA), source)
 
 
-def ours_on(loop: str, protocol: str, source: Path | None = None) -> Kind:
-    """Our application under a given event loop and HTTP parser of uvicorn."""
-    command = (str(HERE / "apibench" / "loop_server.py"), _PORT, _DATA, loop, protocol)
-    return Kind(f"{loop} + {protocol}", command, source)
-
-
 NAIVE = Kind("naive", (*_UVICORN, "naive_api:app"))
 LIMIT = Kind("machine", (*_UVICORN, "apibench.limit_app:app"))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from apibench.payloads import Shape
@@ -30,15 +30,9 @@ class Plan:
     buffer_lengths: tuple[int, ...] = (100, 1_000)
     memory_groups: int = 128
     backlog_gb: float = 0.5  # posts queued at once
-    environments: int = 256
-    # Keys: pacing of the environments.
-    env_seconds: dict[str, float] = field(default_factory=lambda: {"backlogged": 10.0})
-    naive_env_seconds: float = 0.0
     posters: tuple[int, ...] = (64, 1000, 4000)
     post_seconds: float = 12.0
     scale_stores: tuple[str, ...] = ("sqlite",)
-    loop_seconds: float = 4.0
-    loop_repeats: int = 1
     scratch: Path | None = None
     source: Path | None = None
 
@@ -57,11 +51,7 @@ FULL = Plan(
     buffer_lengths=(100, 1_000, 3_000),
     memory_groups=256,
     backlog_gb=5.0,
-    env_seconds={"backlogged": 60.0, "scaled": 15.0, "greedy": 15.0},
-    naive_env_seconds=15.0,
     scale_stores=("sqlite", "2 replicas, PostgreSQL"),
-    loop_seconds=8.0,
-    loop_repeats=2,
 )
 
 # Takes seconds: shows that every scenario runs; its figures mean nothing.
@@ -80,11 +70,7 @@ SMOKE = Plan(
     buffer_lengths=(10, 20),
     memory_groups=8,
     backlog_gb=0.02,
-    environments=8,
-    env_seconds={"backlogged": 1.0, "scaled": 1.0, "greedy": 1.0},
-    naive_env_seconds=1.0,
     posters=(16,),
     scale_stores=("sqlite", "2 replicas, PostgreSQL"),
     post_seconds=1.0,
-    loop_seconds=1.0,
 )

@@ -46,7 +46,7 @@ def arithmetic(place: Place) -> list[Figure]:
     load = workload(place, **sizes, longest=800, rows_per_pass=8, checkpointing=False)
     plain = Reference(Path(load.model), load.device)
     rows = plain.with_likely_labels(rows_of(load))
-    reference = computed(load, rows, "padded", False, "float32")
+    reference = arithmetic_of(load, rows, "padded", False, "float32")
     exact = plain.of_labels(rows, torch.float32)
     largest = float((exact - reference.logprobs).abs().max())
     rounding = float((plain.of_labels(rows, torch.bfloat16) - exact).abs().mean())
@@ -57,7 +57,7 @@ def arithmetic(place: Place) -> list[Figure]:
     figures.append(Figure("reference, bfloat16: logprob, mean", f"{rounding:.3g}"))
     for name, packing, share, dtype, kernel in ways(place):
         with nullcontext() if kernel else patch.object(attention, "varlen_kernel", no_kernel):
-            apart = distance(computed(load, rows, packing, share, dtype), reference)
+            apart = distance(arithmetic_of(load, rows, packing, share, dtype), reference)
         limits = EXACT if dtype == "float32" else ROUNDED
         figures += [below(f"{name}: {what}", apart[what], limits[what]) for what in limits]
         if dtype == "bfloat16":
@@ -89,7 +89,9 @@ def ways(place: Place) -> Iterator[tuple[str, str, bool, str, bool]]:
         yield name, "packed", True, "bfloat16", True
 
 
-def computed(load: Workload, rows: list[Row], packing: str, share: bool, dtype: str) -> Found:
+def arithmetic_of(
+    load: Workload, rows: list[Row], packing: str, share: bool, dtype: str
+) -> Found:
     contestant = Ours(load, packing, share, dtype)
     with torch.no_grad():
         logprobs_R_T = contestant.policy.trained_logprobs(rows)

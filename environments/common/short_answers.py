@@ -95,5 +95,4 @@ class ShuffledEnv(ShortAnswerEnv):
 
 
 def texts_of(choices: Sequence[Any]) -> list[str]:
-    """Text of each choice."""
     return [choice.message.content or "" for choice in choices]

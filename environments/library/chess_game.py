@@ -45,7 +45,6 @@ def legal_move(board, reply):
 
 
 def mates(board):
-    """Moves that mate."""
 
     def mate(move):
         board.push(move)

@@ -43,7 +43,6 @@ class Prepared:
 
     @property
     def tokens(self) -> int:
-        """Trained tokens."""
         return sum(len(row.trained) for row in self.rows)
 
 

@@ -58,7 +58,6 @@ def overlong_penalties(
     lengths_R: Sequence[float] | None,
     finish_reasons_R: Sequence[str | None] | None,
 ) -> list[float]:
-    """Overlong penalty of each row, 0 to ``overlong_penalty``."""
     if settings.max_new_tokens is None or lengths_R is None:
         raise ConfigError(
             "overlong_tokens counts back from max_new_tokens in the length of each row; set"

@@ -82,7 +82,6 @@ class Row:
 
     @property
     def trained_temperatures(self) -> list[float]:
-        """Temperature of every trained token."""
         if self.temperatures is None:
             return [1.0] * len(self.trained)
         return at_trained(self, self.temperatures)

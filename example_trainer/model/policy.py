@@ -99,7 +99,6 @@ class PackedModel:
             self.padded, self.share_prefixes, self.rope_switch, self.attention_crossover = kept
 
     def parameters(self) -> list[torch.nn.Parameter]:
-        """The trained parameters."""
         return [p for p in self.module.parameters() if p.requires_grad]
 
     def plan(self, rows: Sequence[Row], *, divisor: int = 1) -> list[MicroBatch]:

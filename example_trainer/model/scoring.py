@@ -197,7 +197,6 @@ def inner_model(model: Any) -> Any:
 
 
 def decoder_layers(model: Any) -> nn.ModuleList:
-    """The decoder layers, in order."""
     lists = [m for m in decoder(inner_model(model)).modules() if isinstance(m, nn.ModuleList)]
     if not lists:
         raise ConfigError(f"{type(inner_model(model)).__name__} has no list of decoder layers")

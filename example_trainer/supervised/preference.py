@@ -121,7 +121,6 @@ class PairObjective(ABC):
 
     @torch.no_grad()
     def _metrics(self, rows: Sequence[Row], sums_R: Tensor) -> dict[str, float]:
-        """Metrics as sums over pairs."""
         margins_P = self.margins(rows, sums_R)
         better, worse = sides(sums_R)
         return {

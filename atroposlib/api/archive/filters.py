@@ -125,9 +125,9 @@ def filter_number(name: str, text: str, kind: type) -> Any:
     raise ConfigError(f"{name}: {'a whole number' if kind is int else 'a number'} is expected")
 
 
-def limit_of(given: Mapping[str, str], default: int = 100) -> int:
+def limit_of(given: Mapping[str, str]) -> int:
     """Rows of a page, at most ``MAX_LIMIT``."""
-    limit: int = filter_number("limit", given.get("limit", str(default)), int)
+    limit: int = filter_number("limit", given.get("limit", "100"), int)
     if not 1 <= limit <= MAX_LIMIT:
         raise ConfigError(f"limit: lies in 1 .. {MAX_LIMIT}")
     return limit

@@ -212,7 +212,7 @@ class JsonGroup:
         scores: list[float | bool] = self._value("scores", list[float | bool])
         return np.array(scores, np.float64)
 
-    # --- other members ---------------------------------------------------------
+    # --- further members -------------------------------------------------------
 
     def _value(self, name: str, kind: Any) -> Any:
         if name not in self._places:

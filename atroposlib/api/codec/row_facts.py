@@ -55,7 +55,6 @@ _LIST = msgspec.json.Decoder(list[Any])
 
 
 def facts_of(group: GroupArrays) -> GroupFacts:
-    """The facts of a checked group."""
     head = group.head
     G = len(head.seq_lens)
     metadata = _value_in(_OBJECT, head.rest.get("metadata")) or {}

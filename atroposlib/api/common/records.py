@@ -240,7 +240,6 @@ class StoreStats:
 
     @property
     def sequences_held(self) -> Counter[GroupState]:
-        """Sequences held, by state."""
         held: Counter[GroupState] = Counter()
         for group_count in self.group_counts:
             held[group_count.state] += group_count.sequences

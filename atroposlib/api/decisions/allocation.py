@@ -74,7 +74,7 @@ def env_status(
 ) -> EnvStatus:
     """Reply to /status-env; queue sizes are in groups of the asking environment.
 
-    Groups of the other environments count in whole packs of the largest group, less the
+    Groups of further environments count in whole packs of the largest group, less the
     sequences that their minimum reserves.
     """
     env = asking.env_id

@@ -126,7 +126,7 @@ class _Problem:
                 self.needs[env] -= size
 
     def has_room_for(self, key: Key) -> bool:
-        """Whether a group fits together with the minima of the other classes."""
+        """Whether a group fits together with the minima of the remaining classes."""
         env, size = key
         own = max(0, self.needs.get(env, 0)) if env is not None else 0
         return size <= self.room - self._needed() + own

@@ -20,7 +20,7 @@ COMPARED_S = 10.0  # an older sample shows no present progress
 
 
 class Judge:
-    """Samples of the last ``COMPARED_S``, one for each status that is read.
+    """Samples of the last ``COMPARED_S``, a sample for each status that is read.
 
     A call changes nothing of the run. The first call in a while has nothing to compare with, so
     lack of progress shows from the second call on.

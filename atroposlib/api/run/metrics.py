@@ -28,6 +28,7 @@ from prometheus_client.process_collector import ProcessCollector
 from atroposlib.api.codec.formats import ParsedGroup
 from atroposlib.api.common.records import LeasedBatch, Stored
 from atroposlib.run_status.evidence import CounterValue
+from atroposlib.utils.metrics import percentile
 from atroposlib.wire import Lag, RunStatus, StalenessReport
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -259,6 +260,5 @@ def _refill(gauge: Gauge, values: Iterable[tuple[str, float]]) -> None:
 
 def lag_of(values: Sequence[int]) -> Lag:
     """Mean, 95th percentile (the smallest value that 95 % do not exceed) and maximum."""
-    ranked = sorted(values)
-    p95 = ranked[(95 * len(ranked) + 99) // 100 - 1]
-    return Lag(mean=sum(ranked) / len(ranked), p95=p95, max=ranked[-1])
+    mean = sum(values) / len(values)
+    return Lag(mean=mean, p95=percentile(values, 0.95), max=max(values))

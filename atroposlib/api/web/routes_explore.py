@@ -16,7 +16,6 @@ from atroposlib.api.web.routes import of_bytes, of_json
 
 
 def explore_routes(explorer: Explorer) -> APIRouter:
-    """The routes below /explore."""
     router = APIRouter(prefix="/explore", tags=["explore"], default_response_class=Response)
 
     async def answer(request: Request, name: str, *args: Any) -> Response:

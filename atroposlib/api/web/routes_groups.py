@@ -76,7 +76,6 @@ async def accept_posted(
     read: Callable[[formats.Body, str], list[ParsedGroup]],
     hold_s: float,
 ) -> list[Accepted]:
-    """Parse the body by ``read`` and accept its groups."""
     body, kind = await body_of(request), request.headers.get("content-type", "")
     if formats.is_quick(body, kind):
         groups = read(body, kind)

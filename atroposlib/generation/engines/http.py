@@ -70,7 +70,7 @@ class HttpClient:
 
     @cached_property
     def client(self) -> httpx.AsyncClient:
-        # local: its import takes as long as all other imports of an environment
+        # local: its import takes as long as all further imports of an environment
         import httpx
 
         limits = httpx.Limits(

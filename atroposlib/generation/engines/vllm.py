@@ -45,7 +45,7 @@ VERSION_HEADER = "X-Weight-Version"
 class VLLMServer(TokenServer):
     """OpenAI's routes for chat and completions, the first of ``TOKEN_ROUTES`` for tokens.
 
-    Logprobs come from vLLM's report. For a temperature other than 1 start vLLM with
+    Logprobs come from vLLM's report. For a temperature that is not 1 start vLLM with
     ``--logprobs-mode processed_logprobs``. Otherwise the logprobs belong to temperature 1
     and not of the distribution that was sampled from.
     """

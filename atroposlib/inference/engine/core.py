@@ -63,7 +63,7 @@ class Counters:
     forgotten_pauses: int = 0  # bounded pauses that ended without a /resume
 
     def add_prompts(self, sequences: Iterable[SequenceState], prefilled_tokens: int) -> None:
-        """Count the prompts of admitted sequences, of which equal ones are computed once."""
+        """Count the prompts of admitted sequences; equal prompts are computed once."""
         self.prompt_tokens += sum(sequence.prompt_len for sequence in sequences)
         self.prefilled_tokens += prefilled_tokens
 

@@ -100,7 +100,6 @@ class CommandParser(argparse.ArgumentParser):
         return options
 
     def flags(self) -> list[str]:
-        """The flags of this parser and its subcommands."""
         below = [
             flag
             for action in self._actions
@@ -127,7 +126,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def common_flags(prog: str, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    """The common flags of a command line with a different parser, and its other words."""
+    """The common flags of a command line with a different parser, and its further words."""
     ours: list[str] = []
     rest: list[str] = []
     for before, word in zip(["", *words], words):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from apibench import servers
 from apibench.calls import Client, Reply, send_all
 from apibench.figures import Figure, Section, Target, times
-from apibench.payloads import Encoding, group, packed, pool
+from apibench.payloads import Encoding, compressed_arrays, group, pool
 from apibench.sizes import BIG, Plan
 
 _METHOD = (
@@ -119,7 +119,7 @@ def _decoding(plan: Plan, ways: list[_Way]) -> list[Figure]:
 
     made = [group(BIG, 0, 1000 + i % 4) for i in range(plan.batch_groups)]
     text = json.dumps({"batch": made}).encode()
-    frames = [packed(group) for group in made]
+    frames = [compressed_arrays(group) for group in made]
 
     def seconds(work: Callable[[], object]) -> tuple[float, ...]:
         taken = []

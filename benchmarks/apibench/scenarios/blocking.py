@@ -9,6 +9,7 @@ from apibench.calls import Prober, send_all
 from apibench.figures import Figure, Section, at_most
 from apibench.payloads import Encoding, body, group, pool
 from apibench.sizes import BIG, Plan
+from atroposlib.utils.metrics import percentile
 
 _SETTLE_S = 0.3
 _LARGE_POSTS = 6  # posts sent at once
@@ -73,13 +74,19 @@ def _large_posts(plan: Plan) -> list[Figure]:
             send_all(server.port, "/scored_data_list", large, _LARGE_POSTS, _LARGE_POSTS)
             end = time.perf_counter()
         grown = (server.usage().rss_bytes - before) / 1e6
-    took = sorted(prober.during(begin, end))
+    took = prober.during(begin, end)
     posts = f"{_LARGE_POSTS} posts of {len(large[0].data) / 1e6:.0f} MB"
-    p99 = took[min(len(took) - 1, int(0.99 * len(took)))]
     return [
         Figure(
-            f"slowest GET /health during {posts}", "ms", (1e3 * took[-1],), target=at_most(100)
+            f"slowest GET /health during {posts}",
+            "ms",
+            (1e3 * max(took),),
+            target=at_most(100),
         ),
-        Figure(f"99th percentile of GET /health during {posts}", "ms", (1e3 * p99,)),
+        Figure(
+            f"99th percentile of GET /health during {posts}",
+            "ms",
+            (1e3 * percentile(took, 0.99),),
+        ),
         Figure(f"memory after {posts}", "MB", (grown,)),
     ]

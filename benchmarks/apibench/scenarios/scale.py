@@ -15,11 +15,12 @@ from multiprocessing.connection import Connection
 
 from apibench import payloads, servers
 from apibench.calls import Client, Refused
-from apibench.figures import Better, Figure, Section, Target, at_most, percentile
+from apibench.figures import Better, Figure, Section, Target, at_most
 from apibench.payloads import Encoding, Shape
 from apibench.processes import usage
 from apibench.servers import HERE, Server
 from apibench.sizes import Plan
+from atroposlib.utils.metrics import percentile
 
 GROUP = Shape(8, 1024)
 BATCH = 512  # sequences

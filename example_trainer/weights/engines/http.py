@@ -276,7 +276,6 @@ class InferenceServer(ABC):
         """Sample up to ``count`` tokens; return ids, and logprobs as the server reports."""
 
     def close(self) -> None:
-        """Close the connections."""
         self.http.close()
 
     def _cannot(self, publisher: str) -> ConfigError:

@@ -13,10 +13,8 @@ from apibench.figures import (
     Verdict,
     at_most,
     growth,
-    percentile,
     times,
 )
-from apibench.simulation import share_error
 from apibench.tables import BEGIN, END, cell_text, page, summary, table, with_page
 
 
@@ -78,20 +76,6 @@ def test_a_cost_of_zero_gives_a_finite_ratio():
 def test_growth_below_the_noise_counts_as_none():
     assert growth([1.0, 1.1, 1.3], noise=0.5) == pytest.approx(1.8 / 1.5)
     assert growth([0.0, 0.0], noise=0.2) == 1.0
-
-
-def test_a_percentile_is_one_of_the_values():
-    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert percentile([3.0, 1.0, 2.0], 1.0) == 3.0
-    with pytest.raises(ValueError):
-        percentile([], 0.5)
-
-
-def test_the_share_error_is_the_worst_weight_in_points():
-    assert share_error({1: 10, 2: 20, 3: 30, 4: 40}) == 0.0
-    assert share_error({1: 25, 2: 25, 3: 25, 4: 25}) == 15.0  # 25 and 10 of 100; 25 and 40
-    assert share_error({4: 8}) == 60.0
-    assert share_error({}) == 100.0
 
 
 @pytest.mark.parametrize(

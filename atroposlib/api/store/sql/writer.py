@@ -178,7 +178,7 @@ class Writer:
             database.rollback()
             again = database.commit_is_certain or not committing
             if len(operations) > 1 and again:
-                for operation in operations:  # one operation failed; run each alone
+                for operation in operations:  # an operation failed; run each alone
                     self._commit([operation])
             else:
                 _refuse(operations, database.fault(cause))

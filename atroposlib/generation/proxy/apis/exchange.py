@@ -198,7 +198,6 @@ def chat_call(call_id: Any, name: Any, arguments: str, *, error: str) -> Json:
 
 
 def tool_message(call_id: Any, result: Any, where: str) -> Json:
-    """The result of a tool call as a chat message."""
     return {"role": "tool", "tool_call_id": call_id, "content": chat_content(result, where)}
 
 

@@ -110,7 +110,6 @@ class IdempotentCalls:
         )
 
     def finished_call(self, response_id: str) -> IdempotentCall | None:
-        """The finished call with this response."""
         calls = (call for call in self._calls() if call.response_id == response_id)
         return next((call for call in calls if call.task.done() and not call.failed), None)
 

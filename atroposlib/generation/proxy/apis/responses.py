@@ -123,7 +123,6 @@ def messages_of(items: str | Sequence[Mapping[str, Any]]) -> list[Json]:
 
 
 def responses_reply(response: SamplingResponse, body: ResponsesBody) -> Json:
-    """The complete response."""
     reply = opening_reply(response, body)
     cut = response.choices[0].finish_reason == "length"
     reply["status"] = "incomplete" if cut else "completed"
