@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 
-from atroposlib.quickstart.recipes import ServingEngine
 from atroposlib.run_status.sources import (
     JsonLines,
     Sources,
@@ -94,7 +93,6 @@ def test_the_weight_version_of_either_engine_is_a_number():
     assert version_of({"weight_version": "default"}) == 0
     assert version_of({"weight_version": "mine"}) is None
     assert version_of(None) is None
-    assert ServingEngine("vllm") is ServingEngine.VLLM
 
 
 def test_a_counter_of_vllm_is_the_sum_over_its_labels():

@@ -73,7 +73,7 @@ REGISTRIES = (
         "the data of an adapter, the same arguments of `environment` in each",
     ),
     Registry.of(
-        "loss", r"example_trainer\.losses\.\w+", "the loss of a configured name, see LOSSES"
+        "loss", r"example_trainer\.losses\.\w+", "the loss of a configured name, see FORMULAS"
     ),
 )
 
