@@ -45,7 +45,7 @@ def problems_of(plan: Plan) -> Iterator[str]:
     """Problems that prevent a start, a sentence each."""
     _, cfg = trainer_settings(plan)
     checks: tuple[Callable[[], object], ...] = (
-        lambda: require_engine(choose_engine(plan.inference.engine)),
+        lambda: require_engine(choose_engine(plan.inference.engine), plan.inference.python),
         lambda: losses.require_known(cfg.loss),
         lambda: require_model(cfg.model_name),
         lambda: [

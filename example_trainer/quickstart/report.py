@@ -17,18 +17,18 @@ from typing import Any
 
 from atroposlib import __version__
 from atroposlib.frontend.parts import render_page
-from atroposlib.quickstart.charts import Point, Series, line_chart
-from atroposlib.quickstart.preflight import cpu_info
-from atroposlib.quickstart.recipes import Options, QuickstartPlan
-from atroposlib.quickstart.verdict import (
+from atroposlib.run_status.heldout import HeldoutSample
+from atroposlib.run_status.sources import column
+from example_trainer.quickstart.charts import Point, Series, line_chart
+from example_trainer.quickstart.preflight import cpu_info
+from example_trainer.quickstart.recipes import Options, QuickstartPlan
+from example_trainer.quickstart.verdict import (
     LAST_STEPS,
     MISMATCH_COLUMNS,
     Row,
     RunVerdict,
     figure,
 )
-from atroposlib.run_status.heldout import HeldoutSample
-from atroposlib.run_status.sources import column
 
 GIT_TIMEOUT_S = 5.0
 PROBLEMS_SHOWN = 8

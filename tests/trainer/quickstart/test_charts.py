@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from atroposlib.quickstart.charts import Series, line_chart, ticks
+from example_trainer.quickstart.charts import Series, line_chart, ticks
 
 
 def test_a_chart_puts_the_highest_value_at_the_top():
