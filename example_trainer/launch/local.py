@@ -236,7 +236,7 @@ class LocalRun:
     Args:
         specs: as :func:`processes` returns them.
         may_end: names of environments that exit status 0 completes now; by default all.
-        print_incident: prints deaths and restarts; by default as the other lines.
+        print_incident: prints deaths and restarts; by default the view does.
     """
 
     def __init__(

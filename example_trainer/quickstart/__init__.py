@@ -7,5 +7,5 @@
                                                                      example_trainer.launch
 
 ``recipes``, ``plan`` and ``verdict`` are pure: the settings of a run as a plan of the launcher, and
-the criteria of learning. All access to the machine is in the other modules.
+the criteria of learning. ``preflight``, ``launch`` and ``report`` use the machine.
 """

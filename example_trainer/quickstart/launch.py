@@ -38,7 +38,7 @@ from example_trainer.launch.check import require_startable
 from example_trainer.launch.local import LocalRun, processes
 from example_trainer.launch.plan import trainer_settings
 from example_trainer.quickstart import preflight
-from example_trainer.quickstart.plan import commands_text, launch_plan, renamed
+from example_trainer.quickstart.plan import commands_text, launch_plan, with_names
 from example_trainer.quickstart.recipes import (
     Options,
     QuickstartPlan,
@@ -192,7 +192,7 @@ class QuickstartRun(LocalRun):
         self.by_hand = RestartByHand(signs, start.options.restart_grace_s)
         super().__init__(
             plan,
-            renamed(processes(plan, cfg, shares, cfg.sequences_per_step)),
+            with_names(processes(plan, cfg, shares, cfg.sequences_per_step)),
             children,
             stop,
             rule or self.by_hand,

@@ -155,7 +155,7 @@ def _environment(start: QuickstartPlan) -> dict[str, Any]:
     }
 
 
-def renamed(specs: Iterable[ProcessSpec]) -> list[ProcessSpec]:
+def with_names(specs: Iterable[ProcessSpec]) -> list[ProcessSpec]:
     """The launcher's processes under the names of the quickstart."""
     return [
         replace(spec, name=name, restartable=name in BY_HAND)

@@ -30,9 +30,8 @@ from example_trainer.state import Stopped, StoppedBetweenSteps, end
 logger = logging.getLogger(__name__)
 CLAIM_WAIT_S = 5.0  # wait of a call; short, so that a stop takes effect soon
 POLL_S = 1.0
-REFUSALS = (
-    2  # claims without a batch after the last environment ended: one may have begun before
-)
+# Claims without a batch after the last environment ended; the first may have begun before.
+REFUSALS = 2
 
 
 class BatchPrefetcher:

@@ -85,6 +85,8 @@ TRAINER = (
     ("example_trainer",),  # the loop, and the names of the original
     ("example_trainer.supervised",),
     ("example_trainer.launch", "example_trainer.run.__main__"),
+    ("atroposlib.frontend", "atroposlib.quickstart"),
+    ("example_trainer.quickstart",),
 )
 CHAINS = {
     "environments": ENVIRONMENTS,
@@ -113,17 +115,10 @@ ALONE: Mapping[str, tuple[str, ...]] = {
         "atroposlib.trackers",
         "atroposlib.processes",
         "atroposlib.utils",
-    ),
-    "atroposlib.quickstart": (
-        *FOUNDATION,
-        "atroposlib.client",
         "atroposlib.frontend",
-        "atroposlib.run_status",
-        "atroposlib.processes",
-        "atroposlib.testing",
-        "atroposlib.trackers",
-        "atroposlib.utils",
+        "atroposlib.quickstart",
     ),
+    "atroposlib.quickstart": (*FOUNDATION, "atroposlib.processes", "atroposlib.utils"),
     "atroposlib.run_status": (*FOUNDATION, "atroposlib.trackers", "atroposlib.utils"),
     "atroposlib.frontend": (*FOUNDATION, "atroposlib.utils"),
     "atroposlib.testing": FOUNDATION,

@@ -43,8 +43,8 @@ REGISTRIES = (
     Registry.of("main", r".*", "the entry of a command"),
     Registry.of(
         "build_parser parse_args",
-        r"atroposlib\.(cli|client|generation\.proxy|inference|quickstart)\..*"
-        r"|example_trainer\.(settings\.args|supervised\.settings)",
+        r"atroposlib\.(cli|client|generation\.proxy|inference)\..*"
+        r"|example_trainer\.(settings\.args|supervised\.settings|quickstart\.__main__)",
         "the command line of a command",
     ),
     Registry.of(

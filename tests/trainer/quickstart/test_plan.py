@@ -10,7 +10,7 @@ from atroposlib.errors import ConfigError
 from example_trainer.launch import local
 from example_trainer.launch.gpus import GpuShares
 from example_trainer.launch.plan import trainer_settings
-from example_trainer.quickstart.plan import commands_text, launch_plan, renamed, thread_env
+from example_trainer.quickstart.plan import commands_text, launch_plan, thread_env, with_names
 from example_trainer.quickstart.recipes import RECIPES, ServingEngine, recipe_for
 
 
@@ -21,7 +21,7 @@ def value_of(spec, flag):
 def processes(start):
     found = launch_plan(start)
     _, cfg = trainer_settings(found)
-    return renamed(
+    return with_names(
         local.processes(found, cfg, GpuShares((None,)), start.recipe.sequences_per_step)
     )
 
