@@ -212,9 +212,12 @@ class Sources:
         return any(time.monotonic() - age > moment + 0.5 for age in env_ages_s(status))
 
     def has_no_environment(self) -> bool:
-        """Whether the API answers, and no environment gives a sign of life."""
+        """Whether the API answers, and no environment lives by its heartbeats or requests.
+
+        Environments of the original send no heartbeats.
+        """
         status = self.probe.get(f"{self.run.api_url}/status")
-        return status is not None and all(age > SILENT_S for age in env_ages_s(status))
+        return status is not None and not has_environment(status)
 
 
 @dataclass
@@ -311,6 +314,14 @@ def warnings_of(verdict: Mapping[str, Any]) -> tuple[str, ...]:
         f"{finding['cause']}: {finding['evidence'][0]}"
         for finding in findings[named:]
         if finding["key"] != "complete"
+    )
+
+
+def has_environment(status: Mapping[str, Any]) -> bool:
+    """Whether an environment of ``GET /status`` lives, by its heartbeats or its share."""
+    named = (share for share in status.get("shares", ()) if share.get("env_id") is not None)
+    return any(share["asked"] for share in named) or any(
+        age <= SILENT_S for age in env_ages_s(status)
     )
 
 
