@@ -119,6 +119,8 @@ class Connections:
 def train(cfg: TrainingConfig, stop: StopSignal | None = None) -> None:
     """Train until ``training_steps`` and write ``save_path/final_model``.
 
+    The end is earlier if the launcher says that every environment has ended, and no batch is left.
+
     Raises:
         AtroposError: the message names the remedy; the batch in hand stays unacked.
         Stopped: ``stop`` was requested; published weights stay published.
@@ -137,7 +139,7 @@ def train(cfg: TrainingConfig, stop: StopSignal | None = None) -> None:
             connections.client.announce_version(state.version, ended=True)
         connections.waits.phase("done")
     if ended is not None:  # written after the last report and checkpoint
-        end.record_end(ended, step=cfg.training_steps, life=connections.waits.life)
+        end.record_end(ended, step=state.step, life=connections.waits.life)
 
 
 def _connect(
@@ -298,15 +300,16 @@ def _log_step(
 def _save_last(
     exporter: ModelExporter,
     recovery: Recovery,
-    policy: Policy,
+    models: TrainedModels,
     state: TrainerState,
-    phase: Callable[..., None],
+    connections: Connections,
 ) -> None:
-    """The final model, and the recovery checkpoint that is still being written."""
+    """The final model, and the recovery checkpoint of the last step."""
+    phase, policy = connections.waits.phase, models.policy
     phase("saving checkpoint")
     exporter.final(policy, state)
     phase("saving for recovery")
-    recovery.finish()
+    recovery.save_last_step(connections.client, policy, models.optimizer, models.critic)
 
 
 def _train(
@@ -330,9 +333,7 @@ def _train(
     agreement = Agreement.of(cfg.compute_dtype, cfg.max_logprob_mismatch)
     state = _resume(models, recovery, publisher, peers, agreement)
     value_model = critic.model if critic else None
-    prepare_rows = partial(
-        prepare_batch, policy=policy, reference=models.reference, critic=value_model
-    )
+    prepare_rows = partial(prepare_batch, policy=policy, reference=models.reference)
     take_steps = partial(learn, cfg, policy, optimizer, stop=waits.stop, critic=critic)
     stack.enter_context(recovery.saving_at_stop(client, policy, optimizer, critic))
     waits.checks.append(stack.enter_context(Keeper(publisher)).check)
@@ -347,12 +348,14 @@ def _train(
         phase("waiting for batch", step=state.step, version=state.version)
         with clock.measure("wait"):
             claimed = next_batch(prefetcher, world, waits, cfg.batch_timeout_s)
+        if claimed is None:  # every environment has ended
+            break
 
         # Rows, advantages, steps. Baselines go by group id, not by place in the batch.
         phase("training")
         with clock.measure("prepare"):
             batch = _rows(claimed, cfg, policy, state, world)
-            prepared = prepare_rows(batch.rows, cfg, state.version)
+            prepared = prepare_rows(batch.rows, cfg, state.version, critic=value_model)
         with clock.measure("train"):
             noted = None if cfg.notes_rows == 0 else TokenValues()  # alike on every rank
             learned = take_steps(prepared, state, values=noted, agreement=agreement)
@@ -387,7 +390,7 @@ def _train(
             if recovery.due(state, epoch_ended):
                 recovery.save(client, policy, optimizer, state, critic)
 
-    _save_last(exporter, recovery, policy, state, phase)
+    _save_last(exporter, recovery, models, state, peers)
     return state
 
 

@@ -25,7 +25,10 @@ from atroposlib.utils.command.parser import USAGE_ERROR
 FILE_TRAINERS = "example_trainer.supervised.commands"
 # Subcommand -> (module:function of its words, line of help).
 COMMANDS = {
-    "quickstart": ("atroposlib.quickstart.__main__:main", "Train a small model here, now."),
+    "quickstart": (
+        "example_trainer.quickstart.__main__:main",
+        "Train a small model here, now.",
+    ),
     "api serve": ("atroposlib.cli.run_api:main", "Start the rollout API (run-api)."),
     "api status": ("atroposlib.run_status.top:once", "State of a run, and what it waits for."),
     "api dead": ("atroposlib.cli.api_dead:main", "Batches that were set aside."),

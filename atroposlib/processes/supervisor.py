@@ -82,7 +82,7 @@ class Supervisor:
         self.may_end = may_end
         self._stop = stop
         self._rule = rule or StopOnExit()
-        self._completed: set[str] = set()
+        self.completed: set[str] = set()  # processes that ended as they may
 
     def start_servers(
         self, on_wait: PrintLine = lambda _line: None, early: Collection[str] = ()
@@ -135,8 +135,8 @@ class Supervisor:
             child = self.children[name]
             ended = child.exit()
             if ended == Exit(0) and name in self.may_end():
-                if name not in self._completed:
-                    self._completed.add(name)
+                if name not in self.completed:
+                    self.completed.add(name)
                     self.print_line(f"{name} is done")
             else:
                 self._rule.look(self, child, ended, now)

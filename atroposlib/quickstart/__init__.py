@@ -1,9 +1,4 @@
-"""Quickstart: a command that starts a run, monitors its learning and writes a report.
+"""Quickstart: the model that it trains, and ``python -m atroposlib.quickstart``.
 
-    __main__ -> preflight -> models (and vllm_env) -> recipes, commands -> launch -> report
-                                                                             |
-                                                       processes, live.sources, live.view
-
-``recipes``, ``commands`` and ``verdict`` are pure: the processes with their settings, and the
-criteria of learning. All access to the machine is in the other modules.
+``example_trainer.quickstart`` starts the run.
 """

@@ -39,34 +39,39 @@ class RunOutcome:
 
     state: Literal["running", "done", "stopped", "failed"]
     steps: int = 0  # total of the run; 0: unknown
-    problem: str = ""  # error that ended a failed run
+    problem: str = ""  # error that ended a failed run, or why another run stopped
     model: str = ""  # folder of the final model
+
+
+NO_ENVIRONMENT = "every environment has ended"  # the problem of a run that stopped by that
 
 
 @contextmanager
 def recorded_outcome(
     folder: Path, steps: int, model: Path, interrupted: type[AtroposError]
-) -> Iterator[None]:
-    """Record the outcome of the launch that runs inside: done, stopped by a signal, or failed.
+) -> Iterator[list[str]]:
+    """Record the outcome of the launch that runs inside: done, stopped, or failed.
 
     ``model`` is the folder in which a run that is done leaves its model, ``interrupted`` the error
-    by which a signal ends a launch.
+    by which a signal ends a launch. A launch that ends before its last step adds the reason to the
+    list it is given: it counts as stopped, with a model.
     """
-    outcome, path = RunOutcome("running", steps), folder / OUTCOME
+    outcome, path, reasons = RunOutcome("running", steps), folder / OUTCOME, list[str]()
 
     def record(**facts: Any) -> None:
         write_whole(path, json.dumps(asdict(replace(outcome, **facts))) + "\n")
 
     record()
     try:
-        yield
+        yield reasons
     except (interrupted, KeyboardInterrupt, SystemExit):
         record(state="stopped")
         raise
     except AtroposError as error:
         record(state="failed", problem=str(error))
         raise
-    record(state="done", model=str(model))
+    state = "stopped" if reasons else "done"
+    record(state=state, problem="; ".join(reasons), model=str(model))
 
 
 def outcome_of(folder: Path) -> RunOutcome | None:
@@ -101,6 +106,10 @@ def ended_verdict(folder: Path) -> StatusVerdict:
         remedy = f"see the first error in {folder / 'logs'}; {AGAIN}"
     elif rows or outcome.state == "stopped":
         state, line, remedy = "stopped", place, AGAIN
+        if outcome.problem:
+            line += f": {outcome.problem}"
+        if outcome.model:
+            remedy = f"model {outcome.model}; with more data {AGAIN}"
     else:
         state, line = "stopped", "no step was trained: has it begun?"
         remedy = f"see {folder / 'logs'}"

@@ -19,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from atroposlib.run_status.evidence import SILENT_S
 from atroposlib.run_status.heldout import Heldout, HeldoutSample
 from atroposlib.text.lines import json_lines
 from atroposlib.trackers import finite_number
@@ -207,9 +208,16 @@ class Sources:
     def env_beat_after(self, moment: float) -> bool:
         """Whether an environment called the API after ``moment`` (monotonic seconds)."""
         status = self.probe.get(f"{self.run.api_url}/status")
-        beats = [p for p in participants(status) if p.get("role") == "env"]
         # The API may count a beat sent just before the death just after it.
-        return any(time.monotonic() - age_s(beat) > moment + 0.5 for beat in beats)
+        return any(time.monotonic() - age > moment + 0.5 for age in env_ages_s(status))
+
+    def has_no_environment(self) -> bool:
+        """Whether the API answers, and no environment lives by its heartbeats or requests.
+
+        Environments of the original send no heartbeats.
+        """
+        status = self.probe.get(f"{self.run.api_url}/status")
+        return status is not None and not has_environment(status)
 
 
 @dataclass
@@ -309,6 +317,18 @@ def warnings_of(verdict: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def age_s(participant: Mapping[str, Any]) -> float:
-    """Return the seconds since the last heartbeat of a participant."""
-    return float(participant.get("age_s", 0.0))
+def has_environment(status: Mapping[str, Any]) -> bool:
+    """Whether an environment of ``GET /status`` lives, by its heartbeats or its share."""
+    named = (share for share in status.get("shares", ()) if share.get("env_id") is not None)
+    return any(share["asked"] for share in named) or any(
+        age <= SILENT_S for age in env_ages_s(status)
+    )
+
+
+def env_ages_s(status: Mapping[str, Any] | None) -> list[float]:
+    """Return the seconds since the last heartbeat of each environment that did not end."""
+    return [
+        float(process.get("age_s", 0.0))
+        for process in participants(status)
+        if process.get("role") == "env" and "ended" not in process.get("details", {})
+    ]

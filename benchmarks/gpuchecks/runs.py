@@ -12,8 +12,8 @@ from wholerun import Setup
 
 from atroposlib.processes import StopRequest, Supervisor
 from atroposlib.processes.children import Child, Exit
-from atroposlib.quickstart.recipes import COPY
 from atroposlib.trackers.jsonl import RESUMED, read_steps
+from example_trainer.quickstart.recipes import COPY
 from gpuchecks.figures import Figure, Place, above, below, holds
 from gpuchecks.models import weights
 
@@ -25,8 +25,8 @@ BOUND_S = 135.0  # below that of the check, so that a late run ends with the end
 def learns(place: Place) -> list[Figure]:
     """The tiny model learns to copy; weights go through shared memory."""
     recipe = COPY if place.on_cuda else replace(COPY, steps=2, groups_per_step=2)
-    trainer: dict[str, object] = {"--weight-publisher": "shared_memory", "--check-every": 1}
-    trainer |= {"--device": place.device}
+    trainer: dict[str, object] = {"weight_publisher": "shared_memory", "check_every": 1}
+    trainer |= {"device": place.device}
     setup = Setup(place.scratch / "learns", recipe, "tiny", seed=0, trainer=trainer, **cores())
     outcome = wholerun.run(setup, StopRequest(), BOUND_S * place.patience)
     rewards = [step["reward_mean"] for step in outcome.steps]
@@ -63,9 +63,9 @@ def killed(place: Place) -> list[Figure]:
     """
     steps = 6 if place.on_cuda else 4
     recipe = replace(COPY, steps=steps, groups_per_step=2, learning_rate=1e-5, ppo_epochs=1)
-    trainer: dict[str, object] = {"--weight-publisher": "distributed", "--check-every": 1}
-    trainer |= {"--device": place.device, "--recover-mode": "auto"}
-    trainer |= {"--recover-every-steps": 1}
+    trainer: dict[str, object] = {"weight_publisher": "distributed", "check_every": 1}
+    trainer |= {"device": place.device, "recover_mode": "auto"}
+    trainer |= {"recover_every_steps": 1}
     model = str(weights(place))
     setup = Setup(place.scratch / "killed", recipe, model, seed=0, trainer=trainer, **cores())
     rule = KillOnce(setup.out)

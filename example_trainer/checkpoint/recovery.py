@@ -161,6 +161,18 @@ class Recovery:
         self._writer.start(state.step, shards, documents, on_whole)
         self._unsaved = None
 
+    def save_last_step(
+        self,
+        client: RolloutClient | None,
+        policy: Policy,
+        optimizer: torch.optim.Optimizer,
+        critic: Critic | None = None,
+    ) -> None:
+        """Write a checkpoint of the last step if it has none, and finish; raises as :meth:`save`."""
+        if self._unsaved is not None:
+            self.save(client, policy, optimizer, self._unsaved, critic)
+        self.finish()
+
     def finish(self) -> None:
         """Wait until the last checkpoint is whole on disk; raises as :meth:`save`."""
         self._writer.finish()
@@ -185,9 +197,7 @@ class Recovery:
         try:
             yield
         except StoppedBetweenSteps:
-            if self._unsaved is not None:
-                self.save(client, policy, optimizer, self._unsaved, critic)
-            self.finish()
+            self.save_last_step(client, policy, optimizer, critic)
             raise
         except RankLost:
             self._writer.close(0.0)  # its report will not come

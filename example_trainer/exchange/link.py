@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from atroposlib.client import RolloutClient
-from atroposlib.errors import ConfigError
+from atroposlib.errors import ConfigError, RolloutApiUnavailable
 from atroposlib.wire import ClaimedBatch, ScoredData
 from example_trainer.checkpoint.rewinding import rewind
 from example_trainer.data.rows import TrainingBatch, to_rows
@@ -161,6 +161,8 @@ class Link:
         self.waits.phase("waiting for batch", step=self.state.step)
         alone, bound_s = Ranks.single(), cfg.batch_timeout_s
         self.batch = next_batch(self._prefetcher, alone, self.waits, bound_s)
+        if self.batch is None:
+            raise RolloutApiUnavailable("every environment has ended, and no batch is left")
         self.waits.phase("training")
         groups = self.batch.batch or []
         rows = to_rows(

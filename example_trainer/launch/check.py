@@ -21,6 +21,7 @@ from atroposlib.utils.command.startup import CHECK_ONLY, FILLS_BATCHES_OF
 from atroposlib.utils.http.sockets import port_problem
 from atroposlib.utils.io import DISK_RESERVE_BYTES, existing_folder, free_bytes
 from atroposlib.utils.tokenizers.loading import require_model
+from example_trainer import losses
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Endpoints
@@ -44,8 +45,8 @@ def problems_of(plan: Plan) -> Iterator[str]:
     """Problems that prevent a start, a sentence each."""
     _, cfg = trainer_settings(plan)
     checks: tuple[Callable[[], object], ...] = (
-        lambda: require_engine(choose_engine(plan.inference.engine)),
-        lambda: _require_loss(cfg.loss),
+        lambda: require_engine(choose_engine(plan.inference.engine), plan.inference.python),
+        lambda: losses.require_known(cfg.loss),
         lambda: require_model(cfg.model_name),
         lambda: [
             roles.script_words(str(env.script)) for env in plan.environments if env.script
@@ -59,12 +60,6 @@ def problems_of(plan: Plan) -> Iterator[str]:
     yield from size_problems(plan, cfg.sequences_per_step, cfg.seq_len)
     yield from _disk_problems(plan.directory)
     yield from _port_problems(plan)
-
-
-def _require_loss(name: str) -> None:
-    from example_trainer import losses  # imports torch, which plans of clusters do not need
-
-    losses.formula(name)
 
 
 def size_problems(plan: Plan, per_step: int, seq_len: int) -> Iterator[str]:

@@ -10,15 +10,18 @@ cluster sees only its own GPUs, and shares nothing.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
 from atroposlib.errors import ConfigError
 from example_trainer.launch.plan import Plan
 from example_trainer.launch.servers import choose_engine
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
+DEVICE_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # CUDA, ROCm, CUDA under Windows
 # Of the memory of a GPU that a server shares with the trainer; an engine alone takes 0.9.
 SHARED = 0.4
 
@@ -33,14 +36,19 @@ class GpuShares:
     lines: tuple[str, ...] = ()  # printed at the beginning of the run
 
 
+def may_have_gpus() -> bool:
+    """Whether this machine has the device file of a driver, or is none of Linux."""
+    return sys.platform != "linux" or any(Path(file).exists() for file in DEVICE_FILES)
+
+
 def visible_gpus() -> tuple[str, ...]:
     """Names of the GPUs that child processes see; empty without CUDA.
 
     Does not initialise CUDA, which would take memory of the first GPU.
     """
-    if find_spec("torch") is None:
+    if find_spec("torch") is None or not may_have_gpus():
         return ()
-    import torch
+    import torch  # takes seconds
 
     count = torch.cuda.device_count()
     named = os.environ.get(VARIABLE)

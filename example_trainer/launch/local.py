@@ -10,7 +10,9 @@ Reaction to the end of a process before the trainer is done:
     exit code 2    invalid settings: the run ends, because another start fails alike
     the rest       started again, up to ``restarts`` times each: the API resumes its queue, an
                    environment registers anew, a server gets the current weights from the trainer
-                   before it gets rollouts. An environment that exits with 0 is done
+                   before it gets rollouts
+    environment    exit 0: it is done. When all are, the trainer takes the batches that are left,
+                   saves and ends, and the run has stopped at its step
 
 Only processes started here are signalled (atroposlib.processes).
 """
@@ -22,9 +24,10 @@ import sys
 import time
 import webbrowser
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -40,8 +43,9 @@ from atroposlib.processes import (
     Supervisor,
     free_port,
 )
-from atroposlib.run_status.ended import AGAIN, recorded_outcome
-from atroposlib.run_status.sources import RunSnapshot, Sources, WatchedRun
+from atroposlib.processes.supervisor import PrintLine, RestartRule
+from atroposlib.run_status.ended import AGAIN, NO_ENVIRONMENT, recorded_outcome
+from atroposlib.run_status.sources import Sources, WatchedRun
 from atroposlib.run_status.view import View, clock, open_view
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.folder_lock import FolderLock
@@ -139,11 +143,12 @@ def run_local(plan: Plan, live: bool = True, browser: bool = False) -> int:
     """
     with FolderLock(plan.directory, ANOTHER_FOLDER):
         end.forget(plan.end_record)
+        end.expect_groups(plan.end_record)
         require_startable(plan)
         _, cfg = trainer_settings(plan)
-        model = Path(cfg.save_path).absolute() / "final_model"
-        with recorded_outcome(plan.directory, cfg.training_steps, model, Interrupted):
-            return _run(plan, live, browser)
+        model, steps = Path(cfg.save_path).absolute() / "final_model", cfg.training_steps
+        with recorded_outcome(plan.directory, steps, model, Interrupted) as reasons:
+            return _run(plan, live, browser, reasons)
 
 
 def check_local(plan: Plan) -> int:
@@ -164,7 +169,7 @@ def check_local(plan: Plan) -> int:
     return 0
 
 
-def _run(plan: Plan, live: bool, browser: bool) -> int:
+def _run(plan: Plan, live: bool, browser: bool, reasons: list[str]) -> int:
     settings, cfg = trainer_settings(plan)
     shares = gpus.shared_out(plan, gpus.visible_gpus(), cfg.device == "cpu")
     specs, started = processes(plan, cfg, shares, cfg.sequences_per_step), time.monotonic()
@@ -173,13 +178,14 @@ def _run(plan: Plan, live: bool, browser: bool) -> int:
     log_dir = plan.directory / "logs"
     policy = RestartPolicy(cfg.trainer_retries, plan.restarts, plan.restart_delay_s)
     api, server = (str(spec.health_url).removesuffix("/health") for spec in specs[:2])
+    engine = choose_engine(plan.inference.engine)
     watched = WatchedRun(
         name="atropos-launch",
         title=f"{plan.name}: {cfg.model_name}",
         steps=cfg.training_steps,
         api_url=api,
         server_url=server,  # the first of several
-        local_server=choose_engine(plan.inference.engine) == "local",
+        local_server=engine == "local",
         metrics_path=cfg.metrics_file,
         heldout_dir=plan.directory / "heldout",
     )
@@ -192,15 +198,18 @@ def _run(plan: Plan, live: bool, browser: bool) -> int:
     view = open_view(Console(), live, as_logs=True)
     try:
         notes = (f"note: {note}" for note in settings.notes)
-        engine = choose_engine(plan.inference.engine)
         logits = dtype_of_logits(engine, plan.inference.float32_head)
         served = f"inference by {engine}, logits in {logits}"
         page = f"page {api}/ui/"
         for line in (page, *notes, served, *shares.lines, f"logs in {log_dir}"):
             view.print_line(f"{plan.name}: {line}")
         with Children(log_dir, stop) as children:
-            over = plan.end_record.exists
-            supervise(specs, children, stop, policy, view, sources.read, over, open_page)
+            run = LocalRun(plan, specs, children, stop, policy, view, sources)
+            serving = {spec.name for spec in specs if "serve" in spec.argv}
+            run.start(serving, open_page)
+            run.watch(run.is_trained)
+            view.show(sources.read())  # shows the last step
+            children.end(list(run.supervisor.specs), GRACE_S)
     except (Interrupted, RunFailed):
         if weights := newest_weights(cfg.published, Path(cfg.save_path)):
             view.print_line(f"{plan.name}: newest weights: {weights}")
@@ -209,50 +218,90 @@ def _run(plan: Plan, live: bool, browser: bool) -> int:
     finally:
         view.close()
         sources.probe.close()
+    step, state = end.ended_step(plan.end_record) or 0, "done"
+    if step < cfg.training_steps:
+        reasons.append(NO_ENVIRONMENT)
+        state = f"stopped at step {step} of {cfg.training_steps}: {NO_ENVIRONMENT}"
     took = f"{len(sources.rows())} steps in {clock(time.monotonic() - started)}"
-    print(f"{plan.name}: done, {took}, in {plan.directory}")
+    print(f"{plan.name}: {state}, {took}, in {plan.directory}")
     model = Path(cfg.save_path).absolute() / "final_model"
     print(f"model {model}, metrics {cfg.metrics_file.absolute()}, logs {log_dir}")
     print(f"page: atropos view {plan.directory}", flush=True)
     return 0
 
 
-def supervise(
-    specs: Sequence[ProcessSpec],
-    children: Children,
-    stop: StopRequest,
-    policy: RestartPolicy,
-    view: View,
-    snapshot: Callable[[], RunSnapshot],
-    over: Callable[[], bool],
-    on_ready: Callable[[], None] = lambda: None,
-) -> None:
-    """Start every process, end all when the trainer exits with 0 and the run is ``over``.
+class LocalRun:
+    """Processes of a plan on this machine, from the first start to the end of the trainer.
 
-    Raises as run_local.
+    Args:
+        specs: as :func:`processes` returns them.
+        may_end: names of environments that exit status 0 completes now; by default all.
+        print_incident: prints deaths and restarts; by default the view does.
     """
-    may_end = {spec.name for spec in specs if spec.health_url is None} - {TRAINER}
-    run = Supervisor(
-        specs, children, stop, policy, may_end=lambda: may_end, print_line=view.print_line
-    )
-    early = {spec.name for spec in specs if not spec.health_url and "serve" in spec.argv}
 
-    def waiting(line: str) -> None:
-        for name in early:
-            if children[name].exit() == INVALID:
-                raise invalid_settings(children[name].log)
-        view.waiting(line)
+    def __init__(
+        self,
+        plan: Plan,
+        specs: Sequence[ProcessSpec],
+        children: Children,
+        stop: StopRequest,
+        rule: RestartRule,
+        view: View,
+        sources: Sources,
+        *,
+        may_end: Callable[[], Collection[str]] | None = None,
+        print_incident: PrintLine | None = None,
+    ) -> None:
+        self.plan, self.children, self.view, self.sources = plan, children, view, sources
+        self.environments = {spec.name for spec in specs if not spec.health_url} - {TRAINER}
+        self.supervisor = Supervisor(
+            specs,
+            children,
+            stop,
+            rule,
+            may_end=may_end or (lambda: self.environments),
+            print_line=view.print_line,
+            print_incident=print_incident,
+        )
+        self._trainer_knows = False  # that every environment has ended
 
-    run.start_servers(waiting, early)
-    on_ready()
-    run.start_workers(early)
-    run.watch(
-        lambda: run.has_completed(TRAINER) and over(),
-        observe=lambda: view.show(snapshot()),
-        poll_s=POLL_S,
-    )
-    view.show(snapshot())  # shows the last step
-    children.end(list(run.specs), GRACE_S)
+    def start(
+        self, early: Collection[str] = (), on_ready: Callable[[], None] = lambda: None
+    ) -> None:
+        """Start servers and ``early``, wait for the servers, start the rest; raises as run_local."""
+
+        def waiting(line: str) -> None:
+            for name in early:
+                if self.children[name].exit() == INVALID:
+                    raise invalid_settings(self.children[name].log)
+            self.view.waiting(line)
+
+        self.supervisor.start_servers(waiting, early)
+        on_ready()
+        self.supervisor.start_workers(early)
+
+    def watch(self, done: Callable[[], bool], **bounds: Any) -> None:
+        """Watch every process and show the run until ``done``; raises as run_local."""
+
+        def show() -> None:
+            self.view.show(self.sources.read())
+
+        self.supervisor.watch(done, observe=show, poll_s=POLL_S, **bounds)
+
+    def is_trained(self) -> bool:
+        """Whether the trainer has ended with its record of the end.
+
+        It is told when every environment has ended: it takes the batches that are left, and ends.
+        """
+        record = self.plan.end_record
+        ended = self.environments and self.environments <= self.supervisor.completed
+        if ended and not self._trainer_knows and self.sources.has_no_environment():
+            self._trainer_knows = True
+            self.view.print_line(
+                f"{NO_ENVIRONMENT}: the trainer takes what is left, and saves"
+            )
+            end.expect_no_groups(record)
+        return self.supervisor.has_completed(TRAINER) and record.exists()
 
 
 def processes(

@@ -42,6 +42,7 @@ class ApiSection(PlanSection):
     """The rollout API."""
 
     port: int = Field(0, ge=0, le=65535, description="0: any free one")
+    data: str = Field("queue", description="folder of its data, below out")
     args: list[str] = Field([], description="more arguments of run-api")
     env: dict[str, str] = Field({}, description="environment variables")
 
@@ -82,6 +83,12 @@ class InferenceSection(PlanSection):
         " trainer (default: vllm; sglang converts its whole head in each step for it)",
     )
     max_model_len: int | None = Field(None, ge=2, description="tokens of prompt and answer")
+    dtype: str | None = Field(None, description="of the products (default: the engine's)")
+    python: str | None = Field(
+        None,
+        description="interpreter of an environment with the engine, perhaps without this package:"
+        " weights then go through the disk (default: the launcher's)",
+    )
     ready_within_s: float = Field(900.0, gt=0, description="bound of the start")
     args: list[str] = Field([], description="more arguments of each server")
     env: dict[str, str] = Field({}, description="environment variables")

@@ -60,7 +60,7 @@ class Command:
 
 def api(plan: Plan, python: str, host: str, port: int) -> Command:
     listening = ("--host", host, "--port", str(port))
-    keeping = ("--data-dir", str(plan.directory / "queue"))
+    keeping = ("--data-dir", str(plan.directory / plan.api.data))
     argv = (python, "-m", "atroposlib.cli.run_api", *listening, *keeping, *plan.api.args)
     return Command(argv, dict(plan.api.env))
 
@@ -94,12 +94,14 @@ def inference(
         model=wanted.model or served.model_name,
         host=host,
         port=port,
-        python=python,
+        python=wanted.python or python,
+        extended=wanted.python is None,
         tensor_parallel=wanted.tensor_parallel,
         gpus=gpus,
         memory_share=memory_share,
         float32_head=wanted.float32_head,
         max_model_len=wanted.max_model_len,
+        dtype=wanted.dtype,
         lora_rank=served.published_lora_rank,
         seed=served.seed + index,
         args=(*wanted.args, *(() if known else ("--allow-host", str(announced)))),

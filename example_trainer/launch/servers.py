@@ -39,6 +39,7 @@ class ServerCommand:
     float32_head: bool | None = None  # None: where it costs nothing
     max_model_len: int | None = None
     dtype: str | None = None
+    extended: bool = True  # vLLM's workers import this package, for weights from memory
     lora_rank: int | None = None  # an adapter will be published
     seed: int | None = None
     args: tuple[str, ...] = ()
@@ -82,10 +83,10 @@ def choose_engine(wanted: Engine | Literal["auto"]) -> Engine:
     return wanted
 
 
-def require_engine(engine: Engine) -> None:
-    """Raise ConfigError if the server's package is missing on this machine."""
+def require_engine(engine: Engine, python: str | None = None) -> None:
+    """Raise ConfigError if the server's package is missing here; ``python`` may have it."""
     package = PROGRAMS[engine][0].partition(".")[0]
-    if importlib.util.find_spec(package) is None:
+    if python is None and importlib.util.find_spec(package) is None:
         raise ConfigError(
             f"{engine} is not installed here: pip install {engine}, or write inference.engine=local"
             " (in AReaL's terms allocation_mode=local:d1+d1) for the server of atroposlib"
@@ -106,7 +107,7 @@ def _vllm(s: ServerCommand) -> tuple[str, ...]:
     words += ("--logprobs-mode", "processed_logprobs")
     # Nor the model's own generation_config.json, for requests that name no penalty.
     words += ("--generation-config", "vllm")
-    words += ("--worker-extension-cls", WORKER_EXTENSION)
+    words += ("--worker-extension-cls", WORKER_EXTENSION) if s.extended else ()
     # A single product with float32 sums that are not rounded. Versions before 0.26 ignore it.
     if dtype_of_logits("vllm", s.float32_head) == "float32" and "--hf-overrides" not in s.args:
         words += ("--hf-overrides", FLOAT32_HEAD)

@@ -32,48 +32,54 @@ counted.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import ConfigError
-from example_trainer.losses import (
-    cispo,
-    cross_entropy,
-    decoupled,
-    distillation,
-    dppo,
-    gspo,
-    jsd,
-    m2po,
-    reinforce,
-    sapo,
-)
-from example_trainer.losses.tokens import LossInputs
 from example_trainer.settings.loss import LossSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from example_trainer.losses.tokens import LossInputs
+
     Formula = Callable[[LossInputs, LossSettings], tuple[Tensor, dict[str, Tensor]]]
     Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
     BatchMask = Callable[[Any, Any, LossSettings], list[list[bool]]]
 
-FORMULAS: dict[str, Formula] = {
-    "decoupled": decoupled.loss,
-    "ppo": decoupled.loss,
-    "grpo": decoupled.loss,
-    "gspo": gspo.loss,
-    "sapo": sapo.loss,
-    "cispo": cispo.loss,
-    "m2po": m2po.loss,
-    "dppo": dppo.loss,
-    "reinforce": reinforce.loss,
-    "cross_entropy": cross_entropy.loss,
-    "distillation": distillation.loss,
-    "jsd": jsd.loss,
+# Name -> file of this folder. Launchers check names here, so no file is imported before its use:
+# each imports torch.
+FORMULAS = {
+    "decoupled": "decoupled",
+    "ppo": "decoupled",
+    "grpo": "decoupled",
+    "gspo": "gspo",
+    "sapo": "sapo",
+    "cispo": "cispo",
+    "m2po": "m2po",
+    "dppo": "dppo",
+    "reinforce": "reinforce",
+    "cross_entropy": "cross_entropy",
+    "distillation": "distillation",
+    "jsd": "jsd",
 }
 
 
-def _with_arguments(formula: Formula) -> Loss:
+OF_A_TEACHER = frozenset({"distillation", "jsd"})
+WITHOUT_SAMPLER = frozenset({"cross_entropy", *OF_A_TEACHER})
+WITHOUT_PROXIMAL = frozenset({"dppo", *WITHOUT_SAMPLER})
+ALWAYS_PROXIMAL = frozenset({"reinforce", "m2po"})  # weight or mask needs it, for any ratio_to
+WITH_BATCH_MASK = frozenset({"m2po"})
+
+
+@cache
+def get(name: str) -> Loss:
+    """The loss of that name; ConfigError with the list of all if there is none."""
+    from example_trainer.losses.tokens import LossInputs
+
+    known = formula(name)
+
     def loss(
         logprobs: Tensor,  # (B, T)
         proximal_logprobs: Tensor,  # (B, T)
@@ -86,32 +92,24 @@ def _with_arguments(formula: Formula) -> Loss:
         inputs = LossInputs(
             logprobs, proximal_logprobs, behaviour_logprobs, advantages, loss_mask, **more
         )
-        return formula(inputs, LossSettings.of(cfg))
+        return known(inputs, LossSettings.of(cfg))
 
-    loss.__doc__ = formula.__doc__
+    loss.__doc__ = known.__doc__
     return loss
-
-
-LOSSES = {name: _with_arguments(formula) for name, formula in FORMULAS.items()}
-OF_A_TEACHER = frozenset({"distillation", "jsd"})
-WITHOUT_SAMPLER = frozenset({"cross_entropy", *OF_A_TEACHER})
-WITHOUT_PROXIMAL = frozenset({"dppo", *WITHOUT_SAMPLER})
-ALWAYS_PROXIMAL = frozenset({"reinforce", "m2po"})  # weight or mask needs it, for any ratio_to
-BATCH_MASKS: dict[str, BatchMask] = {"m2po": m2po.batch_mask}
-
-
-def get(name: str) -> Loss:
-    """The loss of that name; ConfigError with the list of all if there is none."""
-    formula(name)
-    return LOSSES[name]
 
 
 def formula(name: str) -> Formula:
     """Loss as a function of ``LossInputs`` and ``LossSettings``; ConfigError if unknown."""
+    require_known(name)
+    known: Formula = import_module(f"{__name__}.{FORMULAS[name]}").loss
+    return known
+
+
+def require_known(name: str) -> None:
+    """Raise ConfigError with the list of all losses if there is none of that name."""
     if name not in FORMULAS:
         known = ", ".join(sorted(FORMULAS))
         raise ConfigError(f"loss {name!r} is unknown; there are: {known}")
-    return FORMULAS[name]
 
 
 def needs_sampler(name: str) -> bool:
@@ -137,4 +135,7 @@ def batch_mask_of(name: str) -> BatchMask | None:
     ``batch_mask(name)(proximal_R_T, behaviour_R_T, cfg) -> keep_R_T``, an entry per trained
     token. The loss takes it, padded like its other tensors, as ``keep``.
     """
-    return BATCH_MASKS.get(name)
+    if name not in WITH_BATCH_MASK:
+        return None
+    mask: BatchMask = import_module(f"{__name__}.{FORMULAS[name]}").batch_mask
+    return mask

@@ -14,6 +14,7 @@ import logging
 import queue
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -24,11 +25,13 @@ from atroposlib.wire import ClaimedBatch
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.run.connect import WaitReporter
-from example_trainer.state import Stopped, StoppedBetweenSteps
+from example_trainer.state import Stopped, StoppedBetweenSteps, end
 
 logger = logging.getLogger(__name__)
 CLAIM_WAIT_S = 5.0  # wait of a call; short, so that a stop takes effect soon
 POLL_S = 1.0
+# Claims without a batch after the last environment ended; the first may have begun before.
+REFUSALS = 2
 
 
 class BatchPrefetcher:
@@ -57,6 +60,7 @@ class BatchPrefetcher:
         self._to_claim = batches
         self._keepers: dict[int, LeaseKeeper] = {}
         self.blocked_reason = "no answer yet"  # the API's, why no batch is ready
+        self.refusals = 0  # claims in a row to which the API gave no batch
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
 
@@ -114,7 +118,9 @@ class BatchPrefetcher:
             )
             if claimed.batch is None or claimed.batch_no is None:
                 self.blocked_reason = claimed.blocked_reason or "no reason given"
+                self.refusals += 1
                 continue
+            self.refusals = 0
             if self._first_state.has_trained(self._first_state.run_id, claimed.batch_no):
                 logger.info(f"batch {claimed.batch_no} is in the weights already: acked")
                 self._client.ack(claimed)
@@ -128,8 +134,10 @@ class BatchPrefetcher:
 
 def next_batch(
     prefetcher: BatchPrefetcher | None, world: Ranks, waits: WaitReporter, timeout_s: float
-) -> ClaimedBatch:
+) -> ClaimedBatch | None:
     """Return the same next batch on every rank; ``prefetcher`` is None on all but the first.
+
+    None: every environment of the launcher has ended, and no batch is left.
 
     Rank 0 sends a message every second while it waits: no rank exceeds the timeout of a
     collective operation, and all stop together.
@@ -139,14 +147,15 @@ def next_batch(
         StoppedBetweenSteps: the first rank was asked to stop.
     """
     started = time.monotonic()
+    over: Callable[[], bool] = NoBatchLeft(prefetcher) if prefetcher else bool
     while True:
         message = _Message()
         if prefetcher is not None:
-            message = _Message(prefetcher.poll(POLL_S), waits.stop.reason)
+            message = _Message(prefetcher.poll(POLL_S), waits.stop.reason, over())
         shared: _Message = world.share(message, _Message)
         if shared.stop is not None:
             raise StoppedBetweenSteps(shared.stop)
-        if shared.claimed is not None:
+        if shared.claimed is not None or shared.over:
             return shared.claimed
         waited_s = time.monotonic() - started
         if prefetcher is None:
@@ -162,8 +171,25 @@ def next_batch(
         )
 
 
+class NoBatchLeft:
+    """Whether the API refused batches after the last environment of the launcher ended."""
+
+    def __init__(self, prefetcher: BatchPrefetcher) -> None:
+        self._prefetcher = prefetcher
+        self._before: int | None = None  # refusals when the environments had ended
+
+    def __call__(self) -> bool:
+        if not end.have_environments_ended():
+            return False
+        refusals = self._prefetcher.refusals
+        if self._before is None or refusals < self._before:
+            self._before = refusals
+        return refusals >= self._before + REFUSALS
+
+
 class _Message(msgspec.Struct):
     """Message of rank 0 to all ranks."""
 
     claimed: ClaimedBatch | None = None
     stop: str | None = None
+    over: bool = False  # every environment has ended, and no batch is left

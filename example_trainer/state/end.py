@@ -6,6 +6,9 @@ lives.
     launcher    deletes the record of an earlier launch, and names the file to the trainer
     trainer     deletes it at its start, and writes it after its last step and model
     launcher    the run is over if the trainer ended with 0 and the record is there
+
+A second file beside the record says that every environment has ended: the trainer takes the batches
+that are left, and then ends as after its last step.
 """
 
 from __future__ import annotations
@@ -18,11 +21,30 @@ from atroposlib.utils.io import write_whole
 
 VARIABLE = "ATROPOS_RUN_END"  # names the file
 FILE = "ended.json"  # below <out>/launch
+NO_MORE_GROUPS = "no-more-groups"  # beside it
 
 
 def forget(path: Path) -> None:
     """Delete the record of an earlier start."""
     path.unlink(missing_ok=True)
+
+
+def expect_groups(path: Path) -> None:
+    """Delete the word of an earlier launch that every environment has ended."""
+    path.with_name(NO_MORE_GROUPS).unlink(missing_ok=True)
+
+
+def expect_no_groups(path: Path) -> None:
+    """Tell the trainer of the record ``path`` that every environment has ended."""
+    write_whole(path.with_name(NO_MORE_GROUPS), "every environment has ended\n")
+
+
+def ended_step(path: Path) -> int | None:
+    """Return the last step of a run by its record; None without a readable record."""
+    try:
+        return int(json.loads(path.read_text(encoding="utf-8"))["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def record_end(path: Path, **facts: int | str) -> None:
@@ -34,3 +56,9 @@ def end_file() -> Path | None:
     """The file that the launcher named to this trainer."""
     text = os.environ.get(VARIABLE)
     return Path(text) if text else None
+
+
+def have_environments_ended() -> bool:
+    """Whether the launcher of this trainer says that every environment has ended."""
+    path = end_file()
+    return path is not None and path.with_name(NO_MORE_GROUPS).exists()

@@ -1,25 +1,18 @@
-"""Whole runs: command lines of their processes, without running anything."""
+"""Whole runs: settings of their processes, without running anything."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from wholerun import Setup, draft
 
-from wholerun import Setup, changed_settings, with_flags
-
-from atroposlib.processes import ProcessSpec
-from atroposlib.quickstart.recipes import COPY
-
-
-def test_flags_replace_existing_flags_or_are_appended():
-    command = ("python", "--lr", "0.1", "--steps", "3")
-    flags = {"--lr": 0.2, "--loss": "grpo", "--no-prefetch": None}
-    assert with_flags(command, flags) == (
-        *("python", "--lr", "0.2", "--steps", "3", "--loss", "grpo", "--no-prefetch"),
-    )
+from example_trainer.launch.plan import trainer_settings
+from example_trainer.quickstart.plan import launch_plan
+from example_trainer.quickstart.recipes import COPY
 
 
-def test_flags_of_a_setup_reach_the_trainer_only():
-    setup = Setup(Path("."), COPY, "tiny", 0, trainer={"--loss": "ppo"})
-    for name, flags in (("trainer", ("--loss", "ppo")), ("environment", ())):
-        spec = ProcessSpec(name, ("py", "-m", "module"), {}, Path("."))
-        assert changed_settings(spec, setup).argv == ("py", "-m", "module", *flags)
+def test_settings_of_a_setup_replace_those_of_the_recipe(tmp_path):
+    trainer = {"loss": "ppo", "lr": 0.5, "check_every": 1}
+    start = draft(Setup(tmp_path, COPY, "tiny", 3, trainer=trainer, cores=2))
+    _, cfg = trainer_settings(launch_plan(start))
+    assert (cfg.loss, cfg.lr, cfg.check_every, cfg.seed) == ("ppo", 0.5, 1, 3)
+    assert cfg.training_steps == COPY.steps and start.cores == 2
+    assert start.dtype == cfg.dtype == "float32"

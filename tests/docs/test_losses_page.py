@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from example_trainer.advantage.estimators import ESTIMATORS
-from example_trainer.losses import LOSSES
+from example_trainer.losses import FORMULAS
 from example_trainer.settings.loss import AdvantageSettings, LossSettings
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "losses.md").read_text(encoding="utf-8")
@@ -22,7 +22,7 @@ def rows_of(heading: str) -> list[str]:
 
 
 def test_every_loss_is_documented():
-    assert sorted(rows_of("Losses")) == sorted(LOSSES)
+    assert sorted(rows_of("Losses")) == sorted(FORMULAS)
 
 
 def test_every_estimator_is_documented():

@@ -96,9 +96,11 @@ class Quickstart:
         return beats["trainer"]["waiting_on"] or ""
 
     def status(self) -> dict:
-        found = re.search(r"--env.rollout_server_url (\S+)", self.command_of("environment"))
+        found = re.search(r"--port (\d+)", self.command_of("api"))
         assert found
-        status: dict = httpx.get(f"{found[1]}/status", timeout=WITHIN_S).json()
+        status: dict = httpx.get(
+            f"http://127.0.0.1:{found[1]}/status", timeout=WITHIN_S
+        ).json()
         return status
 
     def restart_by_hand(self, name: str) -> None:

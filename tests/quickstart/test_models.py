@@ -6,8 +6,15 @@ import zipfile
 
 import pytest
 
+from atroposlib.processes import Children
 from atroposlib.quickstart import models
 from atroposlib.quickstart.models import Unavailable, WheelModel
+
+
+@pytest.fixture
+def children(tmp_path):
+    with Children(tmp_path / "logs") as started:
+        yield started
 
 
 @pytest.fixture

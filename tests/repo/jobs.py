@@ -66,9 +66,7 @@ JOBS = {
 # Tests that read or start what no import names.
 MORE = {
     "tests/integration/test_lost_nodes.py": Job(("atroposlib.cli", "example_trainer")),
-    "tests/integration/test_whole_run.py": Job(
-        ("atroposlib.quickstart", "example_trainer.grpo")
-    ),
+    "tests/integration/test_whole_run.py": Job(("atroposlib.quickstart", "example_trainer")),
     "tests/integration/test_image.py": Job(
         ("atroposlib.cli", "example_trainer"), ("Dockerfile", "compose.yaml", ".dockerignore")
     ),

@@ -86,6 +86,8 @@ TRAINER = (
     ("example_trainer",),  # the loop, and the names of the original
     ("example_trainer.supervised",),
     ("example_trainer.launch", "example_trainer.run.__main__"),
+    ("atroposlib.ui", "atroposlib.quickstart"),
+    ("example_trainer.quickstart",),
 )
 CHAINS = {
     "environments": ENVIRONMENTS,
@@ -114,17 +116,10 @@ ALONE: Mapping[str, tuple[str, ...]] = {
         "atroposlib.trackers",
         "atroposlib.processes",
         "atroposlib.utils",
-    ),
-    "atroposlib.quickstart": (
-        *FOUNDATION,
-        "atroposlib.client",
-        "atroposlib.run_status",
-        "atroposlib.processes",
-        "atroposlib.testing",
-        "atroposlib.trackers",
+        "atroposlib.quickstart",
         "atroposlib.ui",
-        "atroposlib.utils",
     ),
+    "atroposlib.quickstart": (*FOUNDATION, "atroposlib.processes", "atroposlib.utils"),
     "atroposlib.run_status": (*FOUNDATION, "atroposlib.trackers", "atroposlib.utils"),
     "atroposlib.frontend": (*FOUNDATION, "atroposlib.ui", "atroposlib.utils"),
     "atroposlib.testing": FOUNDATION,

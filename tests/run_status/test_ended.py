@@ -8,7 +8,13 @@ import pytest
 
 from atroposlib.errors import ConfigError
 from atroposlib.processes import Interrupted, RunFailed
-from atroposlib.run_status.ended import OUTCOME, ended_verdict, outcome_of, recorded_outcome
+from atroposlib.run_status.ended import (
+    NO_ENVIRONMENT,
+    OUTCOME,
+    ended_verdict,
+    outcome_of,
+    recorded_outcome,
+)
 from atroposlib.text.lines import LOG_STARTED
 
 
@@ -45,6 +51,17 @@ def test_a_stopped_run_names_its_step_and_that_it_goes_on(folder):
     verdict = ended_verdict(folder)
     assert (verdict.state, verdict.line) == ("stopped", "step 4 of 3000")
     assert "the same command goes on" in verdict.remedy
+
+
+def test_a_run_that_lost_its_environments_names_its_step_the_reason_and_the_model(folder):
+    with recorded_outcome(folder, 9, folder / "model", Interrupted) as reasons:
+        reasons.append(NO_ENVIRONMENT)
+    verdict = ended_verdict(folder)
+    line = "step 4 of 9: every environment has ended"
+    assert (verdict.state, verdict.line) == ("stopped", line)
+    assert verdict.remedy.startswith(
+        f"model {folder / 'model'}; with more data the same command"
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 
-from atroposlib.quickstart.recipes import ServingEngine
 from atroposlib.run_status.sources import (
     JsonLines,
     Sources,
@@ -10,6 +9,7 @@ from atroposlib.run_status.sources import (
     WatchedRun,
     counter,
     dropped_groups,
+    has_environment,
     largest,
     measures_of,
     seconds_left,
@@ -30,6 +30,16 @@ def test_dropped_groups_of_all_environments_are_counted_by_their_reasons():
     shown = dropped_groups({"participants": listed})
     assert shown == "dropped 4 of 7 groups (same_scores, too_long)"
     assert dropped_groups({"participants": [env(2)]}) == dropped_groups(None) == ""
+
+
+def test_an_environment_lives_by_its_heartbeats_or_its_share():
+    beat = {"role": "env", "age_s": 1.0}
+    assert has_environment({"participants": [beat]})
+    assert not has_environment({"participants": [{**beat, "details": {"ended": 1}}]})
+    assert not has_environment({"participants": [{**beat, "age_s": 16.0}], "shares": []})
+    share, nameless = {"env_id": 0, "asked": 0.5}, {"env_id": None, "asked": 0.5}
+    assert has_environment({"participants": [], "shares": [share]})
+    assert not has_environment({"shares": [{**share, "asked": 0.0}, nameless]})
 
 
 def test_without_an_answer_the_api_is_unreachable():
@@ -94,7 +104,6 @@ def test_the_weight_version_of_either_engine_is_a_number():
     assert version_of({"weight_version": "default"}) == 0
     assert version_of({"weight_version": "mine"}) is None
     assert version_of(None) is None
-    assert ServingEngine("vllm") is ServingEngine.VLLM
 
 
 def test_a_counter_of_vllm_is_the_sum_over_its_labels():

@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -28,6 +30,7 @@ from atroposlib.testing.tiny import write_tiny_model
 from example_trainer import grpo
 from example_trainer.model import loading
 from example_trainer.model.model_dir import read_state, save_model
+from example_trainer.run import prefetch
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.state import Stopped, StopSignal, end
 from tests.trainer.architectures import write
@@ -230,6 +233,28 @@ def test_finished_trainer_continues_with_a_higher_step_limit(
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert lines[2]["seconds_recovery"] > 0  # the standstill for the checkpoint of step 2
     assert run.status()["policy_version"] == 3
+
+
+def test_a_trainer_without_environments_trains_what_is_left_saves_and_ends(
+    run, settings, tmp_path, monkeypatch
+):
+    record = tmp_path / end.FILE
+    monkeypatch.setenv(end.VARIABLE, str(record))
+    monkeypatch.setattr(prefetch, "CLAIM_WAIT_S", 0.1)
+    cfg = settings(training_steps=1000)
+    thread = threading.Thread(target=grpo.train, args=(cfg,))
+    with running_environment(run.api, run.server):
+        thread.start()
+        while thread.is_alive() and run.status()["batches_acked"] < 2:
+            time.sleep(0.05)
+    end.expect_no_groups(record)
+    thread.join(600)
+    step = end.ended_step(record)
+    assert step is not None and 2 <= step == run.status()["batches_acked"]
+    assert read_state(cfg.save_path + "/final_model").step == step
+    assert run.status()["queued_sequences"] == run.status()["leased_sequences"] == 0
+    latest = Path(cfg.save_path) / "recover" / "LATEST"
+    assert latest.read_text().strip() == f"step_{step}"
 
 
 def test_a_trainer_that_a_signal_stopped_tells_by_its_status_that_the_run_is_not_over():

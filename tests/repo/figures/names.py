@@ -43,8 +43,8 @@ REGISTRIES = (
     Registry.of("main", r".*", "the entry of a command"),
     Registry.of(
         "build_parser parse_args",
-        r"atroposlib\.(cli|client|generation\.proxy|inference|quickstart)\..*"
-        r"|example_trainer\.(settings\.args|supervised\.settings)",
+        r"atroposlib\.(cli|client|generation\.proxy|inference)\..*"
+        r"|example_trainer\.(settings\.args|supervised\.settings|quickstart\.__main__)",
         "the command line of a command",
     ),
     Registry.of(
@@ -73,7 +73,7 @@ REGISTRIES = (
         "the data of an adapter, the same arguments of `environment` in each",
     ),
     Registry.of(
-        "loss", r"example_trainer\.losses\.\w+", "the loss of a configured name, see LOSSES"
+        "loss", r"example_trainer\.losses\.\w+", "the loss of a configured name, see FORMULAS"
     ),
 )
 

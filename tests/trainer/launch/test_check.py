@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import socket
+import subprocess
+import sys
 from collections import namedtuple
 
 import pytest
@@ -48,6 +50,15 @@ def problems(of):
 
 def test_a_sound_plan_has_no_problem(planned):
     assert problems(planned()) == []
+
+
+def test_a_plan_is_checked_without_torch(planned):
+    code = "import sys; from example_trainer.launch.check import *;"
+    code += " from example_trainer.launch.plan import *;"
+    code += " list(problems_of(Plan.model_validate_json(sys.argv[1])));"
+    code += " sys.exit('torch' in sys.modules)"
+    words = [sys.executable, "-c", code, planned().model_dump_json()]
+    assert subprocess.run(words, check=False).returncode == 0
 
 
 def test_every_problem_is_in_one_error(planned):

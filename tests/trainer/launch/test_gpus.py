@@ -94,6 +94,7 @@ def test_what_no_share_can_fit_is_refused_with_the_setting(words, message):
 def test_the_variable_of_the_launcher_names_what_it_sees(monkeypatch):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(gpus, "may_have_gpus", lambda: True)
     monkeypatch.setenv(gpus.VARIABLE, "5, 7")
     assert gpus.visible_gpus() == ("5", "7")
     monkeypatch.delenv(gpus.VARIABLE)

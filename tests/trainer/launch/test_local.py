@@ -22,11 +22,11 @@ from example_trainer.launch.__main__ import _run as start
 from example_trainer.launch.__main__ import parse
 from example_trainer.launch.gpus import GpuShares
 from example_trainer.launch.local import (
+    LocalRun,
     RestartPolicy,
     newest_weights,
     processes,
     run_local,
-    supervise,
 )
 from example_trainer.launch.plan import trainer_settings
 from example_trainer.state import end
@@ -57,7 +57,8 @@ def test_every_process_of_this_machine_has_its_command(tmp_path):
 
 
 # argv: a file that counts the starts, then the exit code of each of them; the last sleeps on.
-# AFTER: files of others that have started before this one ends.
+# AFTER: files of others that have started before this one ends. RECORD: written at an exit code 0
+# of the start RECORD_AT, or once NO_MORE is there.
 STAND_IN = """
 import os, pathlib, sys, time
 file = pathlib.Path(sys.argv[1])
@@ -67,26 +68,46 @@ starts = len(file.read_text().splitlines())
 for other in map(pathlib.Path, os.environ.get("AFTER", "").split()):
     while not other.exists() or not other.stat().st_size:
         time.sleep(0.01)
+if starts == int(os.environ.get("RECORD_AT", 0)):
+    pathlib.Path(os.environ["RECORD"]).write_text('{"step": 3}')
 if starts <= len(sys.argv) - 2:
     sys.exit(int(sys.argv[1 + starts]))
 time.sleep(600)
 """
 
 
+class NoSources:
+    """Sources of a run without an API; the last answer ends the run."""
+
+    def __init__(self, *has_no_environment: bool) -> None:
+        self._answers = list(has_no_environment)
+
+    read = staticmethod(RunSnapshot)
+
+    def has_no_environment(self) -> bool:
+        if not self._answers:
+            raise RunFailed("asked too often")
+        return self._answers.pop(0)
+
+
 @pytest.fixture
 def watch(tmp_path):
     """Run stand-ins to the end of the run; return the output and the starts of each."""
 
-    def run(policy: RestartPolicy, over=lambda: True, **codes: list[int]):
+    def run(policy: RestartPolicy, record_at=1, gone=(), **codes: list[int]):
         console = Console(file=io.StringIO(), width=200)
         envs = " ".join(str(tmp_path / name) for name in codes if name.startswith("env"))
+        of_run = plan(out=tmp_path)
+        of_run.launched.mkdir()
+        told = of_run.end_record.with_name(end.NO_MORE_GROUPS)
+        record = {"RECORD": str(of_run.end_record), "RECORD_AT": str(record_at)}
+        given = {"trainer": {"ATROPOS_RUN_ID": "0", **record}, "inference": {"AFTER": envs}}
+        given["trainer"] |= {"AFTER": f"{told}"} if gone else {}
         specs = [
             ProcessSpec(
                 name,
                 (sys.executable, "-S", "-c", STAND_IN, str(tmp_path / name), *map(str, exits)),
-                {"trainer": {"ATROPOS_RUN_ID": "0"}, "inference": {"AFTER": envs}}.get(
-                    name, {}
-                ),
+                given.get(name, {}),
                 tmp_path,
                 restartable=name != "trainer",
             )
@@ -95,7 +116,11 @@ def watch(tmp_path):
         with Children(tmp_path / "logs") as children:
             try:
                 view = PlainView(console)
-                supervise(specs, children, StopRequest(), policy, view, RunSnapshot, over)
+                local = LocalRun(
+                    of_run, specs, children, StopRequest(), policy, view, NoSources(*gone)
+                )
+                local.start()
+                local.watch(local.is_trained)
             except RunFailed as failure:
                 view.print_line(f"failed: {failure.line}")
         starts = {
@@ -113,10 +138,7 @@ def test_a_trainer_that_ends_well_ends_the_run(watch):
 
 
 def test_an_exit_status_of_0_without_the_record_of_the_end_is_a_failure(watch):
-    recorded = iter([False, False, True, True])
-    printed, starts = watch(
-        RestartPolicy(2, 3, 0.0), lambda: next(recorded), trainer=[0, 0, 0]
-    )
+    printed, starts = watch(RestartPolicy(2, 3, 0.0), 3, trainer=[0, 0, 0])
     assert starts["trainer"] == ["0", "1", "2"]
     line = "trainer failed (exit code 0) without its record of the end; starting it again"
     assert printed[:2] == [f"{line} (1 of 2)", f"{line} (2 of 2)"]
@@ -142,7 +164,7 @@ def test_a_second_run_in_the_folder_of_another_changes_nothing_and_names_it(tmp_
 
 
 def test_a_trainer_that_fails_is_started_again_under_the_next_run_id(watch):
-    printed, starts = watch(RestartPolicy(2, 3, 0.0), trainer=[1, 1, 0])
+    printed, starts = watch(RestartPolicy(2, 3, 0.0), 3, trainer=[1, 1, 0])
     assert starts["trainer"] == ["0", "1", "2"]
     assert printed[0] == "trainer failed (exit code 1); starting it again (1 of 2)"
 
@@ -167,6 +189,20 @@ def test_crashed_environment_is_restarted_and_finished_environment_is_not(watch)
     )
 
 
+def test_the_trainer_hears_when_the_last_environment_has_ended_and_ends(watch):
+    printed, starts = watch(
+        RestartPolicy(0, 1, 0.0), gone=(False, True), env_a=[3, 0], env_b=[0], trainer=[0]
+    )
+    assert len(starts["env_a"]) == 2 and starts["trainer"] == ["0"]
+    said = "every environment has ended: the trainer takes what is left, and saves"
+    assert printed[-1] == said and printed.count("env_a is done") == 1
+
+
+def test_the_trainer_waits_while_an_environment_that_another_started_lives(watch):
+    printed, _ = watch(RestartPolicy(0, 0, 0.0), gone=(False,) * 3, env=[0], trainer=[])
+    assert printed == ["env is done", "failed: asked too often"]
+
+
 def test_a_dead_inference_server_is_started_again_alone(watch):
     printed, starts = watch(RestartPolicy(0, 1, 0.0), inference=[3, 3], trainer=[])
     assert len(starts["inference"]) == 2 and len(starts["trainer"]) == 1
@@ -188,10 +224,12 @@ def test_invalid_settings_of_an_environment_end_the_start_of_the_servers(tmp_pat
         argv = (sys.executable, "-S", "-c", code, "serve")
         found.append(ProcessSpec(name, argv, {}, tmp_path, url, restartable=name == "env"))
     view, policy = PlainView(Console(file=io.StringIO())), RestartPolicy(0, 3, 0.0)
+    of_run, stop = plan(out=tmp_path), StopRequest()
     named = "^environments.1.config: no key x .log: .*env.log"
     with Children(tmp_path / "logs") as children:
+        run = LocalRun(of_run, found, children, stop, policy, view, NoSources())
         with pytest.raises(ConfigError, match=named):
-            supervise(found, children, StopRequest(), policy, view, RunSnapshot, lambda: True)
+            run.start({"env"})
 
 
 def test_a_wrong_script_is_reported_with_the_file_of_the_run(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from example_trainer import losses
 from tests.trainer.loss_batches import gradient, random_batch, run, settings
 
 
@@ -24,7 +23,6 @@ def test_on_the_first_minibatch_decoupled_is_the_weighted_policy_gradient():
 def test_the_default_loss_is_decoupled_with_truncated_weights():
     cfg = settings()
     assert (cfg.loss, cfg.importance_weight) == ("decoupled", "truncate")
-    assert losses.get(cfg.loss) is losses.LOSSES["decoupled"]
 
 
 def test_the_proximal_logprobs_may_be_the_policy_s_own_not_detached():

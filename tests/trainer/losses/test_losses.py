@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from example_trainer import losses
 from tests.examples import examples
 from tests.trainer.loss_batches import gradient, random_batch, run, settings
 
-EVERY = sorted(losses.LOSSES)
+EVERY = sorted(losses.FORMULAS)
 
 
 CLIPPED = ["decoupled", "grpo", "ppo"]
@@ -216,6 +217,12 @@ def test_extreme_ratios_stay_finite():
     for name in EVERY:
         single = {key: value.float() for key, value in batch.items()}
         assert run(name, single)[0].isfinite() and gradient(name, single).isfinite().all()
+
+
+def test_every_file_of_a_loss_has_a_name():
+    files = Path(losses.__file__).parent.glob("*.py")
+    named = {file.stem for file in files if "\ndef loss(" in file.read_text(encoding="utf-8")}
+    assert named == set(losses.FORMULAS.values())
 
 
 def test_an_unknown_loss_is_refused_with_the_known_ones():

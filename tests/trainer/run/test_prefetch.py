@@ -1,14 +1,30 @@
 from __future__ import annotations
 
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
 from atroposlib.client import RolloutClient
 from atroposlib.processes import free_port
 from example_trainer.model.model_dir import TrainerState
-from example_trainer.run.prefetch import BatchPrefetcher
-from example_trainer.state import StopSignal
+from example_trainer.run.prefetch import BatchPrefetcher, NoBatchLeft
+from example_trainer.state import StopSignal, end
+
+
+def test_no_batch_is_left_once_two_claims_failed_after_the_word_of_the_launcher(
+    monkeypatch,
+):
+    prefetcher, has_ended = SimpleNamespace(refusals=7), [False]
+    monkeypatch.setattr(end, "have_environments_ended", lambda: has_ended[0])
+    is_over = NoBatchLeft(prefetcher)
+    assert not is_over()
+    has_ended[0] = True
+    answers = []
+    for refusals in (7, 8, 0, 1, 2):  # a batch came after the eighth
+        prefetcher.refusals = refusals
+        answers.append(is_over())
+    assert answers == [False, False, False, False, True]
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")

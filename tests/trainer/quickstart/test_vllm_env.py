@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from atroposlib.quickstart import vllm_env
+from example_trainer.quickstart import vllm_env
 
 
 def test_vllm_is_installed_without_packages_that_have_no_cpu_build():

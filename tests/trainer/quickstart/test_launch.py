@@ -5,8 +5,8 @@ import socket
 
 from rich.console import Console
 
-from atroposlib.quickstart import launch
-from atroposlib.quickstart.recipes import Options, ServingEngine
+from example_trainer.quickstart import launch
+from example_trainer.quickstart.recipes import Options, ServingEngine
 
 
 def test_a_failed_preflight_exits_with_2_and_starts_no_process(tmp_path, monkeypatch):

@@ -1,23 +1,36 @@
-"""Checks of the machine and the options, made before the first process starts."""
+"""Checks of the machine and the options, model and engine: all before the first process starts."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import AtroposError
-from atroposlib.quickstart import models, vllm_env
-from atroposlib.quickstart.recipes import Options, Recipe, ServingEngine, Settings, disk_needed
+from atroposlib.processes import Children, free_port
+from atroposlib.quickstart import models
 from atroposlib.settings.sentences import did_you_mean
 from atroposlib.utils.command.parser import missing
 from atroposlib.utils.http.sockets import port_problem
 from atroposlib.utils.io import existing_folder, free_bytes
+from example_trainer.quickstart import vllm_env
+from example_trainer.quickstart.recipes import (
+    Options,
+    QuickstartPlan,
+    Recipe,
+    ServingEngine,
+    Settings,
+    disk_needed,
+    dtype_for,
+)
 
 GIGABYTE = 10**9
 NEEDED = ("torch", "transformers", "safetensors", "fastapi", "uvicorn", "apsw", "rich")
@@ -120,3 +133,40 @@ def new_directory(options: Options) -> Path:
             break
         out = options.out.with_name(f"{options.out.name}-{number}")
     return out
+
+
+def draft(options: Options, recipe: Recipe, repo: Path) -> QuickstartPlan:
+    """Return the plan for this machine, before its model and engine are provided."""
+    # A process may have fewer cores than the machine. macOS does not have the function.
+    usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
+    return QuickstartPlan(
+        options=options,
+        recipe=recipe,
+        model_dir=Path(options.model),
+        serve_dir=Path(options.model),
+        repo=repo,
+        cores=len(usable(0)),
+        dtype=dtype_for(options, recipe, cpu_info("flags").split()),
+        api_port=options.api_port or free_port(),
+        server_port=options.server_port or free_port(),
+    )
+
+
+def prepare(
+    plan: QuickstartPlan, cache: Path, children: Children, on_wait: Callable[[str], None]
+) -> QuickstartPlan:
+    """Provide model and engine; return the plan with their places."""
+    options = plan.options
+    on_wait(models.preparation(options.model, cache))
+    model_dir = models.provide(
+        options.model, seed=options.seed, out=options.out, cache=cache, children=children
+    )
+    if options.engine is ServingEngine.LOCAL:
+        return replace(plan, model_dir=model_dir, serve_dir=model_dir)
+    on_wait(f"installing {vllm_env.VLLM} (once, minutes; kept in {cache})")
+    return replace(
+        plan,
+        model_dir=model_dir,
+        engine_python=str(vllm_env.provide(cache, children)),
+        serve_dir=models.untied_copy(model_dir, options.out / "served"),
+    )

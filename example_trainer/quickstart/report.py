@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib import __version__
-from atroposlib.quickstart.blocks import (
+from atroposlib.run_status.heldout import HeldoutSample
+from atroposlib.run_status.sources import column
+from atroposlib.ui.export import Kept, exported_page
+from example_trainer.quickstart.blocks import (
     Block,
     answers_table,
     block,
@@ -27,18 +30,15 @@ from atroposlib.quickstart.blocks import (
     positive,
     series,
 )
-from atroposlib.quickstart.preflight import cpu_info
-from atroposlib.quickstart.recipes import Options, QuickstartPlan
-from atroposlib.quickstart.verdict import (
+from example_trainer.quickstart.preflight import cpu_info
+from example_trainer.quickstart.recipes import Options, QuickstartPlan
+from example_trainer.quickstart.verdict import (
     LAST_STEPS,
     MISMATCH_COLUMNS,
     Row,
     RunVerdict,
     figure,
 )
-from atroposlib.run_status.heldout import HeldoutSample
-from atroposlib.run_status.sources import column
-from atroposlib.ui.export import Kept, exported_page
 
 GIT_TIMEOUT_S = 5.0
 FILES = ("metrics.jsonl", "samples.jsonl", "model/", "commands.txt", "logs/")  # of the run

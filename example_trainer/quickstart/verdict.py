@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atroposlib.quickstart.recipes import Recipe
 from atroposlib.run_status.sources import column
+from example_trainer.quickstart.recipes import Recipe
 
 LAST_STEPS = 5
 MISMATCH_COLUMNS = ("logprob_mismatch_mean", "publish_mismatch_mean")

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from atroposlib.errors import ConfigError
-from atroposlib.quickstart import preflight
 from atroposlib.quickstart.models import Unavailable
-from atroposlib.quickstart.preflight import NotReady
-from atroposlib.quickstart.recipes import Options, ServingEngine, recipe_for, sizes_of
+from example_trainer.quickstart import preflight
+from example_trainer.quickstart.preflight import NotReady
+from example_trainer.quickstart.recipes import Options, ServingEngine, recipe_for, sizes_of
 
 
 def test_a_port_in_use_is_one_error_line():

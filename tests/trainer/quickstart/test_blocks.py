@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from atroposlib.quickstart.blocks import (
+from atroposlib.run_status.heldout import HeldoutSample
+from example_trainer.quickstart.blocks import (
     ANSWER_SHOWN,
     PROBLEMS_SHOWN,
     answers_table,
@@ -13,7 +14,6 @@ from atroposlib.quickstart.blocks import (
     positive,
     series,
 )
-from atroposlib.run_status.heldout import HeldoutSample
 
 ROWS = [{"step": 1, "loss": 0.5, "time": 9.0}, {"step": 2, "loss": float("nan"), "kl": 0.1}]
 

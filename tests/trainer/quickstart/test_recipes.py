@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atroposlib.quickstart.recipes import (
+from example_trainer.quickstart.recipes import (
     RECIPES,
     Options,
     ServingEngine,

@@ -6,19 +6,19 @@ preflight -> model (and vLLM) -> api, inference -> trainer, environment
 
 from __future__ import annotations
 
-import os
+import math
 import shutil
 import sys
 import time
 import webbrowser
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+import atroposlib
 from atroposlib.errors import AtroposError
 from atroposlib.processes import (
     Children,
@@ -26,39 +26,40 @@ from atroposlib.processes import (
     RestartByHand,
     RunFailed,
     StopRequest,
-    Supervisor,
     answers,
-    free_port,
 )
-from atroposlib.quickstart import models, preflight, vllm_env
-from atroposlib.quickstart.commands import commands_text, processes
-from atroposlib.quickstart.recipes import (
+from atroposlib.processes.supervisor import RestartRule
+from atroposlib.run_status.ended import recorded_outcome
+from atroposlib.run_status.sources import Sources, version_of
+from atroposlib.run_status.view import View, open_view, print_plain
+from atroposlib.utils.tokenizers.loading import cache_dir
+from example_trainer.launch import gpus
+from example_trainer.launch.check import require_startable
+from example_trainer.launch.local import LocalRun, processes
+from example_trainer.launch.plan import trainer_settings
+from example_trainer.quickstart import preflight
+from example_trainer.quickstart.plan import commands_text, launch_plan, with_names
+from example_trainer.quickstart.recipes import (
     Options,
     QuickstartPlan,
     Recipe,
     ServingEngine,
-    dtype_for,
     recipe_for,
     sizes_of,
 )
-from atroposlib.quickstart.report import (
+from example_trainer.quickstart.report import (
     Findings,
     next_steps,
     provenance,
     repeat_command,
     write_report,
 )
-from atroposlib.quickstart.verdict import judge, time_spent
-from atroposlib.run_status.ended import recorded_outcome
-from atroposlib.run_status.sources import Sources, version_of
-from atroposlib.run_status.view import View, open_view, print_plain
-from atroposlib.utils.tokenizers.loading import cache_dir
+from example_trainer.quickstart.verdict import judge, time_spent
 
 GUIDE = "docs/environments.md"  # path in a clone, and in the installed package
-WATCH_INTERVAL_S = 0.5
 LAST_CHECK_TIMEOUT_S = 120.0
 WARM_UP_TIMEOUT_S = 180.0
-_PACKAGE = Path(__file__).resolve().parents[1]
+_PACKAGE = Path(str(atroposlib.__file__)).parent
 # The folder with environments/ and docs/: the clone, or the installed package.
 REPO = _PACKAGE.parent if (_PACKAGE.parent / "environments").is_dir() else _PACKAGE
 
@@ -97,6 +98,7 @@ def _quickstart(options: Options, console: Console, stop: StopRequest) -> int:
     recipe = recipe_for(options.model, options.steps, options.environment, **own)
     cache = cache_dir()
     preflight.check(options, recipe, cache)
+    trainer_settings(launch_plan(preflight.draft(options, recipe, REPO)))
     options = replace(options, out=preflight.new_directory(options))
     with recorded_outcome(options.out, recipe.steps, options.out / "model", Interrupted):
         return _run(options, recipe, cache, console, stop)
@@ -115,11 +117,12 @@ def _run(
     findings: Findings | None = None
     try:
         with Children(options.out / "logs", stop) as children:
-            plan = prepare(options, recipe, cache, children, view)
+            draft = preflight.draft(options, recipe, REPO)
+            plan = preflight.prepare(draft, cache, children, view.waiting)
             run = QuickstartRun(plan, children, stop, view)
             try:
-                run.start()
-                run.watch()
+                run.begin()
+                run.train()
             except RunFailed as error:
                 failure = error
             findings = run.findings(failure)
@@ -161,90 +164,68 @@ def shown_path(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def prepare(
-    options: Options, recipe: Recipe, cache: Path, children: Children, view: View
-) -> QuickstartPlan:
-    """Provide model and engine, and make the plan."""
-    view.waiting(models.preparation(options.model, cache))
-    model_dir = models.provide(
-        options.model, seed=options.seed, out=options.out, cache=cache, children=children
-    )
-    # A process may have fewer cores than the machine. macOS does not have the function.
-    usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
-    plan = QuickstartPlan(
-        options=options,
-        recipe=recipe,
-        model_dir=model_dir,
-        serve_dir=model_dir,
-        repo=REPO,
-        cores=len(usable(0)),
-        dtype=dtype_for(options, recipe, preflight.cpu_info("flags").split()),
-        api_port=options.api_port or free_port(),
-        server_port=options.server_port or free_port(),
-    )
-    if options.engine is ServingEngine.LOCAL:
-        return plan
-    view.waiting(f"installing {vllm_env.VLLM} (once, minutes; kept in {cache})")
-    return replace(
-        plan,
-        engine_python=str(vllm_env.provide(cache, children)),
-        serve_dir=models.untied_copy(model_dir, options.out / "served"),
-    )
+class QuickstartRun(LocalRun):
+    """Run from its first process to its last; ``rule`` replaces the restart by hand."""
 
-
-@dataclass
-class QuickstartRun:
-    """Run from its first process to its last."""
-
-    plan: QuickstartPlan
-    children: Children
-    stop: StopRequest
-    view: View
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        start: QuickstartPlan,
+        children: Children,
+        stop: StopRequest,
+        view: View,
+        rule: RestartRule | None = None,
+    ) -> None:
         self.started, self.started_at = time.monotonic(), time.time()
         self.trained_s = 0.0  # time from the first process to the end of the trainer
-        self.sources = Sources(self.plan.watched(), self.started)
+        self.quickstart = start
         self.notes: list[str] = []
         self.server_version: int | None = None
-        health_url = f"{self.plan.api_url}/health"
-        self.rule = RestartByHand(
-            {
-                "api": lambda _since: answers(health_url),
-                "environment": self.sources.env_beat_after,
-            },
-            self.plan.options.restart_grace_s,
-        )
-        self.supervisor = Supervisor(
-            processes(self.plan),
-            self.children,
-            self.stop,
-            self.rule,
+        plan, sources = launch_plan(start), Sources(start.watched(), self.started)
+        require_startable(plan)
+        _, cfg = trainer_settings(plan)
+        shares = gpus.shared_out(plan, gpus.visible_gpus(), cfg.device == "cpu")
+        health_url = f"{start.api_url}/health"
+        signs = {
+            "api": lambda _since: answers(health_url),
+            "environment": sources.env_beat_after,
+        }
+        self.by_hand = RestartByHand(signs, start.options.restart_grace_s)
+        super().__init__(
+            plan,
+            with_names(processes(plan, cfg, shares, cfg.sequences_per_step)),
+            children,
+            stop,
+            rule or self.by_hand,
+            view,
+            sources,
             may_end=self._may_end,
-            print_line=self.view.print_line,
             print_incident=self._print_note,
         )
 
-    def start(self) -> None:
+    def begin(self) -> None:
         """Write commands.txt and start all processes; with vLLM, which needs all cores, in turn."""
-        (self.plan.options.out / "commands.txt").write_text(
-            commands_text(self.plan, self.supervisor.specs.values()), encoding="utf-8"
-        )
-        page = f"{self.plan.api_url}/ui/"
+        options = self.quickstart.options
+        text = commands_text(self.quickstart, self.supervisor.specs.values())
+        (options.out / "commands.txt").write_text(text, encoding="utf-8")
+        page = f"{self.quickstart.api_url}/ui/"
         self.view.print_line(f"page {page}")
-        local = self.plan.options.engine is ServingEngine.LOCAL
-        early = ("trainer", "environment") if local else ()
-        self.supervisor.start_servers(self.view.waiting, early)
-        if self.plan.options.browser:
-            webbrowser.open(page)
-        if not local:
-            self._warm_up()
-        self.supervisor.start_workers(early)
+        local = options.engine is ServingEngine.LOCAL
+
+        def prepare_servers() -> None:
+            if options.browser:
+                webbrowser.open(page)
+            if not local:
+                self._warm_up()
+
+        self.start(("trainer", "environment") if local else (), prepare_servers)
 
     def _may_end(self) -> set[str]:
-        """Whether the environment may end: after its last batch it has no more work."""
-        over = self.sources.delivered >= self.plan.recipe.steps
-        return {"trainer", "environment"} if over else {"trainer"}
+        """The trainer after its last step, the environment after its last batch."""
+        is_idle = {
+            "trainer": self.plan.end_record.exists(),
+            "environment": self.sources.delivered >= self.quickstart.recipe.steps,
+        }
+        return {name for name, idle in is_idle.items() if idle}
 
     def _print_note(self, line: str) -> None:
         self.notes.append(line)
@@ -255,46 +236,34 @@ class QuickstartRun:
         rollout.
         """
         self.view.waiting("warming vLLM up")
-        body = {"model": str(self.plan.model_dir), "prompt": [1, 1], "max_tokens": 2}
-        url = f"{self.plan.server_url}/v1/completions"
+        body = {"model": str(self.quickstart.model_dir), "prompt": [1, 1], "max_tokens": 2}
+        url = f"{self.quickstart.server_url}/v1/completions"
         timed: Any = {"json": body, "timeout": WARM_UP_TIMEOUT_S}
         if self.sources.probe.text(url, "POST", **timed) is None:
             line = "inference: vLLM did not answer its first request"
             raise self.children["inference"].failure(line)
 
-    def watch(self) -> None:
-        """Watch until the trainer has finished with exit code 0 and the last held-out check
-        exists.
-        """
-        self._watch_until(lambda: self.supervisor.has_completed("trainer"))
+    def train(self, within_s: float = math.inf) -> None:
+        """Watch until the trainer has finished and the last held-out check exists."""
+        self.watch(self.is_trained, what="trainer", within_s=within_s)
         self.trained_s = time.monotonic() - self.started
         bound = time.monotonic() + LAST_CHECK_TIMEOUT_S
-        self._watch_until(
-            lambda: (
-                self._last_check_is_in()
-                or self.children["environment"].exit() is not None
-                or time.monotonic() > bound
-            )
-        )
+        self.watch(lambda: self.is_checked() or time.monotonic() > bound)
         self.server_version = version_of(self.sources.server_info())
 
-    def _last_check_is_in(self) -> bool:
+    def is_checked(self) -> bool:
+        """Whether the last held-out check is in, or will not come."""
         heldout = self.sources.heldout.read()
-        return bool(heldout) and heldout[-1].step >= self.plan.recipe.steps
-
-    def _watch_until(self, done: Callable[[], bool]) -> None:
-        def show() -> None:
-            self.view.show(self.sources.read())
-
-        self.supervisor.watch(done, observe=show, poll_s=WATCH_INTERVAL_S)
+        is_in = bool(heldout) and heldout[-1].step >= self.quickstart.recipe.steps
+        return is_in or self.children["environment"].exit() is not None
 
     def findings(self, failure: RunFailed | None) -> Findings:
         """Collect the contents of the report; called before the processes end."""
-        plan, rows = self.plan, self.sources.rows()
+        plan, rows = self.quickstart, self.sources.rows()
         if failure is not None:
             self.server_version = version_of(self.sources.server_info())
             self.notes.append(failure.line)
-        for name in self.rule.by_hand(time.monotonic()):
+        for name in self.by_hand.by_hand(time.monotonic()):
             self._print_note(f"{name} was restarted by hand and still runs: end it yourself")
         ended_s = time.monotonic() - self.started
         trained_s = self.trained_s or ended_s

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.quickstart.recipes import recipe_for
-from atroposlib.quickstart.verdict import LAST_STEPS, judge, mean, time_spent
 from atroposlib.run_status.sources import column
+from example_trainer.quickstart.recipes import recipe_for
+from example_trainer.quickstart.verdict import LAST_STEPS, judge, mean, time_spent
 
 LEARNED = [0.02, 0.1, 0.4, 0.6, 0.8, 0.9, 0.9, 0.95, 0.85, 0.9]  # last five: 0.90
 

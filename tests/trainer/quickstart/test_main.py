@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.quickstart.__main__ import default_out, parse_args
-from atroposlib.quickstart.commands import processes
-from atroposlib.quickstart.recipes import ServingEngine
+from example_trainer.quickstart.__main__ import default_out, parse_args
+from example_trainer.quickstart.plan import launch_plan
+from example_trainer.quickstart.recipes import ServingEngine
 
 
 def test_options_come_from_the_command_line(tmp_path):
@@ -43,18 +43,8 @@ def test_settings_of_the_environment_and_of_the_trainer_are_passed_on(plan):
     options = parse_args([*words, "--env.flag"])
     assert options.seed == 7
     assert options.env_settings == (("size", "4"), ("text", "a b"), ("flag", ""))
-    by_name = {
-        one.name: one.argv
-        for one in processes(
-            plan(env_settings=options.env_settings, trainer_settings=options.trainer_settings)
-        )
-    }
-    assert by_name["environment"][-6:] == (
-        "--env.size",
-        "4",
-        "--env.text",
-        "a b",
-        "--env.flag",
-        "",
-    )
-    assert by_name["trainer"][-2:] == ("--lr", "1e-5")
+    start = plan(env_settings=options.env_settings, trainer_settings=options.trainer_settings)
+    found = launch_plan(start)
+    words = ["--env.size", "4", "--env.text", "a b", "--env.flag", ""]
+    assert found.environments[0].args == words
+    assert found.trainer.settings["lr"] == 1e-5

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from atroposlib.quickstart.verdict import Row
 from atroposlib.run_status.heldout import HeldoutSample
 from atroposlib.run_status.sources import column
 from atroposlib.wire.explore import Curve, Curves
+from example_trainer.quickstart.verdict import Row
 
 PROBLEMS_SHOWN = 8
 ANSWER_SHOWN = 400  # characters

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from atroposlib.quickstart.__main__ import parse_args
-from atroposlib.quickstart.recipes import recipe_for
-from atroposlib.quickstart.report import (
+from atroposlib.run_status.heldout import HeldoutSample
+from example_trainer.quickstart.__main__ import parse_args
+from example_trainer.quickstart.recipes import recipe_for
+from example_trainer.quickstart.report import (
     Findings,
     commit,
     next_steps,
@@ -18,8 +19,7 @@ from atroposlib.quickstart.report import (
     repeat_command,
     write_report,
 )
-from atroposlib.quickstart.verdict import judge
-from atroposlib.run_status.heldout import HeldoutSample
+from example_trainer.quickstart.verdict import judge
 from tests.ui.rendered import rendered
 
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)>'

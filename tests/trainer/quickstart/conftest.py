@@ -1,4 +1,4 @@
-"""Children of a temporary run, and a plan whose processes are not started."""
+"""A plan whose processes are not started."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from atroposlib.processes import Children
-from atroposlib.quickstart.recipes import Options, QuickstartPlan, ServingEngine, recipe_for
-
-
-@pytest.fixture
-def children(tmp_path):
-    with Children(tmp_path / "logs") as started:
-        yield started
+from example_trainer.quickstart.recipes import (
+    Options,
+    QuickstartPlan,
+    ServingEngine,
+    recipe_for,
+)
 
 
 @pytest.fixture
@@ -25,7 +23,7 @@ def plan(tmp_path):
             recipe=recipe_for(model, chosen.steps),
             model_dir=Path("models/start"),
             serve_dir=Path("models/start"),
-            repo=tmp_path,
+            repo=Path(__file__).resolve().parents[3],
             cores=2,
             api_port=18_000,
             server_port=18_001,
