@@ -339,7 +339,7 @@ def processes(
         for copy in range(wanted.count):
             name = roles.environment_name(plan, number)
             name = f"env-{number}-{name}" + (f"-{copy}" if wanted.count > 1 else "")
-            command = roles.environment(plan, served, python, number, at)
+            command = roles.environment(plan, served, python, number, at, str(copy))
             filled = environment_variables(plan, per_step)
             command = replace(command, env={**filled, **command.env})
             specs.append(spec(name, command, None, 0.0))

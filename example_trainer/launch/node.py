@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 POLL_S = 2.0
 HELD_S = 10.0  # between two questions to SLURM
 RECORD_S = 60.0  # wait for the record from another node after the ranks of this node ended
+COPY = "ATROPOS_COPY"  # of an environment of which the plan has several
+COPIES = (COPY, "SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")
 PYTHON = "ATROPOS_PYTHON"  # interpreter of this node, before that of the plan
 
 
@@ -241,7 +243,8 @@ def command_of(
     if role == "environment":
         if roles.needs_servers(plan.environments[index]):
             at = replace(at, inference=listed_servers(plan, at))
-        return roles.environment(plan, served, python, index, at)
+        copy = next((env[name] for name in COPIES if name in env), "0")
+        return roles.environment(plan, served, python, index, at, copy)
     run_id = env.get("SLURM_JOB_ID", plan.name)
     return roles.trainer(plan, python, at, meet, run_id, plan.trainer.gpus)
 

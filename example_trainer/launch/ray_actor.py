@@ -12,7 +12,7 @@ from typing import Any
 
 from atroposlib.processes import Children, ProcessSpec
 from example_trainer.launch.local import RUN_ID, TRAINER
-from example_trainer.launch.node import PYTHON
+from example_trainer.launch.node import COPY, PYTHON
 from example_trainer.launch.plan import Plan
 from example_trainer.launch.ray_parts import Part, actor_options
 from example_trainer.launch.slurm import plan_path
@@ -77,7 +77,11 @@ def place_actors(ray: Any, group: Any, plan: Plan, parts: Sequence[Part]) -> lis
         options = {**actor_options(part.resources), **again}
         options["scheduling_strategy"] = place(group, i)
         words = ("--plan", str(plan_path(plan)), *part.words)
-        own = {**env, "PET_RDZV_CONF": f"is_host={int(i == first)}"}  # read by torchrun
+        own = {
+            **env,
+            COPY: part.name,
+            "PET_RDZV_CONF": f"is_host={int(i == first)}",
+        }  # read by torchrun
         logs = plan.directory / "logs"
         actor = ray.remote(**options)(ProcessActor)
         actors.append(actor.remote(part.name, words, own, Path.cwd(), logs))

@@ -16,6 +16,7 @@ from typing import Any
 
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command.references import installed_environments
+from atroposlib.utils.command.startup import SEAT
 from atroposlib.utils.io import write_whole
 from atroposlib.utils.models import weight_folders
 from example_trainer.launch.plan import (
@@ -126,9 +127,18 @@ def needs_servers(wanted: EnvironmentSection) -> bool:
 
 
 def environment(
-    plan: Plan, served: ServingSettings, python: str, number: int, at: Endpoints
+    plan: Plan,
+    served: ServingSettings,
+    python: str,
+    number: int,
+    at: Endpoints,
+    copy: str = "0",
 ) -> Command:
-    """Return the command of an environment; its script gets settings as a YAML file."""
+    """Return the command of an environment; its script gets settings as a YAML file.
+
+    Each life of a copy has the same seat, so that the rollout API lets the earlier life go.
+    Of a command of the author's own nobody knows how many environments it starts.
+    """
     wanted = plan.environments[number]
     if wanted.command is not None:
         words = fill_words(
@@ -144,7 +154,7 @@ def environment(
     path = plan.launched / f"environment-{number}.yaml"
     write_yaml(path, environment_settings(plan, wanted, served, at))
     start = (*script_words(str(wanted.script)), "serve", "--config", str(path))
-    return Command((python, *start, *wanted.args), dict(wanted.env))
+    return Command((python, *start, *wanted.args), {SEAT: f"{number}-{copy}", **wanted.env})
 
 
 def script_words(script: str) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from atroposlib.client import AsyncRolloutClient
 from atroposlib.envs.runtime.waits import Shutdown
 from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.errors import ConfigError, NotRegistered
+from atroposlib.utils.command.startup import SEAT
 from atroposlib.wire import EnvIdentifier, EnvRegistered, EnvSource, EnvStatus, RegisterEnv
 
 logger = logging.getLogger(__name__)
@@ -135,6 +137,7 @@ class RunRegistration:
             group_size=config.group_size,
             min_batch_allocation=config.min_batch_allocation,
             tokenizer=config.tokenizer_name,
+            seat=os.environ.get(SEAT, ""),
             source=await asyncio.to_thread(self.source),
         )
         started = time.monotonic()

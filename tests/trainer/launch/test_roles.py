@@ -5,6 +5,7 @@ import json
 import pytest
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.command.startup import SEAT
 from example_trainer.launch import roles
 from example_trainer.launch.plan import trainer_settings
 from example_trainer.launch.roles import Endpoints
@@ -25,6 +26,15 @@ def test_environment_script_gets_the_directory_and_its_settings_take_precedence(
     assert settings["env"]["rollout_server_url"] == "http://api:8000"
     assert settings["env"]["group_size"] == 8
     assert settings["openai"]["base_url"] == "directory://"
+
+
+def test_each_life_of_a_copy_has_the_same_seat_and_no_two_copies_have_it(tmp_path):
+    found = plan(out=tmp_path)
+    _, cfg = trainer_settings(found)
+    seats = [
+        roles.environment(found, cfg, "py", 0, AT, copy).env[SEAT] for copy in ("0", "1", "0")
+    ]
+    assert seats == ["0-0", "0-1", "0-0"]
 
 
 def test_a_ready_environment_is_run_from_the_package_where_its_file_is_absent(
