@@ -2,8 +2,9 @@
 
     settings, names of loss and engine, model -> lengths and sizes -> disk, ports -> environments
 
-Only an environment knows its group size, so each is started once with ``CHECK_ONLY``: the process
-reads its settings, checks them and ends without a connection.
+Only an environment knows its group size. `atropos run check` and ``--dry-run`` start each once
+with ``CHECK_ONLY``: the process reads its settings, checks them and ends without a connection. In a
+run the environments check their settings at their start, while the servers load.
 """
 
 from __future__ import annotations

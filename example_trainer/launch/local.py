@@ -1,6 +1,7 @@
 """Local launcher: a whole run as child processes of this machine.
 
-    environments, which check settings; api, inference -> ready -> trainer -> watch -> end all
+    checks of the plan -> api, inference, and scripts of environments, which check their own
+    settings meanwhile -> ready -> other environments, trainer -> watch -> end all
 
 Reaction to the end of a process before the trainer is done:
 
@@ -205,8 +206,9 @@ def _run(plan: Plan, live: bool, browser: bool, reasons: list[str]) -> int:
             view.print_line(f"{plan.name}: {line}")
         with Children(log_dir, stop) as children:
             run = LocalRun(plan, specs, children, stop, policy, view, sources)
-            serving = {spec.name for spec in specs if "serve" in spec.argv}
-            run.start(serving, open_page)
+            # A script waits for servers and trainer by itself; a command of the author's may not.
+            scripts = {spec.name for spec in specs if "serve" in spec.argv}
+            run.start(scripts, open_page)
             run.watch(run.is_trained)
             view.show(sources.read())  # shows the last step
             children.end(list(run.supervisor.specs), GRACE_S)
@@ -307,7 +309,7 @@ class LocalRun:
 def processes(
     plan: Plan, served: ServingSettings, shares: gpus.GpuShares, per_step: int
 ) -> list[ProcessSpec]:
-    """Return every process in the order of its start; all but the trainer are restartable."""
+    """Return every process. All but the trainer, the last, may be restarted by hand."""
     first = plan.inference.port
     wanted_ports = (plan.api.port, *(first and first + i for i in range(plan.inference.count)))
     ports = [port or free_port() for port in wanted_ports]
