@@ -55,7 +55,11 @@ class Job:
 JOBS = {
     "browser": Job(("tests.ui", "atroposlib.ui"), ("atroposlib/ui/static/**/*",)),
     "adapters": Job(
-        ("atroposlib.adapters", "tests.environments.test_library"),
+        (
+            "atroposlib.adapters",
+            "tests.environments.test_library",
+            "example_trainer.exchange.rows",
+        ),
         ("tests/adapters/**/*.py",),
     ),
     "wheel": Job(("scripts.check_wheel", *("atroposlib", "example_trainer"))),
