@@ -1,4 +1,4 @@
-"""Rows of the rollout API as Tinker's ``Datum``, beside the data of tinker_cookbook."""
+"""Rows of the rollout API as Tinker's ``Datum``, compared with the data of tinker_cookbook."""
 
 from __future__ import annotations
 

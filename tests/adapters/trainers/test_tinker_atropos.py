@@ -17,6 +17,7 @@ from atroposlib.api.server import create_app
 from atroposlib.testing.tiny import ASCII_ALPHABET, char_tokenizer
 from tests.serving import served
 
+pytestmark = pytest.mark.slow
 WAIT_S = 120.0
 REGISTRATION = {
     "wandb_group": "g",
@@ -30,7 +31,7 @@ REGISTRATION = {
 }
 
 
-def sampler(tokenizer, finish):
+def sampler(tokenizer):
     """Its server: these routes and no further ones, without a version of the weights."""
     app, replies = FastAPI(), ["4", "5", "7 or 4", "A"]
     app.state.calls = []
@@ -57,7 +58,7 @@ def sampler(tokenizer, finish):
             meta = {
                 "prompt_tokens": len(body["input_ids"]),
                 "completion_tokens": len(ids),
-                "finish_reason": finish,
+                "finish_reason": ["stop", {"type": "length"}][number % 2],
                 "output_token_logprobs": triples,
             }
             outputs.append({"text": text, "meta_info": meta})
@@ -77,11 +78,10 @@ def next_batch(api):
     raise AssertionError("no batch")
 
 
-@pytest.mark.parametrize("finish", ["stop", {"type": "length"}])
-def test_an_environment_samples_its_server_and_its_trainer_reads_the_groups(tmp_path, finish):
+def test_an_environment_samples_its_server_and_its_trainer_reads_the_groups(tmp_path):
     tokenizer = char_tokenizer(ASCII_ALPHABET)
     tokenizer.save_pretrained(tmp_path)
-    app = sampler(tokenizer, finish)
+    app = sampler(tokenizer)
     with served(create_app()) as api, served(app) as server:
         registered = httpx.post(f"{api}/register", json=REGISTRATION).json()
         assert isinstance(registered["uuid"], int)
