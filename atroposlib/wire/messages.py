@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
 from typing_extensions import TypedDict  # pydantic refuses that of Python below 3.12
 
 from atroposlib.errors import InvalidGroup
@@ -37,6 +37,8 @@ Natural = Annotated[int, Field(ge=0, le=_INT32_MAX)]
 Whole = Annotated[int, Field(ge=-_INT32_MAX, le=_INT32_MAX)]
 # Bounded, since the API saves labels with every change of the run.
 Label = Annotated[str, Field(max_length=4096)]
+# axolotl's plugin sends null for a name that its configuration leaves out, and reads no refusal.
+OptionalLabel = Annotated[Label, BeforeValidator(lambda value: "" if value is None else value)]
 
 Outcome = Literal[
     "ok", "truncated", "env_error", "judge_error", "infra_error", "timeout", "cancelled"
@@ -57,8 +59,8 @@ class Registration(BaseModel):
     "checkpoint_dir": "ckpt", "save_checkpoint_interval": 10, "starting_step": 0, "num_steps": 40}
     """
 
-    wandb_group: Label
-    wandb_project: Label
+    wandb_group: OptionalLabel
+    wandb_project: OptionalLabel
     batch_size: int = Field(ge=1, le=2**24)  # the exact fill works on sets of numbers up to it
     max_token_len: Whole
     checkpoint_dir: Label

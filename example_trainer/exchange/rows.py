@@ -26,9 +26,12 @@ class TwoParts:
 
 
 def two_parts_of(row: Row) -> TwoParts:
-    """The row in two parts; without a trained token its last token is the completion."""
+    """The row in two parts; without a label its last token is the completion.
+
+    A row that is left out of the loss is parted at the same place: a trainer bounds its prompts.
+    """
     kept = _kept_tokens(row)
-    first = kept.index(1) if any(kept) else len(kept) - 1  # position j predicts token j + 1
+    first = row.trained[0] if row.trained else len(kept) - 1  # position j predicts token j + 1
     start = first + 1
     logprobs = _where(row, row.behaviour_logprobs)
     return TwoParts(row.tokens[:start], row.tokens[start:], kept[first:], logprobs[first:])
@@ -112,7 +115,9 @@ def _check(row: Row, temperature: float) -> None:
 def verl_output(row: Row) -> dict[str, Any]:
     """The fields of verl's ``AgentLoopOutput``; a turn is a run of tokens of the same side."""
     sample = two_parts_of(row)
-    turns = 1 + sum(bit != before for bit, before in zip(sample.mask, [0, *sample.mask]))
+    labels = [label != MASKED for label in row.labels]
+    turns = 1 + sum(on != before for on, before in zip(labels, [False, *labels]))
+    versions = _versions(row)
     return {
         "prompt_ids": sample.prompt,
         "response_ids": sample.completion,
@@ -121,7 +126,12 @@ def verl_output(row: Row) -> dict[str, Any]:
         "reward_score": row.reward,
         "num_turns": turns,
         "metrics": {},
-        "extra_fields": {"group": row.group, "versions": _versions(row)},
+        "extra_fields": {
+            "group": row.group,
+            "versions": versions,
+            "min_global_steps": min(versions, default=None),
+            "max_global_steps": max(versions, default=None),
+        },
     }
 
 

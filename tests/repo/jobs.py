@@ -58,7 +58,11 @@ JOBS = {
         ("atroposlib/ui/static/**/*", "atroposlib/ui/exported/*"),
     ),
     "adapters": Job(
-        ("atroposlib.adapters", "tests.environments.test_library"),
+        (
+            "atroposlib.adapters",
+            "tests.environments.test_library",
+            "example_trainer.exchange.rows",
+        ),
         ("tests/adapters/**/*.py",),
     ),
     "wheel": Job(("scripts.check_wheel", *("atroposlib", "example_trainer"))),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from atroposlib.wire import ScoredData
+from atroposlib.wire import Registration, ScoredData
 from tests.wire.records import group
 
 
@@ -18,3 +18,13 @@ def test_every_original_key_is_present_on_the_wire_even_when_it_is_null() -> Non
 def test_numbers_round_trip_exactly() -> None:
     original = group(inference_logprobs=[[1.0, 1.0, -0.1234567890123456], [1.0, 1.0, -1e-17]])
     assert msgspec.json.decode(msgspec.json.encode(original), type=ScoredData) == original
+
+
+def test_a_registration_without_names_of_wandb_is_taken() -> None:
+    """axolotl's plugin sends null for a name that its configuration leaves out."""
+    sent = {"batch_size": 8, "max_token_len": 64, "checkpoint_dir": "", "num_steps": 4}
+    sent |= {"save_checkpoint_interval": 1, "starting_step": 0}
+    registration = Registration.model_validate(
+        {**sent, "wandb_group": None, "wandb_project": None}
+    )
+    assert (registration.wandb_group, registration.wandb_project) == ("", "")

@@ -58,7 +58,7 @@ def test_a_row_too_long_or_without_advantage_counts_in_the_baseline_only():
     assert long["recorded_score"] == [1.0, 0.0] and long["env_mask"] == [[0], [0]]
     zero = fields(group(overrides=[{"set_advantage_to_zero": True}, {}]))
     assert zero["recorded_score"] == [1.0, 0.0]
-    assert zero["env_mask"] == [[0], [1, 1, 0, 1]]
+    assert zero["env_mask"] == [[0, 0, 0, 0], [1, 1, 0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,12 @@ def test_records_of_other_trainers_are_those_of_the_row():
         "reward_score": 1.0,
         "num_turns": 4,  # question, reply, environment, reply
         "metrics": {},
-        "extra_fields": {"group": "3/q", "versions": [4, 5]},
+        "extra_fields": {
+            "group": "3/q",
+            "versions": [4, 5],
+            "min_global_steps": 4,
+            "max_global_steps": 5,
+        },
     }
     assert slime_sample(row, 7, 9) == {
         "group_index": 7,
