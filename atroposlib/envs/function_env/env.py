@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from atroposlib.envs.attributes import RuntimeSlot
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig
 from atroposlib.envs.function_env.card import Card, examples
 from atroposlib.envs.function_env.config import FunctionEnvConfig, config_class
@@ -34,6 +35,7 @@ from atroposlib.envs.function_env.rollouts import (
 )
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem
 from atroposlib.envs.rollout.samples import CONTEXT_FULL, collect_group
+from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.errors import ConfigError, definition_of
 from atroposlib.generation.configs import APIServerConfig, ServerConfigs
 from atroposlib.utils.datasets import require_path
@@ -153,6 +155,34 @@ def _check_signature(label: str, function: Callable[..., Any], lifespan: Any) ->
         )
 
 
+class FunctionRuntime(EnvRuntime):
+    """The runtime of an environment of a function."""
+
+    @classmethod
+    def local_data(cls, env_cls: type[FunctionEnv], config: BaseEnvConfig) -> list[str | Path]:
+        named = getattr(config, "dataset_path", None)
+        paths = [path for path in [named] if isinstance(path, str | Path) and str(path)]
+        return [*super().local_data(env_cls, config), *paths, *local_sources(env_cls)]
+
+    @classmethod
+    def require_data(cls, env_cls: type[FunctionEnv], config: BaseEnvConfig) -> None:
+        super().require_data(env_cls, config)
+        if path := getattr(config, "dataset_path", None):
+            require_path(path)
+        for source in local_sources(env_cls):
+            require_path(source, DATA_OPTION)
+
+
+def local_sources(env_cls: type[FunctionEnv]) -> list[str | Path]:
+    """The paths among the data sets of a definition."""
+    definition = env_cls.definition
+    return [
+        source
+        for source in (definition.dataset, definition.eval_dataset)
+        if isinstance(source, (str, Path)) and not str(source).startswith(HUB)
+    ]
+
+
 class FunctionEnv(BaseEnv):
     """Environment of a function. :func:`environment` makes the subclasses."""
 
@@ -160,6 +190,7 @@ class FunctionEnv(BaseEnv):
     rollout: Callable[..., Any]
     env_config_cls: type[BaseEnvConfig] = FunctionEnvConfig
     config: FunctionEnvConfig
+    _atropos = RuntimeSlot(FunctionRuntime)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -167,7 +198,9 @@ class FunctionEnv(BaseEnv):
         self.held_out: list[TaskItem] = []
         self._cursor: Cursor | None = None
         plan = self.definition.rewards.with_weights(self.config.reward_weights)
-        self.rollouts = RolloutRunner(self, self.config, self.definition.function, plan)
+        self.rollouts = RolloutRunner(
+            self._atropos, self.config, self.definition.function, plan
+        )
 
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, ServerConfigs]:
@@ -175,20 +208,13 @@ class FunctionEnv(BaseEnv):
 
     # --- data -------------------------------------------------------------------------
 
-    @classmethod
-    def require_data(cls, config: BaseEnvConfig) -> None:
-        super().require_data(config)
-        for source in (cls.definition.dataset, cls.definition.eval_dataset):
-            if isinstance(source, (str, Path)) and not str(source).startswith(HUB):
-                require_path(source, DATA_OPTION)
-
     async def setup(self) -> None:
         if any(server.returns_tokens for server in self.server.servers):
             # Takes seconds of imports and reading: not on the event loop, which handles signals.
             await asyncio.to_thread(lambda: self.tokenizer)
         definition = self.definition
         source, self.held_out = await prepare_tasks(
-            definition.dataset, definition.eval_dataset, self.config, env=self.label()
+            definition.dataset, definition.eval_dataset, self.config, env=self._atropos.label()
         )
         self._cursor = Cursor(source)
         if self.config.gold_examples:
@@ -207,7 +233,9 @@ class FunctionEnv(BaseEnv):
             ConfigError: ``setup`` has not run.
         """
         if self._cursor is None:
-            raise ConfigError(f"{self.label()}: await setup() first, it loads the data")
+            raise ConfigError(
+                f"{self._atropos.label()}: await setup() first, it loads the data"
+            )
         return self._cursor
 
     async def get_next_item(self) -> TaskItem | None:
@@ -243,15 +271,16 @@ class FunctionEnv(BaseEnv):
             drawn.append(rollout)
             return scored_row(rollout), []
 
-        failed, code = self.group_stats.sample_failed, self.definition.function
+        runtime, code = self._atropos, self.definition.function
+        failed, log = runtime.group_stats.sample_failed, runtime.metrics_logger.log
         _, backlog = await collect_group(draw, item, self.config.group_size, failed, code)
         self.cursor.done(item)
         for rollout in drawn:
             for name, value in metrics_of(rollout.reward).items():
-                self.log(f"rollouts/{name}", value)
-            self.log(f"rollouts/{CONTEXT_FULL}", float(rollout.is_cut_off))
+                log(f"rollouts/{name}", value)
+            log(f"rollouts/{CONTEXT_FULL}", float(rollout.is_cut_off))
             if rollout.is_cut_off:
-                self.group_stats.sample_failed(CONTEXT_FULL)
+                failed(CONTEXT_FULL)
         group_id = f"{item['id']}@{item['epoch']}"
         wants_messages = self.config.include_messages
         task, about = item["task"], dict[str, Any]()
@@ -270,8 +299,8 @@ class FunctionEnv(BaseEnv):
         """Run the function on the held-out tasks, with ``model.split`` "eval"."""
         config, started = self.config, time.time()
         if not self.held_out:
-            advice = f"{self.label()}: nothing to evaluate: give @environment an eval_dataset"
-            if self.serving is None:
+            advice = f"{self._atropos.label()}: nothing to evaluate: give @environment an eval_dataset"
+            if self._atropos.serving is None:
                 raise ConfigError(advice)
             logger.warning("%s", advice)  # the training run continues
             return

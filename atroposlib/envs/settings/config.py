@@ -24,6 +24,7 @@ ENV_NAMESPACE = "env"
 OPENAI_NAMESPACE = "openai"
 SERVER_MANAGER_NAMESPACE = "server"
 NAMESPACE_SEP = "."
+SLOT = "_atropos"  # the only attribute of an environment that is not its author's: its runtime
 
 STATUS_POLL_S = 0.1  # period of status requests to the rollout API
 HEARTBEAT_S = 2.0  # period of heartbeats

@@ -51,7 +51,7 @@ async def test_rollouts_run_side_by_side_up_to_the_workers(process_env):
     original = env.collect_trajectories
 
     async def counted(item):
-        seen.append(env.pool.busy)
+        seen.append(env._atropos.pool.busy)
         return await original(item)
 
     env.collect_trajectories = counted
@@ -63,7 +63,7 @@ async def test_failures_are_tried_again_and_the_run_completes(process_env):
     env = process_env()
     env.failures.extend([ValueError("once"), ValueError("twice")])
     assert await env.process_manager() == 4
-    assert env.pool.counts["retried"] == 2
+    assert env._atropos.pool.counts["retried"] == 2
 
 
 async def test_a_run_that_only_fails_stops_with_the_reason(process_env):
@@ -122,7 +122,7 @@ async def test_an_absent_server_is_waited_for_after_any_number_of_failures(proce
     env = process_env(max_failures_in_a_row=2, max_num_workers=2)
     env.failures.extend(InferenceUnavailable("down") for _ in range(5))
     assert await env.process_manager() == 4
-    assert env.pool.counts["failed"] == 5
+    assert env._atropos.pool.counts["failed"] == 5
 
 
 async def test_a_server_absent_for_too_long_ends_the_run_and_is_named(process_env):
@@ -196,7 +196,7 @@ async def test_a_signal_keeps_the_finished_groups_and_writes_their_page(process_
         await asyncio.wait_for(env.process_manager(), 600)
     assert len((tmp_path / "groups.jsonl").read_text().splitlines()) == 2
     assert (tmp_path / "groups.html").read_text().count('<details class="group"') == 2
-    assert env.pool.counts["cancelled"] == 1
+    assert env._atropos.pool.counts["cancelled"] == 1
 
 
 async def test_an_exception_keeps_the_finished_groups_and_writes_their_page(
@@ -228,7 +228,10 @@ async def test_dropped_and_short_groups_are_not_counted_as_kept(process_env, tmp
 
     env.collect_trajectories = first_two_are_bad
     assert await env.process_manager() == 2
-    assert env.group_stats.dropped == {"short": 1} and env.pool.counts["failed"] == 1
+    assert (
+        env._atropos.group_stats.dropped == {"short": 1}
+        and env._atropos.pool.counts["failed"] == 1
+    )
     assert len((tmp_path / "groups.jsonl").read_text().splitlines()) == 2
 
 
@@ -268,7 +271,7 @@ async def test_failed_samples_are_drawn_again_and_counted_by_outcome(toy_config,
     assert await env.process_manager() == 1
     assert sorted(json.loads(path.read_text())["scores"]) == [0.0, 0.25, 0.5, 1.0]
     expected = {"no_score": 1, "timeout": 1, "infra_error": 1, "judge_error": 1}
-    assert env.group_stats.samples == expected
+    assert env._atropos.group_stats.samples == expected
 
 
 async def test_an_item_whose_group_stays_short_is_tried_again_and_the_group_counted(
@@ -281,15 +284,15 @@ async def test_an_item_whose_group_stays_short_is_tried_again_and_the_group_coun
     env.config.total_steps = 2
     env.script = iter([None, None, None, None, 0.0, 1.0, 0.0, 1.0])
     assert await env.process_manager() == 2
-    assert env.group_stats.dropped == {"short": 1} and env.group_stats.samples == {
-        "no_score": 4
-    }
-    assert (env.iter, env.pool.counts["retried"]) == (2, 1)
+    assert env._atropos.group_stats.dropped == {
+        "short": 1
+    } and env._atropos.group_stats.samples == {"no_score": 4}
+    assert (env.iter, env._atropos.pool.counts["retried"]) == (2, 1)
 
 
 async def test_evaluate_writes_its_results_and_closes(toy_config, tmp_path, capsys):
     env = toy_env(toy_config, "http://127.0.0.1:9/v1", data_dir_to_save_evals=str(tmp_path))
-    await run_evaluate(env)
+    await run_evaluate(env._atropos)
     written = json.loads((tmp_path / "metrics.json").read_text())
     assert written["results"]["atropos|toy_eval|0"] == {"exact": 0.25}
     assert written["config_general"]["model_name"] == "fake"
@@ -304,4 +307,4 @@ async def test_a_failing_evaluation_fails_the_command(toy_config):
 
     env.evaluate = broken
     with pytest.raises(RolloutError, match="evaluate failed"):
-        await run_evaluate(env)
+        await run_evaluate(env._atropos)
