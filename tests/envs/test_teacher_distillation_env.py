@@ -20,7 +20,7 @@ from atroposlib.errors import ConfigError, InvalidGroup
 from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.testing.fake_shapes import fake_logprob
 from atroposlib.testing.tiny import char_tokenizer
-from tests.envs.old_style import NodesConfig, NodesEnv
+from tests.envs.old_style.shapes import NodesConfig, NodesEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore:inference on this machine")
 

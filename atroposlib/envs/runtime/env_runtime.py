@@ -73,7 +73,8 @@ class EnvRuntime:
         self.count_workers()
         self.joined_run = JoinedRun(self.label, lambda: self.config)
         self.serving: Serving | None = None
-        self.process_mode = False
+        self.process_mode = False  # for environments to read
+        self._only_saves = False
         self.n_groups_to_process = 0
         self.group_size_to_process = 0
         self.last_completed_item: Item | None = None
@@ -177,7 +178,7 @@ class EnvRuntime:
 
     def begin_process(self) -> None:
         """Keep groups in the file only; sizes are the configured sizes unless they were set."""
-        self.process_mode = True
+        self.process_mode = self._only_saves = True
         self.n_groups_to_process = self.n_groups_to_process or self.config.total_steps
         self.group_size_to_process = self.group_size_to_process or self.config.group_size
 
@@ -218,7 +219,7 @@ class EnvRuntime:
 
     async def _deliver(self, groups: list[ScoredDataGroup], item: Item) -> int:
         scored = groups[0] if len(groups) == 1 else groups
-        sending = not self.process_mode
+        sending = not self._only_saves
         try:
             with boundary(self.label(), item, "handle_send_to_api"):
                 kept = await self.env.handle_send_to_api(

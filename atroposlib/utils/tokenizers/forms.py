@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 def with_ids(tokenizer: T) -> T:
     """``tokenizer`` itself, whose chat template gives ids unless ``return_dict=True``."""
-    own = type(tokenizer)
+    own: Any = type(tokenizer)
     if issubclass(own, IdsByDefault) or not hasattr(own, METHOD):
         return tokenizer
     tokenizer.__class__ = ids_class(own)
@@ -61,11 +61,13 @@ class IdsByDefault:
     """Mark of the classes of :func:`ids_class`; an instance is pickled by its base class."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        _, (_, *args), *state = super().__reduce_ex__(max(2, protocol))  # type: ignore[misc]
+        form: Any = super().__reduce_ex__(max(2, protocol))
+        _, (_, *args), *state = form
         base = type(self).__mro__[2]
         return (new_instance, (base, *args), *state)
 
 
 def new_instance(base: type[Any], *args: Any) -> Any:
     """An instance without its state, while an object is copied or unpickled."""
-    return base.__new__(ids_class(base), *args)
+    own: Any = base
+    return base.__new__(ids_class(own), *args)

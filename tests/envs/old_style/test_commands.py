@@ -9,7 +9,7 @@ import pytest
 
 from atroposlib.envs.cli import main
 from atroposlib.testing.fake_inference import FakeInference
-from tests.envs.old_style import (
+from tests.envs.old_style.shapes import (
     OLD_STYLE,
     HooksEnv,
     LoaderEnv,
