@@ -2,8 +2,9 @@
 
 ``process`` runs up to ``max_num_workers`` rollouts at once, backlog items included, until
 ``total_steps`` groups are scored. The first item is a probe, rolled out alone; the second too,
-if the first fails. It stops when ``max_failures_in_a_row`` items gave no group. At the end,
-also after an error, all groups made are in the file and on its HTML page.
+if the first fails. It stops when ``max_failures_in_a_row`` items failed or lost their groups to
+the filter. Items for which the environment returns no group are only reported. At the end, also
+after an error, all groups made are in the file and on its HTML page.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from atroposlib.envs.runtime.waits import Shutdown, Waits
 from atroposlib.errors import ConfigError, boundary
 
 logger = logging.getLogger(__name__)
+FIRST_REPORT = 64  # items in a row without a group; the next report follows at twice as many
 CHANGE_TIMEOUT_S = 30.0  # longest wait for the end of a rollout or a send
 
 
@@ -29,8 +31,9 @@ async def run_process(runtime: EnvRuntime) -> int:
     """Make the groups and return how many were kept.
 
     Raises:
-        OnlyFailures: a mistake failed the first items, ``max_failures_in_a_row`` items gave
-            no accepted group, or the items ended before ``total_steps`` groups were made.
+        OnlyFailures: a mistake failed the first items, ``max_failures_in_a_row`` items in a row
+            failed or lost their groups, or the items ended before ``total_steps`` groups were
+            made.
         StopRequested: SIGTERM or SIGINT; the groups made by then are kept.
     """
     wanted = runtime.n_groups_to_process
@@ -87,7 +90,7 @@ async def _make_groups(
     runtime: EnvRuntime, run: JoinedRun, wanted: int, shutdown: Shutdown
 ) -> None:
     pool, waits = runtime.pool, Waits(runtime.label())
-    logged = 0
+    logged, empty = 0, FIRST_REPORT
     while pool.counts["kept"] < wanted:
         await _start_rollouts(runtime, wanted, shutdown)
         if not pool.busy:
@@ -105,6 +108,15 @@ async def _make_groups(
             so_far = f"{logged} of {wanted}, {pool.busy} rollouts under way"
             waits.start("groups", f"the next kept group: {so_far}", usual=True)
         _stop_if_only_failing(runtime, pool)
+        if pool.consecutive_empty_items < FIRST_REPORT:
+            empty = FIRST_REPORT
+        elif pool.consecutive_empty_items >= empty:
+            empty *= 2
+            logger.warning(
+                "%d items in a row gave no group (%s): it goes on with further items",
+                pool.consecutive_empty_items,
+                _counts(runtime),
+            )
         await runtime.pause_while_failing(waits, shutdown)
 
 
@@ -122,13 +134,13 @@ async def _start_rollouts(runtime: EnvRuntime, wanted: int, shutdown: Shutdown) 
 
 
 def _stop_if_only_failing(runtime: EnvRuntime, pool: WorkerPool) -> None:
-    if pool.consecutive_empty_items < runtime.config.max_failures_in_a_row:
+    if pool.consecutive_lost_items < runtime.config.max_failures_in_a_row:
         return
     gone = pool.servers_gone_since
     if gone is not None and time.monotonic() - gone < runtime.config.api_timeout_s:
         return  # a server is absent: waiting may help, new items would not
     message = (
-        f"{pool.consecutive_empty_items} items in a row gave no group ({_counts(runtime)})"
+        f"{pool.consecutive_lost_items} items in a row gave no group ({_counts(runtime)})"
     )
     last = f"\nthe last error: {describe_error(pool.last_error)}" if pool.last_error else ""
     raise OnlyFailures(message + last) from pool.last_error

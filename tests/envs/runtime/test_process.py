@@ -139,6 +139,26 @@ async def test_a_run_that_only_drops_groups_stops_with_the_reason(process_env):
         await env.process_manager()
 
 
+async def test_items_without_a_group_by_the_environments_decision_end_nothing(
+    process_env, caplog
+):
+    env = process_env(max_failures_in_a_row=2, max_num_workers=1)
+    original = env.collect_trajectories
+
+    async def seldom(item):
+        return await original(item) if env.iter % 70 == 0 else (None, [])
+
+    async def none_scored(collected):
+        return collected if env.iter % 140 == 0 else None
+
+    env.collect_trajectories, env.postprocess_histories = seldom, none_scored
+    assert await env.process_manager() == 4
+    assert env.iter == 4 * 140 and env._atropos.pool.counts["empty"] == 4 * 139
+    warned = [r for r in caplog.records if "items in a row gave no group" in r.message]
+    assert len(warned) == 8  # at 64 and 128 items of each 140
+    assert env._atropos.pool.last_error is None
+
+
 async def test_groups_that_serve_would_drop_are_counted_at_the_end(process_env, caplog):
     env = process_env(max_token_length=5)
     env.same_scores = True
