@@ -1,7 +1,7 @@
 """Attributes of an environment whose values its runtime holds.
 
-Their names are those of the original: released environments read and set them. A subclass that
-defines a name itself replaces the attribute; the runtime reads its own value, never the name.
+The names are the original's: released environments read and set the values. The definition of a
+name by a subclass replaces the attribute; the runtime reads its value, never the name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RuntimeAttribute(Generic[T]):
     """An attribute of the environment, under its name in the original, held by the runtime.
 
     Args:
-        path: attribute of the runtime, or ``part.attribute`` of one of its parts.
+        path: attribute of the runtime, or ``part.attribute`` of a part.
         form: converts a value that is set.
     """
 

@@ -20,7 +20,7 @@ from atroposlib.envs.cli import main as run_command_line
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem, groups_in
 from atroposlib.envs.rollout.samples import collect_group, scored_when_full
 from atroposlib.envs.runtime import checkpoint, evaluation
-from atroposlib.envs.runtime.env_runtime import EnvRuntime, Prepared, name_of
+from atroposlib.envs.runtime.env_runtime import EnvRuntime, ReadyServers, name_of
 from atroposlib.envs.runtime.metrics_logger import rollout_table
 from atroposlib.envs.runtime.process import run_process
 from atroposlib.envs.runtime.sender import GroupFile
@@ -60,7 +60,7 @@ Durations = list[float]  # seconds
 class BaseEnv(ABC):
     """An environment: items, rollouts, rewards and evaluation.
 
-    Names that are not here belong to the subclass: nothing of the library reads or sets them.
+    Every further name belongs to the subclass: the library neither reads nor sets it.
 
     Raises at construction:
         ConfigError: the servers or the settings cannot be used.
@@ -117,7 +117,7 @@ class BaseEnv(ABC):
         for tracker in settings.trackers:
             require_tracker(tracker)
         # The command line asked its servers for names already, and makes no further servers.
-        prepared = vars(self).pop(SLOT, None) or Prepared(
+        prepared = vars(self).pop(SLOT, None) or ReadyServers(
             ServerManager(
                 server_configs,
                 slurm=slurm,

@@ -10,8 +10,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from atroposlib.utils.tokenizers.forms import with_ids
-
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 .,:?+-=\n"
 # ALPHABET and the rest of printable ASCII, for texts with tags, JSON or TeX.
 ASCII_ALPHABET = ALPHABET + "".join(c for c in map(chr, range(32, 127)) if c not in ALPHABET)
@@ -90,11 +88,10 @@ def char_tokenizer(alphabet: str = ALPHABET) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     wrap: Any = PreTrainedTokenizerFast  # untyped in transformers
-    made = wrap(
+    return wrap(
         tokenizer_object=char_backend(alphabet),
         eos_token="<|end|>",
         pad_token="<|pad|>",
         additional_special_tokens=list(ROLE_TOKENS[:3]),
         chat_template=CHAT_TEMPLATE,
     )
-    return with_ids(made)

@@ -153,7 +153,7 @@ def tokens_left(
     """
     if node is None:
         prompt = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=True, **template
+            list(messages), add_generation_prompt=True, return_dict=False, **template
         )
         return max_tokens - len(prompt)
     answered = max(i for i, message in enumerate(messages) if message["role"] == "assistant")

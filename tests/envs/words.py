@@ -26,7 +26,7 @@ ATTRIBUTES = frozenset(
 )
 OF_CLASSES = {"name", "env_config_cls", "server_cls", "teacher_server", "teacher_namespace"}
 METHODS = {target.rpartition(".")[2] for target in SIGNATURES if "Env." in target}
-# The state of these is the environment's in the original too, but nothing of ours reads it.
+# The state of these is the environment's in the original too, but the library reads none.
 UNREAD = {"process_mode"}
 ORIGINAL = (ATTRIBUTES | OF_CLASSES | METHODS) - UNREAD
 ENGLISH = """

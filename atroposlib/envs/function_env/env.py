@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
 from atroposlib.envs.attributes import RuntimeSlot
@@ -17,13 +16,12 @@ from atroposlib.envs.base import BaseEnv, BaseEnvConfig
 from atroposlib.envs.function_env.card import Card, examples
 from atroposlib.envs.function_env.config import FunctionEnvConfig, config_class
 from atroposlib.envs.function_env.data import (
-    DATA_OPTION,
-    HUB,
     Cursor,
     Indexed,
     TaskItem,
     prepare_tasks,
 )
+from atroposlib.envs.function_env.local_data import FunctionRuntime
 from atroposlib.envs.function_env.recorder import Rollout, groups_of, metrics_of, scored_row
 from atroposlib.envs.function_env.rewards import RewardPlan, Rewards, is_async
 from atroposlib.envs.function_env.rollouts import (
@@ -35,10 +33,8 @@ from atroposlib.envs.function_env.rollouts import (
 )
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem
 from atroposlib.envs.rollout.samples import CONTEXT_FULL, collect_group
-from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.errors import ConfigError, definition_of
 from atroposlib.generation.configs import APIServerConfig, ServerConfigs
-from atroposlib.utils.datasets import require_path
 
 logger = logging.getLogger(__name__)
 LOCAL_SERVER = APIServerConfig(base_url="http://localhost:9001/v1", server_type="vllm")
@@ -153,34 +149,6 @@ def _check_signature(label: str, function: Callable[..., Any], lifespan: Any) ->
         raise ConfigError(
             f"{label}: takes (task, model) or (task, model, config), not {unknown}{hint}"
         )
-
-
-class FunctionRuntime(EnvRuntime):
-    """The runtime of an environment of a function."""
-
-    @classmethod
-    def local_data(cls, env_cls: type[FunctionEnv], config: BaseEnvConfig) -> list[str | Path]:
-        named = getattr(config, "dataset_path", None)
-        paths = [path for path in [named] if isinstance(path, str | Path) and str(path)]
-        return [*super().local_data(env_cls, config), *paths, *local_sources(env_cls)]
-
-    @classmethod
-    def require_data(cls, env_cls: type[FunctionEnv], config: BaseEnvConfig) -> None:
-        super().require_data(env_cls, config)
-        if path := getattr(config, "dataset_path", None):
-            require_path(path)
-        for source in local_sources(env_cls):
-            require_path(source, DATA_OPTION)
-
-
-def local_sources(env_cls: type[FunctionEnv]) -> list[str | Path]:
-    """The paths among the data sets of a definition."""
-    definition = env_cls.definition
-    return [
-        source
-        for source in (definition.dataset, definition.eval_dataset)
-        if isinstance(source, (str, Path)) and not str(source).startswith(HUB)
-    ]
 
 
 class FunctionEnv(BaseEnv):

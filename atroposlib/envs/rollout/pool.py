@@ -69,7 +69,7 @@ class Outcome:
 
 
 class RolloutHooks(Protocol):
-    """What a rollout needs of the runtime: a name, settings, and methods of the environment."""
+    """The parts of a runtime that a rollout uses: name, settings, methods of the environment."""
 
     def label(self) -> str: ...
     @property

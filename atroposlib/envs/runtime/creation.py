@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from atroposlib.envs.runtime.env_runtime import Prepared, runtime_class
+from atroposlib.envs.runtime.env_runtime import ReadyServers, runtime_class
 from atroposlib.envs.runtime.hooks import EnvHooks
 from atroposlib.envs.settings.config import OPENAI_NAMESPACE, SLOT, BaseEnvConfig
 from atroposlib.envs.settings.readable import readable
@@ -139,7 +139,7 @@ def make_env(
     """
     more = runtime_class(env_cls).more_servers(env_cls)
     env = env_cls.__new__(env_cls)
-    vars(env)[SLOT] = Prepared(server or server_manager(env_cls, settings), tokenizer)
+    vars(env)[SLOT] = ReadyServers(server or server_manager(env_cls, settings), tokenizer)
     first: dict[str, Any] = {
         "config": settings.env,
         "server_configs": settings.servers,

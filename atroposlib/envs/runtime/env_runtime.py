@@ -57,7 +57,7 @@ class MoreServers(NamedTuple):
     switch: str = ""  # these servers are used only with this setting
 
 
-class Prepared(NamedTuple):
+class ReadyServers(NamedTuple):
     """Servers and tokenizer that the command line made before the environment."""
 
     server: ServerManager

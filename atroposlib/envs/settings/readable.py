@@ -18,12 +18,12 @@ from atroposlib.trackers import tracker_names
 
 def readable(config: BaseEnvConfig) -> BaseEnvConfig:
     """``config``, or a view of it in which every setting has a value of its type."""
-    names = redefined(type(config))
+    names = foreign_names(type(config))
     return cast(BaseEnvConfig, SettingsView(config, names)) if names else config
 
 
 @lru_cache(maxsize=256)
-def redefined(config_cls: type[BaseEnvConfig]) -> frozenset[str]:
+def foreign_names(config_cls: type[BaseEnvConfig]) -> frozenset[str]:
     """Names of ``BaseEnvConfig`` that ``config_cls`` defines with another type or kind."""
     names = set()
     for name, field in BaseEnvConfig.model_fields.items():
@@ -45,7 +45,7 @@ def _adapter(name: str) -> TypeAdapter[Any]:
 
 
 class SettingsView:
-    """The settings of ``config``; values in ``names`` are checked. Other uses reach ``config``."""
+    """The settings of ``config``; values in ``names`` are checked. The remaining uses reach ``config``."""
 
     def __init__(self, config: BaseEnvConfig, names: frozenset[str]) -> None:
         vars(self).update(_config=config, _names=names)

@@ -1,4 +1,4 @@
-"""Chat templates in the sandbox that transformers makes for them, without transformers."""
+"""Chat templates in a sandbox as that of transformers, without transformers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-# names of the same field in templates
+# names of a field in templates
 REASONING = ("reasoning_content", "thinking", "reasoning")
-# Marks around the assistant's text in a rendered chat; they are taken out again.
+# Marks around the assistant's text in a rendered chat; removed before the text is used.
 BEGIN, END = "\ue000\ue001", "\ue001\ue000"
 FINAL = "\ue002\ue000\ue002"  # mark of the end of the message that is continued
 Spans = list[tuple[int, int]]  # begin and end in characters
@@ -32,7 +32,7 @@ class ChatTemplates:
     ) -> tuple[str, Spans]:
         """The text of a chat, and with ``marked`` the places of the assistant's texts.
 
-        Raises ValueError: an empty chat, or options that contradict each other.
+        Raises ValueError: an empty chat, or contradictory options.
         """
         messages = [with_reasoning(message) for message in getattr(chat, "messages", chat)]
         if not messages:
@@ -45,7 +45,7 @@ class ChatTemplates:
         if continue_final_message:
             messages[-1] = {**messages[-1], "content": str(messages[-1]["content"]) + FINAL}
         text = str(
-            compiled(template, marked).render(
+            template_of(template, marked).render(
                 **variables,
                 messages=messages,
                 tools=None if tools is None else list(tools),
@@ -58,7 +58,7 @@ class ChatTemplates:
 
 
 @cache
-def compiled(template: str, marked: bool) -> Any:
+def template_of(template: str, marked: bool) -> Any:
     """A template in the sandbox that transformers makes for it."""
     import jinja2
     from jinja2.ext import Extension, loopcontrols

@@ -39,7 +39,9 @@ def encodings_of(
     if truncation not in (False, None) and max_length is not None:
         columns = {name: [row[:max_length] for row in rows] for name, rows in columns.items()}
     if padding not in (False, None, "do_not_pad"):
-        columns = padded(columns, pad_id, max_length if padding == "max_length" else None)
+        columns = with_padding(
+            columns, pad_id, max_length if padding == "max_length" else None
+        )
     if return_tensors is not None:
         return Encodings(
             {name: tensor_of(rows, return_tensors) for name, rows in columns.items()}
@@ -47,7 +49,7 @@ def encodings_of(
     return Encodings({name: rows if is_batch else rows[0] for name, rows in columns.items()})
 
 
-def padded(columns: Columns, pad_id: int | None, length: int | None) -> Columns:
+def with_padding(columns: Columns, pad_id: int | None, length: int | None) -> Columns:
     """Rows of ``length``, by default of the longest row, filled at the right."""
     if pad_id is None:
         raise ConfigError("padding: the tokenizer has no pad token")

@@ -1,27 +1,28 @@
-"""One form of ``apply_chat_template`` for every tokenizer: ids, whatever release made it.
+"""The same form of ``apply_chat_template`` for every tokenizer: ids, in each release.
 
 transformers 5 returns a mapping by default, where release 4 and the plain tokenizer return ids.
 The tokenizers of the library keep the class of transformers as a base: they are pickled, copied
-and saved as such, and differ in this default alone.
+and saved like it, and differ in this default alone.
 """
 
 from __future__ import annotations
 
 import inspect
 from functools import lru_cache, wraps
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 METHOD, OPTION = "apply_chat_template", "return_dict"
 T = TypeVar("T")
 
 
 def with_ids(tokenizer: T) -> T:
-    """``tokenizer`` itself, whose chat template gives ids unless ``return_dict=True``."""
+    """``tokenizer``, with a chat template that gives ids unless ``return_dict=True``."""
     own: Any = type(tokenizer)
     if issubclass(own, IdsByDefault) or not hasattr(own, METHOD):
         return tokenizer
-    tokenizer.__class__ = ids_class(own)
-    return tokenizer
+    made: Any = own.__new__(ids_class(own))
+    vars(made).update(vars(tokenizer))
+    return cast(T, made)
 
 
 @lru_cache(maxsize=64)

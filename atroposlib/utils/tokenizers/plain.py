@@ -220,7 +220,7 @@ class PlainTokenizer:
         """The prompt as text, or as token ids where ``tokenize``; a batch for several chats.
 
         With ``return_dict``, or a mask, the ids are in a mapping. Raises ValueError: an empty
-        chat, or options that contradict each other.
+        chat, or contradictory options.
         """
         is_batch = bool(conversation) and not isinstance(conversation[0], Mapping)
         template = self.chat_template if chat_template is None else chat_template

@@ -94,7 +94,7 @@ class PoolEnv(TokenizingEnv):
 
 
 class LabelEnv(NodesEnv):
-    """Labels, logs and statistics of its own."""
+    """Labels, logs and statistics under names of the runtime."""
 
     name = "old_label"
 
@@ -251,7 +251,7 @@ class CleanupEnv(NodesEnv):
 
 
 class WandbEnv(NodesEnv):
-    """Tables and metrics of its own, by the attributes of the base class."""
+    """Tables and metrics by the attributes of the base class."""
 
     name = "old_wandb"
 
@@ -359,7 +359,7 @@ class ClassAttributesEnv(NodesEnv):
 
 
 class MixinEnv(NodesEnv):
-    """Helpers from a class beside the base class."""
+    """Helpers of every kind under names of the runtime."""
 
     name = "old_mixin"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from contextlib import closing
 
 import httpx
 import pytest
@@ -40,7 +41,7 @@ class PollingTrainer(threading.Thread):
         self._http.post("/register", json=RUN).raise_for_status()
 
     def run(self) -> None:
-        with self._http as http:
+        with closing(self._http) as http:
             while len(self.batches) < 2 and not self._stop_polling.wait(0.02):
                 if batch := http.get("/batch").raise_for_status().json()["batch"]:
                     self.batches.append(batch)
@@ -77,7 +78,7 @@ def test_serve_fills_the_batches_of_a_polling_trainer(env_cls, words, run_api):
     trainer = PollingTrainer(run_api)
     trainer.start()
     try:
-        where = ["--env.rollout_server_url", run_api, "--env.trainer_timeout_s", "60"]
+        where = ["--env.rollout_server_url", run_api, "--env.trainer_timeout_s", "20"]
         more = ["--env.total_steps", "2", "--env.ensure_scores_are_not_same", "false"]
         main(env_cls, ["serve", *words, *where, *more])
     finally:
