@@ -22,7 +22,7 @@ from atroposlib.envs.function_env.card import Card, Replies
 from atroposlib.envs.function_env.rewards import Reward
 from atroposlib.envs.rollout.groups import collate, groups_in, item_label, score_problem
 from atroposlib.envs.runtime.creation import make_env
-from atroposlib.envs.runtime.env_runtime import name_of, runtime_of
+from atroposlib.envs.runtime.env_runtime import runtime_of
 from atroposlib.errors import boundary
 from atroposlib.utils.tokenizers.loading import is_path, load_tokenizer_named
 from atroposlib.validation.scripted_engine import (
@@ -182,7 +182,7 @@ async def open_case(env_cls: Any, settings: Any) -> Any:
     manager = scripted_manager(tokenizer, settings.manager.tool_parser)
     random.seed(0)  # a second process then has the same items
     # Constructors of older environments need a thread without a running event loop.
-    with boundary(name_of(env_cls) or env_cls.__name__, None, "its constructor", env_cls):
+    with boundary(env_cls.name or env_cls.__name__, None, "its constructor", env_cls):
         env: Any = await asyncio.to_thread(make_env, env_cls, changed, manager, tokenizer)
     return env
 
@@ -197,7 +197,7 @@ async def items_of(env: Any) -> list[dict[str, Any]]:
     while len(items) < MOST_ITEMS and repeats < MOST_REPEATS:
         if len(items) >= LEAST_ITEMS and time.monotonic() - started > ITEMS_S:
             break
-        label = name_of(env) or type(env).__name__
+        label = str(getattr(env, "name", None) or type(env).__name__)
         with boundary(label, None, "get_next_item", type(env).get_next_item):
             item = await env.get_next_item()
         if item is None:
