@@ -11,6 +11,7 @@ score is its share of the votes minus a half. The judge is the trained model or 
 
 import random
 import time
+from typing import Annotated
 
 from pydantic import Field
 
@@ -23,7 +24,7 @@ from atroposlib.environments.common.rollouts import (
 )
 from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.errors import AtroposError, DatasetUnavailable
-from atroposlib.utils.datasets import load_rows
+from atroposlib.utils.datasets import LOCAL_ROWS, load_rows
 from atroposlib.utils.gathering import gather_bounded
 
 CHARACTER = (
@@ -57,7 +58,7 @@ class RlaifConfig(SampledConfig):
     """Settings of the questions, the character and the judge."""
 
     group_size: int = Field(default=2, ge=2, le=2, description="replies compared: a pair")
-    dataset_path: str | None = Field(
+    dataset_path: Annotated[str | None, LOCAL_ROWS] = Field(
         default=None, description=".jsonl, .json or .parquet file of WildChat; None: the hub"
     )
     dataset_rows: int = Field(

@@ -10,13 +10,14 @@ measures the data instead of a model.
 
 import random
 from enum import Enum
+from typing import Annotated
 
 from pydantic import Field
 
 from atroposlib.environments.common.rollouts import SequentialEnv, mean
 from atroposlib.envs.base import BaseEnvConfig
 from atroposlib.errors import ConfigError, DatasetUnavailable
-from atroposlib.utils.datasets import load_rows
+from atroposlib.utils.datasets import LOCAL_ROWS, load_rows
 from atroposlib.utils.tokenize_for_trainer import tokenize_for_trainer
 from atroposlib.wire import MASKED
 
@@ -49,7 +50,7 @@ class SFTConfig(BaseEnvConfig):
     # True would drop every group, because a group of a single sequence has equal scores.
     ensure_scores_are_not_same: bool = Field(default=False, description="drop equal scores")
     dataset_name: str | None = Field(default=None, description="data set on the hub")
-    dataset_path: str | None = Field(
+    dataset_path: Annotated[str | None, LOCAL_ROWS] = Field(
         default=None, description="a .jsonl, .json or .parquet file, or a folder with train.*"
     )
     data_format: DataFormat | None = Field(

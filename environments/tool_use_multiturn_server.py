@@ -10,6 +10,7 @@ turns, a bonus if all are right, a penalty for the first mistake, which ends the
 
 import logging
 import time
+from typing import Annotated
 
 from pydantic import Field
 
@@ -25,7 +26,7 @@ from atroposlib.environments.common.tool_replay import (
     turns_of,
 )
 from atroposlib.envs.rollout.groups import from_node
-from atroposlib.utils.datasets import load_rows
+from atroposlib.utils.datasets import LOCAL_ROWS, load_rows
 from atroposlib.utils.gathering import gather_bounded
 
 SYSTEM_PROMPT = (
@@ -46,7 +47,7 @@ class ToolUseConfig(SampledConfig):
     dataset_name: str = Field(
         default="interstellarninja/hermes_reasoning_tool_use", description="set on the hub"
     )
-    dataset_path: str | None = Field(
+    dataset_path: Annotated[str | None, LOCAL_ROWS] = Field(
         default=None, description=".jsonl, .json or .parquet file of it; None: the hub"
     )
     max_turns: int = Field(

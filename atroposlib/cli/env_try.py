@@ -68,12 +68,13 @@ async def try_out(env: Any, n: int) -> None:
     """Roll out and print. Raises AtroposError: the first failure; nothing is tried again."""
     from atroposlib.envs.function_env.env import FunctionEnv
     from atroposlib.envs.rollout.causes import returned_none
+    from atroposlib.envs.runtime.env_runtime import runtime_of
 
     scored = 0
     try:
-        with boundary(env.label(), None, "setup"):
+        with boundary(runtime_of(env).label(), None, "setup"):
             await env.setup()
-        env.joined_run.work_alone()
+        runtime_of(env).joined_run.work_alone()
         if not isinstance(env, FunctionEnv):
             return await try_group(env)
         for number in range(1, n + 1):
@@ -92,16 +93,17 @@ async def try_out(env: Any, n: int) -> None:
         if not scored:
             raise returned_none(env.definition.function, n)
     finally:
-        await env.close()
+        await runtime_of(env).close()
 
 
 async def try_group(env: Any) -> None:
     """Roll out an item of a class; its samples are a group."""
     from atroposlib.envs.rollout.groups import groups_in
+    from atroposlib.envs.runtime.env_runtime import runtime_of
 
     item = await next_item(env)
     name = item.get("id", "") if isinstance(item, Mapping) else ""
-    with boundary(env.label(), name, "collect_trajectories"):
+    with boundary(runtime_of(env).label(), name, "collect_trajectories"):
         collected, _ = await env.collect_trajectories(item)
         groups = groups_in(await env.postprocess_histories(collected))
     if not groups:
@@ -116,10 +118,14 @@ async def try_group(env: Any) -> None:
 
 
 async def next_item(env: Any) -> Any:
-    with boundary(env.label(), None, "get_next_item"):
+    from atroposlib.envs.runtime.env_runtime import runtime_of
+
+    with boundary(runtime_of(env).label(), None, "get_next_item"):
         item = await env.get_next_item()
     if item is None:
-        raise ConfigError(f"{env.label()}: get_next_item returned None: there is no item")
+        raise ConfigError(
+            f"{runtime_of(env).label()}: get_next_item returned None: there is no item"
+        )
     return item
 
 

@@ -22,7 +22,8 @@ from pydantic import ConfigDict, Field, ValidationError, create_model, model_val
 from pydantic_cli import Cmd
 
 from atroposlib.envs.runtime.creation import CommandSettings, make_named_env
-from atroposlib.envs.runtime.env_runtime import EnvRuntime
+from atroposlib.envs.runtime.env_runtime import name_of, runtime_class, runtime_of
+from atroposlib.envs.runtime.hooks import EnvHooks
 from atroposlib.envs.runtime.process import run_evaluate
 from atroposlib.envs.settings import flags
 from atroposlib.envs.settings.config import (
@@ -61,13 +62,13 @@ FAILURES = (AtroposError, asyncio.CancelledError, KeyboardInterrupt)
 FORCED = {"process": {"ensure_scores_are_not_same": False, "include_messages": True}}
 
 
-def main(env_cls: type[EnvRuntime], argv: Sequence[str] | None = None) -> None:
+def main(env_cls: type[EnvHooks], argv: Sequence[str] | None = None) -> None:
     """Run the subcommand of ``env_cls`` that the command line names; errors exit with 2 or 1."""
     if env_cls.__module__ in importing:
         return
     program = Path(sys.argv[0])
     options, words = common_flags(program.name, sys.argv[1:] if argv is None else argv)
-    logs.configure(env_cls.name or program.stem, options.log_format, options.log_level)
+    logs.configure(name_of(env_cls) or program.stem, options.log_format, options.log_level)
     if set(flags.HELP_FLAGS) & set(words):
         command, _ = read_command(env_cls, [words[0] if words[0] in MODES else "serve"])
         about = env_cls.__doc__ or env_cls.__name__
@@ -97,12 +98,12 @@ def exit_status(error: BaseException) -> int:
     return 1
 
 
-def read_settings(env_cls: type[EnvRuntime], words: Sequence[str]) -> CommandSettings:
+def read_settings(env_cls: type[EnvHooks], words: Sequence[str]) -> CommandSettings:
     """The merged settings of a command line, which is not run; raises as EnvCommand.settings."""
     return build_command(env_cls, words).settings()
 
 
-def build_command(env_cls: type[EnvRuntime], words: Sequence[str]) -> EnvCommand:
+def build_command(env_cls: type[EnvHooks], words: Sequence[str]) -> EnvCommand:
     """The subcommand with the flags of a command line."""
     command, values = read_command(env_cls, words)
     given = Settings(values, {name: f"--{name}" for name in values})
@@ -110,7 +111,7 @@ def build_command(env_cls: type[EnvRuntime], words: Sequence[str]) -> EnvCommand
 
 
 def read_command(
-    env_cls: type[EnvRuntime], words: Sequence[str]
+    env_cls: type[EnvHooks], words: Sequence[str]
 ) -> tuple[type[EnvCommand], dict[str, Any]]:
     """The subcommand that the first word names, and the text of its flags."""
     if not words:
@@ -134,7 +135,7 @@ class EnvCommand(Cmd):
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
-    env_cls: ClassVar[type[EnvRuntime]]
+    env_cls: ClassVar[type[EnvHooks]]
     mode: ClassVar[str]
     code: ClassVar[BaseEnvConfig]  # result of config_init, with the needs of the subcommand
     servers: ClassVar[dict[str, ServerConfigs | None]]  # keys: namespaces; None: optional
@@ -162,7 +163,7 @@ class EnvCommand(Cmd):
         if self.mode == "evaluate":
             _keep_config(settings)
         modes = {"serve": env.env_manager, "process": env.process_manager}
-        asyncio.run(modes.get(self.mode, partial(run_evaluate, env))())
+        asyncio.run(modes.get(self.mode, partial(run_evaluate, runtime_of(env)))())
 
     def settings(self) -> CommandSettings:
         """Merge code, YAML file and flags.
@@ -189,7 +190,7 @@ class EnvCommand(Cmd):
         with rejecting(""):
             names = ServerManagerConfig.model_fields.keys() & merged.values
             manager = ServerManagerConfig(**{name: merged.values[name] for name in names})
-        self.env_cls.require_data(env)
+        runtime_class(self.env_cls).require_data(self.env_cls, env)
         servers = dict(self.servers)
         for namespace, configs in servers.items():
             listed, single = (
@@ -216,14 +217,17 @@ def _refuse_running_loop() -> None:
     )
 
 
-def command_class(env_cls: type[EnvRuntime], mode: str) -> type[EnvCommand]:
+def command_class(env_cls: type[EnvHooks], mode: str) -> type[EnvCommand]:
     """The subcommand ``mode`` of ``env_cls``; the defaults of its fields are the code's."""
     config, configs = env_cls.config_init()
     needs: dict[str, Any] = dict(FORCED.get(mode, {}))
     if mode == "process" and config.data_path_to_save_groups is None:
-        needs["data_path_to_save_groups"] = f"data/{env_cls.name or 'groups'}.jsonl"
+        needs["data_path_to_save_groups"] = f"data/{name_of(env_cls) or 'groups'}.jsonl"
     code = config.model_copy(update=needs)
-    more = {name: section.defaults for name, section in env_cls.more_servers().items()}
+    more = {
+        name: section.defaults
+        for name, section in runtime_class(env_cls).more_servers(env_cls).items()
+    }
     servers = {OPENAI_NAMESPACE: configs, **more}
     fields = flags.flag_fields(ENV_NAMESPACE + NAMESPACE_SEP, code)
     for namespace, listed in servers.items():

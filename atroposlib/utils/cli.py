@@ -18,13 +18,15 @@ from atroposlib.settings.merge import merge_dicts as merge_dicts
 _OPTION = re.compile(r"--|-[A-Za-z]$")
 
 
-def get_prefixed_pydantic_model(model: type[BaseModel], prefix: str) -> type[BaseModel]:
-    """Copy of ``model`` with ``prefix`` before each name; types, defaults and limits stay."""
+def get_prefixed_pydantic_model(base_model: type[BaseModel], prefix: str) -> type[BaseModel]:
+    """Copy of ``base_model`` with ``prefix`` before each name; types, defaults and limits stay."""
     fields: dict[str, Any] = {
         prefix + name: (field.annotation, copy(field))
-        for name, field in model.model_fields.items()
+        for name, field in base_model.model_fields.items()
     }
-    return create_model(f"{model.__name__}With{prefix.strip('.').title()}Prefix", **fields)
+    return create_model(
+        f"{base_model.__name__}With{prefix.strip('.').title()}Prefix", **fields
+    )
 
 
 def extract_namespace(source: BaseModel | Mapping[str, Any], prefix: str) -> dict[str, Any]:

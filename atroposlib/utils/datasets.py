@@ -13,12 +13,17 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import DatasetUnavailable
 
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
 Row = dict[str, Any]
 PATH_OPTION = "--env.dataset_path"
+# Mark of a setting that names local rows: ``dataset_path: Annotated[str | None, LOCAL_ROWS]``.
+LOCAL_ROWS = "local rows"
 
 
 def load_rows(
@@ -61,6 +66,13 @@ def load_rows(
 
 
 # --- files ------------------------------------------------------------------------------
+
+
+def data_paths(config: BaseModel) -> list[str]:
+    """The values of the settings that are marked as paths of local rows."""
+    fields = type(config).model_fields
+    named = [name for name, field in fields.items() if LOCAL_ROWS in field.metadata]
+    return [str(path) for name in named if (path := getattr(config, name))]
 
 
 def require_path(path: str | Path, option: str = PATH_OPTION) -> None:

@@ -71,14 +71,10 @@ def render_chat(
     tokenizer: Any, messages: list[dict[str, Any]], add_generation_prompt: bool = False
 ) -> list[int]:
     """Token ids of a chat."""
-    options = {"tokenize": True, "add_generation_prompt": add_generation_prompt}
-    try:
-        # By default transformers 5 returns a mapping of two entries.
-        rendered = tokenizer.apply_chat_template(messages, return_dict=False, **options)
-    except TypeError as error:  # a tokenizer of another library may lack the argument
-        if "return_dict" not in str(error):
-            raise
-        rendered = tokenizer.apply_chat_template(messages, **options)
+    rendered = tokenizer.apply_chat_template(
+        messages, tokenize=True, add_generation_prompt=add_generation_prompt
+    )
+    # A mapping comes from a tokenizer that the library did not load.
     ids = rendered["input_ids"] if isinstance(rendered, Mapping) else rendered
     return [int(token) for token in ids]
 

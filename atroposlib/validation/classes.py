@@ -22,6 +22,7 @@ from atroposlib.envs.function_env.card import Card, Replies
 from atroposlib.envs.function_env.rewards import Reward
 from atroposlib.envs.rollout.groups import collate, groups_in, item_label, score_problem
 from atroposlib.envs.runtime.creation import make_env
+from atroposlib.envs.runtime.env_runtime import runtime_of
 from atroposlib.errors import boundary
 from atroposlib.utils.tokenizers.loading import is_path, load_tokenizer_named
 from atroposlib.validation.scripted_engine import (
@@ -111,11 +112,15 @@ class ClassRollouts:
         group = ScriptedGroup([session, *map(RecordingSession, others)])
         token = PLAYING.set(group)
         try:
-            with boundary(env.label(), name, "rollout", type(env).collect_trajectories):
+            with boundary(
+                runtime_of(env).label(), name, "rollout", type(env).collect_trajectories
+            ):
                 scored = await self._collect_group(item["task"])
                 if scored:
                     scored = await env.postprocess_histories(scored)
-            with boundary(env.label(), name, "score", type(env).collect_trajectories):
+            with boundary(
+                runtime_of(env).label(), name, "score", type(env).collect_trajectories
+            ):
                 return score_in(self._rows(scored), group)
         finally:
             PLAYING.reset(token)
@@ -192,7 +197,8 @@ async def items_of(env: Any) -> list[dict[str, Any]]:
     while len(items) < MOST_ITEMS and repeats < MOST_REPEATS:
         if len(items) >= LEAST_ITEMS and time.monotonic() - started > ITEMS_S:
             break
-        with boundary(env.label(), None, "get_next_item", type(env).get_next_item):
+        label = str(getattr(env, "name", None) or type(env).__name__)
+        with boundary(label, None, "get_next_item", type(env).get_next_item):
             item = await env.get_next_item()
         if item is None:
             break

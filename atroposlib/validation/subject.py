@@ -13,6 +13,7 @@ from typing import Any
 
 from atroposlib.envs.function_env.card import Card, Replies, card_of
 from atroposlib.envs.function_env.env import FunctionEnv
+from atroposlib.envs.runtime.env_runtime import runtime_of
 from atroposlib.errors import AtroposError, ConfigError, boundary
 from atroposlib.validation.classes import ALONE, ClassRollouts, items_of, open_case
 from atroposlib.validation.report import Proof
@@ -176,14 +177,14 @@ async def prepare(env_cls: Any, settings: Any, cases: int | None = None) -> Subj
     with no_network(refused):
         subject = await create_environment(env_cls, settings)
         subject.refused = refused
-        with boundary(subject.env.label(), None, "setup"):
+        with boundary(runtime_of(subject.env).label(), None, "setup"):
             await asyncio.wait_for(subject.env.setup(), SETUP_S)
     if subject.of_class:
         subject.items = await items_of(subject.env)
     else:
         subject.items = [item async for item in first_pass(subject.env)]
     if not subject.items:
-        raise ConfigError(f"{subject.env.label()}: there is no task")
+        raise ConfigError(f"{runtime_of(subject.env).label()}: there is no task")
     if subject.of_class:
         bare = Case(subject.items[0]["id"], subject.items[0])
         if not (await subject.play(Try(bare, ""), limit_s=FIRST_S)).hangs:
@@ -223,7 +224,7 @@ async def case_of(subject: Subject, item: Any) -> Case:
     """The case of an item: gold replies, and the messages of a rollout with an empty reply."""
     gold: Replies = ()
     if subject.card is not None:
-        with boundary(subject.env.label(), item["id"], "gold", subject.card.gold):
+        with boundary(runtime_of(subject.env).label(), item["id"], "gold", subject.card.gold):
             gold = subject.card.gold(item["task"])
     golds = (gold,) if isinstance(gold, str) else tuple(gold)
     bare = Case(item["id"], item, golds)

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from atroposlib.envs.cli import read_settings
+from atroposlib.envs.runtime.env_runtime import runtime_of
 from atroposlib.envs.settings.identity import identity
 from atroposlib.errors import ConfigError, boundary
 from atroposlib.validation import data, episodes
@@ -79,7 +80,7 @@ async def validate_subject(env_cls: Any, words: Sequence[str], again: Sequence[s
                 ]
         finally:
             with boundary(report.environment, None, "close"):
-                await subject.env.close()
+                await runtime_of(subject.env).close()
     report.slow_s = subject.slow_s
     report.seconds = time.monotonic() - started
     return report
@@ -160,7 +161,7 @@ def print_outcomes(env_cls: Any, words: Sequence[str]) -> None:
         settings = read_settings(env_cls, [*MODE, *words])
         subject = await prepare(env_cls, settings, int(os.environ[CASES]))
         rows = await episodes.outcomes(subject, len(subject.cases))
-        await subject.env.close()
+        await runtime_of(subject.env).close()
         return rows
 
     print(json.dumps(asyncio.run(play())))

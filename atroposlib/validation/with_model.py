@@ -14,6 +14,7 @@ from atroposlib.envs.function_env.env import FunctionEnv
 from atroposlib.envs.function_env.rollouts import EvalSample, Result
 from atroposlib.envs.rollout.pool import Outcome, run_rollout
 from atroposlib.envs.runtime.creation import make_named_env
+from atroposlib.envs.runtime.env_runtime import runtime_of
 from atroposlib.envs.runtime.evaluation import ROW
 from atroposlib.validation.bounds import bound_of
 from atroposlib.validation.report import CheckResult, Proof, Verdict
@@ -43,10 +44,12 @@ async def measure_samples(env_cls: Any, words: Sequence[str], url: str) -> list[
             draws = [env.rollouts.evaluate(item) for item in items for _ in range(GROUP)]
             samples = await asyncio.gather(*draws)
         else:
-            outcomes = await asyncio.gather(*(run_rollout(env, item) for item in items))
+            outcomes = await asyncio.gather(
+                *(run_rollout(runtime_of(env), item) for item in items)
+            )
             samples = rows_of(outcomes)
     finally:
-        await env.close()
+        await runtime_of(env).close()
     card = card_of(env_cls)
     floor, best = (card.floor, card.best) if card else (0.0, 1.0)
     least = bound_of("signal", card).value or 0.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -24,6 +24,7 @@ from atroposlib.environments.common.rollouts import (
 )
 from atroposlib.envs.rollout.groups import from_nodes
 from atroposlib.envs.runtime.evaluation import default_errors
+from atroposlib.utils.datasets import LOCAL_ROWS
 from atroposlib.utils.gathering import gather_bounded
 
 Message = dict[str, str]
@@ -35,7 +36,7 @@ class SingleTurnConfig(SampledConfig):
     group_size: int = Field(
         default=8, ge=1, description="answers to one question, scored together"
     )
-    dataset_path: str | None = Field(
+    dataset_path: Annotated[str | None, LOCAL_ROWS] = Field(
         default=None,
         description="a .jsonl, .json or .parquet file, or a folder of them named by split; "
         "None: the hub",

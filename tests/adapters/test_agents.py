@@ -116,7 +116,7 @@ async def test_a_trainer_gets_a_group_with_the_tokens_that_the_agent_sampled(
         batch = None
         while batch is None and not serving.done():
             batch = (await asyncio.to_thread(trainer.claim, wait_s=5.0)).batch
-        env.serving.shutdown.request("the test has seen enough")
+        env._atropos.serving.shutdown.request("the test has seen enough")
         await asyncio.wait_for(serving, LONGEST_S)
     finally:
         api.close()

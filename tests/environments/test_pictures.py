@@ -169,7 +169,7 @@ async def test_a_server_for_text_ends_the_command_with_its_refusal(
         with pytest.raises(OnlyFailures, match="400.*image_url.*reads text only"):
             await groups_made(env, 9)
     engine.close()
-    assert env.pool.started == 2  # the two probes, not the data set
+    assert env._atropos.pool.started == 2  # the two probes, not the data set
 
 
 def test_scans_of_digits_come_from_the_wheel_of_scikit_learn():

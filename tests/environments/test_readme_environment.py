@@ -137,7 +137,7 @@ async def test_the_readme_environment_runs_in_serve_mode(page, name, source, env
             batch = (await asyncio.to_thread(trainer.claim, wait_s=5.0)).batch
         (group,) = batch
         assert len(group.scores) == env.config.group_size
-        env.serving.shutdown.request("the test has seen enough")
+        env._atropos.serving.shutdown.request("the test has seen enough")
         await asyncio.wait_for(serving, 600)
         trainer.close()
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,7 +31,7 @@ class Recorded:
 
 async def test_the_runtimes_metrics_have_their_names(env):
     sink = Recorded()
-    env.metrics_logger.sinks = [sink]
+    env._atropos.metrics_logger.sinks = [sink]
     env.completion_lengths = list(range(1, 101))
     for timings in (env.task_duration, env.succeeded_task_duration, env.mainloop_timings):
         timings += [1.0, 3.0]
@@ -65,7 +66,7 @@ async def test_the_runtimes_metrics_have_their_names(env):
 
 async def test_every_servers_timings_have_their_names(env):
     sink = Recorded()
-    env.metrics_logger.sinks = [sink]
+    env._atropos.metrics_logger.sinks = [sink]
     for split in ("train", "eval"):
         await env.server.completion(prompt="a", n=1, max_tokens=4, split=split)
     await env.wandb_log()
@@ -108,14 +109,14 @@ async def test_empty_results_and_no_directory_are_no_error(env, tmp_path, capsys
 async def test_evaluations_of_a_run_do_not_overwrite_one_another(env, tmp_path):
     env.config.data_dir_to_save_evals = str(tmp_path)
     for step in (3, 6):
-        env.measured_at = lambda step=step: {"eval_step": step}
+        env._atropos.measured_at = lambda step=step: {"eval_step": step}
         await env.evaluate_log({"acc": step})
     assert {path.name for path in tmp_path.iterdir()} == {"step-3", "step-6"}
 
 
 @pytest.mark.parametrize("shown", [-1, 1, 5])
 async def test_a_group_smaller_than_the_limit_is_shown_whole(env, shown):
-    env.logs_to_wandb = lambda: True
+    env._atropos.metrics_logger.sinks = [SimpleNamespace(shows_tables=True)]
     env.config.num_rollouts_per_group_for_logging = shown
     await env.add_rollouts_for_wandb({"tokens": [[5, 6], [7]], "scores": [1.0, 0.0]})
     (rows,) = env.rollouts_for_wandb

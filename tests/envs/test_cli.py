@@ -155,8 +155,10 @@ def test_a_value_may_begin_with_a_dash_and_a_flag_may_not_be_one():
 
 
 def test_the_name_of_an_environment_falls_back_to_its_class(tmp_path):
-    assert make_env(Env, read("serve")).label() == "mine"
-    assert make_env(Env, read("serve", "--env.wandb_name", "other")).label() == "other"
+    assert make_env(Env, read("serve"))._atropos.label() == "mine"
+    assert (
+        make_env(Env, read("serve", "--env.wandb_name", "other"))._atropos.label() == "other"
+    )
 
 
 def test_an_unknown_field_in_code_warns_with_the_nearest_name():

@@ -12,7 +12,7 @@ from pydantic_cli import Cmd, FailedExecutionException, run_and_exit, to_runner
 from atroposlib.envs.cli import main, read_settings
 from atroposlib.envs.teacher_distillation_env import TeacherDistillationEnv
 from atroposlib.errors import ConfigError
-from tests.envs.old_style import NodesConfig, NodesEnv, TokenizingEnv
+from tests.envs.old_style.shapes import NodesConfig, NodesEnv, TokenizingEnv
 
 MODES = ("serve", "process", "evaluate")
 

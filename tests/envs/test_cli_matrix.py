@@ -17,7 +17,7 @@ from atroposlib.envs.cli import main, read_settings
 from atroposlib.envs.runtime.creation import make_env
 from atroposlib.errors import ConfigError
 from atroposlib.testing.fake_inference import FakeInference
-from tests.envs.old_style import NodesConfig, NodesEnv
+from tests.envs.old_style.shapes import NodesConfig, NodesEnv
 
 MODES = ("serve", "process", "evaluate")
 OLD_ADDRESS = "http://init:1/v1"
@@ -260,7 +260,7 @@ def test_a_command_line_inside_a_running_loop_names_the_alternative(capsys):
 def test_an_environment_that_overrides_cli_is_run_by_its_own(tmp_path):
     script = tmp_path / "own.py"
     script.write_text(
-        "from tests.envs.old_style import NodesConfig, NodesEnv\n"
+        "from tests.envs.old_style.shapes import NodesConfig, NodesEnv\n"
         "class Own(NodesEnv):\n"
         "    @classmethod\n"
         "    def cli(cls):\n"

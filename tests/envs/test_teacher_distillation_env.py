@@ -20,7 +20,7 @@ from atroposlib.errors import ConfigError, InvalidGroup
 from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.testing.fake_shapes import fake_logprob
 from atroposlib.testing.tiny import char_tokenizer
-from tests.envs.old_style import NodesConfig, NodesEnv
+from tests.envs.old_style.shapes import NodesConfig, NodesEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore:inference on this machine")
 
@@ -196,8 +196,8 @@ async def test_overrides_of_a_group_set_the_number_of_teacher_tokens(
 ):
     env = made(words, **config)
     group = {**GROUP, "group_overrides": overrides}
-    assert env.top_k_of(group) == top_k
-    taught = await env.with_teacher(group, None)
+    assert env._atropos.top_k_of(group) == top_k
+    taught = await env._atropos.with_teacher(group, None)
     await env.close()
     assert (taught["distill_token_ids"] is None) == (top_k is None)
     assert "distill_token_ids" not in group  # the caller's group is left alone
@@ -210,10 +210,10 @@ async def test_a_group_is_sent_without_a_failing_teacher(words, tmp_path, teache
     await env.close()
     assert [group["tokens"] for group in kept] == [GROUP["tokens"]]
     assert kept[0].get("distill_token_ids") is None
-    assert env.teacher_failures == {"InferenceRefused": 1}
+    assert env._atropos.teacher_failures == {"InferenceRefused": 1}
     assert "'item-1' is sent without teacher logprobs" in caplog.text
     emitted = []
-    env.metrics_logger.emit = lambda metrics, step: emitted.append(metrics)
+    env._atropos.metrics_logger.emit = lambda metrics, step: emitted.append(metrics)
     await env.wandb_log()
     assert emitted[0]["train/teacher_failed"] == 1
     assert emitted[0]["train/teacher_failed_InferenceRefused"] == 1
@@ -225,7 +225,7 @@ async def test_a_server_without_prompt_logprobs_is_named(words, inference_url, c
     (taught,) = await env.handle_send_to_api([None, GROUP], "item-1", do_send_to_api=False)
     await env.close()
     assert taught["tokens"] == GROUP["tokens"]
-    assert sum(env.teacher_failures.values()) == 1
+    assert sum(env._atropos.teacher_failures.values()) == 1
     assert "get_logprobs" in caplog.text
 
 

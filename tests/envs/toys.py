@@ -60,7 +60,7 @@ class ToyEnv(BaseEnv):
         return from_nodes(nodes, scores, metrics={"exact": 0.5}), []
 
     async def evaluate(self, *args, **kwargs):
-        self.evaluated_at.append(self.measured_at())
+        self.evaluated_at.append(self._atropos.measured_at())
         await self.evaluate_log({"exact": 0.25}, samples=[{"prompt": "p", "reward": 1.0}])
 
 

@@ -36,7 +36,7 @@ from example_trainer.model.policy import Policy
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.state import StopSignal
 from example_trainer.update.step import learn
-from tests.envs.old_style import NodesEnv
+from tests.envs.old_style.shapes import NodesEnv
 from tests.serving import served
 
 pytestmark = pytest.mark.slow

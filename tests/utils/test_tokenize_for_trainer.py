@@ -14,6 +14,7 @@ from atroposlib.utils.tokenize_for_trainer import (
     TemplateNotPrefixStable,
     tokenize_for_trainer,
 )
+from atroposlib.utils.tokenizers.forms import with_ids
 
 CHAT = [
     {"role": "user", "content": "hi"},
@@ -48,7 +49,7 @@ def family(template):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return char_tokenizer()
+    return with_ids(char_tokenizer())
 
 
 def trained(tokenizer, result):

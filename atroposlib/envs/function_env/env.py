@@ -9,20 +9,19 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
+from atroposlib.envs.attributes import RuntimeSlot
 from atroposlib.envs.base import BaseEnv, BaseEnvConfig
 from atroposlib.envs.function_env.card import Card, examples
 from atroposlib.envs.function_env.config import FunctionEnvConfig, config_class
 from atroposlib.envs.function_env.data import (
-    DATA_OPTION,
-    HUB,
     Cursor,
     Indexed,
     TaskItem,
     prepare_tasks,
 )
+from atroposlib.envs.function_env.local_data import FunctionRuntime
 from atroposlib.envs.function_env.recorder import Rollout, groups_of, metrics_of, scored_row
 from atroposlib.envs.function_env.rewards import RewardPlan, Rewards, is_async
 from atroposlib.envs.function_env.rollouts import (
@@ -36,7 +35,6 @@ from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem
 from atroposlib.envs.rollout.samples import CONTEXT_FULL, collect_group
 from atroposlib.errors import ConfigError, definition_of
 from atroposlib.generation.configs import APIServerConfig, ServerConfigs
-from atroposlib.utils.datasets import require_path
 
 logger = logging.getLogger(__name__)
 LOCAL_SERVER = APIServerConfig(base_url="http://localhost:9001/v1", server_type="vllm")
@@ -160,6 +158,7 @@ class FunctionEnv(BaseEnv):
     rollout: Callable[..., Any]
     env_config_cls: type[BaseEnvConfig] = FunctionEnvConfig
     config: FunctionEnvConfig
+    _atropos = RuntimeSlot(FunctionRuntime)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -167,7 +166,9 @@ class FunctionEnv(BaseEnv):
         self.held_out: list[TaskItem] = []
         self._cursor: Cursor | None = None
         plan = self.definition.rewards.with_weights(self.config.reward_weights)
-        self.rollouts = RolloutRunner(self, self.config, self.definition.function, plan)
+        self.rollouts = RolloutRunner(
+            self._atropos, self.config, self.definition.function, plan
+        )
 
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, ServerConfigs]:
@@ -175,20 +176,13 @@ class FunctionEnv(BaseEnv):
 
     # --- data -------------------------------------------------------------------------
 
-    @classmethod
-    def require_data(cls, config: BaseEnvConfig) -> None:
-        super().require_data(config)
-        for source in (cls.definition.dataset, cls.definition.eval_dataset):
-            if isinstance(source, (str, Path)) and not str(source).startswith(HUB):
-                require_path(source, DATA_OPTION)
-
     async def setup(self) -> None:
         if any(server.returns_tokens for server in self.server.servers):
             # Takes seconds of imports and reading: not on the event loop, which handles signals.
             await asyncio.to_thread(lambda: self.tokenizer)
         definition = self.definition
         source, self.held_out = await prepare_tasks(
-            definition.dataset, definition.eval_dataset, self.config, env=self.label()
+            definition.dataset, definition.eval_dataset, self.config, env=self._atropos.label()
         )
         self._cursor = Cursor(source)
         if self.config.gold_examples:
@@ -207,7 +201,9 @@ class FunctionEnv(BaseEnv):
             ConfigError: ``setup`` has not run.
         """
         if self._cursor is None:
-            raise ConfigError(f"{self.label()}: await setup() first, it loads the data")
+            raise ConfigError(
+                f"{self._atropos.label()}: await setup() first, it loads the data"
+            )
         return self._cursor
 
     async def get_next_item(self) -> TaskItem | None:
@@ -243,15 +239,16 @@ class FunctionEnv(BaseEnv):
             drawn.append(rollout)
             return scored_row(rollout), []
 
-        failed, code = self.group_stats.sample_failed, self.definition.function
+        runtime, code = self._atropos, self.definition.function
+        failed, log = runtime.group_stats.sample_failed, runtime.metrics_logger.log
         _, backlog = await collect_group(draw, item, self.config.group_size, failed, code)
         self.cursor.done(item)
         for rollout in drawn:
             for name, value in metrics_of(rollout.reward).items():
-                self.log(f"rollouts/{name}", value)
-            self.log(f"rollouts/{CONTEXT_FULL}", float(rollout.is_cut_off))
+                log(f"rollouts/{name}", value)
+            log(f"rollouts/{CONTEXT_FULL}", float(rollout.is_cut_off))
             if rollout.is_cut_off:
-                self.group_stats.sample_failed(CONTEXT_FULL)
+                failed(CONTEXT_FULL)
         group_id = f"{item['id']}@{item['epoch']}"
         wants_messages = self.config.include_messages
         task, about = item["task"], dict[str, Any]()
@@ -270,8 +267,8 @@ class FunctionEnv(BaseEnv):
         """Run the function on the held-out tasks, with ``model.split`` "eval"."""
         config, started = self.config, time.time()
         if not self.held_out:
-            advice = f"{self.label()}: nothing to evaluate: give @environment an eval_dataset"
-            if self.serving is None:
+            advice = f"{self._atropos.label()}: nothing to evaluate: give @environment an eval_dataset"
+            if self._atropos.serving is None:
                 raise ConfigError(advice)
             logger.warning("%s", advice)  # the training run continues
             return

@@ -74,7 +74,7 @@ class EvalSample:
 class RolloutRunner:
     """Runs the function of an environment; runs may be concurrent."""
 
-    env: EnvRuntime
+    runtime: EnvRuntime
     config: FunctionEnvConfig
     function: Callable[..., Any]
     plan: RewardPlan
@@ -95,10 +95,10 @@ class RolloutRunner:
             RolloutError: the function or a reward failed.
             ConfigError: the function never called the model.
         """
-        env = self.env
+        runtime = self.runtime
         async with AsyncExitStack() as stack:
             spent = stack.enter_context(timings())
-            opening = env.server.managed_server(tokenizer=env.tokenizer)
+            opening = runtime.server.managed_server(tokenizer=runtime.tokenizer)
             session = await stack.enter_async_context(opening)
             model = self._model(item, session, "train", stack)
             reward = await self._play(item, model)
@@ -118,7 +118,7 @@ class RolloutRunner:
             and reward.score is not None
         ):
             raise ConfigError(
-                f"{env.label()}: the rollout of item {item['id']} never called the model, so "
+                f"{runtime.label()}: the rollout of item {item['id']} never called the model, so "
                 "there is nothing to train on; return None for a task that is to be left out"
             )
         calls = sum(len(reply.tool_calls) for reply in model.replies)
@@ -141,16 +141,16 @@ class RolloutRunner:
         Raises RolloutError: the function or a reward failed, or took too long.
         """
         timeout_s = limit_s if (limit_s := self.config.worker_timeout) > 0 else None
-        with boundary(self.env.label(), item["id"], "evaluate"):
+        with boundary(self.runtime.label(), item["id"], "evaluate"):
             return await asyncio.wait_for(self._evaluate(item), timeout_s)
 
     async def _evaluate(self, item: TaskItem) -> EvalSample:
-        server = self.env.server
+        server = self.runtime.server
         async with AsyncExitStack() as stack:
             session: Any = server
             if all(engine.returns_tokens for engine in server.servers):
                 # As in training: exactly the same prompt tokens and tool calls.
-                opening = server.managed_server(tokenizer=self.env.tokenizer)
+                opening = server.managed_server(tokenizer=self.runtime.tokenizer)
                 session = await stack.enter_async_context(opening)
             model = self._model(item, session, "eval", stack)
             reward = await self._play(item, model)
@@ -175,7 +175,7 @@ class RolloutRunner:
         return EvalSample(item, result, numbers, shown)
 
     async def _play(self, item: TaskItem, model: Model) -> Reward:
-        env, name, task = self.env.label(), item["id"], item["task"]
+        env, name, task = self.runtime.label(), item["id"], item["task"]
         offered = {"config": self.config, "resources": self.resources}
         try:
             with boundary(env, name, "rollout", self.function):
@@ -192,7 +192,7 @@ class RolloutRunner:
         self, item: TaskItem, model: Model, offered: dict[str, Any]
     ) -> Any:
         """Return value of the function."""
-        env, name = self.env.label(), item["id"]
+        env, name = self.runtime.label(), item["id"]
         try:
             returned = await call_user(self.function, item["task"], model, **offered)
             model.refuse_forgotten_calls(env, name)
@@ -208,7 +208,7 @@ class RolloutRunner:
         """Score of a rollout that filled the context before the function returned."""
         if self.config.context_full_score is not None:
             return self.config.context_full_score
-        card = card_of(type(self.env))
+        card = card_of(type(self.runtime.env))
         return 0.0 if card is None else card.floor
 
     def _model(
@@ -226,7 +226,7 @@ class RolloutRunner:
         async def open_endpoint() -> AgentSession:
             proxy = await self._running_proxy()
             opened = await proxy.open_session(
-                self.env.server.tool_parser or TOOL_PARSER,
+                self.runtime.server.tool_parser or TOOL_PARSER,
                 split=split,
                 # A greedy agent would make all samples of a group equal.
                 sampling={"temperature": temperature},
@@ -257,22 +257,22 @@ class RolloutRunner:
             if self._proxy is None:
                 from atroposlib.generation.proxy.in_process import serving_proxy
 
-                env = self.env
-                model = env.served_model_name() or "model"
-                opening = serving_proxy(env.server, env.tokenizer, model)
+                runtime = self.runtime
+                model = runtime.served_model_name() or "model"
+                opening = serving_proxy(runtime.server, runtime.tokenizer, model)
                 self._proxy = await self._open_things.enter_async_context(opening)
             return self._proxy
 
     async def enter(self, lifespan: Callable[..., Any]) -> None:
         """Enter ``lifespan(config)`` or ``lifespan()``; its value becomes ``resources``."""
-        with boundary(self.env.label(), None, "entering the lifespan", lifespan):
+        with boundary(self.runtime.label(), None, "entering the lifespan", lifespan):
             opening = in_one_task(manager_of(lifespan, self.config))
             self.resources = await self._open_things.enter_async_context(opening)
 
     async def close(self) -> None:
         """Leave the lifespan and stop the proxy, if they were started; a failure is logged."""
         try:
-            with boundary(self.env.label(), None, "leaving the lifespan"):
+            with boundary(self.runtime.label(), None, "leaving the lifespan"):
                 await self._open_things.aclose()
         except AtroposError as error:  # must not hide an error that ends the run
             logger.error("%s", error)

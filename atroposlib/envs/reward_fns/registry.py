@@ -33,16 +33,16 @@ class LegacyFunctionWrapper(RewardFunction):
 
     def __init__(
         self,
-        function: PlainReward,
+        func: PlainReward,
         weight: float = 1.0,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(weight, name or getattr(function, "__name__", None), **kwargs)
-        self.function = function
+        super().__init__(weight, name or getattr(func, "__name__", None), **kwargs)
+        self.func = func
 
     def compute(self, completions: Sequence[Any], **kwargs: Any) -> Sequence[float | None]:
-        return self.function(completions, **{**self.config, **kwargs})
+        return self.func(completions, **{**self.config, **kwargs})
 
 
 class RewardRegistry:
@@ -52,23 +52,20 @@ class RewardRegistry:
         self._entries: dict[str, RewardClass | PlainReward] = {}
 
     @overload
-    def register(self, entry: Entry) -> Entry: ...
+    def register(self, name: Entry) -> Entry: ...
 
     @overload
-    def register(
-        self, entry: str | None = None, *, name: str | None = None
-    ) -> Callable[[Entry], Entry]: ...
+    def register(self, name: str | None = None) -> Callable[[Entry], Entry]: ...
 
-    def register(self, entry: Any = None, *, name: str | None = None) -> Any:
+    def register(self, name: Any = None) -> Any:
         """Decorator, plain or with a name; the default is the class name without "Reward"."""
-        plain = entry is not None and not isinstance(entry, str)
-        chosen = name if plain else name or entry
 
         def decorate(decorated: Entry) -> Entry:
             self._add(chosen or _default_name(decorated), decorated)
             return decorated
 
-        return decorate(entry) if plain else decorate
+        chosen = name if isinstance(name, str) else None
+        return decorate if name is None or chosen else decorate(name)
 
     def register_function(self, name: str, function: PlainReward) -> None:
         """Register a plain function; :meth:`create` wraps it."""

@@ -79,13 +79,13 @@ class RewardFunction(ABC):
         self.wandb_logger = logger
 
     def log_metrics(
-        self, raw: Sequence[float | None], weighted: Sequence[float | None]
+        self, raw_rewards: Sequence[float | None], weighted_rewards: Sequence[float | None]
     ) -> None:
         """Log ``reward/<name>/{mean_raw,mean_weighted,min,max}``; min and max are raw."""
-        known = [score for score in raw if score is not None]
+        known = [score for score in raw_rewards if score is not None]
         if self.wandb_logger is None or not known:
             return
-        products = [score for score in weighted if score is not None]
+        products = [score for score in weighted_rewards if score is not None]
         prefix = f"reward/{self.name}"
         self.wandb_logger.log(
             {

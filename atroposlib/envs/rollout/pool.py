@@ -69,14 +69,17 @@ class Outcome:
 
 
 class RolloutHooks(Protocol):
-    """The methods of an environment that a rollout calls."""
-
-    config: BaseEnvConfig
+    """The parts of a runtime that a rollout uses: name, settings, methods of the environment."""
 
     def label(self) -> str: ...
-    async def collect_trajectories(self, item: Any) -> Any: ...
-    async def postprocess_histories(self, trajectories: Any) -> Any: ...
-    async def cleanup(self) -> None: ...
+    @property
+    def config(self) -> BaseEnvConfig: ...
+    @property
+    def collect_trajectories(self) -> Callable[[Any], Awaitable[Any]]: ...
+    @property
+    def postprocess_histories(self) -> Callable[[Any], Awaitable[Any]]: ...
+    @property
+    def cleanup(self) -> Callable[[], Awaitable[None]]: ...
 
 
 async def run_rollout(env: RolloutHooks, item: Any) -> Outcome:
@@ -186,6 +189,7 @@ class WorkerPool:
     consecutive_mistakes: int = 0  # consecutive errors without errors of an absent server
     servers_gone_since: float | None = None  # monotonic; None: the last call was answered
     consecutive_empty_items: int = 0  # items without a kept group, since the last kept group
+    consecutive_lost_items: int = 0  # the same without items for which no group was wanted
     last_error: AtroposError | None = None
     probe: FirstItems = field(default_factory=FirstItems)
     started: int = 0  # items
@@ -282,6 +286,9 @@ class WorkerPool:
             self._try_again(job)
         self.counts["kept"] += kept
         self.consecutive_empty_items = 0 if kept else self.consecutive_empty_items + 1
+        # An environment that returns no group has decided so: the rollout did not fail.
+        in_order = kept or outcome.status is RolloutStatus.EMPTY
+        self.consecutive_lost_items = 0 if in_order else self.consecutive_lost_items + 1
 
     def _went_wrong(self, error: AtroposError) -> None:
         self.last_error = error

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -78,14 +78,14 @@ def _candidates(own: Path) -> Iterator[tuple[int, Path]]:
                     yield int(match[1]), path
 
 
-def restore(target: object, data: dict[str, Any], protected: Set[str]) -> None:
+def restore(target: object, data: dict[str, Any]) -> None:
     """Set the attributes of ``target`` that hold plain data; log a warning for other keys.
 
     A checkpoint directory is shared, so its keys must not replace a method, a private
-    attribute, a live object or an attribute in ``protected``.
+    attribute, a live object or an attribute of the runtime.
     """
     for name, value in data.items():
-        if name.startswith("_") or name in protected or not _holds_data(target, name):
+        if name.startswith("_") or not _holds_data(target, name):
             logger.warning("environment state: %r is not an attribute to restore", name)
         else:
             setattr(target, name, value)

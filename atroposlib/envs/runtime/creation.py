@@ -15,8 +15,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
 
-from atroposlib.envs.runtime.env_runtime import EnvRuntime
-from atroposlib.envs.settings.config import OPENAI_NAMESPACE, BaseEnvConfig
+from atroposlib.envs.runtime.env_runtime import ReadyServers, runtime_class
+from atroposlib.envs.runtime.hooks import EnvHooks
+from atroposlib.envs.settings.config import OPENAI_NAMESPACE, SLOT, BaseEnvConfig
+from atroposlib.envs.settings.readable import readable
 from atroposlib.errors import ConfigError, InferenceUnavailable
 from atroposlib.generation.configs import DIRECTORY, ServerConfigs, ServerManagerConfig
 from atroposlib.generation.engines.api_server import APIServer
@@ -43,13 +45,13 @@ class CommandSettings:
 
 
 def make_named_env(
-    env_cls: type[EnvRuntime], settings: CommandSettings, *, must_answer: bool = False
-) -> EnvRuntime:
+    env_cls: type[EnvHooks], settings: CommandSettings, *, must_answer: bool = False
+) -> EnvHooks:
     """Create the environment; unset names of model and tokenizer come from its servers.
 
     ``must_answer``: an absent server is an error.
     """
-    for name in settings.env.trackers:  # checked before a wait for a server
+    for name in readable(settings.env).trackers:  # checked before a wait for a server
         require_tracker(name)
     server = server_manager(env_cls, settings)
     if server.template is not None:
@@ -86,11 +88,11 @@ def _require_names(settings: CommandSettings) -> None:
 
 
 async def _named_more(
-    env_cls: type[EnvRuntime], settings: CommandSettings
+    env_cls: type[EnvHooks], settings: CommandSettings
 ) -> dict[str, ServerConfigs | None]:
     """The further servers, for example a teacher's, with the names of their models."""
     named = dict(settings.more_servers)
-    for namespace, more in env_cls.more_servers().items():
+    for namespace, more in runtime_class(env_cls).more_servers(env_cls).items():
         configs = named[namespace]
         if configs is None or not (more.switch and getattr(settings.env, more.switch)):
             continue
@@ -109,7 +111,7 @@ async def _named_more(
     return named
 
 
-def server_manager(env_cls: type[EnvRuntime], settings: CommandSettings) -> ServerManager:
+def server_manager(env_cls: type[EnvHooks], settings: CommandSettings) -> ServerManager:
     """The servers of the trained model."""
     options = settings.manager
     return ServerManager(
@@ -125,21 +127,19 @@ def server_manager(env_cls: type[EnvRuntime], settings: CommandSettings) -> Serv
 
 
 def make_env(
-    env_cls: type[EnvRuntime],
+    env_cls: type[EnvHooks],
     settings: CommandSettings,
     server: ServerManager | None = None,
     tokenizer: Any = None,
-) -> EnvRuntime:
+) -> EnvHooks:
     """Create the environment; its constructor finds ``server`` and ``tokenizer``, if known.
 
     Environments that override ``__init__`` accept the four original arguments only, some under
     different names.
     """
-    more = env_cls.more_servers()
+    more = runtime_class(env_cls).more_servers(env_cls)
     env = env_cls.__new__(env_cls)
-    vars(env)["server"] = server or server_manager(env_cls, settings)
-    if tokenizer is not None:
-        vars(env)["tokenizer"] = tokenizer
+    vars(env)[SLOT] = ReadyServers(server or server_manager(env_cls, settings), tokenizer)
     first: dict[str, Any] = {
         "config": settings.env,
         "server_configs": settings.servers,

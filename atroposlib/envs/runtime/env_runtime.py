@@ -1,17 +1,20 @@
-"""Runtime state that ``serve``, ``process`` and ``evaluate`` share in an environment.
+"""Runtime state that ``serve``, ``process`` and ``evaluate`` share, beside the environment.
 
-Authors read ``base.py``. The names of the attributes are public: released environments read
-and set the attributes, including attributes whose values belong to a part of the runtime.
+An environment holds its runtime in the only attribute ``SLOT``, so that every further name
+belongs to its author. The runtime calls the methods of the original, which authors override, and
+reads ``config``, ``server`` and ``tokenizer``. Authors read ``base.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
-from functools import cached_property
-from typing import Any, Generic, NamedTuple, TypeVar
+from inspect import getattr_static
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from atroposlib.envs.rollout.filters import (
     NOT_A_GROUP,
@@ -33,20 +36,15 @@ from atroposlib.envs.runtime.metrics_logger import MetricsLogger
 from atroposlib.envs.runtime.registration import JoinedRun
 from atroposlib.envs.runtime.sender import GroupFile, GroupSender, GroupStats, filter_groups
 from atroposlib.envs.runtime.waits import Shutdown, Waits
-from atroposlib.envs.settings.config import FAILING_BACKOFF, BaseEnvConfig
+from atroposlib.envs.settings.config import FAILING_BACKOFF, SLOT, BaseEnvConfig
+from atroposlib.envs.settings.readable import readable
 from atroposlib.errors import AtroposError, RolloutError, boundary
 from atroposlib.generation.configs import ServerConfigs
-from atroposlib.generation.engines.api_server import APIServer
 from atroposlib.generation.routing.manager import ServerManager
-from atroposlib.generation.sampling.reasoning import ReasoningConfig
-from atroposlib.trackers import require_tracker
 from atroposlib.type_definitions import Item
-from atroposlib.utils.datasets import require_path
-from atroposlib.utils.tokenizers.loading import load_tokenizer_named
+from atroposlib.utils.datasets import data_paths, require_path
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
-Durations = list[float]  # seconds
 # Life of the trainer when the rollout of this task began: the oldest that sampled its tokens.
 _began_under: ContextVar[int | None] = ContextVar("began_under", default=None)
 
@@ -59,141 +57,95 @@ class MoreServers(NamedTuple):
     switch: str = ""  # these servers are used only with this setting
 
 
-class PartAttribute(Generic[T]):
-    """An attribute of the environment whose value a part of the runtime holds."""
+class ReadyServers(NamedTuple):
+    """Servers and tokenizer that the command line made before the environment."""
 
-    def __init__(self, part: str, name: str) -> None:
-        self._part = part
-        self._name = name
-
-    def __get__(self, env: object, owner: type[object] | None = None) -> T:
-        if env is None:
-            return self  # type: ignore[return-value]  # read from the class
-        value: T = getattr(getattr(env, self._part), self._name)
-        return value
-
-    def __set__(self, env: object, value: T) -> None:
-        # Values that an environment sets before it calls this constructor have no effect.
-        if self._part in vars(env):
-            setattr(vars(env)[self._part], self._name, value)
+    server: ServerManager
+    tokenizer: Any = None
 
 
-class EnvRuntime(EnvHooks):
-    """Servers, running rollouts and measurements of an environment."""
+class EnvRuntime:
+    """Running rollouts, deliveries and measurements of ``env``."""
 
-    name: str | None = None
-    env_config_cls: type[BaseEnvConfig] = BaseEnvConfig
-    server_cls: type[APIServer] = APIServer  # type: ignore[type-abstract]  # by server_type
-
-    curr_step = PartAttribute[int]("joined_run", "step")
-    max_token_len = PartAttribute[int]("joined_run", "max_token_len")
-    env_id = PartAttribute[int | None]("joined_run", "env_id")
-    checkpoint_dir = PartAttribute[str]("joined_run", "checkpoint_dir")
-    checkpoint_interval = PartAttribute[int]("joined_run", "checkpoint_interval")
-    wandb_prepend = PartAttribute[str | None]("joined_run", "name")
-    wandb_project = PartAttribute[str | None]("joined_run", "project")
-    wandb_group = PartAttribute[str | None]("joined_run", "group")
-    items_sent_this_step = PartAttribute[int]("group_stats", "kept_since_log")
-    rollouts_for_wandb = PartAttribute[list[list[tuple[Any, ...]]]](
-        "metrics_logger", "rollouts"
-    )
-    completion_lengths = PartAttribute[list[int]]("metrics_logger", "completion_lengths")
-    task_duration = PartAttribute[Durations]("metrics_logger", "task_duration")
-    task_successful = PartAttribute[list[int]]("metrics_logger", "task_successful")
-    succeeded_task_duration = PartAttribute[Durations](
-        "metrics_logger", "succeeded_task_duration"
-    )
-    failed_task_duration = PartAttribute[Durations]("metrics_logger", "failed_task_duration")
-    mainloop_timings = PartAttribute[Durations]("metrics_logger", "mainloop_timings")
-    workers_added_list = PartAttribute[list[int]]("metrics_logger", "workers_added_list")
-    eval_runner = PartAttribute[asyncio.Task[None] | None]("periodic_evaluation", "task")
-
-    @classmethod
-    def more_servers(cls) -> dict[str, MoreServers]:
-        """By namespace of flags and file: ``{"teacher": ...}`` gives ``--teacher.<field>``."""
-        return {}
-
-    @classmethod
-    def require_data(cls, config: BaseEnvConfig) -> None:
-        """Raise DatasetUnavailable if nothing is at ``dataset_path``; before any wait."""
-        if path := getattr(config, "dataset_path", None):
-            require_path(path)
-
-    def __init__(
-        self,
-        config: BaseEnvConfig,
-        server_configs: ServerConfigs,
-        slurm: bool = False,
-        testing: bool = False,
-    ) -> None:
-        for name in config.trackers:
-            require_tracker(name)
-        before = frozenset(vars(self))  # some environments set theirs before this call
-        self.config = config.model_copy()
-        # The command line asked its servers for names already, and makes no further servers.
-        self.server: ServerManager = vars(self).get("server") or ServerManager(
-            server_configs,
-            slurm=slurm,
-            testing=testing,
-            server_class=self.server_cls,
-            reasoning_config=ReasoningConfig.from_env_config(config),
-        )
-        self.max_num_workers = config.max_num_workers
+    def __init__(self, env: EnvHooks) -> None:
+        self.env = env
+        self.max_num_workers = env.config.max_num_workers
         self.count_workers()
-        self.joined_run = JoinedRun(self.label, self.config)
+        self.joined_run = JoinedRun(self.label, lambda: self.config)
         self.serving: Serving | None = None
-        self.process_mode = False
+        self.process_mode = False  # for environments to read
+        self._only_saves = False
         self.n_groups_to_process = 0
         self.group_size_to_process = 0
         self.last_completed_item: Item | None = None
+        self.eval_workers: set[asyncio.Task[Any]] = (
+            set()
+        )  # of environments, not of the runtime
         self.group_stats = GroupStats()
-        self.metrics_logger = MetricsLogger(self.label(), config.metrics_path)
+        self.metrics_logger = MetricsLogger(self.label(), self.config.metrics_path)
         self.group_file: GroupFile | None = None
-        if self.config.data_path_to_save_groups:
-            self.group_file = GroupFile(self.config.data_path_to_save_groups)
-            self.config.data_path_to_save_groups = str(self.group_file.path)
+        if wanted := env.config.data_path_to_save_groups:
+            self.group_file = GroupFile(wanted)
         self.pool = WorkerPool(
             self,
             self._deliver,
             on_end=self._record_outcome,
-            handle=lambda uuid: self.handle_env(uuid),  # looked up late
+            handle=lambda uuid: env.handle_env(uuid),  # looked up late
         )
-        self.workers = self.pool.tasks
-        self.running_items = self.pool.running
-        self.backlog = self.pool.backlog
         self.periodic_evaluation = PeriodicEvaluation(
-            lambda: self.evaluate(),  # looked up late: it may be replaced on the instance
+            lambda: env.evaluate(),  # looked up late: it may be replaced on the instance
             self.joined_run,
             self.metrics_logger,
             self.pool.changed.set,
         )
-        self.machinery = vars(self).keys() - before  # what a checkpoint must not replace
+        self._is_closed = False
 
-    # --- identity and servers -----------------------------------------------------------
+    @classmethod
+    def more_servers(cls, env_cls: Any) -> dict[str, MoreServers]:
+        """By namespace of flags and file: ``{"teacher": ...}`` gives ``--teacher.<field>``."""
+        return {}
 
-    @cached_property
+    @classmethod
+    def local_data(cls, env_cls: Any, config: BaseEnvConfig) -> list[str | Path]:
+        """Paths of local files and folders with the data."""
+        return list(data_paths(config))
+
+    @classmethod
+    def require_data(cls, env_cls: Any, config: BaseEnvConfig) -> None:
+        """Raise DatasetUnavailable if there is nothing at a path of the data; before any wait."""
+        for path in data_paths(config):
+            require_path(path)
+
+    # --- the environment, its identity and servers ---------------------------------------
+
+    @property
+    def config(self) -> BaseEnvConfig:
+        """The settings, in the form that the runtime reads."""
+        return readable(self.env.config)
+
+    @property
+    def server(self) -> ServerManager:
+        return self.env.server
+
+    @property
     def tokenizer(self) -> Any:
-        """The trained model's tokenizer, loaded at the first use; may be set instead.
+        return self.env.tokenizer
 
-        Raises ConfigError: it cannot be loaded.
-        """
-        return load_tokenizer_named(self.config.tokenizer_name)
-
-    @cached_property
-    def eval_workers(self) -> set[asyncio.Task[Any]]:
-        """Tasks of evaluations that environments start themselves."""
-        return set()
+    def loaded_tokenizer(self) -> Any:
+        """The tokenizer if an attribute holds it already, else None."""
+        return vars(self.env).get("tokenizer")
 
     @property
-    def jsonl_writer(self) -> GroupFile | None:
-        """The file of accepted groups, under the name that released environments use."""
-        return self.group_file
+    def collect_trajectories(self) -> Callable[[Any], Awaitable[Any]]:
+        return self.env.collect_trajectories
 
     @property
-    def status_dict(self) -> dict[str, Any]:
-        """The last status from the rollout API; empty before the first."""
-        status = self.joined_run.status
-        return status.model_dump() if status is not None else {}
+    def postprocess_histories(self) -> Callable[[Any], Awaitable[Any]]:
+        return self.env.postprocess_histories
+
+    @property
+    def cleanup(self) -> Callable[[], Awaitable[None]]:
+        return self.env.cleanup
 
     @property
     def sender(self) -> GroupSender | None:
@@ -208,7 +160,7 @@ class EnvRuntime(EnvHooks):
 
     def label(self) -> str:
         """The name of this environment: ``wandb_name``, else the class's."""
-        return self.config.wandb_name or self.name or type(self).__name__
+        return self.config.wandb_name or name_of(self.env) or type(self.env).__name__
 
     def served_model_name(self) -> str | None:
         """The model of the first server."""
@@ -218,29 +170,19 @@ class EnvRuntime(EnvHooks):
         """Step and policy versions of the periodic evaluation; empty outside ``serve``."""
         return self.periodic_evaluation.measured_at()
 
-    # --- steps of serve, which released environments override and call -------------------
+    # --- commands -----------------------------------------------------------------------
 
-    async def register_env(self) -> None:
-        """Wait for the trainer and join its run."""
-        if self.serving is not None:
-            await self.serving.register()
+    def begin_serving(self, serving: Serving) -> None:
+        """Send groups by ``serving`` from now on."""
+        self.serving = serving
 
-    async def get_server_info(self) -> None:
-        """Follow the sizes of the trainer's batches."""
-        if self.serving is not None:
-            await self.serving.registration.refresh()
+    def begin_process(self) -> None:
+        """Keep groups in the file only; sizes are the configured sizes unless they were set."""
+        self.process_mode = self._only_saves = True
+        self.n_groups_to_process = self.n_groups_to_process or self.config.total_steps
+        self.group_size_to_process = self.group_size_to_process or self.config.group_size
 
-    async def setup_wandb(self) -> None:
-        """Record in the trackers of the settings, under the names of the run."""
-        if self.serving is not None:
-            await self.serving.open_trackers()
-
-    async def get_status(self) -> None:
-        """Read queue, step and weight into ``status_dict``."""
-        if self.serving is not None:
-            await self.serving.read_status()
-
-    async def handle_env(self, item_uuid: str) -> list[ScoredDataGroup]:
+    async def handle(self, item_uuid: str) -> list[ScoredDataGroup]:
         """Roll out an item of ``running_items``; return the groups that it gave."""
         status = self.joined_run.status
         _began_under.set(status.incarnation if status else None)
@@ -248,7 +190,6 @@ class EnvRuntime(EnvHooks):
 
     # --- pace --------------------------------------------------------------------------
 
-    @property
     def derived_batch_size(self) -> int:
         """Sequences of each batch that this environment may fill."""
         status = self.joined_run.status
@@ -256,24 +197,10 @@ class EnvRuntime(EnvHooks):
             return self.config.batch_size
         return int(derived_batch_size(self.config, status.unallocated_fraction))
 
-    async def update_weight(self, weight: float) -> None:
-        """Limit the servers' slots to this environment's share, 0..1."""
-        await self.server.update_weight(weight)
-
-    async def env_step_checks(self) -> None:
-        """Do what a new trainer step makes due: evaluation, checkpoint, metrics."""
-        if self.serving is not None:
-            await self.serving.step_checks()
-
-    async def add_train_workers(self) -> None:
-        """Start as many rollouts as are wanted now."""
-        if self.serving is not None:
-            await self.serving.add_workers()
-
     async def new_job(self) -> RolloutTask | None:
         """A rollout of the next item; None if there is no item now."""
         with boundary(self.label(), None, "get_next_item"):
-            item = await self.get_next_item()
+            item = await self.env.get_next_item()
         return None if item is None else RolloutTask(item)
 
     async def pause_while_failing(self, waits: Waits, shutdown: Shutdown) -> None:
@@ -292,10 +219,10 @@ class EnvRuntime(EnvHooks):
 
     async def _deliver(self, groups: list[ScoredDataGroup], item: Item) -> int:
         scored = groups[0] if len(groups) == 1 else groups
-        sending = not self.process_mode
+        sending = not self._only_saves
         try:
             with boundary(self.label(), item, "handle_send_to_api"):
-                kept = await self.handle_send_to_api(
+                kept = await self.env.handle_send_to_api(
                     scored,
                     item,
                     do_send_to_api=sending,
@@ -308,15 +235,16 @@ class EnvRuntime(EnvHooks):
         self.last_completed_item = item
         return len(kept)
 
-    async def handle_send_to_api(
+    async def accept(
         self,
         scored_data: ScoredDataGroup | Sequence[ScoredDataGroup | None] | None,
-        item: Item | None = None,
-        do_send_to_api: bool = True,
-        abort_on_any_max_length_exceeded: bool = True,
+        item: Item | None,
+        *,
+        sending: bool,
+        drop_too_long: bool,
     ) -> list[ScoredDataGroup]:
         """Accept or reject each group, save, send and return the accepted groups."""
-        sender = self.sender if do_send_to_api else None
+        sender = self.sender if sending else None
         # Before anything is awaited.
         run_id = self.joined_run.registration.run_id if sender else ""
         labelled = []
@@ -328,8 +256,8 @@ class EnvRuntime(EnvHooks):
         rules = FilterRules(
             self.config.group_size,
             self.config.ensure_scores_are_not_same,
-            self.max_token_len,
-            drop_too_long=abort_on_any_max_length_exceeded,
+            self.joined_run.max_token_len,
+            drop_too_long=drop_too_long,
         )
         kept: Sequence[AcceptedGroup] = await filter_groups(
             labelled, rules, self.group_stats, item
@@ -348,7 +276,7 @@ class EnvRuntime(EnvHooks):
             self.metrics_logger.log(f"train/{name}", value)
         try:
             with boundary(self.label(), item, "add_rollouts_for_wandb"):
-                await self.add_rollouts_for_wandb(group, item)
+                await self.env.add_rollouts_for_wandb(group, item)
         except AtroposError as error:  # the group is sent without its table
             logger.error("%s", error, exc_info=error)
         if self.group_file is not None:
@@ -381,15 +309,60 @@ class EnvRuntime(EnvHooks):
         scored = outcome.status is RolloutStatus.SCORED
         self.metrics_logger.rollout_ended(outcome.seconds, scored=scored)
 
-    # --- metrics, end -----------------------------------------------------------------
-
-    def logs_to_wandb(self) -> bool:
-        """Whether a metrics sink takes tables."""
-        return self.metrics_logger.shows_tables
+    # --- the end ----------------------------------------------------------------------
 
     async def close(self) -> None:
+        """Run the ``close`` of the environment, if it overrides that of ``BaseEnv``; then release.
+
+        A ``close`` that is no method without arguments to await belongs to the author alone. Its
+        failure is logged: it must not hide an error that ends the run.
+        """
+        try:
+            if is_hook(own := getattr_static(type(self.env), "close", None)):
+                with boundary(self.label(), None, "close"):
+                    await own(self.env)
+        except AtroposError as error:
+            logger.error("%s", error, exc_info=error)
+        finally:
+            await self.release()
+
+    async def release(self) -> None:
         """Flush and close the files, the metrics and the connections to the servers."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self.group_file is not None:
             self.group_file.close()
         self.metrics_logger.close()
         await self.server.close()
+
+
+def name_of(env: Any) -> str | None:
+    """The ``name`` of an environment or of its class; None if it is no text."""
+    name = getattr(env, "name", None)
+    return name if isinstance(name, str) else None
+
+
+def is_hook(function: Any, parameters: int = 1) -> bool:
+    """Whether ``function`` is an async method that needs no argument beyond ``parameters``."""
+    if not inspect.iscoroutinefunction(function):
+        return False
+    try:
+        inspect.signature(function).bind(*[None] * parameters)
+    except TypeError:
+        return False
+    return True
+
+
+def runtime_of(env: object) -> EnvRuntime:
+    """The runtime of an environment. Raises AttributeError: its constructor has not run."""
+    runtime = vars(env).get(SLOT)
+    if not isinstance(runtime, EnvRuntime):
+        raise AttributeError(f"{type(env).__name__}: call super().__init__() first")
+    return runtime
+
+
+def runtime_class(env_cls: type[Any]) -> type[EnvRuntime]:
+    """The kind of runtime that environments of ``env_cls`` have."""
+    kind: type[EnvRuntime] = getattr(env_cls, SLOT)
+    return kind

@@ -60,6 +60,14 @@ class MetricsLogger:
         """Record the trained tokens of sequences."""
         self.completion_lengths.extend(lengths)
 
+    def add_rollouts(self, rows: list[tuple[Any, ...]], keep: int) -> None:
+        """Add the rows of a group to the table, which keeps the last ``keep`` groups."""
+        self.rollouts = [*self.rollouts, rows][-keep:] if keep else []
+
+    def drop_rollouts(self) -> None:
+        """Empty the table."""
+        self.rollouts = []
+
     def quiet(self) -> None:
         """Log at the level debug from now on."""
         self.level = logging.DEBUG

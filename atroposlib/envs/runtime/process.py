@@ -2,8 +2,9 @@
 
 ``process`` runs up to ``max_num_workers`` rollouts at once, backlog items included, until
 ``total_steps`` groups are scored. The first item is a probe, rolled out alone; the second too,
-if the first fails. It stops when ``max_failures_in_a_row`` items gave no group. At the end,
-also after an error, all groups made are in the file and on its HTML page.
+if the first fails. It stops when ``max_failures_in_a_row`` items failed or lost their groups to
+the filter. Items for which the environment returns no group are only reported. At the end, also
+after an error, all groups made are in the file and on its HTML page.
 """
 
 from __future__ import annotations
@@ -22,70 +23,76 @@ from atroposlib.envs.runtime.waits import Shutdown, Waits
 from atroposlib.errors import ConfigError, boundary
 
 logger = logging.getLogger(__name__)
+FIRST_REPORT = 64  # items in a row without a group; the next report follows at twice as many
 CHANGE_TIMEOUT_S = 30.0  # longest wait for the end of a rollout or a send
 
 
-async def run_process(env: EnvRuntime) -> int:
+async def run_process(runtime: EnvRuntime) -> int:
     """Make the groups and return how many were kept.
 
     Raises:
-        OnlyFailures: a mistake failed the first items, ``max_failures_in_a_row`` items gave
-            no accepted group, or the items ended before ``total_steps`` groups were made.
+        OnlyFailures: a mistake failed the first items, ``max_failures_in_a_row`` items in a row
+            failed or lost their groups, or the items ended before ``total_steps`` groups were
+            made.
         StopRequested: SIGTERM or SIGINT; the groups made by then are kept.
     """
-    wanted = env.n_groups_to_process
+    wanted = runtime.n_groups_to_process
     if wanted <= 0:
         raise ConfigError(f"total_steps is the number of groups to make, not {wanted}")
     shutdown = Shutdown()
     shutdown.listen()
-    env.metrics_logger.open_trackers(env.joined_run)
+    runtime.metrics_logger.open_trackers(runtime.joined_run)
     try:
-        with boundary(env.label(), None, "setup"):
-            await shutdown.or_shutdown(env.setup())
-        env.joined_run.work_alone()
-        await _make_groups(env, env.joined_run, wanted, shutdown)
+        with boundary(runtime.label(), None, "setup"):
+            await shutdown.or_shutdown(runtime.env.setup())
+        runtime.joined_run.work_alone()
+        await _make_groups(runtime, runtime.joined_run, wanted, shutdown)
     finally:
-        env.pool.cancel_unfinished()
-        await env.pool.drain(env.config.drain_timeout_s)
-        await env.close()
-        await _log_result(env, wanted)
-    kept, last = env.pool.counts["kept"], env.pool.last_error
+        runtime.pool.cancel_unfinished()
+        await runtime.pool.drain(runtime.config.drain_timeout_s)
+        await runtime.close()
+        await _log_result(runtime, wanted)
+    kept, last = runtime.pool.counts["kept"], runtime.pool.last_error
     if kept < wanted:
         reason = (
-            f"the last error: {describe_error(last)}" if last else f"counts: {_counts(env)}"
+            f"the last error: {describe_error(last)}"
+            if last
+            else f"counts: {_counts(runtime)}"
         )
         raise OnlyFailures(
-            f"{kept} of {wanted} groups were made from {env.pool.started} items, and there "
+            f"{kept} of {wanted} groups were made from {runtime.pool.started} items, and there "
             f"is no further item; {reason}\n"
-            "give the data set more tasks or --env.epochs, or lower --env.total_steps"
+            "give the data set more tasks or --runtime.epochs, or lower --runtime.total_steps"
         )
     return kept
 
 
-async def run_evaluate(env: EnvRuntime) -> None:
+async def run_evaluate(runtime: EnvRuntime) -> None:
     """Set up, evaluate once and close; a failing evaluation fails the command."""
-    env.joined_run.work_alone()
+    runtime.joined_run.work_alone()
     try:
-        with boundary(env.label(), None, "setup"):
-            await env.setup()
-        with boundary(env.label(), None, "evaluate"):
-            await env.evaluate()
-        folder = env.config.data_dir_to_save_evals
+        with boundary(runtime.label(), None, "setup"):
+            await runtime.env.setup()
+        with boundary(runtime.label(), None, "evaluate"):
+            await runtime.env.evaluate()
+        folder = runtime.config.data_dir_to_save_evals
         if folder is None:
-            logger.info("--env.data_dir_to_save_evals DIR keeps the replies, as a page too")
+            logger.info(
+                "--runtime.data_dir_to_save_evals DIR keeps the replies, as a page too"
+            )
         elif (path := Path(folder) / TRANSCRIPTS).exists():
-            await _write_page(env, path)
+            await _write_page(runtime, path)
     finally:
-        await env.close()
+        await runtime.close()
 
 
 async def _make_groups(
-    env: EnvRuntime, run: JoinedRun, wanted: int, shutdown: Shutdown
+    runtime: EnvRuntime, run: JoinedRun, wanted: int, shutdown: Shutdown
 ) -> None:
-    pool, waits = env.pool, Waits(env.label())
-    logged = 0
+    pool, waits = runtime.pool, Waits(runtime.label())
+    logged, empty = 0, FIRST_REPORT
     while pool.counts["kept"] < wanted:
-        await _start_rollouts(env, wanted, shutdown)
+        await _start_rollouts(runtime, wanted, shutdown)
         if not pool.busy:
             break
         await shutdown.or_shutdown(pool.wait_for_change(CHANGE_TIMEOUT_S))
@@ -95,59 +102,70 @@ async def _make_groups(
             logged = pool.counts["kept"]
             run.reach(logged)
             waits.clear("groups")
-            with boundary(env.label(), f"group {logged}", "wandb_log"):
-                await env.wandb_log({})
+            with boundary(runtime.label(), f"group {logged}", "wandb_log"):
+                await runtime.env.wandb_log({})
         else:
             so_far = f"{logged} of {wanted}, {pool.busy} rollouts under way"
             waits.start("groups", f"the next kept group: {so_far}", usual=True)
-        _stop_if_only_failing(env, pool)
-        await env.pause_while_failing(waits, shutdown)
+        _stop_if_only_failing(runtime, pool)
+        if pool.consecutive_empty_items < FIRST_REPORT:
+            empty = FIRST_REPORT
+        elif pool.consecutive_empty_items >= empty:
+            empty *= 2
+            logger.warning(
+                "%d items in a row gave no group (%s): it goes on with further items",
+                pool.consecutive_empty_items,
+                _counts(runtime),
+            )
+        await runtime.pause_while_failing(waits, shutdown)
 
 
-async def _start_rollouts(env: EnvRuntime, wanted: int, shutdown: Shutdown) -> None:
+async def _start_rollouts(runtime: EnvRuntime, wanted: int, shutdown: Shutdown) -> None:
     """Start the missing rollouts; at most ``max_num_workers``, also if some end meanwhile."""
-    pool = env.pool
-    room = min(env.max_num_workers if pool.probe.over else 1, wanted - pool.counts["kept"])
+    pool = runtime.pool
+    room = min(runtime.max_num_workers if pool.probe.over else 1, wanted - pool.counts["kept"])
     for _ in range(room - pool.busy):
         # A probe needs a new item, not the failed item again.
         waiting = pool.next_waiting() if pool.probe.over else None
-        job = waiting or await shutdown.or_shutdown(env.new_job()) or pool.next_waiting()
+        job = waiting or await shutdown.or_shutdown(runtime.new_job()) or pool.next_waiting()
         if job is None:
             return
         pool.start(job)
 
 
-def _stop_if_only_failing(env: EnvRuntime, pool: WorkerPool) -> None:
-    if pool.consecutive_empty_items < env.config.max_failures_in_a_row:
+def _stop_if_only_failing(runtime: EnvRuntime, pool: WorkerPool) -> None:
+    if pool.consecutive_lost_items < runtime.config.max_failures_in_a_row:
         return
     gone = pool.servers_gone_since
-    if gone is not None and time.monotonic() - gone < env.config.api_timeout_s:
+    if gone is not None and time.monotonic() - gone < runtime.config.api_timeout_s:
         return  # a server is absent: waiting may help, new items would not
-    message = f"{pool.consecutive_empty_items} items in a row gave no group ({_counts(env)})"
+    message = (
+        f"{pool.consecutive_lost_items} items in a row gave no group ({_counts(runtime)})"
+    )
     last = f"\nthe last error: {describe_error(pool.last_error)}" if pool.last_error else ""
     raise OnlyFailures(message + last) from pool.last_error
 
 
-def _counts(env: EnvRuntime) -> str:
-    counts = {**env.pool.counts, **env.group_stats.totals()}
+def _counts(runtime: EnvRuntime) -> str:
+    counts = {**runtime.pool.counts, **runtime.group_stats.totals()}
     return ", ".join(f"{count} {name}" for name, count in counts.items() if count)
 
 
-async def _log_result(env: EnvRuntime, wanted: int) -> None:
-    kept = env.pool.counts["kept"]
+async def _log_result(runtime: EnvRuntime, wanted: int) -> None:
+    kept = runtime.pool.counts["kept"]
     if not kept:
         return  # the error that ends the command has the reason
-    where = f" in {Path(env.group_file.path)}" if env.group_file else ""
-    logger.info("%d of %d groups%s; %s", kept, wanted, where, _counts(env))
-    if allowed := ", ".join(f"{n} {why}" for why, n in env.group_stats.allowed.items()):
-        rules = "--env.ensure_scores_are_not_same, --env.max_token_length"
+    where = f" in {Path(runtime.group_file.path)}" if runtime.group_file else ""
+    logger.info("%d of %d groups%s; %s", kept, wanted, where, _counts(runtime))
+    if allowed := ", ".join(f"{n} {why}" for why, n in runtime.group_stats.allowed.items()):
+        rules = "--runtime.ensure_scores_are_not_same, --runtime.max_token_length"
         logger.info("`serve` would drop %s of these (%s)", allowed, rules)
-    if env.group_file is not None:
-        await _write_page(env, env.group_file.path)
+    if runtime.group_file is not None:
+        await _write_page(runtime, runtime.group_file.path)
 
 
-async def _write_page(env: EnvRuntime, path: Path) -> None:
+async def _write_page(runtime: EnvRuntime, path: Path) -> None:
     from atroposlib.frontend.jsonl2html import generate_html
 
-    page = await asyncio.to_thread(generate_html, str(path), None, vars(env).get("tokenizer"))
+    page = await asyncio.to_thread(generate_html, str(path), None, runtime.loaded_tokenizer())
     logger.info("see %s", page)

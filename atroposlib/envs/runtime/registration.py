@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from atroposlib.client import AsyncRolloutClient
 from atroposlib.envs.runtime.waits import Shutdown
@@ -27,12 +28,13 @@ class JoinedRun:
     ``config.batch_size`` and ``config.total_steps`` follow the trainer.
     """
 
-    def __init__(self, label: Callable[[], str], config: BaseEnvConfig) -> None:
+    def __init__(self, label: Callable[[], str], config: Callable[[], BaseEnvConfig]) -> None:
         self.label = label
-        self.config = config
-        self.takes_steps_from_trainer = config.total_steps == -1
+        self._config = config  # called for each use: an environment may replace its settings
+        self._takes_steps: bool | None = None  # from the trainer; None: not joined yet
         self.registered: EnvRegistered | None = None
         self.status: EnvStatus | None = None
+        self.status_dict: dict[str, Any] = {}  # the same for environments
         self.step = 0  # trainer steps; ``process``: groups kept
         self.max_token_len = -1  # tokens of a sequence; -1: unknown
         self.env_id: int | None = None
@@ -41,6 +43,11 @@ class JoinedRun:
         self.group: str | None = None
         self.checkpoint_dir = ""
         self.checkpoint_interval = -1
+
+    @property
+    def config(self) -> BaseEnvConfig:
+        """The settings of the environment."""
+        return self._config()
 
     @property
     def registration(self) -> EnvRegistered:
@@ -66,7 +73,9 @@ class JoinedRun:
         Raises ConfigError: no number of steps is set, or a group cannot fit into a batch.
         """
         self.resize(batch_size, max_token_len)
-        if self.takes_steps_from_trainer:
+        if self._takes_steps is None:
+            self._takes_steps = self.config.total_steps == -1
+        if self._takes_steps:
             self.config.total_steps = registration.num_steps
         if self.config.total_steps < 0:
             raise ConfigError("total_steps is -1 here and at the trainer: set one of them")
@@ -96,6 +105,7 @@ class JoinedRun:
     def follow(self, status: EnvStatus) -> None:
         """Adopt what the API last said of the run."""
         self.status = status
+        self.status_dict = status.model_dump()
 
     def reach(self, step: int) -> None:
         self.step = step

@@ -24,7 +24,7 @@ from atroposlib.client import AsyncRolloutClient
 from atroposlib.envs.rollout import pacing
 from atroposlib.envs.rollout.pool import RolloutTask, repeat
 from atroposlib.envs.runtime.admission import RolloutAdmission
-from atroposlib.envs.runtime.env_runtime import EnvRuntime
+from atroposlib.envs.runtime.env_runtime import EnvRuntime, name_of
 from atroposlib.envs.runtime.registration import RunRegistration
 from atroposlib.envs.runtime.sender import GroupSender
 from atroposlib.envs.runtime.server_watch import ServerWatch
@@ -38,7 +38,7 @@ from atroposlib.errors import (
     UnknownEnv,
     boundary,
 )
-from atroposlib.wire import MOSTLY_DROPPED, EnvStatus, Heartbeat
+from atroposlib.wire import MOSTLY_DROPPED, EnvSource, EnvStatus, Heartbeat
 from atroposlib.wire.status import ServerState, WaitReport
 
 logger = logging.getLogger(__name__)
@@ -61,39 +61,45 @@ class EnvPhase(str, Enum):
 class Serve:
     """The life of an environment process in one or more runs."""
 
-    def __init__(self, env: EnvRuntime) -> None:
-        self.env = env
-        self.waits = Waits(env.label())
+    def __init__(self, runtime: EnvRuntime) -> None:
+        self.runtime = runtime
+        self.waits = Waits(runtime.label())
         self.client = AsyncRolloutClient(
-            env.config.rollout_server_url,
-            give_up_after_s=env.config.api_timeout_s,
+            runtime.config.rollout_server_url,
+            give_up_after_s=runtime.config.api_timeout_s,
             on_wait=lambda reason: self.waits.start("api", reason),
             on_continue=lambda: self.waits.clear("api"),
             binary=True,
         )
         # A name per process, kept over registrations.
-        self.name = f"{env.label()}-{uuid.uuid4().hex[:6]}"
+        self.name = f"{runtime.label()}-{uuid.uuid4().hex[:6]}"
         self.phase = EnvPhase.WAITING_FOR_TRAINER
         self.shutdown = Shutdown()
         self.complete = False  # every batch of the run is delivered or can be filled
         self.sender: GroupSender | None = None
-        self._run = env.joined_run
+        self._run = runtime.joined_run
         self._accepted_before = 0  # groups, at the request of the last status
         self.registration = RunRegistration(
-            env.joined_run,
+            runtime.joined_run,
             self.client,
             self.shutdown,
             waiting=lambda reason: self.waits.start("trainer", reason),
             # Unfinished rollouts began under the weights and versions of the old run.
-            new_run=env.pool.requeue_unfinished,
-            source=lambda: checked_identity(type(env), env.config, env.name or env.label()),
+            new_run=runtime.pool.requeue_unfinished,
+            source=lambda: checked_identity(
+                type(runtime.env), runtime.env.config, name_of(runtime.env) or runtime.label()
+            ),
         )
         self.admission = RolloutAdmission(self.client)
-        self.servers = ServerWatch(env, self.client, self.shutdown)
-        self.evaluation = env.periodic_evaluation
-        env.metrics_logger.sinks.append(env.group_stats.reports)
+        self.servers = ServerWatch(runtime, self.client, self.shutdown)
+        self.evaluation = runtime.periodic_evaluation
+        runtime.metrics_logger.sinks.append(runtime.group_stats.reports)
         self._heart: asyncio.Future[None] | None = None
         self._next: RolloutTask | None = None  # wanted, and not admitted yet
+
+    def _source(self) -> EnvSource:
+        env = self.runtime.env
+        return checked_identity(type(env), env.config, name_of(env) or self.runtime.label())
 
     @property
     def status(self) -> EnvStatus | None:
@@ -114,40 +120,40 @@ class Serve:
             AtroposError: ``max_failures_in_a_row`` rollouts failed; the last of their errors.
             ConfigError: with these settings no group would ever be trained.
         """
-        require_trainable(self.env.config)
+        require_trainable(self.runtime.config)
         if only_checks():
             return
         self._heart = asyncio.ensure_future(repeat(HEARTBEAT_S, self.beat))
         self.servers.begin()
         self.shutdown.listen()
         try:
-            with boundary(self.env.label(), None, "setup"):
-                await self.shutdown.or_shutdown(self.env.setup())
+            with boundary(self.runtime.label(), None, "setup"):
+                await self.shutdown.or_shutdown(self.runtime.env.setup())
             await self._join()
-            await self.servers.wait_for_one(self.waits, self.env.config.api_timeout_s)
-            if self.env.config.eval_at_start:
+            await self.servers.wait_for_one(self.waits, self.runtime.config.api_timeout_s)
+            if self.runtime.config.eval_at_start:
                 self.evaluation.schedule(self._run.step)
             while not self.complete:
                 await self._turn()
             await self._drain()
             self.phase = EnvPhase.EVALUATING
-            at_end = self.env.config.eval_at_end
+            at_end = self.runtime.config.eval_at_end
             last = self.evaluation.finish(self._weights_of, evaluate_at_end=at_end)
             await self.shutdown.or_shutdown(last)
         except StopRequested:
-            logger.info("%s: stops on request", self.env.label())
+            logger.info("%s: stops on request", self.runtime.label())
         except AtroposError:
-            self.env.metrics_logger.quiet()  # the error is the last line
+            self.runtime.metrics_logger.quiet()  # the error is the last line
             raise
         finally:
             await self._leave()
 
     async def _join(self) -> None:
-        await self.env.register_env()
-        await self.env.get_server_info()
-        await self.env.setup_wandb()
+        await self.runtime.env.register_env()
+        await self.runtime.env.get_server_info()
+        await self.runtime.env.setup_wandb()
         if self._run.step > 0:
-            self.env.load_checkpoint()
+            self.runtime.env.load_checkpoint()
 
     async def register(self) -> None:
         """Join the run of the trainer, and send groups to it."""
@@ -155,41 +161,41 @@ class Serve:
         self.sender = GroupSender(
             self.client,
             lambda: self._run.registration,
-            self.env.group_stats,
-            group_size=self.env.config.group_size,
+            self.runtime.group_stats,
+            group_size=self.runtime.config.group_size,
             re_register=self.registration.re_register,
-            requeue=self.env.pool.backlog.append,
+            requeue=self.runtime.pool.backlog.append,
         )
         self._accepted_before = 0
 
     async def open_trackers(self) -> None:
         """Record in the trackers of the settings, under the names of the run."""
-        if self.env.config.tracker_names:
+        if self.runtime.config.tracker_names:
             info = await self.client.wandb_info()
             self._run.name_records(info.get("project"), info.get("group"))
-            self.env.metrics_logger.open_trackers(self._run)
+            self.runtime.metrics_logger.open_trackers(self._run)
 
     # --- a turn of the loop ----------------------------------------------------------
 
     async def _turn(self) -> None:
-        env, started = self.env, time.monotonic()
+        runtime, started = self.runtime, time.monotonic()
         try:
-            await env.get_status()
-            await env.env_step_checks()
-            if self.status is not None and pacing.should_stop(env.config, self.status):
+            await runtime.env.get_status()
+            await runtime.env.env_step_checks()
+            if self.status is not None and pacing.should_stop(runtime.config, self.status):
                 self.complete = True
                 return
             if self.status is not None:
                 self.evaluation.start_if_due(self.status)
-            await env.add_train_workers()
+            await runtime.env.add_train_workers()
         except (UnknownEnv, NotRegistered):
             await self._join_again()
             return
         self._update_phase()
-        env.metrics_logger.mainloop_timings.append(time.monotonic() - started)
+        runtime.metrics_logger.mainloop_timings.append(time.monotonic() - started)
         self._raise_if_hopeless()
-        await self.shutdown.or_shutdown(env.pool.wait_for_change(STATUS_POLL_S))
-        await env.pause_while_failing(self.waits, self.shutdown)
+        await self.shutdown.or_shutdown(runtime.pool.wait_for_change(STATUS_POLL_S))
+        await runtime.pause_while_failing(self.waits, self.shutdown)
 
     async def _join_again(self) -> None:
         self.phase = EnvPhase.WAITING_FOR_TRAINER
@@ -198,14 +204,14 @@ class Serve:
 
     async def read_status(self) -> None:
         """Follow queue, step and weight."""
-        env, sender, who = self.env, self.sender, self._run.identity
+        runtime, sender, who = self.runtime, self.sender, self._run.identity
         await self.shutdown.or_shutdown(self.registration.refresh())
         accepted = sender.accepted_groups if sender is not None else 0
         status = await self.shutdown.or_shutdown(self.client.status_env(who))
         if self.status is None or status.env_weight != self.status.env_weight:
-            await env.update_weight(status.env_weight)
+            await runtime.server.update_weight(status.env_weight)
         has_version = "policy_version" in status.model_fields_set
-        env.server.announce_version(status.policy_version if has_version else None)
+        runtime.server.announce_version(status.policy_version if has_version else None)
         self._run.follow(status)
         self._accepted_before = accepted
 
@@ -227,7 +233,7 @@ class Serve:
         )
 
     def _raise_if_hopeless(self) -> None:
-        env, config, pool = self.env, self.env.config, self.env.pool
+        runtime, config, pool = self.runtime, self.runtime.config, self.runtime.pool
         if pool.fatal is not None:
             raise pool.fatal
         if self._heart is not None and self._heart.done():
@@ -245,57 +251,57 @@ class Serve:
         waited_s = self.waits.seconds("trainer")
         if paused and waited_s > config.trainer_timeout_s:
             waited = f"{waited_s:.0f} s"
-            raise NotRegistered(f"{env.label()} waited {waited} for {self.waiting_on}")
+            raise NotRegistered(f"{runtime.label()} waited {waited} for {self.waiting_on}")
 
     async def step_checks(self) -> None:
         """Do what a new step makes due: evaluation, checkpoint, metrics."""
-        env, run, status = self.env, self._run, self.status
+        runtime, run, status = self.runtime, self._run, self.status
         if status is None or status.current_step == run.step:
             return
         old, new = run.step, status.current_step
-        if pacing.is_due(old, new, env.config.steps_per_eval):
+        if pacing.is_due(old, new, runtime.config.steps_per_eval):
             self.evaluation.schedule(new)
         interval = run.checkpoint_interval
         if pacing.is_due(old, new, interval):
-            with boundary(env.label(), f"step {new}", "save_checkpoint"):
-                env.save_checkpoint(new // interval * interval)
+            with boundary(runtime.label(), f"step {new}", "save_checkpoint"):
+                runtime.env.save_checkpoint(new // interval * interval)
         run.reach(new)
-        stats = env.group_stats
-        if stats.kept_since_log >= env.config.min_items_sent_before_logging:
-            with boundary(env.label(), f"step {new}", "wandb_log"):
-                await env.wandb_log({})
+        stats = runtime.group_stats
+        if stats.kept_since_log >= runtime.config.min_items_sent_before_logging:
+            with boundary(runtime.label(), f"step {new}", "wandb_log"):
+                await runtime.env.wandb_log({})
             stats.restart_log()
 
     def rollouts_wanted(self) -> int:
         """How many rollouts should run now."""
-        env, evaluating = self.env, self.evaluation.task is not None
-        cap = pacing.worker_cap(env.config, env.max_num_workers, evaluating=evaluating)
-        return pacing.rollouts_wanted(env.config, self._queue(), cap)
+        runtime, evaluating = self.runtime, self.evaluation.task is not None
+        cap = pacing.worker_cap(runtime.config, runtime.max_num_workers, evaluating=evaluating)
+        return pacing.rollouts_wanted(runtime.config, self._queue(), cap)
 
     async def add_workers(self) -> None:
         """Start rollouts up to the number wanted and admitted, oldest waiting items first."""
-        env, who, size = self.env, self._run.identity, self.env.config.group_size
-        await self.shutdown.or_shutdown(self.admission.settle(env.pool.jobs, who, size))
+        runtime, who, size = self.runtime, self._run.identity, self.runtime.config.group_size
+        await self.shutdown.or_shutdown(self.admission.settle(runtime.pool.jobs, who, size))
         bounded = self.status is not None and self.status.max_staleness is not None
-        more = self.rollouts_wanted() - env.pool.busy
-        env.metrics_logger.workers_added_list.append(more)
+        more = self.rollouts_wanted() - runtime.pool.busy
+        runtime.metrics_logger.workers_added_list.append(more)
         # A bound: the step has to be read even if rollouts end as fast as they start.
         for _ in range(more):
             if self.shutdown.requested.is_set():
                 return
-            job = self._next or env.pool.next_waiting() or await env.new_job()
+            job = self._next or runtime.pool.next_waiting() or await runtime.new_job()
             if job is None:
                 return
             self._next = job  # kept if this call is interrupted
-            idle = env.pool.busy == 0
+            idle = runtime.pool.busy == 0
             admitted = self.admission.admits(job.uuid, who, size, bounded=bounded, idle=idle)
             if not await self.shutdown.or_shutdown(admitted):
                 return
             self._next = None
-            env.pool.start(job)
+            runtime.pool.start(job)
 
     def _update_phase(self) -> None:
-        pool, limit = self.env.pool, self.env.config.max_failures_in_a_row
+        pool, limit = self.runtime.pool, self.runtime.config.max_failures_in_a_row
         if self.evaluation.task is not None:
             self.phase = EnvPhase.EVALUATING
             self.waits.clear("trainer", "groups")
@@ -309,7 +315,7 @@ class Serve:
             self.waits.start("trainer", "the trainer to take a batch", usual=True)
         else:
             self.waits.clear("trainer")
-            dropped = self.env.group_stats.mostly_dropped()
+            dropped = self.runtime.group_stats.mostly_dropped()
             self.phase = EnvPhase.MOSTLY_DROPPED if dropped else EnvPhase.ROLLOUT
             if dropped or pool.consecutive_empty_items >= limit:
                 none = f"none in the last {pool.consecutive_empty_items} items"
@@ -319,13 +325,13 @@ class Serve:
 
     async def _weights_of(self, step: int) -> None:
         """WaitReport, within a bound, until the servers hold the weights that ``step`` gave."""
-        wait_s = self.env.config.final_weights_timeout_s
+        wait_s = self.runtime.config.final_weights_timeout_s
         started = time.monotonic()
         while self.status is not None and not pacing.weights_have_settled(
             step,
             self.status.current_step,
             self.status.policy_version,
-            pacing.groups_of_batches(self.status, self.env.config.batch_size),
+            pacing.groups_of_batches(self.status, self.runtime.config.batch_size),
         ):
             self.waits.start("weights", f"the weights of step {step}")
             if time.monotonic() - started > wait_s:
@@ -342,9 +348,9 @@ class Serve:
 
     async def beat(self, **last: int) -> None:
         """Report the current activity to the API; an absent API is not waited for."""
-        env = self.env
-        servers = await env.server.states()
-        stats, details = env.group_stats, env.pool.figures()
+        runtime = self.runtime
+        servers = await runtime.server.states()
+        stats, details = runtime.group_stats, runtime.pool.figures()
         details |= {**stats.totals(), **stats.recent_reward(), "clock": time.time(), **last}
         waits = [*self.waits.report(), *_silence_of(servers)]
         waits.sort(key=lambda wait: wait.depth)
@@ -361,18 +367,18 @@ class Serve:
         )
         await self.servers.refresh()
         if self._run.registered is not None:
-            await env.group_stats.reports.send(self.client, self._run.identity)
+            await runtime.group_stats.reports.send(self.client, self._run.identity)
 
     async def _drain(self) -> None:
         self.phase = EnvPhase.DRAINING
         self.waits.clear("trainer", "groups", "weights", "failures")
-        self.env.pool.cancel_unfinished()
-        bound = 0.0 if self.shutdown.forced else self.env.config.drain_timeout_s
-        if late := await self.env.pool.drain(bound):
+        self.runtime.pool.cancel_unfinished()
+        bound = 0.0 if self.shutdown.forced else self.runtime.config.drain_timeout_s
+        if late := await self.runtime.pool.drain(bound):
             logger.error("%d sends did not finish within the drain timeout", late)
 
     async def _leave(self) -> None:
-        env = self.env
+        runtime = self.runtime
         await self._drain()
         for task in (self._heart, self.evaluation.task):
             if task is not None:
@@ -382,21 +388,21 @@ class Serve:
         try:
             if self.sender is not None:
                 await asyncio.wait_for(self._disconnect(), DISCONNECT_TIMEOUT_S)
-                with boundary(env.label(), "the end", "wandb_log"):
-                    await env.wandb_log({})
+                with boundary(runtime.label(), "the end", "wandb_log"):
+                    await runtime.env.wandb_log({})
         except (AtroposError, asyncio.TimeoutError) as error:
             # A failure here must not hide an error that ends the run.
             logger.error("while leaving: %s", error or "no reply from the rollout API")
         finally:
-            level = env.metrics_logger.level
-            logger.log(level, "%s leaves: %s", env.label(), env.group_stats.totals())
-            await env.close()
+            level = runtime.metrics_logger.level
+            logger.log(level, "%s leaves: %s", runtime.label(), runtime.group_stats.totals())
+            await runtime.close()
             await self.client.close()
 
     async def _disconnect(self) -> None:
         who = self._run.identity
         await self.beat(ended=1)
-        await self.admission.settle((), who, self.env.config.group_size)
+        await self.admission.settle((), who, self.runtime.config.group_size)
         await self.client.disconnect_env(who)
 
 

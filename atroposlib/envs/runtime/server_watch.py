@@ -23,30 +23,34 @@ class ServerWatch:
     """Checks the model of each server at its first answer, even before any rollout calls."""
 
     def __init__(
-        self, env: EnvRuntime, client: AsyncRolloutClient, shutdown: Shutdown
+        self, runtime: EnvRuntime, client: AsyncRolloutClient, shutdown: Shutdown
     ) -> None:
-        self._env = env
+        self._runtime = runtime
         self._client = client
         self._shutdown = shutdown
         self._checks: list[asyncio.Future[None]] = []
 
     def begin(self) -> None:
         """Check the servers of the settings."""
-        if not self._env.server.use_proxy:
-            self._checks.append(asyncio.ensure_future(self._check(self._env.server.servers)))
+        if not self._runtime.server.use_proxy:
+            self._checks.append(
+                asyncio.ensure_future(self._check(self._runtime.server.servers))
+            )
 
     async def refresh(self) -> None:
         """Follow the directory, if the settings name it; an absent API changes nothing."""
-        env = self._env
-        if env.server.template is None or (listed := await self._client.servers()) is None:
+        runtime = self._runtime
+        if runtime.server.template is None or (listed := await self._client.servers()) is None:
             return
-        if new := await env.server.follow(listed):
+        if new := await runtime.server.follow(listed):
             for server in new:
                 if isinstance(server, TokenServer):
-                    await server.require_tokenizer(env.tokenizer, env.config.tokenizer_name)
+                    await server.require_tokenizer(
+                        runtime.tokenizer, runtime.config.tokenizer_name
+                    )
             self._checks = [check for check in self._checks if not check.done()]
             self._checks.append(asyncio.ensure_future(self._check(new)))
-        env.count_workers()
+        runtime.count_workers()
 
     async def wait_for_one(self, waits: Waits, bound_s: float) -> None:
         """Wait until a server takes part.
@@ -54,7 +58,7 @@ class ServerWatch:
         Raises:
             InferenceUnavailable: no server did within ``bound_s``.
         """
-        server, started = self._env.server, time.monotonic()
+        server, started = self._runtime.server, time.monotonic()
         while server.template is not None and not (server.servers or server.use_proxy):
             what = "an inference server that takes part, in the directory of the rollout API"
             waits.start("server", what)

@@ -24,6 +24,7 @@ ENV_NAMESPACE = "env"
 OPENAI_NAMESPACE = "openai"
 SERVER_MANAGER_NAMESPACE = "server"
 NAMESPACE_SEP = "."
+SLOT = "_atropos"  # the only attribute of an environment that is not its author's: its runtime
 
 STATUS_POLL_S = 0.1  # period of status requests to the rollout API
 HEARTBEAT_S = 2.0  # period of heartbeats
@@ -188,7 +189,7 @@ class BaseEnvConfig(BaseModel):
     max_failures_in_a_row: int = Field(
         default=64,
         ge=1,
-        description="items in a row without an accepted group after which the run stops",
+        description="items in a row that failed or lost their group after which the run stops",
     )
     api_timeout_s: float = Field(
         default=1200.0, gt=0, description="seconds to wait for an unreachable rollout API"

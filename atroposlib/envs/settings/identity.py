@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib import __version__
+from atroposlib.envs.settings.config import SLOT
 from atroposlib.utils.command.references import digest, installed_environments
 from atroposlib.wire import EnvSource
 
@@ -47,12 +48,9 @@ def module_files(module: Any) -> Path | None:
 
 
 def data_files(env_cls: type, config: Any) -> list[Path]:
-    """Local files that the data set, or a setting ``dataset_path``, names."""
-    definition = getattr(env_cls, "definition", None)
-    named = [getattr(config, "dataset_path", None)]
-    named += [definition.dataset, definition.eval_dataset] if definition is not None else []
-    paths = [Path(path) for path in named if isinstance(path, (str, Path))]
-    return [path for path in paths if path.exists()]
+    """Local files of the data of the class with its settings."""
+    named = getattr(env_cls, SLOT).local_data(env_cls, config)
+    return [path for path in map(Path, named) if path.exists()]
 
 
 def report_path(source: EnvSource, name: str) -> Path:

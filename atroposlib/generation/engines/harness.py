@@ -63,12 +63,12 @@ class ServerHarness(APIServer):
         self._config = _complete(given)
 
     def set_desired_response(
-        self, messages: Sequence[Mapping[str, Any]], response: ChatCompletion
+        self, input_message: Sequence[Mapping[str, Any]], desired_response: ChatCompletion
     ) -> None:
-        self.chats[chat_key(messages)] = response
+        self.chats[chat_key(input_message)] = desired_response
 
-    def set_desired_completion(self, prompt: str, response: Completion) -> None:
-        self.completions[prompt] = response
+    def set_desired_completion(self, input_message: str, completion: Completion) -> None:
+        self.completions[input_message] = completion
 
     def set_tokens_and_logprobs_response(
         self,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.tokenizers.forms import with_ids
 from atroposlib.utils.tokenizers.plain import INSTALL, PlainTokenizer, obstacle, read_json_file
 
 # Classes that add nothing to tokenizer.json.
@@ -74,8 +75,9 @@ def load_tokenizer_named(name: str) -> Any:
 
     AutoTokenizer imports the model classes and torch, which takes three seconds and some
     hundred MB of every environment process. A directory without a special tokenizer class is
-    loaded directly, and without transformers by :class:`PlainTokenizer`. Raises ConfigError:
-    there is no tokenizer of that name, or it needs transformers, which are not installed.
+    loaded directly, and without transformers by :class:`PlainTokenizer`. Chats become ids unless
+    ``return_dict=True``, in each release of transformers. Raises ConfigError: there is no
+    tokenizer of that name, or it needs transformers, which are not installed.
     """
     directory = Path(name)
     plain = _is_plain(directory)
@@ -93,7 +95,7 @@ def load_tokenizer_named(name: str) -> Any:
 
         loader = getattr(transformers, kind)
     try:
-        return loader.from_pretrained(name)
+        return with_ids(loader.from_pretrained(name))
     except (OSError, ValueError) as error:
         reason = str(error).split("\n")[0]
         raise ConfigError(f"no tokenizer can be loaded from {name!r}: {reason}") from error

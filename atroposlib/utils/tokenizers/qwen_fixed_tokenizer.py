@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any
 
+from atroposlib.utils.tokenizers.forms import with_ids
+
 TEMPLATE = "qwen_fixed.jinja"
 
 
@@ -19,7 +21,8 @@ class QwenFixedTokenizer:
     def __init__(self, model_name_or_path: str, **kwargs: Any) -> None:
         from transformers import AutoTokenizer
 
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(model_name_or_path, **kwargs)
+        loaded = AutoTokenizer.from_pretrained(model_name_or_path, **kwargs)
+        self.tokenizer: Any = with_ids(loaded)
         template = files(__package__).joinpath(TEMPLATE).read_text(encoding="utf-8")
         self.tokenizer.chat_template = template
 

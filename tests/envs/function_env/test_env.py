@@ -189,7 +189,7 @@ async def test_a_sample_without_a_score_is_drawn_again_and_not_scored_zero(
     assert await env.process_manager() == 4
     assert [sorted(group["scores"]) for group in groups_in(tmp_path)] == [[3.0, 4.0]] * 4
     assert set(drawn.values()) == {3}
-    assert env.group_stats.samples == {"no_score": len(drawn)}
+    assert env._atropos.group_stats.samples == {"no_score": len(drawn)}
 
 
 async def test_a_failing_rollout_or_reward_is_typed_and_drawn_again(env_of, fake, tmp_path):
@@ -209,7 +209,7 @@ async def test_a_failing_rollout_or_reward_is_typed_and_drawn_again(env_of, fake
     env = env_of(fragile)
     assert await env.process_manager() == 1
     assert groups_in(tmp_path)[0]["scores"] == [1.0, 1.0]
-    assert env.group_stats.samples == {"env_error": 1, "judge_error": 1}
+    assert env._atropos.group_stats.samples == {"env_error": 1, "judge_error": 1}
 
 
 async def test_a_run_of_failures_only_ends_with_an_error_naming_env_item_and_stage(env_of):

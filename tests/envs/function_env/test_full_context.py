@@ -69,7 +69,7 @@ async def test_long_rollouts_are_kept_with_a_typed_outcome_and_the_score_of_the_
         for outcome in ("truncated", "ok")
     )
     assert sum(t != -100 for t in long) > sum(t != -100 for t in short) > 0
-    assert env.group_stats.totals()["samples_context_full"] == 2
+    assert env._atropos.group_stats.totals()["samples_context_full"] == 2
 
 
 async def test_a_function_that_catches_the_error_scores_the_rollout_itself(played):
@@ -203,4 +203,4 @@ async def test_conversations_of_old_environments_are_kept_too(played):
         (2.0, "ok"),
         (2.0, "ok"),
     ]
-    assert env.group_stats.totals()["samples_context_full"] == 2
+    assert env._atropos.group_stats.totals()["samples_context_full"] == 2

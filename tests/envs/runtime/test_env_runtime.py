@@ -40,7 +40,7 @@ async def test_values_that_are_no_groups_are_counted_and_end_nothing(env):
     made = [7, {"scores": [1.0]}, {"tokens": [[5]], "metadata": [1]}, [{}]]
     assert await env.handle_send_to_api(made, "item", do_send_to_api=False) == []
     assert await env.handle_send_to_api(7, "item", do_send_to_api=False) == []
-    assert env.group_stats.by_reason() == {"dropped_malformed": 5}
+    assert env._atropos.group_stats.by_reason() == {"dropped_malformed": 5}
 
 
 ATTRIBUTES = (
@@ -94,10 +94,13 @@ def test_an_existing_path_gets_a_number_in_file_and_config(env, toy_config, tmp_
 def test_attributes_that_old_environments_set_reach_their_owner(env):
     env.curr_step, env.items_sent_this_step, env.checkpoint_dir = 5, 2, "/runs"
     env.completion_lengths, env.rollouts_for_wandb = [7], [[("text", 1.0)]]
-    assert (env.joined_run.step, env.joined_run.checkpoint_dir) == (5, "/runs")
-    assert env.group_stats.kept_since_log == 2
-    assert env.metrics_logger.completion_lengths == [7]
-    assert env.metrics_logger.rollouts == [[("text", 1.0)]]
+    assert (env._atropos.joined_run.step, env._atropos.joined_run.checkpoint_dir) == (
+        5,
+        "/runs",
+    )
+    assert env._atropos.group_stats.kept_since_log == 2
+    assert env._atropos.metrics_logger.completion_lengths == [7]
+    assert env._atropos.metrics_logger.rollouts == [[("text", 1.0)]]
 
 
 def test_values_set_before_the_constructor_are_replaced(env):

@@ -157,8 +157,8 @@ async def test_use_wandb_opens_the_run_of_the_original(
 ):
     config = toy_config.model_copy(update={"use_wandb": True, "wandb_name": "mine"})
     env = toy_env(config, inference_url)
-    env.joined_run.name, env.wandb_project, env.wandb_group = "mine_0", "p", "g"
-    env.metrics_logger.open_trackers(env.joined_run)
+    env._atropos.joined_run.name, env.wandb_project, env.wandb_group = "mine_0", "p", "g"
+    env._atropos.metrics_logger.open_trackers(env._atropos.joined_run)
     await env.add_rollouts_for_wandb({"tokens": [[5, 6], [7]], "scores": [1.0, 0.0]})
     await env.wandb_log({"train/percent_correct": 0.5, "eval/exact": 1})
     await env.close()
@@ -179,8 +179,11 @@ async def test_use_wandb_without_the_package_is_a_line_of_the_log(
 ):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     env = toy_env(toy_config.model_copy(update={"use_wandb": True}), inference_url)
-    env.metrics_logger.open_trackers(env.joined_run)
-    assert "wandb is not installed" in caplog.text and not env.logs_to_wandb()
+    env._atropos.metrics_logger.open_trackers(env._atropos.joined_run)
+    assert (
+        "wandb is not installed" in caplog.text
+        and not env._atropos.metrics_logger.shows_tables
+    )
 
 
 async def test_a_missing_account_ends_the_environment(
@@ -203,8 +206,8 @@ async def test_trackers_of_serve_have_the_project_and_group_of_the_trainer(
     with api.trainer(batch_size=2, num_steps=1, **words):
         env = toy_env(toy_config, inference_url, rollout_server_url=api.url, **settings)
         serving = asyncio.ensure_future(env.env_manager())
-        await eventually(lambda: env.group_stats.sent > 0)
-        env.serving.shutdown.request("test")
+        await eventually(lambda: env._atropos.group_stats.sent > 0)
+        env._atropos.serving.shutdown.request("test")
         await asyncio.wait_for(serving, 600)
     given, *steps, end = recorded_wandb
     assert (given["project"], given["group"]) == ("p", "g")

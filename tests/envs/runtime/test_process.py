@@ -56,7 +56,7 @@ async def test_rollouts_run_side_by_side_up_to_the_workers(process_env):
     original = env.collect_trajectories
 
     async def counted(item):
-        seen.append(env.pool.busy)
+        seen.append(env._atropos.pool.busy)
         return await original(item)
 
     env.collect_trajectories = counted
@@ -68,7 +68,7 @@ async def test_failures_are_tried_again_and_the_run_completes(process_env):
     env = process_env()
     env.failures.extend([ValueError("once"), ValueError("twice")])
     assert await env.process_manager() == 4
-    assert env.pool.counts["retried"] == 2
+    assert env._atropos.pool.counts["retried"] == 2
 
 
 async def test_a_run_that_only_fails_stops_with_the_reason(process_env):
@@ -127,7 +127,7 @@ async def test_an_absent_server_is_waited_for_after_any_number_of_failures(proce
     env = process_env(max_failures_in_a_row=2, max_num_workers=2)
     env.failures.extend(InferenceUnavailable("down") for _ in range(5))
     assert await env.process_manager() == 4
-    assert env.pool.counts["failed"] == 5
+    assert env._atropos.pool.counts["failed"] == 5
 
 
 async def test_a_server_absent_for_too_long_ends_the_run_and_is_named(process_env):
@@ -142,6 +142,26 @@ async def test_a_run_that_only_drops_groups_stops_with_the_reason(process_env):
     env.same_scores = True
     with pytest.raises(OnlyFailures, match="dropped_same_scores"):
         await env.process_manager()
+
+
+async def test_items_without_a_group_by_the_environments_decision_end_nothing(
+    process_env, caplog
+):
+    env = process_env(max_failures_in_a_row=2, max_num_workers=1)
+    original = env.collect_trajectories
+
+    async def seldom(item):
+        return await original(item) if env.iter % 70 == 0 else (None, [])
+
+    async def none_scored(collected):
+        return collected if env.iter % 140 == 0 else None
+
+    env.collect_trajectories, env.postprocess_histories = seldom, none_scored
+    assert await env.process_manager() == 4
+    assert env.iter == 4 * 140 and env._atropos.pool.counts["empty"] == 4 * 139
+    warned = [r for r in caplog.records if "items in a row gave no group" in r.message]
+    assert len(warned) == 8  # at 64 and 128 items of each 140
+    assert env._atropos.pool.last_error is None
 
 
 async def test_groups_that_serve_would_drop_are_counted_at_the_end(process_env, caplog):
@@ -201,7 +221,7 @@ async def test_a_signal_keeps_the_finished_groups_and_writes_their_page(process_
         await asyncio.wait_for(env.process_manager(), 600)
     assert len((tmp_path / "groups.jsonl").read_text().splitlines()) == 2
     assert exported_groups(tmp_path / "groups.html") == 2
-    assert env.pool.counts["cancelled"] == 1
+    assert env._atropos.pool.counts["cancelled"] == 1
 
 
 async def test_an_exception_keeps_the_finished_groups_and_writes_their_page(
@@ -233,7 +253,10 @@ async def test_dropped_and_short_groups_are_not_counted_as_kept(process_env, tmp
 
     env.collect_trajectories = first_two_are_bad
     assert await env.process_manager() == 2
-    assert env.group_stats.dropped == {"short": 1} and env.pool.counts["failed"] == 1
+    assert (
+        env._atropos.group_stats.dropped == {"short": 1}
+        and env._atropos.pool.counts["failed"] == 1
+    )
     assert len((tmp_path / "groups.jsonl").read_text().splitlines()) == 2
 
 
@@ -273,7 +296,7 @@ async def test_failed_samples_are_drawn_again_and_counted_by_outcome(toy_config,
     assert await env.process_manager() == 1
     assert sorted(json.loads(path.read_text())["scores"]) == [0.0, 0.25, 0.5, 1.0]
     expected = {"no_score": 1, "timeout": 1, "infra_error": 1, "judge_error": 1}
-    assert env.group_stats.samples == expected
+    assert env._atropos.group_stats.samples == expected
 
 
 async def test_an_item_whose_group_stays_short_is_tried_again_and_the_group_counted(
@@ -286,15 +309,15 @@ async def test_an_item_whose_group_stays_short_is_tried_again_and_the_group_coun
     env.config.total_steps = 2
     env.script = iter([None, None, None, None, 0.0, 1.0, 0.0, 1.0])
     assert await env.process_manager() == 2
-    assert env.group_stats.dropped == {"short": 1} and env.group_stats.samples == {
-        "no_score": 4
-    }
-    assert (env.iter, env.pool.counts["retried"]) == (2, 1)
+    assert env._atropos.group_stats.dropped == {
+        "short": 1
+    } and env._atropos.group_stats.samples == {"no_score": 4}
+    assert (env.iter, env._atropos.pool.counts["retried"]) == (2, 1)
 
 
 async def test_evaluate_writes_its_results_and_closes(toy_config, tmp_path, capsys):
     env = toy_env(toy_config, "http://127.0.0.1:9/v1", data_dir_to_save_evals=str(tmp_path))
-    await run_evaluate(env)
+    await run_evaluate(env._atropos)
     written = json.loads((tmp_path / "metrics.json").read_text())
     assert written["results"]["atropos|toy_eval|0"] == {"exact": 0.25}
     assert written["config_general"]["model_name"] == "fake"
@@ -309,4 +332,4 @@ async def test_a_failing_evaluation_fails_the_command(toy_config):
 
     env.evaluate = broken
     with pytest.raises(RolloutError, match="evaluate failed"):
-        await run_evaluate(env)
+        await run_evaluate(env._atropos)

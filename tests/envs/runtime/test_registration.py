@@ -27,7 +27,8 @@ def registered(env_id=3, run_id="r", num_steps=40, step=7):
 
 
 def run_of(**settings) -> JoinedRun:
-    return JoinedRun(lambda: "toy", BaseEnvConfig(group_size=4, **settings))
+    config = BaseEnvConfig(group_size=4, **settings)
+    return JoinedRun(lambda: "toy", lambda: config)
 
 
 class Api:

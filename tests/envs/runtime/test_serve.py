@@ -54,7 +54,7 @@ async def test_environment_and_trainer_take_turns_to_the_end(
 
     # Two groups of two make a batch of four: nothing more was generated than was trained on.
     assert len(fake.requests) == 6
-    assert env.group_stats.sent == 6
+    assert env._atropos.group_stats.sent == 6
     for number, claimed in enumerate(batches):
         for group in claimed.batch:
             versions = {v for row in group.versions for v in row}
@@ -83,13 +83,13 @@ async def test_a_dropped_group_is_shown_by_the_explorer_and_delays_no_rollout(
     env = toy_env(toy_config, inference_url, rollout_server_url=api.url)
     env.same_scores = True
     serving = asyncio.ensure_future(env.env_manager())
-    await eventually(lambda: env.group_stats.dropped["same_scores"] >= 2)
+    await eventually(lambda: env._atropos.group_stats.dropped["same_scores"] >= 2)
     dropped = f"{api.url}/explore/rollouts?state=dropped&why=same_scores"
     await eventually(lambda: len(httpx.get(dropped).json()["rows"]) == 2)
     row, _ = httpx.get(dropped).json()["rows"]
     assert (row["env"], row["reward"], row["item"]) == ("toy_0", 0.0, "item-1")
     assert len(env.rolled_out) > 2
-    env.serving.shutdown.request("test")
+    env._atropos.serving.shutdown.request("test")
     await asyncio.wait_for(serving, WAIT_S)
 
 
@@ -102,13 +102,13 @@ async def test_two_batches_ahead_are_generated_while_one_is_trained(
     )
     env.config.total_steps = 10
     serving = asyncio.ensure_future(env.env_manager())
-    await eventually(lambda: env.group_stats.sent == 4)
+    await eventually(lambda: env._atropos.group_stats.sent == 4)
     claimed = await asyncio.to_thread(client.claim, wait_s=5.0)
-    await eventually(lambda: env.serving.status.current_step == 1)
-    assert env.group_stats.sent == 4  # the leased batch still counts
+    await eventually(lambda: env._atropos.serving.status.current_step == 1)
+    assert env._atropos.group_stats.sent == 4  # the leased batch still counts
     await asyncio.to_thread(client.ack, claimed)
-    await eventually(lambda: env.group_stats.sent == 6)
-    env.serving.shutdown.request("test")
+    await eventually(lambda: env._atropos.group_stats.sent == 6)
+    env._atropos.serving.shutdown.request("test")
     await asyncio.wait_for(serving, WAIT_S)
     assert len(fake.requests) == 6
 
@@ -125,13 +125,17 @@ async def test_groups_accepted_between_the_status_and_the_start_leave_no_room_tw
     async def slow_checks():
         if len(env.rolled_out) == 4:
             env.gate.set()
-            await eventually(lambda: env.pool.busy == 0)
+            await eventually(lambda: env._atropos.pool.busy == 0)
 
     env.env_step_checks = slow_checks
     serving = asyncio.ensure_future(env.env_manager())
-    await eventually(lambda: env.serving and env.serving.phase.value == "paused: queue full")
-    assert env.group_stats.sent == len(env.rolled_out) == 4
-    env.serving.shutdown.request("test")
+    await eventually(
+        lambda: (
+            env._atropos.serving and env._atropos.serving.phase.value == "paused: queue full"
+        )
+    )
+    assert env._atropos.group_stats.sent == len(env.rolled_out) == 4
+    env._atropos.serving.shutdown.request("test")
     await asyncio.wait_for(serving, WAIT_S)
 
 
@@ -146,19 +150,19 @@ async def test_groups_that_arrive_while_the_status_is_read_do_not_end_the_run_ea
     env.config.total_steps = 4
     env.gate = asyncio.Event()
     serving = asyncio.ensure_future(env.env_manager())
-    await eventually(lambda: env.serving and env.serving.sender)
-    read = env.serving.client.status_env
+    await eventually(lambda: env._atropos.serving and env._atropos.serving.sender)
+    read = env._atropos.serving.client.status_env
 
     async def read_after_all_sends(who):
         if len(env.rolled_out) == 6:
             env.gate.set()
-            await eventually(lambda: env.pool.busy == 0)
+            await eventually(lambda: env._atropos.pool.busy == 0)
         return await read(who)
 
-    env.serving.client.status_env = read_after_all_sends
+    env._atropos.serving.client.status_env = read_after_all_sends
     await train(client, 4, serving)
     await asyncio.wait_for(serving, WAIT_S)
-    assert env.group_stats.sent >= 8
+    assert env._atropos.group_stats.sent >= 8
 
 
 async def test_environment_waits_for_the_trainer_and_reports_it(
@@ -166,8 +170,10 @@ async def test_environment_waits_for_the_trainer_and_reports_it(
 ):
     env = toy_env(toy_config, inference_url, rollout_server_url=api.url, total_steps=1)
     serving = asyncio.ensure_future(env.env_manager())
-    await eventually(lambda: env.serving is not None and env.serving.waiting_on)
-    assert "trainer" in env.serving.waiting_on
+    await eventually(
+        lambda: env._atropos.serving is not None and env._atropos.serving.waiting_on
+    )
+    assert "trainer" in env._atropos.serving.waiting_on
     assert fake.requests == []
     client = api.trainer(batch_size=4, num_steps=1)
     await train(client, 1, serving)
@@ -183,8 +189,8 @@ async def test_a_failed_item_is_tried_again_and_never_scored(
     serving = asyncio.ensure_future(env.env_manager())
     (claimed,) = await train(client, 1, serving)
     await asyncio.wait_for(serving, WAIT_S)
-    assert env.pool.counts["failed"] == env.pool.counts["retried"] == 2
-    assert "collect_trajectories failed on item" in str(env.pool.last_error)
+    assert env._atropos.pool.counts["failed"] == env._atropos.pool.counts["retried"] == 2
+    assert "collect_trajectories failed on item" in str(env._atropos.pool.last_error)
     assert {score for g in claimed.batch for score in g.scores} == {0.0, 1.0}
 
 
@@ -199,7 +205,7 @@ async def test_a_run_whose_rollouts_only_fail_stops_with_the_reason(
     env.failures.extend(map(ValueError, mistakes))
     with pytest.raises(AtroposError, match=r"toys.py:\d+: .*toy: collect_trajectories failed"):
         await asyncio.wait_for(env.env_manager(), WAIT_S)
-    assert env.group_stats.sent == 0
+    assert env._atropos.group_stats.sent == 0
 
 
 async def test_an_api_restart_loses_no_group_and_the_run_continues(
@@ -208,9 +214,9 @@ async def test_an_api_restart_loses_no_group_and_the_run_continues(
     client = api.trainer(batch_size=4, num_steps=2)
     env = toy_env(toy_config, inference_url, rollout_server_url=api.url, total_steps=2)
     serving = asyncio.ensure_future(env.env_manager())
-    await eventually(lambda: env.group_stats.sent == 2)
+    await eventually(lambda: env._atropos.group_stats.sent == 2)
     await asyncio.to_thread(api.stop)
-    await eventually(lambda: "rollout API" in (env.serving.waiting_on or ""))
+    await eventually(lambda: "rollout API" in (env._atropos.serving.waiting_on or ""))
     await asyncio.to_thread(api.start)
     batches = await train(client, 2, serving)
     await asyncio.wait_for(serving, WAIT_S)
@@ -224,13 +230,13 @@ async def test_reset_makes_the_environment_join_the_new_run(
     first = api.trainer(batch_size=4, num_steps=5)
     env = toy_env(toy_config, inference_url, rollout_server_url=api.url, total_steps=2)
     serving = asyncio.ensure_future(env.env_manager())
-    await eventually(lambda: env.group_stats.sent == 2)
-    old_run = env.joined_run.registration.run_id
+    await eventually(lambda: env._atropos.group_stats.sent == 2)
+    old_run = env._atropos.joined_run.registration.run_id
     await asyncio.to_thread(first.reset)
     second = await asyncio.to_thread(api.trainer, 4, 2)
     batches = await train(second, 2, serving)
     await asyncio.wait_for(serving, WAIT_S)
-    assert env.joined_run.registration.run_id != old_run
+    assert env._atropos.joined_run.registration.run_id != old_run
     items = {g.metadata["item"] for claimed in batches for g in claimed.batch}
     assert items == {f"item-{i}" for i in range(3, 7)}
 
@@ -241,18 +247,18 @@ async def test_a_group_sampled_for_a_run_that_was_reset_is_dropped_and_counted(
     first = api.trainer(batch_size=4, num_steps=5)
     env = toy_env(toy_config, inference_url, rollout_server_url=api.url)
     serving = asyncio.ensure_future(env.env_manager())
-    await eventually(lambda: env.group_stats.sent == 2)
+    await eventually(lambda: env._atropos.group_stats.sent == 2)
     group = {"tokens": [[5, 6], [5, 7]], "masks": [[-100, 6], [-100, 7]], "scores": [0.0, 1.0]}
-    stale = env.joined_run.registration
+    stale = env._atropos.joined_run.registration
     await asyncio.to_thread(first.reset)
     second = await asyncio.to_thread(api.trainer, 4, 5)
     kept = filter_group({**group, "idempotency_key": "k"}, FilterRules(group_size=2))
-    assert await env.sender.send([kept], {"id": "old"}, stale.run_id) == []
+    assert await env._atropos.sender.send([kept], {"id": "old"}, stale.run_id) == []
     # Rollouts that were under way at the reset are dropped like this one.
-    assert env.group_stats.dropped["run_ended"] >= 1
+    assert env._atropos.group_stats.dropped["run_ended"] >= 1
     await train(second, 1, serving)  # which leaves room for one more, if others were faster
     await eventually(lambda: "old" in env.rolled_out)  # its item is not lost
-    env.serving.shutdown.request("test")
+    env._atropos.serving.shutdown.request("test")
     await asyncio.wait_for(serving, WAIT_S)
 
 
@@ -269,7 +275,7 @@ async def test_sigterm_finishes_sends_and_disconnects(
         data_path_to_save_groups=str(groups),
     )
     serving = asyncio.ensure_future(env.env_manager())
-    await eventually(lambda: env.group_stats.sent == 2)
+    await eventually(lambda: env._atropos.group_stats.sent == 2)
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(serving, WAIT_S)
     assert len(groups.read_text().splitlines()) == 2
@@ -289,12 +295,14 @@ async def test_no_rollout_begins_that_would_be_staler_than_the_bound(
         toy_config, inference_url, rollout_server_url=api.url, max_batches_offpolicy=3
     )
     serving = asyncio.ensure_future(env.env_manager())
-    await eventually(lambda: env.serving is not None and env.serving.admission.refusal)
-    await eventually(lambda: env.serving.phase.value == "paused: not admitted")
+    await eventually(
+        lambda: env._atropos.serving is not None and env._atropos.serving.admission.refusal
+    )
+    await eventually(lambda: env._atropos.serving.phase.value == "paused: not admitted")
     assert (
-        env.group_stats.sent == 2 and len(fake.requests) == 2
+        env._atropos.group_stats.sent == 2 and len(fake.requests) == 2
     )  # the queue alone would take six
-    assert "policy versions later" in env.serving.waiting_on
+    assert "policy versions later" in env._atropos.serving.waiting_on
     await train(client, 3, serving)
     await asyncio.wait_for(serving, WAIT_S)
     assert len(fake.requests) == 6
@@ -309,8 +317,8 @@ async def test_admissions_of_rollouts_without_a_group_are_released(
     serving = asyncio.ensure_future(env.env_manager())
     await train(client, 1, serving)
     await asyncio.wait_for(serving, WAIT_S)
-    assert env.pool.counts["failed"] == 6
-    assert env.group_stats.samples == {"env_error": 12}
+    assert env._atropos.pool.counts["failed"] == 6
+    assert env._atropos.group_stats.samples == {"env_error": 12}
 
 
 async def test_servers_receive_the_policy_version_of_the_api(
@@ -333,7 +341,7 @@ async def test_an_environment_serves_the_original_api(fake, inference_url, toy_c
         env.server.announce_version = told.append
         serving = asyncio.ensure_future(env.env_manager())
         await eventually(lambda: len(old.groups) == 2 or serving.done())
-        env.serving.shutdown.request("test")
+        env._atropos.serving.shutdown.request("test")
         await asyncio.wait_for(serving, WAIT_S)
     assert [group["scores"] for group in old.groups] == [[0.0, 1.0]] * 2
     assert {group["env_id"] for group in old.groups} == {0}
@@ -347,10 +355,10 @@ async def test_a_restarted_trainer_with_larger_batches_is_followed(
     api.trainer(batch_size=4, num_steps=5)
     env = toy_env(toy_config, inference_url, rollout_server_url=api.url, total_steps=5)
     serving = asyncio.ensure_future(env.env_manager())
-    await eventually(lambda: env.group_stats.sent == 2)
+    await eventually(lambda: env._atropos.group_stats.sent == 2)
     await asyncio.to_thread(api.trainer, 8, 5)
-    await eventually(lambda: env.group_stats.sent == 4)
-    env.serving.shutdown.request("test")
+    await eventually(lambda: env._atropos.group_stats.sent == 4)
+    env._atropos.serving.shutdown.request("test")
     await asyncio.wait_for(serving, WAIT_S)
 
 
@@ -412,7 +420,9 @@ async def test_a_failing_evaluation_is_counted_and_the_run_continues(
 async def test_stopping_interrupts_the_wait_for_an_absent_api(toy_config):
     env = toy_env(toy_config, "http://127.0.0.1:9/v1", rollout_server_url="http://127.0.0.1:9")
     serving = asyncio.ensure_future(env.env_manager())
-    await eventually(lambda: env.serving is not None and env.serving.waiting_on)
-    env.serving.shutdown.request("test")
+    await eventually(
+        lambda: env._atropos.serving is not None and env._atropos.serving.waiting_on
+    )
+    env._atropos.serving.shutdown.request("test")
     await asyncio.wait_for(serving, WAIT_S)
-    assert serving.done() and env.group_stats.sent == 0
+    assert serving.done() and env._atropos.group_stats.sent == 0

@@ -34,7 +34,7 @@ def test_a_plain_directory_loads_the_same_tokenizer_as_auto_tokenizer(directory)
         load_tokenizer_named(str(directory)),
         AutoTokenizer.from_pretrained(directory),
     )
-    assert type(quick) is type(auto)
+    assert isinstance(quick, type(auto))
     assert quick.get_vocab() == auto.get_vocab()
     assert quick.special_tokens_map == auto.special_tokens_map
     assert quick.chat_template == auto.chat_template

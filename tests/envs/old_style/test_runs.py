@@ -13,7 +13,7 @@ import pytest
 
 from atroposlib.testing.fake_inference import FakeInference
 from tests.api.processes import serving
-from tests.envs.old_style import OLD_STYLE, HooksEnv, StagedEnv
+from tests.envs.old_style.shapes import OLD_STYLE, HooksEnv, StagedEnv
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from atroposlib.envs.cli import main
-from atroposlib.testing.fake_inference import FakeInference
-from tests.envs.old_style import (
+from tests.envs.old_style.shapes import (
     OLD_STYLE,
     HooksEnv,
     LoaderEnv,
@@ -18,29 +17,6 @@ from tests.envs.old_style import (
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:inference on this machine")
-
-
-@pytest.fixture
-def fake():
-    # Replies of different lengths, so that every way of scoring finds a difference.
-    return FakeInference(reply=lambda prompt, i: "a" * (1 + (len(fake_calls) + i) % 5))
-
-
-fake_calls: list[str] = []
-
-
-@pytest.fixture(autouse=True)
-def counted_calls(fake):
-    fake_calls.clear()
-    fake.on_request = lambda path, body: fake_calls.append(path)
-
-
-@pytest.fixture
-def words(inference_url, tokenizer_dir):
-    return [
-        *("--openai.base_url", inference_url, "--openai.health_check", "false"),
-        *("--env.tokenizer_name", tokenizer_dir, "--env.max_failures_in_a_row", "3"),
-    ]
 
 
 @pytest.mark.parametrize("env_cls", OLD_STYLE)
