@@ -17,7 +17,7 @@ BOUNDS = {
     "post one group": {
         # One stored form: a JSON post becomes arrays and a file, which a binary one is already.
         "functions": (219, 150),
-        "function lines": (2195, 1450),
+        "function lines": (2215, 1450),
         "deepest stack": (13, 12),
     },
     "managed row": {
