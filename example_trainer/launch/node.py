@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 2.0
 HELD_S = 10.0  # between two questions to SLURM
 RECORD_S = 60.0  # wait for the record from another node after the ranks of this node ended
-COPY = "ATROPOS_COPY"  # of an environment of which the plan has several
+COPY = "ATROPOS_COPY"  # number of an environment of which the plan has several
 COPIES = (COPY, "SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")
 PYTHON = "ATROPOS_PYTHON"  # interpreter of this node, before that of the plan
 

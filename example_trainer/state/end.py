@@ -21,7 +21,7 @@ from atroposlib.utils.io import write_whole
 
 VARIABLE = "ATROPOS_RUN_END"  # names the file
 FILE = "ended.json"  # below <out>/launch
-NO_MORE_GROUPS = "no-more-groups"  # beside it
+NO_MORE_GROUPS = "no-more-groups"  # name of a file beside FILE
 
 
 def forget(path: Path) -> None:

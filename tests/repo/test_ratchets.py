@@ -22,7 +22,7 @@ BOUNDS: dict[str, float] = {
     "function names with several homes, %": 5,
     "base names used too often": 0,
     "functions named by a participle per 1,000": 8.8,
-    "vague variables per 1,000 lines": 1.8,
+    "vague variables per 1,000 lines": 2.5,
     "loose words per 1,000": 0.2,
     "loose words in tests per 1,000": 0.6,
     "pronouns per 1,000 words": 2.5,

@@ -25,7 +25,7 @@ from atroposlib.api.store import Store
 from atroposlib.api.store.sql.run import FreeAbsent
 from atroposlib.errors import StoreError, UnknownEnv
 
-RESYNC_S = 1.0  # from a note of requests to the next attempt: on a full disk each fails
+RESYNC_S = 1.0  # shortest time between two notes of requests: on a full disk each fails
 # Clients repeat a refused post within 10 s, so an older refusal is over.
 REFUSAL_S = 30.0
 
