@@ -41,7 +41,8 @@ from example_trainer.quickstart.verdict import (
 )
 
 GIT_TIMEOUT_S = 5.0
-FILES = ("metrics.jsonl", "samples.jsonl", "model/", "commands.txt", "logs/")  # files of the run
+# Files of the run that the page links to.
+FILES = ("metrics.jsonl", "samples.jsonl", "model/", "commands.txt", "logs/")
 
 SOUND = (
     "The server samples, the trainer learns: both must agree on the probability of every token, "
