@@ -136,6 +136,7 @@ class Environment:
     def _groups(self, env_id: int, version: int) -> list[wire.ScoredData]:
         size = self.spec.group_size
         sizes = [1, size - 1] if self.spec.parts else [size]
+        self.world.ledger.seen["parts"] += self.spec.parts
         return [self._group(env_id, version, rows) for rows in sizes]
 
     def _group(self, env_id: int, version: int, rows: int) -> wire.ScoredData:
