@@ -70,7 +70,10 @@ def write(plan: Plan, path: Path) -> None:
     ]
     known = [secret[TOKEN].strip() for secret in secrets_before if TOKEN in secret]
     documents = manifests(plan, known[0] if known else secrets.token_urlsafe(32))
-    write_whole(path, yaml.safe_dump_all(documents, sort_keys=False))
+    copies = json.loads(
+        json.dumps(documents)
+    )  # without objects in common, which YAML abbreviates
+    write_whole(path, yaml.safe_dump_all(copies, sort_keys=False))
 
 
 def manifests(plan: Plan, token: str) -> list[dict[str, Any]]:

@@ -311,9 +311,9 @@ def test_the_name_of_a_run_is_a_label(text, name):
 
 def test_the_file_has_the_name_of_the_jobset(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["k8s", "--config", GSM8K, "name=My.Run_1", *PLANS[0], *NEEDED]) == 0
+    assert main(["k8s", "--config", GSM8K, "name=My.Run_1", *PLANS[0], *OWN, *NEEDED]) == 0
     assert "kubectl apply -f my-run-1-k8s.yaml" in capsys.readouterr().out
-    assert (tmp_path / "my-run-1-k8s.yaml").exists()
+    assert "*id" not in (tmp_path / "my-run-1-k8s.yaml").read_text()  # no aliases of YAML
 
 
 @pytest.mark.parametrize(
