@@ -24,6 +24,7 @@ from atroposlib.settings.merge import Assignment
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.folder_lock import FolderLock
 from atroposlib.utils.command.parser import API_TOKEN, GPUS, HUB, CommandParser
+from example_trainer.launch.clusters import ROLES
 from example_trainer.launch.local import ANOTHER_FOLDER, check_local, exit_status, run_local
 from example_trainer.launch.plan import Plan, read_plan, trainer_settings
 from example_trainer.launch.servers import choose_engine
@@ -33,7 +34,6 @@ from example_trainer.settings.files import parse_override
 PROG = "atropos-launch"
 logger = logging.getLogger(__name__)
 NO_LIVE = "one line per step, no live view"
-ROLES = ("api", "inference", "environment", "trainer")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +61,7 @@ def _run(args: argparse.Namespace) -> int:
     plan = plan_of(args)
     try:
         if args.what == "k8s":
-            return _k8s(plan, Path(args.manifest or f"{plan.name}-k8s.yaml"))
+            return _k8s(plan, args.manifest)
         if args.what == "ray":
             from example_trainer.launch.ray_cluster import run_ray
 
@@ -109,7 +109,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     about = "check all of it, print the commands, start nothing"
     local.add_argument("--dry-run", action="store_true", help=about)
     slurm.add_argument("--dry-run", action="store_true", help="write scripts, submit nothing")
-    k8s.add_argument("--manifest", metavar="FILE", help="to write (default: NAME-k8s.yaml)")
+    k8s.add_argument(
+        "--manifest",
+        metavar="FILE",
+        help="to write (default: NAME-k8s.yaml, NAME as of the JobSet)",
+    )
     node = what.add_parser("node", help="what a job of the cluster runs")
     node.add_argument("--plan", required=True)
     node.add_argument("--role", required=True, choices=ROLES)
@@ -146,10 +150,11 @@ def _for_cluster(plan: Plan) -> TrainingConfig:
     return cfg
 
 
-def _k8s(plan: Plan, manifest: Path) -> int:
+def _k8s(plan: Plan, file: str | None) -> int:
     from example_trainer.launch import k8s
 
     _for_cluster(plan)
+    manifest = Path(file or f"{k8s.run_label(plan)}-k8s.yaml")
     k8s.write(plan, manifest)
     print(f"start: kubectl apply -f {manifest}; end: kubectl delete -f {manifest}")
     return 0

@@ -55,6 +55,7 @@ HELD_S = 10.0  # between two questions to SLURM
 RECORD_S = 60.0  # wait for the record from another node after the ranks of this node ended
 COPY = "ATROPOS_COPY"  # number of an environment of which the plan has several
 COPIES = (COPY, "SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")
+PORT = "ATROPOS_POD_PORT"  # port of this pod's server, before that of the plan
 PYTHON = "ATROPOS_PYTHON"  # interpreter of this node, before that of the plan
 
 
@@ -219,20 +220,22 @@ def command_of(
     """Return the command of a role on this node; the API first publishes its address."""
     python, (_, served) = env.get(PYTHON) or plan.slurm.python, trainer_settings(plan)
     host = env.get("ATROPOS_HOST") or env.get("SLURMD_NODENAME") or socket.gethostname()
+    host, everywhere = (f"[{host}]", "::") if ":" in host else (host, "0.0.0.0")
     if role == "api":
-        port = plan.api.port or free_port()
+        port = int(env.get(PORT) or plan.api.port or free_port())
         announce(plan, host, port)
-        command = roles.api(plan, python, "0.0.0.0", port)
+        command = roles.api(plan, python, everywhere, port)
         tokens = ("--tokens", str(plan.files / TOKENS), "--insecure-plaintext")
         return Command((*command.argv, *tokens), command.env)
     file = plan.launched / ENDPOINTS / "api"
     if role == "inference":  # needs no API to start
-        port = plan.inference.port + index if plan.inference.port else free_port()
+        fixed = plan.inference.port + index if plan.inference.port else free_port()
+        port = int(env.get(PORT) or fixed)
         return roles.inference(
             plan,
             served,
             python,
-            "0.0.0.0",
+            everywhere,
             port,
             index,
             Endpoints("", api_file=file),

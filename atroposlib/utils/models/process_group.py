@@ -138,8 +138,12 @@ def own_address(url: str) -> str:
     parts = urlsplit(url)
     if is_loopback(parts.hostname or ""):
         return "127.0.0.1"
+    host, port = parts.hostname or "127.0.0.1", parts.port or 80
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    # The engines' rendezvous is older than IPv6, which is for hosts that have nothing else.
+    family, kind, _, _, target = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     # No packet is sent: the system only selects the interface.
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((parts.hostname or "127.0.0.1", parts.port or 80))
+    with socket.socket(family, kind) as probe:
+        probe.connect(target)
         address: str = probe.getsockname()[0]
     return address

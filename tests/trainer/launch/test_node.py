@@ -46,6 +46,18 @@ def test_only_the_address_of_the_api_travels_as_a_file(written, tmp_path):
     assert " ".join(trainer.argv).count("--rdzv-endpoint n1:29500 --rdzv-id 55") == 1
 
 
+def test_a_pod_with_an_address_of_ipv6_listens_on_it_and_has_brackets_in_its_url(
+    written, tmp_path
+):
+    here = {"ATROPOS_HOST": "fd00::7", "ATROPOS_POD_PORT": "8000"}
+    api = " ".join(node.command_of(written, "api", 0, None, here).argv)
+    assert "--host :: --port 8000 " in api
+    assert (tmp_path / "launch/endpoints/api").read_text() == "http://[fd00::7]:8000\n"
+    written.inference.port = 9100
+    server = " ".join(node.command_of(written, "inference", 1, None, here).argv)
+    assert "--url http://[fd00::7]:8000 " in server and "--host ::" in server
+
+
 def test_an_api_without_an_address_is_named_in_the_timeout_error(cluster, tmp_path):
     cluster.slurm.wait_s = 0.01
     with pytest.raises(node.EndpointTimeout, match="the address of the API"):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import socket
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -67,3 +69,14 @@ def test_cpu_has_no_identifier_of_a_gpu():
     import torch
 
     assert process_group.gpu_uuid(torch.device("cpu")) == ""
+
+
+def test_the_own_address_is_of_the_family_by_which_a_server_is_reached(monkeypatch):
+    ipv6 = (socket.AF_INET6, socket.SOCK_DGRAM, 0, "", ("::1", 9001, 0, 0))
+    ipv4 = (socket.AF_INET, socket.SOCK_DGRAM, 0, "", ("127.0.0.1", 9001))
+    found = [ipv6]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *words, **options: found)
+    if socket.has_ipv6 and Path("/proc/net/if_inet6").exists():
+        assert process_group.own_address("http://[fd00::7]:9001") == "::1"
+    found.append(ipv4)
+    assert process_group.own_address("http://node:9001") == "127.0.0.1"
