@@ -71,7 +71,7 @@ def server_figures(place: Place, model: Path, rate: float) -> list[Figure]:
     limits = Agreement.of("bfloat16")
     batches = [sample_tokens(server, seed) for seed in range(BATCHES)]
     looks = [distance(policy, rows) for rows in batches]
-    accepted = sum(limits.accepts(look, Tokens.SAMPLED) for look in looks)
+    accepted = sum(limits.judge(look, Tokens.SAMPLED) for look in looks)
     figures = [
         *against_reference(place, model, policy, [row for rows in batches for row in rows]),
         Figure("server against trainer, mean", f"{sum(looks, Mismatch()).mean:.3g} nats"),
@@ -81,7 +81,7 @@ def server_figures(place: Place, model: Path, rate: float) -> list[Figure]:
     ]
     steps = train_until_stale(policy, server, rate)
     stale = [distance(policy, sample_tokens(server, BATCHES + 1 + i)) for i in range(2)]
-    refused = not all([limits.accepts(look, Tokens.SAMPLED) for look in stale])
+    refused = not all([limits.judge(look, Tokens.SAMPLED) for look in stale])
     return [
         *figures,
         Figure(f"a server behind by {steps} steps, mean", f"{stale[0].mean:.3g} nats"),

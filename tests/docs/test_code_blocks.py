@@ -17,6 +17,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from atroposlib.wire import ScoredData
+from example_trainer.data.rows import to_rows
 from tests.environments.test_readme_environment import PAGES as ENVIRONMENT_PAGES
 
 if sys.version_info >= (3, 11):
@@ -125,7 +127,44 @@ def test_the_other_yaml_names_trackers_of_the_trainer_and_a_job_of_prometheus():
     ]
     assert set(trackers["trainer"]["settings"]["trackers"]) <= set(TRACKERS)
     assert prometheus["scrape_configs"][0]["job_name"] == "atropos"
-    assert len(blocks("yaml")) == 5
+    [(_, axolotl)] = blocks("yaml", page="docs/migrating-others.md")
+    assert yaml.safe_load(axolotl)["accelerator_config"] == {"dispatch_batches": True}
+    assert len(blocks("yaml")) == 7
+
+
+def test_the_lines_about_other_trainers_give_their_records(monkeypatch):
+    """The classes of verl and Tinker take them in `make adapters`."""
+    group = ScoredData(
+        tokens=[[5, 6, 7]],
+        masks=[[-100, 6, 7]],
+        scores=[1.0],
+        inference_logprobs=[[1.0, -0.1, -0.2]],
+        generation_params={"temperature": 1.0},
+    )
+    row = to_rows([group], 64).rows[0]
+    record = lambda *args, **fields: (args, fields)  # noqa: E731
+    names = {
+        "verl.experimental.agent_loop.agent_loop": {"AgentLoopOutput": record},
+        "tinker": {"Datum": record, "ModelInput": SimpleNamespace(from_ints=list)},
+    }
+    for module, members in names.items():
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**members))
+    given = {
+        "to_rows": to_rows,
+        "batch": SimpleNamespace(batch=[group]),
+        "seq_len": 64,
+        "row": row,
+        "advantage": 0.5,
+    }
+    codes = [
+        code
+        for _, code in blocks("python", page="docs/migrating-others.md")
+        if "exchange.rows" in code
+    ]
+    for code in codes:
+        exec(code, given)
+    assert given["outputs"][0][1]["response_ids"] == [6, 7]
+    assert given["datum"][0][0] == [5, 6]
 
 
 def test_the_yaml_about_rewards_is_a_run_of_the_dataset_environment():

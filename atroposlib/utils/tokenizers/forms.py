@@ -20,9 +20,12 @@ def with_ids(tokenizer: T) -> T:
     own: Any = type(tokenizer)
     if issubclass(own, IdsByDefault) or not hasattr(own, METHOD):
         return tokenizer
-    made: Any = own.__new__(ids_class(own))
-    vars(made).update(vars(tokenizer))
-    return cast(T, made)
+    wrapped = ids_class(own)
+    if wrapped is own:
+        return tokenizer
+    copy: Any = own.__new__(wrapped)
+    vars(copy).update(vars(tokenizer))
+    return cast(T, copy)
 
 
 @lru_cache(maxsize=64)
