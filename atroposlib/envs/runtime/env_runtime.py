@@ -328,13 +328,12 @@ class EnvRuntime:
 
     async def release(self) -> None:
         """Flush and close the files, the metrics and the connections to the servers."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if self.group_file is not None:
-            self.group_file.close()
-        self.metrics_logger.close()
-        await self.server.close()
+        if not self._is_closed:
+            self._is_closed = True
+            if self.group_file is not None:
+                self.group_file.close()
+            self.metrics_logger.close()
+        await self.server.close()  # again too: an evaluation after the end opens connections
 
 
 def name_of(env: Any) -> str | None:
