@@ -9,14 +9,11 @@ from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
-import msgspec
-
-from atroposlib.api.decisions import batching, run_state
 from atroposlib.api.run import claims
 from atroposlib.api.store import sqlite
 from atroposlib.api.store.sql import ack as ack_queries
 from atroposlib.api.store.sql import claim as claim_queries
-from atroposlib.api.store.sql import put, sql_store
+from atroposlib.api.store.sql import sql_store
 from tests.simulator.plan import draw
 from tests.simulator.simulation import simulate
 from tests.torture.disk.lossy_disk import LossySegments
@@ -82,22 +79,6 @@ def a_payload_of_a_neighbour() -> None:
     wrap(sql_store.Store, "read", around)
 
 
-def a_full_store_takes_posts() -> None:
-    wrap(put.Put, "__call__", lambda original, one, c: original(replace(one, room=bool), c))
-
-
-def a_replaced_trainer_announces() -> None:
-    def around(original: Any, run: Any, version: int, *args: Any, **more: Any) -> Any:
-        lowered = msgspec.structs.replace(run, policy_version=0)
-        return original(lowered, version, None)
-
-    wrap(run_state, "announce", around)
-
-
-def waits_have_no_reason() -> None:
-    wrap(batching, "no_batch", lambda original, *args, **more: "")
-
-
 def payloads_are_never_synced() -> None:
     wrap(LossySegments, "sync", lambda original, segments, no: None)
 
@@ -156,9 +137,6 @@ OWN = (
     redelivery_in_another_order,
     an_ended_lease_frees_its_groups,
     a_payload_of_a_neighbour,
-    a_full_store_takes_posts,
-    a_replaced_trainer_announces,
-    waits_have_no_reason,
     payloads_are_never_synced,
     rows_are_never_synced,
     a_rewind_frees_the_queue,
