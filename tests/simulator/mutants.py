@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -153,11 +153,13 @@ def seeds_until_found(name: str, seeds: int) -> int:
     return next((seed + 1 for seed in range(seeds) if simulate(draw(seed)).failure), 0)
 
 
-def mutant_campaign(seeds: int = SEEDS, at_once: int = 2) -> Figures:
+def mutant_campaign(
+    seeds: int = SEEDS, at_once: int = 2, names: Sequence[str] = tuple(MUTANTS)
+) -> Figures:
     """Raises AssertionError if one is not found."""
     context = get_context("spawn")
     with ProcessPoolExecutor(at_once, mp_context=context, max_tasks_per_child=1) as pool:
-        found = dict(zip(MUTANTS, pool.map(partial(seeds_until_found, seeds=seeds), MUTANTS)))
+        found = dict(zip(names, pool.map(partial(seeds_until_found, seeds=seeds), names)))
     figures = Figures({f"seeds for {name}": seeds for name, seeds in found.items()})
     assert all(found.values()), figures.line("mutants of the simulator")
     return figures
