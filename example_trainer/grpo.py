@@ -312,6 +312,14 @@ def _save_last(
     recovery.save_last_step(connections.client, policy, models.optimizer, models.critic)
 
 
+def _preparation(models: TrainedModels) -> Callable[..., Prepared]:
+    """Rewards of rows to advantages, by these models."""
+    value_model = models.critic.model if models.critic else None
+    return partial(
+        prepare_batch, policy=models.policy, reference=models.reference, critic=value_model
+    )
+
+
 def _train(
     cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitStack
 ) -> TrainerState:
@@ -332,8 +340,7 @@ def _train(
     phase("joining the run")
     agreement = Agreement.of(cfg.compute_dtype, cfg.max_logprob_mismatch)
     state = _resume(models, recovery, publisher, peers, agreement)
-    value_model = critic.model if critic else None
-    prepare_rows = partial(prepare_batch, policy=policy, reference=models.reference)
+    prepare_rows = _preparation(models)
     take_steps = partial(learn, cfg, policy, optimizer, stop=waits.stop, critic=critic)
     stack.enter_context(recovery.saving_at_stop(client, policy, optimizer, critic))
     waits.checks.append(stack.enter_context(Keeper(publisher)).check)
@@ -355,7 +362,7 @@ def _train(
         phase("training")
         with clock.measure("prepare"):
             batch = _rows(claimed, cfg, policy, state, world)
-            prepared = prepare_rows(batch.rows, cfg, state.version, critic=value_model)
+            prepared = prepare_rows(batch.rows, cfg, state.version)
         with clock.measure("train"):
             noted = None if cfg.notes_rows == 0 else TokenValues()  # alike on every rank
             learned = take_steps(prepared, state, values=noted, agreement=agreement)

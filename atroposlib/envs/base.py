@@ -153,7 +153,7 @@ class BaseEnv(ABC):
 
     @classmethod
     def config_init(cls) -> tuple[BaseEnvConfig, ServerConfigs]:
-        """Defaults of this environment; which the YAML file and flags override."""
+        """Defaults of this environment, which the YAML file and flags override."""
         return cls.env_config_cls(), ServerBaseline()
 
     async def setup(self) -> None:

@@ -293,7 +293,8 @@ class LocalRun:
     def is_trained(self) -> bool:
         """Whether the trainer has ended with its record of the end.
 
-        It is told when every environment has ended: it takes the batches that are left, and ends.
+        When every environment has ended the trainer is told so: the trainer takes the batches that
+        are left, and ends.
         """
         record = self.plan.end_record
         ended = self.environments and self.environments <= self.supervisor.completed

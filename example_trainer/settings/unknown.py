@@ -28,20 +28,20 @@ def unknown_options(assignments: Iterable[Assignment]) -> dict[str, Assignment]:
 
     Raises ConfigError: a key is a slip of the pen; names the nearest key.
     """
-    found: dict[str, Assignment] = {}
+    unknown: dict[str, Assignment] = {}
     for assignment in assignments:
         key = assignment.key
         if is_known(assignment):
             continue
-        below = [name for name in found if name == key or name.startswith(f"{key}.")]
+        below = [name for name in unknown if name == key or name.startswith(f"{key}.")]
         for name in below:
-            del found[name]
+            del unknown[name]
         if assignment.value is not None:
-            found[key] = assignment
-    for assignment in found.values():
+            unknown[key] = assignment
+    for assignment in unknown.values():
         if _is_slip(assignment.key):
             raise ConfigError(no_setting(assignment.place, assignment.key, known_keys()))
-    return found
+    return unknown
 
 
 def _is_slip(key: str) -> bool:

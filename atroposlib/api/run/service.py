@@ -170,6 +170,7 @@ class RolloutService:
 
         def join(run: RunRecord) -> RunRecord:
             joined.clear()
+            replaced.clear()
             if run.state is not RunState.STARTED:  # reset meanwhile
                 return run
             before = run

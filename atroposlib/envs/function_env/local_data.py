@@ -8,32 +8,20 @@ from typing import Any
 from atroposlib.envs.function_env.data import DATA_OPTION, HUB
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.settings.config import BaseEnvConfig
-from atroposlib.utils.datasets import require_path
+from atroposlib.utils.datasets import PATH_OPTION
 
 
 class FunctionRuntime(EnvRuntime):
     """The runtime of an environment of a function."""
 
     @classmethod
-    def local_data(cls, env_cls: Any, config: BaseEnvConfig) -> list[str | Path]:
+    def local_data(cls, env_cls: Any, config: BaseEnvConfig) -> dict[str | Path, str]:
+        """Paths of marked settings, of ``dataset_path``, and among the sources of the definition."""
+        paths = super().local_data(env_cls, config)
         named = getattr(config, "dataset_path", None)
-        paths = [path for path in [named] if isinstance(path, str | Path) and str(path)]
-        return [*super().local_data(env_cls, config), *paths, *local_sources(env_cls)]
-
-    @classmethod
-    def require_data(cls, env_cls: Any, config: BaseEnvConfig) -> None:
-        super().require_data(env_cls, config)
-        if path := getattr(config, "dataset_path", None):
-            require_path(path)
-        for source in local_sources(env_cls):
-            require_path(source, DATA_OPTION)
-
-
-def local_sources(env_cls: Any) -> list[str | Path]:
-    """The paths among the data sets of a definition."""
-    definition = env_cls.definition
-    return [
-        source
-        for source in (definition.dataset, definition.eval_dataset)
-        if isinstance(source, (str, Path)) and not str(source).startswith(HUB)
-    ]
+        if isinstance(named, (str, Path)) and str(named):
+            paths[named] = PATH_OPTION
+        for source in (env_cls.definition.dataset, env_cls.definition.eval_dataset):
+            if isinstance(source, (str, Path)) and not str(source).startswith(HUB):
+                paths[source] = DATA_OPTION
+        return paths

@@ -42,7 +42,7 @@ from atroposlib.errors import AtroposError, RolloutError, boundary
 from atroposlib.generation.configs import ServerConfigs
 from atroposlib.generation.routing.manager import ServerManager
 from atroposlib.type_definitions import Item
-from atroposlib.utils.datasets import data_paths, require_path
+from atroposlib.utils.datasets import PATH_OPTION, data_paths, require_path
 
 logger = logging.getLogger(__name__)
 # Life of the trainer when the rollout of this task began: the oldest that sampled its tokens.
@@ -78,9 +78,8 @@ class EnvRuntime:
         self.n_groups_to_process = 0
         self.group_size_to_process = 0
         self.last_completed_item: Item | None = None
-        self.eval_workers: set[asyncio.Task[Any]] = (
-            set()
-        )  # of environments, not of the runtime
+        # Tasks of evaluations that environments start themselves.
+        self.eval_workers: set[asyncio.Task[Any]] = set()
         self.group_stats = GroupStats()
         self.metrics_logger = MetricsLogger(self.label(), self.config.metrics_path)
         self.group_file: GroupFile | None = None
@@ -106,15 +105,15 @@ class EnvRuntime:
         return {}
 
     @classmethod
-    def local_data(cls, env_cls: Any, config: BaseEnvConfig) -> list[str | Path]:
-        """Paths of local files and folders with the data."""
-        return list(data_paths(config))
+    def local_data(cls, env_cls: Any, config: BaseEnvConfig) -> dict[str | Path, str]:
+        """Paths of local files and folders with the data, and the option that names each."""
+        return dict.fromkeys(data_paths(config), PATH_OPTION)
 
     @classmethod
     def require_data(cls, env_cls: Any, config: BaseEnvConfig) -> None:
         """Raise DatasetUnavailable if there is nothing at a path of the data; before any wait."""
-        for path in data_paths(config):
-            require_path(path)
+        for path, option in cls.local_data(env_cls, config).items():
+            require_path(path, option)
 
     # --- the environment, its identity and servers ---------------------------------------
 

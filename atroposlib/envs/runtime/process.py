@@ -62,7 +62,7 @@ async def run_process(runtime: EnvRuntime) -> int:
         raise OnlyFailures(
             f"{kept} of {wanted} groups were made from {runtime.pool.started} items, and there "
             f"is no further item; {reason}\n"
-            "give the data set more tasks or --runtime.epochs, or lower --runtime.total_steps"
+            "give the data set more tasks or --env.epochs, or lower --env.total_steps"
         )
     return kept
 
@@ -77,9 +77,7 @@ async def run_evaluate(runtime: EnvRuntime) -> None:
             await runtime.env.evaluate()
         folder = runtime.config.data_dir_to_save_evals
         if folder is None:
-            logger.info(
-                "--runtime.data_dir_to_save_evals DIR keeps the replies, as a page too"
-            )
+            logger.info("--env.data_dir_to_save_evals DIR keeps the replies, as a page too")
         elif (path := Path(folder) / TRANSCRIPTS).exists():
             await _write_page(runtime, path)
     finally:
@@ -158,7 +156,7 @@ async def _log_result(runtime: EnvRuntime, wanted: int) -> None:
     where = f" in {Path(runtime.group_file.path)}" if runtime.group_file else ""
     logger.info("%d of %d groups%s; %s", kept, wanted, where, _counts(runtime))
     if allowed := ", ".join(f"{n} {why}" for why, n in runtime.group_stats.allowed.items()):
-        rules = "--runtime.ensure_scores_are_not_same, --runtime.max_token_length"
+        rules = "--env.ensure_scores_are_not_same, --env.max_token_length"
         logger.info("`serve` would drop %s of these (%s)", allowed, rules)
     if runtime.group_file is not None:
         await _write_page(runtime, runtime.group_file.path)

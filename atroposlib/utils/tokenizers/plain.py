@@ -159,8 +159,10 @@ class PlainTokenizer:
         """
         texts = [text] if isinstance(text, str) else list(text)
         rows = [
-            list(self.backend_tokenizer.encode(one, add_special_tokens=add_special_tokens).ids)
-            for one in texts
+            list(
+                self.backend_tokenizer.encode(entry, add_special_tokens=add_special_tokens).ids
+            )
+            for entry in texts
         ]
         return self._encodings(rows, {}, not isinstance(text, str), options)
 
@@ -246,14 +248,14 @@ class PlainTokenizer:
         masks = [mask_of(encoding, spans) for encoding, (_, spans) in zip(encoded, rendered)]
         more = {"assistant_masks": masks} if return_assistant_tokens_mask else {}
         forms = {"padding": padding, "truncation": truncation, "max_length": max_length}
-        made = self._encodings(
+        encodings = self._encodings(
             [list(encoding.ids) for encoding in encoded],
             more,
             is_batch,
             {**forms, "return_tensors": return_tensors},
         )
         as_mapping = return_assistant_tokens_mask if return_dict is None else return_dict
-        return made if as_mapping else made["input_ids"]
+        return encodings if as_mapping else encodings["input_ids"]
 
     @cached_property
     def chats(self) -> ChatTemplates:

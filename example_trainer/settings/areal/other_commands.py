@@ -65,14 +65,14 @@ def sentence_of_pairs(kind: Any, options: Given) -> str | None:
 
 def plain_values(options: Given) -> dict[str, Any]:
     """The options that have a value, with a reference to another key replaced."""
-    found = {}
+    values = {}
     for key, value in options.items():
         reference = REFERENCE.fullmatch(value) if isinstance(value, str) else None
         value = options.get(reference[1].strip()) if reference else value
         is_open = isinstance(value, str) and ("${" in value or value in ("", "???"))
         if value is not None and not is_open:
-            found[key] = value
-    return found
+            values[key] = value
+    return values
 
 
 def trains(options: Given) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.envs import environment
-from atroposlib.envs.function_env.local_data import FunctionRuntime, local_sources
+from atroposlib.envs.function_env.data import DATA_OPTION
+from atroposlib.envs.function_env.local_data import FunctionRuntime
 from atroposlib.errors import DatasetUnavailable
 
 
@@ -19,9 +20,11 @@ def made(dataset, eval_dataset=None, **settings):
 
 def test_files_are_local_and_lists_and_hub_names_are_not(tmp_path):
     env_cls, config = made(tmp_path / "rows.jsonl", "hub:owner/name:subset/test")
-    assert local_sources(env_cls) == [tmp_path / "rows.jsonl"]
+    paths = FunctionRuntime.local_data(env_cls, config)
+    assert paths == {tmp_path / "rows.jsonl": DATA_OPTION}
     env_cls, config = made([1], dataset_path=str(tmp_path))
-    assert FunctionRuntime.local_data(env_cls, config) == [str(tmp_path)]
+    paths = FunctionRuntime.local_data(env_cls, config)
+    assert paths == {str(tmp_path): "--env.dataset_path"}
     FunctionRuntime.require_data(env_cls, config)
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 from pydantic import BaseModel, Field, create_model
 
+from atroposlib import envs
+from atroposlib.envs.function_env.config import FunctionEnvConfig
 from atroposlib.envs.settings.flags import flag_fields, help_page, parse_value, read_flags
+from atroposlib.envs.teacher_distillation_env import TeacherDistillationConfig
 from atroposlib.errors import ConfigError
+from atroposlib.generation.configs import APIServerConfig
 
 
 class Settings(BaseModel):
@@ -87,3 +95,30 @@ def test_the_help_page_shows_the_defaults_of_the_environment():
     page = help_page("toy.py", "A toy.", {"serve": "run"}, fields)
     assert "rows of a group, 100% of them [6]" in " ".join(page.split())
     assert "--verbose BOOL" in page and "serve: run" in page
+
+
+OF_NAMESPACES = {
+    "env": FunctionEnvConfig.model_fields.keys()
+    | TeacherDistillationConfig.model_fields.keys(),
+    "openai": APIServerConfig.model_fields.keys(),
+    "teacher": APIServerConfig.model_fields.keys(),
+}
+FLAG = re.compile(r"--([a-z_]+)[.]([a-z_]+)")
+# Settings of ready environments that these messages are about.
+OF_READY = {"dataset_name", "dataset_path", "sandbox"}
+
+
+def test_every_flag_in_a_message_of_the_runtime_exists():
+    texts = [
+        (file.name, node.value)
+        for file in Path(envs.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    named = {(file, *flag) for file, text in texts for flag in FLAG.findall(text)}
+    unknown = {
+        (file, namespace, name)
+        for file, namespace, name in named
+        if name not in OF_NAMESPACES.get(namespace, ()) and name not in OF_READY
+    }
+    assert len(named) > 10 and unknown == set()
