@@ -167,7 +167,7 @@ class EvalBase(ABC):
             OnlyFailures: a mistake failed the first two items.
         """
         started = time.time()
-        outcomes = await self._run_items(server_manager)
+        outcomes = await _run_items(self, server_manager)
         done = [outcome for outcome in outcomes if not isinstance(outcome, AtroposError)]
         failures = [outcome for outcome in outcomes if isinstance(outcome, AtroposError)]
         if not done:
@@ -189,24 +189,27 @@ class EvalBase(ABC):
         )
         return metrics
 
-    async def _run_items(
-        self, server_manager: ServerManager
-    ) -> list[ItemResult | AtroposError]:
-        async def one(item: Any) -> ItemResult | AtroposError:
-            try:
-                with boundary(self.task_name, item, "run_item", self.run_item):
-                    metrics, samples = await self.run_item(server_manager, item)
-                    return _finite(metrics), list(samples or [])
-            except AtroposError as failure:
-                failures.count_error(failure)
-                return failure
 
-        def error_of(result: ItemResult | AtroposError) -> AtroposError | None:
-            return result if isinstance(result, AtroposError) else None
+async def _run_items(
+    evaluation: EvalBase, server_manager: ServerManager
+) -> list[ItemResult | AtroposError]:
+    """Results or failures of all items, at most ``max_concurrency`` at once."""
 
-        failures, places = Repeats(), itertools.count()
-        items, at_once = list(self.data), self.max_concurrency
-        return await gather_probed(items, lambda item: next(places), one, error_of, at_once)
+    async def one(item: Any) -> ItemResult | AtroposError:
+        try:
+            with boundary(evaluation.task_name, item, "run_item", evaluation.run_item):
+                metrics, samples = await evaluation.run_item(server_manager, item)
+                return _finite(metrics), list(samples or [])
+        except AtroposError as failure:
+            failures.count_error(failure)
+            return failure
+
+    def error_of(result: ItemResult | AtroposError) -> AtroposError | None:
+        return result if isinstance(result, AtroposError) else None
+
+    failures, places = Repeats(), itertools.count()
+    items, at_once = list(evaluation.data), evaluation.max_concurrency
+    return await gather_probed(items, lambda item: next(places), one, error_of, at_once)
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -22,6 +22,7 @@ from atroposlib.utils.command.startup import CHECK_ONLY, FILLS_BATCHES_OF
 from atroposlib.utils.http.sockets import port_problem
 from atroposlib.utils.io import DISK_RESERVE_BYTES, existing_folder, free_bytes
 from atroposlib.utils.tokenizers.loading import require_model
+from atroposlib.wire.messages import NEUTRAL_PENALTIES
 from example_trainer import losses
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
@@ -59,6 +60,7 @@ def problems_of(plan: Plan) -> Iterator[str]:
         except ConfigError as error:
             yield str(error)
     yield from size_problems(plan, cfg.sequences_per_step, cfg.seq_len)
+    yield from _penalty_problems(plan)
     yield from _disk_problems(plan.directory)
     yield from _port_problems(plan)
 
@@ -83,6 +85,22 @@ def size_problems(plan: Plan, per_step: int, seq_len: int) -> Iterator[str]:
             f"{per_step} sequences of a step (trainer.settings.batch_size x"
             f" gradient_accumulation_steps) are no sum of groups of {listed}: choose a multiple"
         )
+
+
+def _penalty_problems(plan: Plan) -> Iterator[str]:
+    """Penalties of sampling that the local server would refuse at the first rollout."""
+    if choose_engine(plan.inference.engine) != "local":
+        return
+    for number, wanted in enumerate(plan.environments):
+        for section in ("sampling", "eval_sampling"):
+            sampling = (wanted.config.get("openai") or {}).get(section) or {}
+            for name, neutral in NEUTRAL_PENALTIES.items():
+                if sampling.get(name) not in (None, neutral):
+                    yield (
+                        f"environments.{number}.config.openai.{section}.{name}: the local server"
+                        " samples without penalties: take inference.engine=vllm or sglang, or"
+                        " leave the penalty out"
+                    )
 
 
 def _disk_problems(folder: Path) -> Iterator[str]:

@@ -82,9 +82,8 @@ def default_out(model: str) -> Path:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse_args(argv)
-    from example_trainer.quickstart.launch import (
-        quickstart,
-    )  # imported after parsing: fast --help
+    # Imported after parsing, so that --help is fast.
+    from example_trainer.quickstart.launch import quickstart
 
     return quickstart(options)
 

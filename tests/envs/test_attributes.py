@@ -203,8 +203,10 @@ def config_of(kind, default, names=(*NEW_FIELDS, "tracker_names")):
     [(list[str], ["x"]), (str, "word"), (dict[str, int], {}), (bool, True), (float, -1.5)],
 )
 async def test_a_field_of_the_author_wins_and_breaks_nothing(
-    kind, default, settings, tmp_path, api
+    kind, default, settings, tmp_path, api, monkeypatch
 ):
+    monkeypatch.chdir(tmp_path)  # "word" is a path too: a file of metrics
+
     class Theirs(Plain):
         env_config_cls = config_of(kind, default)
 

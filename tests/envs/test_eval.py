@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from atroposlib.envs.eval import EvalBase, eval_runner, evaluate_log, pass_at_k
 from atroposlib.errors import AtroposError, ConfigError
 from atroposlib.generation.engines.harness import ServerHarness, create_chat_completion
+from tests.envs.words import CLASS_WAYS, foreign_words
 
 
 @pytest.mark.parametrize(
@@ -236,3 +237,30 @@ async def test_an_evaluation_runs_against_the_local_server(tmp_path):
     assert [len(json.loads(line)["texts"]) for line in lines] == [2, 2]
     written = json.loads((tmp_path / "metrics.json").read_text())
     assert written["config_general"]["model_name"] == "tiny"
+
+
+# --- words of the author -------------------------------------------------------------------
+
+#: Attributes and methods of an evaluation that the library reads, as EvalBase documents them.
+OF_EVALUATIONS = {
+    *(
+        "pass_at_n pass_at_n_samples temperature top_p max_tokens data setup_data run_item".split()
+    ),
+    *(
+        "get_generation_params eval task_name eval_dir model_name max_concurrency verbose".split()
+    ),
+}
+
+
+@pytest.mark.parametrize("put", CLASS_WAYS, ids=lambda way: way.__name__)
+async def test_every_other_word_of_an_evaluation_is_the_authors(put, tmp_path):
+    class Plain(EvalBase):
+        def setup_data(self):
+            return [1, 3]
+
+        async def run_item(self, server, data_item):
+            return {"value": data_item}, []
+
+    words = [word for word in foreign_words() if word not in OF_EVALUATIONS]
+    evaluation = put(Plain, words)(eval_dir=tmp_path, verbose=False)
+    assert await evaluation.eval(SimpleNamespace(servers=())) == {"value": 2.0}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ ENGLISH = """
 """.split()
 
 
+@cache
 def words_of_the_code() -> set[str]:
     """Every attribute, argument and short text that the code of the library names."""
     words: set[str] = set()
@@ -205,3 +207,5 @@ WAYS: list[Way] = [
     *(before, after, in_setup, of_the_class),
     *(as_properties, as_methods, as_coroutines, as_class_methods),
 ]
+#: Ways that need no ``setup`` of the class.
+CLASS_WAYS: list[Way] = [way for way in WAYS if way is not in_setup]

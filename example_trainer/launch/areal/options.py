@@ -15,12 +15,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
 from atroposlib.settings.merge import Assignment, as_tree
+from atroposlib.settings.sentences import did_you_mean
 from atroposlib.utils.datasets import load_rows
 from example_trainer.launch.areal import values
 from example_trainer.launch.areal.values import Places, RunContext
@@ -38,7 +38,7 @@ from example_trainer.settings.files import (
     listed_keys,
     resolve_references,
 )
-from example_trainer.settings.unknown import NEARLY, sentence_of_unknown, unknown_options
+from example_trainer.settings.unknown import sentence_of_unknown, unknown_options
 
 Group = Callable[[Mapping[str, Any], RunContext], Places]
 ENV, OPENAI, SETTINGS = "env.", "openai.", "trainer.settings."
@@ -259,8 +259,7 @@ def _reason_unread(key: str) -> str:
     """The reason why no process reads an option of servers or environments."""
     if key.startswith("valid_dataset."):
         return values.HELD_OUT
-    near = get_close_matches(key, [*PLACES, *GROUP_OF], n=1, cutoff=NEARLY)
-    return f"nothing here reads it{f'; did you mean {near[0]}?' if near else ''}"
+    return f"nothing here reads it{did_you_mean(key, [*PLACES, *GROUP_OF])}"
 
 
 def _places_of(key: str, value: Any, run: RunContext) -> Places:

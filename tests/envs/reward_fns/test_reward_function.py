@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.envs.reward_fns import RewardFunction
+from atroposlib.envs.reward_fns import CombinedReward, RewardFunction
 from atroposlib.envs.reward_fns.accuracy_reward import accuracy_reward
 from atroposlib.envs.reward_fns.format_reward import format_reward
 from atroposlib.errors import RolloutError
 from tests.envs.reward_fns.toy_rewards import Fixed, Length, Log
+from tests.envs.words import CLASS_WAYS, foreign_words
 
 ASSISTANT = {"role": "assistant", "content": "a"}
 
@@ -75,3 +76,20 @@ def test_the_abstract_base_class_cannot_be_instantiated():
 )
 def test_the_assistant_text_is_extracted_from_every_completion_format(completion, text):
     assert RewardFunction.get_content(completion) == text
+
+
+#: Attributes and methods of a reward that the library reads, as RewardFunction documents them.
+OF_REWARDS = set("weight name _name config wandb_logger compute log_metrics".split())
+
+
+@pytest.mark.parametrize("put", CLASS_WAYS, ids=lambda way: way.__name__)
+def test_every_other_word_of_a_reward_is_the_authors(put):
+    class Plain(RewardFunction):
+        def compute(self, completions, **kwargs):
+            return [float(len(text)) for text in completions]
+
+    words = [word for word in foreign_words() if word not in OF_REWARDS]
+    assert put(Plain, words)(weight=0.5)(["ab", "abcd"]) == [1.0, 2.0]
+    assert put(Plain, words)(name="x").name == "x"
+    combined = CombinedReward([put(Plain, words)(weight=0.5)])
+    assert combined(["ab"]) == [1.0]

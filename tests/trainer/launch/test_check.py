@@ -82,6 +82,18 @@ def test_lengths_and_sizes_that_the_plan_names_must_fit(planned):
     assert size.startswith("6 sequences of a step") and "no sum of groups of 4" in size
 
 
+@pytest.mark.parametrize("section", ["sampling", "eval_sampling"])
+def test_penalties_that_the_local_server_refuses_are_named_before_the_start(planned, section):
+    of = planned()
+    of.environments[0].config["openai"] = {
+        section: {"frequency_penalty": 0.25, "presence_penalty": 0.0}
+    }
+    [problem] = problems(of)
+    assert problem.startswith(f"environments.0.config.openai.{section}.frequency_penalty")
+    of.inference.engine = "vllm"
+    assert not [problem for problem in problems(of) if "penalty" in problem]
+
+
 def test_a_disk_without_room_for_the_reserve_is_named(planned, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 2 * 10**7))
