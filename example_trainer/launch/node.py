@@ -3,8 +3,8 @@
 Some jobs start it as a child, which ends with the job:
 
     any role, on SLURM           it also ends when a later start of the job has taken its place
-    an environment, on SLURM     its status 0 is noted: when all have ended the trainer is told so
-      and Ray
+    an environment, on SLURM     its status 0 is noted, and after the last one the word for the
+      and Ray                    trainer that no groups come
     the trainer, on Kubernetes   its status 0 counts with its record of the end only
 
 The place of a role is the file ``<out>/launch/places/<role>-<index>``, which holds the latest start
@@ -103,7 +103,7 @@ def run_role(plan: Plan, role: str, index: int, meet: str | None) -> int:
     """
     is_lost = take_place(plan, f"{role}-{index}", os.environ)
     name = f"{index}-{copy_of(os.environ)}"
-    ends = role == "environment" and not os.environ.keys().isdisjoint(TOLD)
+    ends = role == "environment" and is_child(role, os.environ)
     if is_lost():
         return _lost_status(role)
     if ends and end.has_environment_ended(plan.end_record, name):
@@ -145,6 +145,11 @@ def _lost_status(role: str) -> int:
     return AGAIN
 
 
+def is_child(role: str, env: Mapping[str, str]) -> bool:
+    """Whether the process of the role is a child of its job's."""
+    return "SLURM_JOB_ID" in env or (role == "environment" and COPY in env)
+
+
 def _end_with_parent() -> None:
     """Let the kernel kill this process when its parent dies, by SIGKILL too (Linux)."""
     if _LIBC is not None:
@@ -155,7 +160,7 @@ def take_place(plan: Plan, name: str, env: Mapping[str, str]) -> Callable[[], bo
     """Take the place of a role for this start of a SLURM job, unless a later start has it.
 
     Returns:
-        A function that tells whether a later start has the place; outside SLURM none has.
+        Whether a later start has the place, as a function; outside SLURM none has.
     """
     if "SLURM_JOB_ID" not in env:
         return lambda: False
@@ -175,9 +180,9 @@ def take_place(plan: Plan, name: str, env: Mapping[str, str]) -> Callable[[], bo
 
 
 def note_end(plan: Plan, name: str) -> None:
-    """Note that an environment has ended; after the last one, tell the trainer so.
+    """Note that an environment has ended; after the last one, write that no groups come.
 
-    Environments that a person started count too, so the trainer is told once the API has none. A
+    That waits until the API has no environment, because a person may have started further ones. A
     signal ends the wait.
     """
     end.note_environment(plan.end_record, name)

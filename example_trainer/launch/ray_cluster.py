@@ -65,7 +65,7 @@ class RayRun:
         self.told_at = self.looked_at = time.monotonic()
         self.homes: dict[str, list[str]] = {}  # names of the parts on each node, by its id
 
-    def tell(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         print(line, file=self.out, flush=True)
 
     def watch(self, stop: StopRequest) -> None:
@@ -74,7 +74,7 @@ class RayRun:
         while of_trainer & {*self.start_at, *self.running.values()}:
             stop.check()
             self._start_those_that_wait(of_trainer)
-            self._tell_of_lost_nodes()
+            self._print_lost_nodes()
             refs = self.ray.wait([*self.running], timeout=POLL_S)[0] if self.running else []
             for ref in refs:
                 if (i := self.running.pop(ref, None)) is not None:
@@ -86,8 +86,8 @@ class RayRun:
         except self.ray.exceptions.RayError as error:
             raise RunFailed(f"{self.parts[i].name}: {error}") from error
 
-    def _tell_of_lost_nodes(self) -> None:
-        """Say which parts a lost node had: Ray starts them again without a word to the launcher."""
+    def _print_lost_nodes(self) -> None:
+        """Print the parts of a lost node: Ray starts them again without a report to the launcher."""
         if time.monotonic() - self.looked_at < LOOK_S:
             return
         self.looked_at, records = time.monotonic(), self.ray.nodes()
@@ -96,7 +96,7 @@ class RayRun:
         for node in self.homes.keys() - alive:
             names = ", ".join(self.homes.pop(node))
             report = self.logs / RAY_LOG
-            self.tell(
+            self.print_line(
                 f"node {addresses.get(node, node)} is lost, with {names}: they start again where"
                 f" there is room; Ray's report is in {report}"
             )
@@ -117,7 +117,7 @@ class RayRun:
             if now - self.told_at >= WAIT_LINE_S:
                 sizes = [node["Resources"] for node in nodes.values()]
                 free = self.ray.available_resources()
-                self.tell(f"waiting for {missing(lacking, sizes, free)}")
+                self.print_line(f"waiting for {missing(lacking, sizes, free)}")
                 self.told_at = now
             return
         first = min(of_trainer)
@@ -148,7 +148,7 @@ class RayRun:
         if self.failures[i] > limit:
             times = f"{limit + 1} times ({setting})"
             raise RunFailed(f"{line}, {times}; log: {log}", log_tail(log))
-        self.tell(f"{line}; starting it again ({self.failures[i]} of {limit})")
+        self.print_line(f"{line}; starting it again ({self.failures[i]} of {limit})")
         for rank in of_trainer if i in of_trainer else (i,):
             self.actors[rank].stop.remote(self.attempts[rank], GRACE_S)
             self.running = {ref: index for ref, index in self.running.items() if index != rank}
@@ -192,7 +192,7 @@ def _run(ray: Any, plan: Plan, trainer_retries: int) -> int:
         stop = StopRequest()
         stop.listen()
         run = RayRun(ray, plan, trainer_retries, out)
-        run.tell(f"{plan.name}: logs in {plan.directory / 'logs'}")
+        run.print_line(f"{plan.name}: logs in {plan.directory / 'logs'}")
         try:
             run.watch(stop)
         finally:

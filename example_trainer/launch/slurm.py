@@ -163,9 +163,9 @@ for one in USR1 USR2 TERM; do trap "told $one" "$one"; done
 told() {
   signalled=$1
   case $1 in
-    USR1) echo "the time limit is near: the process ends, whatever srun calls that" ;;
-    USR2) echo "the run is over: the process ends, whatever srun calls that" ;;
-    TERM) echo "SLURM ends this job: the process ends, whatever srun calls that" ;;
+    USR1) echo "the time limit is near: the process is told to end, and what srun says of that is no fault" ;;
+    USR2) echo "the run is over: the process is told to end, and what srun says of that is no fault" ;;
+    TERM) echo "SLURM ends this job: the process is told to end, and what srun says of that is no fault" ;;
   esac >&2
   scancel --signal=TERM "$SLURM_JOB_ID" || true
 }
@@ -206,10 +206,11 @@ over() { # the other jobs have nothing left to do: those that run may end in ord
   scancel --quiet $others || true
   exit "$2"
 }
-is_current() { # the others go on for ever if no answer were taken for a no
+is_current() { # no answer is no "no": the other jobs would go on for ever
   local shown
-  until shown=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>&1) \\
-      || [[ $shown == *"Invalid job id"* ]]; do
+  for _ in $(seq 60); do # a cut of 10 minutes: by then SLURM has given the node up
+    shown=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>&1) && break
+    if [[ $shown == *"Invalid job id"* ]]; then break; fi
     echo "SLURM's controller does not answer: asking again in 10 s" >&2
     pause 10
   done

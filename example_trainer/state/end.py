@@ -8,7 +8,7 @@ lives.
     launcher    the run is over if the trainer ended with 0 and the record is there
 
 A second file beside the record says that every environment has ended: the trainer takes the batches
-that are left, and then ends as after its last step. On a cluster a folder beside it has a file for each
+that are left, and then ends as after its last step. On a cluster a folder has a file for each
 environment that has ended, and the last one writes the second file.
 """
 
@@ -23,7 +23,7 @@ from atroposlib.utils.io import write_whole
 VARIABLE = "ATROPOS_RUN_END"  # names the file
 FILE = "ended.json"  # below <out>/launch
 NO_MORE_GROUPS = "no-more-groups"  # name of a file beside FILE
-ENDED = "environments-ended"  # name of a folder beside FILE
+ENDED = "environments-ended"  # folder in that of FILE
 
 
 def forget(path: Path) -> None:
@@ -32,7 +32,7 @@ def forget(path: Path) -> None:
 
 
 def expect_groups(path: Path) -> None:
-    """Delete the word of an earlier launch that every environment, or one of them, has ended."""
+    """Delete what an earlier launch wrote about environments that have ended."""
     for old in (path.with_name(NO_MORE_GROUPS), *path.with_name(ENDED).glob("*")):
         old.unlink(missing_ok=True)
 

@@ -5,31 +5,41 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 from tests.integration.slurm_cluster import Cluster, ask, state_of, until
-from tests.integration.slurm_run import Run, all_run, none_left, requeued, restarts
+from tests.integration.slurm_run import Run, all_run, node_of, none_left, requeued, restarts
 from tests.postgres_server import running_server
 
-STEPS = 400
-TO_THE_END = f"trainer.settings.training_steps={STEPS}"
-LIMITS = ("slurm.options.time=3", "slurm.grace_s=30", TO_THE_END)  # of every job
+GOOD_STEPS, STEPS = 400, 150
+# Of every job. SLURM sends its signal up to a minute early. A step takes two seconds or more, so no
+# job reaches the last one.
+LIMITS = (
+    "slurm.options.time=5",
+    "slurm.grace_s=30",
+    f"trainer.settings.training_steps={STEPS}",
+)
+SLOW = Path(__file__).with_name("slow_copy.py")
 NEAR = "the time limit is near"
 
 
 def good_run(cluster: Cluster) -> tuple[Run, str]:
-    run, began = Run(cluster, TO_THE_END), time.monotonic()
+    run, began = (
+        Run(cluster, f"trainer.settings.training_steps={GOOD_STEPS}"),
+        time.monotonic(),
+    )
     until("the end of every job", none_left, 1800)
-    return run, f"{run.reach(STEPS)} steps, {time.monotonic() - began:.0f} s"
+    return run, f"{run.reach(GOOD_STEPS)} steps, {time.monotonic() - began:.0f} s"
 
 
 def time_limits(cluster: Cluster) -> tuple[Run, str]:
     """Every job reaches its limit, some of them several times, and queues itself again."""
-    return to_the_end(Run(cluster, *LIMITS))
+    return to_the_end(Run(cluster, *LIMITS, script=SLOW))
 
 
 def chain(cluster: Cluster) -> tuple[Run, str]:
     """The next job of the chain goes on where one has reached its limit."""
-    return to_the_end(Run(cluster, *LIMITS, "slurm.chain=9"))
+    return to_the_end(Run(cluster, *LIMITS, "slurm.chain=9", script=SLOW))
 
 
 def to_the_end(run: Run) -> tuple[Run, str]:
@@ -47,7 +57,7 @@ def to_the_end(run: Run) -> tuple[Run, str]:
 
 
 def longest_pause(run: Run) -> float:
-    times = [row["time"] for row in run.rows()]
+    times = [float(row["time"]) for row in run.rows()]
     return max(b - a for a, b in zip(times, times[1:]))
 
 
@@ -66,7 +76,7 @@ def given_up(
 ) -> tuple[Run, str]:
     run = Run(cluster)
     run.reach(3)
-    node = run.node_of_trainer()
+    node = node_of(run.ids["trainer"])
     there = ask("squeue", "-h", "-w", node, "-o", "%j").split()
     downs: list[bool] = []
 
@@ -90,7 +100,7 @@ def short_cut(cluster: Cluster) -> tuple[Run, str]:
     run.reach(3)
 
     def cut_for_a_while() -> None:
-        with cluster.cut(run.node_of_trainer()):
+        with cluster.cut(node_of(run.ids["trainer"])):
             time.sleep(12)
 
     before = len(run.steps())
@@ -101,14 +111,21 @@ def short_cut(cluster: Cluster) -> tuple[Run, str]:
 
 def end_in_a_cut(cluster: Cluster) -> tuple[Run, str]:
     """The trainer does its last step while its node does not reach SLURM's controller."""
-    run = Run(cluster, "trainer.settings.training_steps=60")
-    run.reach(3)
-    with cluster.cut(run.node_of_trainer()):
-        run.reach(60)
+    run = Run(cluster, "trainer.settings.training_steps=20")
+    run.reach(15)
+    with cluster.cut(node_of(run.ids["trainer"])):
         until("the record", run.plan.end_record.exists)
         time.sleep(5)
     until("the end of every job", none_left)
-    return run, "60 steps, every job ends after the cut"
+    return run, f"{run.reach(20)} steps, every job ends after the cut"
+
+
+def environments_end(cluster: Cluster) -> tuple[Run, str]:
+    """Both environments end by themselves; the trainer takes what is left, and ends the run."""
+    run = Run(cluster, copies=2, groups=10)
+    until("the end of every job", none_left)
+    assert "trainer: done: the run is over" in run.logs_of("trainer")
+    return run, f"{len(run.steps())} steps, every job ends"
 
 
 def postgres(cluster: Cluster) -> tuple[Run, str]:
@@ -118,17 +135,16 @@ def postgres(cluster: Cluster) -> tuple[Run, str]:
         run = Run(cluster, f"api.env={{ATROPOS_STORE: '{url}'}}")
         run.reach(3)
         job, lines = run.ids["api"], list[str]()
+        for moves in range(2):
+            node = node_of(job)
 
-        def elsewhere() -> None:
-            node = ask("squeue", "-h", "-j", job, "-o", "%N").strip()
-            ask("scontrol", "requeue", job)
-            ask("scontrol", "update", f"JobId={job}", f"ExcNodeList={node}")
+            def move() -> None:
+                ask("scontrol", "requeue", job)
+                ask("scontrol", "update", f"JobId={job}", f"ExcNodeList={node}")
 
-        def is_back() -> bool:
-            return restarts(job) > len(lines) and all_run()
-
-        for _ in range(2):
-            lines.append(f"API on another node: {run.through(elsewhere, is_back)}")
+            said = run.through(move, lambda: restarts(job) > moves and all_run())
+            assert node_of(job) != node
+            lines.append(f"API on another node: {said}")
 
         def crash() -> None:
             server.kill()
@@ -191,6 +207,16 @@ def fault_after_fault(cluster: Cluster) -> tuple[Run, str]:
 
 
 SCENARIOS = (
-    *(good_run, time_limits, chain, node_hangs, cut, short_cut, end_in_a_cut, postgres),
+    *(
+        good_run,
+        time_limits,
+        chain,
+        node_hangs,
+        cut,
+        short_cut,
+        end_in_a_cut,
+        environments_end,
+        postgres,
+    ),
     *(one_of_two_trainer_nodes_lost, fault_after_fault),
 )

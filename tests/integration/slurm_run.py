@@ -20,7 +20,7 @@ CPU = "{cpus-per-task: 1}"
 class Run(Nodes):
     """A run of a tiny model as jobs of the cluster."""
 
-    def __init__(self, cluster: Cluster, *overrides: str, copies: int = 1) -> None:
+    def __init__(self, cluster: Cluster, *overrides: str, **of_plan: Any) -> None:
         one_cpu = [f"slurm.{section}={CPU}" for section in ("inference", "environments")]
         super().__init__(
             cluster_plan(
@@ -28,7 +28,7 @@ class Run(Nodes):
                 *("slurm.api={cpus-per-task: 1, mem: null}", *one_cpu),
                 "slurm.trainer={cpus-per-task: 1, exclusive: null}",
                 *("trainer.settings.recover_every_steps=5", *overrides),
-                copies=copies,
+                **of_plan,
             )
         )
         self.cluster = cluster
@@ -72,9 +72,6 @@ class Run(Nodes):
         keys = [key for row in steps for key in row["keys"]]
         assert len(keys) == len(set(keys))
 
-    def node_of_trainer(self) -> str:
-        return ask("squeue", "-h", "-j", self.ids["trainer"], "-o", "%N").strip()
-
     def starts_of_trainer(self) -> int:
         return self.logs_of("trainer").count("-m example_trainer.grpo")
 
@@ -87,6 +84,10 @@ class Run(Nodes):
 
 def jobs_now() -> str:
     return ask("squeue", "-h", "-o", "%i %j %T %r %N")
+
+
+def node_of(job: str) -> str:
+    return ask("squeue", "-h", "-j", job, "-o", "%N").strip()
 
 
 def none_left() -> bool:

@@ -27,7 +27,7 @@ from tests.integration.slurm_cluster import (
     state_of,
     until,
 )
-from tests.integration.slurm_run import Run, all_run, none_left, requeued
+from tests.integration.slurm_run import Run, all_run, node_of, none_left, requeued
 
 ASKED = "ATROPOS_SLURM_TESTS"  # they take 15 minutes, most of them SLURM's own waits
 skipped = obstacle() or ("" if os.environ.get(ASKED) else f"set {ASKED}=1")
@@ -72,7 +72,7 @@ def scancel(cluster: Cluster) -> tuple[Run, str]:
 def node_lost_and_back(cluster: Cluster) -> tuple[Run, str]:
     run = Run(cluster)
     run.reach(3)
-    node = run.node_of_trainer()
+    node = node_of(run.ids["trainer"])
     there = ask("squeue", "-h", "-w", node, "-o", "%j").split()
     downs: list[bool] = []
 
