@@ -55,7 +55,7 @@ def _run(args: argparse.Namespace) -> int:
         plan, role = node.load_plan(args.plan), (args.role, args.index, args.meet)
         if args.until_recorded:
             return node.recorded_status(plan, node.run_role(plan, *role))
-        if "SLURM_JOB_ID" in os.environ:
+        if node.is_child(args.role, os.environ):
             return node.run_role(plan, *role)
         node.exec_role(plan, *role)
     plan = plan_of(args)

@@ -1,9 +1,16 @@
 """Entry point of a cluster job: wait for the address of the API, then become the process of its role.
 
-Two jobs start it as a child, which ends with the job:
+Some jobs start it as a child, which ends with the job:
 
-    any role, on SLURM           it also ends if SLURM has started the job again elsewhere
+    any role, on SLURM           it also ends when a later start of the job has taken its place
+    an environment, on SLURM     its status 0 is noted, and after the last one the word for the
+      and Ray                    trainer that no groups come
     the trainer, on Kubernetes   its status 0 counts with its record of the end only
+
+The place of a role is the file ``<out>/launch/places/<role>-<index>``, which holds the latest start
+of its job. A node that SLURM has lost keeps its processes, and thereby the lock of the queue and the
+GPUs, while the job starts again elsewhere; SLURM's controller may be out of reach there, so that the
+old processes cannot ask it.
 
 The address of the API travels as the file ``<out>/launch/endpoints/api``, which all nodes must
 see: a line ``http://host:port``, replaced whole when its job starts anew. Servers announce
@@ -16,7 +23,6 @@ import ctypes
 import json
 import logging
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -37,6 +43,8 @@ from atroposlib.processes import (
     Supervisor,
     free_port,
 )
+from atroposlib.run_status.ended import NO_ENVIRONMENT
+from atroposlib.run_status.sources import has_environment
 from atroposlib.utils.command.signals import on_signals
 from atroposlib.utils.io import write_whole
 from example_trainer.launch import roles
@@ -45,16 +53,18 @@ from example_trainer.launch.local import GRACE_S, RestartPolicy
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Command, Endpoints, gpus_of
 from example_trainer.launch.slurm import ENDPOINTS, TOKEN, TOKENS
+from example_trainer.state import end
 
 PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 POLL_S = 2.0
-HELD_S = 10.0  # between two questions to SLURM
+PLACES, PLACE_S = "places", 5.0  # folder, and seconds between two looks at a place
 RECORD_S = 60.0  # wait for the record from another node after the ranks of this node ended
 COPY = "ATROPOS_COPY"  # number of an environment of which the plan has several
 COPIES = (COPY, "SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")
+TOLD = {COPY, "SLURM_JOB_ID"}  # one of them is there where SLURM or Ray started this process
 PORT = "ATROPOS_POD_PORT"  # port of this pod's server, before that of the plan
 PYTHON = "ATROPOS_PYTHON"  # interpreter of this node, before that of the plan
 
@@ -87,32 +97,57 @@ def exec_role(plan: Plan, role: str, index: int, meet: str | None) -> None:
 
 
 def run_role(plan: Plan, role: str, index: int, meet: str | None) -> int:
-    """Run the role as a child; its status, 75 if SLURM has given its job to another node.
+    """Run the role as a child; its status, 75 if a later start of its job has taken its place.
 
     Raises: as :func:`exec_role`.
     """
+    is_lost = take_place(plan, f"{role}-{index}", os.environ)
+    name = f"{index}-{copy_of(os.environ)}"
+    ends = role == "environment" and is_child(role, os.environ)
+    if is_lost():
+        return _lost_status(role)
+    if ends and end.has_environment_ended(plan.end_record, name):
+        print(f"environment {index}: it has ended before, in this run", flush=True)
+        note_end(plan, name)
+        return 0
     command = command_of(plan, role, index, meet, os.environ)
     print(f"{role}: {' '.join(command.argv)}", flush=True)
     env = {**os.environ, **_given_variables(plan, command)}
     child = subprocess.Popen(command.argv, env=env, preexec_fn=_end_with_parent)
-    # SLURM signals every process of a step: passed on, a signal would count twice.
-    passed_on = bool if "SLURM_JOB_ID" in os.environ else child.send_signal
-    on_signals(passed_on, signal.SIGTERM, signal.SIGINT)
-    is_lost = lost_job(os.environ)
+    signals: list[int] = []
+
+    def note(number: int) -> None:
+        signals.append(number)
+        # SLURM and Ray signal the child too: passed on, a signal would count twice.
+        if os.environ.keys().isdisjoint(TOLD):
+            child.send_signal(number)
+
+    on_signals(note, signal.SIGTERM, signal.SIGINT)
     while not is_lost():
         try:
-            status = child.wait(HELD_S)
-            return status if status >= 0 else 128 - status
+            status = child.wait(PLACE_S)
         except subprocess.TimeoutExpired:
             continue
-    logger.error(f"SLURM has started this job again: the {role} of this node ends")
+        if ends and status == 0 and not signals:
+            note_end(plan, name)
+        return status if status >= 0 else 128 - status
     child.terminate()
     try:
         child.wait(GRACE_S)
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
+    return _lost_status(role)
+
+
+def _lost_status(role: str) -> int:
+    logger.error(f"a later start of this job has its place: the {role} of this node ends")
     return AGAIN
+
+
+def is_child(role: str, env: Mapping[str, str]) -> bool:
+    """Whether the process of the role is a child of its job's."""
+    return "SLURM_JOB_ID" in env or (role == "environment" and COPY in env)
 
 
 def _end_with_parent() -> None:
@@ -121,33 +156,49 @@ def _end_with_parent() -> None:
         _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def holds_job(env: Mapping[str, str]) -> bool:
-    """Whether SLURM still runs this job here, as far as its controller answers.
+def take_place(plan: Plan, name: str, env: Mapping[str, str]) -> Callable[[], bool]:
+    """Take the place of a role for this start of a SLURM job, unless a later start has it.
 
-    A node that SLURM has lost (a hung slurmd) keeps its processes, and thereby the lock of the
-    queue and the GPUs, while the job starts again elsewhere.
+    Returns:
+        Whether a later start has the place, as a function; outside SLURM none has.
     """
-    words = ("scontrol", "--oneliner", "show", "job", env["SLURM_JOB_ID"])
-    try:
-        shown = subprocess.run(words, capture_output=True, text=True, timeout=HELD_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return True
-    match = re.search(r" Restarts=(\d+) ", shown.stdout)
-    return match is None or int(match[1]) <= int(env.get("SLURM_RESTART_COUNT") or 0)
-
-
-def lost_job(env: Mapping[str, str]) -> Callable[[], bool]:
-    """A function that asks SLURM at most every ``HELD_S`` whether the job runs elsewhere."""
-    asked_at = time.monotonic()
+    if "SLURM_JOB_ID" not in env:
+        return lambda: False
+    # A link of a chain has a higher id than those before it, and so has a job submitted later.
+    own = [int(env["SLURM_JOB_ID"]), int(env.get("SLURM_RESTART_COUNT") or 0)]
+    file = plan.launched / PLACES / f"{name}-{env.get('SLURM_ARRAY_TASK_ID', '0')}"
 
     def is_lost() -> bool:
-        nonlocal asked_at
-        if "SLURM_JOB_ID" not in env or time.monotonic() < asked_at + HELD_S:
+        try:
+            return [int(word) for word in file.read_text(encoding="utf-8").split()] > own
+        except (OSError, ValueError):
             return False
-        asked_at = time.monotonic()
-        return not holds_job(env)
 
+    if not is_lost():
+        write_whole(file, " ".join(map(str, own)) + "\n")
     return is_lost
+
+
+def note_end(plan: Plan, name: str) -> None:
+    """Note that an environment has ended; after the last one, write that no groups come.
+
+    That waits until the API has no environment, because a person may have started further ones. A
+    signal ends the wait.
+    """
+    end.note_environment(plan.end_record, name)
+    if end.environments_ended(plan.end_record) < sum(one.count for one in plan.environments):
+        return
+    stop = StopRequest()
+    stop.listen()
+    at = endpoints(plan, plan.launched / ENDPOINTS / "api")
+    token = (plan.files / TOKEN).read_text(encoding="utf-8").strip()
+    with RolloutClient(at.api_address, token=token) as client:
+        while has_environment(client.status().model_dump()):
+            if stop.count:
+                return
+            time.sleep(POLL_S)
+    print(f"{NO_ENVIRONMENT}: the trainer takes what is left, and saves", flush=True)
+    end.expect_no_groups(plan.end_record)
 
 
 def recorded_status(plan: Plan, status: int) -> int:
@@ -179,6 +230,7 @@ def run_servers(plan: Plan, first: int, count: int) -> int:
         command = command_of(plan, "inference", index, None, os.environ)
         env = {**gpus_at(plan, place, visible), **_given_variables(plan, command)}
         specs.append(ProcessSpec(f"inference-{index}", command.argv, env, Path.cwd()))
+    is_lost = take_place(plan, f"inference-{first}", os.environ)
     stop = StopRequest()
     stop.listen()
     logs = plan.directory / "logs"
@@ -188,9 +240,8 @@ def run_servers(plan: Plan, first: int, count: int) -> int:
         run = Supervisor(specs, children, stop, policy)
         run.start_workers()
         try:
-            run.watch(lost_job(os.environ), what="the servers")
-            logger.error("SLURM has started this job again: the servers of this node end")
-            return AGAIN
+            run.watch(is_lost, what="the servers")
+            return _lost_status("servers")
         except Interrupted as interrupted:
             print(f"inference: {interrupted}, the servers end", flush=True)
             children.end(list(run.specs), GRACE_S)
@@ -246,10 +297,14 @@ def command_of(
     if role == "environment":
         if roles.needs_servers(plan.environments[index]):
             at = replace(at, inference=listed_servers(plan, at))
-        copy = next((env[name] for name in COPIES if name in env), "0")
-        return roles.environment(plan, served, python, index, at, copy)
+        return roles.environment(plan, served, python, index, at, copy_of(env))
     run_id = env.get("SLURM_JOB_ID", plan.name)
     return roles.trainer(plan, python, at, meet, run_id, plan.trainer.gpus)
+
+
+def copy_of(env: Mapping[str, str]) -> str:
+    """The number or name of this process among the copies of an environment."""
+    return next((env[name] for name in COPIES if name in env), "0")
 
 
 def announce(plan: Plan, host: str, port: int) -> None:

@@ -4,7 +4,8 @@
     actor             runs `atropos-launch node` as a child, which ends when the actor does
 
     a process fails          started again, up to restarts (recover_retries) times
-    its node is lost         Ray makes the actor anew where there is room, without a limit
+    its node is lost         Ray makes the actor anew where there is room, without a limit;
+                             Ray's own report of it is in logs/ray.log
     exit code 2              invalid settings: the run ends, because another start fails alike
     trainer: exit 0          the run is done, the rest are ended
     the launcher is gone     Ray ends its actors
@@ -15,10 +16,14 @@ Ray is an extra, and imported where it is used.
 from __future__ import annotations
 
 import os
+import sys
 import time
 import zlib
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
 
 from atroposlib.errors import ConfigError
 from atroposlib.processes import Exit, RunFailed, StopRequest, log_tail
@@ -37,13 +42,19 @@ from example_trainer.launch.ray_parts import missing, parts
 from example_trainer.launch.slurm import FIRST_PORT, PORTS, WAIT_LINE_S
 
 POLL_S = 0.5
+LOOK_S = 2.0  # between two looks for lost nodes
+RAY_LOG = "ray.log"  # in the folder of the logs
 
 
 class RayRun:
-    """The actors of a run, from the launcher's side."""
+    """The actors of a run, from the launcher's side.
 
-    def __init__(self, ray: Any, plan: Plan, trainer_retries: int) -> None:
-        self.ray, self.plan, self.retries = ray, plan, trainer_retries
+    Args:
+        out: for lines of the launcher, since all other output of the process is Ray's.
+    """
+
+    def __init__(self, ray: Any, plan: Plan, trainer_retries: int, out: TextIO) -> None:
+        self.ray, self.plan, self.retries, self.out = ray, plan, trainer_retries, out
         self.parts, self.logs = parts(plan), plan.directory / "logs"
         bundles = [part.resources for part in self.parts]
         self.group = ray.util.placement_group(bundles, strategy=plan.ray.strategy)
@@ -51,7 +62,11 @@ class RayRun:
         self.start_at = dict.fromkeys(range(len(self.parts)), 0.0)  # starts of waiting parts
         self.running: dict[Any, int] = {}  # keys: results to come
         self.attempts, self.failures = Counter[int](), Counter[int]()
-        self.told_at = time.monotonic()
+        self.told_at = self.looked_at = time.monotonic()
+        self.homes: dict[str, list[str]] = {}  # names of the parts on each node, by its id
+
+    def print_line(self, line: str) -> None:
+        print(line, file=self.out, flush=True)
 
     def watch(self, stop: StopRequest) -> None:
         """Return when the trainer is done. Raises as :func:`run_ray`."""
@@ -59,6 +74,7 @@ class RayRun:
         while of_trainer & {*self.start_at, *self.running.values()}:
             stop.check()
             self._start_those_that_wait(of_trainer)
+            self._print_lost_nodes()
             refs = self.ray.wait([*self.running], timeout=POLL_S)[0] if self.running else []
             for ref in refs:
                 if (i := self.running.pop(ref, None)) is not None:
@@ -69,6 +85,26 @@ class RayRun:
             return int(self.ray.get(ref))
         except self.ray.exceptions.RayError as error:
             raise RunFailed(f"{self.parts[i].name}: {error}") from error
+
+    def _print_lost_nodes(self) -> None:
+        """Print the parts of a lost node: Ray starts them again without a report to the launcher."""
+        if time.monotonic() - self.looked_at < LOOK_S:
+            return
+        self.looked_at, records = time.monotonic(), self.ray.nodes()
+        addresses = {one["NodeID"]: one["NodeManagerAddress"] for one in records}
+        alive = {one["NodeID"] for one in records if one["Alive"]}
+        for node in self.homes.keys() - alive:
+            names = ", ".join(self.homes.pop(node))
+            report = self.logs / RAY_LOG
+            self.print_line(
+                f"node {addresses.get(node, node)} is lost, with {names}: they start again where"
+                f" there is room; Ray's report is in {report}"
+            )
+        places = self.ray.util.placement_group_table(self.group)["bundles_to_node_id"]
+        for i, part in enumerate(self.parts):
+            if places.get(i) in alive:
+                names_here = self.homes.setdefault(places[i], [])
+                names_here += [part.name] if part.name not in names_here else []
 
     def _start_those_that_wait(self, of_trainer: set[int]) -> None:
         now = time.monotonic()
@@ -81,7 +117,7 @@ class RayRun:
             if now - self.told_at >= WAIT_LINE_S:
                 sizes = [node["Resources"] for node in nodes.values()]
                 free = self.ray.available_resources()
-                print(f"waiting for {missing(lacking, sizes, free)}", flush=True)
+                self.print_line(f"waiting for {missing(lacking, sizes, free)}")
                 self.told_at = now
             return
         first = min(of_trainer)
@@ -112,7 +148,7 @@ class RayRun:
         if self.failures[i] > limit:
             times = f"{limit + 1} times ({setting})"
             raise RunFailed(f"{line}, {times}; log: {log}", log_tail(log))
-        print(f"{line}; starting it again ({self.failures[i]} of {limit})", flush=True)
+        self.print_line(f"{line}; starting it again ({self.failures[i]} of {limit})")
         for rank in of_trainer if i in of_trainer else (i,):
             self.actors[rank].stop.remote(self.attempts[rank], GRACE_S)
             self.running = {ref: index for ref, index in self.running.items() if index != rank}
@@ -146,20 +182,46 @@ def run_ray(plan: Plan, trainer_retries: int) -> int:
 
 
 def _run(ray: Any, plan: Plan, trainer_retries: int) -> int:
-    try:
-        ray.init(os.environ.get("RAY_ADDRESS") or "auto", log_to_driver=False)
-    except ConnectionError as error:
-        raise ConfigError(
-            f"no Ray cluster (ray start --head, or RAY_ADDRESS): {error}"
-        ) from error
-    stop = StopRequest()
-    stop.listen()
-    print(f"{plan.name}: logs in {plan.directory / 'logs'}", flush=True)
-    run = RayRun(ray, plan, trainer_retries)
-    try:
-        run.watch(stop)
-    finally:
-        run.end()
-        ray.shutdown()
+    with output_of_ray(plan.directory / "logs" / RAY_LOG) as out:
+        try:
+            ray.init(os.environ.get("RAY_ADDRESS") or "auto", log_to_driver=False)
+        except ConnectionError as error:
+            raise ConfigError(
+                f"no Ray cluster (ray start --head, or RAY_ADDRESS): {error}"
+            ) from error
+        stop = StopRequest()
+        stop.listen()
+        run = RayRun(ray, plan, trainer_retries, out)
+        run.print_line(f"{plan.name}: logs in {plan.directory / 'logs'}")
+        try:
+            run.watch(stop)
+        finally:
+            run.end()
+            ray.shutdown()
     print(f"{plan.name}: done, in {plan.directory}", flush=True)
     return 0
+
+
+@contextmanager
+def output_of_ray(log: Path) -> Iterator[TextIO]:
+    """Append what this process and its libraries write to ``log``; yields its own output.
+
+    Ray writes some 60 lines of its state for each lost node, also where it forwards no logs.
+    """
+    with log.open("ab") as file, os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
+        own = {number: os.dup(number) for number in (1, 2)}
+        try:
+            _redirect(dict.fromkeys(own, file.fileno()))
+            yield out
+        finally:
+            _redirect(own)
+            for kept in own.values():
+                os.close(kept)
+
+
+def _redirect(targets: Mapping[int, int]) -> None:
+    """Let descriptors of the standard output mean other files from now on."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    for number, target in targets.items():
+        os.dup2(target, number)

@@ -159,9 +159,16 @@ exit "$status\""""
 # A job that SLURM ends in order to start it again already counts a restart more.
 FUNCTIONS = """\
 signalled="" status=0 pid=""
-for one in USR1 USR2 TERM; do
-  trap "signalled=$one; scancel --signal=TERM $SLURM_JOB_ID || true" "$one"
-done
+for one in USR1 USR2 TERM; do trap "told $one" "$one"; done
+told() {
+  signalled=$1
+  case $1 in
+    USR1) echo "the time limit is near: the process is told to end, and what srun says of that is no fault" ;;
+    USR2) echo "the run is over: the process is told to end, and what srun says of that is no fault" ;;
+    TERM) echo "SLURM ends this job: the process is told to end, and what srun says of that is no fault" ;;
+  esac >&2
+  scancel --signal=TERM "$SLURM_JOB_ID" || true
+}
 step() {
   status=75
   if [ -n "$signalled" ]; then return; fi
@@ -199,8 +206,15 @@ over() { # the other jobs have nothing left to do: those that run may end in ord
   scancel --quiet $others || true
   exit "$2"
 }
-is_current() {
-  scontrol --oneliner show job "$SLURM_JOB_ID" | grep -q " Restarts=${SLURM_RESTART_COUNT:-0} "
+is_current() { # no answer is no "no": the other jobs would go on for ever
+  local shown
+  for _ in $(seq 60); do # a cut of 10 minutes: by then SLURM has given the node up
+    shown=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>&1) && break
+    if [[ $shown == *"Invalid job id"* ]]; then break; fi
+    echo "SLURM's controller does not answer: asking again in 10 s" >&2
+    pause 10
+  done
+  [[ $shown == *" Restarts=${SLURM_RESTART_COUNT:-0} "* && $shown != *" JobState=NODE_FAIL "* ]]
 }"""
 
 
@@ -286,6 +300,7 @@ def write_files(plan: Plan) -> None:
     (folder / ENDPOINTS).mkdir(parents=True, exist_ok=True)
     (plan.directory / "logs").mkdir(exist_ok=True)
     end.forget(plan.end_record)
+    end.expect_groups(plan.end_record)
     for old in (folder / ENDPOINTS).iterdir():
         old.unlink()
     roles.write_yaml(plan_path(plan), dump_plan(plan))

@@ -8,7 +8,8 @@ lives.
     launcher    the run is over if the trainer ended with 0 and the record is there
 
 A second file beside the record says that every environment has ended: the trainer takes the batches
-that are left, and then ends as after its last step.
+that are left, and then ends as after its last step. On a cluster a folder has a file for each
+environment that has ended, and the last one writes the second file.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from atroposlib.utils.io import write_whole
 VARIABLE = "ATROPOS_RUN_END"  # names the file
 FILE = "ended.json"  # below <out>/launch
 NO_MORE_GROUPS = "no-more-groups"  # name of a file beside FILE
+ENDED = "environments-ended"  # folder in that of FILE
 
 
 def forget(path: Path) -> None:
@@ -30,8 +32,23 @@ def forget(path: Path) -> None:
 
 
 def expect_groups(path: Path) -> None:
-    """Delete the word of an earlier launch that every environment has ended."""
-    path.with_name(NO_MORE_GROUPS).unlink(missing_ok=True)
+    """Delete what an earlier launch wrote about environments that have ended."""
+    for old in (path.with_name(NO_MORE_GROUPS), *path.with_name(ENDED).glob("*")):
+        old.unlink(missing_ok=True)
+
+
+def note_environment(path: Path, name: str) -> None:
+    """Note that an environment of the run has ended."""
+    write_whole(path.with_name(ENDED) / name, "")
+
+
+def has_environment_ended(path: Path, name: str) -> bool:
+    return (path.with_name(ENDED) / name).exists()
+
+
+def environments_ended(path: Path) -> int:
+    """The number of environments that have ended."""
+    return len([*path.with_name(ENDED).glob("[!.]*")])
 
 
 def expect_no_groups(path: Path) -> None:

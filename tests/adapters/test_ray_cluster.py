@@ -132,6 +132,8 @@ def lose_a_node(cluster: Cluster, report: Callable[[str], None] = print) -> None
     cluster.until("the end", lambda: cluster.launcher.poll() is not None)
     assert cluster.launcher.returncode == 0, cluster.logs()
     steps = last_run(cluster.rows())
+    said = (cluster.folder / "launcher.out").read_text()
+    assert " is lost, with " in said and len(said.splitlines()) < 10, said
     report(f"lost {lost}: step {before}, {waited_s:.0f} s without one, step {len(steps)}")
     numbers = list(range(1, STEPS + 1))
     assert [row["step"] for row in steps] == [row["batch_no"] for row in steps] == numbers

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from atroposlib.processes import free_port
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "ip", "unshare", "setpriv")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+PROGRAMS += ("ip", "unshare", "nsenter", "setpriv")
 NODES = ("n1", "n2")
 NODE_ENV = "SLURMD_NODENAME"
 # Nodes have more CPUs than the machine, as far as SLURM knows. A job that is requeued waits until
@@ -166,6 +167,17 @@ class Cluster:
             yield
         finally:
             os.kill(int(daemon), signal.SIGCONT)
+
+    @contextmanager
+    def cut(self, name: str) -> Iterator[None]:
+        """Drop what a node sends to the controller; the nodes reach each other."""
+        inside = ("nsenter", f"--net=/proc/{self.running[name].pid}/ns/net", "ip", "route")
+        route = ("blackhole", f"{self.net}.1/32")
+        subprocess.run((*inside, "add", *route), check=True)
+        try:
+            yield
+        finally:
+            subprocess.run((*inside, "delete", *route), check=True)
 
     def close(self) -> None:
         for name in list(self.running):

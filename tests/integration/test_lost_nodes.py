@@ -34,7 +34,14 @@ WITHIN_S = 600.0
 pytestmark = pytest.mark.campaign
 
 
-def cluster_plan(folder: Path, *overrides: str, servers: int = 2, copies: int = 1) -> Plan:
+def cluster_plan(
+    folder: Path,
+    *overrides: str,
+    servers: int = 2,
+    copies: int = 1,
+    script: str | Path = "copy_server",
+    groups: int = 100_000,
+) -> Plan:
     """A run of a tiny model in the copy environment, on CPUs."""
     one_core = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     model = write_tiny_model(folder / "model", seed=0)
@@ -42,13 +49,13 @@ def cluster_plan(folder: Path, *overrides: str, servers: int = 2, copies: int = 
     settings |= {"seq_len": 64, "batch_size": 4, "gradient_accumulation_steps": 2}
     settings |= {"training_steps": 100_000, "checkpoint_interval": 0, "live_table": False}
     environment = {"group_size": 4, "max_token_length": 64, "use_wandb": False}
-    environment |= {"total_steps": 100_000, "max_num_workers": 8, "steps_per_eval": 0}
+    environment |= {"total_steps": groups, "max_num_workers": 8, "steps_per_eval": 0}
     described = {
         "out": str(folder / "run"),
         "inference": {"engine": "local", "count": servers, "env": one_core},
         "environments": [
             {
-                **{"script": "copy_server", "config": {"env": environment}, "env": one_core},
+                **{"script": str(script), "config": {"env": environment}, "env": one_core},
                 "count": copies,
             }
         ],

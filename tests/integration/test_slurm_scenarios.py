@@ -14,15 +14,11 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from atroposlib.trackers.jsonl import last_run
-from example_trainer.launch import slurm, submission
-from example_trainer.launch.plan import trainer_settings
+from tests.integration import slurm_faults
 from tests.integration.slurm_cluster import (
     Cluster,
     ask,
@@ -31,91 +27,12 @@ from tests.integration.slurm_cluster import (
     state_of,
     until,
 )
-from tests.integration.test_lost_nodes import Nodes, cluster_plan
+from tests.integration.slurm_run import Run, all_run, node_of, none_left, requeued
 
 ASKED = "ATROPOS_SLURM_TESTS"  # they take 15 minutes, most of them SLURM's own waits
 skipped = obstacle() or ("" if os.environ.get(ASKED) else f"set {ASKED}=1")
 pytestmark = [pytest.mark.alone, pytest.mark.skipif(bool(skipped), reason=skipped)]
-CPU = "{cpus-per-task: 1}"
 FEW_STEPS = "trainer.settings.training_steps=6"
-
-
-class Run(Nodes):
-    """A run of a tiny model as jobs of the cluster."""
-
-    def __init__(self, cluster: Cluster, *overrides: str, copies: int = 1) -> None:
-        one_cpu = [f"slurm.{section}={CPU}" for section in ("inference", "environments")]
-        super().__init__(
-            cluster_plan(
-                cluster.folder,
-                *("slurm.api={cpus-per-task: 1, mem: null}", *one_cpu),
-                "slurm.trainer={cpus-per-task: 1, exclusive: null}",
-                *("trainer.settings.recover_every_steps=5", *overrides),
-                copies=copies,
-            )
-        )
-        self.cluster = cluster
-        self.submit()
-
-    def submit(self) -> None:
-        jobs = slurm.write(self.plan, trainer_settings(self.plan)[1].trainer_retries)
-        self.ids = submission.submit(self.plan, jobs)
-
-    def steps(self) -> list[dict[str, Any]]:
-        """The steps that led to the present weights."""
-        return last_run(self.rows())
-
-    def reach(self, number: int) -> int:
-        """Wait for the step and return the last one."""
-        until(f"step {number}", lambda: len(self.steps()) >= number)
-        return len(self.steps())
-
-    def through(self, lose: Callable[[], object], back: Callable[[], object] = bool) -> str:
-        """Steps before, the longest standstill, and steps after ``lose``, once ``back`` holds."""
-        before = self.reach(3)
-        lose()
-        longest_s, seen, since, wanted = 0.0, len(self.rows()), time.monotonic(), None
-        while wanted is None or seen < wanted:
-            now, rows = time.monotonic(), len(self.rows())
-            assert now < since + 300, f"no step since {now - since:.0f} s:\n{jobs_now()}"
-            longest_s = max(longest_s, now - since)
-            if rows > seen:
-                seen, since = rows, now
-            if wanted is None and back():
-                wanted = seen + 3
-            time.sleep(0.1)
-        return f"step {before}, {longest_s:.0f} s without one, step {len(self.steps())}"
-
-    def check(self) -> None:
-        """Every step once, on every batch once, and every group once."""
-        steps = self.steps()
-        numbers = list(range(1, len(steps) + 1))
-        assert [row["step"] for row in steps] == numbers
-        assert [row["batch_no"] for row in steps] == numbers
-        keys = [key for row in steps for key in row["keys"]]
-        assert len(keys) == len(set(keys))
-
-    def logs_of(self, part: str) -> str:
-        return "".join(path.read_text() for path in self.log_files(part))
-
-    def log_files(self, part: str) -> list[Path]:
-        return sorted((self.plan.directory / "logs").glob(f"{self.plan.name}-{part}-*"))
-
-
-def jobs_now() -> str:
-    return ask("squeue", "-h", "-o", "%i %j %T %r %N")
-
-
-def none_left() -> bool:
-    return not jobs_now()
-
-
-def all_run() -> bool:
-    return set(ask("squeue", "-h", "-o", "%T").split()) == {"RUNNING"}
-
-
-def restarted(job: str) -> bool:
-    return " Restarts=1 " in ask("scontrol", "--oneliner", "show", "job", job) and all_run()
 
 
 # --- the scenarios ------------------------------------------------------------------------
@@ -155,7 +72,7 @@ def scancel(cluster: Cluster) -> tuple[Run, str]:
 def node_lost_and_back(cluster: Cluster) -> tuple[Run, str]:
     run = Run(cluster)
     run.reach(3)
-    node = ask("squeue", "-h", "-j", run.ids["trainer"], "-o", "%N").strip()
+    node = node_of(run.ids["trainer"])
     there = ask("squeue", "-h", "-w", node, "-o", "%j").split()
     downs: list[bool] = []
 
@@ -169,31 +86,14 @@ def node_lost_and_back(cluster: Cluster) -> tuple[Run, str]:
     return run, f"{said} (with {', '.join(sorted(there))})"
 
 
-def node_hangs(cluster: Cluster) -> tuple[Run, str]:
-    """SLURM gives the trainer's node up while its processes live: srun then ends with status 0."""
-    run = Run(cluster)
-    run.reach(3)
-    node = ask("squeue", "-h", "-j", run.ids["trainer"], "-o", "%N").strip()
-    downs: list[bool] = []
-
-    def moved() -> bool:
-        downs.append("DOWN" in state_of(node))
-        starts = run.logs_of("trainer").count("-m example_trainer.grpo")
-        return any(downs) and all_run() and starts > 1
-
-    with cluster.hung(node):
-        said = run.through(bool, moved)
-        run.reach(len(run.steps()) + 10)
-        assert "the run is over" not in run.logs_of("trainer")
-    return run, said
-
-
 def trainer_requeued(cluster: Cluster) -> tuple[Run, str]:
-    return requeued(Run(cluster), "trainer")
+    run = Run(cluster)
+    return run, requeued(run, run.ids["trainer"])
 
 
 def api_requeued(cluster: Cluster) -> tuple[Run, str]:
-    return requeued(Run(cluster), "api")
+    run = Run(cluster)
+    return run, requeued(run, run.ids["api"])
 
 
 def api_killed(cluster: Cluster) -> tuple[Run, str]:
@@ -208,18 +108,6 @@ def refused_settings(cluster: Cluster) -> tuple[Run, str]:
     until("the end of every job", none_left)
     assert "refused: the run is over" in run.logs_of("api")
     return run, "every job ends"
-
-
-def requeued(run: Run, part: str) -> tuple[Run, str]:
-    job = run.ids[part]
-    return run, run.through(lambda: ask("scontrol", "requeue", job), lambda: restarted(job))
-
-
-def time_limit(cluster: Cluster) -> tuple[Run, str]:
-    run = Run(cluster, "slurm.trainer.time=2", "slurm.grace_s=30")
-    said = run.through(bool, lambda: restarted(run.ids["trainer"]))
-    assert "the time limit is near" in run.logs_of("trainer")
-    return run, said
 
 
 def pending_environment(cluster: Cluster) -> tuple[Run, str]:
@@ -252,16 +140,9 @@ def resubmission(cluster: Cluster) -> tuple[Run, str]:
 
 
 SCENARIOS = (
-    *(
-        train,
-        array_of_environments,
-        two_trainer_nodes,
-        scancel,
-        node_lost_and_back,
-        node_hangs,
-    ),
-    *(trainer_requeued, api_requeued, time_limit, pending_environment, resubmission),
-    *(api_killed, refused_settings),
+    *(train, array_of_environments, two_trainer_nodes, scancel, node_lost_and_back),
+    *(trainer_requeued, api_requeued, pending_environment, resubmission),
+    *(api_killed, refused_settings, *slurm_faults.SCENARIOS),
 )
 
 

@@ -11,6 +11,7 @@ import pytest
 from example_trainer.launch import node, slurm
 from example_trainer.launch.plan import trainer_settings
 from example_trainer.launch.roles import Endpoints
+from example_trainer.state import end
 from tests.client.harness import announced, served_api
 from tests.trainer.launch.launch_plans import plan
 
@@ -144,34 +145,72 @@ def test_the_trainer_of_a_pod_is_done_by_its_own_record_only(
 
 
 @pytest.mark.parametrize(
-    ("shown", "restarts", "held"),
+    ("earlier", "later"),
     [
-        ("JobId=7 JobState=RUNNING Restarts=0 BatchFlag=1", None, True),
-        ("JobId=7 JobState=PENDING Restarts=1 BatchFlag=1", None, False),
-        ("JobId=7 JobState=RUNNING Restarts=2 BatchFlag=1", "2", True),
-        ("JobId=7 JobState=RUNNING Restarts=3 BatchFlag=1", "2", False),
-        ("", None, True),  # the controller does not answer
+        (("7", None), ("7", "1")),
+        (("7", "9"), ("7", "10")),  # numbers, and no text
+        (("99", None), ("100", None)),  # the next link of a chain, or a job submitted anew
     ],
 )
-def test_a_job_is_lost_once_slurm_has_started_it_again(
-    tmp_path, monkeypatch, shown, restarts, held
-):
-    program = tmp_path / "scontrol"
-    program.write_text(f"#!/bin/sh\necho '{shown}'\n")
-    program.chmod(0o700)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    env = {"SLURM_JOB_ID": "7"} | ({"SLURM_RESTART_COUNT": restarts} if restarts else {})
-    assert node.holds_job(env) is held
+def test_the_latest_start_of_a_job_has_the_place_of_its_role(tmp_path, earlier, later):
+    found = plan(out=tmp_path)
+
+    def start(job, restarts, index="0"):
+        env = {"SLURM_JOB_ID": job, "SLURM_ARRAY_TASK_ID": index}
+        env |= {"SLURM_RESTART_COUNT": restarts} if restarts else {}
+        return node.take_place(found, "api-0", env)
+
+    lost = [start(*earlier), start(*earlier, index="1"), start(*later), start(*earlier)]
+    assert [is_lost() for is_lost in lost] == [True, False, False, True]
+    assert not node.take_place(found, "api-0", {})()  # outside SLURM
 
 
-def test_a_role_whose_job_runs_elsewhere_ends(written, monkeypatch):
+@pytest.mark.parametrize("taken", ["before", "meanwhile"])
+def test_a_role_whose_job_has_started_again_elsewhere_ends(written, monkeypatch, taken):
     command = node.Command((sys.executable, "-c", "import time; time.sleep(600)"), {})
     monkeypatch.setattr(node, "command_of", lambda *given: command)
-    monkeypatch.setattr(node, "HELD_S", 0.05)
-    monkeypatch.setattr(node, "holds_job", lambda env: False)
-    monkeypatch.setattr(node, "on_signals", lambda *given: None)
+    monkeypatch.setattr(node, "PLACE_S", 0.05)
+    monkeypatch.setattr(node, "on_signals", lambda *given: later.write_text("7 1\n"))
     monkeypatch.setenv("SLURM_JOB_ID", "7")
+    later = written.launched / node.PLACES / "api-0-0"
+    if taken == "before":
+        later.parent.mkdir()
+        later.write_text("7 1\n")
     assert node.run_role(written, "api", 0, None) == 75
+    assert later.read_text() == "7 1\n"
+
+
+def test_the_last_environment_to_end_tells_the_trainer_that_no_groups_come(
+    tmp_path, monkeypatch
+):
+    found = plan(out=tmp_path)
+    found.environments[0].count = 2
+    slurm.write(found, 0)
+    statuses = {"0-0": 1, "0-1": 0}
+
+    def command(*_given):
+        return node.Command((sys.executable, "-c", f"exit({statuses[copy]})"), {})
+
+    monkeypatch.setattr(node, "command_of", command)
+    monkeypatch.setattr(node, "on_signals", lambda *given: None)
+    monkeypatch.setattr(node.StopRequest, "listen", lambda self: None)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    told = found.end_record.with_name(end.NO_MORE_GROUPS)
+    with served_api() as api:
+        (found.launched / slurm.ENDPOINTS / "api").write_text(f"{api}\n")
+        for copy, expected in (("0-1", 0), ("0-0", 1), ("0-0", 1)):
+            monkeypatch.setenv("SLURM_ARRAY_TASK_ID", copy[-1])
+            assert node.run_role(found, "environment", 0, None) == expected
+            assert not told.exists()
+        statuses["0-0"] = 0
+        assert node.run_role(found, "environment", 0, None) == 0
+        assert told.exists()
+    statuses["0-0"] = 1  # the next job of a chain does not start it again
+    with served_api() as api:
+        (found.launched / slurm.ENDPOINTS / "api").write_text(f"{api}\n")
+        assert node.run_role(found, "environment", 0, None) == 0
+    slurm.write(found, 0)
+    assert not told.exists() and not end.environments_ended(found.end_record)
 
 
 PARENT = """

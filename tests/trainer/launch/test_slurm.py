@@ -156,7 +156,10 @@ rm -f waiting""",
     "scontrol": """\
 case $1 in
   requeue) echo requeue $2 >> calls ;;
-  *) echo "node0 Restarts=$(cat restarts) x" ;;
+  --oneliner) # the first question gets no answer where a test says so
+    [ ! -e cut ] || { rm cut; echo "Unable to contact slurm controller"; exit 1; }
+    echo "JobState=RUNNING Restarts=$(cat restarts) x" ;;
+  *) echo node0 ;;
 esac""",
     # Between two attempts of a process; the minute between two lines about waiting jobs is real.
     "sleep": """if [ "$1" = 60 ]; then exec /bin/sleep 60; fi
@@ -199,6 +202,17 @@ def test_a_trainer_ends_the_other_jobs_only_when_the_run_is_over(
     done = run_script(found, script, ends, restarts, link)
     assert done.returncode == status, done.stderr
     assert "|".join((tmp_path / "calls").read_text().splitlines()) == calls
+
+
+def test_a_run_that_is_over_in_a_cut_from_the_controller_ends_the_other_jobs_after_it(
+    tmp_path,
+):
+    found = plan("slurm.setup=[]", out=tmp_path)
+    (tmp_path / "cut").touch()
+    done = run_script(found, slurm.jobs(found, 2)[-1].script, "0")
+    assert "SLURM's controller does not answer: asking again in 10 s" in done.stderr
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert done.returncode == 0 and "|".join(calls) == f"run 0|{OTHERS}"
 
 
 @pytest.mark.parametrize(
