@@ -19,6 +19,7 @@ from atroposlib.utils.command.references import installed_environments
 from atroposlib.utils.command.startup import SEAT
 from atroposlib.utils.io import write_whole
 from atroposlib.utils.models import weight_folders
+from example_trainer.launch.overrides import environment_label
 from example_trainer.launch.plan import (
     EnvironmentSection,
     Plan,
@@ -116,9 +117,7 @@ def inference(
 
 def environment_name(plan: Plan, number: int) -> str:
     """Return the name of an environment: the configured name, else that of its script."""
-    wanted = plan.environments[number]
-    stem = Path(wanted.script or (wanted.command or [""])[0]).stem
-    return wanted.name or stem or f"environment-{number}"
+    return environment_label(plan.environments[number].model_dump(), number)
 
 
 def needs_servers(wanted: EnvironmentSection) -> bool:
