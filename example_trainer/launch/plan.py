@@ -202,6 +202,11 @@ class Plan(PlanSection):
 
     name: str = Field("atropos", pattern=r"^[\w.-]+$", description="of the run and its jobs")
     out: str = Field("runs/launch", description="logs, queue, checkpoints")
+    store: str | None = Field(
+        None,
+        description="where the API keeps groups: postgresql://..., memory, or a folder of SQLite"
+        " below out (default: api.data); ${NAME} is an environment variable",
+    )
     api: ApiSection = Field(
         ApiSection.model_validate({}), description="section of the rollout API"
     )
@@ -331,8 +336,9 @@ def read_plan(
 def _environments_of(sources: Sequence[Settings]) -> list[dict[str, Any]]:
     """Sections of the environments in the files; empty where they are of another type."""
     sections = merge_dicts(*(source.values for source in sources)).get("environments")
-    is_list = isinstance(sections, list) and all(isinstance(x, dict) for x in sections)
-    return sections if is_list else []
+    if isinstance(sections, list) and all(isinstance(entry, dict) for entry in sections):
+        return sections
+    return []
 
 
 def is_own(key: str) -> bool:
