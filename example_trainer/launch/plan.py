@@ -228,6 +228,11 @@ class Plan(PlanSection):
     ray: RaySection = Field(
         RaySection.model_validate({}), description="section of the actors on Ray"
     )
+    sweep: Any = Field(
+        None,
+        description="a run for each combination: {lr: [1e-5, 2e-5], seed: [0, 1]}, or a list of"
+        " combinations; keys as on the command line, each run in a folder below out",
+    )
     restarts: int = Field(
         3,
         ge=0,
