@@ -133,12 +133,19 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     node.add_argument("--meet", help="host:port where the trainer's nodes meet")
     words = list(sys.argv[1:] if argv is None else argv)
     here = words[:1] and words[0].partition("=")[0] in ("--config", "--env")
-    args = parser.parse_args(["local", *words] if here else words)
-    if args.what != "node":
-        files = [word for word in args.overrides if word.endswith((".yaml", ".yml"))]
-        args.config = [*args.config, *(word for word in files if "=" not in word)]
-        args.overrides = [word for word in args.overrides if word not in args.config]
-    return args
+    return _with_bare_words(parser, ["local", *words] if here else words)
+
+
+def _with_bare_words(parser: CommandParser, words: list[str]) -> argparse.Namespace:
+    """Parse; files and overrides may stand between flags, which argparse does not allow."""
+    args, later = parser.parse_known_args(words)
+    if args.what == "node" or any(word.startswith("-") for word in later):
+        return parser.parse_args(words)
+    bare = [*args.overrides, *later]
+    files = [word for word in bare if word.endswith((".yaml", ".yml")) and "=" not in word]
+    args.config = [*args.config, *files]
+    args.overrides = [word for word in bare if word not in files]
+    return parser.with_log_settings(args)
 
 
 def _count(text: str) -> int:

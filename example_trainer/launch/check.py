@@ -32,7 +32,7 @@ from example_trainer.launch.servers import choose_engine, require_engine
 ENVIRONMENT_S = 120.0  # bound of an environment's check
 # Beginning of an error about the file that an environment reads: its line and its key.
 OF_ENVIRONMENT = re.compile(
-    r"(?:--config )?\S+/environment-(\d+)\.yaml:(?:\d+: ([\w.-]*\w))? ?"
+    r"(?:--config )?\S+/environment-(\d+)\.yaml:(?:\d+: ([\w.-]*\w)| )"
 )
 NOWHERE = Endpoints("http://127.0.0.1:1", ())
 

@@ -33,6 +33,7 @@ from example_trainer.launch.plan import Plan
 from example_trainer.launch.sweep.runs import (
     SweepRun,
     changed_settings,
+    raise_problems,
     record_of,
     require_apart,
     require_startable_runs,
@@ -52,12 +53,14 @@ class QueueOptions:
         what: word after `atropos run` for each run.
         jobs: runs side by side; each has an equal part of the GPUs.
         skip_failed: leave runs alone that failed in an earlier start.
+        launcher: command that takes ``what`` and the file of a run.
     """
 
     what: str = "local"
     jobs: int = 1
     skip_failed: bool = False
     live: bool = True
+    launcher: tuple[str, ...] = (sys.executable, "-m", "example_trainer.launch")
 
 
 def device_parts(visible: Sequence[str], jobs: int) -> list[tuple[str, ...]]:
@@ -102,13 +105,17 @@ def check_runs(
     if options.what != "local":
         return
     require_startable_runs(runs, devices)
-    checked = set()
+    checked, problems = set(), list[tuple[str, str]]()
     for run in runs:
         sections = [section.model_dump() for section in run.plan.environments]
         kind = json.dumps([sections, run.cfg.sequences_per_step, run.cfg.model_name])
         if kind not in checked:
             checked.add(kind)
-            yield from check_environments(run.plan)
+            try:
+                yield from check_environments(run.plan)
+            except ConfigError as error:
+                problems.append((run.name, str(error)))
+    raise_problems(problems, len(runs))
 
 
 class SweepQueue:
@@ -204,11 +211,10 @@ class SweepQueue:
         self, run: SweepRun, visible: Sequence[str], children: Children, view: SweepView
     ) -> None:
         row, folder = self.rows[run.name], run.plan.directory
-        argv = [sys.executable, "-m", "example_trainer.launch", self.options.what]
-        argv += ["--config", str(run.file)]
+        argv = (*self.options.launcher, self.options.what, "--config", str(run.file))
         env = {gpus.VARIABLE: ",".join(visible)} if visible else {}
         (folder / LOG).parent.mkdir(parents=True, exist_ok=True)
-        children.start(ProcessSpec(_log_name(run.name), tuple(argv), env, Path.cwd()))
+        children.start(ProcessSpec(_log_name(run.name), argv, env, Path.cwd()))
         goes_on = "goes on" if row.state == "stopped" else "starts"
         row.state, row.problem, row.started = "running", "", time.monotonic()
         number = [*self.rows].index(run.name) + 1

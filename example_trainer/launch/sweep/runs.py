@@ -87,7 +87,7 @@ def read_runs(base: Plan, read: Reader) -> list[SweepRun]:
             runs.append(SweepRun(combination, plan, trainer_settings(plan)[1]))
         except ConfigError as error:
             problems.append((combination.name, str(error)))
-    _raise_for(problems, len(combinations))
+    raise_problems(problems, len(combinations))
     return runs
 
 
@@ -107,7 +107,7 @@ def require_startable_runs(runs: Sequence[SweepRun], devices: Sequence[Sequence[
         if len(devices) > 1 and (run.plan.api.port or run.plan.inference.port):
             reason = "api.port and inference.port: runs side by side need free ports (0)"
             problems.append((run.name, reason))
-    _raise_for(problems, len(runs))
+    raise_problems(problems, len(runs))
 
 
 def require_apart(runs: Sequence[SweepRun]) -> None:
@@ -132,7 +132,7 @@ def require_apart(runs: Sequence[SweepRun]) -> None:
             for run, place in zip(runs, places)
             if places.count(place) > 1
         ]
-    _raise_for(problems, len(runs))
+    raise_problems(problems, len(runs))
 
 
 def _place_of_groups(run: SweepRun) -> str:
@@ -143,7 +143,7 @@ def _place_of_groups(run: SweepRun) -> str:
     return str(run.plan.directory / store) if is_folder else store
 
 
-def _raise_for(problems: Iterable[tuple[str, str]], count: int) -> None:
+def raise_problems(problems: Iterable[tuple[str, str]], count: int) -> None:
     """Raise a ConfigError of all problems, each once, with the runs that have it."""
     names: dict[str, dict[str, None]] = {}
     for name, problem in problems:

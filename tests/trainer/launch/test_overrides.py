@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.errors import ConfigError
+from example_trainer.launch.__main__ import parse
 from example_trainer.launch.overrides import environment_label
 from example_trainer.launch.plan import read_plan
 from example_trainer.settings.files import parse_override
@@ -83,6 +84,12 @@ def test_a_name_that_two_environments_have_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"several environments are a: 0 \(a\), 1 \(a\)"):
         read_plan([str(path)], [parse_override("environments.a.env.x=1")])
     read_plan([str(path)], [parse_override("environments.1.env.x=1")])
+
+
+def test_files_and_overrides_stand_between_flags_in_any_order():
+    args = parse(["local", "a.yaml", "--no-live", "lr=1", "--config", "b.yaml", "x=c.yaml"])
+    assert (args.config, args.overrides) == (["b.yaml", "a.yaml"], ["lr=1", "x=c.yaml"])
+    assert not args.live and args.log_level == "info"
 
 
 def test_the_label_of_an_environment_is_its_name_or_that_of_its_program():
