@@ -53,37 +53,71 @@ class Settings:
 def merge(*sources: Settings, has_sections: bool = False) -> Settings:
     """Later sources win; nested mappings are merged, not replaced.
 
-    With ``has_sections`` a mapping over a value of a file is a ConfigError, else it replaces the
-    value.
+    With ``has_sections`` a mapping over a value of a file is a ConfigError, and so is an index
+    beyond the end of a list; else the mapping replaces the value.
     """
     merged = Settings()
     for source in sources:
         for key, value in source.values.items() if has_sections else ():
-            _require_section(merged, key, merged.values.get(key), value)
+            _require_section(merged, source, key, merged.values.get(key), value)
         merged.values = merge_dicts(merged.values, source.values)
         merged.places |= source.places
         merged.notes += source.notes
     return merged
 
 
-def _require_section(earlier: Settings, key: str, old: Any, new: Any) -> None:
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
+def _require_section(earlier: Settings, later: Settings, key: str, old: Any, new: Any) -> None:
+    if not isinstance(new, Mapping):
+        return
+    if isinstance(old, list) and _are_indices(new):
+        for index in new:
+            if int(index) >= len(old):
+                raise ConfigError(
+                    f"{_place_within(later, f'{key}.{index}')}: the list has {len(old)}"
+                    f" items, from 0 to {len(old) - 1}"
+                )
+        old = dict(zip(map(str, range(len(old))), old))
+    if isinstance(old, Mapping):
         for name in old.keys() & new.keys():
-            _require_section(earlier, f"{key}.{name}", old[name], new[name])
-    elif isinstance(new, Mapping) and old is not None and key in earlier.places:
+            _require_section(earlier, later, f"{key}.{name}", old[name], new[name])
+    elif old is not None and key in earlier.places:
         raise ConfigError(f"{earlier.place(key)} should be a section, not {old!r}")
 
 
+def _place_within(settings: Settings, key: str) -> str:
+    """The place of the first value at ``key`` or below."""
+    names = [name for name in settings.places if f"{name}.".startswith(f"{key}.")]
+    return settings.places[names[0]] if names else key
+
+
+def _are_indices(mapping: Mapping[str, Any]) -> bool:
+    return bool(mapping) and all(str(name).isdecimal() for name in mapping)
+
+
 def merge_dicts(*dicts: Mapping[str, Any]) -> dict[str, Any]:
-    """Later mappings win; nested mappings are merged. The order is that of the last values."""
+    """Later mappings win; nested mappings are merged. The order is that of the last values.
+
+    A mapping of indices changes items of a list: {"a": [1, 2]}, {"a": {"1": 3}} -> {"a": [1, 3]}.
+    """
     merged: dict[str, Any] = {}
     for mapping in dicts:
         for key, value in mapping.items():
             old = merged.pop(key, None)
             if isinstance(old, Mapping) and isinstance(value, Mapping):
                 value = merge_dicts(old, value)
+            elif isinstance(old, list) and isinstance(value, Mapping) and _are_indices(value):
+                value = _with_items(old, value)
             merged[key] = value
     return merged
+
+
+def _with_items(items: list[Any], changes: Mapping[str, Any]) -> Any:
+    """The list with changed items; the changes alone where an index is beyond its end."""
+    if any(int(index) >= len(items) for index in changes):
+        return changes
+    by_index = dict(zip(map(str, range(len(items))), items))
+    merged = merge_dicts(by_index, {str(int(index)): changes[index] for index in changes})
+    return [merged[index] for index in by_index]
 
 
 def as_tree(values: Mapping[str, Any]) -> dict[str, Any]:

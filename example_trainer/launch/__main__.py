@@ -1,12 +1,13 @@
 """Command line of atropos-launch: start a whole run from a YAML file.
 
-    atropos-launch local --config run.yaml lr=1e-5 inference.count=2
+    atropos-launch local run.yaml lr=1e-5 inference.count=2
     atropos-launch slurm --config run.yaml --dry-run
     atropos-launch k8s --config run.yaml k8s.image=... k8s.volume_claim=...
     atropos-launch ray --config run.yaml --out /shared/run
     atropos-launch --config areal.yaml --env my_environment.py     AReaL's file, here
 
-key=value sets a key of the file; a key unknown to the launcher is passed to the trainer.
+key=value sets a key of the file; a key unknown to the launcher is passed to the trainer. A file with
+a section ``sweep`` is a run for each of its combinations.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ def _run(args: argparse.Namespace) -> int:
         node.exec_role(plan, *role)
     plan = plan_of(args)
     try:
+        if plan.sweep is not None:
+            return _sweep(plan, args)
         if args.what == "k8s":
             return _k8s(plan, args.manifest)
         if args.what == "ray":
@@ -101,13 +104,19 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         module.add_argument("--env", help="environment of a file of AReaL: a file, or a name")
         module.add_argument("--out", help="logs, queue, checkpoints (as out=)")
         module.add_argument("--nproc", help="trainer ranks per node (trainer.nproc=)")
-        module.add_argument("overrides", nargs="*", metavar="key=value")
+        module.add_argument("overrides", nargs="*", metavar="FILE|key=value")
     local.add_argument("--no-live", dest="live", action="store_false", help=NO_LIVE)
     local.add_argument(
         "--open", action="store_true", help="open the page of the run in a browser"
     )
     about = "check all of it, print the commands, start nothing"
     local.add_argument("--dry-run", action="store_true", help=about)
+    for module in (local, checked, slurm, ray):
+        about = "runs of a sweep at a time (default: 1; slurm: as SLURM decides)"
+        module.add_argument("--jobs", type=_count, metavar="N", help=about)
+    about = "leave failed runs of a sweep alone (default: each starts once more)"
+    for module in (local, checked, ray):
+        module.add_argument("--skip-failed", action="store_true", help=about)
     slurm.add_argument("--dry-run", action="store_true", help="write scripts, submit nothing")
     k8s.add_argument(
         "--manifest",
@@ -124,21 +133,66 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     node.add_argument("--meet", help="host:port where the trainer's nodes meet")
     words = list(sys.argv[1:] if argv is None else argv)
     here = words[:1] and words[0].partition("=")[0] in ("--config", "--env")
-    return parser.parse_args(["local", *words] if here else words)
+    return _with_bare_words(parser, ["local", *words] if here else words)
 
 
-def plan_of(args: argparse.Namespace) -> Plan:
+def _with_bare_words(parser: CommandParser, words: list[str]) -> argparse.Namespace:
+    """Parse; files and overrides may stand between flags, which argparse does not allow."""
+    args, later = parser.parse_known_args(words)
+    if args.what == "node" or any(word.startswith("-") for word in later):
+        return parser.parse_args(words)
+    bare = [*args.overrides, *later]
+    files = [word for word in bare if word.endswith((".yaml", ".yml")) and "=" not in word]
+    args.config = [*args.config, *files]
+    args.overrides = [word for word in bare if word not in files]
+    return parser.with_log_settings(args)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no number of runs from 1 on")
+    return int(text)
+
+
+def plan_of(args: argparse.Namespace, more: Sequence[Assignment] = ()) -> Plan:
+    """Read the plan of the command line; ``more`` settings come last."""
     if not args.config:
-        raise ConfigError("--config FILE is required")
+        raise ConfigError("a FILE is required (or --config FILE)")
     overrides = [parse_override(word) for word in args.overrides]
     for key, value, place in (
         ("out", args.out, "--out"),
         ("trainer.nproc", args.nproc, "--nproc"),
     ):
         overrides += [] if value is None else [Assignment(key, value, place)]
+    overrides += more
     return read_plan(
         args.config, overrides, args.env, on_cluster=args.what not in ("local", "check")
     )
+
+
+def _sweep(base: Plan, args: argparse.Namespace) -> int:
+    from example_trainer.launch.sweep import commands, queue
+    from example_trainer.launch.sweep.runs import read_runs
+
+    def read(settings: Sequence[Assignment]) -> Plan:
+        return plan_of(args, settings)
+
+    runs = read_runs(base, read)
+    if args.what == "k8s":
+        if args.manifest:
+            raise ConfigError("--manifest names one file, and each run of a sweep has its own")
+        return commands.write_manifests(base, runs)
+    if args.what == "slurm":
+        return commands.submit_sweep(base, runs, args.jobs or 0, args.dry_run)
+    options = queue.QueueOptions(
+        what="ray" if args.what == "ray" else "local",
+        jobs=args.jobs or 1,
+        skip_failed=args.skip_failed,
+        live=getattr(args, "live", False),
+    )
+    if args.what == "check" or getattr(args, "dry_run", False):
+        return commands.check_sweep(base, runs, options)
+    return queue.run_sweep(base, runs, options)
 
 
 def _for_cluster(plan: Plan) -> TrainingConfig:

@@ -18,6 +18,7 @@ from typing import Any
 
 from atroposlib.errors import ConfigError
 from atroposlib.processes import Children, Exit, ProcessSpec, RunFailed, log_tail
+from atroposlib.settings.merge import Settings
 from atroposlib.utils.command.startup import CHECK_ONLY, FILLS_BATCHES_OF
 from atroposlib.utils.http.sockets import port_problem
 from atroposlib.utils.io import DISK_RESERVE_BYTES, existing_folder, free_bytes
@@ -30,6 +31,10 @@ from example_trainer.launch.roles import Endpoints
 from example_trainer.launch.servers import choose_engine, require_engine
 
 ENVIRONMENT_S = 120.0  # bound of an environment's check
+# Beginning of an error about the file that an environment reads: its line and its key.
+OF_ENVIRONMENT = re.compile(
+    r"(?:--config )?\S+/environment-(\d+)\.yaml:(?:\d+: ([\w.-]*\w)| )"
+)
 NOWHERE = Endpoints("http://127.0.0.1:1", ())
 
 
@@ -48,6 +53,7 @@ def problems_of(plan: Plan) -> Iterator[str]:
     _, cfg = trainer_settings(plan)
     checks: tuple[Callable[[], object], ...] = (
         lambda: require_engine(choose_engine(plan.inference.engine), plan.inference.python),
+        lambda: roles.store_of(plan),
         lambda: losses.require_known(cfg.loss),
         lambda: require_model(cfg.model_name),
         lambda: [
@@ -151,13 +157,20 @@ def check_environments(plan: Plan) -> Iterator[str]:
                 raise ConfigError(f"environments.{number} ({name}): {failure}") from failure
             log = plan.launched / f"{spec.name}.log"
             if ended != Exit(0):
-                raise ConfigError(f"environments.{number} ({name}): {invalid_settings(log)}")
+                problem = invalid_settings(log, plan.places)
+                raise ConfigError(f"environments.{number} ({name}): {problem}")
             log.unlink()
             yield f"environment {name}: its settings are sound"
 
 
-def invalid_settings(log: Path) -> ConfigError:
-    """Return the last line of the log as an error, with the key in the file of the run."""
+def invalid_settings(log: Path, places: Mapping[str, str]) -> ConfigError:
+    """Return the last line of the log as an error, under the places of the plan's settings."""
+    written = Settings(places=dict(places))
+
+    def place(match: re.Match[str]) -> str:
+        section = f"environments.{match[1]}.config"
+        return written.place(f"{section}.{match[2]}") if match[2] else f"{section}: "
+
     text = log_tail(log, 1).removeprefix("error: ")
-    text = re.sub(r"--config \S+/environment-(\d+)\.yaml: ", r"environments.\1.config: ", text)
+    text = OF_ENVIRONMENT.sub(place, text)
     return ConfigError(f"{text} (log: {log})")

@@ -31,7 +31,7 @@ from atroposlib.utils.io import write_whole
 from example_trainer.launch import roles
 from example_trainer.launch.clusters import NAMED_BY, ROLES
 from example_trainer.launch.plan import Plan, trainer_settings
-from example_trainer.launch.slurm import TOKEN, dump_plan, plan_path, token_files
+from example_trainer.launch.slurm import TOKEN, dump_plan, plan_path, secret_files
 
 JOBSET = "jobset.x-k8s.io/v1alpha2"
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -84,7 +84,7 @@ def manifests(plan: Plan, token: str) -> list[dict[str, Any]]:
     name, (_, cfg) = run_label(plan), trainer_settings(plan)
     of_pods = dump_plan(plan)
     of_pods["slurm"]["python"] = plan.k8s.python  # Python of a node's commands
-    files = {plan_path(plan).name: json.dumps(of_pods), **token_files(token)}
+    files = {plan_path(plan).name: json.dumps(of_pods), **secret_files(plan, token)}
     gpus = roles.gpus_of(plan)
     index = ("--index", "$(JOB_COMPLETION_INDEX)")
     meet = ("--until-recorded", "--meet", f"{name}-trainer-0-0.{name}:{MEETING_PORT}")

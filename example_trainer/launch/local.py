@@ -25,7 +25,7 @@ import sys
 import time
 import webbrowser
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,19 +80,27 @@ class RestartPolicy:
         trainer_retries: restarts of the trainer.
         restarts: restarts of each process but the trainer.
         delay_s: pause before a restart.
+        places: of the plan's settings, for errors about them.
     """
 
-    def __init__(self, trainer_retries: int, restarts: int, delay_s: float) -> None:
+    def __init__(
+        self,
+        trainer_retries: int,
+        restarts: int,
+        delay_s: float,
+        places: Mapping[str, str] | None = None,
+    ) -> None:
         self.trainer_retries = trainer_retries
         self.restarts = restarts
         self.delay_s = delay_s
+        self.places = places or {}
         self._ends: Counter[str] = Counter()  # per process; the trainer's: the next RUN_ID
 
     def look(self, run: Supervisor, child: Child, ended: Exit | None, now: float) -> None:
         if ended is None:
             return
         if ended == INVALID:
-            raise invalid_settings(child.log)
+            raise invalid_settings(child.log, self.places)
         name, trains = child.spec.name, child.spec.name == TRAINER
         line = f"{name} {'failed' if trains else 'died'} ({ended})"
         if trains and ended == Exit(0):
@@ -177,7 +185,9 @@ def _run(plan: Plan, live: bool, browser: bool, reasons: list[str]) -> int:
     stop = StopRequest()
     stop.listen()
     log_dir = plan.directory / "logs"
-    policy = RestartPolicy(cfg.trainer_retries, plan.restarts, plan.restart_delay_s)
+    policy = RestartPolicy(
+        cfg.trainer_retries, plan.restarts, plan.restart_delay_s, plan.places
+    )
     api, server = (str(spec.health_url).removesuffix("/health") for spec in specs[:2])
     engine = choose_engine(plan.inference.engine)
     watched = WatchedRun(
@@ -275,7 +285,7 @@ class LocalRun:
         def waiting(line: str) -> None:
             for name in early:
                 if self.children[name].exit() == INVALID:
-                    raise invalid_settings(self.children[name].log)
+                    raise invalid_settings(self.children[name].log, self.plan.places)
             self.view.waiting(line)
 
         self.supervisor.start_servers(waiting, early)

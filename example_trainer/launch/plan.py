@@ -28,10 +28,18 @@ from pydantic import (
 
 from atroposlib.errors import ConfigError
 from atroposlib.settings.fields import validate_as
-from atroposlib.settings.merge import Assignment, Settings, as_tree, assignments_of, merge
+from atroposlib.settings.merge import (
+    Assignment,
+    Settings,
+    as_tree,
+    assignments_of,
+    merge,
+    merge_dicts,
+)
 from atroposlib.settings.yaml_file import read_yaml
 from example_trainer.launch.areal.options import is_areal, read_areal
 from example_trainer.launch.clusters import KubernetesSection, PlanSection, RaySection
+from example_trainer.launch.overrides import in_environments
 from example_trainer.launch.servers import choose_engine
 from example_trainer.settings.args import settings_of_files
 from example_trainer.settings.config import TrainingConfig
@@ -194,6 +202,11 @@ class Plan(PlanSection):
 
     name: str = Field("atropos", pattern=r"^[\w.-]+$", description="of the run and its jobs")
     out: str = Field("runs/launch", description="logs, queue, checkpoints")
+    store: str | None = Field(
+        None,
+        description="where the API keeps groups: postgresql://..., memory, or a folder of SQLite"
+        " below out (default: api.data); ${NAME} is an environment variable",
+    )
     api: ApiSection = Field(
         ApiSection.model_validate({}), description="section of the rollout API"
     )
@@ -214,6 +227,11 @@ class Plan(PlanSection):
     )
     ray: RaySection = Field(
         RaySection.model_validate({}), description="section of the actors on Ray"
+    )
+    sweep: Any = Field(
+        None,
+        description="a run for each combination: {lr: [1e-5, 2e-5], seed: [0, 1]}, or a list of"
+        " combinations; keys as on the command line, each run in a folder below out",
     )
     restarts: int = Field(
         3,
@@ -295,11 +313,16 @@ def read_plan(
     for source in sources if from_areal else ():
         below = {key: source.values.pop(key) for key in [*source.values] if not is_own(key)}
         options += assignments_of(Settings(below, source.places))
+    environments = _environments_of(sources)
     for override in overrides:
         if from_areal and not is_own(override.key):
             options.append(override)
             continue
-        key = override.key if is_own(override.key) else TRAINER_SETTINGS + override.key
+        if is_own(override.key):
+            override = in_environments(override, environments, EnvironmentSection.model_fields)
+            key = override.key
+        else:
+            key = TRAINER_SETTINGS + override.key
         sources.append(Settings(as_tree({key: override.value}), {key: override.place}))
     if from_areal:
         sources.insert(0, _areal_source(options, sources, environment, on_cluster))
@@ -313,6 +336,14 @@ def read_plan(
     plan.notes.extend(merged.notes)
     plan.places.update(merged.places)
     return plan
+
+
+def _environments_of(sources: Sequence[Settings]) -> list[dict[str, Any]]:
+    """Sections of the environments in the files; empty where they are of another type."""
+    sections = merge_dicts(*(source.values for source in sources)).get("environments")
+    if isinstance(sections, list) and all(isinstance(entry, dict) for entry in sections):
+        return sections
+    return []
 
 
 def is_own(key: str) -> bool:

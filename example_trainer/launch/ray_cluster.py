@@ -135,7 +135,7 @@ class RayRun:
         name, role = self.parts[i].name, self.parts[i].role
         log = self.logs / f"{name}.log"
         if code == INVALID.returncode:
-            raise invalid_settings(log)
+            raise invalid_settings(log, self.plan.places)
         if code == 0 and role == "environment":
             return
         other_ranks = of_trainer & {*self.start_at, *self.running.values()}

@@ -8,6 +8,8 @@ The same functions serve ``local`` (all on 127.0.0.1) and ``node`` (a job of a c
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
+from atroposlib.settings.references import VARIABLE, with_variables
+from atroposlib.utils.command import logs
 from atroposlib.utils.command.references import installed_environments
 from atroposlib.utils.command.startup import SEAT
 from atroposlib.utils.io import write_whole
 from atroposlib.utils.models import weight_folders
+from example_trainer.launch.overrides import environment_label
 from example_trainer.launch.plan import (
     EnvironmentSection,
     Plan,
@@ -30,6 +35,8 @@ from example_trainer.settings.section import fill_words
 from example_trainer.settings.weights import ServingSettings
 from example_trainer.state import end
 
+STORE = "store"  # file beside the plan: the address of a store with a password
+STORE_VARIABLE, STORE_NAMES = "ATROPOS_STORE", ("memory", "sqlite")
 DIRECTORY = "directory://"  # the servers that the rollout API lists
 READY = "atroposlib.environments"
 
@@ -60,10 +67,40 @@ class Command:
 
 
 def api(plan: Plan, python: str, host: str, port: int) -> Command:
+    """Return the command of the rollout API; the address of its store is no word of it."""
+    store, data, env = store_of(plan), plan.api.data, dict(plan.api.env)
+    if "://" in store or store in STORE_NAMES:
+        env[STORE_VARIABLE] = store
+    elif store:
+        data = store
     listening = ("--host", host, "--port", str(port))
-    keeping = ("--data-dir", str(plan.directory / plan.api.data))
+    keeping = ("--data-dir", str(plan.directory / data))
     argv = (python, "-m", "atroposlib.cli.run_api", *listening, *keeping, *plan.api.args)
-    return Command(argv, dict(plan.api.env))
+    return Command(argv, env)
+
+
+def store_of(plan: Plan) -> str:
+    """Return the store of the plan, with variables of this machine and its password; or nothing.
+
+    Raises:
+        ConfigError: a variable is not set, or there is no store of this kind.
+    """
+    text, place = plan.store or "", plan.places.get("store", "store")
+    if logs.REDACTED in text:
+        text = (plan.files / STORE).read_text(encoding="utf-8").strip()
+    store = with_variables(text, os.environ, place)
+    if "://" in store and not store.startswith(("postgresql://", "postgres://")):
+        raise ConfigError(f"{place} should be postgresql://..., memory, or a folder")
+    return store
+
+
+def redacted_store(plan: Plan) -> str | None:
+    """Return the store as a plan for other machines holds it: references, but no password."""
+    without_references = VARIABLE.sub("", plan.store or "")
+    if re.search("password=[^&]", without_references):
+        return f"postgresql://{logs.REDACTED}"
+    has_password = logs.redact(without_references) != without_references
+    return logs.redact(plan.store or "") if has_password else plan.store
 
 
 def inference(
@@ -116,9 +153,7 @@ def inference(
 
 def environment_name(plan: Plan, number: int) -> str:
     """Return the name of an environment: the configured name, else that of its script."""
-    wanted = plan.environments[number]
-    stem = Path(wanted.script or (wanted.command or [""])[0]).stem
-    return wanted.name or stem or f"environment-{number}"
+    return environment_label(plan.environments[number].model_dump(), number)
 
 
 def needs_servers(wanted: EnvironmentSection) -> bool:

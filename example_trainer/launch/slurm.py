@@ -305,19 +305,27 @@ def write_files(plan: Plan) -> None:
         old.unlink()
     roles.write_yaml(plan_path(plan), dump_plan(plan))
     token = _held_token(folder / TOKEN) or secrets.token_urlsafe(32)
-    for name, text in token_files(token).items():
+    (folder / roles.STORE).unlink(missing_ok=True)
+    for name, text in secret_files(plan, token).items():
         write_whole(folder / name, text)
 
 
 def dump_plan(plan: Plan) -> dict[str, Any]:
     """The plan for nodes that may work in another folder."""
-    return {**plan.model_dump(), "out": str(plan.directory)}
+    return {
+        **plan.model_dump(),
+        "out": str(plan.directory),
+        "store": roles.redacted_store(plan),
+    }
 
 
-def token_files(token: str) -> dict[str, str]:
-    """Return the contents of the token's file, and of that with its digest for the API."""
+def secret_files(plan: Plan, token: str) -> dict[str, str]:
+    """Return files that this user alone may read: token, its digest, address of the store."""
     digest = hashlib.sha256(token.encode()).hexdigest()
-    return {TOKENS: f"admin {digest}\n", TOKEN: f"{token}\n"}
+    files = {TOKENS: f"admin {digest}\n", TOKEN: f"{token}\n"}
+    if plan.store is not None and roles.redacted_store(plan) != plan.store:
+        files[roles.STORE] = f"{plan.store}\n"
+    return files
 
 
 def _held_token(path: Path) -> str:

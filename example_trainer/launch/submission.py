@@ -17,11 +17,14 @@ class SubmitFailed(AtroposError):
     """sbatch refused a job; jobs submitted before it were cancelled."""
 
 
-def command(plan: Plan, job: SlurmJob, ids: Mapping[str, str], link: int = 0) -> list[str]:
+def command(
+    plan: Plan, job: SlurmJob, ids: Mapping[str, str], link: int = 0, behind: str = ""
+) -> list[str]:
     """Return the sbatch command; an unknown job id is shown as the job's name.
 
     The first ``link`` of a chain starts after other jobs, each further link after its
-    predecessor, whose id is that of the job's name.
+    predecessor, whose id is that of the job's name. A job that waits for none of its run starts
+    when the job ``behind`` has ended, the trainer of another run.
     """
     words = ["sbatch", "--parsable"]
     if plan.slurm.chain:
@@ -31,6 +34,8 @@ def command(plan: Plan, job: SlurmJob, ids: Mapping[str, str], link: int = 0) ->
     elif job.after:
         known = ":".join(ids.get(name, f"<{name}>") for name in job.after)
         words += [f"--dependency=after:{known}"]
+    elif behind:
+        words += [f"--dependency=afterany:{behind}"]
     return [*words, str(script_path(plan, job))]
 
 
@@ -40,29 +45,44 @@ def require_ended(plan: Plan) -> None:
     Raises:
         ConfigError: names the jobs.
     """
-    file = plan.launched / JOBS_FILE
-    ids = file.read_text(encoding="utf-8").split() if file.exists() else []
-    if not ids:
-        return
-    words = ["squeue", "--noheader", "--format=%A", f"--jobs={','.join(ids)}"]
-    try:
-        done = subprocess.run(
-            words, capture_output=True, text=True, check=False, timeout=SUBMIT_TIMEOUT_S
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return  # no SLURM here, as with --dry-run on another machine
-    alive = sorted(set(done.stdout.split()), key=int)
-    if alive:
+    if alive := living_jobs(plan):
         raise ConfigError(
             f"{plan.directory} is the folder of jobs that SLURM still has: "
             f"scancel {' '.join(alive)}, or name another folder by out=FOLDER"
         )
 
 
+def living_jobs(plan: Plan) -> list[str]:
+    """Return the ids of jobs of the run that SLURM still has; none where there is no SLURM."""
+    file = plan.launched / JOBS_FILE
+    ids = file.read_text(encoding="utf-8").split() if file.exists() else []
+    if not ids:
+        return []
+    words = ["squeue", "--noheader", "--format=%A", f"--jobs={','.join(ids)}"]
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=False, timeout=SUBMIT_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []  # no SLURM here, as with --dry-run on another machine
+    return sorted(set(done.stdout.split()), key=int)
+
+
+def last_trainer_job(plan: Plan) -> str:
+    """Return the id of the trainer's job, of a chain the last, which ends with the run."""
+    return (plan.launched / JOBS_FILE).read_text(encoding="utf-8").split()[-1]
+
+
 def submit(
-    plan: Plan, found: Sequence[SlurmJob], print_line: Callable[[str], None] = print
+    plan: Plan,
+    found: Sequence[SlurmJob],
+    print_line: Callable[[str], None] = print,
+    behind: str = "",
 ) -> dict[str, str]:
     """Submit in order; return job ids by name, of a chain the ids of its first jobs.
+
+    Args:
+        behind: see :func:`command`.
 
     Raises:
         SubmitFailed: a job was refused; the jobs before it were cancelled.
@@ -76,7 +96,7 @@ def submit(
             _note_jobs(plan, all_ids)
         for link in range(plan.slurm.chain + 1):
             try:
-                last[job.name] = _sbatch(command(plan, job, last, link), job)
+                last[job.name] = _sbatch(command(plan, job, last, link, behind), job)
             except SubmitFailed:
                 if all_ids:
                     subprocess.run(["scancel", *all_ids], check=False)

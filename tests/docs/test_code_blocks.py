@@ -129,7 +129,7 @@ def test_the_other_yaml_names_trackers_of_the_trainer_and_a_job_of_prometheus():
     assert prometheus["scrape_configs"][0]["job_name"] == "atropos"
     [(_, axolotl)] = blocks("yaml", page="docs/migrating-others.md")
     assert yaml.safe_load(axolotl)["accelerator_config"] == {"dispatch_batches": True}
-    assert len(blocks("yaml")) == 7
+    assert len(blocks("yaml")) == 8
 
 
 def test_the_lines_about_other_trainers_give_their_records(monkeypatch):

@@ -51,6 +51,26 @@ def test_a_section_that_is_a_value_in_an_earlier_source_is_refused():
     assert merge(words, file, has_sections=True).values == file.values
 
 
+def test_a_mapping_of_indices_changes_items_of_a_list():
+    files = {"a": [1, {"b": 2, "c": 3}]}
+    assert merge_dicts(files, {"a": {"1": {"b": 4}}}) == {"a": [1, {"b": 4, "c": 3}]}
+    assert merge_dicts(files, {"a": {1: 5, "0": 6}}) == {"a": [6, 5]}
+    assert files == {"a": [1, {"b": 2, "c": 3}]}
+    for mapping in ({"x": 1}, {"2": 1}, {}):
+        assert merge_dicts(files, {"a": mapping}) == {"a": mapping}
+
+
+def test_an_index_beyond_the_end_of_a_list_is_refused_under_its_place():
+    file = Settings({"a": [{"b": 1}]}, {"a": "run.yaml:1: a"})
+    words = Settings({"a": {"1": {"b": 2}}}, {"a.1.b": "command line: a.1.b"})
+    with pytest.raises(ConfigError, match="^command line: a.1.b: the list has 1 items"):
+        merge(file, words, has_sections=True)
+    below = Settings({"a": {"0": {"b": {"c": 2}}}}, {"a.0.b.c": "command line: a.0.b.c"})
+    file.places["a.0.b"] = "run.yaml:2: a.0.b"
+    with pytest.raises(ConfigError, match="^run.yaml:2: a.0.b should be a section, not 1$"):
+        merge(file, below, has_sections=True)
+
+
 def test_names_with_dots_are_sections_and_back():
     values = {"api.port": 1, "api.env.A": "b", "out": "runs"}
     tree = {"api": {"port": 1, "env": {"A": "b"}}, "out": "runs"}

@@ -72,6 +72,14 @@ def test_every_problem_is_in_one_error(planned):
     assert "no directory /no/such" in text and f"api.port: port {port}" in text
 
 
+def test_a_mistake_in_an_environment_has_the_place_of_its_setting(tmp_path):
+    log = tmp_path / "check.log"
+    log.write_text("error: /out/launch/environment-0.yaml:3: env.sise is no setting\n")
+    words = {"environments.0.config.env.sise": "command line: environments.0.env.sise"}
+    text = str(check.invalid_settings(log, words))
+    assert text.startswith("command line: environments.0.env.sise is no setting (log: ")
+
+
 def test_lengths_and_sizes_that_the_plan_names_must_fit(planned):
     of = planned("batch_size=3", "gradient_accumulation_steps=2", "seq_len=16")
     of.environments[0].config["env"] = {"group_size": 4, "max_token_length": 100}

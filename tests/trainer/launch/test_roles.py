@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -12,6 +13,30 @@ from example_trainer.launch.roles import Endpoints
 from tests.trainer.launch.launch_plans import plan
 
 AT = Endpoints("http://api:8000", ("http://a:9000", "http://b:9001"))
+
+
+def test_a_store_goes_to_the_api_by_a_variable_and_never_by_a_word(tmp_path, monkeypatch):
+    monkeypatch.setenv("DB_PASSWORD", "geheim")
+    of = plan("store=postgresql://a:${DB_PASSWORD}@db/a", out=tmp_path)
+    command = roles.api(of, "python", "127.0.0.1", 1)
+    assert command.env["ATROPOS_STORE"] == "postgresql://a:geheim@db/a"
+    assert "geheim" not in " ".join(command.argv) and "geheim" not in of.model_dump_json()
+    memory = roles.api(plan("store=memory", out=tmp_path), "python", "127.0.0.1", 1)
+    assert memory.env["ATROPOS_STORE"] == "memory"
+    folder = roles.api(plan("store=/scratch/q", out=tmp_path), "python", "127.0.0.1", 1)
+    assert "ATROPOS_STORE" not in folder.env and "/scratch/q" in folder.argv
+
+
+@pytest.mark.parametrize(
+    "store, problem",
+    [
+        ("${NO_SUCH}", "command line: store: the environment variable NO_SUCH is not set"),
+        ("mysql://a", "command line: store should be postgresql://..., memory, or a folder"),
+    ],
+)
+def test_a_store_that_cannot_be_opened_is_refused_under_its_place(tmp_path, store, problem):
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        roles.store_of(plan(f"store={store}", out=tmp_path))
 
 
 def test_environment_script_gets_the_directory_and_its_settings_take_precedence(tmp_path):

@@ -7,9 +7,25 @@ import subprocess
 import pytest
 
 from atroposlib.errors import ConfigError
-from example_trainer.launch import node, slurm
+from example_trainer.launch import node, roles, slurm
 from example_trainer.launch.plan import trainer_settings
 from tests.trainer.launch.launch_plans import plan
+
+
+@pytest.mark.parametrize("given", ["a:geheim@db/a", "db/a?user=a&password=geheim"])
+def test_a_password_of_the_store_lies_in_a_file_of_its_own(tmp_path, given):
+    of = plan(f"store=postgresql://{given}", out=tmp_path)
+    slurm.write(of, 0)
+    held = {path.name: path.read_text() for path in of.launched.iterdir() if path.is_file()}
+    assert [name for name, text in held.items() if "geheim" in text] == ["store"]
+    assert (of.launched / "store").stat().st_mode & 0o077 == 0
+    read = node.load_plan(slurm.plan_path(of))
+    assert roles.store_of(read) == f"postgresql://{given}"
+    of.store = "postgresql://a:${DB_PASSWORD}@db/a"
+    slurm.write(of, 0)
+    assert not (of.launched / "store").exists()
+    assert node.load_plan(slurm.plan_path(of)).store == of.store
+
 
 GOLDEN_TRAINER = """\
 #!/bin/bash
