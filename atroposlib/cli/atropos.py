@@ -32,6 +32,10 @@ COMMANDS = {
     "api serve": ("atroposlib.cli.run_api:main", "Start the rollout API (run-api)."),
     "api status": ("atroposlib.run_status.top:once", "State of a run, and what it waits for."),
     "api dead": ("atroposlib.cli.operate.dead:main", "Batches that were set aside."),
+    "api steer": (
+        "atroposlib.cli.operate.steer:main",
+        "Weights, pauses and limits of a live run.",
+    ),
     "api backup": ("atroposlib.cli.operate.backup:main", "Copy queue and archive of a run."),
     "api restore": (
         "atroposlib.cli.operate.backup:restore_backup",

@@ -59,6 +59,10 @@ class Load:
         ]
         self._trainer = threading.Thread(target=self._train)
         self.failure: BaseException | None = None
+        # A copy is made under load: the second half of the posts waits for its start, the last
+        # posts for its end.
+        self.copy_begun = threading.Event()
+        self.copy_ended = threading.Event()
 
     def start(self) -> None:
         for thread in (*self._posters, self._trainer):
@@ -76,8 +80,13 @@ class Load:
 
     def _post(self, number: int) -> None:
         rng = random.Random(f"{self._seed} {number}")
+        own = self._groups // POSTERS
         try:
-            for i in range(self._groups // POSTERS):
+            for i in range(own):
+                if i == own // 2:
+                    self.copy_begun.wait()
+                if i == own - 10:
+                    self.copy_ended.wait()
                 key = f"{number}-{i}"
                 group = NewGroup(rng.randbytes(rng.randrange(200, 4_000)), N_SEQ, key=key)
                 call = self.posts[key] = Call(time.monotonic())
@@ -146,17 +155,20 @@ def _back_up_under_load(
         load = Load(store, groups, seed)
         load.start()
         load.wait_for(random.Random(seed).randrange(groups // 10, groups // 2))
-        begun = time.monotonic()
         command = [sys.executable, "-m", "atroposlib.cli.atropos", "api", "backup"]
-        subprocess.run(
-            [*command, str(folder / "data"), str(folder / "copy")],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-        spent_s = time.monotonic() - begun
-        under_load = len(load.posts) < groups
-        load.join()
-    assert under_load, "the load ended before the backup"
+        places = [str(folder / "data"), str(folder / "copy")]
+        process = subprocess.Popen([*command, *places], stdout=subprocess.DEVNULL)
+        try:
+            while not (folder / "copy").exists() and process.poll() is None:
+                time.sleep(0.001)
+            begun = time.monotonic()
+            load.copy_begun.set()
+            assert process.wait() == 0, "atropos api backup failed"
+            spent_s = time.monotonic() - begun
+        finally:
+            load.copy_begun.set()
+            load.copy_ended.set()
+            load.join()
     restore(folder / "copy", folder / "back")
     with closing(SqliteStore(folder / "back", archive_bytes=ARCHIVE_BYTES)) as copy:
         inside, doubled, lost = _checked_copy(copy, load)
