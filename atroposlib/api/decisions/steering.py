@@ -20,8 +20,8 @@ from atroposlib.wire import EnvStatus, SteerRequest
 
 BY_OPERATOR = "by an operator"  # in reasons, by which the verdict recognises them
 UNSTEERED = EnvSteering()
-# Batches that an environment of an earlier version may hold ahead, at most: with so many groups
-# queued it starts no rollout even where it owes its minimum.
+# Batches that an environment of an earlier version holds ahead, at most: with so many of its
+# minimum queued it owes nothing.
 MOST_BATCHES_AHEAD = 16
 
 
@@ -101,22 +101,22 @@ def pauses(run: RunRecord, envs: Iterable[EnvEntry]) -> str | None:
     return "; ".join(parts) or None
 
 
-def follow(status: EnvStatus, steering: EnvSteering, batch_groups: float) -> EnvStatus:
+def follow(status: EnvStatus, steering: EnvSteering, owed_groups: float = 0.0) -> EnvStatus:
     """The reply to /status-env of an environment that is steered.
 
     Environments of earlier versions and of the original do not read ``steered``: without an
-    unallocated share, and with its own queue full, none of them starts a rollout.
+    unallocated share, and with its minimum queued, none of them starts a rollout.
 
     Args:
-        batch_groups: groups of its size in a batch.
+        owed_groups: its minimum in a batch, in groups.
     """
     if steering.max_rollouts is not None:
         status.max_rollouts = steering.max_rollouts
     if steering.state != "running":
         status.steered, status.unallocated_fraction = steering.state, 0.0
-        status.self_queue_size = max(
-            status.self_queue_size, ceil(MOST_BATCHES_AHEAD * batch_groups)
-        )
+        queued = ceil(MOST_BATCHES_AHEAD * owed_groups)
+        status.queue_size = max(status.queue_size, queued)
+        status.self_queue_size = max(status.self_queue_size, queued)
     return status
 
 

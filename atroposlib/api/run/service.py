@@ -234,8 +234,8 @@ class RolloutService:
         answer.incarnation = self.context.run.announced_by
         if stats.batches_open > 1:
             answer.batches_open = stats.batches_open
-        steering = steering_of(self.run, entry)
-        return follow(answer, steering, trainer.batch_size / max(1, entry.group_size))
+        owed = trainer.batch_size * (entry.min_batch_allocation or 0.0)
+        return follow(answer, steering_of(self.run, entry), owed / max(1, entry.group_size))
 
     async def steer(self, asked: wire.SteerRequest) -> dict[str, dict[str, object]]:
         """Set weight, state or limit of an environment; returns what is set for all.
@@ -246,7 +246,8 @@ class RolloutService:
         await self.context.run_cache.refresh_if_old()
         view = await self.context.run_cache.update(lambda run: steer(run, asked))
         changes = asked.model_dump(exclude={"env"}, exclude_unset=True)
-        self.events.publish("steered", env=asked.env, **changes)
+        if changes:
+            self.events.publish("steered", env=asked.env, **changes)
         return described(view.run.steering)
 
     async def admit(
