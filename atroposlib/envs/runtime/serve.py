@@ -401,7 +401,9 @@ class Serve:
             logger.error("while leaving: %s", error or "no reply from the rollout API")
         finally:
             level = runtime.metrics_logger.level
-            logger.log(level, "%s leaves: %s", runtime.label(), runtime.group_stats.totals())
+            counts = runtime.group_stats.totals().items()
+            words = ", ".join(f"{count} {name}" for name, count in counts if count)
+            logger.log(level, "%s leaves: %s", runtime.label(), words or "no group")
             await runtime.close()
             await self.client.close()
 
