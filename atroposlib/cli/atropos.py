@@ -31,7 +31,16 @@ COMMANDS = {
     ),
     "api serve": ("atroposlib.cli.run_api:main", "Start the rollout API (run-api)."),
     "api status": ("atroposlib.run_status.top:once", "State of a run, and what it waits for."),
-    "api dead": ("atroposlib.cli.api_dead:main", "Batches that were set aside."),
+    "api dead": ("atroposlib.cli.operate.dead:main", "Batches that were set aside."),
+    "api steer": (
+        "atroposlib.cli.operate.steer:main",
+        "Weights, pauses and limits of a live run.",
+    ),
+    "api backup": ("atroposlib.cli.operate.backup:main", "Copy queue and archive of a run."),
+    "api restore": (
+        "atroposlib.cli.operate.backup:restore_backup",
+        "A data directory of a backup.",
+    ),
     "why": ("atroposlib.run_status.why:main", "Why a run waits, and what to do."),
     "top": ("atroposlib.run_status.top:main", "The run as a live table."),
     "view": ("atroposlib.cli.view:view", "Page of an ended run, or of a file of groups."),

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
+from pydantic import ValidationError
 
 from atroposlib import wire
 from atroposlib.client.api_calls import (
     BEST_EFFORT_TIMEOUT_S,
     GIVE_UP_AFTER_S,
+    JSON_BODY,
     ApiCall,
     ConnectionSettings,
     RetryLater,
@@ -28,7 +30,7 @@ from atroposlib.client.api_calls import (
 )
 from atroposlib.client.groups import ACCEPT_FRAMES, read_claimed
 from atroposlib.client.lease import LeaseKeeper
-from atroposlib.errors import NotRegistered, RunTaken
+from atroposlib.errors import ConfigError, NotRegistered, RunTaken
 from atroposlib.wire import ids
 
 if TYPE_CHECKING:
@@ -261,6 +263,24 @@ class RolloutClient:
         """Deliver a dead batch again, or free it. False if there is none of this number."""
         path = f"/batches/{batch_no}/{verb}"
         return bool(self._send(post(path, None, mapping))["found"])
+
+    def steer(self, env: str, **changes: Any) -> dict[str, Any]:
+        """Set ``state``, ``weight`` or ``max_rollouts`` of an environment (None: its own value).
+
+        Returns what is set for all environments.
+
+        Raises:
+            UnknownEnv: no environment of the run has the name.
+            ConfigError: a value that the API would refuse.
+        """
+        try:
+            asked = wire.SteerRequest(env=env, **changes)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise ConfigError(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from error
+        body = asked.model_dump_json(exclude_unset=True).encode()
+        call = ApiCall("POST", "/steer", mapping, body, JSON_BODY)
+        return dict(self._send(call)["steering"])
 
     # --- status ---------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from atroposlib.errors import AtroposError
 from atroposlib.processes import watchdog
+from atroposlib.processes.log_files import keep_small
 from atroposlib.text.lines import LOG_STARTED, since_last_start
 from atroposlib.utils.command.signals import on_signals
 
@@ -182,6 +183,11 @@ class Children:
         child = Child(spec, popen, log)
         self._children[spec.name] = child
         return child
+
+    def keep_logs_small(self) -> None:
+        """Bound the logs of all children, which write on meanwhile."""
+        for child in self._children.values():
+            keep_small(child.log)
 
     def __getitem__(self, name: str) -> Child:
         return self._children[name]

@@ -130,7 +130,8 @@ class Supervisor:
             time.sleep(poll_s)
 
     def look(self, now: float) -> None:
-        """Look at every process, at ``now`` seconds of a monotonic clock."""
+        """Look at every process and its log, at ``now`` seconds of a monotonic clock."""
+        self.children.keep_logs_small()
         for name in self.specs:
             child = self.children[name]
             ended = child.exit()

@@ -47,6 +47,13 @@ def minimum_unmet(e: Evidence) -> Lines:
     return RuleMatch(words, slow, severity="waiting") if works else words
 
 
+@rule(40, "waiting", "an operator paused an environment")
+@fix("atropos api steer NAME resume, when it should go on")
+def paused_by_operator(e: Evidence) -> Lines:
+    paused = e.reason.partition("by an operator")
+    return [paused[0] + paused[1]] if paused[1] else []
+
+
 @rule(16, "stuck", "the minimum allocations do not fit into one batch")
 @fix("lower min_batch_allocation, or raise the batch size")
 def minima_impossible(e: Evidence) -> Lines:

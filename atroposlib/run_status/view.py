@@ -77,7 +77,10 @@ def clock(seconds: float) -> str:
 
 
 def time_left(s: RunSnapshot) -> str:
-    return "" if s.left_s is None else f"about {clock(s.left_s)} left"
+    if s.left_s is None:
+        return ""
+    days = s.left_s / 86_400
+    return f"about {clock(s.left_s) if days < 2 else f'{days:.0f} days'} left"
 
 
 def wrap_lines(text: str, width: int, most: int = 2, indent: str = "") -> list[str]:

@@ -90,7 +90,10 @@ def _plain(name: str) -> str:
 
 
 def no_setting(place: str, key: str, known: Iterable[str]) -> str:
-    """The sentence about an unknown name."""
+    """The sentence about an unknown name, or about a group of settings with a single value."""
+    inside = [name for name in known if name.startswith(f"{key}.")]
+    if inside:
+        return f"{place} is a group of settings, not one: {', '.join(inside[:MAX_NAMES])} ..."
     return f"{place} is no setting{did_you_mean(key, known)}"
 
 

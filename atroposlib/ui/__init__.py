@@ -10,7 +10,8 @@ from pathlib import Path
 
 STATIC = Path(__file__).with_name("static")
 INDENTED = (".js", ".css")  # without a text that spans lines
-_INDENTATION = re.compile(rb"^ +", re.MULTILINE)
+# Indentation, and lines that are comments or empty.
+_LEFT_OUT = re.compile(rb"^ *//.*\n|^\n|^ +", re.MULTILINE)
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -31,9 +32,9 @@ HEADERS = {
 
 
 def content_of(path: Path) -> bytes:
-    """A file of the page as a browser gets it: without indentation."""
+    """A file of the page as a browser gets it: without indentation and lines of comments."""
     content = path.read_bytes()
-    return _INDENTATION.sub(b"", content) if path.suffix in INDENTED else content
+    return _LEFT_OUT.sub(b"", content) if path.suffix in INDENTED else content
 
 
 @cache

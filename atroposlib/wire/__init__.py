@@ -35,6 +35,8 @@ from atroposlib.wire.messages import (
     SampledSpan,
     ScoredData,
     StalenessPolicy,
+    SteeredState,
+    SteerRequest,
     Whole,
 )
 from atroposlib.wire.status import (

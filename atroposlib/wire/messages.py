@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from pydantic import AliasChoices, BaseModel, BeforeValidator, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict  # pydantic refuses that of Python below 3.12
 
 from atroposlib.errors import InvalidGroup
@@ -43,6 +43,7 @@ OptionalLabel = Annotated[Label, BeforeValidator(lambda value: "" if value is No
 Outcome = Literal[
     "ok", "truncated", "env_error", "judge_error", "infra_error", "timeout", "cancelled"
 ]
+SteeredState = Literal["running", "draining", "paused"]  # of an environment, by an operator
 TRAINABLE_OUTCOMES = frozenset({"ok", "truncated"})
 # Treatment of tokens older than ``max_staleness`` by a claim: keep (deliver unchanged), mask
 # (deliver with the stale tokens masked), drop (free and count the whole group).
@@ -163,6 +164,22 @@ class EnvStatus(BaseModel):
     max_staleness: int | None = None  # only if the trainer set a bound: then POST /admission
     batches_open: int | None = None  # only if several are delivered without an ack
     incarnation: int | None = None  # life of the trainer that announced the version
+    steered: SteeredState | None = None  # only if an operator paused or drains it
+    max_rollouts: int | None = None  # only if an operator limits them
+
+
+class SteerRequest(BaseModel):
+    """POST /steer: what an operator sets for an environment; absent fields stay as they are.
+
+    Example: {"env": "math", "state": "paused"}, and back: {"env": "math", "state": "running"}
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    env: Label  # the name of its registration, without the number that the API adds
+    state: SteeredState = "running"
+    # None: that of its registration
+    weight: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
+    max_rollouts: Count | None = None  # at once, of each process; None: its own limit
 
 
 # --- 3. a scored group --------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from atroposlib.wire.directory import Announcement
-from atroposlib.wire.messages import EnvIdentifier, Natural
+from atroposlib.wire.messages import EnvIdentifier, Natural, SteeredState
 from atroposlib.wire.numbers import Int64
 
 Role = Literal["trainer", "env", "inference", "tool"]
@@ -120,6 +120,9 @@ class EnvShare(BaseModel):
     asked: float  # share of the weights of live environments; 0 if disconnected or silent
     realised: float  # share of the tokens delivered for training so far
     connected: bool = True
+    state: SteeredState = "running"
+    max_rollouts: int | None = None  # of each process, if an operator limits them
+    own_weight: float | None = None  # of its registration, if an operator set another
     buffered: int = 0  # sequences that wait for the rest of their group
 
 

@@ -1,23 +1,28 @@
-"""The Grafana dashboard names only metrics and labels that the rollout API exports."""
+"""Dashboard and alerts name only metrics and labels that the rollout API exports; the unit is valid."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.api.harness import ENV, Api, group, sampled
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "grafana"
 DASHBOARD = json.loads((FOLDER / "rollout-api.json").read_text(encoding="utf-8"))
+ALERTS = yaml.safe_load((FOLDER / "alerts.yml").read_text(encoding="utf-8"))
+UNIT = FOLDER.parent / "examples" / "atropos-api.service"
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 ADDED = {"job", "instance"}  # by the Prometheus server, to every series
 NAME = re.compile(r"\b(?:atropos|process)_\w+")
-BY = re.compile(r"\bby \(([^)]*)\)")
+BY = re.compile(r"\bby\s*\(([^)]*)\)")
 SELECTED = re.compile(r'(\w+)=~?"')
 
 
@@ -49,19 +54,26 @@ async def labels_of(tmp_path):
     return found
 
 
+def rules():
+    return [rule for group in ALERTS["groups"] for rule in group["rules"]]
+
+
 async def test_every_series_and_label_of_a_query_is_exported(labels_of):
     missing = set()
-    for param in queries():
-        expr, legend = param.values
+    alerts = [(rule["expr"], "") for rule in rules()]
+    for expr, legend in [param.values for param in queries()] + alerts:
         names = set(NAME.findall(expr))
         if sys.platform != "linux":  # process_* are read from /proc
             names = {name for name in names if name.startswith("atropos_")}
         missing |= names - labels_of.keys()
         used = {word.strip() for words in BY.findall(expr) for word in words.split(",")}
-        used |= set(SELECTED.findall(expr)) | set(re.findall(r"\{\{(\w+)\}\}", legend))
+        used |= set(re.findall(r"\{\{(\w+)\}\}", legend))
         for name in names & labels_of.keys():
             if labels_of[name]:  # none: without a label, or without a sample here
-                missing |= {f"{name}: {one}" for one in used - ADDED - labels_of[name]}
+                own = used.union(
+                    *map(SELECTED.findall, re.findall(name + r"\{([^}]*)\}", expr))
+                )
+                missing |= {f"{name}: {one}" for one in own - ADDED - labels_of[name]}
     assert missing == set()
 
 
@@ -89,3 +101,38 @@ def test_panels_have_one_place_each_and_their_own_id():
         }
         assert at["x"] + at["w"] <= 24 and not cells & taken, panel["title"]
         taken |= cells
+
+
+def test_each_alert_has_what_prometheus_and_its_reader_need():
+    names = [rule["alert"] for rule in rules()]
+    assert len(names) == len(set(names)) > 8
+    for rule in rules():
+        assert rule.keys() <= {"alert", "expr", "for", "labels", "annotations"}
+        assert NAME.search(rule["expr"]), rule["alert"]
+        assert rule["labels"]["severity"] in ("page", "warn")
+        assert rule["annotations"].keys() == {"summary", "action"}
+        assert re.fullmatch(r"\d+[smh]", rule.get("for", "1m"))
+        assert rule["expr"].count("(") == rule["expr"].count(")")
+
+
+def test_the_unit_of_systemd_is_valid(tmp_path):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze")
+    text = UNIT.read_text(encoding="utf-8")
+    text = text.replace("/opt/atropos/bin/atropos", sys.executable)  # verify looks for it
+    text = text.replace("User=atropos\n", "")
+    (tmp_path / UNIT.name).write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(tmp_path / UNIT.name)],
+        capture_output=True,
+        text=True,
+    )
+    said = [line for line in done.stderr.splitlines() if UNIT.name in line]
+    assert (done.returncode, said) == (0, [])
+
+
+def test_the_unit_calls_the_api_with_options_that_it_has():
+    from atroposlib.cli.api_options import parse_args
+
+    [command] = re.findall(r"^ExecStart=\S+ api serve (.*)$", UNIT.read_text(), re.MULTILINE)
+    assert parse_args(command.split()).port == 8000

@@ -51,6 +51,12 @@ STALLS = {
         still(*HERE, blocked_reason=reason({(0, 16): 2}, 8)),
         "sums_0 (env 0) 16",
     ),
+    "paused-by-operator": (
+        still(
+            *HERE, blocked_reason="sums is paused by an operator; the queue is empty: waiting"
+        ),
+        "sums is paused by an operator",
+    ),
     "partial-groups": (
         still(*HERE, buffered_sequences=3, shares=[SHARE]),
         "sums_0: 3 sequences",

@@ -284,3 +284,27 @@ def test_an_earlier_run_of_the_directory_is_chosen_in_the_head(browser, tab, tmp
         page.locator("#run select").select_option("newest")
         page.locator(".inner .row", has_text="2.0").wait_for()
     index.close()
+
+
+def test_an_environment_is_paused_and_weighted_on_the_page(run, tab):
+    page = tab(run).open("#/environments")
+    card = page.locator(".env").first
+    name = card.locator("b").first.inner_text()
+
+    def share():
+        shares = httpx.get(f"{run}/status").json()["shares"]
+        return next(share for share in shares if share["name"] == name)
+
+    card.get_by_text("pause", exact=True).click()
+    card.get_by_text("resume", exact=True).wait_for()
+    assert share()["state"] == "paused"
+    field = card.get_by_label(f"weight of {name}")
+    field.fill("3")
+    field.press("Enter")
+    card.get_by_text("resume", exact=True).click()
+    card.get_by_text("pause", exact=True).wait_for()
+    assert (share()["state"], share()["weight"]) == ("running", 3.0)
+    field.fill("")
+    field.press("Enter")
+    page.wait_for_timeout(1500)
+    assert share()["own_weight"] is None

@@ -8,7 +8,7 @@ from enum import Enum
 import msgspec
 
 from atroposlib.errors import NotRegistered
-from atroposlib.wire import StalenessPolicy
+from atroposlib.wire import StalenessPolicy, SteeredState
 
 
 class EnvEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +27,18 @@ class EnvEntry(msgspec.Struct, frozen=True, kw_only=True):
     seat: str = ""
     source: dict[str, str] | None = None  # package, version, digest
     joined: float = 0.0  # s, clock of the API
+
+
+class EnvSteering(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an operator has set for all processes of an environment.
+
+    ``draining`` and ``paused`` start no rollout. The queued groups of a paused environment wait, those
+    of a draining environment are trained.
+    """
+
+    state: SteeredState = "running"
+    weight: float | None = None  # None: that of its registration
+    max_rollouts: int | None = None  # at once, of each process; None: its own limit
 
 
 class RunState(str, Enum):
@@ -81,6 +93,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     announced_by: int | None = None
     registered: tuple[str, ...] = ()
     ended_step: int | None = None  # last step, reported by the trainer in force
+    steering: Mapping[str, EnvSteering] = {}  # by desired_name
+    first_env: int = 0  # least id of the next environment: a restored run leaves ids out
     edits: int = 0  # saves that changed or removed environments, not only added some
 
     @property

@@ -10,7 +10,7 @@ whenever an exact batch exists, and its groups are trained on oldest first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from atroposlib.api.common.records import GroupSummary, Selection
 from atroposlib.api.decisions import fair_share
@@ -29,6 +29,7 @@ def choose(
     names: Mapping[int, str] | None = None,
     policy: StalenessRule = StalenessRule(),
     full: bool = False,
+    held: Collection[int | None] = (),
 ) -> Selection:
     """Choose groups with exactly ``batch_size`` sequences, none split.
 
@@ -42,9 +43,12 @@ def choose(
         full: whether the store is full (``is_full``). Then a batch may miss the minima if none
             keeps the minima: posts that would meet a minimum are refused, and only a batch
             makes room. It holds the queued groups of these environments, if some batch does.
+        held: environments whose groups wait (see ``steering``).
     """
     needs, weights = needs or {}, weights or {}
     fresh, dropped = policy.split(queue)
+    if held:
+        fresh = [group for group in fresh if group.env not in held]
     state = fair_share.decode(state_bytes)
     ordered = fair_share.order(fresh, weights, state)
     kinds = [(group.env, group.n_seq) for group in ordered]

@@ -6,7 +6,7 @@ It is computed from counts by kind, so its cost does not depend on the length of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atroposlib.api.common.records import GroupState, StoreStats
@@ -21,6 +21,7 @@ from atroposlib.api.decisions.exact_fill import (
 )
 from atroposlib.api.decisions.run_state import ENV_TIMEOUT_S, MINIMUM_TIMEOUT_S
 from atroposlib.api.decisions.staleness import StalenessRule
+from atroposlib.api.decisions.steering import held_back, pauses
 
 Counts = Mapping[Key, int]  # groups queued, by (env, n_seq)
 MAX_LISTED = 8  # parts of a list in a message
@@ -45,6 +46,8 @@ class Situation:
     # queued; the next claim drops these groups
     stale: Mapping[Key, int] = field(default_factory=dict)
     admitted: Mapping[int | None, int] = field(default_factory=dict)  # sequences, by env
+    held: Collection[int | None] = ()  # environments whose groups wait
+    pauses: str | None = None  # environments that an operator paused
 
     @classmethod
     def of(
@@ -58,7 +61,17 @@ class Situation:
         size = run.registration.batch_size
         needs = minimum_sequences(minima_of(live), size)
         names = {env.env_id: env.wandb_name for env in live}
-        return cls(size, needs, names, max_bytes, StalenessRule.of(run), stale, admitted)
+        return cls(
+            batch_size=size,
+            needs=needs,
+            names=names,
+            max_bytes=max_bytes,
+            rule=StalenessRule.of(run),
+            stale=stale,
+            admitted=admitted,
+            held=held_back(run),
+            pauses=pauses(run, live),
+        )
 
 
 def blocked_reason(stats: StoreStats, now: Situation) -> str | None:
@@ -66,12 +79,13 @@ def blocked_reason(stats: StoreStats, now: Situation) -> str | None:
     /status and of the claim."""
     counts = Counter(queued_counts(stats))
     counts.subtract(now.stale)
-    counts = +counts
+    counts = Counter({key: n for key, n in counts.items() if n > 0 and key[0] not in now.held})
     if is_feasible(counts, now.batch_size, now.needs):
         return None
     if is_full(stats, now.max_bytes) and is_feasible(counts, now.batch_size, {}):
         return None
     parts = [
+        now.pauses,
         _full(stats, now),
         no_batch(counts, now.batch_size, now.needs, now.names),
         _stale(stats, now),

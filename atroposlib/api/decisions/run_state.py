@@ -235,7 +235,7 @@ def join(
     for ghost in _earlier_lives(run, body):
         run = leave(run, ghost.env_id)
     entry = EnvEntry(
-        env_id=run.envs[-1].env_id + 1 if run.envs else 0,
+        env_id=max(run.first_env, run.envs[-1].env_id + 1 if run.envs else 0),
         wandb_name=roster.next_name(body.desired_name),
         joined=now,
         **body.model_dump(),

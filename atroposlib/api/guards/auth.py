@@ -29,6 +29,7 @@ READ = frozenset({Scope.READ})  # covered by every token
 ENV = frozenset({Scope.ENV})
 TRAINER = frozenset({Scope.TRAINER})
 PARTICIPANT = frozenset({Scope.ENV, Scope.TRAINER})
+STEER = frozenset({Scope.STEER})
 ADMIN = frozenset({Scope.ADMIN})
 
 # Any of these scopes is sufficient; admin covers all scopes.
@@ -87,7 +88,8 @@ SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     ("POST", "/steps"): PARTICIPANT,
     # Operators.
     ("GET", "/batches/dead"): READ,
-    ("POST", "/batches/{no}/revive"): ADMIN,
+    ("POST", "/steer"): STEER,
+    ("POST", "/batches/{no}/revive"): STEER,
     ("POST", "/batches/{no}/drop"): ADMIN,
     ("POST", "/explore/steps/{step}/pin"): ADMIN,
     # Destructive.

@@ -37,10 +37,11 @@ _JUST_WRITTEN_S = 0.1  # coarser than the clock of any file system in use
 
 
 class Scope(str, Enum):
-    """The permission of a token. Admin covers all; env and trainer cover read."""
+    """The permission of a token. Admin covers all; env, trainer and steer cover read."""
 
     ENV = "env"
     TRAINER = "trainer"
+    STEER = "steer"
     ADMIN = "admin"
     READ = "read"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from atroposlib.api.common.records import AdmissionGrant
 from atroposlib.api.common.run_record import EnvEntry
 from atroposlib.api.decisions.allocation import budget
+from atroposlib.api.decisions.steering import pauses
 from atroposlib.api.guards.auth import own_id
 from atroposlib.api.guards.tokens import Caller
 from atroposlib.api.run.context import ServiceContext
@@ -25,6 +26,7 @@ class AdmissionControl:
         """How many rollouts of the environment ``entry`` may begin."""
         context = self._context
         trainer, run = context.run.registration, context.run
+        pause = pauses(run, [entry])
         admission_id = asked.admission_id or ids.source().hex
         require_plain("admission_id", admission_id)
         now = context.clock()
@@ -38,6 +40,13 @@ class AdmissionControl:
             run.base_version,
             run.admission_base,
         )
+        if pause is not None:
+            return AdmissionReply(
+                admission_id=admission_id,
+                granted=0,
+                blocked_reason=pause,
+                credit_bytes=await context.queue_stats.credit_bytes(),
+            )
         granted = await self._admit(wanted, allowed, now)
         if not granted and (relief := await self._relief()) is not None:
             granted = await self._admit(wanted, relief, now)

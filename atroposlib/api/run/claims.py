@@ -39,6 +39,7 @@ from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
 from atroposlib.api.decisions.run_state import rebase, require_polled, start
 from atroposlib.api.decisions.staleness import StalenessRule
 from atroposlib.api.decisions.stalled import with_stalled
+from atroposlib.api.decisions.steering import held_back, weights_in_force
 from atroposlib.api.run.context import ServiceContext
 from atroposlib.api.run.run_cache import MAX_ATTEMPTS, require_plain
 from atroposlib.api.store.sql.ack import (
@@ -172,10 +173,11 @@ class Claims:
             choose,
             batch_size=trainer.batch_size,
             needs=minimum_sequences(minima_of(live), trainer.batch_size),
-            weights={env.env_id: env.weight for env in run.envs},
+            weights=weights_in_force(run),
             names={env.env_id: env.wandb_name for env in live},
             policy=StalenessRule.of(run),
             full=full,
+            held=held_back(run),
         )
 
     def _delivery(self, batch: LeasedBatch, rank: int | None) -> Delivery:

@@ -16,6 +16,7 @@ from atroposlib.api.common.pools import Threads
 from atroposlib.api.common.run_record import EnvEntry, RunRecord
 from atroposlib.api.common.waiting import BroadcastEvent
 from atroposlib.api.decisions.run_state import find_env
+from atroposlib.api.decisions.steering import steered_entries
 from atroposlib.api.run.events import Events
 from atroposlib.api.run.liveness import SYNC_S, Liveness
 from atroposlib.api.run.metrics import Metrics
@@ -52,6 +53,7 @@ class ServiceContext:
         self.queue_stats = QueueStats(store, self.threads.reads, self.metrics)
         self._refusal = ("", float("-inf"))  # problem and time of the last post without room
         self._next_sync = float("-inf")
+        self._steered: tuple[Sequence[EnvEntry], object, Sequence[EnvEntry]] | None = None
         self.stopping = False  # the process is about to end: waiting calls return
         self.run_cache = RunCache(store, self.threads.reads, self._on_run_change)
 
@@ -64,8 +66,16 @@ class ServiceContext:
         return self.run_cache.view.run
 
     def live(self) -> Sequence[EnvEntry]:
-        """Environments that hold a share of the batches now."""
-        return self.liveness.live(self.run.envs, self.run.seen)
+        """Environments that hold a share of the batches now, as an operator steers them.
+
+        The same object until that changes."""
+        live, run = self.liveness.live(self.run.envs, self.run.seen), self.run
+        if not run.steering:
+            return live
+        known = self._steered
+        if known is None or known[0] is not live or known[1] is not run.steering:
+            known = self._steered = live, run.steering, steered_entries(run, live)
+        return known[2]
 
     async def obstacles(self) -> tuple[str | None, list[str]]:
         """Why the next claim gets no new batch, None if it gets a batch; and what starves."""

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
+from typing import Any
 
 from atroposlib import wire
 from atroposlib.api.archive.index import EXTRA_BYTES
@@ -23,6 +24,14 @@ from atroposlib.api.common.run_record import EnvEntry, RunRecord, RunState
 from atroposlib.api.decisions import fair_share, run_state
 from atroposlib.api.decisions.allocation import env_status
 from atroposlib.api.decisions.stalled import stalled, with_stalled
+from atroposlib.api.decisions.steering import (
+    described,
+    follow,
+    steer,
+    steered_entries,
+    steering_of,
+    weights_in_force,
+)
 from atroposlib.api.guards.auth import require_env
 from atroposlib.api.guards.busy import BusyReplies
 from atroposlib.api.guards.tokens import Caller
@@ -219,12 +228,27 @@ class RolloutService:
             stats, self.context.live(), trainer.batch_size
         )
         step = trainer.starting_step + stats.delivered
-        answer = env_status(entry, supply, step, self.context.run.policy_version)
+        [steered] = steered_entries(self.run, [entry])
+        answer = env_status(steered, supply, step, self.context.run.policy_version)
         answer.max_staleness = trainer.max_staleness
         answer.incarnation = self.context.run.announced_by
         if stats.batches_open > 1:
             answer.batches_open = stats.batches_open
-        return answer
+        owed = trainer.batch_size * (entry.min_batch_allocation or 0.0)
+        return follow(answer, steering_of(self.run, entry), owed / max(1, entry.group_size))
+
+    async def steer(self, asked: wire.SteerRequest) -> dict[str, dict[str, object]]:
+        """Set weight, state or limit of an environment; returns what is set for all.
+
+        Raises:
+            UnknownEnv: no environment of this run has the name.
+        """
+        await self.context.run_cache.refresh_if_old()
+        view = await self.context.run_cache.update(lambda run: steer(run, asked))
+        changes = asked.model_dump(exclude={"env"}, exclude_unset=True)
+        if changes:
+            self.events.publish("steered", env=asked.env, **changes)
+        return described(view.run.steering)
 
     async def admit(
         self, asked: wire.AdmissionRequest, caller: Caller | None = None
@@ -369,26 +393,40 @@ class RolloutService:
         buffered = Counter[int | None]()
         for count in stats.group_counts:
             buffered[count.env] += count.sequences * (count.state is GroupState.BUFFERED)
+        in_force = weights_in_force(run)
+        # An environment that starts no rollout has no share, and the weight 0.
         weights: dict[int | None, float] = {env.env_id: env.weight for env in live}
+        shared = {env: weight for env, weight in weights.items() if weight > 0} or weights
         realised = fair_share.realised_shares(fair_share.decode(stats.fair_share))
         if None in realised or any(
             group_count.env is None for group_count in stats.group_counts
         ):
-            weights[None] = fair_share.DEFAULT_WEIGHT
-        targets = fair_share.target_shares(weights) if weights else {}
+            weights[None] = shared[None] = fair_share.DEFAULT_WEIGHT
+        targets = fair_share.target_shares(shared) if shared else {}
         shown = sorted(
-            targets.keys() | realised.keys(), key=lambda env: -1 if env is None else env
+            weights.keys() | realised.keys(), key=lambda env: -1 if env is None else env
         )
         return [
             wire.EnvShare(
                 env_id=env,
                 name="" if env is None else known[env].wandb_name,
-                weight=fair_share.DEFAULT_WEIGHT if env is None else known[env].weight,
+                weight=in_force.get(env, fair_share.DEFAULT_WEIGHT),
                 asked=targets.get(env, 0.0),
                 realised=realised.get(env, 0.0),
-                connected=env in targets,
+                connected=env in weights,
                 buffered=buffered[env],
+                **({} if env is None else _steering_shown(run, known[env])),
             )
             for env in shown[:MAX_SHARES]
             if env is None or env in known
         ]
+
+
+def _steering_shown(run: RunRecord, env: EnvEntry) -> dict[str, Any]:
+    """What an operator set for an environment, as fields of its share."""
+    steering = steering_of(run, env)
+    return {
+        "state": steering.state,
+        "max_rollouts": steering.max_rollouts,
+        "own_weight": None if steering.weight is None else env.weight,
+    }

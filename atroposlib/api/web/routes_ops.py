@@ -11,12 +11,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from atroposlib import wire
 from atroposlib.api.run.events import Subscription, frames
 from atroposlib.api.run.metrics import CONTENT_TYPE
 from atroposlib.api.run.service import RolloutService
 from atroposlib.api.store.sql.run import LoadRun
 from atroposlib.api.web.openapi import refusals
-from atroposlib.api.web.routes import of_json
+from atroposlib.api.web.routes import JsonRoute, of_json
 
 STORE_TIMEOUT_S = 2.0
 HEALTH_CACHE_S = 1.0  # /health needs no token, and must not load the disk
@@ -24,7 +25,7 @@ HEALTH_CACHE_S = 1.0  # /health needs no token, and must not load the disk
 
 def ops_routes(service: RolloutService) -> APIRouter:
     """Routes for operators, scrapers and dashboards."""
-    router = APIRouter(tags=["operations"])
+    router = APIRouter(tags=["operations"], route_class=JsonRoute)
     health_of = Health(service)
 
     @router.get("/health", responses=refusals())
@@ -39,6 +40,10 @@ def ops_routes(service: RolloutService) -> APIRouter:
         status = await service.figures()
         page = await in_thread(service.metrics.exposition, status)
         return Response(page, headers={"content-type": CONTENT_TYPE})
+
+    @router.post("/steer", responses=refusals(404))
+    async def steer(body: wire.SteerRequest) -> Response:
+        return of_json({"steering": await service.steer(body)})
 
     @router.get("/explore/why", responses=refusals())
     async def why() -> Response:

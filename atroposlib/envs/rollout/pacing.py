@@ -44,6 +44,13 @@ def worker_cap(config: BaseEnvConfig, max_workers: int, *, evaluating: bool) -> 
     return int(max_workers * config.eval_limit_ratio)
 
 
+def steered_cap(cap: int, status: EnvStatus) -> int:
+    """Maximum number of concurrent rollouts that an operator allows."""
+    if status.steered in ("paused", "draining"):
+        return 0
+    return cap if status.max_rollouts is None else min(cap, status.max_rollouts)
+
+
 def ceil(value: float) -> int:
     """Round up, tolerating float error: 10 * (0.1 + 0.2) = 3.0000000000000004 gives 3."""
     return math.ceil(value - 1e-9)

@@ -54,6 +54,7 @@ class EnvPhase(str, Enum):
     MOSTLY_DROPPED = MOSTLY_DROPPED
     PAUSED = "paused: queue full"
     NOT_ADMITTED = "paused: not admitted"
+    STEERED = "paused by an operator"
     EVALUATING = "evaluating"
     DRAINING = "draining"
 
@@ -276,6 +277,8 @@ class Serve:
         """How many rollouts should run now."""
         runtime, evaluating = self.runtime, self.evaluation.task is not None
         cap = pacing.worker_cap(runtime.config, runtime.max_num_workers, evaluating=evaluating)
+        if self.status is not None:
+            cap = pacing.steered_cap(cap, self.status)
         return pacing.rollouts_wanted(runtime.config, self._queue(), cap)
 
     async def add_workers(self) -> None:
@@ -304,6 +307,9 @@ class Serve:
         pool, limit = self.runtime.pool, self.runtime.config.max_failures_in_a_row
         if self.evaluation.task is not None:
             self.phase = EnvPhase.EVALUATING
+            self.waits.clear("trainer", "groups")
+        elif pool.busy == 0 and self.status is not None and self.status.steered is not None:
+            self.phase = EnvPhase.STEERED  # endless, so no wait for the trainer
             self.waits.clear("trainer", "groups")
         elif pool.busy == 0 and self.admission.refusal is not None:
             self.phase = EnvPhase.NOT_ADMITTED
@@ -395,7 +401,9 @@ class Serve:
             logger.error("while leaving: %s", error or "no reply from the rollout API")
         finally:
             level = runtime.metrics_logger.level
-            logger.log(level, "%s leaves: %s", runtime.label(), runtime.group_stats.totals())
+            counts = runtime.group_stats.totals().items()
+            words = ", ".join(f"{count} {name}" for name, count in counts if count)
+            logger.log(level, "%s leaves: %s", runtime.label(), words or "no group")
             await runtime.close()
             await self.client.close()
 

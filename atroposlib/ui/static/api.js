@@ -14,7 +14,9 @@ class ApiError extends Error {
 
 let asked = null; // one question for the token at a time
 
-export async function get(path, query = {}, signal = undefined, method = "GET") {
+export const post = (path, body, query) => get(path, query, undefined, "POST", body);
+
+export async function get(path, query = {}, signal = undefined, method = "GET", body = undefined) {
   if (kept) return kept.answer(path, query);
   if (older && path !== "/explore/runs") {
     if (!path.startsWith("/explore/") || path === "/explore/why") throw new ApiError(404, "it is of the newest run");
@@ -24,7 +26,8 @@ export async function get(path, query = {}, signal = undefined, method = "GET") 
   let reply;
   try {
     reply = await fetch(`..${path}${search(query)}`, {
-      method, signal, cache: "no-store", credentials: "omit", headers: token ? { authorization: `Bearer ${token}` } : {},
+      method, signal, cache: "no-store", credentials: "omit", body: body && JSON.stringify(body),
+      headers: { ...(body && { "content-type": "application/json" }), ...(token && { authorization: `Bearer ${token}` }) },
     });
   } catch (error) {
     if (signal?.aborted) throw error;
@@ -36,7 +39,7 @@ export async function get(path, query = {}, signal = undefined, method = "GET") 
     sessionStorage.removeItem(KEY);
     asked ??= api.askToken().finally(() => { asked = null; });
     sessionStorage.setItem(KEY, await asked);
-    return get(path, query, signal, method);
+    return get(path, query, signal, method, body);
   }
   throw new ApiError(reply.status, typeof detail === "string" ? detail : `status ${reply.status}`);
 }

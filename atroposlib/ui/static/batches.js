@@ -1,6 +1,6 @@
 // Batches: the ledger, and one batch with its members.
 
-import { get } from "./api.js";
+import { post } from "./api.js";
 import { address, bar, col, count, duration, empty, facts, fixed, h, link, mark, num, number, orDash, section, sum, table, time, visit } from "./dom.js";
 
 const PAGE = 100;
@@ -50,7 +50,7 @@ const COLUMNS = [
 
 function pin(step, pinned) {
   const button = h("button", { title: "keep its groups for good", onclick: async () => {
-    await get(`/explore/steps/${step}/pin`, { kept: !pinned }, undefined, "POST")
+    await post(`/explore/steps/${step}/pin`, undefined, { kept: !pinned })
       .then((told) => label(told.pinned), (error) => button.replaceWith(h("small", { class: "bad" }, error.message)));
   } });
   const label = (now) => { pinned = now; button.textContent = now ? "unpin" : "pin"; };
@@ -58,9 +58,12 @@ function pin(step, pinned) {
   return button;
 }
 
+const revive = (no) => h("button", { onclick: ({ target }) => post(`/batches/${no}/revive`)
+  .then(() => target.replaceWith("queued again"), (error) => target.replaceWith(mark(true, error.message))) }, "deliver again");
+
 async function one(context, no) {
   const batch = await context.get(`/explore/batches/${no}`);
-  context.box.append(h("h1", {}, `Batch ${no}`, h("small", {}, " ", link(address("rollouts", { batch_no: no }), "its rollouts")), " ", pin(batch.step ?? no, batch.pinned)),
+  context.box.append(h("h1", {}, `Batch ${no}`, h("small", {}, " ", link(address("rollouts", { batch_no: no }), "its rollouts")), " ", pin(batch.step ?? no, batch.pinned), batch.state === "dead" && revive(no)),
     facts(["step", count(batch.step)], ["state", batch.state], ["deliveries", count(batch.epoch)], ["generation", count(batch.generation)], ["lease", lease(batch)],
       ["sequences", count(batch.n_seq)], ["oldest version", count(batch.min_version)], ["ranks acked", `${batch.ranks.length} of ${orDash(batch.world_size)}`],
       ["claimed", time(batch.claimed)], ["acked", time(batch.acked)]),

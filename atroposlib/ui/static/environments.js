@@ -1,6 +1,6 @@
 // Environments: share of tokens, reward, drops, lengths.
 
-import { chosen } from "./api.js";
+import { chosen, post } from "./api.js";
 import { address, bar, count, empty, facts, h, link, mark, number, sparkline, sum } from "./dom.js";
 
 const CURVED = 400; // steps of the reward
@@ -24,6 +24,7 @@ export async function show(context) {
       curves = new Map(await Promise.all(names.map(async (env) => [env, await context.optional("/explore/curves", { keys: "reward,reward_std", env, from })])));
       drawn = now;
     }
+    if (cards.querySelector("input:focus")) return;
     cards.replaceChildren(...names.map((name) => environment(name, {
       share: shares.find((one) => one.name === name), lengths: lengths.get(name),
       said: (status?.verdict?.processes ?? []).filter((p) => p.role === "env" && p.label === label(name)),
@@ -32,6 +33,19 @@ export async function show(context) {
     })));
     if (!names.length) cards.append(empty("No environment is registered.", "Start one: atropos env run FILE serve --api-url " + location.origin));
   });
+}
+
+const refused = new Map(); // name -> why the last change was refused
+function steering({ name, state, weight, max_rollouts: most, connected }) {
+  if (!connected || !state) return null; // an older API, or it has left
+  const set = (changes) => post("/steer", { env: name, ...changes })
+    .then(() => refused.delete(name), (error) => refused.set(name, error.message));
+  const field = (key, value) => h("input", { type: "number", class: "few", value: value ?? "", "aria-label": `${key} of ${name}`,
+    onchange: ({ target }) => { set({ [key]: Number(target.value) || null }); target.blur(); } });
+  const verbs = { running: "resume", draining: "drain", paused: "pause" };
+  return h("p", { title: "drain: no new rollouts; pause: its queued groups wait too" }, state !== "running" && [mark(true, state), " "],
+    Object.keys(verbs).filter((to) => to !== state).map((to) => [h("button", { onclick: () => set({ state: to }) }, verbs[to]), " "]),
+    h("small", {}, "weight "), field("weight", weight), h("small", {}, " at most "), field("max_rollouts", most), h("small", {}, " rollouts "), mark(true, refused.get(name) ?? ""));
 }
 
 function environment(name, { share, said, beats, points, lengths }) {
@@ -51,6 +65,7 @@ function environment(name, { share, said, beats, points, lengths }) {
     reward.length > 1 && h("p", { class: "wide" }, sparkline(reward.map(([, y]) => y), 300, 36)),
     share && h("p", { class: "share" }, bar(share.realised, { mark: share.asked, label: `share of the trained tokens: ${percent(share.realised)}, wanted ${percent(share.asked)}` }),
       h("small", {}, `${percent(share.realised)} of the trained tokens, wanted ${percent(share.asked)}`)),
+    share && steering(share),
     said.map((one) => h("p", {}, h("small", {}, "now "), mark(one.state === "silent", one.text))),
     counts("dropped: ", "dropped_", "why"), counts("failed samples: ", "samples_", "outcome"),
     lengths?.bins?.length > 1 && percentiles(lengths.bins));

@@ -67,7 +67,10 @@ def require_model(name: str) -> None:
             constants.HF_HUB_OFFLINE, os.environ["HF_HUB_OFFLINE"] = True, "1"
     files = ("config.json", "tokenizer_config.json")
     if not any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
-        raise ConfigError(f"no directory {name}, and no model of that name without the hub")
+        made = "; atropos quickstart --model tiny makes one" if name == "tiny" else ""
+        raise ConfigError(
+            f"no directory {name}, and no model of that name without the hub{made}"
+        )
 
 
 def load_tokenizer_named(name: str) -> Any:

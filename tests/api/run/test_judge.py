@@ -110,6 +110,13 @@ async def unmet_minimum(api):
     await waits(api)
 
 
+async def operator_pause(api):
+    [env] = await api.started(envs=(ENV,))
+    await send(api, env, 2, groups=2)
+    await api.post("/steer", {"env": ENV["desired_name"], "state": "paused"})
+    await waits(api)
+
+
 async def impossible_minima(api):
     one = ENV | {"min_batch_allocation": 0.5, "group_size": 3}
     envs = await api.started(envs=(one, one | {"desired_name": "other"}))
@@ -338,6 +345,7 @@ STALLS = {
     "trainer-silent-in-step": (frozen_in_step, "4 sequences, lease ends in "),
     "environment-silent": (frozen_environment, "env env-0a1b2c: silent since 30 s"),
     "minimum-unmet": (unmet_minimum, "each batch needs 2 sequences of late"),
+    "paused-by-operator": (operator_pause, "is paused by an operator"),
     "minima-impossible": (impossible_minima, "can never be met"),
     "group-too-large": (too_large, "larger than a batch of 4 sequences"),
     "partial-groups": (half_groups, "3 sequences"),

@@ -119,3 +119,85 @@ async def test_a_disconnected_reader_frees_its_slot(api, messages):
     await api.app(scope, receive, send)
     assert not events.full
     assert len(others) == MAX_SUBSCRIBERS - 1
+
+
+MATH = {"max_token_length": 64, "desired_name": "math", "weight": 1.0, "group_size": 2}
+CODE = MATH | {"desired_name": "code"}
+
+
+async def _two_environments(api):
+    """A run of batches of 4 with six groups of 2 queued of each environment."""
+    math, code = await api.started(batch_size=4, envs=(MATH, CODE), commits=True)
+    for mark in range(6):
+        await api.post("/scored_data", group(mark=10 + mark, env_id=math))
+        await api.post("/scored_data", group(mark=20 + mark, env_id=code))
+    return math, api.service.context.view.generation
+
+
+async def test_a_paused_environment_waits_with_its_groups_and_goes_on(durable):
+    api = durable
+    math, generation = await _two_environments(api)
+    told = await api.post("/steer", {"env": "math", "state": "paused"})
+    assert told == {"steering": {"math": {"state": "paused"}}}
+    status = await api.get("/status-env", params={"env_id": math})
+    assert (status["steered"], status["unallocated_fraction"]) == ("paused", 0.0)
+    await api.restart()
+    batches = [await api.trained(generation) for _ in range(4)]
+    assert batches == [[20, 21], [22, 23], [24, 25], None]
+    run = await api.get("/status")
+    assert run["blocked_reason"].startswith("math is paused by an operator; ")
+    assert run["verdict"]["findings"][0]["key"] == "paused-by-operator"
+    assert run["verdict"]["state"] == "waiting"
+    await api.post("/steer", {"env": "math", "state": "running"})
+    assert await api.trained(generation) == [10, 11]
+    assert "steered" not in await api.get("/status-env", params={"env_id": math})
+
+
+async def test_a_drained_environment_starts_nothing_and_its_groups_are_trained(api):
+    math, generation = await _two_environments(api)
+    await api.post("/steer", {"env": "math_0", "state": "draining", "max_rollouts": 2})
+    status = await api.get("/status-env", params={"env_id": math})
+    assert (status["steered"], status["max_rollouts"]) == ("draining", 2)
+    trained = [mark for _ in range(6) for mark in await api.trained(generation)]
+    assert sorted(trained) == [*range(10, 16), *range(20, 26)]
+
+
+async def test_a_weight_rules_the_next_batches_and_is_given_back(api):
+    _, generation = await _two_environments(api)
+    await api.post("/steer", {"env": "math", "weight": 1000})
+    assert [await api.trained(generation) for _ in range(3)] == [[10, 11], [12, 13], [14, 15]]
+    await api.post("/steer", {"env": "math", "weight": None})
+    shares = (await api.get("/status"))["shares"]
+    assert [(share["weight"], share["own_weight"]) for share in shares] == [(1.0, None)] * 2
+
+
+async def test_a_minimum_of_a_paused_environment_blocks_no_batch(api):
+    envs = (MATH | {"min_batch_allocation": 0.5}, CODE)
+    _, code = await api.started(batch_size=4, envs=envs, commits=True)
+    for mark in (1, 2):
+        await api.post("/scored_data", group(mark=mark, env_id=code))
+    generation = api.service.context.view.generation
+    assert await api.trained(generation) is None
+    await api.post("/steer", {"env": "math", "state": "paused"})
+    assert await api.trained(generation) == [1, 2]
+
+
+async def test_steering_is_an_event_of_the_run_and_a_wrong_call_changes_nothing(durable):
+    api = durable
+    await _two_environments(api)
+    await api.post("/steer", {"env": "math", "weight": 2.5})
+    assert (await api.http.post("/steer", json={"env": "nth"})).status_code == 404
+    wrong = [{"env": "math", "weight": -1}, {"env": "math", "wait": 1}, {"state": "paused"}]
+    for body in wrong:
+        assert (await api.http.post("/steer", json=body)).status_code == 422
+    api.service.context.indexer.flush()
+    kept = (await api.get("/explore/events"))["events"]
+    [event] = [one for one in kept if one["kind"] == "steered"]
+    assert event["fields"] == {"env": "math", "weight": 2.5}
+
+
+async def test_a_paused_environment_gets_no_admission(api):
+    math, _ = await api.started(envs=(MATH, CODE), max_staleness=1)
+    await api.post("/steer", {"env": "math", "state": "paused"})
+    reply = await api.post("/admission", {"env_id": math, "sequences": 2})
+    assert reply["granted"] == 0 and "paused by an operator" in reply["blocked_reason"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.torture.campaign import Campaign
 from tests.torture.disk.bit_rot import bit_rot_campaign
 from tests.torture.disk.full_disk import full_disk_campaign
+from tests.torture.disk.live_backup import backup_campaign
 from tests.torture.disk.power_cuts import power_cut_campaign
 from tests.torture.figures import Figures
 
@@ -22,5 +23,6 @@ CAMPAIGNS: dict[str, Campaign] = {
     ),
     "power-without-fsync": Campaign(power_without_fsync, "cuts", 50, 200, 2_000),
     "bit-rot": Campaign(bit_rot_campaign, "flips", 250, 1_000, 20_000),
+    "backup": Campaign(backup_campaign, "groups", 2_000, 15_000, 100_000),
     "full-disk": Campaign(full_disk_campaign, "rounds", 1, 4, 100),
 }

@@ -26,4 +26,8 @@ def test_a_store_on_a_full_disk_keeps_its_groups_drains_and_recovers(torture):
     torture(CAMPAIGNS, "full-disk")
 
 
+def test_a_backup_under_load_is_the_queue_at_one_point(torture):
+    torture(CAMPAIGNS, "backup")
+
+
 test_no_promise_is_broken_at_the_whole_size = whole_sizes(CAMPAIGNS)

@@ -82,6 +82,21 @@ class SaveRun:
             return RunDocument(counters.meta.revision, counters.meta.generation, self.body)
 
 
+@dataclass(frozen=True)
+class Renew:
+    """Begin generations that no trainer of the queue of which this is a copy can have.
+
+    That queue may have gone on after the copy. Its generations count registrations, so the
+    seconds since the epoch are beyond all of them, and beyond the generations of an earlier copy.
+    """
+
+    now: float
+
+    def __call__(self, connection: schema.Connection) -> None:
+        with schema.counting(connection) as counters:
+            counters.set(generation=max(counters.meta.generation, int(self.now)))
+
+
 def begin_run(connection: schema.Connection) -> None:
     """Begin another run in the archive, as :func:`reset_run` does; nothing else changes."""
     meta = schema.read_meta(connection)

@@ -79,6 +79,14 @@ _FREE = (
 )
 
 
+def segment_ends(connection: Connection) -> dict[int, int]:
+    """Bytes of each segment that rows name, by number."""
+    ends = {no: n_bytes for no, n_bytes, _, _ in connection.execute(_SEGMENTS)}
+    for no, named in connection.execute(_NAMED):  # a damaged count must not cut a payload
+        ends[no] = max(ends.get(no, 0), named or 0)
+    return ends
+
+
 class PayloadLog:
     """The segments of a data directory. All methods but ``read`` belong to the writer.
 
@@ -106,9 +114,7 @@ class PayloadLog:
     def recover(self, connection: Connection) -> None:
         """Remove bytes that no committed row names: torn tails, and files that were to be freed."""
         segments = connection.execute(_SEGMENTS)
-        ends = {no: n_bytes for no, n_bytes, _, _ in segments}
-        for no, named in connection.execute(_NAMED):  # a damaged count must not cut a payload
-            ends[no] = max(ends.get(no, 0), named or 0)
+        ends = segment_ends(connection)
         for no in self._files.numbers():
             if ends.get(no, 0) > 0:
                 self._files.cut(no, ends[no])

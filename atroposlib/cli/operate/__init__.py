@@ -1,0 +1,1 @@
+"""Commands of operators: backups, batches set aside, steering of a live run."""

@@ -1,0 +1,76 @@
+"""atropos api backup, and atropos api restore: a copy of the queue and archive of a run.
+
+atropos api backup runs/a /backups/a-1      also while the run goes on
+atropos api restore /backups/a-1 runs/b/queue
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import apsw
+
+from atroposlib.api.archive.load import place
+from atroposlib.api.store.sqlite.backup import Manifest, back_up, restore
+from atroposlib.errors import ConfigError, StoreError
+from atroposlib.utils.command.parser import CommandParser
+
+OF_POSTGRES = (
+    "a PostgreSQL store is backed up with the tools of its server: pg_dump --format=custom takes "
+    "the queue at one point while the API runs, pg_basebackup with a WAL archive any point"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Copy the queue and the archive of a data directory, also while its API runs."""
+    parser = CommandParser(prog="atropos api backup", description=main.__doc__)
+    parser.add_argument("run", type=place, help="folder of a run, or its data directory")
+    parser.add_argument("target", type=Path, help="new folder of the backup")
+    options = parser.parse_args(argv)
+    if not isinstance(options.run, Path):
+        raise ConfigError(OF_POSTGRES)
+    if str(options.run).startswith(("http:", "https:")):
+        raise ConfigError(
+            "a backup reads files: run it on the machine of the API, with its --data-dir"
+        )
+    begun = time.monotonic()
+    try:
+        manifest = back_up(options.run, options.target, _report)
+    except apsw.Error as error:
+        raise StoreError(f"SQLite: {error}") from error
+    print(f"{_described(manifest)}: {options.target}, in {time.monotonic() - begun:.1f} s")
+    if manifest.damaged:
+        print(f"{manifest.damaged} of them are damaged, in the original too", file=sys.stderr)
+    print(f"next: atropos api restore {options.target} DIR")
+    return 0
+
+
+def restore_backup(argv: Sequence[str] | None = None) -> int:
+    """Make a data directory of a backup. Trainers of the original are refused by its queue."""
+    parser = CommandParser(prog="atropos api restore", description=restore_backup.__doc__)
+    parser.add_argument("backup", type=Path, help="folder that atropos api backup wrote")
+    parser.add_argument("data_dir", metavar="DIR", type=Path, help="new data directory")
+    options = parser.parse_args(argv)
+    try:
+        manifest = restore(options.backup, options.data_dir, _report)
+    except apsw.Error as error:
+        raise StoreError(f"SQLite: {error}") from error
+    print(f"{_described(manifest)} are in {options.data_dir}")
+    print(f"next: atropos api serve --data-dir {options.data_dir}")
+    return 0
+
+
+def _report(name: str, n_bytes: int) -> None:
+    if sys.stderr.isatty():
+        print(f"{name}: {n_bytes / 1e6:.1f} MB", file=sys.stderr)
+
+
+def _described(manifest: Manifest) -> str:
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.taken))
+    return (
+        f"{manifest.groups} groups of {at}, up to batch {manifest.last_batch}, "
+        f"{manifest.n_bytes / 1e6:.1f} MB"
+    )

@@ -1,0 +1,56 @@
+"""atropos api backup and restore as a user calls them, over a running API."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+import pytest
+
+from atroposlib.api.archive.load import open_explorer
+from atroposlib.api.server import create_app
+from atroposlib.api.store.sqlite import SqliteStore
+from atroposlib.cli.atropos import main
+from tests.serving import served
+
+TOKENS = [[1, 2, 3]] * 4
+GROUP = {"tokens": TOKENS, "masks": TOKENS, "scores": [0.0, 1.0, 0.0, 1.0]}
+
+
+def _run(*words):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    return ended.value.code
+
+
+def _post(url, path, body):
+    request = urllib.request.Request(
+        url + path, json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as reply:
+        return json.load(reply)
+
+
+def test_a_running_api_is_backed_up_restored_and_read(tmp_path, capsys):
+    data, copy, back = (str(tmp_path / name) for name in ("data", "copy", "back"))
+    with served(create_app(SqliteStore(tmp_path / "data", archive_bytes=2**20))) as url:
+        for _ in range(3):
+            _post(url, "/scored_data", GROUP)
+        assert _run("api", "backup", data, copy) == 0
+        _post(url, "/scored_data", GROUP)
+    assert "3 groups of " in (out := capsys.readouterr().out) and f"restore {copy}" in out
+    assert _run("api", "restore", copy, back) == 0
+    assert f"serve --data-dir {back}" in capsys.readouterr().out
+    with open_explorer(tmp_path / "back", None) as (store, explorer):
+        assert store.stats().groups_held == 3 and len(explorer.rollouts({}).rows) == 12
+
+
+def test_what_cannot_be_backed_up_is_told_with_the_remedy(tmp_path, capsys):
+    assert _run("api", "backup", str(tmp_path), str(tmp_path / "copy")) == 2
+    assert "no data directory" in capsys.readouterr().err
+    assert _run("api", "backup", "postgresql://u:secret@h/d", str(tmp_path / "copy")) == 2
+    assert "pg_dump" in (told := capsys.readouterr().err) and "secret" not in told
+    assert _run("api", "backup", "http://127.0.0.1:8000", str(tmp_path / "copy")) == 2
+    assert "on the machine of the API" in capsys.readouterr().err
+    assert _run("api", "restore", str(tmp_path), str(tmp_path / "back")) == 2
+    assert "did not end" in capsys.readouterr().err
