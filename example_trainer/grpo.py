@@ -29,12 +29,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from atroposlib.client import RolloutClient
-from atroposlib.errors import AtroposError, OutOfDeviceMemory
+from atroposlib.errors import AtroposError, ConfigError, OutOfDeviceMemory
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.signals import on_signals
 from atroposlib.wire import ClaimedBatch
@@ -63,6 +64,7 @@ from example_trainer.run.prefetch import BatchPrefetcher, next_batch
 from example_trainer.run.reports import Reporter, TokenValues
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.loss import LossSettings
+from example_trainer.settings.plugins import record_plugins
 from example_trainer.state import Frequency, Stopped, StopSignal, end
 from example_trainer.state.device_memory import named_out_of_memory
 from example_trainer.update.optimizer import build_optimizer
@@ -101,8 +103,8 @@ def run_training(training: Callable[[StopSignal], None]) -> int:
         return STOPPED
     except AtroposError as error:
         logs.report(PROG, f"{type(error).__name__}: {error}")
-        # A restarted trainer gets the same batch again.
-        return 2 if isinstance(error, OutOfDeviceMemory) else 1
+        # A restarted trainer has the same settings and plug-ins, and gets the same batch again.
+        return 2 if isinstance(error, (ConfigError, OutOfDeviceMemory)) else 1
     return 0
 
 
@@ -146,6 +148,8 @@ def _connect(
     cfg: TrainingConfig, world: Ranks, stop: StopSignal, stack: ExitStack
 ) -> Connections:
     enter, name = stack.enter_context, f"atropos-grpo {cfg.model_name}"
+    if world.is_rank0:
+        record_plugins(cfg, Path(cfg.log_dir))
     if not world.is_rank0:
         waits = WaitReporter(stop, HeartbeatThread(lambda beat: None, name))
         return Connections(None, waits, None, None)

@@ -1,6 +1,6 @@
 """Checks of a whole plan before its first process starts; all problems are in a single error.
 
-    settings, names of loss and engine, model -> lengths and sizes -> disk, ports -> environments
+    settings, plug-ins, engine, model -> lengths and sizes -> disk, ports -> environments
 
 Only an environment knows its group size. `atropos run check` and ``--dry-run`` start each once
 with ``CHECK_ONLY``: the process reads its settings, checks them and ends without a connection. In a
@@ -10,7 +10,9 @@ run the environments check their settings at their start, while the servers load
 from __future__ import annotations
 
 import math
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,15 +20,17 @@ from typing import Any
 
 from atroposlib.errors import ConfigError
 from atroposlib.processes import Children, Exit, ProcessSpec, RunFailed, log_tail
+from atroposlib.utils.command import plugins
 from atroposlib.utils.command.startup import CHECK_ONLY, FILLS_BATCHES_OF
 from atroposlib.utils.http.sockets import port_problem
 from atroposlib.utils.io import DISK_RESERVE_BYTES, existing_folder, free_bytes
 from atroposlib.utils.tokenizers.loading import require_model
-from example_trainer import losses
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Endpoints
 from example_trainer.launch.servers import choose_engine, require_engine
+from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.plugins import named_plugins
 
 ENVIRONMENT_S = 120.0  # bound of an environment's check
 NOWHERE = Endpoints("http://127.0.0.1:1", ())
@@ -47,7 +51,7 @@ def problems_of(plan: Plan) -> Iterator[str]:
     _, cfg = trainer_settings(plan)
     checks: tuple[Callable[[], object], ...] = (
         lambda: require_engine(choose_engine(plan.inference.engine), plan.inference.python),
-        lambda: losses.require_known(cfg.loss),
+        lambda: _require_plugins(plan, cfg),
         lambda: require_model(cfg.model_name),
         lambda: [
             roles.script_words(str(env.script)) for env in plan.environments if env.script
@@ -61,6 +65,26 @@ def problems_of(plan: Plan) -> Iterator[str]:
     yield from size_problems(plan, cfg.sequences_per_step, cfg.seq_len)
     yield from _disk_problems(plan.directory)
     yield from _port_problems(plan)
+
+
+def _require_plugins(plan: Plan, cfg: TrainingConfig) -> None:
+    """Check plug-ins as the trainer would import them, in a process of their own.
+
+    An import in the launcher would stay in its memory, torch included.
+    """
+    words = [f"{kind.group}={name}" for kind, name in named_plugins(cfg)]
+    if not words:
+        return
+    argv = [sys.executable, "-m", plugins.__name__, *words]
+    env = {**os.environ, **plan.trainer.env}
+    try:
+        done = subprocess.run(
+            argv, env=env, capture_output=True, text=True, timeout=plugins.CHECK_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"{', '.join(words)}: no answer in {error.timeout:.0f} s") from error
+    if done.returncode:
+        raise ConfigError((done.stderr.strip() or f"{words} ended").splitlines()[-1])
 
 
 def size_problems(plan: Plan, per_step: int, seq_len: int) -> Iterator[str]:
