@@ -9,12 +9,11 @@ run the environments check their settings at their start, while the servers load
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def problems_of(plan: Plan) -> Iterator[str]:
             check()
         except ConfigError as error:
             yield str(error)
-    yield from size_problems(plan, cfg.sequences_per_step, cfg.seq_len)
+    yield from size_problems(plan, cfg)
     yield from _disk_problems(plan.directory)
     yield from _port_problems(plan)
 
@@ -87,7 +86,7 @@ def _require_plugins(plan: Plan, cfg: TrainingConfig) -> None:
         raise ConfigError((done.stderr.strip() or f"{words} ended").splitlines()[-1])
 
 
-def size_problems(plan: Plan, per_step: int, seq_len: int) -> Iterator[str]:
+def size_problems(plan: Plan, cfg: TrainingConfig) -> Iterator[str]:
     """Sizes and lengths in the plan that cannot work together."""
     sizes = []
     for number, wanted in enumerate(plan.environments):
@@ -95,18 +94,43 @@ def size_problems(plan: Plan, per_step: int, seq_len: int) -> Iterator[str]:
         place = f"environments.{number}.config.env"
         if isinstance(size := env.get("group_size"), int) and size > 0:
             sizes.append(size)
-        longest = env.get("max_token_length")
-        if isinstance(longest, int) and longest > seq_len:
+        if size == 1 and env.get("ensure_scores_are_not_same") is True:
             yield (
-                f"{place}.max_token_length {longest} is more than the {seq_len} tokens that"
+                f"{place}.group_size 1: the scores of a group of one are equal, and"
+                " ensure_scores_are_not_same drops such groups: raise group_size"
+            )
+        longest = env.get("max_token_length")
+        if not isinstance(longest, int):
+            continue
+        if longest > cfg.seq_len:
+            yield (
+                f"{place}.max_token_length {longest} is more than the {cfg.seq_len} tokens that"
                 " the trainer takes: raise trainer.settings.seq_len, or lower it"
             )
-    if len(sizes) == len(plan.environments) and per_step % math.gcd(*sizes):
+        elif longest > cfg.microbatch_tokens:
+            yield (
+                f"{place}.max_token_length {longest} is more than the {cfg.microbatch_tokens}"
+                " tokens of a forward pass: raise trainer.settings.max_tokens_per_microbatch, or"
+                " lower it"
+            )
+    per_step = cfg.sequences_per_step
+    if len(sizes) == len(plan.environments) and not is_sum(per_step, sizes):
         listed = ", ".join(map(str, sorted(set(sizes))))
         yield (
             f"{per_step} sequences of a step (trainer.settings.batch_size x"
             f" gradient_accumulation_steps) are no sum of groups of {listed}: choose a multiple"
         )
+
+
+def is_sum(total: int, sizes: Iterable[int]) -> bool:
+    """Whether groups of these sizes, of each any number, have ``total`` sequences together."""
+    reachable = 1  # bit n: n sequences can be made
+    for size in set(sizes):
+        step = size
+        while step <= total:  # 1, 2, 4 ... groups: any number of them
+            reachable |= reachable << step
+            step *= 2
+    return bool(reachable >> total & 1)
 
 
 def _disk_problems(folder: Path) -> Iterator[str]:

@@ -24,7 +24,7 @@ from example_trainer.settings.loss import LossSettings
 if TYPE_CHECKING:
     from example_trainer.losses import Formula
 
-SETTINGS = LossSettings()
+SETTINGS = LossSettings.model_validate({})
 ABSURD = (float("nan"), float("inf"), -float("inf"), 1e30)
 FIELDS = (
     "logprobs",
@@ -77,7 +77,9 @@ def gradient(loss: Formula, inputs: LossInputs, settings: LossSettings = SETTING
 def changed(inputs: LossInputs, change: Callable[[Tensor], Tensor]) -> LossInputs:
     """The inputs with each tensor changed."""
     values: dict[str, Any] = {name: getattr(inputs, name) for name in FIELDS}
-    tensors = {name: change(value) for name, value in values.items() if value is not None}
+    tensors: dict[str, Any] = {
+        name: change(value) for name, value in values.items() if value is not None
+    }
     return with_logprobs(replace(inputs, **tensors), tensors["logprobs"])
 
 
