@@ -99,7 +99,7 @@ def find(kind: Kind, name: str, builtins: Iterable[str] = ()) -> str | None:
     hint = did_you_mean(name, [*known, *points])
     listed = ", ".join([*known, *sorted(points)])
     there_are = f"; there are: {listed}" if listed else ""
-    own = f"{FORMS} or an entry point {kind.group} of a package names one of your own"
+    own = f"or write {FORMS}, or an entry point {kind.group}"
     raise ConfigError(f"{kind.name} {name!r} is unknown{hint}{there_are}; {own}")
 
 

@@ -54,7 +54,7 @@ def test_an_unknown_name_gets_the_nearest_built_in_or_entry_point(installed, nam
     with pytest.raises(ConfigError) as refused:
         plugins.find(LOSS, name, ["grpo"])
     assert f"did you mean {meant}?" in str(refused.value)
-    assert "there are: grpo, soft; MODULE:FUNCTION, path/FILE.py:FUNCTION" in str(
+    assert "there are: grpo, soft; or write MODULE:FUNCTION, path/FILE.py:FUNCTION" in str(
         refused.value
     )
 
