@@ -1,5 +1,6 @@
 """A trainer whose loop reads top to bottom in ``grpo.py``.
 
+    learner      what is trained, and a step of it without a run: a library
     grpo         the loop: batch, rows, advantages, steps, publish, check, ack, save, log
     config, cli  the original's import paths of settings/config and settings/args
     settings/    options by section, their flags, YAML files and AReaL's names
@@ -20,11 +21,16 @@ Importing this package loads neither torch nor transformers.
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from example_trainer.settings.args import config_from_args, parse_args
 from example_trainer.settings.config import TrainingConfig
 
+if TYPE_CHECKING:
+    from example_trainer.learner import Learner
+
 __all__ = [
+    "Learner",
     "TrainingConfig",
     "config_from_args",
     "parse_args",
@@ -33,6 +39,14 @@ __all__ = [
     "train_lora_restart",
     "train_shared_vllm",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Learner":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from example_trainer.learner import Learner  # loads torch
+
+    return Learner
 
 
 def _in_mode(mode: str) -> Callable[[TrainingConfig], None]:

@@ -29,24 +29,21 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from atroposlib.client import RolloutClient
-from atroposlib.errors import AtroposError, OutOfDeviceMemory
+from atroposlib.errors import AtroposError, ConfigError, OutOfDeviceMemory
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.signals import on_signals
-from atroposlib.wire import ClaimedBatch
-from example_trainer import losses
-from example_trainer.advantage.prepare import Prepared, prepare_batch
+from example_trainer.advantage.prepare import Prepared
 from example_trainer.checkpoint.exports import ModelExporter
 from example_trainer.checkpoint.recovery import Recovery
-from example_trainer.data.rows import TrainingBatch, to_rows
 from example_trainer.distributed import ranks
 from example_trainer.distributed.ranks import Ranks
-from example_trainer.model import loading
-from example_trainer.model.critic import load_value_model
+from example_trainer.learner import TrainedModels, load_models, rows_of
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.run import connect, display
@@ -57,27 +54,20 @@ from example_trainer.run.metrics_log import (
     MetricsLog,
     batch_metrics,
     mismatch_details,
-    warn_once,
 )
 from example_trainer.run.prefetch import BatchPrefetcher, next_batch
 from example_trainer.run.reports import Reporter, TokenValues
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.settings.loss import LossSettings
+from example_trainer.settings.plugins import record_plugins
 from example_trainer.state import Frequency, Stopped, StopSignal, end
 from example_trainer.state.device_memory import named_out_of_memory
-from example_trainer.update.optimizer import build_optimizer
-from example_trainer.update.step import Critic, learn
+from example_trainer.update.step import learn
 from example_trainer.weights import make_publisher, verify
 from example_trainer.weights.agreement import Agreement
 from example_trainer.weights.publisher import Keeper, Publisher
 
 HEARTBEAT_TIMEOUT_S = 5.0
 STOPPED = os.EX_TEMPFAIL  # the run is not over: the trainer goes on if it is started again
-UNROUTED = (
-    "router_replay: rows without routed_experts are routed by the trainer itself. Set sampling of the"
-    " environment's server to {'return_routed_experts': true}, and start vLLM or SGLang with"
-    " --enable-return-routed-experts"
-)
 logger = logging.getLogger(__name__)
 
 
@@ -101,8 +91,8 @@ def run_training(training: Callable[[StopSignal], None]) -> int:
         return STOPPED
     except AtroposError as error:
         logs.report(PROG, f"{type(error).__name__}: {error}")
-        # A restarted trainer gets the same batch again.
-        return 2 if isinstance(error, OutOfDeviceMemory) else 1
+        # A restarted trainer has the same settings and plug-ins, and gets the same batch again.
+        return 2 if isinstance(error, (ConfigError, OutOfDeviceMemory)) else 1
     return 0
 
 
@@ -146,6 +136,8 @@ def _connect(
     cfg: TrainingConfig, world: Ranks, stop: StopSignal, stack: ExitStack
 ) -> Connections:
     enter, name = stack.enter_context, f"atropos-grpo {cfg.model_name}"
+    if world.is_rank0:
+        record_plugins(cfg, Path(cfg.log_dir))
     if not world.is_rank0:
         waits = WaitReporter(stop, HeartbeatThread(lambda beat: None, name))
         return Connections(None, waits, None, None)
@@ -160,28 +152,6 @@ def _connect(
     )
     reporter = enter(Reporter(cfg.atropos_url, lambda: client.generation, cfg.notes_rows))
     return Connections(client, waits, enter(MetricsLog(cfg, screen)), reporter)
-
-
-@dataclass
-class TrainedModels:
-    """The policy, its optimizer, and the models of the KL term and of the baseline."""
-
-    policy: Policy
-    optimizer: torch.optim.Optimizer
-    reference: Policy | None
-    critic: Critic | None
-
-
-def _load(cfg: TrainingConfig, world: Ranks) -> TrainedModels:
-    policy = loading.load_policy(cfg, world)
-    reference, critic = None, None
-    if cfg.kl_coef > 0:
-        reference = loading.load_reference(cfg, cfg.reference_model, world)
-    if cfg.critic:
-        value_model = load_value_model(cfg, cfg.critic_model, world)
-        own = cfg.model_copy(update={"lr": cfg.critic_lr})
-        critic = Critic(value_model, build_optimizer(value_model, own), own)
-    return TrainedModels(policy, build_optimizer(policy, cfg), reference, critic)
 
 
 def recovery_of(
@@ -227,29 +197,6 @@ def _resume(
     if connections.log is not None:
         connections.log.begin(state.run_id, state.step)
     return state
-
-
-def _rows(
-    claimed: ClaimedBatch,
-    settings: LossSettings,
-    policy: Policy,
-    state: TrainerState,
-    world: Ranks,
-) -> TrainingBatch:
-    batch = to_rows(
-        claimed.batch or [],
-        policy.max_tokens_per_row,
-        needs_sampler=losses.needs_sampler(settings.loss) or settings.kl_bias_correction,
-        unknown_temperature=settings.unknown_temperature,
-        incarnation=state.incarnation,
-        starts=state.starts,
-    )
-    replays = policy.module.replay is not None
-    if replays and not all(row.routed_experts for row in batch.rows if row.trained):
-        batch.notes.add(UNROUTED)
-    for note in sorted(batch.notes) if world.is_rank0 else ():
-        warn_once(note)
-    return batch
 
 
 def _check_servers(
@@ -312,21 +259,13 @@ def _save_last(
     recovery.save_last_step(connections.client, policy, models.optimizer, models.critic)
 
 
-def _preparation(models: TrainedModels) -> Callable[..., Prepared]:
-    """Rewards of rows to advantages, by these models."""
-    value_model = models.critic.model if models.critic else None
-    return partial(
-        prepare_batch, policy=models.policy, reference=models.reference, critic=value_model
-    )
-
-
 def _train(
     cfg: TrainingConfig, world: Ranks, peers: Connections, stack: ExitStack
 ) -> TrainerState:
     client, waits, reporter = peers.client, peers.waits, peers.reporter
     clock, phase = Clock(), waits.phase
     phase("loading the model")
-    models = _load(cfg, world)
+    models = load_models(cfg, world)
     policy, optimizer, critic = models.policy, models.optimizer, models.critic
     roster = connect.ServerRoster(cfg, waits, stack)  # servers start and load meanwhile
     servers = roster.connect_all(client, cfg.atropos_url) if client else []
@@ -340,7 +279,6 @@ def _train(
     phase("joining the run")
     agreement = Agreement.of(cfg.compute_dtype, cfg.max_logprob_mismatch)
     state = _resume(models, recovery, publisher, peers, agreement)
-    prepare_rows = _preparation(models)
     take_steps = partial(learn, cfg, policy, optimizer, stop=waits.stop, critic=critic)
     stack.enter_context(recovery.saving_at_stop(client, policy, optimizer, critic))
     waits.checks.append(stack.enter_context(Keeper(publisher)).check)
@@ -361,8 +299,8 @@ def _train(
         # Rows, advantages, steps. Baselines go by group id, not by place in the batch.
         phase("training")
         with clock.measure("prepare"):
-            batch = _rows(claimed, cfg, policy, state, world)
-            prepared = prepare_rows(batch.rows, cfg, state.version)
+            batch = rows_of(claimed.batch or [], cfg, policy, state)
+            prepared = models.prepare(batch.rows, cfg, state.version)
         with clock.measure("train"):
             noted = None if cfg.notes_rows == 0 else TokenValues()  # alike on every rank
             learned = take_steps(prepared, state, values=noted, agreement=agreement)

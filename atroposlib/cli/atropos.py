@@ -64,6 +64,7 @@ COMMANDS = {
     "train sft": (f"{FILE_TRAINERS}:sft", "Fine-tune on texts (atropos-sft)."),
     "train dpo": (f"{FILE_TRAINERS}:dpo", "Train on pairs (atropos-dpo)."),
     "train rm": (f"{FILE_TRAINERS}:reward_model", "Train a reward model (atropos-rm)."),
+    "loss new": ("atroposlib.cli.env_new:write_loss", "Write the package of a loss."),
     "infer": ("atroposlib.inference.__main__:main", "Serve a model (atropos-infer)."),
     "data sft": (
         "atroposlib.cli.collect.collecting:sft_gen",
@@ -84,6 +85,7 @@ NOUNS = {
     "env": "Environments",
     "train": "Trainers",
     "data": "Training data",
+    "loss": "Losses",
 }
 
 

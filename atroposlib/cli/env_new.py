@@ -4,13 +4,14 @@ atropos env new wordle            # one question, one answer
 atropos env new shop --tools      # a tool that the model calls
 atropos env new battleship --game # several turns
 atropos env new sums --class      # a subclass of BaseEnv, with its own groups
+atropos loss new softclip         # a loss for the trainer, with the tests of the built-in ones
 """
 
 from __future__ import annotations
 
 import keyword
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -46,6 +47,12 @@ KINDS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
 }
 SHARED = ("README.md", "pyproject.toml", "train.yaml")
+LOSS = {
+    "loss.py": "NAME.py",
+    "test_loss.py": "test_NAME.py",
+    "loss_README.md": "README.md",
+    "loss_pyproject.toml": "pyproject.toml",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,22 +75,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def write_loss(argv: Sequence[str] | None = None) -> int:
+    """Write the package of a loss, with its tests, and print the next commands."""
+    parser = CommandParser(prog="atropos loss new", description=write_loss.__doc__)
+    parser.add_argument("name", help="of the loss and its folder, such as softclip")
+    folder = Path(parser.parse_args(argv).name)
+    name = folder.name.replace("-", "_")
+    print(f"{folder}/: {', '.join(write_files(name, folder, LOSS, {}, 'a loss'))}")
+    print(f"next: cd {folder} && python -m pytest -q")
+    print(f"      atropos run local --config RUN.yaml loss.loss={folder}/{name}.py:loss")
+    return 0
+
+
 def write_project(name: str, folder: Path, kind: str = QUESTION) -> list[str]:
     """Write the files of the environment ``name`` into ``folder``; returns their names.
 
     Raises ConfigError: the name cannot be imported, or the folder is in use.
     """
+    chosen, texts = KINDS[kind]
+    return write_files(name, folder, {**{file: file for file in SHARED}, **chosen}, texts)
+
+
+def write_files(
+    name: str,
+    folder: Path,
+    sources: Mapping[str, str],
+    texts: Mapping[str, str],
+    what: str = "an environment",
+) -> list[str]:
+    """Write files of scaffold/ under other names, with ``texts`` filled in; raises as above."""
     taken = name in sys.stdlib_module_names or name == "atroposlib"
     if not name.isidentifier() or keyword.iskeyword(name) or taken:
-        raise ConfigError(
-            f"{name!r} cannot name an environment: use letters, such as my_{name}"
-        )
+        raise ConfigError(f"{name!r} cannot name {what}: use letters, such as my_{name}")
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} exists and is not empty: choose another name")
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    chosen, texts = KINDS[kind]
-    for source, target in {**{file: file for file in SHARED}, **chosen}.items():
+    for source, target in sources.items():
         template = files("atroposlib.cli").joinpath("scaffold", f"{source}.txt")
         text = template.read_text(encoding="utf-8")
         named = {"<<REQUIREMENT>>": requirement(), PLACEHOLDER: name}

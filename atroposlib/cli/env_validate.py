@@ -22,6 +22,7 @@ from atroposlib.envs.settings.identity import report_path
 from atroposlib.errors import AtroposError, RolloutError, boundary
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser
+from atroposlib.utils.io import existing_folder
 from atroposlib.validation.report import Report
 from atroposlib.validation.validate import print_outcomes, validate_subject
 from atroposlib.wire import EnvSource
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, words = parser.parse_known_args(argv)
     options = parser.with_log_settings(options, "error")
     logs.configure(PROG, options.log_format, options.log_level)
+    if not os.access(folder := existing_folder(options.out.parent), os.W_OK):
+        parser.error(f"--out {options.out}: {folder} cannot be written; name another file")
     try:
         report = validate_apart(options.environment, words, options.model)
     except RolloutError as error:
@@ -50,11 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except AtroposError as error:
         logs.report("error", str(error))
         return NOT_CHECKABLE
+    print(report.table(), flush=True)  # first: the disk may refuse the file
     report.write(options.out)
     source = EnvSource(package=report.package, version=report.version, digest=report.digest)
     if report.passed(options.strict) and source.package:
         report.write(report_path(source, report.environment))
-    print(f"{report.table()}\n{options.out}", flush=True)
+    print(f"report: {options.out}", flush=True)
     return 0 if report.passed(options.strict) else FAILED
 
 

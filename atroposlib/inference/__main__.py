@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from atroposlib.errors import AtroposError
 from atroposlib.utils.command import logs
-from atroposlib.utils.command.parser import GPUS, HUB, WEIGHTS, CommandParser, require
+from atroposlib.utils.command.parser import GPUS, HUB, PORT, WEIGHTS, CommandParser, require
 from atroposlib.utils.http.serve import run_app
 from atroposlib.utils.http.sockets import bind, refuse_exposure
 from atroposlib.utils.tokenizers.loading import local_model, require_model
@@ -50,7 +50,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--weight-version", type=int, default=0, help="version of the first weights")
     add = parser.add_argument_group("where it listens").add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    add("--port", type=int, default=9001, help="0 picks a free port (default %(default)s)")
+    add("--port", type=PORT, default=9001, help="0 picks a free port (default %(default)s)")
     add("--announce-to", metavar="URL", help="rollout API whose directory lists this server")
     about = "name with a dot under which others call it (repeatable; * allows all)"
     add("--allow-host", action="append", default=[], metavar="NAME", help=about)

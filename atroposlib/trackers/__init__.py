@@ -3,7 +3,8 @@
     trainer, environment --metrics--> Guarded --> wandb | tensorboard | swanlab | trackio
 
 The x axis is the trainer's step. A tracker is a function of :mod:`.services`, a line of
-``TRACKERS`` and a name of ``TrackerName``. A failing tracker does not end a run: its errors
+``TRACKERS`` and a name of ``TrackerName``, or a plug-in: a function of a ``Run`` that returns a
+``Tracker``. A failing tracker does not end a run: its errors
 are counted, the first is printed, and after GIVE_UP_AFTER failures in a row it is no longer
 called.
 """
@@ -13,13 +14,14 @@ from __future__ import annotations
 import importlib.util
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
 from atroposlib.errors import ConfigError, RolloutError, boundary
 from atroposlib.trackers import services
 from atroposlib.trackers.services import Run, Tracker
+from atroposlib.utils.command import plugins
 
 TrackerName = Literal["wandb", "tensorboard", "swanlab", "trackio"]
 # Name -> its packages, the extras that install the packages, and the start function.
@@ -37,6 +39,11 @@ def tracker_names(chosen: Iterable[str], use_wandb: bool) -> list[str]:
     """Each chosen tracker once; ``use_wandb`` is another way to choose wandb."""
     names = list(dict.fromkeys(chosen))
     return names if not use_wandb or "wandb" in names else ["wandb", *names]
+
+
+def known_trackers(names: Sequence[str]) -> list[str]:
+    """``names``, for validators of settings. Raises ConfigError: one is unknown."""
+    return [plugins.known_name(plugins.TRACKER, name, TRACKERS) for name in names]
 
 
 def finite_number(value: Any) -> float | None:
@@ -58,14 +65,13 @@ def is_installed(name: str) -> bool:
 
 
 def require_tracker(name: str) -> None:
-    """Check that a tracker is installed, without importing it.
+    """Check that a tracker is installed, without importing it; a plug-in is imported.
 
-    Raises ConfigError: the name is unknown, or its package is not installed.
+    Raises ConfigError: the name is unknown, its package is not installed, or a plug-in is wrong.
     """
-    if name not in TRACKERS:
-        known = ", ".join(sorted(TRACKERS))
-        raise ConfigError(f"tracker {name!r} is unknown; there are: {known}")
-    if not is_installed(name):
+    if plugins.find(plugins.TRACKER, name, TRACKERS) is not None:
+        plugins.load(plugins.TRACKER, name)
+    elif not is_installed(name):
         _, extras, _ = TRACKERS[name]
         raise ConfigError(f"tracker {name} needs: pip install 'atropos-rl[{extras}]'")
 
@@ -78,8 +84,15 @@ def open_tracker(name: str, run: Run) -> Tracker:
         Exception: any further error of its package.
     """
     require_tracker(name)
-    _, _, start = TRACKERS[name]
-    return start(run)
+    if name in TRACKERS:
+        _, _, start = TRACKERS[name]
+        return start(run)
+    start = plugins.load(plugins.TRACKER, name)
+    tracker: Tracker = start(run)
+    if not all(callable(getattr(tracker, method, None)) for method in ("log", "close")):
+        problem = f"{name} has to return an object with log(metrics, step) and close()"
+        raise plugins.result_error(plugins.TRACKER, start, problem)
+    return tracker
 
 
 class Guarded:

@@ -17,7 +17,7 @@ from atroposlib.errors import AtroposError
 from atroposlib.validation import probes
 from atroposlib.validation.classes import WRONG
 from atroposlib.validation.replies import Offences
-from atroposlib.validation.report import Proof
+from atroposlib.validation.report import NothingCompared, Proof
 from atroposlib.validation.sessions import RecordingSession, longest_gap
 from atroposlib.validation.subject import PLAY_S, Played, Subject, Try, text_of
 
@@ -97,6 +97,8 @@ async def in_groups(subject: Subject, limit: float) -> Offences:
         if abs(scores[0] - scores[1]) > limit:
             note = f"{scores[0]:.3g} beside wrong replies, {scores[1]:.3g} beside a right one"
             proofs.append(Proof(case.id, case.gold[-1], note=note))
+    if not compared:
+        raise NothingCompared("no gold reply has a score in both groups")
     return proofs, f"{compared} gold replies beside others"
 
 
@@ -135,6 +137,8 @@ async def finite(subject: Subject, limit: float) -> Offences:
     proofs += [
         play.evidence("None: drawn again, so that only some are counted") for play in unscored
     ]
+    if not scores and not proofs:
+        raise NothingCompared("no reply has a score")
     return proofs, f"{min(scores):g} to {max(scores):g}" if scores else "no reply has a score"
 
 
@@ -159,12 +163,16 @@ async def quick(subject: Subject, limit: float) -> Offences:
 
 async def raised(subject: Subject, limit: float) -> Offences:
     """A server that fails is a failed rollout, and never a score."""
-    proofs = []
+    proofs: list[Proof] = []
+    called = False
     for case in subject.cases[:2]:
         session = RecordingSession("", fail_at=0)
         played = await subject.play(Try(case, "", "a failed call"), session)
+        called |= bool(played.requests)
         if played.requests and played.score is not None:
             proofs.append(played.evidence(f"a failed call of the model gets {played.score:g}"))
+    if not called:
+        raise NothingCompared("no rollout calls the model")
     return proofs, "a failed call of the model raises"
 
 
@@ -188,7 +196,9 @@ async def tools(subject: Subject, limit: float) -> Offences:
                     offences.append(
                         played.evidence("" if played.error else f"{name} is not there")
                     )
-    return offences, f"{len(names)} tools" if names else "no tools"
+    if not names:
+        raise NothingCompared("no tools")
+    return offences, f"{len(names)} tools"
 
 
 async def hold(subject: Subject, one: Try, turn: int) -> tuple[float, str]:

@@ -9,11 +9,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from atroposlib.errors import AtroposError
 from atroposlib.utils.command.logs import printable
 
 SHOWN_CHARS = 400  # limit of a reply or an error in the report
 SHOWN = 3  # pieces of evidence of a finding
 LINE_CHARS = 100
+
+
+class NothingCompared(AtroposError):
+    """A check had nothing to compare, so that it neither passes nor fails; the text says why."""
 
 
 class Verdict(str, Enum):
@@ -98,8 +103,9 @@ class Report:
             if finding.evidence and finding.verdict in (Verdict.FAIL, Verdict.WARN):
                 piece = finding.evidence[0]
                 score = "no score" if piece.score is None else f"score {piece.score:.4g}"
-                shown = [f"task {piece.task}", *([repr(piece.reply)] if piece.reply else [])]
-                shown.append(piece.note or score)
+                # What went wrong comes before the reply, which may be longer than the line.
+                shown = [f"task {piece.task}", piece.note or score]
+                shown += [repr(piece.reply)] if piece.reply else []
                 lines.append(f"{'':<22} {printable(': '.join(shown))[:LINE_CHARS]}")
         counts = {
             kind: [finding.verdict for finding in self.findings].count(kind)

@@ -22,7 +22,7 @@ from atroposlib.errors import ConfigError, boundary
 from atroposlib.validation import data, episodes
 from atroposlib.validation.bounds import bound_of, unknown_bounds
 from atroposlib.validation.replies import REPLY_CHECKS, Offences
-from atroposlib.validation.report import CheckResult, Proof, Report, Verdict
+from atroposlib.validation.report import CheckResult, NothingCompared, Proof, Report, Verdict
 from atroposlib.validation.subject import Subject, prepare
 
 OTHER_PROCESS_S = 300.0
@@ -45,6 +45,7 @@ LOOKS: dict[str, tuple[Look, Verdict]] = {
     "timeout": (episodes.cancelled, Verdict.FAIL),
     "score.finite": (episodes.finite, Verdict.FAIL),  # last: checks every rollout
 }
+NO_CARD = "scores are compared with floor and best of a card=Card(...)"
 UNSCORED = "the class gives no group, or leaves the reply out of it"
 BEFORE = ("data.loads", "data.split", "leak.prompt")  # the checks of replies
 
@@ -95,7 +96,10 @@ async def found_by(check: str, subject: Subject) -> CheckResult:
     because = f" ({limit:g}: {reason})" if reason else ""
     if check in LOOKS:
         look, severity = LOOKS[check]
-        offences, text = await look(subject, limit)
+        try:
+            offences, text = await look(subject, limit)
+        except NothingCompared as reason:
+            return CheckResult(check, Verdict.SKIP, str(reason))
         return CheckResult(
             check, severity if offences else Verdict.PASS, text + because, offences
         )
@@ -117,6 +121,10 @@ async def found_by(check: str, subject: Subject) -> CheckResult:
     offences, text = row.decide(played, limit, subject)
     if subject.of_class and not offences and all(outcome.score is None for outcome in played):
         return CheckResult(check, Verdict.SKIP, f"{UNSCORED}, {len(played)} times")
+    if subject.card is None and not offences:
+        return CheckResult(
+            check, Verdict.SKIP, f"{len(played)} replies, none fails; {NO_CARD}"
+        )
     return CheckResult(
         check, row.severity if offences else Verdict.PASS, text + because, offences
     )

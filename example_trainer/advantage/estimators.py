@@ -1,4 +1,4 @@
-"""Advantage estimators: a function and a line in ESTIMATORS each; GAE per token.
+"""Advantage estimators: a function and a line in ESTIMATORS each, or a plug-in; GAE per token.
 
 With r the shaped rewards (see ``rewards``), over the rows of a group or of the batch:
 
@@ -39,7 +39,8 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from atroposlib.errors import ConfigError
+from atroposlib.errors import ConfigError, InvalidGroup
+from atroposlib.utils.command import plugins
 from example_trainer.advantage.rewards import (
     finite_floats,
     of_length,
@@ -81,9 +82,7 @@ def compute(
         ConfigError: the estimator is unknown, or a setting lacks what it needs.
     """
     settings = AdvantageSettings.of(cfg)
-    if settings.advantage not in ESTIMATORS:
-        known = ", ".join(sorted(ESTIMATORS))
-        raise ConfigError(f"advantage {settings.advantage!r} is unknown; there are: {known}")
+    is_own = plugins.find(plugins.ESTIMATOR, settings.advantage, ESTIMATORS) is not None
     rewards_R = finite_floats("rewards", rewards)
     count = len(rewards_R)
     groups = rows_by_group(of_length("group_ids", to_list(group_ids), count))
@@ -97,7 +96,8 @@ def compute(
             "advantage maxrl takes rewards as chances of success: from 0 up, also after"
             " reward_bias and an overlong penalty"
         )
-    advantages_R = _estimate(settings, rewards_R, groups)
+    estimate = _estimate_by_plugin if is_own else _estimate
+    advantages_R = estimate(settings, rewards_R, groups)
     if normalise and normalises(settings):
         weights_R = lengths_R or [1.0] * count
         by_group = settings.advantage_norm == "group"
@@ -202,6 +202,20 @@ def _estimate(
         for row in rows:
             advantages_R[row] = ESTIMATORS[settings.advantage](rewards_R[row], of)
     return advantages_R
+
+
+def _estimate_by_plugin(
+    settings: AdvantageSettings,
+    rewards_R: list[float],
+    groups: Mapping[Hashable, Sequence[int]],
+) -> list[float]:
+    own = plugins.load(plugins.ESTIMATOR, settings.advantage)
+    result = own(list(rewards_R), [list(rows) for rows in groups.values()], settings)
+    try:
+        return finite_floats("advantages", result, len(rewards_R))
+    except (InvalidGroup, TypeError) as error:
+        problem = f"has to return an advantage for each reward: {error}"
+        raise plugins.result_error(plugins.ESTIMATOR, own, problem) from error
 
 
 def _normalise(values_N: list[float], weights_N: Sequence[float]) -> list[float]:

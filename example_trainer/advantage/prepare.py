@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from atroposlib.errors import ConfigError
+from atroposlib.utils.command import plugins
 from example_trainer.advantage import estimators
-from example_trainer.advantage.rewards import TRUNCATED
+from example_trainer.advantage.rewards import TRUNCATED, rows_by_group
 from example_trainer.data.packing import pack_ffd
 from example_trainer.data.rows import Row, at_trained, without_stale_tokens
 from example_trainer.losses import kl
@@ -124,10 +125,14 @@ def _in_loss(
         informative = estimators.has_varied_rewards(
             [r.reward for r in rows], [r.group for r in rows]
         )
+    refused = _refused_groups(rows, settings)
     kept = []
     for row, scalar, varies in zip(rows, scalars_R, informative):
         if not row.in_loss or not row.trained:
             left_out[row.place] = "untrained" if row.in_loss else "too_long"
+        elif row.group in refused:
+            counts["rows_filtered_by_group_filter"] += 1
+            left_out[row.place] = "group_filter"
         elif not varies and row.own_advantages is None:
             counts["rows_filtered_equal"] += 1
             left_out[row.place] = "equal_rewards"
@@ -139,6 +144,19 @@ def _in_loss(
         else:
             left_out[row.place] = "stale"
     return kept
+
+
+def _refused_groups(rows: Sequence[Row], settings: ObjectiveSettings) -> set[str]:
+    """Groups for which the function of ``group_filter`` returns false."""
+    if settings.group_filter is None:
+        return set()
+    own = plugins.load(plugins.FILTER, settings.group_filter)
+    groups = rows_by_group([row.group for row in rows])
+    return {
+        str(group)
+        for group, places in groups.items()
+        if not own([rows[i] for i in places], settings)
+    }
 
 
 def _fresh(row: Row, settings: ObjectiveSettings, version: int, counts: Counter[str]) -> Row:

@@ -1,5 +1,6 @@
-"""Reward shaping: overlong penalty, bias, scale, clip.
+"""Reward shaping: a plug-in, overlong penalty, bias, scale, clip.
 
+    0  r <- reward_shaping(r, settings, lengths, finish reasons)   a function of the user's
     1  r <- r - overlong penalty                  DAPO, arXiv 2503.14476, eq. 13
     2  r <- (r + reward_bias) * reward_scale
     3  r <- r within plus and minus reward_clip
@@ -16,6 +17,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from atroposlib.errors import ConfigError, InvalidGroup
+from atroposlib.utils.command import plugins
 from example_trainer.settings.loss import AdvantageSettings
 
 TRUNCATED = "length"  # finish reason of a row that was cut off
@@ -29,7 +31,7 @@ def shape_rewards(
     lengths_R: Sequence[float] | None,
     finish_reasons_R: Sequence[str | None] | None,
 ) -> list[float]:
-    """The rewards of rows after overlong penalty, bias, scale and clip.
+    """The rewards of rows after a plug-in, overlong penalty, bias, scale and clip.
 
     Args:
         lengths_R: trained tokens of each row.
@@ -38,6 +40,8 @@ def shape_rewards(
         ConfigError: an overlong penalty without max_new_tokens or lengths.
         InvalidGroup: a reward is not finite after all that; names the row.
     """
+    if settings.reward_shaping is not None:
+        rewards_R = _shape_by_plugin(rewards_R, settings, lengths_R, finish_reasons_R)
     if settings.overlong_tokens:
         rewards_R = [
             reward - penalty
@@ -51,6 +55,21 @@ def shape_rewards(
     if (bound := settings.reward_clip) is not None:
         rewards_R = [min(max(reward, -bound), bound) for reward in rewards_R]
     return finite_floats("rewards", rewards_R)
+
+
+def _shape_by_plugin(
+    rewards_R: Sequence[float],
+    settings: AdvantageSettings,
+    lengths_R: Sequence[float] | None,
+    finish_reasons_R: Sequence[str | None] | None,
+) -> list[float]:
+    own = plugins.load(plugins.SHAPING, str(settings.reward_shaping))
+    result = own(list(rewards_R), settings, lengths_R, finish_reasons_R)
+    try:
+        return finite_floats("rewards", result, len(rewards_R))
+    except (InvalidGroup, TypeError) as error:
+        problem = f"has to return a reward for each reward: {error}"
+        raise plugins.result_error(plugins.SHAPING, own, problem) from error
 
 
 def overlong_penalties(

@@ -1,6 +1,6 @@
 """Checks of a whole plan before its first process starts; all problems are in a single error.
 
-    settings, names of loss and engine, model -> lengths and sizes -> disk, ports -> environments
+    settings, plug-ins, engine, model -> lengths and sizes -> disk, ports -> environments
 
 Only an environment knows its group size. `atropos run check` and ``--dry-run`` start each once
 with ``CHECK_ONLY``: the process reads its settings, checks them and ends without a connection. In a
@@ -9,26 +9,29 @@ run the environments check their settings at their start, while the servers load
 
 from __future__ import annotations
 
-import math
+import os
 import re
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from atroposlib.errors import ConfigError
 from atroposlib.processes import Children, Exit, ProcessSpec, RunFailed, log_tail
 from atroposlib.settings.merge import Settings
+from atroposlib.utils.command import plugins
 from atroposlib.utils.command.startup import CHECK_ONLY, FILLS_BATCHES_OF
 from atroposlib.utils.http.sockets import port_problem
 from atroposlib.utils.io import DISK_RESERVE_BYTES, existing_folder, free_bytes
 from atroposlib.utils.tokenizers.loading import require_model
 from atroposlib.wire.messages import NEUTRAL_PENALTIES
-from example_trainer import losses
 from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Endpoints
 from example_trainer.launch.servers import choose_engine, require_engine
+from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.plugins import named_plugins
 
 ENVIRONMENT_S = 120.0  # bound of an environment's check
 # Beginning of an error about the file that an environment reads: its line and its key.
@@ -54,7 +57,7 @@ def problems_of(plan: Plan) -> Iterator[str]:
     checks: tuple[Callable[[], object], ...] = (
         lambda: require_engine(choose_engine(plan.inference.engine), plan.inference.python),
         lambda: roles.store_of(plan),
-        lambda: losses.require_known(cfg.loss),
+        lambda: _require_plugins(plan, cfg),
         lambda: require_model(cfg.model_name),
         lambda: [
             roles.script_words(str(env.script)) for env in plan.environments if env.script
@@ -65,13 +68,33 @@ def problems_of(plan: Plan) -> Iterator[str]:
             check()
         except ConfigError as error:
             yield str(error)
-    yield from size_problems(plan, cfg.sequences_per_step, cfg.seq_len)
+    yield from size_problems(plan, cfg)
     yield from _penalty_problems(plan)
     yield from _disk_problems(plan.directory)
     yield from _port_problems(plan)
 
 
-def size_problems(plan: Plan, per_step: int, seq_len: int) -> Iterator[str]:
+def _require_plugins(plan: Plan, cfg: TrainingConfig) -> None:
+    """Check plug-ins as the trainer would import them, in a process of their own.
+
+    An import in the launcher would stay in its memory, torch included.
+    """
+    words = [f"{kind.group}={name}" for kind, name in named_plugins(cfg)]
+    if not words:
+        return
+    argv = [sys.executable, "-m", plugins.__name__, *words]
+    env = {**os.environ, **plan.trainer.env}
+    try:
+        done = subprocess.run(
+            argv, env=env, capture_output=True, text=True, timeout=plugins.CHECK_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"{', '.join(words)}: no answer in {error.timeout:.0f} s") from error
+    if done.returncode:
+        raise ConfigError((done.stderr.strip() or f"{words} ended").splitlines()[-1])
+
+
+def size_problems(plan: Plan, cfg: TrainingConfig) -> Iterator[str]:
     """Sizes and lengths in the plan that cannot work together."""
     sizes = []
     for number, wanted in enumerate(plan.environments):
@@ -79,13 +102,27 @@ def size_problems(plan: Plan, per_step: int, seq_len: int) -> Iterator[str]:
         place = f"environments.{number}.config.env"
         if isinstance(size := env.get("group_size"), int) and size > 0:
             sizes.append(size)
-        longest = env.get("max_token_length")
-        if isinstance(longest, int) and longest > seq_len:
+        if size == 1 and env.get("ensure_scores_are_not_same") is True:
             yield (
-                f"{place}.max_token_length {longest} is more than the {seq_len} tokens that"
+                f"{place}.group_size 1: the scores of a group of one are equal, and"
+                " ensure_scores_are_not_same drops such groups: raise group_size"
+            )
+        longest = env.get("max_token_length")
+        if not isinstance(longest, int):
+            continue
+        if longest > cfg.seq_len:
+            yield (
+                f"{place}.max_token_length {longest} is more than the {cfg.seq_len} tokens that"
                 " the trainer takes: raise trainer.settings.seq_len, or lower it"
             )
-    if len(sizes) == len(plan.environments) and per_step % math.gcd(*sizes):
+        elif longest > cfg.microbatch_tokens:
+            yield (
+                f"{place}.max_token_length {longest} is more than the {cfg.microbatch_tokens}"
+                " tokens of a forward pass: raise trainer.settings.max_tokens_per_microbatch, or"
+                " lower it"
+            )
+    per_step = cfg.sequences_per_step
+    if len(sizes) == len(plan.environments) and not is_sum(per_step, sizes):
         listed = ", ".join(map(str, sorted(set(sizes))))
         yield (
             f"{per_step} sequences of a step (trainer.settings.batch_size x"
@@ -107,6 +144,17 @@ def _penalty_problems(plan: Plan) -> Iterator[str]:
                         " samples without penalties: take inference.engine=vllm or sglang, or"
                         " leave the penalty out"
                     )
+
+
+def is_sum(total: int, sizes: Iterable[int]) -> bool:
+    """Whether groups of these sizes, of each any number, have ``total`` sequences together."""
+    reachable = 1  # bit n: n sequences can be made
+    for size in set(sizes):
+        step = size
+        while step <= total:  # 1, 2, 4 ... groups: any number of them
+            reachable |= reachable << step
+            step *= 2
+    return bool(reachable >> total & 1)
 
 
 def _disk_problems(folder: Path) -> Iterator[str]:

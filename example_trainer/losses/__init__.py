@@ -1,4 +1,4 @@
-"""Losses by name. A loss is a function in a file and a line in ``FORMULAS``.
+"""Losses by name. A loss is a function in a file and a line in ``FORMULAS``, or a plug-in.
 
 A file defines ``loss(batch: LossInputs, settings: LossSettings)``; ``get(name)`` returns it
 with the tensors as separate arguments:
@@ -36,7 +36,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from atroposlib.errors import ConfigError
+from atroposlib.utils.command import plugins
 from example_trainer.settings.loss import LossSettings
 
 if TYPE_CHECKING:
@@ -100,16 +100,30 @@ def get(name: str) -> Loss:
 
 def formula(name: str) -> Formula:
     """Loss as a function of ``LossInputs`` and ``LossSettings``; ConfigError if unknown."""
-    require_known(name)
+    if plugins.find(plugins.LOSS, name, FORMULAS) is not None:
+        return _of_plugin(name)
     known: Formula = import_module(f"{__name__}.{FORMULAS[name]}").loss
     return known
 
 
-def require_known(name: str) -> None:
-    """Raise ConfigError with the list of all losses if there is none of that name."""
-    if name not in FORMULAS:
-        known = ", ".join(sorted(FORMULAS))
-        raise ConfigError(f"loss {name!r} is unknown; there are: {known}")
+def _of_plugin(name: str) -> Formula:
+    """Loss of a plug-in, whose results are checked; raises PluginError in a call."""
+    import torch
+
+    own = plugins.load(plugins.LOSS, name)
+
+    def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
+        result = own(batch, settings)
+        total, metrics = (
+            result if isinstance(result, tuple) and len(result) == 2 else (None, 0)
+        )
+        if not isinstance(total, torch.Tensor) or total.dim() or not isinstance(metrics, dict):
+            problem = "has to return (sum of the loss, a scalar tensor; dict of metrics)"
+            raise plugins.result_error(plugins.LOSS, own, problem)
+        return total, {key: torch.as_tensor(value) for key, value in metrics.items()}
+
+    loss.__doc__ = own.__doc__
+    return loss
 
 
 def needs_sampler(name: str) -> bool:
@@ -119,6 +133,8 @@ def needs_sampler(name: str) -> bool:
 
 def needs_proximal(settings: LossSettings) -> bool:
     """Whether the loss uses the proximal logprobs; if not, any tensor will do."""
+    if settings.loss not in FORMULAS:  # nobody knows what a plug-in reads
+        return True
     if settings.ratio_to == "trainer":
         return settings.loss not in WITHOUT_PROXIMAL
     return settings.loss in ALWAYS_PROXIMAL

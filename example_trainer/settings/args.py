@@ -48,6 +48,7 @@ from example_trainer.settings.files import (
     parse_override,
     translate,
 )
+from example_trainer.settings.plugins import require_plugins
 from example_trainer.settings.section import RENAMED
 from example_trainer.settings.unknown import require_known
 
@@ -91,12 +92,16 @@ def parse_args(argv: Sequence[str] | None = None, prog: str = PROG) -> TrainingC
 
 
 def config_to_run(argv: Sequence[str] | None = None) -> TrainingConfig:
-    """Parse the command line; exit with status 2 if torch or a model is missing, too.
+    """Parse the command line; exit with status 2 if torch, a model or a plug-in is missing, too.
 
-    Imports no torch and calls no process of the run.
+    Imports no torch, unless a plug-in does, and calls no process of the run.
     """
     cfg = parse_args(argv)
     require(PROG, "train", "torch", "transformers")
+    try:
+        require_plugins(cfg)
+    except ConfigError as error:
+        build_parser().error(str(error))
     try:
         for name in filter(None, (cfg.model_name, cfg.reference_model, cfg.critic_model)):
             require_model(name)

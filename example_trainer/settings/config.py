@@ -11,14 +11,14 @@ import secrets
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ConfigDict
 
 from atroposlib.settings.sentences import Contradiction, Contradictions
 from atroposlib.wire import Registration
 from example_trainer.settings.batch import LoadSettings
-from example_trainer.settings.loss import ObjectiveSettings
+from example_trainer.settings.loss import CLIPPED, LossName, ObjectiveSettings
 from example_trainer.settings.model import parse_layers
 from example_trainer.settings.optim import OptimSettings
 from example_trainer.settings.run import RunSettings, WatchSettings
@@ -106,7 +106,7 @@ class TrainingConfig(
         )
         yield (
             ("dual_clip", "loss"),
-            self.dual_clip is not None and self.loss not in ("grpo", "ppo", "decoupled"),
+            self.dual_clip is not None and self.loss in {*get_args(LossName)} - {*CLIPPED},
             f"dual_clip has no meaning in loss {self.loss}; leave it out",
         )
         yield (

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from atroposlib.utils.command import plugins
 from example_trainer.settings.section import Section
 
+LossName = Literal[
+    "decoupled",
+    "ppo",
+    "grpo",
+    "gspo",
+    "sapo",
+    "cispo",
+    "m2po",
+    "dppo",
+    "reinforce",
+    "cross_entropy",
+    "distillation",
+    "jsd",
+]
+CLIPPED = ("decoupled", "ppo", "grpo")  # losses with a dual clip
 Estimator = Literal[
     "grpo",
     "dr_grpo",
@@ -24,7 +40,10 @@ Estimator = Literal[
 class LossSettings(Section):
     """The policy loss and what is added to it. Formulae: example_trainer.losses."""
 
-    loss: str = Field("decoupled", description="name in example_trainer.losses")
+    loss: LossName | str = Field(
+        "decoupled",
+        description="name in example_trainer.losses, or MODULE:FUNCTION, FILE.py:FUNCTION",
+    )
     ratio_to: Literal["trainer", "sampler"] = Field(
         "trainer",
         description="centre of the ratios: the trainer's own logprobs before the step, where the"
@@ -135,12 +154,19 @@ class LossSettings(Section):
         " assume 1 and warn once, or assume 1",
     )
 
+    @field_validator("loss")
+    @classmethod
+    def _is_loss(cls, value: str) -> str:
+        return plugins.known_name(plugins.LOSS, value, get_args(LossName))
+
 
 class AdvantageSettings(Section):
     """Rewards -> advantages."""
 
-    advantage: Estimator = Field(
-        "grpo", description="name in example_trainer.advantage.estimators"
+    advantage: Estimator | str = Field(
+        "grpo",
+        description="name in example_trainer.advantage.estimators, or MODULE:FUNCTION,"
+        " FILE.py:FUNCTION",
     )
     advantage_norm: Literal["none", "batch", "group"] = Field(
         "none",
@@ -153,7 +179,11 @@ class AdvantageSettings(Section):
         description="added to the deviation that grpo and lite_ppo divide by (1e-4 in TRL, 1e-5 in"
         " AReaL), so that rewards that hardly differ have small advantages",
     )
-    reward_bias: float = Field(0.0, description="added to each reward first")
+    reward_shaping: str | None = Field(
+        None,
+        description="MODULE:FUNCTION or FILE.py:FUNCTION that changes the rewards of a batch first",
+    )
+    reward_bias: float = Field(0.0, description="added to each reward")
     reward_scale: float = Field(1.0, description="then multiplied (reward_scaling)")
     reward_clip: float | None = Field(
         None, gt=0, description="then clipped to plus and minus this"
@@ -171,6 +201,11 @@ class AdvantageSettings(Section):
     dynamic_filter: bool = Field(
         False, description="DAPO: leave out groups whose rewards are all equal"
     )
+    group_filter: str | None = Field(
+        None,
+        description="MODULE:FUNCTION or FILE.py:FUNCTION; groups for which it returns false leave"
+        " the loss",
+    )
     gamma: float = Field(1.0, ge=0, le=1, description="discount per trained token, for gae")
     gae_lambda: float = Field(1.0, ge=0, le=1, description="lambda of generalised advantages")
     critic: bool = Field(False, description="train a value model; needs advantage gae")
@@ -181,6 +216,21 @@ class AdvantageSettings(Section):
     critic_clip_eps: float = Field(
         0.2, gt=0, description="a value moves at most so far from its old one per batch"
     )
+
+    @field_validator("advantage")
+    @classmethod
+    def _is_estimator(cls, value: str) -> str:
+        return plugins.known_name(plugins.ESTIMATOR, value, get_args(Estimator))
+
+    @field_validator("reward_shaping")
+    @classmethod
+    def _is_shaping(cls, value: str | None) -> str | None:
+        return None if value is None else plugins.known_name(plugins.SHAPING, value)
+
+    @field_validator("group_filter")
+    @classmethod
+    def _is_filter(cls, value: str | None) -> str | None:
+        return None if value is None else plugins.known_name(plugins.FILTER, value)
 
 
 class ObjectiveSettings(AdvantageSettings, LossSettings):

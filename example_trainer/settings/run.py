@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 
-from atroposlib.trackers import TrackerName, tracker_names
+from atroposlib.trackers import TrackerName, known_trackers, tracker_names
 from example_trainer.settings.section import Section
 
 RECOVERY_WRITE_S = 1800.0  # bound of writing a recovery checkpoint
@@ -106,9 +106,10 @@ class WatchSettings(Section):
     metrics_path: str | None = Field(
         None, description="one JSON line per step (default: log_dir/metrics.jsonl)"
     )
-    trackers: list[TrackerName] = Field(
+    trackers: list[TrackerName | str] = Field(
         [],
-        description="where metrics go in addition to the file; names in atroposlib.trackers",
+        description="where metrics go in addition to the file; names in atroposlib.trackers, or"
+        " MODULE:FUNCTION, FILE.py:FUNCTION",
     )
     run_name: str | None = Field(None, description="name of the run in the trackers")
     use_wandb: bool = Field(False, description="also log to Weights & Biases")
@@ -126,6 +127,11 @@ class WatchSettings(Section):
         )
     )
     benchmark: bool = Field(False, description="print mean seconds of every phase at the end")
+
+    @field_validator("trackers")
+    @classmethod
+    def _are_known(cls, names: list[str]) -> list[str]:
+        return known_trackers(names)
 
     @property
     def tracker_names(self) -> list[str]:

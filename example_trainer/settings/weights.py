@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
+from atroposlib.utils.command import plugins
 from example_trainer.settings.model import ModelSettings
 from example_trainer.settings.run import OriginalSettings
 from example_trainer.settings.section import Section
 
 # Two correct implementations differ by about 1e-4 nats per token in float32 and a few
 # hundredths in bfloat16; weights one version behind differ by more once they have moved.
+PublisherName = Literal["disk", "lora", "distributed", "shared_memory", "node_disk"]
 LOGPROB_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 
 
@@ -24,10 +26,10 @@ class WeightSettings(Section):
         description="the original's name for weight_publisher: none is disk, shared_vllm is"
         " shared_memory, both lora modes are lora; nothing is restarted",
     )
-    weight_publisher: (
-        Literal["disk", "lora", "distributed", "shared_memory", "node_disk"] | None
-    ) = Field(
-        None, description="name in example_trainer.weights (default: by weight_bridge_mode)"
+    weight_publisher: PublisherName | str | None = Field(
+        None,
+        description="name in example_trainer.weights, or MODULE:CLASS, FILE.py:CLASS"
+        " (default: by weight_bridge_mode)",
     )
     inference_urls: list[str] | None = Field(
         None,
@@ -116,6 +118,13 @@ class WeightSettings(Section):
     def _server_roots(cls, value: Any) -> Any:
         # Environments are configured with .../v1; the same URL must work here.
         return [str(url).rstrip("/").removesuffix("/v1") for url in value] if value else value
+
+    @field_validator("weight_publisher")
+    @classmethod
+    def _is_known(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        return plugins.known_name(plugins.PUBLISHER, value, get_args(PublisherName))
 
     @property
     def publisher(self) -> str:

@@ -20,6 +20,8 @@ a mixture of versions is generated, and the message gives the version of each.
     distributed     broadcast to the servers, no file
     node_disk       as disk, and each node copies a version once to its own disk
     shared_memory   through memory of the machine that trainer and servers share
+
+A plug-in is a subclass of ``publisher.Publisher`` or of one of these.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from atroposlib.errors import ConfigError
+from atroposlib.utils.command import plugins
 
 if TYPE_CHECKING:
     from example_trainer.settings.config import TrainingConfig
@@ -63,12 +65,21 @@ def make_publisher(
     Raises:
         ConfigError: a server cannot take weights in this way; names the remedy.
     """
-    if cfg.publisher not in PUBLISHERS:
-        known = ", ".join(sorted(PUBLISHERS))
-        raise ConfigError(f"weight_publisher {cfg.publisher!r} is unknown; there are: {known}")
+    kind = _class_of(cfg.publisher)
     for engine in engines:
         engine.require(cfg.publisher, cfg.publish_adapter_name)
-    module, name = PUBLISHERS[cfg.publisher]
-    kind = getattr(import_module(f"{__name__}.{module}"), name)
-    publisher: Publisher = kind(cfg, engines, announce, on_wait)
-    return publisher
+    return kind(cfg, engines, announce, on_wait)
+
+
+def _class_of(name: str) -> type[Publisher]:
+    from example_trainer.weights.publisher import Publisher
+
+    if plugins.find(plugins.PUBLISHER, name, PUBLISHERS) is None:
+        module, attribute = PUBLISHERS[name]
+        known: type[Publisher] = getattr(import_module(f"{__name__}.{module}"), attribute)
+        return known
+    own = plugins.load(plugins.PUBLISHER, name)
+    if not isinstance(own, type) or not issubclass(own, Publisher):
+        problem = f"{name} has to be a subclass of example_trainer.weights.publisher.Publisher"
+        raise plugins.result_error(plugins.PUBLISHER, own, problem)
+    return own

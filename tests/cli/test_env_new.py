@@ -101,3 +101,22 @@ def test_a_folder_with_files_is_never_written_to(tmp_path):
     with pytest.raises(ConfigError, match="is not empty"):
         env_new.write_project("wordle", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.slow
+def test_a_loss_passes_its_own_tests_and_names_the_next_commands(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert env_new.write_loss(["soft-clip"]) == 0
+    folder = tmp_path / "soft-clip"
+    names = {"soft_clip.py", "test_soft_clip.py", "pyproject.toml", "README.md"}
+    assert {path.name for path in folder.iterdir()} == names
+    assert "loss.loss=soft-clip/soft_clip.py:loss" in capsys.readouterr().out
+    for path in folder.iterdir():
+        assert env_new.PLACEHOLDER not in path.read_text(encoding="utf-8"), path
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=paths)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "8 passed" in done.stdout and "warning" not in done.stdout.lower()

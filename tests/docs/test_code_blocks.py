@@ -35,6 +35,7 @@ RUN_BY = {
     "docs/losses.md": "tests/docs/test_code_blocks.py",
     "docs/other-training.md": "tests/docs/test_other_training.py",
     "docs/rewards.md": "tests/docs/test_code_blocks.py",
+    "docs/trainer.md": "tests/docs/test_code_blocks.py",
     "docs/watching.md": "tests/docs/test_code_blocks.py",
     "docs/wire.md": "scripts/generate_wire_doc.py",  # from the sources and a running API
 }
@@ -212,7 +213,7 @@ def test_the_lines_about_losses_run():
         "advantages": torch.tensor([[1.0] * 3, [-1.0] * 3]),
         "loss_mask": torch.ones(2, 3),
     }
-    [(_, code), (_, taught)] = blocks("python", page="docs/losses.md")
+    [(_, code), (_, taught), _] = blocks("python", page="docs/losses.md")
     exec(code, names)
     assert names["loss_sum"].ndim == 0  # type: ignore[attr-defined]
     exec(taught, own := {})  # type: ignore[var-annotated]
@@ -220,6 +221,35 @@ def test_the_lines_about_losses_run():
     item = {"question": "2 + 2?", "answer": "4"}
     (message,) = own["SelfTaught"].teacher_prompt(written, item)
     assert "2 + 2?" in message["content"] and "The answer is 4." in message["content"]
+
+
+def test_the_plugins_of_the_page_are_loaded_and_compute(tmp_path, monkeypatch):
+    from example_trainer.advantage import compute
+    from example_trainer.settings.config import TrainingConfig
+    from example_trainer.settings.plugins import require_plugins
+
+    monkeypatch.chdir(tmp_path)
+    [*_, (_, code)] = blocks("python", page="docs/losses.md")
+    (tmp_path / "mine.py").write_text(code)
+    chosen = {"advantage": "mine.py:leave_one_out", "group_filter": "mine.py:some_are_right"}
+    cfg = TrainingConfig(model_name="m", reward_shaping="mine.py:shorter_is_better", **chosen)
+    require_plugins(cfg)
+    ours = compute([1.0, 0.0, 0.0], ["a"] * 3, cfg, lengths=[10, 10, 10])
+    assert ours == pytest.approx(
+        compute([1, 0, 0], ["a"] * 3, TrainingConfig(model_name="m", advantage="rloo"))
+    )
+
+
+def test_the_loop_of_the_page_about_the_trainer_learns(tmp_path, capsys):
+    from atroposlib.testing.tiny import write_tiny_model
+
+    model = write_tiny_model(tmp_path / "model", hidden_size=64)
+    [(_, code)] = blocks("python", page="docs/trainer.md")
+    exec(code, {"MODEL": str(model), "STEPS": 12, "OUT": tmp_path / "out"})
+    steps = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rewards = [float(reward) for _, reward, _ in steps[-12:]]
+    assert sum(rewards[-3:]) > sum(rewards[:3]) + 1
+    assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 def test_the_program_about_metrics_runs(tmp_path, monkeypatch, capsys):

@@ -21,7 +21,7 @@ import torch
 
 from atroposlib.api.archive.records import NotesFact
 from atroposlib.api.server import create_app as api_app
-from atroposlib.errors import StaleWeights
+from atroposlib.errors import CheckpointError, ConfigError, StaleWeights
 from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
 from atroposlib.inference.engine.served_model import load_model
@@ -255,6 +255,14 @@ def test_a_trainer_without_environments_trains_what_is_left_saves_and_ends(
     assert run.status()["queued_sequences"] == run.status()["leased_sequences"] == 0
     latest = Path(cfg.save_path) / "recover" / "LATEST"
     assert latest.read_text().strip() == f"step_{step}"
+
+
+@pytest.mark.parametrize("error, status", [(ConfigError, 2), (CheckpointError, 1)])
+def test_settings_that_another_start_does_not_change_end_with_status_2(error, status):
+    def training(stop):
+        raise error("as before")
+
+    assert grpo.run_training(training) == status
 
 
 def test_a_trainer_that_a_signal_stopped_tells_by_its_status_that_the_run_is_not_over():

@@ -12,7 +12,7 @@ from typing import Any
 from atroposlib.cli import env_files
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command import logs
-from atroposlib.utils.command.parser import CommandParser
+from atroposlib.utils.command.parser import PORT, CommandParser
 from atroposlib.utils.http.serve import run_app
 from atroposlib.utils.http.sockets import LOOPBACK_HOSTS, bind
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog=PROG, description=__doc__)
     parser.add_argument("environment", metavar="ENVIRONMENT", help=env_files.USAGE)
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--port", type=PORT, default=8000)
     about = "name with a dot under which others call it (repeatable)"
     parser.add_argument(
         "--allow-host", action="append", default=[], metavar="NAME", help=about

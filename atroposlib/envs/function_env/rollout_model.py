@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
+from atroposlib.envs.function_env.call_checks import checked_messages, require_sampling
 from atroposlib.envs.function_env.recorder import Recorder
 from atroposlib.envs.function_env.rewards import reward_number
 from atroposlib.envs.function_env.tools import Tool, result_message, tool_schema
@@ -124,7 +125,8 @@ class Model:
                 parts of type image_url with a data URL of PNG, JPEG or WebP.
             tools: typed functions, objects (``tools.ToolObject``) or OpenAI's descriptions.
                 The reply's ``tool_calls`` lists the calls; :meth:`use_tools` also runs them.
-            sampling: temperature, max_tokens, stop, top_p ...
+            sampling: temperature, max_tokens, stop, top_p ...; what only the server knows goes
+                into ``extra_body``.
 
         Raises:
             ContextFull: the messages do not fit into the context of the model. Earlier samples
@@ -135,7 +137,7 @@ class Model:
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        history = [dict(message) for message in messages]
+        history = checked_messages(messages)
         first = int(bool(history) and history[0].get("role") == "system")
         shown = [*history[:first], *map(dict, self.examples), *history[first:]]
         pictures_in(history)  # an address is refused before anything is sent
@@ -262,6 +264,7 @@ class Model:
         ]
 
     def _params(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
+        require_sampling(sampling)
         if sampling.get("n", 1) != 1:
             raise ConfigError(
                 "n: one rollout is one sample; group_size says how many there are"

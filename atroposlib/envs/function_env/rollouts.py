@@ -30,7 +30,7 @@ from atroposlib.envs.rollout.groups import from_node, mean_metrics, standard_err
 from atroposlib.envs.rollout.samples import CONTEXT_FULL, cut_off
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.runtime.evaluation import ROW, ROW_FIELDS
-from atroposlib.errors import AtroposError, ConfigError, ContextFull, boundary
+from atroposlib.errors import AtroposError, ConfigError, ContextFull, RolloutError, boundary
 from atroposlib.generation.engines.slots import spending, timings
 from atroposlib.utils.gathering import in_one_task
 
@@ -181,6 +181,8 @@ class RolloutRunner:
             with boundary(env, name, "rollout", self.function):
                 returned = await self._call_function(item, model, offered)
         except AtroposError as error:
+            if isinstance(error, ContextFull) and not model.replies:
+                raise RolloutError(env, repr(name), "rollout", error) from error
             if not _ended_by_context(error, model):
                 raise
             return with_posted(Reward(self._score_when_full(), {}), model)

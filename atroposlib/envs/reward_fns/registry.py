@@ -2,6 +2,7 @@
 
 A name that is not registered is compared with the modules of this package. Only a module
 ``<name>.py`` or ``<name>_reward.py`` is imported; it registers its reward under that name.
+Any other name is a plug-in: MODULE:FUNCTION, FILE.py:FUNCTION or an entry point.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any, TypeVar, Union, overload
 
 from atroposlib.envs.reward_fns.reward_function import RewardFunction
 from atroposlib.errors import ConfigError
+from atroposlib.settings.sentences import did_you_mean
+from atroposlib.utils.command import plugins
 
 PlainReward = Callable[..., Sequence[Union[float, None]]]
 RewardClass = type[RewardFunction]
@@ -78,8 +81,7 @@ class RewardRegistry:
             self._load(name)
             entry = self._find(name)
         if entry is None:
-            known = ", ".join(sorted({*self._entries, *_names()}))
-            raise UnknownReward(f"no reward {name!r}; there are {known}")
+            entry = self._plugin(name)
         return entry
 
     def create(
@@ -151,6 +153,17 @@ class RewardRegistry:
             return self._entries[name]
         squashed = {_squash(known): entry for known, entry in self._entries.items()}
         return squashed.get(_squash(name))
+
+    def _plugin(self, name: str) -> RewardClass | PlainReward:
+        known = {*self._entries, *_names()}
+        try:
+            plugins.find(plugins.REWARD, name, known)
+        except ConfigError as error:
+            hint = did_you_mean(name, known)
+            listed = ", ".join(sorted(known))
+            text = f"no reward {name!r}{hint}; there are {listed}; or write {plugins.FORMS}"
+            raise UnknownReward(text) from error
+        return plugins.load(plugins.REWARD, name)
 
     def _load(self, name: str) -> None:
         for module, offered in _modules().items():

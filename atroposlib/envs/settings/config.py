@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from atroposlib.settings.sentences import did_you_mean
-from atroposlib.trackers import TrackerName, tracker_names
+from atroposlib.trackers import TrackerName, known_trackers, tracker_names
 from atroposlib.utils.backoff import Backoff
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class BaseEnvConfig(BaseModel):
     use_wandb: bool = Field(
         default=True, description="log to Weights & Biases if it is installed"
     )
-    trackers: list[TrackerName] = Field(
+    trackers: list[TrackerName | str] = Field(
         default=[],
         description="serve, process: where metrics go besides the log and metrics_path",
     )
@@ -223,6 +223,11 @@ class BaseEnvConfig(BaseModel):
                 hint = did_you_mean(name, cls.model_fields)
                 warnings.warn(f"{cls.__name__} has no field {name!r}{hint}", stacklevel=3)
         return values
+
+    @field_validator("trackers")
+    @classmethod
+    def _are_known(cls, names: list[str]) -> list[str]:
+        return known_trackers(names)
 
     @property
     def tracker_names(self) -> list[str]:

@@ -8,6 +8,7 @@ a response that is not JSON              -> InferenceUnavailable   (a proxy's er
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -197,8 +198,19 @@ def refusal_of(status: int, text: str, where: str) -> InferenceRefused:
     """The error of a 4xx: ContextFull if the body reports a full context, else InferenceRefused."""
     is_full = status in (400, 413, 422) and _CONTEXT_FULL.search(text) is not None
     return (ContextFull if is_full else InferenceRefused)(
-        status, f"{where}: {text[:DETAIL_CHARS]}"
+        status, f"{where}: {_sentence_in(text)[:DETAIL_CHARS]}"
     )
+
+
+def _sentence_in(text: str) -> str:
+    """The message in a body of JSON, as OpenAI, vLLM, SGLang and our server write it; else all."""
+    try:
+        reply = json.loads(text)
+        problem = reply.get("error", reply)
+        sentence = problem if isinstance(problem, str) else problem["message"]
+    except (ValueError, AttributeError, KeyError, TypeError):
+        return text
+    return sentence if isinstance(sentence, str) else text
 
 
 @dataclass(frozen=True)

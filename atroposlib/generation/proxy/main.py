@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from atroposlib.errors import AtroposError
 from atroposlib.generation.proxy import ProxyLimits
 from atroposlib.utils.command import logs
-from atroposlib.utils.command.parser import CommandParser
+from atroposlib.utils.command.parser import PORT, CommandParser
 from atroposlib.utils.http.serve import run_app
 from atroposlib.utils.http.sockets import bind, refuse_exposure
 
@@ -121,7 +121,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     limits = ProxyLimits()
     add = parser.add_argument
     add("--config", type=Path, required=True, help="JSON: model_name and servers")
-    add("--port", type=int, default=DEFAULT_PORT, help="0: a free one (default %(default)s)")
+    add("--port", type=PORT, default=DEFAULT_PORT, help="0: a free one (default %(default)s)")
     add("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     about = "permit an address that other machines reach without an admin token"
     add("--allow-remote", action="store_true", help=about)

@@ -6,15 +6,16 @@ P prompts, T tokens of the longest prompt, B running rows, V vocabulary.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from atroposlib.errors import ConfigError
+from atroposlib.errors import MAX_TEXT_CHARS, ConfigError, RolloutError, boundary
 from atroposlib.inference.engine.kv_cache import DecodeWrite, PrefillWrite, SlotCache
 from atroposlib.inference.engine.sampling import scale
 from atroposlib.utils.models.causal_lm import LogitTransform, decoder, measured_transform
@@ -189,14 +190,11 @@ def load_model(
         ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     )
     precision = _dtype(dtype, where)
-    try:
-        config = AutoConfig.from_pretrained(path)
-        limit = _context_limit(config.get_text_config(), max_model_len)
-        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=precision)
-        tokenizer: Any = AutoTokenizer.from_pretrained(path)
-    except OSError as cause:  # what transformers raises for a missing or unknown model
-        reason = str(cause).split("\n")[0]
-        raise ConfigError(f"model {path} cannot be loaded: {reason}") from cause
+    config = _part(path, "config.json", AutoConfig.from_pretrained)
+    limit = _context_limit(config.get_text_config(), max_model_len)
+    load = partial(AutoModelForCausalLM.from_pretrained, dtype=precision)
+    model: Any = _part(path, "weights", load)
+    tokenizer: Any = _part(path, "tokenizer", AutoTokenizer.from_pretrained)
     # clears settings the tokenizer file may carry: doing so later, while another thread
     # decodes, raises "Already borrowed"
     tokenizer.encode("")
@@ -214,6 +212,20 @@ def load_model(
         transform=_transform(model, where),
         routers=tuple(routers_of(model, torch.arange(1, 7, device=where)[None])),
     )
+
+
+def _part(path: str, part: str, load: Callable[[str], Any]) -> Any:
+    """A part of the model. Raises ConfigError with the reason on a line: it cannot be loaded.
+
+    Files of a model are data of the user's; transformers and safetensors raise errors of many
+    types for files that are missing, cut or of an unknown kind.
+    """
+    try:
+        with boundary(path, None, part):
+            return load(path)
+    except RolloutError as error:
+        reason = " ".join(str(error.__cause__).split())[:MAX_TEXT_CHARS]
+        raise ConfigError(f"model {path} cannot be loaded: {part}: {reason}") from error
 
 
 def _dtype(dtype: str, device: torch.device) -> torch.dtype:

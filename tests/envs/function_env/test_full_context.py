@@ -204,3 +204,16 @@ async def test_conversations_of_old_environments_are_kept_too(played):
         (2.0, "ok"),
     ]
     assert env._atropos.group_stats.totals()["samples_context_full"] == 2
+
+
+async def test_a_first_prompt_that_is_too_long_names_line_item_and_both_lengths(played):
+    @environment(["task"])
+    async def long(task, model):
+        await model.chat("x" * 100)
+        return 1
+
+    with pytest.raises(OnlyFailures) as ended:
+        await played(long)
+    text = str(ended.value)
+    assert "test_full_context.py:" in text and 'in `await model.chat("x" * 100)`' in text
+    assert f"{CONTEXT} tokens" in text and "on item 'task'" in text and "{" not in text, text

@@ -40,6 +40,9 @@ INVENTED = {
     "wordle.py",
     "wordle/wordle.py",
     "example_trainer/losses/mine.py",
+    "mine.py",
+    "path/FILE.py",
+    "softclip/softclip.py",
     "atroposlib/envs/reward_fns/shouting_reward.py",
 }
 

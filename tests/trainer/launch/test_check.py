@@ -68,7 +68,7 @@ def test_every_problem_is_in_one_error(planned):
         with pytest.raises(ConfigError) as refused:
             require_startable(planned(*words, "trainer.settings.model_name=/no/such"))
     text = str(refused.value)
-    assert "loss 'mine' is unknown; there are: cispo" in text
+    assert "loss 'mine' is unknown" in text and "there are: cispo" in text
     assert "no directory /no/such" in text and f"api.port: port {port}" in text
 
 
@@ -100,6 +100,52 @@ def test_penalties_that_the_local_server_refuses_are_named_before_the_start(plan
     assert problem.startswith(f"environments.0.config.openai.{section}.frequency_penalty")
     of.inference.engine = "vllm"
     assert not [problem for problem in problems(of) if "penalty" in problem]
+
+
+def test_plugins_are_imported_in_a_process_of_their_own(planned, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def loss(batch):\n    pass\n\n\nimport gone_x\n")
+    words = ("trainer.settings.loss=mine.py:loss", "trainer.settings.advantage=mine2:half")
+    [problem] = problems(planned(*words))
+    assert problem.startswith("mine.py:5: ModuleNotFoundError: No module named 'gone_x'")
+    (tmp_path / "mine.py").write_text("def loss(batch, settings):\n    pass\n")
+    [problem] = problems(planned(*words))
+    assert "No module named 'mine2'" in problem
+    (tmp_path / "mine2.py").write_text("def half(rewards, groups, settings):\n    pass\n")
+    assert problems(planned(*words)) == []
+
+
+STEP_OF_8 = ("batch_size=8", "gradient_accumulation_steps=1", "seq_len=64")
+
+
+@pytest.mark.parametrize(
+    "words, environments, sentence",
+    [
+        ((), [{"group_size": 4}], ""),
+        ((), [{"group_size": 3}], "8 sequences of a step"),
+        ((), [{"group_size": 16}], "no sum of groups of 16"),
+        ((), [{"group_size": 3}, {"group_size": 5}], ""),
+        ((), [{"group_size": 6}, {"group_size": 10}], "no sum of groups of 6, 10"),
+        ((), [{"group_size": 12}, {"group_size": 16}], "no sum of groups of 12, 16"),
+        ((), [{"group_size": 3}, {}], ""),  # nobody knows the other
+        ((), [{"group_size": 1, "ensure_scores_are_not_same": True}], "group_size 1"),
+        ((), [{"group_size": 1, "ensure_scores_are_not_same": False}], ""),
+        ((), [{"max_token_length": 64}], ""),
+        ((), [{"max_token_length": 65}], "65 is more than the 64 tokens that the trainer"),
+        (("max_tokens_per_microbatch=32",), [{"max_token_length": 32}], ""),
+        (("max_tokens_per_microbatch=32",), [{"max_token_length": 33}], "of a forward pass"),
+    ],
+)
+def test_pairs_of_sizes_that_can_never_work_are_refused(
+    planned, words, environments, sentence
+):
+    of = planned(*STEP_OF_8, *words)
+    first = of.environments[0]
+    of.environments[:] = [
+        first.model_copy(update={"config": {"env": e}}) for e in environments
+    ]
+    found = "; ".join(problems(of))
+    assert sentence in found and bool(found) == bool(sentence), found
 
 
 def test_a_disk_without_room_for_the_reserve_is_named(planned, monkeypatch):

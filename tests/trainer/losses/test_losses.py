@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from atroposlib.errors import ConfigError
 from example_trainer import losses
-from tests.examples import examples
+from example_trainer.losses import properties
 from tests.trainer.loss_batches import gradient, random_batch, run, settings
 
 EVERY = sorted(losses.FORMULAS)
@@ -46,36 +45,23 @@ VARIANTS = [
 
 @pytest.mark.parametrize(("name", "fields"), VARIANTS)
 def test_the_gradient_is_the_derivative(name, fields):
-    cfg = settings(**fields)
-    for seed in range(2):
-        batch = random_batch(seed=seed)
-        logprobs = batch["logprobs"].clone().requires_grad_()
-        assert torch.autograd.gradcheck(
-            lambda x: run(name, {**batch, "logprobs": x}, cfg)[0], (logprobs,)
-        )
+    properties.check_the_gradient(losses.formula(name), settings(**fields))
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("absurd", [float("nan"), float("inf"), -float("inf"), 1e30])
-def test_masked_entries_change_neither_value_nor_gradient(name, absurd):
-    batch = random_batch()
-    dirty = {key: value.clone() for key, value in batch.items()}
-    for key in dirty.keys() - {"mask"}:
-        dirty[key][batch["mask"] == 0] = absurd
-    clean_loss, clean_metrics = run(name, batch)
-    loss, metrics = run(name, dirty)
-    assert loss == clean_loss and metrics == clean_metrics
-    assert torch.equal(gradient(name, dirty), gradient(name, batch))
-    assert not gradient(name, dirty)[batch["mask"] == 0].any()
+@pytest.mark.parametrize("check", properties.PROPERTIES[1:])
+def test_every_loss_has_every_property(name, check):
+    check(losses.formula(name))
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_a_nan_in_a_trained_token_makes_value_and_gradient_nan(name):
+LINEAR = {"cross_entropy", "distillation", "reinforce"}  # in log p
+
+
+@pytest.mark.parametrize("name", sorted({*EVERY} - LINEAR))
+def test_a_nan_in_a_trained_token_makes_the_gradient_nan(name):
     batch = random_batch()
     batch["logprobs"][0, 0] = float("nan")
-    assert run(name, batch)[0].isnan()
-    if name not in ("cross_entropy", "distillation", "reinforce"):  # linear in log p
-        assert gradient(name, batch).isnan().any()
+    assert gradient(name, batch).isnan().any()
 
 
 @pytest.mark.parametrize(
@@ -93,49 +79,14 @@ def test_a_nan_in_any_input_makes_the_loss_nan(name, key):
         assert run(name, batch, settings(importance_weight=kind))[0].isnan()
 
 
-@pytest.mark.parametrize("name", EVERY)
-@given(data=st.data())
-@examples(10)
-def test_parts_of_a_batch_add_up_to_the_whole_in_any_order(name, data):
-    batch = random_batch(rows=6, seed=data.draw(st.integers(0, 99)))
-    order = data.draw(st.permutations(range(6)))
-    cut = data.draw(st.integers(0, 6))
-    keep = None
-    if (mask_of := losses.batch_mask_of(name)) is not None:
-        keep = torch.tensor(mask_of(batch["proximal"], batch["behaviour"], settings()))
-    whole, whole_metrics = run(name, batch, **({} if keep is None else {"keep": keep}))
-    parts = [
-        run(
-            name,
-            {key: value[rows] for key, value in batch.items()},
-            **({} if keep is None else {"keep": keep[rows]}),
-        )
-        for rows in (order[:cut], order[cut:])
-    ]
-    assert torch.allclose(sum(loss for loss, _ in parts), whole, atol=1e-12)
-    for key, value in whole_metrics.items():
-        total = sum(float(metrics[key]) for _, metrics in parts)
-        assert total == pytest.approx(float(value), abs=1e-9)
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_a_mask_may_be_bool_or_numbers_and_weights_scale(name):
-    batch = random_batch()
-    whole, metrics = run(name, batch)
-    for kind in (torch.bool, torch.long, torch.float32):
-        other, other_metrics = run(name, {**batch, "mask": batch["mask"].to(kind)})
-        assert other == whole and other_metrics == metrics and other.dtype == torch.double
-    halved, same = run(name, {**batch, "mask": batch["mask"] / 2})
-    assert halved == pytest.approx(float(whole) / 2) and same == metrics
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_a_microbatch_without_trained_tokens_is_zero_with_a_zero_gradient(name):
-    batch = random_batch()
-    batch["mask"].zero_()
-    loss, metrics = run(name, batch)
-    assert loss == 0 and all(value == 0 for value in metrics.values())
-    assert not gradient(name, batch).any()
+def test_parts_of_a_batch_add_up_with_a_mask_of_the_whole_batch():
+    inputs = properties.random_inputs(rows=6)
+    mask_of = losses.batch_mask_of("m2po")
+    keep = torch.tensor(
+        mask_of(inputs.proximal_logprobs, inputs.behaviour_logprobs, settings())
+    )
+    loss, inputs = losses.formula("m2po"), replace(inputs, keep=keep)
+    properties.check_parts_add_up(loss, inputs=inputs)
 
 
 @pytest.mark.parametrize("name", sorted(set(EVERY) - set(TAUGHT)))

@@ -1,0 +1,146 @@
+"""What the loop trains, and a step of it without a run: the trainer as a library.
+
+    groups --rows_of--> rows --TrainedModels.prepare--> advantages --learn--> an optimizer step
+
+``grpo`` puts a rollout API, servers and checkpoints around these; a :class:`Learner` takes groups of
+any origin, in one process.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from atroposlib.wire import ClaimedBatch, ScoredData
+from example_trainer import losses
+from example_trainer.advantage.prepare import Prepared, prepare_batch
+from example_trainer.data.rows import Row, TrainingBatch, to_rows
+from example_trainer.distributed.ranks import Ranks
+from example_trainer.model import loading
+from example_trainer.model.critic import load_value_model
+from example_trainer.model.model_dir import TrainerState, save_adapter, save_model
+from example_trainer.model.policy import Policy
+from example_trainer.run.metrics_log import batch_metrics, warn_once
+from example_trainer.settings.config import TrainingConfig
+from example_trainer.settings.loss import LossSettings, ObjectiveSettings
+from example_trainer.settings.plugins import require_plugins
+from example_trainer.state import StopSignal
+from example_trainer.update.optimizer import build_optimizer
+from example_trainer.update.step import Critic, learn
+
+UNROUTED = (
+    "router_replay: rows without routed_experts are routed by the trainer itself. Set sampling of the"
+    " environment's server to {'return_routed_experts': true}, and start vLLM or SGLang with"
+    " --enable-return-routed-experts"
+)
+
+
+@dataclass
+class TrainedModels:
+    """The policy, its optimizer, and the models of the KL term and of the baseline."""
+
+    policy: Policy
+    optimizer: torch.optim.Optimizer
+    reference: Policy | None
+    critic: Critic | None
+
+    def prepare(
+        self, rows: Sequence[Row], settings: ObjectiveSettings, version: int
+    ) -> Prepared:
+        """Rewards of rows to advantages, by these models."""
+        return prepare_batch(
+            rows,
+            settings,
+            version,
+            policy=self.policy,
+            reference=self.reference,
+            critic=self.critic.model if self.critic else None,
+        )
+
+
+def load_models(cfg: TrainingConfig, world: Ranks) -> TrainedModels:
+    """Load what the settings train; raises as :func:`loading.load_policy`."""
+    policy = loading.load_policy(cfg, world)
+    reference, critic = None, None
+    if cfg.kl_coef > 0:
+        reference = loading.load_reference(cfg, cfg.reference_model, world)
+    if cfg.critic:
+        value_model = load_value_model(cfg, cfg.critic_model, world)
+        own = cfg.model_copy(update={"lr": cfg.critic_lr})
+        critic = Critic(value_model, build_optimizer(value_model, own), own)
+    return TrainedModels(policy, build_optimizer(policy, cfg), reference, critic)
+
+
+def rows_of(
+    groups: Sequence[ScoredData], settings: LossSettings, policy: Policy, state: TrainerState
+) -> TrainingBatch:
+    """Rows of the groups of a batch; warns of what is missing in them."""
+    batch = to_rows(
+        groups,
+        policy.max_tokens_per_row,
+        needs_sampler=losses.needs_sampler(settings.loss) or settings.kl_bias_correction,
+        unknown_temperature=settings.unknown_temperature,
+        incarnation=state.incarnation,
+        starts=state.starts,
+    )
+    replays = policy.module.replay is not None
+    if replays and not all(row.routed_experts for row in batch.rows if row.trained):
+        batch.notes.add(UNROUTED)
+    for note in sorted(batch.notes) if policy.world.is_rank0 else ():
+        warn_once(note)
+    return batch
+
+
+class Learner:
+    """A policy that learns from scored groups of any origin, in this process.
+
+    Example: learner = Learner(TrainingConfig(model_name="models/smol", device="cpu"))
+
+    Raises:
+        ConfigError: a plug-in or the model of the settings cannot be used.
+    """
+
+    def __init__(self, cfg: TrainingConfig) -> None:
+        require_plugins(cfg)
+        torch.manual_seed(cfg.seed)
+        random.seed(cfg.seed)
+        self.cfg = cfg
+        self.models = load_models(
+            cfg, replace(Ranks.single(), device=torch.device(cfg.device))
+        )
+        self.state = TrainerState("", step=0, version=0, batch_no=None)
+
+    @property
+    def policy(self) -> Policy:
+        """The trained model (``policy.model``, of transformers) and its ``tokenizer``."""
+        return self.models.policy
+
+    def step(self, groups: Sequence[ScoredData]) -> dict[str, Any]:
+        """Train on the groups as on a batch of a run; return the metrics of the step.
+
+        ``training_steps`` is the length of the learning rate's schedule.
+
+        Raises:
+            InvalidGroup: a group cannot be trained on; names the field.
+        """
+        cfg, models, state = self.cfg, self.models, self.state
+        batch = rows_of(groups, cfg, models.policy, state)
+        prepared = models.prepare(batch.rows, cfg, state.version)
+        learned = learn(
+            cfg, models.policy, models.optimizer, prepared, state, StopSignal(), models.critic
+        )
+        claimed = ClaimedBatch(batch_no=state.step + 1, batch=list(groups))
+        metrics = batch_metrics(claimed, batch, prepared, state.version)
+        number = state.step + 1
+        self.state = replace(state, step=number, version=number, batch_no=number)
+        return {"step": number, **metrics, **learned}
+
+    def save(self, directory: str | Path) -> Path:
+        """Write the model, or the adapter, with its tokenizer; return the directory."""
+        save = save_adapter if self.cfg.trains_adapter else save_model
+        return save(self.policy, Path(directory), self.state)
