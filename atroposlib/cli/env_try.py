@@ -183,6 +183,8 @@ def print_agents(
         print_block("agent", f"{name}, {trained}, {len(heard.calls.get(name, ()))} turns")
         messages = heard.messages(name)
         print_messages(messages)
+        if seat is None:
+            print()
         for row in seat.rows if seat is not None else ():
             print_tokens(env, row)
             page.add(
@@ -240,7 +242,7 @@ def print_tokens(env: Any, row: Mapping[str, Any]) -> None:
     line = f"{len(row['tokens'])}, {len(sampled)} of them sampled"
     if row.get("inference_logprobs") and sampled:
         logprobs = [row["inference_logprobs"][i] for i in sampled]
-        line += f", mean logprob {statistics.fmean(logprobs):.3f}, least {min(logprobs):.3f}"
+        line += f", mean logprob {statistics.fmean(logprobs):.3f}"
     if row.get("versions") and sampled:
         versions = {row["versions"][i] for i in sampled}
         first, last = min(versions), max(versions)

@@ -33,8 +33,8 @@ class JudgeCallsSpent(BaseException):
 
     def __init__(self, calls: JudgeCalls) -> None:
         super().__init__(
-            f"the environment called other models {calls.most} times ({calls.addresses()}); "
-            f"{FLAG} {2 * calls.most or 10} allows more"
+            f"more than {calls.most} calls of models that are not the policy "
+            f"({calls.addresses()}): {FLAG} {2 * calls.most or 10} allows more"
         )
 
 
@@ -54,6 +54,10 @@ class JudgeCalls:
     @property
     def count(self) -> int:
         return self.by_judge.total()
+
+    @property
+    def left(self) -> int:
+        return self.most - self.count
 
     def addresses(self) -> str:
         """Judges with their calls: ``localhost:9002 small 12``."""

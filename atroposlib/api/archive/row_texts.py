@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from atroposlib.api.archive.index import Index
 from atroposlib.api.codec import read_group
 from atroposlib.api.codec.formats import JSON_MEDIA
@@ -18,8 +20,7 @@ from atroposlib.api.store.sql.payloads import StoredPayloads
 from atroposlib.errors import CorruptPayload, InvalidGroup
 from atroposlib.text.messages import turns
 from atroposlib.utils.tokenizers.texts import exact_texts
-from atroposlib.wire.binary import unpack_columns
-from atroposlib.wire.group_arrays import Columns
+from atroposlib.wire.binary import PackedGroup
 from atroposlib.wire.numbers import finite_float
 from atroposlib.wire.safetensors import MalformedBody
 
@@ -85,7 +86,7 @@ def texts_of_rows(
     unpacked: dict[int, list[UndecodedRow]] = {}
     for gid, payload in groups.items():
         with suppress(InvalidGroup, MalformedBody):
-            unpacked[gid] = _rows_of(unpack_columns(payload), answer_tokens)
+            unpacked[gid] = _rows_of(PackedGroup(payload), answer_tokens)
     empty = UndecodedRow(RowTexts())
     rows = []
     for gid, at in places:
@@ -116,13 +117,17 @@ class UndecodedRow:
         return self.known._replace(prompt=prompt, answer=answer)
 
 
-def _rows_of(columns: Columns, answer_tokens: int | None) -> list[UndecodedRow]:
+def _rows_of(group: PackedGroup, answer_tokens: int | None) -> list[UndecodedRow]:
+    columns = group.head
     about = columns.rest_value("metadata") or {}
     messages = columns.rest_value("messages")
     agent = about.get("endpoint")
     agent = None if agent is None else str(agent)
     rows: list[UndecodedRow] = []
-    tokens, trained, start = columns.tokens, columns.trained, 0
+    # The bytes fit their digest and were checked at their arrival, so they are only read here.
+    tokens = np.concatenate([*group.chunks("tokens")])
+    trained = np.concatenate([*group.chunks("mask")])
+    start = 0
     for row, length in enumerate(columns.seq_lens.tolist()):
         rewards = named_rewards(about, row)
         if messages and messages[row]:
