@@ -74,6 +74,10 @@ COMMANDS = {
         "atroposlib.cli.collect.collecting:dpo_gen",
         "Collect pairs (atropos-dpo-gen).",
     ),
+    "data export": (
+        "atroposlib.cli.collect.rollout_files:main",
+        "Rollouts of a run, with texts, as parquet or JSON lines.",
+    ),
     "run": (
         "example_trainer.launch.__main__:main",
         "All processes of one file: local, slurm, k8s, ray.",

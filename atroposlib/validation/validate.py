@@ -13,6 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from atroposlib.envs.cli import read_settings
@@ -21,12 +22,15 @@ from atroposlib.envs.settings.identity import identity
 from atroposlib.errors import ConfigError, boundary
 from atroposlib.validation import data, episodes
 from atroposlib.validation.bounds import bound_of, unknown_bounds
+from atroposlib.validation.judges import JudgeCalls, counted_judges, policy_addresses
+from atroposlib.validation.progress import Progress
 from atroposlib.validation.replies import REPLY_CHECKS, Offences
 from atroposlib.validation.report import CheckResult, NothingCompared, Proof, Report, Verdict
 from atroposlib.validation.subject import Subject, prepare
 
 OTHER_PROCESS_S = 300.0
 CASES = "ATROPOS_VALIDATE_CASES"  # variable of the second process: tasks that it reads
+JUDGE_CALLS = "ATROPOS_VALIDATE_JUDGE_CALLS"  # variable of the second process
 MODE = ("process", "--env.use_wandb", "false")
 Look = Callable[[Subject, float], Awaitable[Offences]]
 # Checks of whole tasks and rollouts: check -> (function, severity).
@@ -50,7 +54,9 @@ UNSCORED = "the class gives no group, or leaves the reply out of it"
 BEFORE = ("data.loads", "data.split", "leak.prompt")  # the checks of replies
 
 
-async def validate_subject(env_cls: Any, words: Sequence[str], again: Sequence[str]) -> Report:
+async def validate_subject(
+    env_cls: Any, words: Sequence[str], again: Sequence[str], progress: Progress
+) -> Report:
     """Run every check that needs no model; ``words`` are flags like --env.level 2.
 
     ``again`` is the command of a second process, which calls :func:`print_outcomes`.
@@ -65,6 +71,8 @@ async def validate_subject(env_cls: Any, words: Sequence[str], again: Sequence[s
         source = await asyncio.to_thread(identity, env_cls, settings.env)
         report = Report(env_cls.name or env_cls.__name__, **source.model_dump())
         subject = await prepare(env_cls, settings)
+        progress.calls.policy = partial(policy_addresses, subject.env)
+        progress.rollouts = lambda: len(subject.played)
         if wrong := unknown_bounds(subject.card):
             raise ConfigError(f"{report.environment}: its card bounds {wrong}: no such check")
         try:
@@ -73,9 +81,11 @@ async def validate_subject(env_cls: Any, words: Sequence[str], again: Sequence[s
                 *REPLY_CHECKS,
                 *(look for look in LOOKS if look not in BEFORE),
             ):
+                progress.check = check
                 report.findings.append(await found_by(check, subject))
             if subject.golden:
-                apart = await compared([*again, *words], subject)
+                progress.check = "a second process"
+                apart = await compared([*again, *words], subject, progress.calls.left)
                 report.findings = [
                     merge_results(finding, apart) for finding in report.findings
                 ]
@@ -137,13 +147,19 @@ def merge_results(result: CheckResult, apart: Sequence[Proof]) -> CheckResult:
     return CheckResult(result.check, Verdict.FAIL, result.text, [*result.evidence, *apart])
 
 
-async def compared(command: Sequence[str], subject: Subject) -> Sequence[Proof]:
-    """Differences of scores and observations in a process with another hash seed."""
+async def compared(
+    command: Sequence[str], subject: Subject, judge_calls: int
+) -> Sequence[Proof]:
+    """Differences of scores and observations in a process with another hash seed.
+
+    ``judge_calls``: most calls of judges in that process.
+    """
     most = subject.few(16)
     ours = await episodes.outcomes(subject, most)
     needed = 1 + subject.cases.index(subject.golden[:most][-1])
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     variables = {**os.environ, "PYTHONHASHSEED": seed, CASES: str(needed)}
+    variables[JUDGE_CALLS] = str(judge_calls)
     process = await asyncio.create_subprocess_exec(
         *command,
         stdout=asyncio.subprocess.PIPE,
@@ -168,11 +184,14 @@ def print_outcomes(env_cls: Any, words: Sequence[str]) -> None:
     async def play() -> list[Any]:
         settings = read_settings(env_cls, [*MODE, *words])
         subject = await prepare(env_cls, settings, int(os.environ[CASES]))
+        calls.policy = partial(policy_addresses, subject.env)
         rows = await episodes.outcomes(subject, len(subject.cases))
         await runtime_of(subject.env).close()
         return rows
 
-    print(json.dumps(asyncio.run(play())))
+    calls = JudgeCalls(int(os.environ[JUDGE_CALLS]))
+    with counted_judges(calls):
+        print(json.dumps(asyncio.run(play())))
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import asyncio
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from atroposlib.envs.cli import read_settings
@@ -17,14 +18,17 @@ from atroposlib.envs.runtime.creation import make_named_env
 from atroposlib.envs.runtime.env_runtime import runtime_of
 from atroposlib.envs.runtime.evaluation import ROW
 from atroposlib.validation.bounds import bound_of
+from atroposlib.validation.judges import JudgeCalls, policy_addresses
 from atroposlib.validation.report import CheckResult, Proof, Verdict
 
 GROUPS, GROUP = 8, 4
 LEAST_VARIED = 0.2  # share of groups whose scores differ
 
 
-async def measure_samples(env_cls: Any, words: Sequence[str], url: str) -> list[CheckResult]:
-    """Findings of a few groups of the model at ``url``.
+async def measure_samples(
+    env_cls: Any, words: Sequence[str], url: str, calls: JudgeCalls
+) -> list[CheckResult]:
+    """Findings of a few groups of the model at ``url``; ``calls`` are those of other models.
 
     Raises AtroposError: the server does not answer, or every rollout failed.
     """
@@ -37,6 +41,7 @@ async def measure_samples(env_cls: Any, words: Sequence[str], url: str) -> list[
         sampled = config.model_copy(update={"group_size": min(GROUP, config.group_size)})
     settings = replace(settings, env=sampled)
     env: Any = await asyncio.to_thread(make_named_env, env_cls, settings, must_answer=True)
+    calls.policy = partial(policy_addresses, env)
     try:
         await env.setup()
         items = [item for _ in range(GROUPS) if (item := await env.get_next_item())]

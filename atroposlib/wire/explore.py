@@ -42,6 +42,12 @@ class RolloutRow(Struct, kw_only=True):
     why: str | None = None  # reason why the row had no effect
 
 
+class ListedRow(RolloutRow, kw_only=True):
+    """Row of a page, with the beginning of its answer if the request asks for it."""
+
+    answer: str | None = None
+
+
 class Counted(Struct):
     """Number of rows; a lower bound unless ``exact``."""
 
@@ -52,7 +58,7 @@ class Counted(Struct):
 class RolloutPage(Struct):
     """GET /explore/rollouts. ``next`` is the value of ``after`` for the next page."""
 
-    rows: list[RolloutRow]
+    rows: list[ListedRow]
     next: str | None
     counted: Counted
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from atroposlib.cli import env_new, env_try
+from atroposlib.errors import ConfigError
 from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.testing.tiny import ASCII_ALPHABET, write_char_tokenizer
 
@@ -162,3 +163,67 @@ def test_a_tool_without_a_type_is_named_with_its_line_and_that_of_the_call(
     assert tried("1.0") == 2
     error = capsys.readouterr().err
     assert "twice.py:9: tool shout (" in error and "twice.py:4): parameter 'text'" in error
+
+
+AGENTS = """
+from atroposlib.envs import environment
+
+@environment(["a"])
+async def agents(task, model):
+    for name in ("one", "two"):
+        async with await model.openai(name, trainable=name == "one") as client:
+            messages = [{"role": "user", "content": "to " + name + chr(27) + "[31m"}]
+            await client.chat.completions.create(model="m", messages=messages)
+    return 0.5
+"""
+
+
+def test_turns_and_rewards_of_all_agents_are_printed_and_are_in_the_page(
+    tmp_path, tokenizer, capsys, monkeypatch
+):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "agents.py").write_text(AGENTS)
+    with FakeInference(reply=lambda prompt, i: "b").running() as url:
+        words = [str(tmp_path / "agents.py"), "-n", "1", "--url", f"{url}/v1"]
+        words += ["--html", str(tmp_path / "page.html"), "--max-judge-calls", "0"]
+        assert env_try.main([*words, "--model", tokenizer]) == 0
+    sys.modules.pop("agents", None)
+    out = capsys.readouterr().out
+    assert "agent      one, reward 0.5, 1 turns" in out and "user       to one\\x1b[31m" in out
+    assert "agent      two, not trained, 1 turns" in out and "user       to two" in out
+    assert out.count("assistant  b") == 2 and "tokens " in out
+    assert "1 rows in" in out and (tmp_path / "page.html").stat().st_size > 10_000
+
+
+JUDGED = """
+import httpx
+from atroposlib.envs import environment
+
+@environment(["a"])
+async def judged(task, model):
+    await model.chat("one")
+    try:
+        httpx.post("http://127.0.0.1:1/v1/chat/completions", json={"model": "judge"})
+    except Exception:
+        pass
+    return 1.0
+"""
+
+
+def test_calls_of_judges_are_printed_and_bounded(tmp_path, tokenizer, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "judged.py").write_text(JUDGED)
+    with FakeInference(reply=lambda prompt, i: "b").running() as url:
+        words = [str(tmp_path / "judged.py"), "-n", "2", "--url", f"{url}/v1"]
+        words += ["--model", tokenizer]
+        assert env_try.main(words) == 0
+        assert "calls of other models: 127.0.0.1:1 judge 2" in capsys.readouterr().out
+        sys.modules.pop("judged", None)
+        assert env_try.main([*words, "--max-judge-calls", "1"]) == 1
+    sys.modules.pop("judged", None)
+    assert "more than 1 calls of models that are not the policy" in capsys.readouterr().err
+
+
+def test_only_a_file_is_watched():
+    with pytest.raises(ConfigError, match="--watch looks at a file, and gsm8k is none"):
+        env_try.main(["gsm8k", "--watch"])

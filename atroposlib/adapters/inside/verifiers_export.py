@@ -179,7 +179,7 @@ class ExportedHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
         env_cls, held_out = self.environment, data.held_out
         config = settings_of(env_cls, data.settings)
 
-        async def open_run() -> Any:
+        async def open_run(_name: str) -> Any:
             return Endpoint(endpoint, secret)
 
         model = Model(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -15,6 +14,7 @@ from atroposlib.api.archive.filters import (
     FILTERS,
     PAGING,
     Order,
+    characters_of,
     filter_number,
     limit_of,
     order_of,
@@ -23,12 +23,15 @@ from atroposlib.api.archive.filters import (
 )
 from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.records import RunFacts
-from atroposlib.api.archive.run_views import RunViews
-from atroposlib.api.archive.selection import ChosenRows, row_kinds
-from atroposlib.api.codec import read_group
-from atroposlib.api.codec.formats import JSON_MEDIA
+from atroposlib.api.archive.row_texts import (
+    finite_numbers,
+    stored_payloads,
+    texts_of_rows,
+)
+from atroposlib.api.archive.run_views import RunViews, histogram_field, histogram_of
+from atroposlib.api.archive.selection import SAMPLE, ChosenRows, row_kinds
 from atroposlib.api.store import Store
-from atroposlib.errors import ConfigError, CorruptPayload, UnknownGroup
+from atroposlib.errors import ConfigError, UnknownGroup
 from atroposlib.utils.tokenizers.loading import local_tokenizer
 from atroposlib.utils.tokenizers.texts import exact_text, token_texts
 from atroposlib.wire import explore
@@ -43,6 +46,7 @@ DEFAULT_TOKENS = 4096
 # shown characters of the prompt and of the completion in the view of a group
 TEXT_CHARACTERS = 2000
 SEARCH_S = 1.0  # limit of a search, whose page may then be short; ``next`` continues
+TEXT_S = 0.3  # limit of reading the answers of a page
 SEARCHED_ROWS = 100  # rows searched at a time
 _NAMES = explore.RolloutRow.__struct_fields__
 _SELECT = f"SELECT {', '.join(_NAMES)} FROM rollout"
@@ -115,9 +119,41 @@ class Explorer(RunViews):
         with closing(self.index.reader()) as reader:
             chosen = ChosenRows(reader, where(given))
             if text := given.get("q"):
-                return self._search(text.casefold(), chosen, order, after, limit)
-            rows, last = _page(chosen, order, after, limit)
-            return explore.RolloutPage(rows, last, chosen.count())
+                page = self._search(text.casefold(), chosen, order, after, limit)
+            else:
+                rows, last = _page(chosen, order, after, limit)
+                page = explore.RolloutPage(rows, last, chosen.count())
+        self._add_answers(page.rows, characters_of(given))
+        return page
+
+    def _add_answers(self, rows: Sequence[explore.ListedRow], characters: int) -> None:
+        """Add the first characters of the answers, read for ``TEXT_S``; later rows have none."""
+        end = time.monotonic() + TEXT_S
+        rows_of: dict[int, list[explore.ListedRow]] = {}
+        for row in rows if characters else ():
+            rows_of.setdefault(row.gid, []).append(row)
+        for gid, own in rows_of.items():
+            if time.monotonic() > end:
+                return
+            groups = stored_payloads(self.index, self._store, [gid])
+            places = [(gid, row.row) for row in own]
+            for row, texts in zip(
+                own, texts_of_rows(groups, places, self._decoder, characters)
+            ):
+                row.answer = None if texts.answer is None else texts.answer[:characters]
+
+    def histogram(self, given: Mapping[str, str]) -> explore.Histogram:
+        """As of :meth:`RunViews.histogram`; with ``q`` over rows that a search finds in its time."""
+        require_known_filters(given, "field", *FILTERS)
+        words = given.get("q", "").casefold()
+        if not words:
+            return super().histogram({name: given[name] for name in given if name != "q"})
+        field, order = histogram_field(given), order_of({})
+        with closing(self.index.reader()) as reader:
+            chosen = ChosenRows(reader, where(given))
+            page = self._search(words, chosen, order, None, SAMPLE)
+        values = [getattr(row, field) for row in page.rows]
+        return histogram_of(field, values, sampled=page.next is not None)
 
     def _search(
         self, text: str, chosen: ChosenRows, order: Order, after: str | None, limit: int
@@ -125,7 +161,7 @@ class Explorer(RunViews):
         """Rows whose completions contain ``text``: read row by row, for ``SEARCH_S`` a call."""
         # the limit excludes the load of the decoder
         decoder, end = self._decoder(), time.monotonic() + SEARCH_S
-        matches: list[explore.RolloutRow] = []
+        matches: list[explore.ListedRow] = []
         group: tuple[int, StoredGroup | None] = (0, None)
         while True:
             rows, after = _page(chosen, order, after, SEARCHED_ROWS)
@@ -144,7 +180,7 @@ class Explorer(RunViews):
 
     def _rows(self, gid: int) -> list[explore.RolloutRow]:
         rows = self.index.read(f"{_SELECT} WHERE gid = ? ORDER BY row", (gid,))
-        return [rollout_of(row) for row in rows]
+        return [explore.RolloutRow(**dict(zip(_NAMES, row))) for row in rows]
 
     def pin(self, step: int, kept: bool = True) -> dict[str, int]:
         """Keep the groups of a step beyond the bound of the archive, or no longer."""
@@ -205,8 +241,8 @@ class Explorer(RunViews):
         texts = (None, None) if group is None else group.texts(row.row, decoder)
         return explore.GroupRow(
             **msgspec.structs.asdict(row),
-            metrics=_numbers(meta.get("metrics")),
-            timings=_numbers(meta.get("timings")),
+            metrics=finite_numbers(meta.get("metrics")),
+            timings=finite_numbers(meta.get("timings")),
             judge=None if meta.get("judge") is None else str(meta["judge"])[:TEXT_CHARACTERS],
             prompt=texts[0],
             completion=texts[1],
@@ -285,21 +321,9 @@ class Explorer(RunViews):
 
     def stored_group(self, gid: int) -> StoredGroup | None:
         """The group, if its bytes are kept."""
-        payloads: list[bytes] = []
-        if -(2**63) < gid < 0:  # a dropped group, of which an environment sent a sample
-            sql = "SELECT sample, media FROM drop_sample WHERE id = ? AND sample IS NOT NULL"
-            samples = self.index.read(sql, (-gid,))
-            payloads = [
-                read_group(data, JSON_MEDIA).payload if media == "json" else data
-                for data, media in samples
-            ]
-        else:
-            with suppress(CorruptPayload):
-                payloads = self._store.read([gid], retired=True)
-        if not payloads:
-            return None
-        [payload] = payloads
-        return StoredGroup(unpack_columns(payload), len(payload))
+        for payload in stored_payloads(self.index, self._store, [gid]).values():
+            return StoredGroup(unpack_columns(payload), len(payload))
+        return None
 
 
 class StoredGroup:
@@ -333,13 +357,13 @@ class StoredGroup:
 
 def _page(
     chosen: ChosenRows, order: Order, after: str | None, limit: int
-) -> tuple[list[explore.RolloutRow], str | None]:
-    rows = [rollout_of(row) for row in chosen.page(", ".join(_NAMES), order, after, limit)]
+) -> tuple[list[explore.ListedRow], str | None]:
+    rows = [listed_row(row) for row in chosen.page(", ".join(_NAMES), order, after, limit)]
     return rows, order.key(rows[-1]) if len(rows) == limit else None
 
 
-def rollout_of(row: tuple[Any, ...]) -> explore.RolloutRow:
-    return explore.RolloutRow(**dict(zip(_NAMES, row)))
+def listed_row(row: tuple[Any, ...]) -> explore.ListedRow:
+    return explore.ListedRow(**dict(zip(_NAMES, row)))
 
 
 def values_in_span(
@@ -351,11 +375,3 @@ def values_in_span(
     placed = np.full(len(trained), np.nan)
     placed[trained] = np.frombuffer(data, dtype)
     return [None if np.isnan(value) else float(value) for value in placed[slice(*span)]]
-
-
-def _numbers(values: Any) -> dict[str, float]:
-    """Finite numbers among the values that an environment reported, at most 64."""
-    items = values.items() if isinstance(values, dict) else ()
-    numbers = ((name, finite_float(value)) for name, value in items)
-    good = ((name, number) for name, number in numbers if number is not None)
-    return {str(name)[:200]: number for name, number in islice(good, 64)}

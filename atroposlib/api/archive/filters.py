@@ -14,6 +14,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.wire.numbers import INT64_MAX
 
 MAX_LIMIT = 500
+MAX_CHARACTERS = 200
 SORTS = ("arrived", "reward", "diff_max", "n_tokens", "step")
 _KINDS = {  # filter -> column of few values, all in a common index
     "env": "env",
@@ -24,7 +25,7 @@ _KINDS = {  # filter -> column of few values, all in a common index
 }
 _RANGES: dict[str, type] = {"step": int, "reward": float, "batch_no": int}
 FILTERS = (*_KINDS, "item", *_RANGES, "version", "diff_min", "q")
-PAGING = ("sort", "after", "limit")
+PAGING = ("sort", "after", "limit", "answer")
 # values of a row that the filters above compare
 KIND = f"json_array({', '.join(_KINDS.values())})"
 # Most versions that a row spans: a row with a version begins at most that many earlier.
@@ -33,6 +34,7 @@ _WIDEST = f"(SELECT COALESCE(MAX({SPAN}), 0) FROM rollout WHERE {SPAN} > 0)"
 
 
 _Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+_Group = Annotated[int, msgspec.Meta(ge=-INT64_MAX, le=INT64_MAX)]  # negative: a dropped one
 _Place = Annotated[int, msgspec.Meta(ge=0, le=INT64_MAX)]
 
 
@@ -133,6 +135,14 @@ def limit_of(given: Mapping[str, str]) -> int:
     return limit
 
 
+def characters_of(given: Mapping[str, str]) -> int:
+    """Characters of each answer in a page, at most ``MAX_CHARACTERS``."""
+    characters: int = filter_number("answer", given.get("answer", "0"), int)
+    if not 0 <= characters <= MAX_CHARACTERS:
+        raise ConfigError(f"answer: lies in 0 .. {MAX_CHARACTERS}")
+    return characters
+
+
 @dataclass(frozen=True)
 class Order:
     """Order of a list, and the key of a row, by which the next page begins.
@@ -155,7 +165,7 @@ class Order:
         if after is None:
             return found
         try:
-            key = msgspec.json.decode(after, type=tuple[_Finite, _Place, _Place])
+            key = msgspec.json.decode(after, type=tuple[_Finite, _Group, _Place])
         except msgspec.DecodeError as error:
             raise ConfigError(
                 "after: the value of next of the last page is expected"

@@ -8,16 +8,16 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from atroposlib.api.archive.explorer import Explorer
-from atroposlib.api.archive.filters import FILTERS, require_known_filters, where
 from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.indexer import Indexer
 from atroposlib.api.archive.records import RunFacts
+from atroposlib.api.archive.rollout_blocks import RunRollouts
+from atroposlib.api.archive.tables import tables_of
 from atroposlib.api.codec.json import read_json_group, stored_form
 from atroposlib.api.decisions.run_state import run_of
 from atroposlib.api.store import Store
@@ -25,12 +25,10 @@ from atroposlib.api.store.postgres import PostgresStore
 from atroposlib.api.store.sql.run import LoadRun
 from atroposlib.api.store.sqlite import DATABASE, SqliteStore
 from atroposlib.errors import ConfigError, InvalidGroup
-from atroposlib.wire.explore import RolloutRow
 from atroposlib.wire.safetensors import MalformedBody
 
 log = logging.getLogger(__name__)
 
-NAMES = RolloutRow.__struct_fields__
 EVERYTHING = 2**62  # bytes: reading frees nothing
 PUT_GROUPS = 64  # lines of a file at a time
 SAMPLES = "samples.jsonl"  # file of evaluate; its transcripts hold the same with tokens
@@ -38,36 +36,39 @@ SAMPLES = "samples.jsonl"  # file of evaluate; its transcripts hold the same wit
 
 def load_rollouts(
     run: str | Path,
-    frame: Literal["records", "pandas", "polars"] = "records",
+    frame: Literal["records", "iterator", "pandas", "polars", "arrow"] = "records",
     run_id: str | None = None,
+    text: bool = False,
+    tokenizer: str | None = None,
     **filters: str,
 ) -> Any:
     """The rollouts of a run, running or ended: a list of dicts, oldest first.
 
     Args:
         run: the folder of a run, or the data directory of its rollout API.
-        frame: ``pandas`` or ``polars`` for a DataFrame of that package.
+        frame: ``pandas``, ``polars`` or ``arrow`` for a table of that package (extra
+            ``analysis``); ``iterator`` for dicts one after another, in bounded memory.
         run_id: an earlier run of the directory, as ``atropos archive ls`` names it.
-        filters: as of GET /explore/rollouts: ``env="math"``, ``reward="0.5..1"``.
+        text: with ``prompt``, ``answer``, ``messages`` (if they were kept), ``rewards`` by name,
+            and ``agent``. In a table each named reward is a column ``reward.NAME``, and messages
+            are JSON.
+        tokenizer: directory or cached name, for runs without messages; None: the trainer's.
+        filters: as of GET /explore/rollouts: ``env="math"``, ``reward="0.5..1"``; with ``text``
+            also ``q="words of the answer"``.
 
     Raises:
-        ConfigError: no index is there, or a filter has another value.
+        ConfigError: no index is there, a filter has another value, the package of ``frame`` is
+            not installed, or texts need a tokenizer that is not here.
         UnknownGroup: the directory has no run ``run_id``.
     """
-    require_known_filters(filters, *FILTERS[:-1])
-    condition = where(filters)
-    places = Path(place(str(run))).glob("archive/**/index.sqlite")
-    path = max(places, key=lambda file: file.stat().st_mtime, default=None)
-    if path is None:
-        raise ConfigError(f"{run} has no archive/index.sqlite: give a --data-dir of run-api")
-    index = Index(path, read_only=True).of_run(run_id)
-    sql = f"SELECT {', '.join(NAMES)} FROM rollout {condition.clause} ORDER BY gid, row"
-    records = [dict(zip(NAMES, row)) for row in index.read(sql, condition.values)]
-    if frame == "records":
-        return records
-    return import_module(frame).DataFrame(
-        {name: [record[name] for record in records] for name in NAMES}
-    )
+    tables = None if frame in ("records", "iterator") else tables_of(frame)
+    rollouts = RunRollouts(Path(place(str(run))), run_id, filters, text, tokenizer)
+    if tables is not None:
+        return tables.joined(
+            [tables.table(block) for block in rollouts.blocks()], rollouts.names
+        )
+    records = (record for block in rollouts.blocks() for record in block)
+    return records if frame == "iterator" else list(records)
 
 
 # A launched run has its data in the first, a quickstart in the second.

@@ -165,19 +165,10 @@ class RunViews:
     def histogram(self, given: Mapping[str, str]) -> explore.Histogram:
         """Counts of a number in ``BINS`` bins of equal width, over the rows of the filters."""
         require_known_filters(given, "field", *FILTERS[:-1])
-        field = given.get("field", "reward")
-        if field not in NUMBERS:
-            raise ConfigError(f"field: one of {', '.join(NUMBERS)}")
+        field = histogram_field(given)
         with closing(self.index.reader()) as reader:
             values, whole = ChosenRows(reader, where(given)).values(field)
-        known = np.array([value for value in values if value is not None])
-        nulls = len(values) - len(known)
-        if not len(known):
-            return explore.Histogram(field, [], nulls, not whole)
-        edges = _edges(float(known.min()), float(known.max()))
-        counts, ends = np.histogram(known, edges)[0], edges.tolist()
-        bins = list(map(explore.Bin, ends, ends[1:], counts.tolist()))
-        return explore.Histogram(field, bins, nulls, not whole)
+        return histogram_of(field, values, sampled=not whole)
 
     # --- weights and events -----------------------------------------------------------
 
@@ -216,6 +207,27 @@ class RunViews:
             for _, name, kind, at, body in rows
         ]
         return explore.EventPage(entries, str(rows[-1][0]) if len(rows) == limit else None)
+
+
+def histogram_field(given: Mapping[str, str]) -> str:
+    field = given.get("field", "reward")
+    if field not in NUMBERS:
+        raise ConfigError(f"field: one of {', '.join(NUMBERS)}")
+    return field
+
+
+def histogram_of(
+    field: str, values: Sequence[float | None], sampled: bool
+) -> explore.Histogram:
+    """Counts of the values in bins of equal width."""
+    known = np.array([value for value in values if value is not None])
+    nulls = len(values) - len(known)
+    if not len(known):
+        return explore.Histogram(field, [], nulls, sampled)
+    edges = _edges(float(known.min()), float(known.max()))
+    counts, ends = np.histogram(known, edges)[0], edges.tolist()
+    bins = list(map(explore.Bin, ends, ends[1:], counts.tolist()))
+    return explore.Histogram(field, bins, nulls, sampled)
 
 
 def _edges(low: float, high: float) -> Array:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from atroposlib.envs.function_env.call_checks import checked_messages, require_sampling
@@ -100,7 +100,7 @@ class Model:
     split: str  # "train" or "eval": the slots of a server that the calls take
     temperature: float  # default of every call
     max_tokens: int  # default of every call
-    open_endpoint: Callable[[], Awaitable[AgentSession]]
+    open_endpoint: Callable[[str], Awaitable[AgentSession]]  # by its name
     stop: Sequence[str] = ()  # default of every call
     describe_tools: bool = False  # sent in a system message if the chat template ignores tools
     examples: Sequence[Message] = ()  # sent before the messages of every chat, in no history
@@ -112,6 +112,8 @@ class Model:
     frozen: set[str] = field(default_factory=set)  # names of endpoints that are not trained
     row_tokens: int = 0  # tokens of the sequence with the last reply
     rewards: dict[int, float] = field(default_factory=dict)  # keys: indices of replies
+    # is told the endpoint ("": chat and complete), the messages and the reply of each call
+    listener: Callable[[str, Sequence[Message], Message], None] | None = None
     _is_context_full: bool = False
 
     @_keep_coroutine
@@ -205,7 +207,9 @@ class Model:
         Example: OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
         """
         if name not in self.endpoints:
-            self.endpoints[name] = await self.open_endpoint()
+            opened = self.endpoints[name] = await self.open_endpoint(name)
+            if self.listener is not None:
+                opened.listen(partial(self.listener, name))
             if not trainable:
                 self.frozen.add(name)
         return self.endpoints[name]
@@ -287,6 +291,8 @@ class Model:
             raise InferenceError("the server answered without a choice")
         reply = Reply.of(history or [], completion.choices[0])
         self.replies.append(reply)
+        if self.listener is not None:
+            self.listener("", shown or history or [], reply.message)
         nodes_for = getattr(self.session, "nodes_for", None)
         # Without it: a server that returns text only, or a session of another process.
         if nodes_for is not None:

@@ -24,7 +24,7 @@ from atroposlib.envs.function_env.config import FunctionEnvConfig
 from atroposlib.envs.function_env.data import TaskItem, manager_of
 from atroposlib.envs.function_env.recorder import Rollout, Seat, metrics_of
 from atroposlib.envs.function_env.rewards import Reward, RewardPlan, call_user
-from atroposlib.envs.function_env.rollout_model import Model
+from atroposlib.envs.function_env.rollout_model import Message, Model
 from atroposlib.envs.rollout.causes import Repeats, gather_probed, returned_none
 from atroposlib.envs.rollout.groups import from_node, mean_metrics, standard_errors
 from atroposlib.envs.rollout.samples import CONTEXT_FULL, cut_off
@@ -80,6 +80,8 @@ class RolloutRunner:
     plan: RewardPlan
     resources: Any = None  # the value of the lifespan
     examples: Sequence[Example] = ()  # the shown examples and a spare
+    # is told each call of a rollout, see ``Model.listener``
+    listener: Callable[[str, Sequence[Message], Message], None] | None = None
     _proxy: RunningProxy | None = None
     _starting_proxy: asyncio.Lock = field(default_factory=asyncio.Lock)
     _open_things: AsyncExitStack = field(default_factory=AsyncExitStack)
@@ -126,13 +128,17 @@ class RolloutRunner:
         facts = {"timings": dict(spent), **counts}
         return Rollout(rows, reward, facts, model.is_context_full, seats)
 
-    async def given(self, item: TaskItem, session: Any) -> tuple[Reward, Model]:
+    async def given(
+        self, item: TaskItem, session: Any, of_agent: Callable[[str], Any] | None = None
+    ) -> tuple[Reward, Model]:
         """Run a rollout on a session of the caller, for example a session of given replies.
+
+        ``of_agent`` gives the session of an endpoint by its name; None: all have ``session``.
 
         Raises RolloutError: the function or a reward failed.
         """
         async with AsyncExitStack() as stack:
-            model = self._model(item, session, "eval", stack, given=True)
+            model = self._model(item, session, "eval", stack, of_agent or (lambda _: session))
             return await self._play(item, model), model
 
     async def evaluate(self, item: TaskItem) -> EvalSample:
@@ -219,13 +225,13 @@ class RolloutRunner:
         session: Any,
         split: str,
         stack: AsyncExitStack,
-        given: bool = False,  # agents also get the replies of ``session``
+        of_agent: Callable[[str], Any] | None = None,  # None: agents sample from a server
     ) -> Model:
         config = self.config
         chats = [example.messages for example in self.examples if example.id != item["id"]]
         temperature = config.temperature if split == "train" else config.eval_temperature
 
-        async def open_endpoint() -> AgentSession:
+        async def open_endpoint(name: str) -> AgentSession:
             proxy = await self._running_proxy()
             opened = await proxy.open_session(
                 self.runtime.server.tool_parser or TOOL_PARSER,
@@ -236,8 +242,8 @@ class RolloutRunner:
                 stop=config.stop,
                 describe_tools=config.describe_tools,
             )
-            if given:
-                opened.sample_from(session)
+            if of_agent is not None:
+                opened.sample_from(of_agent(name))
             return await stack.enter_async_context(opened)
 
         return Model(
@@ -251,6 +257,7 @@ class RolloutRunner:
                 message for messages in chats[: config.gold_examples] for message in messages
             ],
             open_endpoint=open_endpoint,
+            listener=self.listener,
         )
 
     async def _running_proxy(self) -> RunningProxy:
@@ -264,6 +271,11 @@ class RolloutRunner:
                 opening = serving_proxy(runtime.server, runtime.tokenizer, model)
                 self._proxy = await self._open_things.enter_async_context(opening)
             return self._proxy
+
+    @property
+    def proxy_url(self) -> str | None:
+        """Address of the endpoints; None until the first of them is opened."""
+        return None if self._proxy is None else self._proxy.url
 
     async def enter(self, lifespan: Callable[..., Any]) -> None:
         """Enter ``lifespan(config)`` or ``lifespan()``; its value becomes ``resources``."""

@@ -23,7 +23,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.generation.proxy import ProxyLimits
 from atroposlib.generation.proxy.main import create_app
 from atroposlib.generation.proxy.sample_tree import SessionRow
-from atroposlib.generation.proxy.session import ProxySession, SessionSettings
+from atroposlib.generation.proxy.session import Listener, ProxySession, SessionSettings
 from atroposlib.generation.proxy.sessions import Servers, Sessions
 from atroposlib.generation.sessions.dummy import DummyManagedServer
 from atroposlib.generation.sessions.recording import record_nodes
@@ -82,6 +82,10 @@ class AgentSession:
     def sample_from(self, session: Any) -> None:
         """Take the replies of ``session``, which has OpenAI's two calls, in place of a server's."""
         self._session.sample_from(DummyManagedServer(session))
+
+    def listen(self, listener: Listener) -> None:
+        """Tell ``listener`` the messages and the reply of each call from now on."""
+        self._session.listener = listener
 
     async def close(self) -> None:
         """Cancel the running calls and delete the session."""

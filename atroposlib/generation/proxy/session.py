@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,23 @@ from atroposlib.generation.sessions.managed import ManagedServer
 from atroposlib.generation.sessions.sequences import SequenceNode
 
 LAST = "last"
+
+
+# Is told the messages of each call, and the reply as a message.
+Listener = Callable[[Sequence[Json], Json], None]
+
+
+def message_of(choice: Any) -> Json:
+    """The reply of a chat or text completion as a message."""
+    message = getattr(choice, "message", None)
+    if message is None:
+        return {"role": "assistant", "content": choice.text}
+    calls = [
+        call if isinstance(call, dict) else call.model_dump()
+        for call in message.tool_calls or ()
+    ]
+    reply = {"role": "assistant", "content": message.content or ""}
+    return {**reply, "tool_calls": calls} if calls else reply
 
 
 class SessionSettings(msgspec.Struct, kw_only=True, frozen=True):
@@ -67,6 +84,7 @@ class ProxySession:
         self.calls = IdempotentCalls()
         # Of the Responses API: messages up to and including a response, by its id.
         self.conversations: dict[str, list[Json]] = {}
+        self.listener: Listener | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -145,6 +163,10 @@ class ProxySession:
                 self.is_context_full = True
                 raise
             nodes = self.managed.nodes_for(completion)
+        if self.listener is not None:
+            sent = request.messages or [{"role": "user", "content": request.prompt}]
+            for choice in completion.choices:
+                self.listener(sent, message_of(choice))
         response = sampling_response(
             completion, nodes, request, response_id, created, self.model_name
         )

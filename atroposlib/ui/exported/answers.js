@@ -15,8 +15,10 @@ const texts = (row) => [row.item, replyOf(row)?.rows.find((one) => one.row === r
 const holds = (row, words) => texts(row).some((text) => text.toLowerCase().includes(words));
 
 for (const row of kept.rollouts) { // facts of its group, by which only an export can choose
-  const { baseline = null, spread = null } = replyOf(row) ?? {};
-  Object.assign(row, { mean: baseline, spread });
+  const { baseline = null, spread = null, rows = [] } = replyOf(row) ?? {};
+  const messages = replyOf(row, `/rows/${row.row}`)?.messages ?? [];
+  const answer = rows.find((one) => one.row === row.row)?.completion ?? messages.at(-1)?.content;
+  Object.assign(row, { mean: baseline, spread, answer: typeof answer === "string" ? answer.slice(0, 80) : null });
 }
 const passes = (row, query) => Object.entries(EQUAL).every(([name, column]) => !query[name] || row[column] === String(query[name]))
   && ["step", "reward", "batch_no", "mean", "spread"].every((name) => !known(query[name]) || query[name] === "" || within(row[name], String(query[name])))

@@ -16,6 +16,7 @@ const COLUMNS = [
   { title: "rollout", width: "4.6rem", cell: when },
   { title: "env", width: "minmax(4.5rem,1fr)", cell: (r) => orDash(r.env) },
   { title: "item", width: "minmax(5rem,1.4fr)", cell: (r) => orDash(r.item ?? r.group_id) },
+  { title: "answer", width: "minmax(6rem,3fr)", wide: true, cell: (r) => orDash(r.answer), hint: "its first characters" },
   { title: "step", width: "3.2rem", num: true, sort: "step", cell: (r) => count(r.step ?? r.batch_no), hint: "step of the trainer; the batch where it reports none" },
   { title: "version", width: "4.6rem", num: true, wide: true, cell: (r) => versions(r), hint: "policy versions of its tokens" },
   { title: "stale", width: "3rem", num: true, wide: true, cell: (r) => number(r.staleness, 0), hint: "versions behind the policy" },
@@ -54,7 +55,7 @@ export async function show(context) {
   context.box.append(h("div", { class: "filters" }, chips(context.query, go), field), chart, h("div", { class: "above" }, head, fresh), list.node);
 
   let rows = [], next = null, busy = false, counted = null;
-  const ask = (extra) => context.get("/explore/rollouts", { ...query, limit: PAGE, ...extra });
+  const ask = (extra) => context.get("/explore/rollouts", { ...query, limit: PAGE, answer: 80, ...extra });
   async function load() {
     ({ rows, next, counted } = await ask({}));
     fresh.hidden = true;
@@ -77,7 +78,7 @@ export async function show(context) {
   await load();
   histogram(context, chart, go).catch(() => {});
   context.later(async () => { // nothing moves under the pointer: new rows wait behind a button
-    const now = await ask({ limit: 1 });
+    const now = await ask({ limit: 1, answer: 0 });
     const grown = now.counted.n - counted.n;
     const other = now.rows[0] && (!rows[0] || when(now.rows[0]) !== when(rows[0]));
     fresh.hidden = !(grown > 0 || (other && now.counted.n !== counted.n));

@@ -15,6 +15,16 @@ def exact_text(tokenizer: Any, tokens: Sequence[int]) -> str:
     return str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
 
+def exact_texts(tokenizer: Any, sequences: Sequence[Sequence[int]]) -> list[str]:
+    """The text of each sequence; the tokenizers library decodes them on all cores."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    decode_all = getattr(backend, "decode_batch", None)
+    if decode_all is None:
+        return [exact_text(tokenizer, tokens) for tokens in sequences]
+    ids = [list(tokens) for tokens in sequences]
+    return list(map(str, decode_all(ids, skip_special_tokens=False)))
+
+
 def added_special_tokens(tokenizer: Any) -> dict[int, str]:
     """Texts of added special tokens by their id; empty for a tokenizer that lists none.
 

@@ -111,7 +111,7 @@ def test_events_come_oldest_first_in_pages(explorer):
         ("curves", {"keys": "a", "bucket": "0"}),
         ("curves", {"keys": ",".join(map(str, range(65)))}),
         ("histogram", {"field": "gid; DROP TABLE rollout"}),
-        ("histogram", {"q": "text"}),
+        ("histogram", {"answer": "80"}),
         ("weights", {"x": "1"}),
         ("events", {"after": "x"}),
     ],

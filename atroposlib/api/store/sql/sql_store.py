@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,27 +26,24 @@ from atroposlib.api.common.records import (
     NewGroup,
     Stored,
     StoreStats,
-    digest_of,
 )
 from atroposlib.api.store.sql import ledger
+from atroposlib.api.store.sql.payloads import StoredPayloads
 from atroposlib.api.store.sql.put import Put
 from atroposlib.api.store.sql.schema import (
-    MAX_INT64,
     Connection,
-    DamagedRow,
     QueueMeta,
-    Row,
     for_all,
     stats,
 )
 from atroposlib.api.store.sql.writer import Read, Work, Writer, written_result
-from atroposlib.errors import ConfigError, CorruptPayload, StoreFull
+from atroposlib.errors import ConfigError, StoreFull
 
 T = TypeVar("T")
 DEFAULT_MAX_BYTES = 16 * 2**30
 
 
-class Store(ABC):
+class Store(StoredPayloads, ABC):
     """A durable queue of groups, the batches made of these groups, and the state of the run.
 
     Args:
@@ -60,8 +56,8 @@ class Store(ABC):
     archive: Path | None = None  # file of the index of rollouts; None: in memory
 
     def __init__(self, writer: Writer, read: Read, max_bytes: int) -> None:
+        super().__init__(read)
         self._writer = writer
-        self._read = read
         self.max_bytes = max_bytes
 
     @abstractmethod
@@ -76,10 +72,6 @@ class Store(ABC):
         """
         return self._writer.do(operation)
 
-    def ask(self, query: Work[T]) -> T:
-        """Run an operation that only reads, on a snapshot, without waiting for a writer."""
-        return self._read(query)
-
     def now(self) -> float:
         """The wall clock (s) of leases, which outlive the process; the same for all replicas."""
         return time.time()
@@ -87,14 +79,6 @@ class Store(ABC):
     def _keep(self, connection: Connection, gid: int, body: bytes) -> None:
         """Store a payload inside a put."""
         connection.execute("INSERT INTO payload VALUES (?, ?)", (gid, body))
-
-    _stored: tuple[str, type] = ("body", bytes)  # columns of a payload, and their type
-    _archived: str | None = None  # SQL of digest and these columns of a retired group
-
-    def _payloads(self, rows: Iterable[Row]) -> Iterable[bytes]:
-        """The payloads of rows of digest and the columns of a payload, or wrong bytes if they
-        are damaged. Called outside of any transaction."""
-        return (row[1] for row in rows)
 
     # --- groups in ----------------------------------------------------------------
 
@@ -153,47 +137,6 @@ class Store(ABC):
                 f"{meta.retained_bytes} of at most {self.max_bytes} bytes of groups are "
                 "kept: train on them, or raise the bound"
             )
-
-    # --- payloads -----------------------------------------------------------------
-
-    def read(self, gids: Sequence[int], retired: bool = False) -> list[bytes]:
-        """Payloads in the order of ``gids``, byte for byte as put; with ``retired`` also
-        payloads that an archive keeps.
-
-        Raises:
-            CorruptPayload: bytes do not match their digest, or are missing; ``gids`` of the
-                error names all damaged groups.
-        """
-        payloads: dict[int, bytes] = {}
-        rows: dict[int, Row] = {}
-        while absent := [gid for gid in gids if gid not in payloads]:
-            before, rows = rows, self.ask(partial(self._rows, gids=absent, retired=retired))
-            if rows.items() <= before.items():  # otherwise their payloads have moved since
-                raise CorruptPayload(absent)
-            for (gid, row), data in zip(rows.items(), self._payloads(rows.values())):
-                if digest_of(data) == row[0]:
-                    payloads[gid] = data
-        return [payloads[gid] for gid in gids]
-
-    def _rows(
-        self, connection: Connection, gids: Sequence[int], retired: bool = False
-    ) -> dict[int, Row]:
-        """Digest and stored payload by gid, without missing and unreadable groups."""
-        columns, kind = self._stored
-        sql = f"SELECT digest, {columns} FROM payload JOIN groups USING (gid) "
-        sql += "WHERE gid = ? AND state NOT IN ('committed', 'dropped')"
-        by_gid = {}
-        for gid in gids:
-            try:
-                rows = connection.execute(sql, (gid,)) if 0 < gid <= MAX_INT64 else []
-                if not rows and retired and self._archived and 0 < gid <= MAX_INT64:
-                    rows = connection.execute(self._archived, (gid,))
-            except DamagedRow:
-                continue
-            for row in rows:
-                if all(isinstance(value, kind) for value in row[1:]):
-                    by_gid[gid] = row
-        return by_gid
 
     def stats(self) -> StoreStats:
         """Counts by kind."""

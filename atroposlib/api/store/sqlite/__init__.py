@@ -11,18 +11,16 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 
 import apsw
 
 from atroposlib.api.common.records import StoreStats
 from atroposlib.api.store.sql.rewriting import Convert
-from atroposlib.api.store.sql.schema import Connection, QueueMeta, Row
+from atroposlib.api.store.sql.schema import Connection, QueueMeta
 from atroposlib.api.store.sql.sql_store import DEFAULT_MAX_BYTES, Store
 from atroposlib.api.store.sql.writer import Database, Writer
 from atroposlib.api.store.sqlite.database import (
@@ -38,6 +36,7 @@ from atroposlib.api.store.sqlite.payload_log import SEGMENT_BYTES, PayloadLog
 from atroposlib.api.store.sqlite.retention import tolerated_bytes
 from atroposlib.api.store.sqlite.rewriting import rewrite
 from atroposlib.api.store.sqlite.segment_files import SegmentFiles
+from atroposlib.api.store.sqlite.segment_payloads import SegmentPayloads
 from atroposlib.errors import ConfigError, StoreFull, StoreLocked
 from atroposlib.utils.command.folder_lock import HOLDER, FolderLock
 from atroposlib.utils.io import DISK_RESERVE_BYTES
@@ -115,7 +114,7 @@ def free_bytes_of(path: Path) -> int:
 # --- the store ------------------------------------------------------------------------
 
 
-class SqliteStore(Store):
+class SqliteStore(SegmentPayloads, Store):
     """See :class:`atroposlib.api.store.sql.sql_store.Store`.
 
     Args:
@@ -203,13 +202,6 @@ class SqliteStore(Store):
 
     def _keep(self, connection: Connection, gid: int, body: bytes) -> None:
         self._log.append(connection, gid, body)
-
-    _stored = ("segment, start, payload.n_bytes", int)
-    _archived = "SELECT digest, segment, start, n_bytes FROM archived WHERE gid = ?"
-
-    def _payloads(self, rows: Iterable[Row]) -> Iterable[bytes]:
-        for no, same in groupby((row[1:] for row in rows), key=itemgetter(0)):
-            yield from self._log.read(no, [(start, n_bytes) for _, start, n_bytes in same])
 
     def _require_capacity(self, meta: QueueMeta, new_bytes: int) -> None:
         super()._require_capacity(meta, new_bytes)

@@ -1,0 +1,1 @@
+"""Parts of `atropos env try`: what agents said, stored replies played again, a watched file."""
