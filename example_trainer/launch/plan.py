@@ -30,6 +30,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.settings.fields import validate_as
 from atroposlib.settings.merge import Assignment, Settings, as_tree, assignments_of, merge
 from atroposlib.settings.yaml_file import read_yaml
+from atroposlib.utils.command.run_folder import DATA_FOLDER
 from example_trainer.launch.areal.options import is_areal, read_areal
 from example_trainer.launch.clusters import KubernetesSection, PlanSection, RaySection
 from example_trainer.launch.servers import choose_engine
@@ -42,7 +43,7 @@ class ApiSection(PlanSection):
     """The rollout API."""
 
     port: int = Field(0, ge=0, le=65535, description="0: any free one")
-    data: str = Field("queue", description="folder of its data, below out")
+    data: str = Field(DATA_FOLDER, description="folder of its data, below out")
     args: list[str] = Field([], description="more arguments of run-api")
     env: dict[str, str] = Field({}, description="environment variables")
 

@@ -25,6 +25,7 @@ from atroposlib.api.store.postgres import PostgresStore
 from atroposlib.api.store.sql.run import LoadRun
 from atroposlib.api.store.sqlite import DATABASE, SqliteStore
 from atroposlib.errors import ConfigError, InvalidGroup
+from atroposlib.utils.command.run_folder import DATA_FOLDERS
 from atroposlib.wire.explore import RolloutRow
 from atroposlib.wire.safetensors import MalformedBody
 
@@ -59,7 +60,9 @@ def load_rollouts(
     places = Path(place(str(run))).glob("archive/**/index.sqlite")
     path = max(places, key=lambda file: file.stat().st_mtime, default=None)
     if path is None:
-        raise ConfigError(f"{run} has no archive/index.sqlite: give a --data-dir of run-api")
+        raise ConfigError(
+            f"{run} has no archive/index.sqlite: give the folder of a run, or a --data-dir of run-api"
+        )
     index = Index(path, read_only=True).of_run(run_id)
     sql = f"SELECT {', '.join(NAMES)} FROM rollout {condition.clause} ORDER BY gid, row"
     records = [dict(zip(NAMES, row)) for row in index.read(sql, condition.values)]
@@ -68,10 +71,6 @@ def load_rollouts(
     return import_module(frame).DataFrame(
         {name: [record[name] for record in records] for name in NAMES}
     )
-
-
-# A launched run has its data in the first, a quickstart in the second.
-DATA_FOLDERS = ("queue", "api")
 
 
 def place(word: str) -> Path | str:
