@@ -80,7 +80,7 @@ def recorded_outcome(
 
 
 def package_code() -> str:
-    """Version and digest of this package and of the trainer beside it."""
+    """Version and digest of this package, the trainer included."""
     package = Path(atroposlib.__file__).parent
     parts = (package, package.with_name("example_trainer"))
     return f"{__version__} {digest(path for path in parts if path.is_dir())}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -24,6 +25,7 @@ URL_VARIABLE, DEFAULT_URL = "ATROPOS_API_URL", "http://127.0.0.1:8000"
 API_TIMEOUT_S, ELSEWHERE_TIMEOUT_S = 5.0, 1.0
 MAX_BYTES = 2**24
 ENDPOINT = "launch/endpoints/api"
+_ADDRESS = re.compile(r"""(?:"atropos_url": "|--atropos-url )([^\s",]+)""")
 
 
 class Silent(Exception):
@@ -45,7 +47,7 @@ def poll(url: str, has_token: bool = True) -> RunReport:
     """The report of the API at ``url``; without an answer the verdict has the reason.
 
     Args:
-        has_token: send ATROPOS_API_TOKEN; not to an address that nobody named.
+        has_token: send ATROPOS_API_TOKEN; an address out of a file may be anything.
     """
     url = url.rstrip("/")
     token = os.environ.get("ATROPOS_API_TOKEN") if has_token else None
@@ -153,13 +155,11 @@ def _led_by(stuck: Finding, verdict: Mapping[str, Any]) -> dict[str, Any]:
 def address_in(folder: Path) -> str | None:
     """The address of the API of a run, from the files of its launcher."""
     for name in ("launch/wiring.yaml", "commands.txt"):
-        text = _text_of(folder / name)
-        for word in ('"atropos_url": "', "--atropos-url "):
-            if word in text:
-                address = text.partition(word)[2].split()[0].strip('",')
-                # On a cluster the API writes its address into a file of the run.
-                is_file = address.startswith("file://")
-                return _text_of(folder / ENDPOINT).strip() or None if is_file else address
+        if (match := _ADDRESS.search(_text_of(folder / name))) is not None:
+            address = match[1]
+            # On a cluster the API writes its address into a file of the run.
+            is_file = address.startswith("file://")
+            return _text_of(folder / ENDPOINT).strip() or None if is_file else address
     return None
 
 

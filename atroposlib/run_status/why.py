@@ -83,7 +83,7 @@ def url_of(folder: Path | None, url: str) -> str:
 def report_on(folder: Path | None, url: str, again: bool = False) -> RunReport:
     """The report on the run of ``folder``, or of the API at ``url``; ``again``: polled lately.
 
-    Of a run whose processes are gone the files of its folder tell the verdict.
+    The verdict on a run whose processes are gone is that of its files.
 
     Raises ConfigError: the folder does not exist.
     """

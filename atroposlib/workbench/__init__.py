@@ -1,4 +1,4 @@
-"""The workbench: all runs below a folder on one page, and the comparison of two of them.
+"""The workbench: a page over all runs below a folder, and the comparison of two runs.
 
     folders of runs -> settings, steps, tasks -> differences, bands over seeds, pairs -> page,
                                                                              terminal, file

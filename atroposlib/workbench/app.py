@@ -5,7 +5,7 @@
     /run/KEY/ui/                the page of a run; its data come from its API while it goes on, else
                                 from its folder
 
-Everything is read; the gate lets no other site call.
+No route changes a run, and the gate refuses pages of a foreign site.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from atroposlib.text.lines import strict
 from atroposlib.ui.routes import asset_response, page_routes
 from atroposlib.utils.http.gate import Gate
 from atroposlib.utils.http.web_pages import page_checks
-from atroposlib.workbench.answers import answers_document
 from atroposlib.workbench.catalogue import (
     Catalogue,
     CatalogueEntry,
@@ -43,12 +42,13 @@ from atroposlib.workbench.catalogue import (
 )
 from atroposlib.workbench.overlay import AXES, Axis
 from atroposlib.workbench.run_diff import diff_of_runs
+from atroposlib.workbench.task_answers import answers_document
 from atroposlib.workbench.task_results import ROLLOUT_METRIC, task_results, task_table
 from atroposlib.workbench.views import Views
 
 STATIC = Path(__file__).with_name("static")
 MAX_RUNS = 24  # runs of a comparison
-SWEEP_S = 5.0  # between two looks for views that nobody uses
+SWEEP_S = 5.0  # pause between two searches for idle views
 API_TIMEOUT_S = 30.0
 MAX_REPLY = 64 * 2**20
 READ = ("explore", "status")  # first words of the paths of a run that are read
@@ -68,7 +68,7 @@ class WorkbenchData:
 
     def curves(self, query: dict[str, str]) -> dict[str, Any]:
         require_known_filters(query, "runs", "keys", "by", "apart")
-        entries, axis = self._chosen(query), query.get("by", "step")
+        entries, axis = self._entries_of(query), query.get("by", "step")
         if axis not in AXES:
             raise ConfigError(f"by: one of {', '.join(AXES)}")
         known: dict[str, Axis] = {name: name for name in AXES}
@@ -80,7 +80,7 @@ class WorkbenchData:
 
     def tasks(self, query: dict[str, str]) -> dict[str, Any]:
         require_known_filters(query, "runs", "metric", "step")
-        files = [entry.files for entry in self._chosen(query)]
+        files = [entry.files for entry in self._entries_of(query)]
         metric = query.get("metric", ROLLOUT_METRIC)
         results = task_results(files, metric, query.get("step") or None)
         return {
@@ -92,18 +92,18 @@ class WorkbenchData:
 
     def answers(self, query: dict[str, str]) -> dict[str, Any]:
         require_known_filters(query, "runs", "task", "source")
-        entries, task = self._chosen(query), query.get("task", "")
+        entries, task = self._entries_of(query), query.get("task", "")
         return answers_document(entries, task, query.get("source", ""), self.views)
 
     def diff(self, query: dict[str, str]) -> dict[str, Any]:
         require_known_filters(query, "runs")
-        entries = self._chosen(query)
+        entries = self._entries_of(query)
         if len(entries) != 2:
             raise ConfigError("runs: the keys of two runs are expected")
         a, b = (entry.run for entry in entries)
         return diff_of_runs(a, b, ROLLOUT_METRIC, 1.0, None)
 
-    def _chosen(self, query: dict[str, str]) -> list[CatalogueEntry]:
+    def _entries_of(self, query: dict[str, str]) -> list[CatalogueEntry]:
         entries = self.catalogue.entries(query.get("runs", ""))
         if not 1 <= len(entries) <= MAX_RUNS:
             raise ConfigError(f"runs: keys of 1 to {MAX_RUNS} runs are expected")

@@ -26,7 +26,7 @@ from atroposlib.workbench.overlay import (
 from atroposlib.workbench.run_folders import RunDirectory, RunFiles, find_runs, seconds_of
 from atroposlib.workbench.run_settings import (
     NOT_SET,
-    RunSettings,
+    RecordedSettings,
     differing_settings,
     group_label,
     seed_groups,
@@ -48,7 +48,7 @@ class CatalogueEntry:
     run: RunDirectory
     files: RunFiles
     rows: Sequence[Mapping[str, Any]] = ()
-    settings: RunSettings = RunSettings()
+    settings: RecordedSettings = RecordedSettings()
     sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     outcome: RunOutcome = RunOutcome("running")
     verdict: Mapping[str, Any] = field(default_factory=dict)
@@ -156,7 +156,7 @@ def read_entry(entry: CatalogueEntry) -> None:
 
 
 def signature_of(run: RunDirectory) -> tuple[Any, ...]:
-    """Times and sizes of the files that tell the state of a run."""
+    """Times and sizes of the files with the state of a run."""
     marks: list[Any] = []
     names = (METRICS, OUTCOME, HOLDER, "launch", "launch/wiring.yaml", "heldout")
     for path in (*(run.path / name for name in names), run.data / HOLDER):
@@ -188,13 +188,13 @@ def runs_document(root: Path, entries: Sequence[CatalogueEntry]) -> dict[str, An
         "settings": [{"name": name, "short": names[name]} for name in differing],
         "runs": runs,
         "groups": [
-            {"label": label_of([settings[key] for key in group], names), "runs": group}
+            {"label": title_of_group([settings[key] for key in group], names), "runs": group}
             for group in groups
         ],
     }
 
 
-def label_of(runs: Sequence[RunSettings], names: Mapping[str, str]) -> str:
+def title_of_group(runs: Sequence[RecordedSettings], names: Mapping[str, str]) -> str:
     """Label of a group; see :func:`group_label`."""
     return group_label(runs, list(names), names) if runs[0].values else ""
 
@@ -217,7 +217,7 @@ def curves_document(
     names = short_names(differing)
     series = []
     for group in groups:
-        label = label_of([settings[key] for key in group], names)
+        label = title_of_group([settings[key] for key in group], names)
         title = (
             by_key[group[0]].run.name if len(group) == 1 else f"{label or 'equal settings'}"
         )

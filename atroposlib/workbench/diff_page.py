@@ -1,4 +1,4 @@
-"""Comparison of two runs as text for a terminal, and as one self-contained file. Pure."""
+"""Comparison of two runs as text for a terminal, and as a self-contained file. Pure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _settings_parts(diff: Mapping[str, Any]) -> list[Table | Text]:
 
 
 def code_line(diff: Mapping[str, Any]) -> str:
-    """Which code differs, in a line."""
+    """A line about the code: which parts differ."""
     words = []
     for part in diff["code"]:
         if part["same"] is None:
@@ -80,7 +80,7 @@ def code_line(diff: Mapping[str, Any]) -> str:
 def _figures_parts(diff: Mapping[str, Any]) -> list[Table | Text]:
     table = Table.grid(padding=(0, 2))
     at = {axis: first_place(diff["figures"], axis) for axis in ("step", "tokens")}
-    heads = ["last", f"step {at['step']:g}", f"{short_count(at['tokens'])} tokens"]
+    heads = ["last", f"step {at['step']:g}", f"{short_count(at['tokens'])} tok"]
     titles = [Text(word, "dim") for head in heads for word in (f"A {head}", "B")]
     table.add_row("", *titles)
     for figures in diff["figures"][:FIGURES_SHOWN]:
@@ -91,7 +91,7 @@ def _figures_parts(diff: Mapping[str, Any]) -> list[Table | Text]:
 
 
 def first_place(figures: Iterable[Mapping[str, Any]], axis: str) -> float:
-    """Where the first curve of both runs ends."""
+    """The end of the first curve that both runs have."""
     return next((line[axis]["at"] for line in figures if line[axis]), 0.0)
 
 

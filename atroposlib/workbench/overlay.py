@@ -1,4 +1,4 @@
-"""Curves of several runs over each other: by step or by tokens, with mean and band over seeds.
+"""Curves of several runs in a chart: by step or by tokens, with mean and band over seeds.
 
 Pure. Runs reach a number of tokens at different steps, so a curve is read between its points by
 a straight line; a mean is taken only where every run of the group has a curve.
@@ -34,7 +34,7 @@ BandPoint = tuple[float, float, float, float]  # x, mean, lowest, highest
 
 
 def xs_of(rows: Rows, axis: Axis) -> list[float]:
-    """Where each row lies on the axis."""
+    """The place of each row on the axis."""
     if axis == "step":
         return [float(row.get("step", no)) for no, row in enumerate(rows, 1)]
     spent = [
@@ -73,17 +73,18 @@ def band_of(curves: Sequence[Sequence[Point]]) -> list[BandPoint]:
         return []
     start = max(curve[0][0] for curve in curves)
     end = min(curve[-1][0] for curve in curves)
-    xs = thinned(sorted({x for curve in curves for x, _ in curve if start <= x <= end}))
+    xs = sparse_xs(sorted({x for curve in curves for x, _ in curve if start <= x <= end}))
     if not xs:
         return []
     values = np.stack([values_at(curve, xs) for curve in curves])  # (runs, x)
-    columns = (values.mean(axis=0), values.min(axis=0), values.max(axis=0))
+    means, lowest, highest = values.mean(axis=0), values.min(axis=0), values.max(axis=0)
     return [
-        (x, float(mean), float(low), float(high)) for x, mean, low, high in zip(xs, *columns)
+        (x, float(mean), float(low), float(high))
+        for x, mean, low, high in zip(xs, means, lowest, highest)
     ]
 
 
-def thinned(xs: Sequence[float]) -> list[float]:
+def sparse_xs(xs: Sequence[float]) -> list[float]:
     """At most ``MAX_POINTS`` of the values, the first and the last among them."""
     if len(xs) <= MAX_POINTS:
         return list(xs)

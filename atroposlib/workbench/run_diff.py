@@ -19,7 +19,7 @@ from atroposlib.workbench.overlay import (
 )
 from atroposlib.workbench.paired import comparison_of
 from atroposlib.workbench.run_folders import RunDirectory, RunFiles, seconds_of
-from atroposlib.workbench.run_settings import NOT_SET, RunSettings, differing_settings
+from atroposlib.workbench.run_settings import NOT_SET, RecordedSettings, differing_settings
 from atroposlib.workbench.run_verdict import run_verdict
 from atroposlib.workbench.task_results import TaskResults, task_results
 
@@ -29,12 +29,12 @@ PACKAGE = "atropos"
 
 @dataclass(frozen=True)
 class Side:
-    """What the files of a run tell, read once."""
+    """Contents of the files of a run."""
 
     name: str
     state: str
     line: str
-    settings: RunSettings
+    settings: RecordedSettings
     rows: Sequence[Mapping[str, Any]]
     sources: Mapping[str, Mapping[str, str]]
     code: str = ""  # version and digest of this package; empty: unknown
@@ -109,7 +109,7 @@ def comparison_of_sides(a: Side, b: Side) -> dict[str, Any]:
     }
 
 
-def setting_of(name: str, a: RunSettings, b: RunSettings) -> dict[str, str]:
+def setting_of(name: str, a: RecordedSettings, b: RecordedSettings) -> dict[str, str]:
     """A setting of both, with its places."""
     return {
         "name": name,

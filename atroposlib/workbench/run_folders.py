@@ -1,4 +1,4 @@
-"""Folders of runs below a root: where they are, and what their files tell.
+"""Folders of runs below a root: places and contents.
 
 Only files below the root are read, also where a link leads out of it. A run may go on meanwhile.
 """
@@ -29,7 +29,7 @@ from atroposlib.settings.yaml_file import read_yaml
 from atroposlib.trackers import finite_numbers
 from atroposlib.trackers.jsonl import RESUMED, last_run
 from atroposlib.utils.command.run_folder import METRICS
-from atroposlib.workbench.run_settings import RunSettings, recorded_settings
+from atroposlib.workbench.run_settings import RecordedSettings, recorded_settings
 
 MAX_DEPTH = 8  # folders between the root and a run
 MAX_RUNS = 2000
@@ -112,7 +112,7 @@ def run_at(word: str) -> RunDirectory:
     return RunDirectory(path.resolve(), path, path.resolve().name)
 
 
-# --- what the files tell ------------------------------------------------------------------
+# --- contents of the files ------------------------------------------------------------------
 
 
 @dataclass
@@ -159,7 +159,7 @@ class RunFiles:
     def outcome(self) -> RunOutcome | None:
         return outcome_of(self.run.path) if self.run.file(OUTCOME) else None
 
-    def settings(self) -> RunSettings:
+    def settings(self) -> RecordedSettings:
         """The settings that the launcher wrote for trainer and environments."""
         settings: dict[str, Settings] = {}
         folders, problem = [self.run.path, self.run.path.resolve()], ""
@@ -175,7 +175,8 @@ class RunFiles:
             if name != WIRING:
                 settings[path.stem] = content
             elif isinstance(origin := content.values.get("log_dir"), str):
-                folders.append(Path(origin))  # of a folder that was copied or renamed
+                # A folder may have been copied or renamed since.
+                folders.append(Path(origin))
         return recorded_settings(settings, folders, problem)
 
     def heldout(self) -> Heldout | None:

@@ -1,7 +1,7 @@
 """Settings of runs as flat names: what differs between them, and which differ in the seed only.
 
 Pure. A path below the folder of the run reads ``{run}/...``, so that two runs with the same
-settings are equal, and a value whose name tells a secret is left out.
+settings are equal, and the value of a key or password is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OWN_PORT = re.compile(r"(?<=//)(127\.0\.0\.1|localhost|\[::1\]):\d+")
 
 
 @dataclass(frozen=True)
-class RunSettings:
+class RecordedSettings:
     """Values by names with dots, as text, and the place of each: ``launch/trainer.yaml:3``."""
 
     values: Mapping[str, str] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class RunSettings:
 
 def recorded_settings(
     files: Mapping[str, Settings], folders: Sequence[Path], problem: str = ""
-) -> RunSettings:
+) -> RecordedSettings:
     """The settings of files by their stems; the stem is the first word of each name.
 
     Args:
@@ -45,7 +45,7 @@ def recorded_settings(
             name = f"{stem}.{entry.key}"
             values[name] = _shown_value(entry.key, entry.value, folders)
             places[name] = entry.place.rpartition(": ")[0].removeprefix(f"{folders[0]}/")
-    return RunSettings(values, places, problem)
+    return RecordedSettings(values, places, problem)
 
 
 def _shown_value(key: str, value: Any, folders: Sequence[Path]) -> str:
@@ -61,7 +61,7 @@ def is_seed(name: str) -> bool:
     return name.rpartition(".")[2] == "seed"
 
 
-def differing_settings(runs: Sequence[RunSettings]) -> list[str]:
+def differing_settings(runs: Sequence[RecordedSettings]) -> list[str]:
     """Names whose values differ between the runs, seeds last."""
     names = dict.fromkeys(name for run in runs for name in run.values)
     differing = [
@@ -77,7 +77,7 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
         words = name.split(".")
         n = 1
         while n < len(words) and any(
-            other != name and other.split(".")[-n:] == words[-n:] for other in names
+            rival != name and rival.split(".")[-n:] == words[-n:] for rival in names
         ):
             n += 1
         shortened[name] = ".".join(words[-n:])
@@ -85,7 +85,7 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def seed_groups(
-    settings: Mapping[str, RunSettings], sources: Mapping[str, Mapping[str, Any]]
+    settings: Mapping[str, RecordedSettings], sources: Mapping[str, Mapping[str, Any]]
 ) -> list[list[str]]:
     """Runs, by their keys, that differ in the seed only; a run without settings is alone.
 
@@ -101,9 +101,9 @@ def seed_groups(
 
 
 def group_label(
-    runs: Sequence[RunSettings], differing: Sequence[str], names: Mapping[str, str]
+    runs: Sequence[RecordedSettings], differing: Sequence[str], names: Mapping[str, str]
 ) -> str:
-    """What sets a group apart from the rest: ``lr 0.006``; empty where nothing does."""
+    """The settings that set a group apart, ``lr 0.006``; empty without a difference."""
     first = runs[0]
     return ", ".join(
         f"{names[name]} {first.values.get(name, NOT_SET)}"

@@ -73,7 +73,7 @@ def heldout_results(heldout: Heldout, metric: str, name: str) -> TaskResults:
     check = heldout.read()[-1]
     items: dict[str, ItemResult] = {}
     for line in lines_of(check):
-        item = items.setdefault(task_of(line), ItemResult(len(items)))
+        item = items.setdefault(heldout_task(line), ItemResult(len(items)))
         value = finite_number(_number_of(line.get(metric)))
         if value is not None:
             item.scores.append(value)
@@ -83,7 +83,7 @@ def heldout_results(heldout: Heldout, metric: str, name: str) -> TaskResults:
     return TaskResults("held-out", f"held-out tasks at step {check.step}", items)
 
 
-def task_of(line: Mapping[str, Any]) -> str:
+def heldout_task(line: Mapping[str, Any]) -> str:
     """The task of a held-out answer."""
     return str(line.get("id") or line.get("prompt"))
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from atroposlib.api.archive.explorer import Explorer
 from atroposlib.api.archive.load import open_explorer
+from atroposlib.api.store.sqlite import DATABASE
+from atroposlib.errors import ConfigError
 from atroposlib.workbench.run_folders import RunDirectory
 
 IDLE_S = 20.0
@@ -68,6 +70,8 @@ class Views:
                 view.used = self._clock()
 
     def _opened_view(self, run: RunDirectory) -> OpenView:
+        if not (run.data / DATABASE).is_file():
+            raise ConfigError(f"{run.name} keeps no rollouts: it has no data of a rollout API")
         self._close(MAX_OPEN - 1)
         with ExitStack() as stack:
             _, explorer = stack.enter_context(open_explorer(run.data, None))

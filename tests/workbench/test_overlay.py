@@ -1,4 +1,4 @@
-"""Curves over each other, with numbers computed by hand."""
+"""Curves of several runs in a chart, with numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from atroposlib.workbench.overlay import (
     band_of,
     curve_keys,
     points_of,
-    thinned,
+    sparse_xs,
     value_at,
     xs_of,
 )
@@ -54,7 +54,7 @@ def test_curves_that_do_not_overlap_have_no_band_and_a_curve_is_its_own():
 
 
 def test_many_points_are_thinned_to_the_bound_with_both_ends():
-    xs = thinned(range(10_000))
+    xs = sparse_xs(range(10_000))
     assert len(xs) == MAX_POINTS and (xs[0], xs[-1]) == (0, 9999)
 
 

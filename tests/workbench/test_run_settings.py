@@ -7,7 +7,7 @@ from pathlib import Path
 from atroposlib.settings.merge import Settings
 from atroposlib.workbench.run_settings import (
     HIDDEN,
-    RunSettings,
+    RecordedSettings,
     differing_settings,
     group_label,
     recorded_settings,
@@ -17,7 +17,7 @@ from atroposlib.workbench.run_settings import (
 
 
 def run(**values):
-    return RunSettings({name.replace("__", "."): value for name, value in values.items()})
+    return RecordedSettings({name.replace("__", "."): value for name, value in values.items()})
 
 
 A = run(trainer__lr="0.1", trainer__seed="0", e__seed="0")
@@ -39,7 +39,7 @@ def test_runs_that_differ_in_the_seed_only_form_a_group():
     assert seed_groups({"a": A, "b": B, "c": C}, {}) == [["a", "b"], ["c"]]
     other_code = {"b": {"e": {"digest": "sha256:1"}}}
     assert seed_groups({"a": A, "b": B}, other_code) == [["a"], ["b"]]
-    unknown = RunSettings()
+    unknown = RecordedSettings()
     assert seed_groups({"a": unknown, "b": unknown}, {}) == [["a"], ["b"]]
 
 

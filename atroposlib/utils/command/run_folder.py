@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-DATA_FOLDER = "queue"  # of the rollout API
-# Quickstarts of earlier releases kept the same data in the second.
+# The data directory of the rollout API; quickstarts of earlier releases named it "api".
+DATA_FOLDER = "queue"
 DATA_FOLDERS = (DATA_FOLDER, "api")
 METRICS = "metrics.jsonl"

@@ -15,10 +15,10 @@ from atroposlib.run_status.heldout import Heldout, lines_of, sample_of
 from atroposlib.run_status.polling import API_TIMEOUT_S, Silent, get
 from atroposlib.workbench.catalogue import CatalogueEntry
 from atroposlib.workbench.run_verdict import is_trusted
-from atroposlib.workbench.task_results import task_of
+from atroposlib.workbench.task_results import heldout_task
 from atroposlib.workbench.views import Views
 
-MAX_ANSWERS = 8  # of a run, the newest
+MAX_ANSWERS = 8  # newest answers of a run
 MAX_TEXT = 20_000  # characters of an answer
 Ask = Callable[[str, Mapping[str, str]], Any]  # path below /explore, filters -> JSON values
 
@@ -26,7 +26,7 @@ Ask = Callable[[str, Mapping[str, str]], Any]  # path below /explore, filters ->
 def answers_document(
     entries: Sequence[CatalogueEntry], task: str, source: str, views: Views
 ) -> dict[str, Any]:
-    """The newest answers of each run, the oldest first; a run that has none says why."""
+    """The newest answers of each run, the oldest first, or the problem of the run."""
     runs = []
     for entry in entries:
         heldout = entry.files.heldout() if source != "rollouts" else None
@@ -48,7 +48,7 @@ def heldout_answers(heldout: Heldout, task: str) -> dict[str, Any]:
         sample_of(line, check)
         for check in heldout.read()
         for line in lines_of(check)
-        if task_of(line) == task
+        if heldout_task(line) == task
     ]
     answers = [
         {
