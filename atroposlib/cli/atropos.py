@@ -43,6 +43,7 @@ COMMANDS = {
     ),
     "why": ("atroposlib.run_status.why:main", "Why a run waits, and what to do."),
     "top": ("atroposlib.run_status.top:main", "The run as a live table."),
+    "ui": ("atroposlib.workbench.commands:ui", "All runs below a folder on one page."),
     "view": ("atroposlib.cli.view:view", "Page of an ended run, or of a file of groups."),
     "archive": ("atroposlib.cli.view:archive", "Groups that a run keeps after training."),
     "env new": ("atroposlib.cli.env_new:main", "Write the package of a new environment."),
@@ -82,6 +83,10 @@ COMMANDS = {
         "example_trainer.launch.__main__:main",
         "All processes of one file: local, slurm, k8s, ray.",
     ),
+    "run diff": (
+        "atroposlib.workbench.commands:run_diff",
+        "Two runs: settings, code, curves, tasks.",
+    ),
     "chat": ("atroposlib.inference.chat:main", "Talk to a model directory."),
 }
 NOUNS = {
@@ -119,21 +124,28 @@ class Group(click.Group):
 
 
 class Existing(click.Command):
-    """A subcommand whose words, ``--help`` included, are read by the function of ``target``."""
+    """A subcommand whose words, ``--help`` included, are read by the function of ``target``.
+
+    A first word in ``verbs`` goes to the function named there.
+    """
 
     def __init__(self, name: str, target: str, about: str) -> None:
         super().__init__(name, short_help=about, add_help_option=False)
         self.target = target
+        self.verbs: dict[str, str] = {}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.args = list(args)
         return []
 
     def invoke(self, ctx: click.Context) -> None:
-        module, _, function = self.target.partition(":")
+        target, words = self.target, ctx.args
+        if words and words[0] in self.verbs:
+            target, words = self.verbs[words[0]], words[1:]
+        module, _, function = target.partition(":")
         status = 130
         try:
-            status = getattr(import_module(module), function)(ctx.args) or 0
+            status = getattr(import_module(module), function)(words) or 0
         except (AtroposError, OSError) as error:
             fail(str(error), USAGE_ERROR if isinstance(error, ConfigError) else 1)
         except KeyboardInterrupt:
@@ -157,6 +169,9 @@ for _words, (_target, _about) in COMMANDS.items():
         _verbs = [words.split()[1] for words in COMMANDS if words.startswith(f"{_first} ")]
         cli.add_command(Group(_first, help=f"{NOUNS[_first]}: {', '.join(_verbs)}."))
     _parent = cli.commands[_first] if _verb else cli
+    if isinstance(_parent, Existing):
+        _parent.verbs[_verb] = _target
+        continue
     assert isinstance(_parent, click.Group)
     _parent.add_command(Existing(_verb or _first, _target, _about))
 

@@ -18,11 +18,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import atroposlib
+from atroposlib import __version__
 from atroposlib.errors import AtroposError
 from atroposlib.run_status.evidence import Finding, Severity
 from atroposlib.run_status.verdict import State, StatusVerdict
 from atroposlib.text.lines import since_last_start
 from atroposlib.utils.command import logs
+from atroposlib.utils.command.references import digest
 from atroposlib.utils.io import write_whole
 
 OUTCOME, END_RECORD = "launch/outcome.json", "launch/ended.json"
@@ -41,6 +44,7 @@ class RunOutcome:
     steps: int = 0  # total of the run; 0: unknown
     problem: str = ""  # error that ended a failed run, or why another run stopped
     model: str = ""  # folder of the final model
+    code: str = ""  # version and digest of this package, which ran
 
 
 NO_ENVIRONMENT = "every environment has ended"  # the problem of a run that stopped by that
@@ -56,7 +60,8 @@ def recorded_outcome(
     by which a signal ends a launch. A launch that ends before its last step adds the reason to the
     list it is given: it counts as stopped, with a model.
     """
-    outcome, path, reasons = RunOutcome("running", steps), folder / OUTCOME, list[str]()
+    outcome = RunOutcome("running", steps, code=package_code())
+    path, reasons = folder / OUTCOME, list[str]()
 
     def record(**facts: Any) -> None:
         write_whole(path, json.dumps(asdict(replace(outcome, **facts))) + "\n")
@@ -72,6 +77,13 @@ def recorded_outcome(
         raise
     state = "stopped" if reasons else "done"
     record(state=state, problem="; ".join(reasons), model=str(model))
+
+
+def package_code() -> str:
+    """Version and digest of this package, the trainer included."""
+    package = Path(atroposlib.__file__).parent
+    parts = (package, package.with_name("example_trainer"))
+    return f"{__version__} {digest(path for path in parts if path.is_dir())}"
 
 
 def outcome_of(folder: Path) -> RunOutcome | None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from atroposlib.run_status.evidence import Evidence, Finding, RunSample
 from atroposlib.run_status.rules_processes import two_apis
@@ -23,6 +24,8 @@ from atroposlib.run_status.verdict import cause_line, document_of, judge
 URL_VARIABLE, DEFAULT_URL = "ATROPOS_API_URL", "http://127.0.0.1:8000"
 API_TIMEOUT_S, ELSEWHERE_TIMEOUT_S = 5.0, 1.0
 MAX_BYTES = 2**24
+ENDPOINT = "launch/endpoints/api"
+_ADDRESS = re.compile(r"""(?:"atropos_url": "|--atropos-url )([^\s",]+)""")
 
 
 class Silent(Exception):
@@ -40,9 +43,14 @@ class RunReport:
     refused: bool = False  # an API is there, and refuses this caller
 
 
-def poll(url: str) -> RunReport:
-    """The report of the API at ``url``; without an answer the verdict has the reason."""
-    url, token = url.rstrip("/"), os.environ.get("ATROPOS_API_TOKEN")
+def poll(url: str, has_token: bool = True) -> RunReport:
+    """The report of the API at ``url``; without an answer the verdict has the reason.
+
+    Args:
+        has_token: send ATROPOS_API_TOKEN; an address out of a file may be anything.
+    """
+    url = url.rstrip("/")
+    token = os.environ.get("ATROPOS_API_TOKEN") if has_token else None
     began = time.time()
     try:
         status, api_time = _document(f"{url}/status", API_TIMEOUT_S, token)
@@ -75,7 +83,8 @@ def get(url: str, timeout_s: float, token: str | None = None) -> tuple[str, floa
             connection.connect()
             reached = "connected, no answer"
             headers = {"Authorization": f"Bearer {token}"} if token else {}
-            connection.request("GET", parts.path or "/", headers=headers)
+            target = urlunsplit(("", "", parts.path or "/", parts.query, ""))
+            connection.request("GET", target, headers=headers)
             reply = connection.getresponse()
             body = reply.read(MAX_BYTES).decode("utf-8", "replace")
             date = reply.getheader("date")
@@ -146,11 +155,17 @@ def _led_by(stuck: Finding, verdict: Mapping[str, Any]) -> dict[str, Any]:
 def address_in(folder: Path) -> str | None:
     """The address of the API of a run, from the files of its launcher."""
     for name in ("launch/wiring.yaml", "commands.txt"):
-        try:
-            text = (folder / name).read_text(encoding="utf-8")
-        except OSError:
-            continue
-        for word in ('"atropos_url": "', "--atropos-url "):
-            if word in text:
-                return text.partition(word)[2].split()[0].strip('",')
+        if (match := _ADDRESS.search(_text_of(folder / name))) is not None:
+            address = match[1]
+            # On a cluster the API writes its address into a file of the run.
+            is_file = address.startswith("file://")
+            return _text_of(folder / ENDPOINT).strip() or None if is_file else address
     return None
+
+
+def _text_of(path: Path) -> str:
+    """The text of a file; empty for a file that cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""

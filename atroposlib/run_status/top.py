@@ -16,9 +16,9 @@ from rich.live import Live
 from rich.text import Text
 
 from atroposlib.run_status.evidence import label_of
-from atroposlib.run_status.polling import RunReport, poll
+from atroposlib.run_status.polling import RunReport
 from atroposlib.run_status.verdict import EXIT_STATUS
-from atroposlib.run_status.why import page, parser_of, poll_twice
+from atroposlib.run_status.why import ENDED, add_run, page, parser_of, report_on
 from atroposlib.utils.command import logs
 
 REDRAW_S, LINE_S = 0.5, 1.0
@@ -39,12 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of("atropos top", __doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object per poll")
     parser.add_argument("--once", action="store_true", help="once, then end")
+    add_run(parser)
     options = parser.parse_args(argv)
     plain = options.once or options.json or not sys.stdout.isatty()
     console = Console()
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            report = (poll_twice if options.once else poll)(options.api_url)
+            report = report_on(options.run, options.api_url, again=not options.once)
             if options.json:
                 print(json_line(report), flush=True)
             elif plain:
@@ -54,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 shown = table_lines(report, console.height - 1)
                 drawn = Text("\n").join(fit_line(line, console.width) for line in shown)
                 live.update(drawn, refresh=True)
-            if options.once:
+            has_ended = report.status is None and report.verdict["state"] in ENDED
+            if options.once or has_ended:
                 return 3 if EXIT_STATUS[report.verdict["state"]] == 3 else 0
             time.sleep(LINE_S if plain else REDRAW_S)
 

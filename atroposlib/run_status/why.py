@@ -26,6 +26,7 @@ from atroposlib.run_status.verdict import EXIT_STATUS, document_of
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import API_TOKEN, CommandParser
 
+ENDED = ("done", "stopped", "failed")  # states in which there is nothing to wait for
 APART_S = 2.0  # between two polls: lack of progress shows in the second
 
 
@@ -38,41 +39,65 @@ def parser_of(name: str, about: str | None) -> CommandParser:
     return parser
 
 
+def add_run(parser: CommandParser, name: str = "run") -> None:
+    """Add the argument ``name``, the folder of a run."""
+    bounds: dict[str, Any] = {} if name.startswith("-") else {"nargs": "?"}
+    parser.add_argument(name, type=Path, help="folder of a run, in place of a URL", **bounds)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the verdict; the status is 0 without --exit-code."""
     parser = parser_of("atropos why", __doc__)
     parser.add_argument("--json", action="store_true", help="one JSON object per poll")
-    parser.add_argument("run", nargs="?", type=Path, help="folder of a run, in place of a URL")
+    add_run(parser)
     parser.add_argument("--watch", action="store_true", help="again at every change, until ^C")
     parser.add_argument("--exit-code", action="store_true", help="exit status as above")
     options = parser.parse_args(argv)
     shown: Any = None
     while True:
-        verdict = verdict_on(options.run, options.api_url, shown is not None)
+        verdict = report_on(options.run, options.api_url, shown is not None).verdict
         keys = verdict["state"], [finding["key"] for finding in verdict["findings"]]
         if keys != shown:
             print(page(verdict, as_json=options.json), flush=True)
         shown = keys
-        if not options.watch or verdict["state"] in ("done", "stopped", "failed"):
+        if not options.watch or verdict["state"] in ENDED:
             return EXIT_STATUS[verdict["state"]] if options.exit_code else 0
         time.sleep(APART_S)
 
 
-def verdict_on(folder: Path | None, url: str, again: bool = False) -> Mapping[str, Any]:
-    """The verdict on the run of ``folder``, or at ``url``; ``again``: polled lately.
+def url_of(folder: Path | None, url: str) -> str:
+    """The address of the API of the run in ``folder``; without a folder ``url``.
+
+    Raises ConfigError: the folder names no API.
+    """
+    if folder is None:
+        return url
+    address = address_in(folder)
+    if address is None:
+        raise ConfigError(
+            f"{folder} names no rollout API: give that of a run, or --api-url URL"
+        )
+    return address
+
+
+def report_on(folder: Path | None, url: str, again: bool = False) -> RunReport:
+    """The report on the run of ``folder``, or of the API at ``url``; ``again``: polled lately.
+
+    The verdict on a run whose processes are gone is that of its files.
 
     Raises ConfigError: the folder does not exist.
     """
     if folder is None:
-        return poll_twice(url, again).verdict
+        return poll_twice(url, again)
     if not folder.is_dir():
         raise ConfigError(f"no folder {folder}: give that of a run, or --api-url URL")
     address = address_in(folder)
     if address is not None:
         report = poll_twice(address, again)
         if report.verdict["state"] != "unreachable" or report.refused:
-            return report.verdict
-    return document_of(ended_verdict(folder))
+            return report
+    verdict = document_of(ended_verdict(folder))
+    return RunReport(address or str(folder), time.time(), None, verdict)
 
 
 def poll_twice(url: str, again: bool = False) -> RunReport:

@@ -9,6 +9,10 @@ from functools import cache
 from pathlib import Path
 
 STATIC = Path(__file__).with_name("static")
+# Parts of every page: routing and keys, elements, charts, colours.
+SHARED = frozenset(
+    "app.js api.js chart.js dom.js kept.js style.css icon.svg uplot.js uplot.css uplot.LICENSE".split()
+)
 INDENTED = (".js", ".css")  # without a text that spans lines
 # Indentation, and lines that are comments or empty.
 _LEFT_OUT = re.compile(rb"^ *//.*\n|^\n|^ +", re.MULTILINE)
@@ -38,12 +42,18 @@ def content_of(path: Path) -> bytes:
 
 
 @cache
-def assets() -> Mapping[str, tuple[bytes, dict[str, str]]]:
-    """Content and headers of each static file, by its name; the page has the name ''."""
+def assets(*folders: Path) -> Mapping[str, tuple[bytes, dict[str, str]]]:
+    """Content and headers of each static file, by its name; the page has the name ''.
+
+    Another page over the same parts has its own files in ``folders``.
+    """
     files = {}
-    for path in sorted(STATIC.iterdir()):
+    shared = [path for path in STATIC.iterdir() if not folders or path.name in SHARED]
+    own = [path for folder in folders for path in folder.iterdir()]
+    paths = {path.name: path for path in (*shared, *own)}
+    for name, path in sorted(paths.items()):
         content = content_of(path)
         tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
         about = {"content-type": TYPES[path.suffix], "etag": tag}
-        files["" if path.name == "index.html" else path.name] = (content, HEADERS | about)
+        files["" if name == "index.html" else name] = (content, HEADERS | about)
     return files

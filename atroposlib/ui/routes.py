@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
@@ -9,12 +11,12 @@ from starlette.routing import Route
 from atroposlib.ui import HEADERS, assets
 
 
-async def serve_asset(request: Request) -> Response:
+def asset_response(request: Request, *folders: Path) -> Response:
     """Response with a static file; 304 for the version that the browser has."""
-    name = request.path_params.get("asset", "")
-    if name not in assets():
+    name, files = request.path_params.get("asset", ""), assets(*folders)
+    if name not in files:
         return Response("no such file of the page", 404, HEADERS, "text/plain")
-    content, headers = assets()[name]
+    content, headers = files[name]
     if request.headers.get("if-none-match") == headers["etag"]:
         return Response(None, 304, headers)
     return Response(content, 200, headers)
@@ -25,8 +27,12 @@ async def to_page(_: Request) -> Response:
     return RedirectResponse("ui/")
 
 
-def page_routes() -> list[Route]:
-    """Routes of the page, for the application that also has ``/explore``."""
+def page_routes(*folders: Path) -> list[Route]:
+    """Routes of the page, for the application that also has its data; see :func:`assets`."""
+
+    async def serve_asset(request: Request) -> Response:
+        return asset_response(request, *folders)
+
     return [
         Route("/ui", to_page),
         Route("/ui/", serve_asset),

@@ -5,6 +5,7 @@
     atropos-launch k8s --config run.yaml k8s.image=... k8s.volume_claim=...
     atropos-launch ray --config run.yaml --out /shared/run
     atropos-launch --config areal.yaml --env my_environment.py     AReaL's file, here
+    atropos run diff runs/a runs/b                                  two runs compared
 
 key=value sets a key of the file; a key unknown to the launcher is passed to the trainer. A file with
 a section ``sweep`` is a run for each of its combinations.

@@ -37,6 +37,7 @@ from atroposlib.settings.merge import (
     merge_dicts,
 )
 from atroposlib.settings.yaml_file import read_yaml
+from atroposlib.utils.command.run_folder import DATA_FOLDER
 from example_trainer.launch.areal.options import is_areal, read_areal
 from example_trainer.launch.clusters import KubernetesSection, PlanSection, RaySection
 from example_trainer.launch.overrides import in_environments
@@ -50,7 +51,7 @@ class ApiSection(PlanSection):
     """The rollout API."""
 
     port: int = Field(0, ge=0, le=65535, description="0: any free one")
-    data: str = Field("queue", description="folder of its data, below out")
+    data: str = Field(DATA_FOLDER, description="folder of its data, below out")
     args: list[str] = Field([], description="more arguments of run-api")
     env: dict[str, str] = Field({}, description="environment variables")
 

@@ -50,7 +50,7 @@ def launch_plan(start: QuickstartPlan) -> Plan:
         {
             "name": "quickstart",
             "out": str(options.out),
-            "api": {"port": start.api_port, "data": "api", "env": thread_env(1)},
+            "api": {"port": start.api_port, "env": thread_env(1)},
             "inference": _inference(start),
             "environments": [_environment(start)],
             "trainer": {

@@ -19,6 +19,7 @@ from atroposlib.processes import Children, free_port
 from atroposlib.quickstart import models
 from atroposlib.settings.sentences import did_you_mean
 from atroposlib.utils.command.parser import missing
+from atroposlib.utils.command.run_folder import DATA_FOLDERS, METRICS
 from atroposlib.utils.http.sockets import port_problem
 from atroposlib.utils.io import existing_folder, free_bytes
 from example_trainer.quickstart import vllm_env
@@ -102,7 +103,7 @@ def require_free_port(option: str, port: int) -> None:
 
 def require_unused(out: Path) -> None:
     """Require a new directory: the API would resume an old run and mix it with the new run."""
-    if any((out / name).exists() for name in ("metrics.jsonl", "api", "report.html")):
+    if any((out / name).exists() for name in (METRICS, *DATA_FOLDERS, "report.html")):
         raise NotReady(f"--out {out} already holds a run; choose another directory")
 
 

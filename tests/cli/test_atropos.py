@@ -62,6 +62,14 @@ def test_the_words_after_a_subcommand_reach_it_unread():
     assert done.returncode == 2 and "--no-such-flag" in done.stderr
 
 
+def test_a_verb_of_a_command_has_a_function_of_its_own(tmp_path):
+    done = atropos("run", "diff", "--help")
+    assert done.returncode == 0 and done.stdout.startswith("usage: atropos run diff")
+    done = atropos("run", "diff", str(tmp_path), str(tmp_path))
+    assert done.returncode == 2 and "is no folder of a run" in done.stderr
+    assert "atropos run diff" in atropos("run", "--help").stdout
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_completion_script_calls_the_command(shell):
     done = atropos("completion", shell)

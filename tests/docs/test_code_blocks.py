@@ -194,7 +194,7 @@ def test_the_program_about_kept_rollouts_names_a_run_that_is_missing(
     monkeypatch.chdir(tmp_path)
     [(_, code)] = blocks("python", page="docs/watching.md")
     exec(compile(code, "docs/watching.md", "exec"), {})
-    assert "runs/a/api" in capsys.readouterr().out
+    assert "runs/a has no archive" in capsys.readouterr().out
 
 
 def test_the_lines_about_losses_run():

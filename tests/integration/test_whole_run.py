@@ -139,7 +139,7 @@ def until(what: str, is_true: Callable[[], object]) -> None:
 
 def ledger(run: Quickstart) -> dict[str, str]:
     """Every group the rollout API ever acknowledged: key -> state."""
-    connection = apsw.Connection(str(run.out / "api" / "queue.sqlite"))
+    connection = apsw.Connection(str(run.out / "queue" / "queue.sqlite"))
     return dict(connection.execute("SELECT key, state FROM groups"))
 
 

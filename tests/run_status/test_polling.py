@@ -93,6 +93,15 @@ def test_the_address_of_a_run_is_in_the_files_of_its_launcher(tmp_path):
     assert address_in(tmp_path) == "http://h:42"
 
 
+def test_the_address_of_a_run_on_a_cluster_is_in_the_file_that_its_api_writes(tmp_path):
+    (tmp_path / "launch/endpoints").mkdir(parents=True)
+    file = "file:///elsewhere/launch/endpoints/api"
+    (tmp_path / "launch/wiring.yaml").write_text(f'{{"atropos_url": "{file}"}}')
+    assert address_in(tmp_path) is None
+    (tmp_path / "launch/endpoints/api").write_text("http://node7:8000\n")
+    assert address_in(tmp_path) == "http://node7:8000"
+
+
 @pytest.mark.parametrize("url", ["http://[", "x", "http://h:99999", "http://127.0.0.1:1/\x00"])
 def test_an_address_that_is_none_is_no_answer(url):
     with pytest.raises(Silent):

@@ -25,6 +25,7 @@ from atroposlib.api.store.postgres import PostgresStore
 from atroposlib.api.store.sql.run import LoadRun
 from atroposlib.api.store.sqlite import DATABASE, SqliteStore
 from atroposlib.errors import ConfigError, InvalidGroup
+from atroposlib.utils.command.run_folder import DATA_FOLDERS
 from atroposlib.wire.safetensors import MalformedBody
 
 log = logging.getLogger(__name__)
@@ -69,10 +70,6 @@ def load_rollouts(
         )
     records = (record for block in rollouts.blocks() for record in block)
     return records if frame == "iterator" else list(records)
-
-
-# A launched run has its data in the first, a quickstart in the second.
-DATA_FOLDERS = ("queue", "api")
 
 
 def place(word: str) -> Path | str:

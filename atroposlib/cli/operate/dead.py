@@ -8,7 +8,7 @@ from contextlib import closing
 
 from atroposlib.client import RolloutClient
 from atroposlib.errors import AtroposError, RolloutApiUnavailable
-from atroposlib.run_status.why import parser_of
+from atroposlib.run_status.why import add_run, parser_of, url_of
 
 UNREACHABLE = 3  # exit status
 
@@ -18,11 +18,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = parser_of("atropos api dead", main.__doc__)
     parser.add_argument("verb", nargs="?", choices=("list", "revive", "drop"), default="list")
     parser.add_argument("no", nargs="?", type=int, help="a batch; 0: all damaged groups")
+    add_run(parser, "--run")
     options = parser.parse_args(argv)
     if (options.verb == "list") != (options.no is None):
         parser.error("revive NO, drop NO, or list")
+    url = url_of(options.run, options.api_url)
     try:
-        with closing(RolloutClient(options.api_url, timeout_s=5, give_up_after_s=0)) as client:
+        with closing(RolloutClient(url, timeout_s=5, give_up_after_s=0)) as client:
             if options.verb != "list":
                 settled = client.settle_dead(options.no, options.verb)
                 print(f"batch {options.no}: {options.verb if settled else 'not dead'}")

@@ -1,17 +1,11 @@
 // Addresses to views, keys, colour scheme, token, polling.
 
-import { api, chosen, get, optional } from "./api.js";
-import { address, empty, h, search } from "./dom.js";
+import { api, get, optional } from "./api.js";
+import { address, empty, h, put } from "./dom.js";
 import { kept } from "./kept.js";
+import { HELP, PARENT, VIEWS, head } from "./views.js";
 
 const POLL_S = 2;
-const VIEWS = { // name in the address: [title, key after g, module]
-  "": ["Overview", "o", "overview"], environments: ["Environments", "e", "environments"],
-  batches: ["Batches", "b", "batches"], rollouts: ["Rollouts", "r", "rollouts"],
-  curves: ["Curves", "c", "curves"], weights: ["Weights", "w", "weights"], why: ["Why", "y", "why"],
-  batch: [null, null, "batches"], group: [null, null, "group"], tokens: [null, null, "tokens"], item: [null, null, "item"],
-};
-const PARENT = { batch: "batches", group: "rollouts", tokens: "rollouts", item: "rollouts" };
 const main = document.getElementById("main");
 const pulse = document.getElementById("pulse");
 let view = null; // of the current address
@@ -63,7 +57,7 @@ async function route() {
 function failed(error, named) {
   if (error.status === 404 && !named) return empty("No data for this view.", kept ? `${error.message}.` : "This API does not serve it: it has no archive, or is of an older version.");
   if (error.status === 404) return empty("Not here.", `${error.message}. It was freed, or never arrived at this run.`);
-  if (error.status === 0) return empty("The API does not answer.", "Start it again: atropos api serve. This page retries.");
+  if (error.status === 0) return empty("No answer.", `${HELP} This page retries.`);
   return empty("This view failed.", error.message);
 }
 
@@ -157,9 +151,4 @@ document.querySelector(".skip").addEventListener("click", (event) => { event.pre
 addEventListener("hashchange", route);
 theme();
 await route();
-const told = await optional("/explore/runs").catch(() => null);
-const run = chosen(told) ?? await optional("/status").then((s) => s && { ...s, live: true }, () => null);
-const title = (one) => one.run_id.replace(/^(.{12})[^.]*/, "$1") || "newest";
-const choice = (runs) => h("select", { "aria-label": "Run", onchange: (event) => { location.search = event.target.value; } },
-  runs.map((one, at) => h("option", { value: search({ run_id: at ? one.run_id : "" }), selected: one === run }, title(one))));
-if (run) document.getElementById("run").append(told?.runs[1] ? choice(told.runs) : h("span", { title: run.path }, title(run)), " ", h("small", {}, kept?.note ?? (run.live ? run.state : "archive")));
+put(document.getElementById("run"), await head());

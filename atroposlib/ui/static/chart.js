@@ -3,9 +3,9 @@
 import { h, number } from "./dom.js";
 
 const HEIGHT = 150;
-const STEPS = [1, 2, 5].flatMap((n) => [1, 10, 100, 1e3, 1e4, 1e5].map((k) => n * k)).sort((a, b) => a - b); // whole steps
+export const STEPS = [1, 2, 5].flatMap((n) => [1, 10, 100, 1e3, 1e4, 1e5].map((k) => n * k)).sort((a, b) => a - b); // whole steps
 
-const colourOf = (name) => {
+export const colourOf = (name) => {
   const probe = h("span", { vars: { color: `var(${name})` } });
   document.body.append(probe);
   const { color } = getComputedStyle(probe);

@@ -9,6 +9,7 @@ from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.load import DATABASE, open_explorer, place
 from atroposlib.cli.view import archive
 from atroposlib.errors import ConfigError
+from atroposlib.utils.command.run_folder import DATA_FOLDERS
 from tests.api.archive.rollouts import group, row
 from tests.api.harness import Api
 
@@ -77,11 +78,12 @@ async def test_a_run_on_postgresql_is_viewed_while_it_goes_on(postgres, tmp_path
     assert len(atroposlib.load_rollouts(tmp_path)) == 4
 
 
-def test_the_folder_of_a_run_stands_for_the_data_directory_in_it(run):
-    folder = run.parent / "whole"
+@pytest.mark.parametrize("name", DATA_FOLDERS)
+def test_the_folder_of_a_run_stands_for_the_data_directory_in_it(run, name):
+    folder = run.parent / f"whole-{name}"
     folder.mkdir()
     assert place(str(folder)) == folder
-    run.rename(folder / "queue")
-    (folder / "queue" / DATABASE).touch()
-    assert place(str(folder)) == folder / "queue"
+    run.rename(folder / name)
+    (folder / name / DATABASE).touch()
+    assert place(str(folder)) == folder / name
     assert len(atroposlib.load_rollouts(folder)) == 3
