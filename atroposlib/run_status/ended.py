@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -98,12 +98,20 @@ def outcome_of(folder: Path) -> RunOutcome | None:
     return outcome if outcome.state in OUTCOME_STATES else None
 
 
-def ended_verdict(folder: Path) -> StatusVerdict:
-    """The verdict on a run of which no process answers, from the files of its folder."""
+def ended_verdict(
+    folder: Path, steps: Sequence[Mapping[str, Any]] | None = None
+) -> StatusVerdict:
+    """The verdict on a run of which no process answers, from the files of its folder.
+
+    Args:
+        steps: contents of metrics.jsonl; None: they are read.
+    """
     from atroposlib.trackers.jsonl import read_steps
 
     metrics = folder / "metrics.jsonl"
-    rows = read_steps(metrics) if metrics.is_file() else []
+    rows = steps or []
+    if steps is None and metrics.is_file():
+        rows = read_steps(metrics)
     outcome = outcome_of(folder) or RunOutcome("running")
     errors = [line for log in sorted(folder.glob("logs/*.log")) if (line := _last_error(log))]
     last = int(rows[-1].get("step", 0)) if rows else 0

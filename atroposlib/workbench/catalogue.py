@@ -54,6 +54,7 @@ class CatalogueEntry:
     verdict: Mapping[str, Any] = field(default_factory=dict)
     address: str | None = None
     signature: tuple[Any, ...] = ()
+    document: Mapping[str, Any] = field(default_factory=dict)  # of the table
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self) -> None:
@@ -66,8 +67,9 @@ class CatalogueEntry:
         self.sources = files.sources()
         self.outcome = files.outcome() or RunOutcome("running")
         self.verdict, self.address = run_verdict(self.run, files)
+        self.document = self._table_row()
 
-    def document(self) -> dict[str, Any]:
+    def _table_row(self) -> dict[str, Any]:
         """The run as JSON values of the table."""
         tokens = xs_of(self.rows, "tokens")
         last = self.rows[-1] if self.rows else {}
@@ -182,7 +184,7 @@ def runs_document(root: Path, entries: Sequence[CatalogueEntry]) -> dict[str, An
     for entry in entries:
         values = entry.settings.values
         shown = {name: values.get(name, NOT_SET) for name in differing} if values else {}
-        runs.append({**entry.document(), "settings": shown})
+        runs.append({**entry.document, "settings": shown})
     return {
         "root": str(root),
         "settings": [{"name": name, "short": names[name]} for name in differing],

@@ -60,7 +60,8 @@ def value_at(points: Sequence[Point], x: float) -> float | None:
 def values_at(points: Sequence[Point], xs: Sequence[float]) -> Array:
     """The values at ``xs``, all inside of the curve."""
     known = np.array(points)  # (points, 2)
-    return np.interp(np.array(xs), known[:, 0], known[:, 1])
+    values: Array = np.interp(np.array(xs), known[:, 0], known[:, 1])
+    return values
 
 
 def band_of(curves: Sequence[Sequence[Point]]) -> list[BandPoint]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -192,7 +193,9 @@ class RunFiles:
 
 def numbers_of_step(row: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of a step, and the words by which a restart is known."""
-    return {**finite_numbers(row), **{name: row[name] for name in KEPT if name in row}}
+    # Each line has the same names: a copy of each per line would be most of the memory.
+    numbers = {sys.intern(name): value for name, value in finite_numbers(row).items()}
+    return {**numbers, **{name: row[name] for name in KEPT if name in row}}
 
 
 def indexed_steps(index: Index | None) -> list[dict[str, Any]]:

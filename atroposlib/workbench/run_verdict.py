@@ -41,7 +41,8 @@ def run_verdict(run: RunDirectory, files: RunFiles) -> tuple[Mapping[str, Any], 
             return report.verdict, address
     if run.file(METRICS) is None and run.data == run.path:
         return document_of(data_verdict(run, files)), None
-    return document_of(ended_verdict(run.path)), None
+    steps = files.steps() if run.file(METRICS) else None
+    return document_of(ended_verdict(run.path, steps)), None
 
 
 def is_trusted(address: str) -> bool:

@@ -1,4 +1,4 @@
-"""Explorers of ended runs, opened when somebody looks and closed soon after.
+"""Explorers of ended runs, opened by a request and closed soon after.
 
 An open explorer holds the lock of the data directory, so a run could not go on meanwhile: it is
 closed ``IDLE_S`` after the last request.
@@ -81,7 +81,7 @@ class Views:
         return view
 
     def close_idle(self) -> None:
-        """Close what nobody has used for a while."""
+        """Close views without a request for a while."""
         with self._lock:
             self._close(MAX_OPEN, self._clock() - IDLE_S)
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from atroposlib import __version__
 from atroposlib.errors import ConfigError
 from atroposlib.processes import Interrupted, RunFailed
 from atroposlib.run_status.ended import (
@@ -13,6 +14,7 @@ from atroposlib.run_status.ended import (
     OUTCOME,
     ended_verdict,
     outcome_of,
+    package_code,
     recorded_outcome,
 )
 from atroposlib.text.lines import LOG_STARTED
@@ -43,6 +45,13 @@ def test_a_finished_run_is_done_with_its_model_whatever_its_logs_say(folder):
     assert (verdict.state, verdict.line) == ("done", "step 4 of 4")
     assert verdict.remedy == f"model {folder / 'model'}"
     assert not any("ConfigError" in text for text in verdict.findings[0].evidence)
+
+
+def test_the_record_of_a_launch_names_the_code_that_ran(folder):
+    launch(folder)
+    outcome = outcome_of(folder)
+    assert outcome is not None and outcome.code == package_code()
+    assert outcome.code.startswith(f"{__version__} sha256:")
 
 
 def test_a_stopped_run_names_its_step_and_that_it_goes_on(folder):

@@ -5,11 +5,17 @@ import { chip, empty, h, link, address, visit } from "./dom.js";
 export const MAX_RUNS = 24;
 const TINTS = 8;
 
-export const keysOf = (query) => (query.runs ?? "").split(",").filter(Boolean);
+let last = ""; // the links of the head have no keys
+export const remember = (keys) => { last = keys.join(","); };
+
+export function keysOf(query) {
+  if (query.runs !== undefined) last = query.runs;
+  return last.split(",").filter(Boolean);
+}
 export const tint = (at) => `--c${at % TINTS}`;
 export const swatch = (at) => h("i", { class: "swatch", vars: { "--tint": `var(${tint(at)})` } });
 
-// Without keys in the address: the first runs of all.
+// Without keys: the first of all runs.
 export async function chosenRuns(context) {
   const { runs } = await context.get("/workbench/runs");
   const keys = keysOf(context.query), named = runs.filter((run) => keys.includes(run.key));

@@ -9,11 +9,12 @@ const pair = (equal) => (equal ? `${number(equal.a, 4)} → ${number(equal.b, 4)
 export async function show(context) {
   const runs = await chosenRuns(context);
   nav(context, runs);
-  if (keysOf(context.query).length !== 2 || runs.length !== 2) {
-    put(context.box, empty("Two runs are compared here.", "Choose two in the list of runs, then Diff of two."), link(address("", context.query), "to the runs"));
+  const keys = keysOf(context.query), query = { runs: keys.join(",") };
+  if (keys.length !== 2 || runs.length !== 2) {
+    put(context.box, empty("Two runs are compared here.", "Choose two in the list of runs, then Diff of two."), link(address("", query), "to the runs"));
     return;
   }
-  const told = await context.get("/workbench/diff", { runs: context.query.runs });
+  const told = await context.get("/workbench/diff", query);
   const sides = [["A", told.a], ["B", told.b]], { tasks } = told;
   put(context.box, h("h1", {}, `${told.a.name} → ${told.b.name}`),
     h("div", { class: "pair" }, sides.map(([side, one]) => section(`${side}: ${one.name}`, facts(["state", `${one.state}: ${one.line}`], ["steps", number(one.steps, 0)], ["sampled tokens", number(one.tokens, 0)], ["time", duration(one.seconds)])))),
@@ -24,7 +25,7 @@ export async function show(context) {
     section("Tasks, paired", tasks ? taskFacts(tasks) : empty("No pairs.", told.tasks_missing)),
     section("Figures", table([col("curve", (row) => row.key), num("last", (row) => `${number(row.last[0], 4)} → ${number(row.last[1], 4)}`),
       num("at equal steps", (row) => pair(row.step), "where the shorter run ends"), num("at equal tokens", (row) => pair(row.tokens))], told.figures, { label: "Figures" })),
-    link(address("compare", context.query), "Curves of both"));
+    link(address("compare", query), "Curves of both"));
 }
 
 function taskFacts(tasks) {

@@ -1,7 +1,7 @@
 // All runs: states, figures, the settings that differ; runs are chosen here.
 
 import { bar, chip, count, duration, empty, fixed, h, mark, number, orDash, put, time, visit } from "./dom.js";
-import { keysOf, nav, noRuns, pageLink } from "./chosen.js";
+import { keysOf, nav, noRuns, pageLink, remember } from "./chosen.js";
 
 const BAD = ["stuck", "failed", "unreachable"];
 const MAX_SETTINGS = 12; // columns
@@ -37,6 +37,7 @@ export async function show(context) {
 
   function toggle(key, on = !picked.has(key)) {
     if (on) picked.add(key); else picked.delete(key);
+    remember([...picked]);
     context.replace("", { runs: [...picked].join(",") });
     draw();
   }

@@ -128,4 +128,4 @@ def test_commands_can_be_pasted_into_a_shell(plan):
     lines = [line for line in text.splitlines() if line.startswith("cd ")]
     assert len(lines) == 4
     assert "&& HF_HUB_OFFLINE=1 " in lines[0]
-    assert lines[0].endswith(f"--data-dir {chosen.options.out}/api")
+    assert lines[0].endswith(f"--data-dir {chosen.options.out}/queue")
