@@ -42,6 +42,7 @@ from atroposlib.workbench.catalogue import (
 )
 from atroposlib.workbench.overlay import AXES, Axis
 from atroposlib.workbench.run_diff import diff_of_runs
+from atroposlib.workbench.run_verdict import is_trusted
 from atroposlib.workbench.task_answers import answers_document
 from atroposlib.workbench.task_results import ROLLOUT_METRIC, task_results, task_table
 from atroposlib.workbench.views import Views
@@ -155,9 +156,11 @@ class RunPage:
 
         The browser could not ask it: for the API this page is another site.
         """
-        if request.method != "GET" or path.partition("/")[0] not in READ:
+        words = path.split("/")
+        # The client resolves dots, and a GET of an old route takes a batch away.
+        if request.method != "GET" or words[0] not in READ or {".", ".."} & {*words}:
             raise UnknownGroup(f"{request.method} of a live run: open {address}/ui/ for that")
-        names = ("authorization",)
+        names = ("authorization",) if is_trusted(address) else ()
         headers = {n: v for n in names if (v := request.headers.get(n)) is not None}
         url = f"{address}/{path}"
         query = request.url.query

@@ -110,7 +110,7 @@ def test_the_page_of_a_live_run_reads_its_api_and_changes_nothing(root):
             assert get(url, f"{page}/status").json()["state"] == "EMPTY"
             assert get(url, f"{page}/explore/rollouts").json()["rows"] == []
             assert get(url, f"{page}/explore/rollouts", nonsense=1).status_code == 422
-            for path in ("reset_data", "batch", "metrics"):
+            for path in ("reset_data", "batch", "metrics", "explore/%2e%2e/batch"):
                 assert get(url, f"{page}/{path}").status_code == 404, path
             assert httpx.post(f"{url}{page}/explore/steps/1/pin").status_code == 404
 
