@@ -23,7 +23,6 @@ from atroposlib.utils.command.references import installed_environments
 from atroposlib.utils.command.startup import SEAT
 from atroposlib.utils.io import write_whole
 from atroposlib.utils.models import weight_folders
-from example_trainer.launch.overrides import environment_label
 from example_trainer.launch.plan import (
     EnvironmentSection,
     Plan,
@@ -31,11 +30,12 @@ from example_trainer.launch.plan import (
     trainer_settings,
 )
 from example_trainer.launch.servers import CHAT_TYPES, ServerCommand, choose_engine
+from example_trainer.settings.environment_keys import environment_label
 from example_trainer.settings.section import fill_words
 from example_trainer.settings.weights import ServingSettings
 from example_trainer.state import end
 
-STORE = "store"  # file beside the plan: the address of a store with a password
+STORE = "store"  # file in the folder of the plan: the address of a store with a password
 STORE_VARIABLE, STORE_NAMES = "ATROPOS_STORE", ("memory", "sqlite")
 DIRECTORY = "directory://"  # the servers that the rollout API lists
 READY = "atroposlib.environments"

@@ -3,7 +3,7 @@
     sweep: {lr: [1e-5, 2e-5], seed: [0, 1, 2]}           every combination, the last key fastest
     sweep: [{lr: 1e-5, seed: 0}, {lr: 2e-5, seed: 1}]    these
 
-A key is one of the command line. The folder of a combination is named by its values, so that the
+Keys are those that the command line takes. The folder of a combination is named by its values, so that the
 same section names the same folders: a second start finds the runs of the first.
 """
 
@@ -87,7 +87,7 @@ def _assignments(tree: Mapping[str, Any], above: str, written: Settings) -> list
 
 
 def folder_name(settings: Sequence[Assignment], labels: Mapping[str, str]) -> str:
-    """The name of a folder: ``lr=1e-05,seed=0``; with a digest where it does not say all."""
+    """The name of a folder: ``lr=1e-05,seed=0``; with a digest where characters were replaced."""
     whole = ",".join(f"{labels[entry.key]}={_text(entry.value)}" for entry in settings)
     safe = UNSAFE.sub("-", whole)[:MAX_NAME]
     if safe == whole:

@@ -1,13 +1,13 @@
 """Queue of a sweep on this machine: its runs as child processes, some side by side.
 
-    lock, checks of all runs -> files -> each waiting run as `atropos run` of its own file -> table
+    lock, checks of all runs -> files -> `atropos run` for the file of each waiting run -> table
 
 state of a run at the start    reaction
     done                       left alone: the trainer recorded its end
     stopped, new               started; a stopped run goes on from its last checkpoint
     failed                     named, and started once more; left alone with ``skip_failed``
 
-A run that fails leaves the others alone. Ctrl-C ends the runs in order, and a killed launcher takes
+A failed run does not end the sweep. Ctrl-C ends the runs in order, and a killed launcher takes
 its runs with it (atroposlib.processes). The same command goes on.
 """
 
@@ -39,7 +39,7 @@ from example_trainer.launch.sweep.runs import (
     require_startable_runs,
     write_files,
 )
-from example_trainer.launch.sweep.table import Row, SweepView
+from example_trainer.launch.sweep.table import SweepView, TableRow
 
 LOG = "logs/launcher"  # of a run, below its folder
 AGAIN = "the same command goes on"
@@ -134,11 +134,15 @@ class SweepQueue:
         devices: Sequence[Sequence[str]],
     ) -> None:
         self.base, self.options, self.devices = base, options, devices
-        self.rows, self.waiting, self.notes = dict[str, Row](), list[SweepRun](), list[str]()
+        self.rows, self.waiting, self.notes = (
+            dict[str, TableRow](),
+            list[SweepRun](),
+            list[str](),
+        )
         self.runs = {run.name: run for run in runs}
         for run in runs:
             record = record_of(run)
-            row = Row(
+            row = TableRow(
                 run.name,
                 run.cfg.metrics_file,
                 run.cfg.training_steps,

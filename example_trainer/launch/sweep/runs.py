@@ -1,9 +1,9 @@
 """Runs of a sweep: a plan for each combination, its folder, its state, and its problems.
 
     <out>/sweep.yaml           the section, and the settings of each run
-    <out>/<combination>/       a folder of a run like any other, with its settings in run.yaml
+    <out>/<combination>/       a folder as of a single run, with the settings in run.yaml
 
-Each run is known by the records in its folder, so a second start needs nothing but these.
+Each run is known by the records in its folder, so a second start needs no further state.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from example_trainer.state import end
 SWEEP_FILE, RUN_FILE = "sweep.yaml", "run.yaml"
 NOT_IN_A_NAME = re.compile(r"[^\w.-]+")
 State = Literal["new", "stopped", "failed", "done"]
-Reader = Callable[[Sequence[Assignment]], Plan]  # of settings after all others
+Reader = Callable[[Sequence[Assignment]], Plan]  # of settings that replace all earlier values
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class SweepRun:
 
 
 @dataclass(frozen=True)
-class RunRecord:
+class SweepRecord:
     """What the folder of a run records."""
 
     state: State
@@ -111,7 +111,7 @@ def require_startable_runs(runs: Sequence[SweepRun], devices: Sequence[Sequence[
 
 
 def require_apart(runs: Sequence[SweepRun]) -> None:
-    """Refuse runs that would write to one place, or a password that would lie in their files.
+    """Refuse runs that would write to the same place, or a password that would lie in their files.
 
     Raises:
         ConfigError: names the setting.
@@ -157,17 +157,17 @@ def raise_problems(problems: Iterable[tuple[str, str]], count: int) -> None:
         raise ConfigError("; ".join(sentences))
 
 
-def record_of(run: SweepRun) -> RunRecord:
+def record_of(run: SweepRun) -> SweepRecord:
     """The state of a run, by the trainer's own record of the end and the launcher's outcome."""
     outcome, step = outcome_of(run.plan.directory), end.ended_step(run.plan.end_record)
     wanted = run.cfg.training_steps
     if step is not None and (step >= wanted or (outcome and outcome.steps == wanted)):
         early = f"ended at step {step}: {outcome.problem}" if outcome and step < wanted else ""
-        return RunRecord("done", early)
+        return SweepRecord("done", early)
     if outcome is not None and outcome.state == "failed":
-        return RunRecord("failed", outcome.problem)
+        return SweepRecord("failed", outcome.problem)
     has_begun = outcome is not None or (run.plan.launched / "plan.json").exists()
-    return RunRecord("stopped" if has_begun else "new")
+    return SweepRecord("stopped" if has_begun else "new")
 
 
 def write_files(base: Plan, runs: Sequence[SweepRun]) -> None:

@@ -21,8 +21,8 @@ COLUMNS = ("run", "state", "step", f"reward (last {LAST_STEPS})", "time")
 
 
 @dataclass
-class Row:
-    """A run in the table. ``seconds`` are those of this start."""
+class TableRow:
+    """A run in the table. ``seconds`` count from this start."""
 
     name: str
     metrics: Path
@@ -51,7 +51,7 @@ class Row:
         return self.name, self.state, f"{self.step}/{self.steps}", reward, took, self.problem
 
 
-def table_lines(rows: Sequence[Row]) -> list[str]:
+def table_lines(rows: Sequence[TableRow]) -> list[str]:
     """The table as lines of aligned columns."""
     lines = [(*COLUMNS, ""), *(row.cells() for row in rows)]
     widths = [max(len(cells[i]) for cells in lines) for i in range(len(COLUMNS))]
@@ -79,7 +79,7 @@ class SweepView:
             logs.printable(text), markup=False, highlight=False, soft_wrap=True
         )
 
-    def show(self, rows: Sequence[Row]) -> None:
+    def show(self, rows: Sequence[TableRow]) -> None:
         """Show what changes: the runs that are running."""
         now = self._clock()
         running = [row for row in rows if row.state == "running"]
@@ -97,7 +97,7 @@ class SweepView:
                 _, state, step, reward, took, _ = row.cells()
                 self.print_line(f"{row.name}: {state}, step {step}, reward {reward}, {took}")
 
-    def close(self, rows: Sequence[Row]) -> None:
+    def close(self, rows: Sequence[TableRow]) -> None:
         """Leave the whole table behind, as the last of the output."""
         if self._live is not None:
             self._live.update(Text(""), refresh=True)

@@ -12,7 +12,7 @@ from tests.trainer.launch.launch_plans import GSM8K
 
 SWEEP = "sweep={lr: [1e-5, 2e-5], seed: [0, 1, 2]}"
 
-# Notes its start in the file STARTS, then behaves as the file BEHAVIOUR says for its run: "fail",
+# Notes its start in the file STARTS, then behaves as behaviour.json names for its run: "fail",
 # "sleep" (until SIGTERM), "exit" (a status of 0 without a record), else the run is done.
 LAUNCHER = """
 import json, os, pathlib, signal, sys, time

@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.console import Console
 
-from example_trainer.launch.sweep.table import PROGRESS_S, Row, SweepView, table_lines
+from example_trainer.launch.sweep.table import PROGRESS_S, SweepView, TableRow, table_lines
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def row(tmp_path):
         metrics = tmp_path / f"{name}.jsonl"
         steps = [{"step": i + 1, "reward_mean": reward} for i, reward in enumerate(rewards)]
         metrics.write_text("".join(json.dumps(step) + "\n" for step in steps))
-        return Row(name, metrics, 20, state, **more)
+        return TableRow(name, metrics, 20, state, **more)
 
     return make
 

@@ -6,8 +6,8 @@ import pytest
 
 from atroposlib.errors import ConfigError
 from example_trainer.launch.__main__ import parse
-from example_trainer.launch.overrides import environment_label
 from example_trainer.launch.plan import read_plan
+from example_trainer.settings.environment_keys import environment_label
 from example_trainer.settings.files import parse_override
 
 FILE = """

@@ -1,4 +1,4 @@
-"""Keys of the command line that name an environment or a setting of one.
+"""Keys of the command line that name an environment, or a setting of an environment.
 
 environments.0.env.group_size          a setting: environments.0.config.env.group_size
 environments.larger.openai.timeout     the same, of the environment with this name
@@ -36,7 +36,7 @@ def in_environments(
 
     Args:
         environments: sections of the files.
-        fields: keys of such a section.
+        fields: keys of a section.
 
     Raises:
         ConfigError: no environment has this number or name, or the key has no meaning there.
