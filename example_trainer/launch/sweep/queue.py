@@ -90,7 +90,9 @@ def run_sweep(base: Plan, runs: Sequence[SweepRun], options: QueueOptions) -> in
         for line in check_runs(queue.waiting, queue.devices, options):
             print(f"{base.name}: {line}", flush=True)
         write_files(base, runs)
-        return queue.run()
+        stop = StopRequest()
+        stop.listen()
+        return queue.run(stop)
 
 
 def check_runs(
@@ -163,11 +165,13 @@ class SweepQueue:
             if record.state != "done" and not left_alone:
                 self.waiting.append(run)
 
-    def run(self) -> int:
-        """Start the waiting runs and wait for their ends; the exit status of the sweep."""
+    def run(self, stop: StopRequest) -> int:
+        """Start the waiting runs and wait for their ends; the exit status of the sweep.
+
+        Raises:
+            Interrupted: a stop was requested, and all runs have ended.
+        """
         console = Console()
-        stop = StopRequest()
-        stop.listen()
         view = SweepView(console, self.options.live and console.is_terminal)
         states = Counter(row.state for row in self.rows.values())
         listed = ", ".join(f"{count} {state}" for state, count in states.items())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import threading
 import time
@@ -11,7 +10,7 @@ import time
 import pytest
 
 from atroposlib.errors import ConfigError
-from atroposlib.processes import Interrupted
+from atroposlib.processes import Interrupted, StopRequest
 from atroposlib.utils.command.folder_lock import FolderLock
 from example_trainer.launch.sweep.queue import (
     QueueOptions,
@@ -29,12 +28,12 @@ NAMES = [f"lr={lr},seed={seed}" for lr in ("1e-05", "2e-05") for seed in range(3
 def queue(tmp_path):
     """Start a sweep, in which runs behave as named; its status and the names of the starts."""
 
-    def start(devices=((),), **options):
+    def start(devices=((),), stop=None, **options):
         base, runs = sweep(tmp_path, SWEEP)
         write_files(base, runs)
         given = QueueOptions(launcher=STAND_IN, jobs=len(devices), live=False, **options)
         before = len(starts(tmp_path))
-        status = SweepQueue(base, runs, given, devices).run()
+        status = SweepQueue(base, runs, given, devices).run(stop or StopRequest())
         return status, starts(tmp_path)[before:]
 
     return start
@@ -82,20 +81,18 @@ def test_ctrl_c_ends_the_runs_in_order_and_the_same_command_goes_on(
 ):
     behave(run2="sleep")
 
+    stop = StopRequest()
+
     def interrupt():
         while not (tmp_path / NAMES[2] / "sleeps").exists():
             time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+        stop.signal_number = signal.SIGINT
 
-    handler = signal.getsignal(signal.SIGINT)
     thread = threading.Thread(target=interrupt)
     thread.start()
-    try:
-        with pytest.raises(Interrupted):
-            queue()
-    finally:
-        thread.join()
-        signal.signal(signal.SIGINT, handler)
+    with pytest.raises(Interrupted):
+        queue(stop=stop)
+    thread.join()
     printed = capfd.readouterr().out
     assert f"stopping {NAMES[2]}; the same command goes on" in printed
     outcome = json.loads((tmp_path / NAMES[2] / "launch/outcome.json").read_text())
