@@ -179,6 +179,12 @@ def _sweep(base: Plan, args: argparse.Namespace) -> int:
         return plan_of(args, settings)
 
     runs = read_runs(base, read)
+    swept = {setting.key for run in runs for setting in run.combination.settings}
+    for word in args.overrides:
+        if (override := parse_override(word)).key in swept:
+            raise ConfigError(
+                f"{override.place} is a setting of the sweep: take out one of both"
+            )
     if args.what == "k8s":
         if args.manifest:
             raise ConfigError("--manifest names one file, and each run of a sweep has its own")

@@ -134,6 +134,11 @@ def test_every_environment_with_other_settings_is_checked(tmp_path, monkeypatch)
         next(lines)
 
 
+def test_a_word_of_the_command_line_for_a_swept_setting_is_refused(run):
+    with pytest.raises(ConfigError, match="command line: lr is a setting of the sweep"):
+        run("slurm", "--dry-run", "lr=1e-3")
+
+
 def test_a_number_of_runs_is_from_1_on(capsys):
     with pytest.raises(SystemExit):
         parse(["local", GSM8K, "--jobs", "0"])

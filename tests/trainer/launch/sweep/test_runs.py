@@ -18,7 +18,6 @@ from example_trainer.launch.sweep.runs import (
     require_startable_runs,
     write_files,
 )
-from example_trainer.settings.files import parse_override
 from tests.trainer.launch.launch_plans import GSM8K
 from tests.trainer.launch.sweep.sweeps import SWEEP, sweep
 
@@ -133,10 +132,3 @@ def test_a_done_run_keeps_the_settings_that_it_was_trained_with(tmp_path):
     base, runs = sweep(tmp_path, SWEEP, "batch_size=4")
     write_files(base, runs)
     assert changed_settings(runs[0]) == ["trainer"] and changed_settings(runs[1]) == []
-
-
-def test_a_word_of_the_command_line_does_not_hide_a_swept_setting(tmp_path):
-    words = [parse_override(word) for word in (f"out={tmp_path}", SWEEP, "lr=1")]
-    base = read_plan([GSM8K], words)
-    runs = read_runs(base, lambda settings: read_plan([GSM8K], [*words, *settings]))
-    assert [run.cfg.lr for run in runs[::3]] == [1e-5, 2e-5]
