@@ -90,8 +90,8 @@ def make_archive(folder: Path, rows: int, messages: bool) -> float:
         for _ in range(0, rows, ROWS * PUT_GROUPS):
             chosen = list(itertools.islice(order, PUT_GROUPS))
             # A key each: a group without one would be taken for a repeat of its template.
-            some = [replace(groups[at], key=f"{next(keys)}") for at in chosen]
-            stored = store.put(some, revision, lambda buffer, size: (), doubt=False)
+            batch = [replace(groups[at], key=f"{next(keys)}") for at in chosen]
+            stored = store.put(batch, revision, lambda buffer, size: (), doubt=False)
             index.write(
                 [
                     RowFacts(kept.gid, "sums", 0.0, 0, "pending", facts[at])

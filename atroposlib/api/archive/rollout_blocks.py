@@ -121,9 +121,9 @@ class RunRollouts:
 
         gids = list(dict.fromkeys(record["gid"] for record in block))
         for at in range(0, len(gids), BLOCK_GROUPS):
-            some = set(gids[at : at + BLOCK_GROUPS])
-            records = [record for record in block if record["gid"] in some]
-            groups = stored_payloads(self.index, payloads, some)
+            wanted = set(gids[at : at + BLOCK_GROUPS])
+            records = [record for record in block if record["gid"] in wanted]
+            groups = stored_payloads(self.index, payloads, wanted)
             places = [(record["gid"], record["row"]) for record in records]
             for record, texts in zip(records, texts_of_rows(groups, places, decoder)):
                 record.update(zip(TEXTS, texts))

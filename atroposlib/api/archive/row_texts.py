@@ -99,7 +99,7 @@ def texts_of_rows(
         tokenizer = decoder()
         decoded = [] if tokenizer is None else exact_texts(tokenizer, list(texts))
         texts = {(): "", **dict(zip(texts, decoded))}
-    return [row.decoded(texts) for row in rows]
+    return [row.with_texts(texts) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class UndecodedRow:
     prompt: tuple[int, ...] = ()
     answer: tuple[int, ...] = ()
 
-    def decoded(self, texts: Mapping[tuple[int, ...], str]) -> RowTexts:
+    def with_texts(self, texts: Mapping[tuple[int, ...], str]) -> RowTexts:
         if not (self.prompt or self.answer):
             return self.known
         prompt, answer = texts.get(self.prompt), texts.get(self.answer)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from atroposlib.api.archive.tables import columns_of, json_text, tables_of
+from atroposlib.api.archive.rollout_tables import columns_of, json_text, tables_of
 from atroposlib.errors import ConfigError
 
 RECORD = {
@@ -53,8 +53,8 @@ def test_blocks_are_joined_with_the_columns_of_all(frame):
     pytest.importorskip({"arrow": "pyarrow"}.get(frame, frame))
     tables = tables_of(frame)
     blocks = [[RECORD], [{**RECORD, "rewards": {"exact": 1.0}}]]
-    joined = tables.joined([tables.table(block) for block in blocks], list(RECORD))
+    joined = tables.union([tables.table(block) for block in blocks], list(RECORD))
     assert len(joined) == 2 and "reward.exact" in list(
         getattr(joined, "column_names", None) or joined.columns
     )
-    assert len(tables.joined([], list(RECORD))) == 0
+    assert len(tables.union([], list(RECORD))) == 0

@@ -35,10 +35,10 @@ def tables_of(frame: str) -> Tables:
     """
     if frame not in MODULES:
         raise ConfigError(f"frame: one of records, iterator, {', '.join(MODULES)}")
-    return Tables(frame, installed(MODULES[frame]))
+    return Tables(frame, module_of_extra(MODULES[frame]))
 
 
-def installed(name: str) -> Any:
+def module_of_extra(name: str) -> Any:
     """The module of a package of the extra. Raises ConfigError: the package is not installed."""
     try:
         return import_module(name)
@@ -58,7 +58,7 @@ class Tables:
         columns, kinds = columns_of(block, rewards)
         return getattr(self, f"_{self.frame}")(columns, kinds)
 
-    def joined(
+    def union(
         self, tables: list[Any], names: Sequence[str], rewards: Sequence[str] = ()
     ) -> Any:
         """All tables as one; without any an empty table of the fields ``names``."""
@@ -66,9 +66,9 @@ class Tables:
             tables = [self.table([dict.fromkeys(names)], rewards)[:0]]
         module = self.module
         joins: dict[str, Callable[[list[Any]], Any]] = {
-            "pandas": lambda some: module.concat(some, ignore_index=True),
-            "polars": lambda some: module.concat(some, how="diagonal"),
-            "arrow": lambda some: module.concat_tables(some, promote_options="default"),
+            "pandas": lambda parts: module.concat(parts, ignore_index=True),
+            "polars": lambda parts: module.concat(parts, how="diagonal"),
+            "arrow": lambda parts: module.concat_tables(parts, promote_options="default"),
         }
         return joins[self.frame](tables)
 
