@@ -27,8 +27,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-import atroposlib
 from atroposlib.api.archive.index import Index
+from atroposlib.api.archive.load import load_rollouts
 from atroposlib.api.archive.records import RowFacts, RunFacts
 from atroposlib.api.archive.rollout_blocks import RunRollouts
 from atroposlib.api.codec import read_group
@@ -112,7 +112,7 @@ def run_task(folder: Path, task: str) -> dict[str, float]:
 
 
 def read_pandas(folder: Path) -> int:
-    return len(atroposlib.load_rollouts(folder, "pandas", text=True))
+    return len(load_rollouts(folder, "pandas", text=True))
 
 
 def read_all(folder: Path, text: bool) -> int:

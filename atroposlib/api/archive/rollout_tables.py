@@ -16,10 +16,9 @@ import orjson
 from atroposlib.api.archive.rollout_blocks import Record
 from atroposlib.errors import ConfigError
 from atroposlib.text.lines import json_line
-from atroposlib.utils.command.distribution import NAME
 from atroposlib.wire.explore import RolloutRow
 
-INSTALL = f"pip install '{NAME}[analysis]'"
+INSTALL = "pip install 'atropos-rl[analysis]'"
 MODULES = {"pandas": "pandas", "polars": "polars", "arrow": "pyarrow"}
 PREFIX = "reward."
 _HINTS = get_type_hints(RolloutRow)
