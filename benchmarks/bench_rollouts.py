@@ -102,7 +102,7 @@ def make_archive(folder: Path, rows: int, messages: bool) -> float:
     return time.perf_counter() - began
 
 
-def run_task(folder: Path, task: str) -> dict[str, float]:
+def measured_task(folder: Path, task: str) -> dict[str, float]:
     """Seconds and megabytes of a task in this process."""
     began, spent = time.perf_counter(), time.process_time()
     count = TASKS[task](folder)
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--task", choices=TASKS, help="of the archive in --folder")
     options = parser.parse_args()
     if options.task:
-        print(json.dumps(run_task(options.folder, options.task)))
+        print(json.dumps(measured_task(options.folder, options.task)))
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or Path(scratch)

@@ -54,7 +54,7 @@ class Tables:
 
     def table(self, block: Sequence[Record], rewards: Sequence[str] | None = None) -> Any:
         """A block of records as a table; ``rewards``: the names of all, None: of the block."""
-        columns, kinds = columns_of(block, rewards)
+        columns, kinds = block_columns(block, rewards)
         return getattr(self, f"_{self.frame}")(columns, kinds)
 
     def union(
@@ -94,7 +94,7 @@ class Tables:
         return pyarrow.table(columns, schema=schema)
 
 
-def columns_of(
+def block_columns(
     block: Sequence[Record], rewards: Sequence[str] | None = None
 ) -> tuple[dict[str, list[Any]], dict[str, type]]:
     """Columns of a block, and the type of each."""
@@ -102,7 +102,7 @@ def columns_of(
     kinds = {name: KINDS.get(name, str) for name in columns}
     if "messages" in columns:
         columns["messages"] = [
-            None if value is None else json_text(value).decode()
+            None if value is None else record_json(value).decode()
             for value in columns["messages"]
         ]
     if "rewards" in columns:
@@ -118,7 +118,7 @@ def reward_names(block: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(name for record in block for name in record["rewards"] or ()))
 
 
-def json_text(value: Any) -> bytes:
+def record_json(value: Any) -> bytes:
     """JSON of a record or a part of it; NaN and infinity, which JSON lacks, become null."""
     try:
         return orjson.dumps(value)

@@ -18,8 +18,8 @@ from typing import Any
 from atroposlib.api.archive.load import place
 from atroposlib.api.archive.rollout_blocks import RunRollouts
 from atroposlib.api.archive.rollout_tables import (
-    json_text,
     module_of_extra,
+    record_json,
     reward_names,
     tables_of,
 )
@@ -70,7 +70,7 @@ def write_jsonl(rollouts: Callable[[], RunRollouts], path: Path) -> int:
     reader = rollouts()
     with open(path, "wb") as file:
         for block in reader.blocks():
-            file.writelines(json_text(record) + b"\n" for record in block)
+            file.writelines(record_json(record) + b"\n" for record in block)
     return reader.count
 
 
