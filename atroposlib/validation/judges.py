@@ -104,7 +104,7 @@ def judge_counter(calls: JudgeCalls) -> Iterator[JudgeCalls]:
     def with_count(send: Any) -> Any:
         def send_counted(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
             # An async send returns its coroutine, and is counted when it is made.
-            calls.note(request.method, str(request.url), request_body(request))
+            calls.note(request.method, str(request.url), sent_body(request))
             return send(self, request, *args, **kwargs)
 
         return send_counted
@@ -128,7 +128,7 @@ def judge_counter(calls: JudgeCalls) -> Iterator[JudgeCalls]:
             setattr(kind, method, original)
 
 
-def request_body(request: Any) -> bytes:
+def sent_body(request: Any) -> bytes:
     """The body of a request that is in memory; empty for a stream."""
     try:
         body = request.body if hasattr(request, "body") else request.content
