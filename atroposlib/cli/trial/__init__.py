@@ -1,1 +1,1 @@
-"""Parts of `atropos env try`: what agents said, stored replies played again, a watched file."""
+"""Parts of `atropos env try`: the turns of agents, stored replies under a changed reward, runs at each change."""

@@ -1,4 +1,4 @@
-"""A command again at each change of a file, in a process of its own."""
+"""Runs of a command at each change of a file, each in a new process."""
 
 from __future__ import annotations
 

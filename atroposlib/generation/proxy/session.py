@@ -35,7 +35,7 @@ from atroposlib.generation.sessions.sequences import SequenceNode
 LAST = "last"
 
 
-# Is told the messages of each call, and the reply as a message.
+# A listener gets the messages of each call, and the reply as a message.
 Listener = Callable[[Sequence[Json], Json], None]
 
 
