@@ -72,7 +72,7 @@ class Tables:
         return joins[self.frame](tables)
 
     def _pandas(self, columns: dict[str, list[Any]], kinds: dict[str, type]) -> Any:
-        # Int64 has a missing value of its own, so that ids stay whole numbers.
+        # Int64 has a missing value, so that ids stay whole numbers.
         types = {int: "Int64", float: "float64", str: "object"}
         return self.module.DataFrame(
             {

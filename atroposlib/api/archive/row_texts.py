@@ -25,7 +25,7 @@ from atroposlib.wire.numbers import finite_float
 from atroposlib.wire.safetensors import MalformedBody
 
 MAX_NUMBERS = 64  # of an environment's numbers of a row
-TOTAL = "reward"  # among an environment's numbers: the score, which has a column of its own
+TOTAL = "reward"  # among an environment's numbers: the score, which is another column
 
 
 class RowTexts(NamedTuple):
@@ -104,7 +104,7 @@ def texts_of_rows(
 
 @dataclass(frozen=True, slots=True)
 class UndecodedRow:
-    """What is known of a row, and the tokens of a row whose messages were not kept."""
+    """Known facts of a row, and the tokens of a row whose messages were not kept."""
 
     known: RowTexts
     prompt: tuple[int, ...] = ()
@@ -177,7 +177,7 @@ def prompt_and_answer(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str |
 
 
 def text_of_turn(message: Mapping[str, Any]) -> str:
-    """The text of a message, its calls of tools on lines of their own; pictures are left out."""
+    """The text of a message, a line for each call of a tool; pictures are left out."""
     content = message.get("content")
     if isinstance(content, str) and not message.get("tool_calls"):
         return content

@@ -1,1 +1,1 @@
-"""Parts of `atropos env try`: the turns of agents, stored replies under a changed reward, runs at each change."""
+"""Parts of `atropos env try`: turns of agents, stored replies under a new reward, runs at each change."""
