@@ -87,7 +87,7 @@ class RunRollouts:
                 yield block
 
     def named_rewards(self) -> Iterator[list[Record]]:
-        """The same records, or more, without the texts that only tokens have."""
+        """Records as of :meth:`blocks`, or more, without the texts that only tokens have."""
         return self._blocks(decoding=False)
 
     def _blocks(self, decoding: bool) -> Iterator[list[Record]]:

@@ -77,8 +77,8 @@ def write_jsonl(rollouts: Callable[[], RunRollouts], path: Path) -> int:
 def write_parquet(rollouts: Callable[[], RunRollouts], path: Path) -> int:
     """Write a parquet file, and return the number of its rows.
 
-    The file names its columns at its beginning, so the named rewards are gathered in a pass of
-    their own, which reads no text.
+    The file names its columns at its beginning, so the named rewards are gathered in a first pass,
+    which decodes no text.
 
     Raises ConfigError: pyarrow is missing, or a new reward came while the file was written.
     """
