@@ -129,12 +129,14 @@ def judge_counter(calls: JudgeCalls) -> Iterator[JudgeCalls]:
 
 
 def sent_body(request: Any) -> bytes:
-    """The body of a request that is in memory; empty for a stream."""
+    """The body of a request of requests or httpx that is in memory; empty for a stream."""
     try:
         body = request.body if hasattr(request, "body") else request.content
-    except Exception:  # broad: httpx's own error, of one of two packages, for a stream
+    except RuntimeError:  # of httpx, whose body is a stream
         return b""
-    return body.encode() if isinstance(body, str) else bytes(body or b"")
+    if isinstance(body, str):
+        return body.encode()
+    return body if isinstance(body, bytes) else b""
 
 
 def policy_addresses(env: Any) -> Sequence[str]:
