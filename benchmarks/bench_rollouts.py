@@ -27,8 +27,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-import atroposlib
 from atroposlib.api.archive.index import Index
+from atroposlib.api.archive.load import load_rollouts
 from atroposlib.api.archive.records import RowFacts, RunFacts
 from atroposlib.api.archive.rollout_blocks import RunRollouts
 from atroposlib.api.codec import read_group
@@ -90,8 +90,8 @@ def make_archive(folder: Path, rows: int, messages: bool) -> float:
         for _ in range(0, rows, ROWS * PUT_GROUPS):
             chosen = list(itertools.islice(order, PUT_GROUPS))
             # A key each: a group without one would be taken for a repeat of its template.
-            some = [replace(groups[at], key=f"{next(keys)}") for at in chosen]
-            stored = store.put(some, revision, lambda buffer, size: (), doubt=False)
+            batch = [replace(groups[at], key=f"{next(keys)}") for at in chosen]
+            stored = store.put(batch, revision, lambda buffer, size: (), doubt=False)
             index.write(
                 [
                     RowFacts(kept.gid, "sums", 0.0, 0, "pending", facts[at])
@@ -102,7 +102,7 @@ def make_archive(folder: Path, rows: int, messages: bool) -> float:
     return time.perf_counter() - began
 
 
-def run_task(folder: Path, task: str) -> dict[str, float]:
+def measured_task(folder: Path, task: str) -> dict[str, float]:
     """Seconds and megabytes of a task in this process."""
     began, spent = time.perf_counter(), time.process_time()
     count = TASKS[task](folder)
@@ -112,7 +112,7 @@ def run_task(folder: Path, task: str) -> dict[str, float]:
 
 
 def read_pandas(folder: Path) -> int:
-    return len(atroposlib.load_rollouts(folder, "pandas", text=True))
+    return len(load_rollouts(folder, "pandas", text=True))
 
 
 def read_all(folder: Path, text: bool) -> int:
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--task", choices=TASKS, help="of the archive in --folder")
     options = parser.parse_args()
     if options.task:
-        print(json.dumps(run_task(options.folder, options.task)))
+        print(json.dumps(measured_task(options.folder, options.task)))
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or Path(scratch)

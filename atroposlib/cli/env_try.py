@@ -59,11 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.with_log_settings(options, "warning")
     logs.configure(PROG, options.log_format, options.log_level)
     if options.watch:
-        return watched(options.environment, sys.argv[1:] if argv is None else argv)
+        return watch_file(options.environment, sys.argv[1:] if argv is None else argv)
     return trial(options, words)
 
 
-def watched(environment: str, argv: Sequence[str]) -> int:
+def watch_file(environment: str, argv: Sequence[str]) -> int:
     """Run the same words without ``--watch`` at each change of the environment's file.
 
     Raises ConfigError: the environment is no file.
@@ -83,7 +83,7 @@ def trial(options: argparse.Namespace, words: Sequence[str]) -> int:
     from atroposlib.validation.judges import (
         JudgeCalls,
         JudgeCallsSpent,
-        counted_judges,
+        judge_counter,
         policy_addresses,
     )
 
@@ -92,12 +92,12 @@ def trial(options: argparse.Namespace, words: Sequence[str]) -> int:
         if options.replay:
             from atroposlib.cli.trial.replay import replay
 
-            with counted_judges(calls):
+            with judge_counter(calls):
                 replay(env_files.load(options.environment), words, options.replay, options.n)
         else:
             env = environment_to_try(options, words)
             calls.policy = lambda: policy_addresses(env)
-            with counted_judges(calls):
+            with judge_counter(calls):
                 asyncio.run(try_out(env, options.n, page))
     except (AtroposError, JudgeCallsSpent) as error:
         from atroposlib.envs.rollout.causes import describe_error

@@ -24,8 +24,8 @@ from atroposlib.errors import AtroposError, RolloutError, boundary
 from atroposlib.utils.command import logs
 from atroposlib.utils.command.parser import CommandParser, whole
 from atroposlib.utils.io import existing_folder
-from atroposlib.validation.judges import JudgeCalls, JudgeCallsSpent, counted_judges
-from atroposlib.validation.progress import Progress, reporting
+from atroposlib.validation.judges import JudgeCalls, JudgeCallsSpent, judge_counter
+from atroposlib.validation.progress import ValidationProgress, progress_reporter
 from atroposlib.validation.report import Report
 from atroposlib.validation.validate import print_outcomes, validate_subject
 from atroposlib.wire import EnvSource
@@ -53,10 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.configure(PROG, options.log_format, options.log_level)
     if not os.access(folder := existing_folder(options.out.parent), os.W_OK):
         parser.error(f"--out {options.out}: {folder} cannot be written; name another file")
-    progress = Progress(JudgeCalls(options.max_judge_calls))
+    progress = ValidationProgress(JudgeCalls(options.max_judge_calls))
     tell = partial(print, f"{PROG}:", file=sys.stderr, flush=True)
     try:
-        with counted_judges(progress.calls), reporting(progress, tell):
+        with judge_counter(progress.calls), progress_reporter(progress, tell):
             report = validate_apart(options.environment, words, options.model, progress)
     except JudgeCallsSpent as error:
         logs.report("error", f"check {progress.check}: {error}")
@@ -79,14 +79,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def validate(
-    reference: str, words: Sequence[str] = (), progress: Progress | None = None
+    reference: str, words: Sequence[str] = (), progress: ValidationProgress | None = None
 ) -> Report:
     """Every check that needs no model; ``words`` are flags of the environment.
 
     Raises AtroposError: it cannot be imported, set up or checked.
     """
     again = (sys.executable, "-c", AGAIN, reference)
-    progress = progress or Progress(JudgeCalls(MOST_JUDGE_CALLS))
+    progress = progress or ValidationProgress(JudgeCalls(MOST_JUDGE_CALLS))
     return await validate_subject(env_files.load(reference), words, again, progress)
 
 
@@ -96,7 +96,7 @@ def again() -> None:
 
 
 def validate_apart(
-    reference: str, words: Sequence[str], model: str | None, progress: Progress
+    reference: str, words: Sequence[str], model: str | None, progress: ValidationProgress
 ) -> Report:
     """The report; threads that a hanging reward keeps do not hold the program back."""
 

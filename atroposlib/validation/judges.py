@@ -90,7 +90,7 @@ def model_in(body: bytes) -> str:
 
 
 @contextmanager
-def counted_judges(calls: JudgeCalls) -> Iterator[JudgeCalls]:
+def judge_counter(calls: JudgeCalls) -> Iterator[JudgeCalls]:
     """Count the calls of the HTTP clients of this process inside of the context."""
     undo: list[tuple[Any, str, Any]] = []
 
@@ -101,40 +101,42 @@ def counted_judges(calls: JudgeCalls) -> Iterator[JudgeCalls]:
             undo.append((kind, method, getattr(kind, method)))
             setattr(kind, method, wrapped(getattr(kind, method)))
 
-    def noting(send: Any) -> Any:
-        def noted(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    def with_count(send: Any) -> Any:
+        def send_counted(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
             # An async send returns its coroutine, and is counted when it is made.
-            calls.note(request.method, str(request.url), content_of(request))
+            calls.note(request.method, str(request.url), sent_body(request))
             return send(self, request, *args, **kwargs)
 
-        return noted
+        return send_counted
 
-    def noting_aiohttp(send: Any) -> Any:
-        async def noted(self: Any, method: str, url: Any, **kwargs: Any) -> Any:
+    def with_count_in_aiohttp(send: Any) -> Any:
+        async def send_counted(self: Any, method: str, url: Any, **kwargs: Any) -> Any:
             whole = url if urlsplit(str(url)).netloc else f"{self._base_url or ''}{url}"
             calls.note(method, str(whole), json.dumps(kwargs.get("json")).encode())
             return await send(self, method, url, **kwargs)
 
-        return noted
+        return send_counted
 
     try:
         for clients in (ASYNC_CLIENTS, CLIENTS):
             for module, name in clients.items():
-                wrap(module, name, "send", noting)
-        wrap("aiohttp", "ClientSession", "_request", noting_aiohttp)
+                wrap(module, name, "send", with_count)
+        wrap("aiohttp", "ClientSession", "_request", with_count_in_aiohttp)
         yield calls
     finally:
         for kind, method, original in reversed(undo):
             setattr(kind, method, original)
 
 
-def content_of(request: Any) -> bytes:
-    """The body of a request that is in memory; empty for a stream."""
+def sent_body(request: Any) -> bytes:
+    """The body of a request of requests or httpx that is in memory; empty for a stream."""
     try:
         body = request.body if hasattr(request, "body") else request.content
-    except Exception:  # broad: httpx's own error, of one of two packages, for a stream
+    except RuntimeError:  # of httpx, whose body is a stream
         return b""
-    return body.encode() if isinstance(body, str) else bytes(body or b"")
+    if isinstance(body, str):
+        return body.encode()
+    return body if isinstance(body, bytes) else b""
 
 
 def policy_addresses(env: Any) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Progress of a validation, and the lines about it while a user waits."""
+"""ValidationProgress of a validation, and the lines about it while a user waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EVERY_S = 15.0
 
 
 @dataclass
-class Progress:
+class ValidationProgress:
     """The check that runs, the rollouts played so far, and the calls of judges."""
 
     calls: JudgeCalls
@@ -32,8 +32,8 @@ class Progress:
 
 
 @contextmanager
-def reporting(
-    progress: Progress, report: Callable[[str], object], every_s: float = EVERY_S
+def progress_reporter(
+    progress: ValidationProgress, report: Callable[[str], object], every_s: float = EVERY_S
 ) -> Iterator[None]:
     """Report the progress every ``every_s``, from a thread: an environment may block the loop."""
     ended = threading.Event()

@@ -22,8 +22,8 @@ from atroposlib.envs.settings.identity import identity
 from atroposlib.errors import ConfigError, boundary
 from atroposlib.validation import data, episodes
 from atroposlib.validation.bounds import bound_of, unknown_bounds
-from atroposlib.validation.judges import JudgeCalls, counted_judges, policy_addresses
-from atroposlib.validation.progress import Progress
+from atroposlib.validation.judges import JudgeCalls, judge_counter, policy_addresses
+from atroposlib.validation.progress import ValidationProgress
 from atroposlib.validation.replies import REPLY_CHECKS, Offences
 from atroposlib.validation.report import CheckResult, NothingCompared, Proof, Report, Verdict
 from atroposlib.validation.subject import Subject, prepare
@@ -55,7 +55,7 @@ BEFORE = ("data.loads", "data.split", "leak.prompt")  # the checks of replies
 
 
 async def validate_subject(
-    env_cls: Any, words: Sequence[str], again: Sequence[str], progress: Progress
+    env_cls: Any, words: Sequence[str], again: Sequence[str], progress: ValidationProgress
 ) -> Report:
     """Run every check that needs no model; ``words`` are flags like --env.level 2.
 
@@ -190,7 +190,7 @@ def print_outcomes(env_cls: Any, words: Sequence[str]) -> None:
         return rows
 
     calls = JudgeCalls(int(os.environ[JUDGE_CALLS]))
-    with counted_judges(calls):
+    with judge_counter(calls):
         print(json.dumps(asyncio.run(play())))
 
 

@@ -9,7 +9,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from atroposlib.errors import boundary
-from atroposlib.validation.judges import JudgeCalls, JudgeCallsSpent, counted_judges, model_in
+from atroposlib.validation.judges import JudgeCalls, JudgeCallsSpent, judge_counter, model_in
 
 CHAT = "http://judge:9/v1/chat/completions"
 
@@ -43,7 +43,7 @@ async def test_clients_of_this_process_are_counted_and_no_except_hides_the_bound
     unused_tcp_port,
 ):
     base = f"http://127.0.0.1:{unused_tcp_port}/v1"
-    with counted_judges(JudgeCalls(2)) as calls:
+    with judge_counter(JudgeCalls(2)) as calls:
         async with httpx.AsyncClient(transport=httpx.MockTransport(answering)) as client:
             await client.post(CHAT, json={"model": "small"})
         with httpx.Client(transport=httpx.MockTransport(answering)) as client:

@@ -30,7 +30,7 @@ def as_before(monkeypatch):
 def one_process(monkeypatch):
     """Called for a defect that shows without the second process, whose start takes as long."""
 
-    async def no_differences(command, subject):
+    async def no_differences(command, subject, judge_calls):
         return ()
 
     return lambda: monkeypatch.setattr(validation, "compared", no_differences)

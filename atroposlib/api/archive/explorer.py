@@ -24,7 +24,7 @@ from atroposlib.api.archive.filters import (
 from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.records import RunFacts
 from atroposlib.api.archive.row_texts import (
-    finite_numbers,
+    reported_numbers,
     stored_payloads,
     texts_of_rows,
 )
@@ -241,8 +241,8 @@ class Explorer(RunViews):
         texts = (None, None) if group is None else group.texts(row.row, decoder)
         return explore.GroupRow(
             **msgspec.structs.asdict(row),
-            metrics=finite_numbers(meta.get("metrics")),
-            timings=finite_numbers(meta.get("timings")),
+            metrics=reported_numbers(meta.get("metrics")),
+            timings=reported_numbers(meta.get("timings")),
             judge=None if meta.get("judge") is None else str(meta["judge"])[:TEXT_CHARACTERS],
             prompt=texts[0],
             completion=texts[1],

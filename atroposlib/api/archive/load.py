@@ -17,7 +17,7 @@ from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.indexer import Indexer
 from atroposlib.api.archive.records import RunFacts
 from atroposlib.api.archive.rollout_blocks import RunRollouts
-from atroposlib.api.archive.tables import tables_of
+from atroposlib.api.archive.rollout_tables import tables_of
 from atroposlib.api.codec.json import read_json_group, stored_form
 from atroposlib.api.decisions.run_state import run_of
 from atroposlib.api.store import Store
@@ -65,7 +65,7 @@ def load_rollouts(
     tables = None if frame in ("records", "iterator") else tables_of(frame)
     rollouts = RunRollouts(Path(place(str(run))), run_id, filters, text, tokenizer)
     if tables is not None:
-        return tables.joined(
+        return tables.union(
             [tables.table(block) for block in rollouts.blocks()], rollouts.names
         )
     records = (record for block in rollouts.blocks() for record in block)

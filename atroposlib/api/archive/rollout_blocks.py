@@ -87,7 +87,7 @@ class RunRollouts:
                 yield block
 
     def named_rewards(self) -> Iterator[list[Record]]:
-        """The same records, or more, without the texts that only tokens have."""
+        """Records as of :meth:`blocks`, or more, without the texts that only tokens have."""
         return self._blocks(decoding=False)
 
     def _blocks(self, decoding: bool) -> Iterator[list[Record]]:
@@ -121,9 +121,9 @@ class RunRollouts:
 
         gids = list(dict.fromkeys(record["gid"] for record in block))
         for at in range(0, len(gids), BLOCK_GROUPS):
-            some = set(gids[at : at + BLOCK_GROUPS])
-            records = [record for record in block if record["gid"] in some]
-            groups = stored_payloads(self.index, payloads, some)
+            wanted = set(gids[at : at + BLOCK_GROUPS])
+            records = [record for record in block if record["gid"] in wanted]
+            groups = stored_payloads(self.index, payloads, wanted)
             places = [(record["gid"], record["row"]) for record in records]
             for record, texts in zip(records, texts_of_rows(groups, places, decoder)):
                 record.update(zip(TEXTS, texts))

@@ -25,7 +25,7 @@ from atroposlib.wire.numbers import finite_float
 from atroposlib.wire.safetensors import MalformedBody
 
 MAX_NUMBERS = 64  # of an environment's numbers of a row
-TOTAL = "reward"  # among an environment's numbers: the score, which has a column of its own
+TOTAL = "reward"  # among an environment's numbers: the score, which is another column
 
 
 class RowTexts(NamedTuple):
@@ -99,18 +99,18 @@ def texts_of_rows(
         tokenizer = decoder()
         decoded = [] if tokenizer is None else exact_texts(tokenizer, list(texts))
         texts = {(): "", **dict(zip(texts, decoded))}
-    return [row.decoded(texts) for row in rows]
+    return [row.with_texts(texts) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
 class UndecodedRow:
-    """What is known of a row, and the tokens of a row whose messages were not kept."""
+    """Known facts of a row, and the tokens of a row whose messages were not kept."""
 
     known: RowTexts
     prompt: tuple[int, ...] = ()
     answer: tuple[int, ...] = ()
 
-    def decoded(self, texts: Mapping[tuple[int, ...], str]) -> RowTexts:
+    def with_texts(self, texts: Mapping[tuple[int, ...], str]) -> RowTexts:
         if not (self.prompt or self.answer):
             return self.known
         prompt, answer = texts.get(self.prompt), texts.get(self.answer)
@@ -152,13 +152,13 @@ def named_rewards(about: Mapping[str, Any], row: int) -> dict[str, float]:
     """The named rewards of a row among the metadata of its group."""
     named, rows = about.get("named_rewards"), about.get("rows")
     if isinstance(named, list) and row < len(named):
-        return finite_numbers(named[row])
+        return reported_numbers(named[row])
     own = rows[row] if isinstance(rows, list) and row < len(rows) else None
-    metrics = finite_numbers(own.get("metrics") if isinstance(own, dict) else None)
+    metrics = reported_numbers(own.get("metrics") if isinstance(own, dict) else None)
     return {name: value for name, value in metrics.items() if name != TOTAL}
 
 
-def finite_numbers(values: Any) -> dict[str, float]:
+def reported_numbers(values: Any) -> dict[str, float]:
     """Finite numbers among the values that an environment reported, at most ``MAX_NUMBERS``."""
     numbers: dict[str, float] = {}
     for name, value in values.items() if isinstance(values, dict) else ():
@@ -172,12 +172,12 @@ def prompt_and_answer(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str |
     """The text before the last reply, and that reply; None: there is no reply."""
     replies = [at for at, message in enumerate(messages) if message.get("role") == "assistant"]
     last = replies[-1] if replies else len(messages)
-    prompt = "\n\n".join(message_text(message) for message in messages[:last])
-    return prompt, message_text(messages[last]) if replies else None
+    prompt = "\n\n".join(text_of_turn(message) for message in messages[:last])
+    return prompt, text_of_turn(messages[last]) if replies else None
 
 
-def message_text(message: Mapping[str, Any]) -> str:
-    """The text of a message, its calls of tools on lines of their own; pictures are left out."""
+def text_of_turn(message: Mapping[str, Any]) -> str:
+    """The text of a message, a line for each call of a tool; pictures are left out."""
     content = message.get("content")
     if isinstance(content, str) and not message.get("tool_calls"):
         return content

@@ -17,7 +17,12 @@ from typing import Any
 
 from atroposlib.api.archive.load import place
 from atroposlib.api.archive.rollout_blocks import RunRollouts
-from atroposlib.api.archive.tables import installed, json_text, reward_names, tables_of
+from atroposlib.api.archive.rollout_tables import (
+    module_of_extra,
+    record_json,
+    reward_names,
+    tables_of,
+)
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command.parser import CommandParser
 
@@ -65,25 +70,25 @@ def write_jsonl(rollouts: Callable[[], RunRollouts], path: Path) -> int:
     reader = rollouts()
     with open(path, "wb") as file:
         for block in reader.blocks():
-            file.writelines(json_text(record) + b"\n" for record in block)
+            file.writelines(record_json(record) + b"\n" for record in block)
     return reader.count
 
 
 def write_parquet(rollouts: Callable[[], RunRollouts], path: Path) -> int:
     """Write a parquet file, and return the number of its rows.
 
-    The file names its columns at its beginning, so the named rewards are gathered in a pass of
-    their own, which reads no text.
+    The file names its columns at its beginning, so the named rewards are gathered in a first pass,
+    which decodes no text.
 
     Raises ConfigError: pyarrow is missing, or a new reward came while the file was written.
     """
-    tables, parquet = tables_of("arrow"), installed("pyarrow.parquet")
+    tables, parquet = tables_of("arrow"), module_of_extra("pyarrow.parquet")
     rewards: list[str] = []
     if (reader := rollouts()).text:
         names = (name for block in reader.named_rewards() for name in reward_names(block))
         rewards = list(dict.fromkeys(names))
     reader, pending, size = rollouts(), list[Any](), 0
-    schema = tables.joined([], reader.names, rewards).schema
+    schema = tables.union([], reader.names, rewards).schema
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         for block in reader.blocks():
             if fresh := set(reward_names(block) if reader.text else ()) - {*rewards}:
@@ -93,10 +98,10 @@ def write_parquet(rollouts: Callable[[], RunRollouts], path: Path) -> int:
             pending.append(tables.table(block, rewards))
             size += pending[-1].nbytes
             if size > ROW_GROUP_BYTES:
-                writer.write_table(tables.joined(pending, reader.names))
+                writer.write_table(tables.union(pending, reader.names))
                 pending, size = [], 0
         if pending:
-            writer.write_table(tables.joined(pending, reader.names))
+            writer.write_table(tables.union(pending, reader.names))
     return reader.count
 
 

@@ -1,1 +1,1 @@
-"""Parts of `atropos env try`: what agents said, stored replies played again, a watched file."""
+"""Parts of `atropos env try`: turns of agents, stored replies under a new reward, runs at each change."""

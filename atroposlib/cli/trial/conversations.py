@@ -1,4 +1,4 @@
-"""What each agent of a rollout was sent and replied, turn by turn. Pure."""
+"""Messages and replies of each agent of a rollout, turn by turn. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _new_messages(calls: Sequence[tuple[list[Message], Message]]) -> Iterator[Me
 
 
 def _essence(message: Message) -> tuple[Any, Any, Any]:
-    """What makes two messages equal: clients add fields to a reply that they send again."""
+    """The fields by which two messages are equal: clients add fields to a reply in a prompt."""
     calls = message.get("tool_calls") or ()
     names = [call.get("function") for call in calls if isinstance(call, Mapping)]
     return message.get("role"), message.get("content") or "", names

@@ -96,8 +96,7 @@ def _chosen_rows(rollouts: RunRollouts, wanted: str, most_groups: int) -> list[A
     if not wanted:
         sql = "SELECT DISTINCT gid FROM rollout WHERE gid > 0 ORDER BY gid DESC LIMIT ?"
         gids = [gid for (gid,) in read(sql, (most_groups,))]
-        some = [read(f"{ROWS} WHERE gid = ?", (gid,)) for gid in gids]
-        rows = [row for group in some for row in group]
+        rows = [row for gid in gids for row in read(f"{ROWS} WHERE gid = ?", (gid,))]
     else:
         gid = int(wanted) if re.fullmatch(r"-?\d{1,18}", wanted) else 0
         rows = read(f"{ROWS} WHERE gid = ?", (gid,)) or read(
@@ -196,7 +195,9 @@ async def _replay(env_cls: Any, settings: Any, stored: Sequence[StoredRollout]) 
                 continue
             for agent, (old, new) in _rewards(rollout, reward).items():
                 who = f" {printable(agent)}" if agent else ""
-                print(f"{title}{who}: {_shown(old)} -> {_shown(new)}{note if not who else ''}")
+                print(
+                    f"{title}{who}: {_text_of(old)} -> {_text_of(new)}{note if not who else ''}"
+                )
                 if old is not None and new is not None:
                     pairs.append((old, new))
     finally:
@@ -211,27 +212,27 @@ async def _replay(env_cls: Any, settings: Any, stored: Sequence[StoredRollout]) 
 
 async def _items(subject: Subject, wanted: set[str]) -> dict[str, Any]:
     """Tasks by id. Raises ConfigError: a task is not in the data set."""
-    found: dict[str, Any] = {}
+    tasks: dict[str, Any] = {}
     end = time.monotonic() + FIND_S
     if subject.of_class:
         items = await items_of(subject.env)
-        found = {item_label(item["task"]): item for item in items}
+        tasks = {item_label(item["task"]): item for item in items}
     else:
-        found = {item["id"]: item for item in subject.env.held_out if item["id"] in wanted}
+        tasks = {item["id"]: item for item in subject.env.held_out if item["id"] in wanted}
         for _ in range(MOST_TASKS):
-            if wanted <= found.keys() or time.monotonic() > end:
+            if wanted <= tasks.keys() or time.monotonic() > end:
                 break
             item = await subject.env.get_next_item()
             if item is None or item["epoch"] > 0:
                 break
             if item["id"] in wanted:
-                found[item["id"]] = item
-    if missing := wanted - found.keys():
+                tasks[item["id"]] = item
+    if missing := wanted - tasks.keys():
         raise ConfigError(
             f"task {min(missing)!r} of the run is not in the data set: give the settings of the run, "
             "such as its --config or --env.seed"
         )
-    return found
+    return tasks
 
 
 async def _play(subject: Subject, item: Any, rollout: StoredRollout) -> tuple[Reward, str]:
@@ -271,5 +272,5 @@ def _rewards(
     return pairs or {"": (None, reward.score)}
 
 
-def _shown(value: float | None) -> str:
+def _text_of(value: float | None) -> str:
     return "no score" if value is None else f"{value:.4g}"

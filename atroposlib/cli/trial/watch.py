@@ -1,4 +1,4 @@
-"""A command again at each change of a file, in a process of its own."""
+"""Runs of a command at each change of a file, each in a new process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def stamp_of(path: Path) -> Stamp:
     return about.st_mtime_ns, about.st_size
 
 
-def changed(path: Path, before: Stamp, most_s: float = MOST_S) -> bool:
+def has_changed(path: Path, before: Stamp, most_s: float = MOST_S) -> bool:
     """Whether the file is another than ``before`` within ``most_s``; looks twice a second."""
     end = time.monotonic() + most_s
     while time.monotonic() < end:
@@ -46,5 +46,5 @@ def run_at_each_change(
         before = stamp_of(path)
         status = run(command)
         print(f"-- status {status}; waits for a change of {path} (Ctrl-C ends it)", flush=True)
-        if not changed(path, before, most_s):
+        if not has_changed(path, before, most_s):
             return status

@@ -112,7 +112,7 @@ class Model:
     frozen: set[str] = field(default_factory=set)  # names of endpoints that are not trained
     row_tokens: int = 0  # tokens of the sequence with the last reply
     rewards: dict[int, float] = field(default_factory=dict)  # keys: indices of replies
-    # is told the endpoint ("": chat and complete), the messages and the reply of each call
+    # gets the endpoint ("": chat and complete), the messages and the reply of each call
     listener: Callable[[str, Sequence[Message], Message], None] | None = None
     _is_context_full: bool = False
 

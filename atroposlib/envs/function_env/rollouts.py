@@ -80,7 +80,7 @@ class RolloutRunner:
     plan: RewardPlan
     resources: Any = None  # the value of the lifespan
     examples: Sequence[Example] = ()  # the shown examples and a spare
-    # is told each call of a rollout, see ``Model.listener``
+    # gets each call of a rollout, see ``Model.listener``
     listener: Callable[[str, Sequence[Message], Message], None] | None = None
     _proxy: RunningProxy | None = None
     _starting_proxy: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -84,7 +84,7 @@ class AgentSession:
         self._session.sample_from(DummyManagedServer(session))
 
     def listen(self, listener: Listener) -> None:
-        """Tell ``listener`` the messages and the reply of each call from now on."""
+        """Give ``listener`` the messages and the reply of each call from now on."""
         self._session.listener = listener
 
     async def close(self) -> None:

@@ -35,11 +35,11 @@ from atroposlib.generation.sessions.sequences import SequenceNode
 LAST = "last"
 
 
-# Is told the messages of each call, and the reply as a message.
+# A listener gets the messages of each call, and the reply as a message.
 Listener = Callable[[Sequence[Json], Json], None]
 
 
-def message_of(choice: Any) -> Json:
+def reply_message(choice: Any) -> Json:
     """The reply of a chat or text completion as a message."""
     message = getattr(choice, "message", None)
     if message is None:
@@ -166,7 +166,7 @@ class ProxySession:
         if self.listener is not None:
             sent = request.messages or [{"role": "user", "content": request.prompt}]
             for choice in completion.choices:
-                self.listener(sent, message_of(choice))
+                self.listener(sent, reply_message(choice))
         response = sampling_response(
             completion, nodes, request, response_id, created, self.model_name
         )

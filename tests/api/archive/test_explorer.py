@@ -131,3 +131,38 @@ async def test_the_run_is_described_with_its_rollouts(api, explorer):
         1,
     )
     assert (run["tokenizer_found"], run["envs"]) == (False, ["e_0"])
+
+
+@pytest.fixture
+async def talking(api):
+    """An explorer of a group whose two rows have a reply each."""
+    [env_id] = await api.started(batch_size=2)
+    talk = [
+        [{"role": "user", "content": "?"}, {"role": "assistant", "content": reply}]
+        for reply in ("hello world", "good bye")
+    ]
+    body = sampled(3, env_id=env_id, messages=talk) | {"scores": [0.0, 1.0]}
+    await api.http.post("/scored_data", content=json.dumps(body))
+    indexer = api.service.context.indexer
+    indexer.flush()
+    return Explorer(indexer.index, api.service.store)
+
+
+async def test_a_page_has_the_beginning_of_each_answer_on_request(talking, monkeypatch):
+    rows = talking.rollouts({"answer": "5", "sort": "arrived"}).rows
+    assert [row.answer for row in rows] == ["hello", "good "]
+    assert [row.answer for row in talking.rollouts({}).rows] == [None, None]
+    for wrong in ("-1", "201", "x"):
+        with pytest.raises(ConfigError, match="answer: "):
+            talking.rollouts({"answer": wrong})
+    monkeypatch.setattr("atroposlib.api.archive.explorer.TEXT_S", -1.0)
+    assert [row.answer for row in talking.rollouts({"answer": "5"}).rows] == [None, None]
+
+
+async def test_a_histogram_counts_the_rows_that_a_search_finds(talking):
+    found = talking.histogram({"q": "HELLO", "field": "reward"})
+    assert [(one.start, one.n) for one in found.bins] == [(0.0, 1)] and not found.sampled
+    assert sum(one.n for one in talking.histogram({"q": ""}).bins) == 2
+    assert talking.histogram({"q": "nowhere"}).bins == []
+    with pytest.raises(ConfigError):
+        talking.histogram({"q": "a", "field": "env"})

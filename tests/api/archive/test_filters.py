@@ -9,6 +9,7 @@ import pytest
 from atroposlib.api.archive.explorer import Explorer
 from atroposlib.api.archive.filters import order_of, where
 from atroposlib.errors import ConfigError
+from atroposlib.wire.explore import RolloutRow
 from tests.api.archive.rollouts import group, index_of, row
 
 
@@ -116,3 +117,9 @@ def test_an_unknown_filter_or_value_is_rejected(explorer, given):
 def test_rows_without_the_column_of_an_order_are_not_in_it(explorer):
     assert explorer.rollouts({"sort": "-diff_max"}).rows == []
     assert order_of({"sort": "-diff_max"}).descending
+
+
+def test_a_page_may_end_in_a_dropped_group_whose_id_is_negative():
+    order = order_of({})
+    key = order.key(RolloutRow(gid=-3, row=1))
+    assert order.start(where({}), key).values == (-3, 1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from atroposlib.api.archive.row_texts import (
     MAX_NUMBERS,
-    finite_numbers,
-    message_text,
     prompt_and_answer,
+    reported_numbers,
+    text_of_turn,
     texts_of_rows,
 )
 from atroposlib.testing.tiny import ASCII_ALPHABET, char_tokenizer
@@ -57,15 +57,15 @@ def test_rewards_of_rows_are_those_of_their_metrics_without_the_score():
 
 
 def test_calls_of_tools_and_parts_are_text():
-    assert message_text({"role": "assistant", "content": "", "tool_calls": [CALL]}) == (
+    assert text_of_turn({"role": "assistant", "content": "", "tool_calls": [CALL]}) == (
         "tool call: add({})"
     )
     parts = [{"type": "text", "text": "see"}, {"type": "image_url"}]
-    assert message_text({"role": "user", "content": parts}) == "see"
+    assert text_of_turn({"role": "user", "content": parts}) == "see"
     assert prompt_and_answer([{"role": "user", "content": "only"}]) == ("only", None)
 
 
 def test_numbers_are_finite_and_few():
-    assert finite_numbers({"a": 1, "b": float("inf"), "c": "x"}) == {"a": 1.0}
-    assert len(finite_numbers({str(i): i for i in range(99)})) == MAX_NUMBERS
-    assert finite_numbers(None) == {}
+    assert reported_numbers({"a": 1, "b": float("inf"), "c": "x"}) == {"a": 1.0}
+    assert len(reported_numbers({str(i): i for i in range(99)})) == MAX_NUMBERS
+    assert reported_numbers(None) == {}

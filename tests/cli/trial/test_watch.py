@@ -26,4 +26,4 @@ def test_a_command_runs_again_at_each_change_until_nothing_changes(
 def test_a_file_that_an_editor_replaces_is_no_change_until_it_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "LOOK_S", 0.01)
     assert watch.stamp_of(tmp_path / "absent") == (0, 0)
-    assert not watch.changed(tmp_path / "absent", (1, 1), most_s=0.03)
+    assert not watch.has_changed(tmp_path / "absent", (1, 1), most_s=0.03)

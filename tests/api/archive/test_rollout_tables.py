@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from atroposlib.api.archive.tables import columns_of, json_text, tables_of
+from atroposlib.api.archive.rollout_tables import block_columns, record_json, tables_of
 from atroposlib.errors import ConfigError
 
 RECORD = {
@@ -29,7 +29,7 @@ def test_a_missing_package_is_one_sentence_with_its_command(monkeypatch, frame, 
 
 def test_columns_have_a_type_each_and_a_column_per_named_reward():
     block = [RECORD, {**RECORD, "gid": 4, "messages": None, "rewards": {"exact": 1.0}}]
-    columns, kinds = columns_of(block)
+    columns, kinds = block_columns(block)
     assert columns["messages"] == ['[{"role":"user"}]', None]
     assert columns["reward.exact"] == [None, 1.0] and "rewards" not in columns
     assert [kinds[name] for name in ("gid", "reward", "answer", "reward.exact")] == [
@@ -38,12 +38,12 @@ def test_columns_have_a_type_each_and_a_column_per_named_reward():
         str,
         float,
     ]
-    assert list(columns_of(block, ["other"])[0])[-1] == "reward.other"
+    assert list(block_columns(block, ["other"])[0])[-1] == "reward.other"
 
 
 def test_values_that_json_lacks_are_replaced():
     assert (
-        json_text({"a": float("nan"), "b": "\ud800"})
+        record_json({"a": float("nan"), "b": "\ud800"})
         == '{"a": null, "b": "\ufffd"}\n'.encode()
     )
 
@@ -53,8 +53,8 @@ def test_blocks_are_joined_with_the_columns_of_all(frame):
     pytest.importorskip({"arrow": "pyarrow"}.get(frame, frame))
     tables = tables_of(frame)
     blocks = [[RECORD], [{**RECORD, "rewards": {"exact": 1.0}}]]
-    joined = tables.joined([tables.table(block) for block in blocks], list(RECORD))
+    joined = tables.union([tables.table(block) for block in blocks], list(RECORD))
     assert len(joined) == 2 and "reward.exact" in list(
         getattr(joined, "column_names", None) or joined.columns
     )
-    assert len(tables.joined([], list(RECORD))) == 0
+    assert len(tables.union([], list(RECORD))) == 0

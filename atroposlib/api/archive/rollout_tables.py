@@ -16,10 +16,9 @@ import orjson
 from atroposlib.api.archive.rollout_blocks import Record
 from atroposlib.errors import ConfigError
 from atroposlib.text.lines import json_line
-from atroposlib.utils.command.distribution import NAME
 from atroposlib.wire.explore import RolloutRow
 
-INSTALL = f"pip install '{NAME}[analysis]'"
+INSTALL = "pip install 'atropos-rl[analysis]'"
 MODULES = {"pandas": "pandas", "polars": "polars", "arrow": "pyarrow"}
 PREFIX = "reward."
 _HINTS = get_type_hints(RolloutRow)
@@ -35,10 +34,10 @@ def tables_of(frame: str) -> Tables:
     """
     if frame not in MODULES:
         raise ConfigError(f"frame: one of records, iterator, {', '.join(MODULES)}")
-    return Tables(frame, installed(MODULES[frame]))
+    return Tables(frame, module_of_extra(MODULES[frame]))
 
 
-def installed(name: str) -> Any:
+def module_of_extra(name: str) -> Any:
     """The module of a package of the extra. Raises ConfigError: the package is not installed."""
     try:
         return import_module(name)
@@ -55,10 +54,10 @@ class Tables:
 
     def table(self, block: Sequence[Record], rewards: Sequence[str] | None = None) -> Any:
         """A block of records as a table; ``rewards``: the names of all, None: of the block."""
-        columns, kinds = columns_of(block, rewards)
+        columns, kinds = block_columns(block, rewards)
         return getattr(self, f"_{self.frame}")(columns, kinds)
 
-    def joined(
+    def union(
         self, tables: list[Any], names: Sequence[str], rewards: Sequence[str] = ()
     ) -> Any:
         """All tables as one; without any an empty table of the fields ``names``."""
@@ -66,14 +65,14 @@ class Tables:
             tables = [self.table([dict.fromkeys(names)], rewards)[:0]]
         module = self.module
         joins: dict[str, Callable[[list[Any]], Any]] = {
-            "pandas": lambda some: module.concat(some, ignore_index=True),
-            "polars": lambda some: module.concat(some, how="diagonal"),
-            "arrow": lambda some: module.concat_tables(some, promote_options="default"),
+            "pandas": lambda parts: module.concat(parts, ignore_index=True),
+            "polars": lambda parts: module.concat(parts, how="diagonal"),
+            "arrow": lambda parts: module.concat_tables(parts, promote_options="default"),
         }
         return joins[self.frame](tables)
 
     def _pandas(self, columns: dict[str, list[Any]], kinds: dict[str, type]) -> Any:
-        # Int64 has a missing value of its own, so that ids stay whole numbers.
+        # Int64 has a missing value, so that ids stay whole numbers.
         types = {int: "Int64", float: "float64", str: "object"}
         return self.module.DataFrame(
             {
@@ -95,7 +94,7 @@ class Tables:
         return pyarrow.table(columns, schema=schema)
 
 
-def columns_of(
+def block_columns(
     block: Sequence[Record], rewards: Sequence[str] | None = None
 ) -> tuple[dict[str, list[Any]], dict[str, type]]:
     """Columns of a block, and the type of each."""
@@ -103,7 +102,7 @@ def columns_of(
     kinds = {name: KINDS.get(name, str) for name in columns}
     if "messages" in columns:
         columns["messages"] = [
-            None if value is None else json_text(value).decode()
+            None if value is None else record_json(value).decode()
             for value in columns["messages"]
         ]
     if "rewards" in columns:
@@ -119,7 +118,7 @@ def reward_names(block: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(name for record in block for name in record["rewards"] or ()))
 
 
-def json_text(value: Any) -> bytes:
+def record_json(value: Any) -> bytes:
     """JSON of a record or a part of it; NaN and infinity, which JSON lacks, become null."""
     try:
         return orjson.dumps(value)
