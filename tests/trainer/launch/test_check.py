@@ -107,7 +107,7 @@ STEP_OF_8 = ("batch_size=8", "gradient_accumulation_steps=1", "seq_len=64")
         ((), [{"group_size": 3}, {"group_size": 5}], ""),
         ((), [{"group_size": 6}, {"group_size": 10}], "no sum of groups of 6, 10"),
         ((), [{"group_size": 12}, {"group_size": 16}], "no sum of groups of 12, 16"),
-        ((), [{"group_size": 3}, {}], ""),  # nobody knows the other
+        ((), [{"group_size": 3}, {}], ""),  # the size of the second is unknown
         ((), [{"group_size": 1, "ensure_scores_are_not_same": True}], "group_size 1"),
         ((), [{"group_size": 1, "ensure_scores_are_not_same": False}], ""),
         ((), [{"max_token_length": 64}], ""),
