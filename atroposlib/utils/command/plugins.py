@@ -112,8 +112,8 @@ def valid_name(kind: Kind, name: str, builtins: Iterable[str] = ()) -> str:
 def load_plugin(kind: Kind, name: str) -> Callable[..., Any]:
     """Import the plug-in of a name that is no built-in one, and check its parameters.
 
-    Errors in a call of a function are a PluginError with file and line; a class is returned as
-    it stands.
+    Errors in a call are a PluginError with file and line; classes, and rewards, whose errors are
+    those of a rollout, are returned as they stand.
 
     Raises:
         ConfigError: it cannot be imported, or not be called as its kind is.
@@ -133,7 +133,7 @@ def load_plugin(kind: Kind, name: str) -> Callable[..., Any]:
         ) from error
     if inspect.iscoroutinefunction(function):
         raise ConfigError(f"{at}{kind.name} {name} is async: write `def`, not `async def`")
-    if isinstance(function, type):
+    if isinstance(function, type) or kind.more:
         return function
 
     @wraps(function)
