@@ -66,7 +66,7 @@ def problems_of(plan: Plan) -> Iterator[str]:
 
 
 def _require_plugins(plan: Plan, named: Iterable[tuple[plugins.Kind, str]]) -> None:
-    """Check plug-ins as the trainer would import them, in a process of their own.
+    """Check plug-ins as the trainer would import them, in a separate process.
 
     An import in the launcher would stay in its memory, torch included.
     """

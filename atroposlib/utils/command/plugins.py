@@ -8,7 +8,7 @@ imported and its parameters are checked before a run starts. An error of its cod
 
     python -m atroposlib.utils.command.plugins atroposlib.losses=mine.py:loss
 
-checks plug-ins in a process of its own and prints what a run records of each.
+checks plug-ins in a separate process and prints what a run records of each.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from atroposlib.settings.sentences import did_you_mean
 from atroposlib.utils.command.references import digest
 
 FORMS = "MODULE:FUNCTION, path/FILE.py:FUNCTION"
-CHECK_S = 120.0  # bound of a check in a process of its own; torch takes seconds to import
+CHECK_S = 120.0  # bound of a check in a separate process; torch takes seconds to import
 
 
 class PluginError(ConfigError):
@@ -120,7 +120,7 @@ def load_plugin(kind: Kind, name: str) -> Callable[..., Any]:
     """
     target = target_of(kind, name)
     assert target is not None
-    function = _imported(kind, target)
+    function: Callable[..., Any] = _imported(kind, target)
     where = definition_of(function)
     at = f"{where}: " if where else ""
     try:
@@ -221,7 +221,7 @@ def _file(place: str) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # for the modules beside it
+        sys.path.append(str(path.parent))  # for modules of the same folder
     try:
         spec.loader.exec_module(module)
     except BaseException:
