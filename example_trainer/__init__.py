@@ -1,6 +1,7 @@
 """A trainer whose loop reads top to bottom in ``grpo.py``.
 
     learner      what is trained, and a step of it without a run: a library
+    loss_properties  checks of a loss, for tests
     grpo         the loop: batch, rows, advantages, steps, publish, check, ack, save, log
     config, cli  the original's import paths of settings/config and settings/args
     settings/    options by section, their flags, YAML files and AReaL's names

@@ -43,7 +43,7 @@ from example_trainer.checkpoint.exports import ModelExporter
 from example_trainer.checkpoint.recovery import Recovery
 from example_trainer.distributed import ranks
 from example_trainer.distributed.ranks import Ranks
-from example_trainer.learner import TrainedModels, load_models, rows_of
+from example_trainer.learner import TrainedModels, load_models, training_rows
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.run import connect, display
@@ -299,7 +299,7 @@ def _train(
         # Rows, advantages, steps. Baselines go by group id, not by place in the batch.
         phase("training")
         with clock.measure("prepare"):
-            batch = rows_of(claimed.batch or [], cfg, policy, state)
+            batch = training_rows(claimed.batch or [], cfg, policy, state)
             prepared = models.prepare(batch.rows, cfg, state.version)
         with clock.measure("train"):
             noted = None if cfg.notes_rows == 0 else TokenValues()  # alike on every rank

@@ -1,6 +1,6 @@
 """What the loop trains, and a step of it without a run: the trainer as a library.
 
-    groups --rows_of--> rows --TrainedModels.prepare--> advantages --learn--> an optimizer step
+    groups --training_rows--> rows --TrainedModels.prepare--> advantages --learn--> an optimizer step
 
 ``grpo`` puts a rollout API, servers and checkpoints around these; a :class:`Learner` takes groups of
 any origin, in one process.
@@ -76,7 +76,7 @@ def load_models(cfg: TrainingConfig, world: Ranks) -> TrainedModels:
     return TrainedModels(policy, build_optimizer(policy, cfg), reference, critic)
 
 
-def rows_of(
+def training_rows(
     groups: Sequence[ScoredData], settings: LossSettings, policy: Policy, state: TrainerState
 ) -> TrainingBatch:
     """Rows of the groups of a batch; warns of what is missing in them."""
@@ -129,7 +129,7 @@ class Learner:
             InvalidGroup: a group cannot be trained on; names the field.
         """
         cfg, models, state = self.cfg, self.models, self.state
-        batch = rows_of(groups, cfg, models.policy, state)
+        batch = training_rows(groups, cfg, models.policy, state)
         prepared = models.prepare(batch.rows, cfg, state.version)
         learned = learn(
             cfg, models.policy, models.optimizer, prepared, state, StopSignal(), models.critic

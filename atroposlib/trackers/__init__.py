@@ -43,7 +43,7 @@ def tracker_names(chosen: Iterable[str], use_wandb: bool) -> list[str]:
 
 def known_trackers(names: Sequence[str]) -> list[str]:
     """``names``, for validators of settings. Raises ConfigError: one is unknown."""
-    return [plugins.known_name(plugins.TRACKER, name, TRACKERS) for name in names]
+    return [plugins.valid_name(plugins.TRACKER, name, TRACKERS) for name in names]
 
 
 def finite_number(value: Any) -> float | None:
@@ -69,8 +69,8 @@ def require_tracker(name: str) -> None:
 
     Raises ConfigError: the name is unknown, its package is not installed, or a plug-in is wrong.
     """
-    if plugins.find(plugins.TRACKER, name, TRACKERS) is not None:
-        plugins.load(plugins.TRACKER, name)
+    if plugins.target_of(plugins.TRACKER, name, TRACKERS) is not None:
+        plugins.load_plugin(plugins.TRACKER, name)
     elif not is_installed(name):
         _, extras, _ = TRACKERS[name]
         raise ConfigError(f"tracker {name} needs: pip install 'atropos-rl[{extras}]'")
@@ -87,7 +87,7 @@ def open_tracker(name: str, run: Run) -> Tracker:
     if name in TRACKERS:
         _, _, start = TRACKERS[name]
         return start(run)
-    start = plugins.load(plugins.TRACKER, name)
+    start = plugins.load_plugin(plugins.TRACKER, name)
     tracker: Tracker = start(run)
     if not all(callable(getattr(tracker, method, None)) for method in ("log", "close")):
         problem = f"{name} has to return an object with log(metrics, step) and close()"

@@ -18,7 +18,7 @@ LINE_CHARS = 100
 
 
 class NothingCompared(AtroposError):
-    """A check had nothing to compare, so that it neither passes nor fails; the text says why."""
+    """A check had nothing to compare, so that it neither passes nor fails; the text is the reason."""
 
 
 class Verdict(str, Enum):

@@ -82,7 +82,7 @@ def compute(
         ConfigError: the estimator is unknown, or a setting lacks what it needs.
     """
     settings = AdvantageSettings.of(cfg)
-    is_own = plugins.find(plugins.ESTIMATOR, settings.advantage, ESTIMATORS) is not None
+    is_own = plugins.target_of(plugins.ESTIMATOR, settings.advantage, ESTIMATORS) is not None
     rewards_R = finite_floats("rewards", rewards)
     count = len(rewards_R)
     groups = rows_by_group(of_length("group_ids", to_list(group_ids), count))
@@ -209,7 +209,7 @@ def _estimate_by_plugin(
     rewards_R: list[float],
     groups: Mapping[Hashable, Sequence[int]],
 ) -> list[float]:
-    own = plugins.load(plugins.ESTIMATOR, settings.advantage)
+    own = plugins.load_plugin(plugins.ESTIMATOR, settings.advantage)
     result = own(list(rewards_R), [list(rows) for rows in groups.values()], settings)
     try:
         return finite_floats("advantages", result, len(rewards_R))

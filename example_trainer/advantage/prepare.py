@@ -150,7 +150,7 @@ def _refused_groups(rows: Sequence[Row], settings: ObjectiveSettings) -> set[str
     """Groups for which the function of ``group_filter`` returns false."""
     if settings.group_filter is None:
         return set()
-    own = plugins.load(plugins.FILTER, settings.group_filter)
+    own = plugins.load_plugin(plugins.FILTER, settings.group_filter)
     groups = rows_by_group([row.group for row in rows])
     return {
         str(group)

@@ -63,7 +63,7 @@ def _shape_by_plugin(
     lengths_R: Sequence[float] | None,
     finish_reasons_R: Sequence[str | None] | None,
 ) -> list[float]:
-    own = plugins.load(plugins.SHAPING, str(settings.reward_shaping))
+    own = plugins.load_plugin(plugins.SHAPING, str(settings.reward_shaping))
     result = own(list(rewards_R), settings, lengths_R, finish_reasons_R)
     try:
         return finite_floats("rewards", result, len(rewards_R))

@@ -30,7 +30,6 @@ from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Endpoints
 from example_trainer.launch.servers import choose_engine, require_engine
-from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.plugins import named_plugins
 
 ENVIRONMENT_S = 120.0  # bound of an environment's check
@@ -57,7 +56,7 @@ def problems_of(plan: Plan) -> Iterator[str]:
     checks: tuple[Callable[[], object], ...] = (
         lambda: require_engine(choose_engine(plan.inference.engine), plan.inference.python),
         lambda: roles.store_of(plan),
-        lambda: _require_plugins(plan, cfg),
+        lambda: _require_plugins(plan, named_plugins(cfg)),
         lambda: require_model(cfg.model_name),
         lambda: [
             roles.script_words(str(env.script)) for env in plan.environments if env.script
@@ -68,18 +67,18 @@ def problems_of(plan: Plan) -> Iterator[str]:
             check()
         except ConfigError as error:
             yield str(error)
-    yield from size_problems(plan, cfg)
+    yield from size_problems(plan, cfg.sequences_per_step, cfg.seq_len, cfg.microbatch_tokens)
     yield from _penalty_problems(plan)
     yield from _disk_problems(plan.directory)
     yield from _port_problems(plan)
 
 
-def _require_plugins(plan: Plan, cfg: TrainingConfig) -> None:
-    """Check plug-ins as the trainer would import them, in a process of their own.
+def _require_plugins(plan: Plan, named: Iterable[tuple[plugins.Kind, str]]) -> None:
+    """Check plug-ins as the trainer would import them, in a separate process.
 
     An import in the launcher would stay in its memory, torch included.
     """
-    words = [f"{kind.group}={name}" for kind, name in named_plugins(cfg)]
+    words = [f"{kind.group}={name}" for kind, name in named]
     if not words:
         return
     argv = [sys.executable, "-m", plugins.__name__, *words]
@@ -94,8 +93,13 @@ def _require_plugins(plan: Plan, cfg: TrainingConfig) -> None:
         raise ConfigError((done.stderr.strip() or f"{words} ended").splitlines()[-1])
 
 
-def size_problems(plan: Plan, cfg: TrainingConfig) -> Iterator[str]:
-    """Sizes and lengths in the plan that cannot work together."""
+def size_problems(plan: Plan, per_step: int, seq_len: int, pass_tokens: int) -> Iterator[str]:
+    """Sizes and lengths in the plan that cannot work together.
+
+    Args:
+        per_step: sequences of a step.
+        pass_tokens: of a forward pass.
+    """
     sizes = []
     for number, wanted in enumerate(plan.environments):
         env: Mapping[str, Any] = wanted.config.get("env") or {}
@@ -110,18 +114,17 @@ def size_problems(plan: Plan, cfg: TrainingConfig) -> Iterator[str]:
         longest = env.get("max_token_length")
         if not isinstance(longest, int):
             continue
-        if longest > cfg.seq_len:
+        if longest > seq_len:
             yield (
-                f"{place}.max_token_length {longest} is more than the {cfg.seq_len} tokens that"
+                f"{place}.max_token_length {longest} is more than the {seq_len} tokens that"
                 " the trainer takes: raise trainer.settings.seq_len, or lower it"
             )
-        elif longest > cfg.microbatch_tokens:
+        elif longest > pass_tokens:
             yield (
-                f"{place}.max_token_length {longest} is more than the {cfg.microbatch_tokens}"
+                f"{place}.max_token_length {longest} is more than the {pass_tokens}"
                 " tokens of a forward pass: raise trainer.settings.max_tokens_per_microbatch, or"
                 " lower it"
             )
-    per_step = cfg.sequences_per_step
     if len(sizes) == len(plan.environments) and not is_sum(per_step, sizes):
         listed = ", ".join(map(str, sorted(set(sizes))))
         yield (

@@ -100,7 +100,7 @@ def get(name: str) -> Loss:
 
 def formula(name: str) -> Formula:
     """Loss as a function of ``LossInputs`` and ``LossSettings``; ConfigError if unknown."""
-    if plugins.find(plugins.LOSS, name, FORMULAS) is not None:
+    if plugins.target_of(plugins.LOSS, name, FORMULAS) is not None:
         return _of_plugin(name)
     known: Formula = import_module(f"{__name__}.{FORMULAS[name]}").loss
     return known
@@ -110,7 +110,7 @@ def _of_plugin(name: str) -> Formula:
     """Loss of a plug-in, whose results are checked; raises PluginError in a call."""
     import torch
 
-    own = plugins.load(plugins.LOSS, name)
+    own = plugins.load_plugin(plugins.LOSS, name)
 
     def loss(batch: LossInputs, settings: LossSettings) -> tuple[Tensor, dict[str, Tensor]]:
         result = own(batch, settings)
@@ -133,7 +133,7 @@ def needs_sampler(name: str) -> bool:
 
 def needs_proximal(settings: LossSettings) -> bool:
     """Whether the loss uses the proximal logprobs; if not, any tensor will do."""
-    if settings.loss not in FORMULAS:  # nobody knows what a plug-in reads
+    if settings.loss not in FORMULAS:  # a plug-in may read every field
         return True
     if settings.ratio_to == "trainer":
         return settings.loss not in WITHOUT_PROXIMAL

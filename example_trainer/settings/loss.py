@@ -157,7 +157,7 @@ class LossSettings(Section):
     @field_validator("loss")
     @classmethod
     def _is_loss(cls, value: str) -> str:
-        return plugins.known_name(plugins.LOSS, value, get_args(LossName))
+        return plugins.valid_name(plugins.LOSS, value, get_args(LossName))
 
 
 class AdvantageSettings(Section):
@@ -220,17 +220,17 @@ class AdvantageSettings(Section):
     @field_validator("advantage")
     @classmethod
     def _is_estimator(cls, value: str) -> str:
-        return plugins.known_name(plugins.ESTIMATOR, value, get_args(Estimator))
+        return plugins.valid_name(plugins.ESTIMATOR, value, get_args(Estimator))
 
     @field_validator("reward_shaping")
     @classmethod
     def _is_shaping(cls, value: str | None) -> str | None:
-        return None if value is None else plugins.known_name(plugins.SHAPING, value)
+        return None if value is None else plugins.valid_name(plugins.SHAPING, value)
 
     @field_validator("group_filter")
     @classmethod
     def _is_filter(cls, value: str | None) -> str | None:
-        return None if value is None else plugins.known_name(plugins.FILTER, value)
+        return None if value is None else plugins.valid_name(plugins.FILTER, value)
 
 
 class ObjectiveSettings(AdvantageSettings, LossSettings):

@@ -17,8 +17,8 @@ from atroposlib.utils.command.plugins import (
     SHAPING,
     TRACKER,
     Kind,
-    describe,
-    find,
+    record_of,
+    target_of,
 )
 from atroposlib.utils.io import write_whole
 from example_trainer.settings.loss import Estimator, LossName
@@ -45,7 +45,7 @@ def named_plugins(settings: Any) -> list[tuple[Kind, str]]:
     for setting, (kind, builtins) in SETTINGS.items():
         value = getattr(settings, setting)
         for name in value if isinstance(value, list) else [value]:
-            if name is not None and find(kind, name, builtins) is not None:
+            if name is not None and target_of(kind, name, builtins) is not None:
                 named.append((kind, name))
     return named
 
@@ -53,12 +53,12 @@ def named_plugins(settings: Any) -> list[tuple[Kind, str]]:
 def require_plugins(settings: Any) -> None:
     """Import every plug-in of the settings. Raises ConfigError: one cannot be used."""
     for kind, name in named_plugins(settings):
-        describe(kind, name)
+        record_of(kind, name)
 
 
 def record_plugins(settings: Any, folder: Path) -> None:
     """Write the plug-ins of the settings with their digests; without plug-ins there is no file."""
-    described = [asdict(describe(kind, name)) for kind, name in named_plugins(settings)]
+    described = [asdict(record_of(kind, name)) for kind, name in named_plugins(settings)]
     path = folder / FILE
     if described:
         write_whole(path, json.dumps(described, indent=2) + "\n")

@@ -124,7 +124,7 @@ class WeightSettings(Section):
     def _is_known(cls, value: str | None) -> str | None:
         if value is None:
             return None
-        return plugins.known_name(plugins.PUBLISHER, value, get_args(PublisherName))
+        return plugins.valid_name(plugins.PUBLISHER, value, get_args(PublisherName))
 
     @property
     def publisher(self) -> str:

@@ -74,11 +74,11 @@ def make_publisher(
 def _class_of(name: str) -> type[Publisher]:
     from example_trainer.weights.publisher import Publisher
 
-    if plugins.find(plugins.PUBLISHER, name, PUBLISHERS) is None:
+    if plugins.target_of(plugins.PUBLISHER, name, PUBLISHERS) is None:
         module, attribute = PUBLISHERS[name]
         known: type[Publisher] = getattr(import_module(f"{__name__}.{module}"), attribute)
         return known
-    own = plugins.load(plugins.PUBLISHER, name)
+    own = plugins.load_plugin(plugins.PUBLISHER, name)
     if not isinstance(own, type) or not issubclass(own, Publisher):
         problem = f"{name} has to be a subclass of example_trainer.weights.publisher.Publisher"
         raise plugins.result_error(plugins.PUBLISHER, own, problem)

@@ -13,7 +13,7 @@ from atroposlib.api.store import open_store
 from atroposlib.cli.collect.collecting import dpo_gen, sft_gen
 from atroposlib.testing.tiny import write_tiny_model
 from tests.serving import served
-from tests.trainer.answers import post_groups
+from tests.trainer.supervised.answers import post_groups
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "other-training.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)

@@ -104,7 +104,7 @@ ALONE: Mapping[str, tuple[str, ...]] = {
         "atroposlib.text",
         "atroposlib.utils.command.signals",
     ),
-    "atroposlib.trackers": ("atroposlib.errors",),
+    "atroposlib.trackers": ("atroposlib.errors", "atroposlib.utils.command.plugins"),
     GENERATION: (*FOUNDATION, "atroposlib.utils"),
     "example_trainer": (
         "atroposlib.errors",

@@ -36,8 +36,9 @@ BOUNDS: dict[str, float] = {
     "writes into other objects": 12,
     "writes into the runtime": 0,
     "attributes of the runtime": 18,
-    "parameters that take all settings": 10,
-    "files that take all settings": 6,
+    # Learner, the trainer as a library, takes what `grpo.train` takes.
+    "parameters that take all settings": 11,
+    "files that take all settings": 7,
     "modules without a test, %": 2,
 }
 # Printed without a bound: new capabilities add modules and lines.

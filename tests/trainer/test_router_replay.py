@@ -19,9 +19,9 @@ from example_trainer.model.policy import ModelFacts
 from tests.inference.helpers import generate, request
 from tests.trainer.architectures import write
 from tests.trainer.families import family_of
-from tests.trainer.forced_experts import WEIGHTS, forced, own_experts
 from tests.trainer.layouts import assert_equal, our_step, reference_step
 from tests.trainer.rows import BRANCHING, row
+from tests.utils.models.forced_experts import WEIGHTS, forced, own_experts
 
 LAYOUTS = {
     "shared": {},

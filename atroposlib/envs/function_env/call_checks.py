@@ -38,7 +38,7 @@ def require_sampling(names: Iterable[str]) -> None:
 
 
 def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Copies of the messages. Raises ConfigError: one has no known role, or nothing to say."""
+    """Copies of the messages. Raises ConfigError: one has no known role, or no content."""
     if isinstance(messages, Mapping):
         raise ConfigError(
             "a chat takes a list of messages or a text, not one message: write [message]"

@@ -157,13 +157,13 @@ class RewardRegistry:
     def _plugin(self, name: str) -> RewardClass | PlainReward:
         known = {*self._entries, *_names()}
         try:
-            plugins.find(plugins.REWARD, name, known)
+            plugins.target_of(plugins.REWARD, name, known)
         except ConfigError as error:
             hint = did_you_mean(name, known)
             listed = ", ".join(sorted(known))
             text = f"no reward {name!r}{hint}; there are {listed}; or write {plugins.FORMS}"
             raise UnknownReward(text) from error
-        return plugins.load(plugins.REWARD, name)
+        return plugins.load_plugin(plugins.REWARD, name)
 
     def _load(self, name: str) -> None:
         for module, offered in _modules().items():

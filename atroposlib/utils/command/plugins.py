@@ -8,7 +8,7 @@ imported and its parameters are checked before a run starts. An error of its cod
 
     python -m atroposlib.utils.command.plugins atroposlib.losses=mine.py:loss
 
-checks plug-ins in a process of its own and prints what a run records of each.
+checks plug-ins in a separate process and prints what a run records of each.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from atroposlib.settings.sentences import did_you_mean
 from atroposlib.utils.command.references import digest
 
 FORMS = "MODULE:FUNCTION, path/FILE.py:FUNCTION"
-CHECK_S = 120.0  # bound of a check in a process of its own; torch takes seconds to import
+CHECK_S = 120.0  # bound of a check in a separate process; torch takes seconds to import
 
 
 class PluginError(ConfigError):
@@ -82,7 +82,7 @@ class Plugin:
     package: str = ""  # the installed package of an entry point, with its version
 
 
-def find(kind: Kind, name: str, builtins: Iterable[str] = ()) -> str | None:
+def target_of(kind: Kind, name: str, builtins: Iterable[str] = ()) -> str | None:
     """Return the MODULE:FUNCTION or FILE.py:FUNCTION of a name; None for a built-in one.
 
     Raises ConfigError: the name is unknown; names the nearest ones.
@@ -103,24 +103,24 @@ def find(kind: Kind, name: str, builtins: Iterable[str] = ()) -> str | None:
     raise ConfigError(f"{kind.name} {name!r} is unknown{hint}{there_are}; {own}")
 
 
-def known_name(kind: Kind, name: str, builtins: Iterable[str] = ()) -> str:
-    """Return ``name``, for a validator of settings; raises as :func:`find`."""
-    find(kind, name, builtins)
+def valid_name(kind: Kind, name: str, builtins: Iterable[str] = ()) -> str:
+    """Return ``name``, for a validator of settings; raises as :func:`target_of`."""
+    target_of(kind, name, builtins)
     return name
 
 
-def load(kind: Kind, name: str) -> Callable[..., Any]:
+def load_plugin(kind: Kind, name: str) -> Callable[..., Any]:
     """Import the plug-in of a name that is no built-in one, and check its parameters.
 
-    Errors in a call of a function are a PluginError with file and line; a class is returned as
-    it stands.
+    Errors in a call are a PluginError with file and line; classes, and rewards, whose errors are
+    those of a rollout, are returned as they stand.
 
     Raises:
         ConfigError: it cannot be imported, or not be called as its kind is.
     """
-    target = find(kind, name)
+    target = target_of(kind, name)
     assert target is not None
-    function = _imported(kind, target)
+    function: Callable[..., Any] = _imported(kind, target)
     where = definition_of(function)
     at = f"{where}: " if where else ""
     try:
@@ -133,7 +133,7 @@ def load(kind: Kind, name: str) -> Callable[..., Any]:
         ) from error
     if inspect.iscoroutinefunction(function):
         raise ConfigError(f"{at}{kind.name} {name} is async: write `def`, not `async def`")
-    if isinstance(function, type):
+    if isinstance(function, type) or kind.more:
         return function
 
     @wraps(function)
@@ -153,10 +153,10 @@ def result_error(kind: Kind, function: Any, problem: str) -> PluginError:
     return PluginError(f"{f'{where}: ' if where else ''}{kind.name} {problem}")
 
 
-def describe(kind: Kind, name: str) -> Plugin:
-    """What a run records of a plug-in; raises as :func:`load`."""
-    load(kind, name)
-    target = str(find(kind, name))
+def record_of(kind: Kind, name: str) -> Plugin:
+    """What a run records of a plug-in; raises as :func:`load_plugin`."""
+    load_plugin(kind, name)
+    target = str(target_of(kind, name))
     module, _, _ = target.partition(":")
     point = _entry_points(kind.group).get(name) if ":" not in name else None
     package = f"{point.dist.name} {point.dist.version}" if point and point.dist else ""
@@ -189,16 +189,16 @@ def _imported(kind: Kind, target: str) -> Any:
             module = _file(place) if place.endswith(".py") else _module(place)
     except RolloutError as error:
         raise ConfigError(str(error)) from error
-    found: Any = module
+    value: Any = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            functions = [name for name, value in vars(module).items() if callable(value)]
+        if not hasattr(value, part):
+            functions = [name for name, entry in vars(module).items() if callable(entry)]
             hint = did_you_mean(attribute, functions)
             raise ConfigError(f"{kind.name} {target}: no {attribute!r} in {place}{hint}")
-        found = getattr(found, part)
-    if not callable(found):
+        value = getattr(value, part)
+    if not callable(value):
         raise ConfigError(f"{kind.name} {target}: {attribute} is no function")
-    return found
+    return value
 
 
 def _module(name: str) -> ModuleType:
@@ -221,7 +221,7 @@ def _file(place: str) -> ModuleType:
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # for the modules beside it
+        sys.path.append(str(path.parent))  # for modules of the same folder
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -233,14 +233,14 @@ def _file(place: str) -> ModuleType:
 def main(argv: Sequence[str]) -> int:
     """Check the plug-ins of the words GROUP=NAME; print them as JSON; 2 with a line if one fails."""
     try:
-        described = [
-            describe(KINDS[group], name)
+        records = [
+            record_of(KINDS[group], name)
             for group, _, name in (word.partition("=") for word in argv)
         ]
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    print(json.dumps([asdict(plugin) for plugin in described]))
+    print(json.dumps([asdict(plugin) for plugin in records]))
     return 0
 
 

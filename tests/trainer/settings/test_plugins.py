@@ -18,7 +18,7 @@ from example_trainer import losses, weights
 from example_trainer.advantage import compute
 from example_trainer.advantage.estimators import ESTIMATORS
 from example_trainer.advantage.prepare import prepare_batch
-from example_trainer.losses.properties import random_inputs
+from example_trainer.loss_properties import random_inputs
 from example_trainer.settings.args import config_to_run
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.loss import Estimator, LossName

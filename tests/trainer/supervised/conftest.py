@@ -9,7 +9,7 @@ from atroposlib.api.store import open_store
 from atroposlib.cli.collect.collecting import dpo_gen, sft_gen
 from example_trainer.model import loading
 from tests.serving import served
-from tests.trainer.answers import post_groups
+from tests.trainer.supervised.answers import post_groups
 
 
 @pytest.fixture(scope="module")

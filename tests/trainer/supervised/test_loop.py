@@ -15,7 +15,7 @@ from example_trainer.model import critic, loading
 from example_trainer.supervised import commands, corpus, dpo, reward_model, sft
 from example_trainer.supervised import loop as supervised
 from example_trainer.supervised.settings import parse
-from tests.trainer.answers import PROMPTS, good
+from tests.trainer.supervised.answers import PROMPTS, good
 from tests.trainer.supervised.pairs import PAIRS, metrics
 
 

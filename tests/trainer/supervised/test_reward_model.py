@@ -8,7 +8,7 @@ from atroposlib.errors import ConfigError
 from example_trainer.model import critic
 from example_trainer.supervised import reward_model
 from example_trainer.supervised.preference import RowSums
-from tests.trainer.answers import PROMPTS, bad, good
+from tests.trainer.supervised.answers import PROMPTS, bad, good
 from tests.trainer.supervised.pairs import PAIRS, metrics
 
 

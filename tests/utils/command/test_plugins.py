@@ -37,22 +37,22 @@ def installed(monkeypatch):
 
 
 def test_a_built_in_name_is_no_plugin():
-    assert plugins.find(LOSS, "grpo", ["grpo", "gspo"]) is None
+    assert plugins.target_of(LOSS, "grpo", ["grpo", "gspo"]) is None
 
 
 @pytest.mark.parametrize("name", ["mine.py:loss", "package.module:loss"])
 def test_a_reference_is_its_own_target(name):
-    assert plugins.find(LOSS, name, ["grpo"]) == name
+    assert plugins.target_of(LOSS, name, ["grpo"]) == name
 
 
 def test_an_entry_point_leads_to_its_function(installed):
-    assert plugins.find(LOSS, "soft", ["grpo"]) == "mine_of_package:soft"
+    assert plugins.target_of(LOSS, "soft", ["grpo"]) == "mine_of_package:soft"
 
 
 @pytest.mark.parametrize("name, meant", [("grp", "grpo"), ("sofd", "soft")])
 def test_an_unknown_name_gets_the_nearest_built_in_or_entry_point(installed, name, meant):
     with pytest.raises(ConfigError) as refused:
-        plugins.find(LOSS, name, ["grpo"])
+        plugins.target_of(LOSS, name, ["grpo"])
     assert f"did you mean {meant}?" in str(refused.value)
     assert "there are: grpo, soft; or write MODULE:FUNCTION, path/FILE.py:FUNCTION" in str(
         refused.value
@@ -62,7 +62,7 @@ def test_an_unknown_name_gets_the_nearest_built_in_or_entry_point(installed, nam
 def test_a_file_and_a_module_of_the_working_directory_are_loaded(mine):
     mine("def loss(batch, settings):\n    return batch, settings\n", "plain_plugin.py")
     for name in ("plain_plugin.py:loss", "plain_plugin:loss"):
-        assert plugins.load(LOSS, name)(1, 2) == (1, 2)
+        assert plugins.load_plugin(LOSS, name)(1, 2) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -81,42 +81,42 @@ def test_a_file_and_a_module_of_the_working_directory_are_loaded(mine):
 def test_what_cannot_be_used_is_refused_with_its_line(mine, text, sentence):
     mine(text)
     with pytest.raises(ConfigError) as refused:
-        plugins.load(LOSS, "mine.py:loss")
+        plugins.load_plugin(LOSS, "mine.py:loss")
     assert sentence in str(refused.value)
 
 
 def test_a_missing_file_is_refused_with_the_working_directory(mine, tmp_path):
     with pytest.raises(ConfigError, match=f"none.py: no such file in {tmp_path}"):
-        plugins.load(LOSS, "none.py:loss")
+        plugins.load_plugin(LOSS, "none.py:loss")
 
 
 def test_an_error_in_a_call_names_the_line_of_the_plugin(mine):
     mine("def loss(batch, settings):\n    return batch / 0\n")
     with pytest.raises(PluginError, match=r"mine.py:2: ZeroDivisionError.*`return batch / 0`"):
-        plugins.load(LOSS, "mine.py:loss")(1, 2)
+        plugins.load_plugin(LOSS, "mine.py:loss")(1, 2)
 
 
 def test_a_reward_may_take_columns_of_its_own(mine):
     mine("def right(completions, answer):\n    return [answer]\n")
-    assert plugins.load(REWARD, "mine.py:right")(["a"], answer=1) == [1]
+    assert plugins.load_plugin(REWARD, "mine.py:right")(["a"], answer=1) == [1]
 
 
 def test_a_class_is_returned_as_it_stands(mine):
     mine("class Tracker:\n    def __init__(self, run):\n        self.run = run\n")
-    assert plugins.load(TRACKER, "mine.py:Tracker")("run").run == "run"
+    assert plugins.load_plugin(TRACKER, "mine.py:Tracker")("run").run == "run"
 
 
 def test_a_run_records_the_target_and_the_digest_of_the_code(mine, tmp_path):
     mine("def loss(batch, settings):\n    pass\n", "digested.py")
-    recorded = plugins.describe(LOSS, "digested.py:loss")
+    recorded = plugins.record_of(LOSS, "digested.py:loss")
     assert (recorded.group, recorded.target) == ("atroposlib.losses", "digested.py:loss")
     mine("def loss(batch, settings):\n    return 1\n", "digested.py")
-    assert plugins.describe(LOSS, "digested.py:loss").digest != recorded.digest
+    assert plugins.record_of(LOSS, "digested.py:loss").digest != recorded.digest
 
 
 def test_an_entry_point_is_recorded_with_its_package(installed, mine):
     mine("def soft(batch, settings):\n    pass\n", "mine_of_package.py")
-    assert plugins.describe(LOSS, "soft").package == "softer 1.2"
+    assert plugins.record_of(LOSS, "soft").package == "softer 1.2"
 
 
 def test_the_command_prints_the_records_or_one_line(mine, capsys):

@@ -14,7 +14,7 @@ from atroposlib.utils.models.routers import RouterReplay, fitted_routers, router
 from atroposlib.wire.routing import experts_entry
 from tests.trainer.architectures import model_of
 from tests.trainer.families import family_of
-from tests.trainer.forced_experts import WEIGHTS, forced, own_experts
+from tests.utils.models.forced_experts import WEIGHTS, forced, own_experts
 
 TOKENS = torch.tensor([[1, 5, 9, 7, 3, 8, 2, 6]])
 KNOWN = [*WEIGHTS, "granite-moe", "olmoe", "gpt-oss"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from example_trainer.losses import properties
-from example_trainer.losses.properties import PROPERTIES
+from example_trainer import loss_properties as properties
+from example_trainer.loss_properties import PROPERTIES
 
 
 def right(batch, settings):

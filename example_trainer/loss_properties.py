@@ -97,7 +97,7 @@ def check_the_gradient(loss: Formula, settings: LossSettings = SETTINGS) -> None
 
 
 def check_masked_entries(loss: Formula, settings: LossSettings = SETTINGS) -> None:
-    """Entries that are not trained change neither value nor gradient, whatever they hold."""
+    """Entries that are not trained change neither value nor gradient, of any value."""
     inputs = random_inputs()
     untrained = inputs.loss_mask == 0
     remedy = "read tensors through batch.tokens.only(values)"
