@@ -31,7 +31,7 @@ def steer(run: RunRecord, asked: SteerRequest) -> RunRecord:
     Raises:
         UnknownEnv: no environment of this run has the name.
     """
-    name = _name_in(run, asked.env)
+    name = registered_name(run, asked.env)
     changes = asked.model_dump(exclude={"env"}, exclude_unset=True)
     changed = msgspec.structs.replace(run.steering.get(name, UNSTEERED), **changes)
     rest = {env: steering for env, steering in run.steering.items() if env != name}
@@ -39,8 +39,12 @@ def steer(run: RunRecord, asked: SteerRequest) -> RunRecord:
     return run if kept == run.steering else msgspec.structs.replace(run, steering=kept)
 
 
-def _name_in(run: RunRecord, word: str) -> str:
-    """The name that environments registered, of it or of the numbered name of a process."""
+def registered_name(run: RunRecord, word: str) -> str:
+    """The name that environments registered, from that name or the numbered name of a process.
+
+    Raises:
+        UnknownEnv: no environment of this run has the name.
+    """
     names = {env.desired_name for env in run.envs}
     numbered = {env.wandb_name: env.desired_name for env in run.envs}
     if word in names or word in numbered:
