@@ -425,7 +425,7 @@ class RolloutService:
 
 
 def _steering_shown(run: RunRecord, env: EnvEntry) -> dict[str, Any]:
-    """What an operator set for an environment, as fields of its share."""
+    """Settings of an operator for an environment, as fields of its share."""
     steering = steering_of(run, env)
     return {
         "state": steering.state,
