@@ -114,14 +114,16 @@ def follow(status: EnvStatus, steering: EnvSteering, owed_groups: float = 0.0) -
     Args:
         owed_groups: its minimum in a batch, in groups.
     """
+    changes: dict[str, object] = {}
     if steering.max_rollouts is not None:
-        status.max_rollouts = steering.max_rollouts
+        changes["max_rollouts"] = steering.max_rollouts
     if steering.state != "running":
-        status.steered, status.unallocated_fraction = steering.state, 0.0
         queued = ceil(MOST_BATCHES_AHEAD * owed_groups)
-        status.queue_size = max(status.queue_size, queued)
-        status.self_queue_size = max(status.self_queue_size, queued)
-    return status
+        changes["steered"] = steering.state
+        changes["unallocated_fraction"] = 0.0
+        changes["queue_size"] = max(status.queue_size, queued)
+        changes["self_queue_size"] = max(status.self_queue_size, queued)
+    return status.model_copy(update=changes) if changes else status
 
 
 def described(steering: Mapping[str, EnvSteering]) -> dict[str, dict[str, object]]:
