@@ -62,11 +62,7 @@ class Situation:
         needs = minimum_sequences(minima_of(live), size)
         names = {env.env_id: env.wandb_name for env in live}
         now = cls(size, needs, names, max_bytes, StalenessRule.of(run), stale, admitted)
-        return (
-            replace(now, held=held_back(run), pauses=pauses(run, live))
-            if run.steering
-            else now
-        )
+        return _steered(now, run, live) if run.steering else now
 
 
 def blocked_reason(stats: StoreStats, now: Situation) -> str | None:
@@ -87,6 +83,10 @@ def blocked_reason(stats: StoreStats, now: Situation) -> str | None:
         _admitted(now),
     ]
     return "; ".join(part for part in parts if part)
+
+
+def _steered(now: Situation, run: RunRecord, live: Sequence[EnvEntry]) -> Situation:
+    return replace(now, held=held_back(run), pauses=pauses(run, live))
 
 
 def _without(counts: Counter[Key], held: Collection[int | None]) -> Counter[Key]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from time import monotonic
 
 from atroposlib.api.common.pools import Pool
@@ -18,8 +17,6 @@ from atroposlib.api.run.run_cache import SHARED_STORE_LAG_S
 from atroposlib.api.store import Store
 from atroposlib.api.store.sql.claim import OlderThan
 from atroposlib.api.store.sql.run import Admitted
-
-_id_of = attrgetter("env_id")
 
 
 class QueueStats:
@@ -101,7 +98,8 @@ class QueueStats:
         admitted: Mapping[int | None, int] = {}
         if trainer.max_staleness is not None:
             admitted = await self._pool.run(self._store.ask, Admitted(now))
-        about = (trainer, run.policy_version, run.steering, [*map(_id_of, live)], admitted)
+        ids = tuple(env.env_id for env in live)
+        about = (trainer, run.policy_version, run.steering, ids, admitted)
         known = self._reason
         if known is not None and known[0] is stats and known[1] == about:
             return known[2], known[3]
