@@ -50,8 +50,14 @@ def minimum_unmet(e: Evidence) -> Lines:
 @rule(40, "waiting", "an operator paused an environment")
 @fix("atropos api steer NAME resume, when it should go on")
 def paused_by_operator(e: Evidence) -> Lines:
-    paused = e.reason.partition("by an operator")
-    return [paused[0] + paused[1]] if paused[1] else []
+    names = re.findall(
+        r"([^\s,;]+)(?:, [^;]*)? (?:is|are) (?:paused|being drained) by", e.reason
+    )
+    parts = [part for part in e.reason.split("; ") if part.endswith(" by an operator")]
+    if not parts:
+        return []
+    name = names[0] if names else "NAME"
+    return RuleMatch(parts, remedy=f"atropos api steer {name} resume, when it should go on")
 
 
 @rule(16, "stuck", "the minimum allocations do not fit into one batch")

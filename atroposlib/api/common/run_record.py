@@ -30,7 +30,7 @@ class EnvEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnvSteering(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an operator has set for all processes of an environment.
+    """Settings of an operator for all processes of an environment.
 
     ``draining`` and ``paused`` start no rollout. The queued groups of a paused environment wait, those
     of a draining environment are trained.

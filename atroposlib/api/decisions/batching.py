@@ -37,18 +37,16 @@ def choose(
         queue: the pending groups, oldest first.
         state_bytes: ``Selection.fair_share`` of the last selection with a batch.
         needs: minimum sequences per batch, by env (see ``allocation``).
-        weights: relative share of each env in the trained tokens; 1 by default.
+        weights, held: share of each env in the trained tokens (1); envs whose groups wait.
         names: names of environments for ``blocked_reason``.
         policy: treatment of stale groups.
         full: whether the store is full (``is_full``). Then a batch may miss the minima if none
             keeps the minima: posts that would meet a minimum are refused, and only a batch
             makes room. It holds the queued groups of these environments, if some batch does.
-        held: environments whose groups wait (see ``steering``).
     """
     needs, weights = needs or {}, weights or {}
     fresh, dropped = policy.split(queue)
-    if held:
-        fresh = [group for group in fresh if group.env not in held]
+    fresh = [group for group in fresh if group.env not in held] if held else fresh
     state = fair_share.decode(state_bytes)
     ordered = fair_share.order(fresh, weights, state)
     kinds = [(group.env, group.n_seq) for group in ordered]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from atroposlib.api.common.records import GroupState, StoreStats
 from atroposlib.api.common.run_record import EnvEntry, RunRecord
@@ -61,17 +61,8 @@ class Situation:
         size = run.registration.batch_size
         needs = minimum_sequences(minima_of(live), size)
         names = {env.env_id: env.wandb_name for env in live}
-        return cls(
-            batch_size=size,
-            needs=needs,
-            names=names,
-            max_bytes=max_bytes,
-            rule=StalenessRule.of(run),
-            stale=stale,
-            admitted=admitted,
-            held=held_back(run),
-            pauses=pauses(run, live),
-        )
+        now = cls(size, needs, names, max_bytes, StalenessRule.of(run), stale, admitted)
+        return _steered(now, run, live) if run.steering else now
 
 
 def blocked_reason(stats: StoreStats, now: Situation) -> str | None:
@@ -79,7 +70,7 @@ def blocked_reason(stats: StoreStats, now: Situation) -> str | None:
     /status and of the claim."""
     counts = Counter(queued_counts(stats))
     counts.subtract(now.stale)
-    counts = Counter({key: n for key, n in counts.items() if n > 0 and key[0] not in now.held})
+    counts = _without(counts, now.held) if now.held else +counts
     if is_feasible(counts, now.batch_size, now.needs):
         return None
     if is_full(stats, now.max_bytes) and is_feasible(counts, now.batch_size, {}):
@@ -92,6 +83,14 @@ def blocked_reason(stats: StoreStats, now: Situation) -> str | None:
         _admitted(now),
     ]
     return "; ".join(part for part in parts if part)
+
+
+def _steered(now: Situation, run: RunRecord, live: Sequence[EnvEntry]) -> Situation:
+    return replace(now, held=held_back(run), pauses=pauses(run, live))
+
+
+def _without(counts: Counter[Key], held: Collection[int | None]) -> Counter[Key]:
+    return Counter({key: n for key, n in (+counts).items() if key[0] not in held})
 
 
 def queued_counts(stats: StoreStats) -> Counts:

@@ -31,7 +31,7 @@ def steer(run: RunRecord, asked: SteerRequest) -> RunRecord:
     Raises:
         UnknownEnv: no environment of this run has the name.
     """
-    name = _name_in(run, asked.env)
+    name = registered_name(run, asked.env)
     changes = asked.model_dump(exclude={"env"}, exclude_unset=True)
     changed = msgspec.structs.replace(run.steering.get(name, UNSTEERED), **changes)
     rest = {env: steering for env, steering in run.steering.items() if env != name}
@@ -39,8 +39,12 @@ def steer(run: RunRecord, asked: SteerRequest) -> RunRecord:
     return run if kept == run.steering else msgspec.structs.replace(run, steering=kept)
 
 
-def _name_in(run: RunRecord, word: str) -> str:
-    """The name that environments registered, of it or of the numbered name of a process."""
+def registered_name(run: RunRecord, word: str) -> str:
+    """The name that environments registered, from that name or the numbered name of a process.
+
+    Raises:
+        UnknownEnv: no environment of this run has the name.
+    """
     names = {env.desired_name for env in run.envs}
     numbered = {env.wandb_name: env.desired_name for env in run.envs}
     if word in names or word in numbered:
@@ -110,14 +114,16 @@ def follow(status: EnvStatus, steering: EnvSteering, owed_groups: float = 0.0) -
     Args:
         owed_groups: its minimum in a batch, in groups.
     """
+    changes: dict[str, object] = {}
     if steering.max_rollouts is not None:
-        status.max_rollouts = steering.max_rollouts
+        changes["max_rollouts"] = steering.max_rollouts
     if steering.state != "running":
-        status.steered, status.unallocated_fraction = steering.state, 0.0
         queued = ceil(MOST_BATCHES_AHEAD * owed_groups)
-        status.queue_size = max(status.queue_size, queued)
-        status.self_queue_size = max(status.self_queue_size, queued)
-    return status
+        changes["steered"] = steering.state
+        changes["unallocated_fraction"] = 0.0
+        changes["queue_size"] = max(status.queue_size, queued)
+        changes["self_queue_size"] = max(status.self_queue_size, queued)
+    return status.model_copy(update=changes) if changes else status
 
 
 def described(steering: Mapping[str, EnvSteering]) -> dict[str, dict[str, object]]:

@@ -24,6 +24,7 @@ from atroposlib.api.common.records import (
     LeasedBatch,
     ReplyState,
     RewindResult,
+    Selection,
 )
 from atroposlib.api.common.run_record import RunRecord, RunState
 from atroposlib.api.common.waiting import (
@@ -169,16 +170,16 @@ class Claims:
     def _chooser(self, run: RunRecord, full: bool) -> Chooser:
         """The batching function, bound to the current run."""
         trainer, live = run.registration, self._context.live()
-        return partial(
+        chooser = partial(
             choose,
             batch_size=trainer.batch_size,
             needs=minimum_sequences(minima_of(live), trainer.batch_size),
-            weights=weights_in_force(run),
+            weights={env.env_id: env.weight for env in run.envs},
             names={env.env_id: env.wandb_name for env in live},
             policy=StalenessRule.of(run),
             full=full,
-            held=held_back(run),
         )
+        return _steered(chooser, run) if run.steering else chooser
 
     def _delivery(self, batch: LeasedBatch, rank: int | None) -> Delivery:
         if rank is None:
@@ -286,6 +287,10 @@ class Claims:
     async def _timed(self, work: Work[T], call: Callable[[Work[T]], T]) -> T:
         metrics, threads = self._context.metrics, self._context.threads
         return await threads.batches.run(metrics.timed, work_name(work), partial(call, work))
+
+
+def _steered(chooser: partial[Selection], run: RunRecord) -> partial[Selection]:
+    return partial(chooser, weights=weights_in_force(run), held=held_back(run))
 
 
 def _require_counts(*counts: int) -> None:

@@ -66,13 +66,13 @@ class ServiceContext:
         return self.run_cache.view.run
 
     def live(self) -> Sequence[EnvEntry]:
-        """Environments that hold a share of the batches now, as an operator steers them.
+        """Environments that hold a share of the batches now, as an operator steers them."""
+        live = self.liveness.live(self.run.envs, self.run.seen)
+        return self._steered_entries(live) if self.run.steering else live
 
-        The same object until that changes."""
-        live, run = self.liveness.live(self.run.envs, self.run.seen), self.run
-        if not run.steering:
-            return live
-        known = self._steered
+    def _steered_entries(self, live: Sequence[EnvEntry]) -> Sequence[EnvEntry]:
+        """The same object until something changes, as callers compare it."""
+        known, run = self._steered, self.run
         if known is None or known[0] is not live or known[1] is not run.steering:
             known = self._steered = live, run.steering, steered_entries(run, live)
         return known[2]

@@ -27,6 +27,7 @@ from atroposlib.api.decisions.stalled import stalled, with_stalled
 from atroposlib.api.decisions.steering import (
     described,
     follow,
+    registered_name,
     steer,
     steered_entries,
     steering_of,
@@ -247,7 +248,8 @@ class RolloutService:
         view = await self.context.run_cache.update(lambda run: steer(run, asked))
         changes = asked.model_dump(exclude={"env"}, exclude_unset=True)
         if changes:
-            self.events.publish("steered", env=asked.env, **changes)
+            env = registered_name(view.run, asked.env)
+            self.events.publish("steered", env=env, **changes)
         return described(view.run.steering)
 
     async def admit(
@@ -423,7 +425,7 @@ class RolloutService:
 
 
 def _steering_shown(run: RunRecord, env: EnvEntry) -> dict[str, Any]:
-    """What an operator set for an environment, as fields of its share."""
+    """Settings of an operator for an environment, as fields of its share."""
     steering = steering_of(run, env)
     return {
         "state": steering.state,

@@ -52,7 +52,7 @@ class FileFact(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backup holds. Its figures are those of the snapshot."""
+    """Content of a backup. Its figures are those of the snapshot."""
 
     format: int = 1
     layout: int = LAYOUT
@@ -243,7 +243,7 @@ def read_manifest(backup: Path) -> Manifest:
 
 
 def restore(backup: Path, data_dir: Path, copied: Copied = lambda name, n: None) -> Manifest:
-    """Make the data directory ``data_dir`` of a backup, whose queue is then a queue of its own.
+    """Make the data directory ``data_dir`` of a backup, whose queue is then a separate queue.
 
     Trainers of the original are refused by it (``Renew``). Environments of the original go on under
     their ids, and the ids that the original gave out since are not given out again.
