@@ -42,25 +42,29 @@ class Run(Nodes):
         """The steps that led to the present weights."""
         return last_run(self.rows())
 
+    def times(self) -> list[float]:
+        """The time of each step, those included that a later start repeated."""
+        return [float(row["time"]) for row in self.rows() if "keys" in row]
+
     def reach(self, number: int) -> int:
         """Wait for the step and return the last one."""
         until(f"step {number}", lambda: len(self.steps()) >= number)
         return len(self.steps())
 
-    def through(self, lose: Callable[[], object], back: Callable[[], object] = bool) -> str:
+    def through(
+        self, lose: Callable[[], object], back: Callable[[], object] = lambda: True
+    ) -> str:
         """Steps before, the longest standstill, and steps after ``lose``, once ``back`` holds."""
         before = self.reach(3)
+        first, wanted = len(self.times()) - 1, None
         lose()
-        longest_s, seen, since, wanted = 0.0, len(self.rows()), time.monotonic(), None
-        while wanted is None or seen < wanted:
-            now, rows = time.monotonic(), len(self.rows())
-            assert now < since + 300, f"no step since {now - since:.0f} s:\n{jobs_now()}"
-            longest_s = max(longest_s, now - since)
-            if rows > seen:
-                seen, since = rows, now
+        while wanted is None or len(self.times()) < wanted:
+            idle_s = time.time() - self.times()[-1]
+            assert idle_s < 300, f"no step since {idle_s:.0f} s:\n{jobs_now()}"
             if wanted is None and back():
-                wanted = seen + 3
+                wanted = len(self.times()) + 3
             time.sleep(0.1)
+        longest_s = longest_pause(self.times()[first:])
         return f"step {before}, {longest_s:.0f} s without one, step {len(self.steps())}"
 
     def check(self) -> None:
@@ -80,6 +84,10 @@ class Run(Nodes):
 
     def log_files(self, part: str) -> list[Path]:
         return sorted((self.plan.directory / "logs").glob(f"{self.plan.name}-{part}-*"))
+
+
+def longest_pause(times: list[float]) -> float:
+    return max(after - before for before, after in zip(times, times[1:]))
 
 
 def jobs_now() -> str:

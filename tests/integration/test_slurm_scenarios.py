@@ -1,5 +1,7 @@
 """Scenarios of a run on a real SLURM of this machine: losses, limits and returns of its jobs.
 
+The limits, cuts and faults are in slurm_faults.py.
+
 Each is a run of a tiny model on its own cluster (slurm_cluster.py). Afterwards every step
 must have been done once, on every batch once, and every group trained once. They are skipped with
 the reason where SLURM is absent. As a program it prints steps before, seconds of standstill, and
@@ -29,7 +31,7 @@ from tests.integration.slurm_cluster import (
 )
 from tests.integration.slurm_run import Run, all_run, node_of, none_left, requeued
 
-ASKED = "ATROPOS_SLURM_TESTS"  # they take 15 minutes, most of them SLURM's own waits
+ASKED = "ATROPOS_SLURM_TESTS"  # they take an hour, most of it SLURM's own waits
 skipped = obstacle() or ("" if os.environ.get(ASKED) else f"set {ASKED}=1")
 pytestmark = [pytest.mark.alone, pytest.mark.skipif(bool(skipped), reason=skipped)]
 FEW_STEPS = "trainer.settings.training_steps=6"
