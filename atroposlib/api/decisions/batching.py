@@ -10,7 +10,7 @@ whenever an exact batch exists, and its groups are trained on oldest first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from atroposlib.api.common.records import GroupSummary, Selection
 from atroposlib.api.decisions import fair_share
@@ -29,7 +29,6 @@ def choose(
     names: Mapping[int, str] | None = None,
     policy: StalenessRule = StalenessRule(),
     full: bool = False,
-    held: Collection[int | None] = (),
 ) -> Selection:
     """Choose groups with exactly ``batch_size`` sequences, none split.
 
@@ -37,7 +36,7 @@ def choose(
         queue: the pending groups, oldest first.
         state_bytes: ``Selection.fair_share`` of the last selection with a batch.
         needs: minimum sequences per batch, by env (see ``allocation``).
-        weights, held: share of each env in the trained tokens (1); envs whose groups wait.
+        weights: relative share of each env in the trained tokens; 1 by default.
         names: names of environments for ``blocked_reason``.
         policy: treatment of stale groups.
         full: whether the store is full (``is_full``). Then a batch may miss the minima if none
@@ -46,7 +45,6 @@ def choose(
     """
     needs, weights = needs or {}, weights or {}
     fresh, dropped = policy.split(queue)
-    fresh = [group for group in fresh if group.env not in held] if held else fresh
     state = fair_share.decode(state_bytes)
     ordered = fair_share.order(fresh, weights, state)
     kinds = [(group.env, group.n_seq) for group in ordered]

@@ -289,8 +289,10 @@ class Claims:
         return await threads.batches.run(metrics.timed, work_name(work), partial(call, work))
 
 
-def _steered(chooser: partial[Selection], run: RunRecord) -> partial[Selection]:
-    return partial(chooser, weights=weights_in_force(run), held=held_back(run))
+def _steered(chooser: partial[Selection], run: RunRecord) -> Chooser:
+    """The chooser with the weights in force, for a queue without the groups that wait."""
+    held, steered = held_back(run), partial(chooser, weights=weights_in_force(run))
+    return lambda queue, shares: steered([g for g in queue if g.env not in held], shares)
 
 
 def _require_counts(*counts: int) -> None:

@@ -98,8 +98,7 @@ class QueueStats:
         admitted: Mapping[int | None, int] = {}
         if trainer.max_staleness is not None:
             admitted = await self._pool.run(self._store.ask, Admitted(now))
-        ids = tuple(env.env_id for env in live)
-        about = (trainer, run.policy_version, run.steering, ids, admitted)
+        about = (run, tuple(env.env_id for env in live), admitted)
         known = self._reason
         if known is not None and known[0] is stats and known[1] == about:
             return known[2], known[3]
