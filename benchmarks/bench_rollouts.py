@@ -1,6 +1,6 @@
 """Rollouts as data: seconds and memory of reading and exporting a large archive with its texts.
 
-python benchmarks/bench_rollouts.py --rows 1000000 --folder /tmp/rollouts
+python benchmarks/bench_rollouts.py --rows 1000000
 
 The archive of short rollouts is made once: groups go into the store in transactions of 500, and
 their facts into the index, without posts. The compared reader reads the same index without texts.

@@ -96,7 +96,7 @@ def trial(options: argparse.Namespace, words: Sequence[str]) -> int:
                 replay(env_files.load(options.environment), words, options.replay, options.n)
         else:
             env = environment_to_try(options, words)
-            calls.policy = lambda: policy_addresses(env)
+            calls.leave_out(lambda: policy_addresses(env))
             with judge_counter(calls):
                 asyncio.run(try_out(env, options.n, page))
     except (AtroposError, JudgeCallsSpent) as error:
@@ -144,7 +144,7 @@ async def try_out(env: Any, n: int, page: TrialPage) -> None:
         for number in range(1, n + 1):
             item = await next_item(env)
             heard = Conversations()
-            env.rollouts.listener = heard.hear
+            env.rollouts.listen(heard.hear)
             rollout = await env.rollouts.train(item)
             scored += rollout.reward.score is not None
             title = f"rollout {number} of {n}, task {logs.printable(str(item['id']))}"

@@ -107,7 +107,7 @@ def validate_apart(
                 from atroposlib.validation.with_model import measure_samples
 
                 env_cls = env_files.load(reference)
-                progress.check = f"rollouts of the model at {model}"
+                progress.begin(f"rollouts of the model at {model}")
                 report.findings += await measure_samples(env_cls, words, model, progress.calls)
             return report
 

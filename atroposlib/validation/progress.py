@@ -22,6 +22,13 @@ class ValidationProgress:
     rollouts: Callable[[], int] = lambda: 0
     started: float = field(default_factory=time.monotonic)
 
+    def begin(self, check: str) -> None:
+        self.check = check
+
+    def count(self, rollouts: Callable[[], int]) -> None:
+        """Take the number of rollouts from ``rollouts``."""
+        self.rollouts = rollouts
+
     def line(self) -> str:
         """Example: 30 s: score.order, 212 rollouts, calls of other models: localhost:9002 12."""
         seconds = time.monotonic() - self.started

@@ -71,8 +71,8 @@ async def validate_subject(
         source = await asyncio.to_thread(identity, env_cls, settings.env)
         report = Report(env_cls.name or env_cls.__name__, **source.model_dump())
         subject = await prepare(env_cls, settings)
-        progress.calls.policy = partial(policy_addresses, subject.env)
-        progress.rollouts = lambda: len(subject.played)
+        progress.calls.leave_out(partial(policy_addresses, subject.env))
+        progress.count(lambda: len(subject.played))
         if wrong := unknown_bounds(subject.card):
             raise ConfigError(f"{report.environment}: its card bounds {wrong}: no such check")
         try:
@@ -81,10 +81,10 @@ async def validate_subject(
                 *REPLY_CHECKS,
                 *(look for look in LOOKS if look not in BEFORE),
             ):
-                progress.check = check
+                progress.begin(check)
                 report.findings.append(await found_by(check, subject))
             if subject.golden:
-                progress.check = "a second process"
+                progress.begin("a second process")
                 apart = await compared([*again, *words], subject, progress.calls.left)
                 report.findings = [
                     merge_results(finding, apart) for finding in report.findings
@@ -184,7 +184,7 @@ def print_outcomes(env_cls: Any, words: Sequence[str]) -> None:
     async def play() -> list[Any]:
         settings = read_settings(env_cls, [*MODE, *words])
         subject = await prepare(env_cls, settings, int(os.environ[CASES]))
-        calls.policy = partial(policy_addresses, subject.env)
+        calls.leave_out(partial(policy_addresses, subject.env))
         rows = await episodes.outcomes(subject, len(subject.cases))
         await runtime_of(subject.env).close()
         return rows

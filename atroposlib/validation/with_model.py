@@ -41,7 +41,7 @@ async def measure_samples(
         sampled = config.model_copy(update={"group_size": min(GROUP, config.group_size)})
     settings = replace(settings, env=sampled)
     env: Any = await asyncio.to_thread(make_named_env, env_cls, settings, must_answer=True)
-    calls.policy = partial(policy_addresses, env)
+    calls.leave_out(partial(policy_addresses, env))
     try:
         await env.setup()
         items = [item for _ in range(GROUPS) if (item := await env.get_next_item())]

@@ -123,24 +123,30 @@ class Explorer(RunViews):
             else:
                 rows, last = _page(chosen, order, after, limit)
                 page = explore.RolloutPage(rows, last, chosen.count())
-        self._add_answers(page.rows, characters_of(given))
+        if characters := characters_of(given):
+            rows = self._with_answers(page.rows, characters)
+            return msgspec.structs.replace(page, rows=rows)
         return page
 
-    def _add_answers(self, rows: Sequence[explore.ListedRow], characters: int) -> None:
-        """Add the first characters of the answers, read for ``TEXT_S``; later rows have none."""
+    def _with_answers(
+        self, rows: Sequence[explore.ListedRow], characters: int
+    ) -> list[explore.ListedRow]:
+        """The rows with the beginning of their answers, read for ``TEXT_S``; later rows have none."""
         end = time.monotonic() + TEXT_S
-        rows_of: dict[int, list[explore.ListedRow]] = {}
-        for row in rows if characters else ():
-            rows_of.setdefault(row.gid, []).append(row)
+        rows_of: dict[int, list[int]] = {}
+        for row in rows:
+            rows_of.setdefault(row.gid, []).append(row.row)
+        answers: dict[tuple[int, int], str] = {}
         for gid, own in rows_of.items():
             if time.monotonic() > end:
-                return
+                break
             groups = stored_payloads(self.index, self._store, [gid])
-            places = [(gid, row.row) for row in own]
-            for row, texts in zip(
-                own, texts_of_rows(groups, places, self._decoder, characters)
-            ):
-                row.answer = None if texts.answer is None else texts.answer[:characters]
+            places = [(gid, row) for row in own]
+            texts = texts_of_rows(groups, places, self._decoder, characters)
+            for place, text in zip(places, texts):
+                answers[place] = (text.answer or "")[:characters]
+        replace = msgspec.structs.replace
+        return [replace(row, answer=answers.get((row.gid, row.row))) for row in rows]
 
     def histogram(self, given: Mapping[str, str]) -> explore.Histogram:
         """As of :meth:`RunViews.histogram`; with ``q`` over rows that a search finds in its time."""

@@ -90,6 +90,10 @@ class RolloutRunner:
         """Show these examples before each task; the last is a spare."""
         self.examples = examples
 
+    def listen(self, listener: Callable[[str, Sequence[Message], Message], None]) -> None:
+        """Give ``listener`` each call of the rollouts from now on."""
+        self.listener = listener
+
     async def train(self, item: TaskItem) -> Rollout:
         """Run a training rollout; the score of its reward may be None.
 

@@ -85,7 +85,7 @@ class AgentSession:
 
     def listen(self, listener: Listener) -> None:
         """Give ``listener`` the messages and the reply of each call from now on."""
-        self._session.listener = listener
+        self._session.listen(listener)
 
     async def close(self) -> None:
         """Cancel the running calls and delete the session."""

@@ -96,6 +96,10 @@ class ProxySession:
         self._rewards: dict[str, float] = {}
         self._session_reward: float | None = None
 
+    def listen(self, listener: Listener) -> None:
+        """Give ``listener`` each call from now on."""
+        self.listener = listener
+
     def sample_from(self, managed: ManagedServer | DummyManagedServer) -> None:
         """Sample from another server, before the first call."""
         self.managed = managed
