@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+
 from apibench.figures import Results, Section
 from apibench.processes import machine
 from apibench.scenarios import (

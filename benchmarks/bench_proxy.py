@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from apibench.servers import Kind, Server
 
+from apibench.servers import Kind, Server
 from atroposlib.testing.tiny import char_tokenizer
 
 ANSWER = "thank you, that is what i wanted to know."

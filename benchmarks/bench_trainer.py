@@ -77,6 +77,7 @@ def measure(name: str, load: Workload, peak: float | None, steps: int = 1) -> di
     Of several steps the fastest counts; loss and gradient norm are from the first.
     """
     import torch
+
     from trainerbench.contestants import CONTESTANTS
 
     torch.set_num_threads(load.threads)

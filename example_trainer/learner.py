@@ -1,4 +1,4 @@
-"""What the loop trains, and a step of it without a run: the trainer as a library.
+"""The trainer as a library: the trained models, and a step without a run.
 
     groups --training_rows--> rows --TrainedModels.prepare--> advantages --learn--> an optimizer step
 

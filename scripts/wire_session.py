@@ -21,8 +21,7 @@ from atroposlib.api.run.events import frames
 from atroposlib.api.server import create_app
 from atroposlib.api.store import open_store
 from atroposlib.wire import ScoredData
-from atroposlib.wire.binary import concatenate_frames as in_frames
-from atroposlib.wire.binary import pack_group
+from atroposlib.wire.binary import concatenate_frames as in_frames, pack_group
 from atroposlib.wire.notes import GroupNotes, pack_notes
 
 RUN_ID = "8d0f6c1e5b7a4c0f9e2d3b4a59687f01"

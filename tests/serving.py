@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from atroposlib.testing.serving import WAIT_S
-from atroposlib.testing.serving import serve_in_thread as served
+from atroposlib.testing.serving import WAIT_S, serve_in_thread as served
 
 __all__ = ["WAIT_S", "served"]

@@ -10,8 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed
+from importlib.metadata import PackageNotFoundError, version as installed
 
 import click
 
@@ -43,7 +42,7 @@ COMMANDS = {
     ),
     "why": ("atroposlib.run_status.why:main", "Why a run waits, and what to do."),
     "top": ("atroposlib.run_status.top:main", "The run as a live table."),
-    "ui": ("atroposlib.workbench.commands:ui", "All runs below a folder on one page."),
+    "ui": ("atroposlib.workbench.command_line:ui", "All runs below a folder on one page."),
     "view": ("atroposlib.cli.view:view", "Page of an ended run, or of a file of groups."),
     "archive": ("atroposlib.cli.view:archive", "Groups that a run keeps after training."),
     "env new": ("atroposlib.cli.env_new:main", "Write the package of a new environment."),
@@ -84,7 +83,7 @@ COMMANDS = {
         "All processes of one file: local, slurm, k8s, ray.",
     ),
     "run diff": (
-        "atroposlib.workbench.commands:run_diff",
+        "atroposlib.workbench.command_line:run_diff",
         "Two runs: settings, code, curves, tasks.",
     ),
     "chat": ("atroposlib.inference.chat:main", "Talk to a model directory."),

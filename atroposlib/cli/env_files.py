@@ -29,8 +29,7 @@ import atroposlib.environments
 from atroposlib import __version__
 from atroposlib.errors import AtroposError, ConfigError, boundary
 from atroposlib.utils.command import references
-from atroposlib.utils.command.parser import USAGE_ERROR, CommandParser
-from atroposlib.utils.command.parser import show as print_page
+from atroposlib.utils.command.parser import USAGE_ERROR, CommandParser, show as print_page
 from atroposlib.utils.command.references import Listed
 
 ADAPTERS = Path(__file__).parents[1] / "adapters"
@@ -80,13 +79,12 @@ def print_list(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON list of objects")
     options, environments = parser.parse_args(argv), list_environments()
     names = Counter(entry.name for entry in environments)
+    ours = {"atroposlib": ""}
     rows = [
         (
             f"{entry.package}:{entry.name}" if names[entry.name] > 1 else entry.name,
             entry.kind,
-            ""
-            if entry.package == "atroposlib"
-            else f"{entry.package} {entry.version}".strip(),
+            ours.get(entry.package, f"{entry.package} {entry.version}".strip()),
             f"cannot be used: {entry.problem}" if entry.problem else entry.about,
         )
         for entry in environments

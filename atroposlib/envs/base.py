@@ -12,11 +12,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Union
 
 from atroposlib.envs.attributes import RuntimeAttribute, RuntimeSlot
-from atroposlib.envs.cli import EnvCommand, command_class
-from atroposlib.envs.cli import main as run_command_line
+from atroposlib.envs.cli import EnvCommand, command_class, main as run_command_line
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem, groups_in
 from atroposlib.envs.rollout.samples import collect_group, scored_when_full
 from atroposlib.envs.runtime import checkpoint, evaluation
@@ -55,6 +54,9 @@ __all__ = [
 
 
 Durations = list[float]  # seconds
+ScoredGroups = Union[
+    ScoredDataGroup, list[ScoredDataGroup | None], list[ScoredDataGroup], None
+]
 
 
 class BaseEnv(ABC):
@@ -173,12 +175,7 @@ class BaseEnv(ABC):
             f"{type(self).__name__} must override collect_trajectory or collect_trajectories"
         )
 
-    async def collect_trajectories(
-        self, item: Item
-    ) -> tuple[
-        ScoredDataGroup | list[ScoredDataGroup | None] | list[ScoredDataGroup] | None,
-        list[Item],
-    ]:
+    async def collect_trajectories(self, item: Item) -> tuple[ScoredGroups, list[Item]]:
         """Return a scored group or several of ``item``, and items for the backlog.
 
         None means that this item has no training data.

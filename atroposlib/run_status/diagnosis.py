@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from atroposlib.run_status import rules_processes as p
-from atroposlib.run_status import rules_queue as q
+from atroposlib.run_status import rules_processes as p, rules_queue as q
 from atroposlib.run_status.evidence import Evidence, Finding, Rule
 
 MAX_FINDINGS = 5  # findings shown at once

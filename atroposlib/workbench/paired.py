@@ -89,10 +89,9 @@ def comparison_lines(
     if result["low"] is not None:
         interval = "95% interval {low:+.4f} to {high:+.4f}".format(**result)
     equal = result["items"] - result["better"] - result["worse"]
+    means = "{metric} over {items} items: {mean_a:.4f} -> {mean_b:.4f}".format(**result)
     lines = [
-        "{metric} over {items} items: {mean_a:.4f} -> {mean_b:.4f}, difference "
-        "{difference:+.4f}, ".format(**result)
-        + interval,
+        f"{means}, difference {result['difference']:+.4f}, {interval}",
         "better on {better} items, worse on {worse}, equal on ".format(**result) + str(equal),
         f"{length_unit} of an answer: " + "{length_a:.1f} -> {length_b:.1f}".format(**result),
     ]

@@ -11,13 +11,13 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from trainerbench.contestants import Ours
-from trainerbench.workload import Workload, rows_of
 
 from example_trainer.data.rows import Row
 from example_trainer.model import attention
 from gpuchecks.figures import Figure, Place, below, holds
 from gpuchecks.models import Reference, workload
+from trainerbench.contestants import Ours
+from trainerbench.workload import Workload, rows_of
 
 # Float32 differs by the order of sums; bfloat16 has 8 bits. Nats, and relative L2 norms.
 EXACT = {"logprob, largest": 3e-4, "gradient": 2e-3}

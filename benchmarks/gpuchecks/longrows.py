@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 import bench_trainer
 import torch
-from trainerbench.contestants import Ours
-from trainerbench.workload import SIZES, Shape, Workload, rows_of, useful_flops
 
 from atroposlib.errors import ConfigError
 from example_trainer.data.rows import Row
 from gpuchecks.figures import Figure, Place
 from gpuchecks.footprint import computed_gb
 from gpuchecks.models import weights
+from trainerbench.contestants import Ours
+from trainerbench.workload import SIZES, Shape, Workload, rows_of, useful_flops
 
 H100_PEAK = 989e12  # FLOP/s of bfloat16 that prime-rl divides by
 ADAPTER_RANK = 16

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
-from trainerbench.workload import SIZES, Workload, model_config
 
 from atroposlib.testing.tiny import ALPHABET, ROLE_TOKENS, char_tokenizer
 from example_trainer.data.rows import Row
 from gpuchecks.figures import Place
+from trainerbench.workload import SIZES, Workload, model_config
 
 ENTROPY = 1.75  # nats per token, as of a trained model that samples freely
 # What all layers add to the residual stream, over the embedding. At 0.4 the reference rounds the

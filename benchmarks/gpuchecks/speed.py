@@ -10,7 +10,6 @@ from typing import Any
 import bench_inference
 import bench_trainer
 import torch
-from trainerbench.workload import SIZES, rows_of
 
 from atroposlib.inference.engine.core import EngineLimits
 from atroposlib.inference.engine.engine import Engine
@@ -19,6 +18,7 @@ from atroposlib.inference.engine.served_model import load_model
 from gpuchecks.figures import Figure, Place, below, holds, ratio
 from gpuchecks.footprint import computed_gb
 from gpuchecks.models import weights, workload
+from trainerbench.workload import SIZES, rows_of
 
 SAME_NORM = 0.03  # relative, of the gradient; bfloat16 products in another order
 SAME_LOSS = 1e-3

@@ -13,8 +13,7 @@ import sys
 
 from atroposlib.cli.env_files import load
 from atroposlib.envs.function_env.card import examples
-from atroposlib.envs.function_env.data import load as load_tasks
-from atroposlib.envs.function_env.data import split_held_out
+from atroposlib.envs.function_env.data import load as load_tasks, split_held_out
 
 
 async def gold_rollouts(name: str, settings: dict[str, str], count: int) -> list[str]:

@@ -11,21 +11,27 @@ from atroposlib.settings.sentences import did_you_mean
 
 ROLES = ("api", "inference", "environment", "trainer")
 # The published fields of PodSpec, Container and Volume, v1 of Kubernetes 1.35.
-POD_FIELDS = """activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig
- dnsPolicy enableServiceLinks ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers
- hostname hostnameOverride imagePullSecrets initContainers nodeName nodeSelector os overhead
- preemptionPolicy priority priorityClassName readinessGates resourceClaims resources restartPolicy
- runtimeClassName schedulerName schedulingGates schedulingGroup securityContext serviceAccount
- serviceAccountName setHostnameAsFQDN shareProcessNamespace subdomain terminationGracePeriodSeconds
- tolerations topologySpreadConstraints volumes""".split()
-CONTAINER_FIELDS = """args command env envFrom image imagePullPolicy lifecycle livenessProbe name
- ports readinessProbe resizePolicy resources restartPolicy restartPolicyRules securityContext
- startupProbe stdin stdinOnce terminationMessagePath terminationMessagePolicy tty volumeDevices
- volumeMounts workingDir""".split()
-VOLUME_FIELDS = """awsElasticBlockStore azureDisk azureFile cephfs cinder configMap csi downwardAPI
- emptyDir ephemeral fc flexVolume flocker gcePersistentDisk gitRepo glusterfs hostPath image iscsi
- name nfs persistentVolumeClaim photonPersistentDisk portworxVolume projected quobyte rbd scaleIO
- secret storageos vsphereVolume""".split()
+POD_FIELDS = (
+    "activeDeadlineSeconds affinity automountServiceAccountToken containers dnsConfig "
+    "dnsPolicy enableServiceLinks ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers "
+    "hostname hostnameOverride imagePullSecrets initContainers nodeName nodeSelector os overhead "
+    "preemptionPolicy priority priorityClassName readinessGates resourceClaims resources restartPolicy "
+    "runtimeClassName schedulerName schedulingGates schedulingGroup securityContext serviceAccount "
+    "serviceAccountName setHostnameAsFQDN shareProcessNamespace subdomain terminationGracePeriodSeconds "
+    "tolerations topologySpreadConstraints volumes"
+).split()
+CONTAINER_FIELDS = (
+    "args command env envFrom image imagePullPolicy lifecycle livenessProbe name "
+    "ports readinessProbe resizePolicy resources restartPolicy restartPolicyRules securityContext "
+    "startupProbe stdin stdinOnce terminationMessagePath terminationMessagePolicy tty volumeDevices "
+    "volumeMounts workingDir"
+).split()
+VOLUME_FIELDS = (
+    "awsElasticBlockStore azureDisk azureFile cephfs cinder configMap csi downwardAPI "
+    "emptyDir ephemeral fc flexVolume flocker gcePersistentDisk gitRepo glusterfs hostPath image iscsi "
+    "name nfs persistentVolumeClaim photonPersistentDisk portworxVolume projected quobyte rbd scaleIO "
+    "secret storageos vsphereVolume"
+).split()
 FIELDS_BELOW = {
     "containers": CONTAINER_FIELDS,
     "initContainers": CONTAINER_FIELDS,

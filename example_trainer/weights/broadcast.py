@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from concurrent.futures import TimeoutError as FutureTimeout  # not the builtin in 3.10
+
+# In Python 3.10 the TimeoutError of futures is another class than the built-in one.
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ThreadPoolExecutor,
+    TimeoutError as FutureTimeout,
+    wait,
+)
 from dataclasses import fields
 from importlib import import_module
 from typing import Any

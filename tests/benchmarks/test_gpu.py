@@ -12,12 +12,12 @@ from pathlib import Path
 import gpu
 import pytest
 import torch
-from gpuchecks import arithmetic, footprint, rounding
-from gpuchecks.figures import Place, below, ratio
 
 from atroposlib.inference.engine import served_model
 from atroposlib.utils.models.low_precision import wide_product
 from example_trainer.model import fused_logprobs, scoring
+from gpuchecks import arithmetic, footprint, rounding
+from gpuchecks.figures import Place, below, ratio
 
 PAGE = Path(gpu.__file__).parents[1] / "docs" / "gpu.md"
 
@@ -64,7 +64,8 @@ def test_page_marks_a_figure_beyond_its_limit_and_gives_ratios():
 
 def test_memory_is_that_of_weights_moments_and_the_residual_stream_by_hand():
     """7B on eight, AdamW: 16 B x 7.62e9 / 8 = 15.2 GB; two layers of 0.25e9 and the head of
-    0.545e9 in bfloat16, its float32 gradient; 16,384 x 3584 x (28 x 4 + 40) bytes; 5.5 GB more."""
+    0.545e9 in bfloat16, its float32 gradient; 16,384 x 3584 x (28 x 4 + 40) bytes; 5.5 GB more.
+    """
     seven = next(model for model in footprint.MODELS if model.name == "7B")
     layer = (7.62e9 - 0.545e9) / 28
     by_hand = 15.24 + 2 * (2 * layer + 0.545e9) / 1e9 + 4 * 0.545 + 8.93 + 5.5

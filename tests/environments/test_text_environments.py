@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from atroposlib.environments.mcqa_thinking_env import MCQAThinkingEnv
-from atroposlib.environments.mcqa_thinking_env import question as mcqa_question
-from atroposlib.environments.mcqa_thinking_env import score as mcqa_score
+from atroposlib.environments.mcqa_thinking_env import (
+    MCQAThinkingEnv,
+    question as mcqa_question,
+    score as mcqa_score,
+)
 from atroposlib.environments.sft_loader_server import (
     DataFormat,
     SFTLoaderEnv,

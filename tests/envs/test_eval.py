@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atroposlib.envs.eval import EvalBase, eval_runner, evaluate_log, pass_at_k
 from atroposlib.errors import AtroposError, ConfigError

@@ -10,8 +10,7 @@ from starlette.responses import PlainTextResponse
 
 from atroposlib.adapters.openenv_server import app_of
 from atroposlib.api.archive.explorer import Explorer
-from atroposlib.api.server import create_app as api_app
-from atroposlib.api.server import create_view
+from atroposlib.api.server import create_app as api_app, create_view
 from atroposlib.api.store import open_store
 from atroposlib.cli import serve_api
 from atroposlib.cli.export import openenv

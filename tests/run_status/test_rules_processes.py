@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from atroposlib.envs.runtime.serve import EnvPhase
-from atroposlib.run_status import evidence as words
-from atroposlib.run_status import rules_processes as rules
+from atroposlib.run_status import evidence as words, rules_processes as rules
 from atroposlib.run_status.diagnosis import diagnose
 from atroposlib.run_status.evidence import Rule, RunSample
 from tests.run_status.staged import (

@@ -16,8 +16,7 @@ from atroposlib.run_status.verdict import EXIT_STATUS, document_of, judge
 from atroposlib.run_status.view import PlainView, panel
 from atroposlib.wire.status import VerdictReport
 from tests.run_status.staged import HEALTHY, env, moving, server, trainer
-from tests.run_status.test_rules_processes import PAUSED, WAITING
-from tests.run_status.test_rules_processes import STALLS as OF_PROCESSES
+from tests.run_status.test_rules_processes import PAUSED, STALLS as OF_PROCESSES, WAITING
 from tests.run_status.test_rules_queue import STALLS as OF_THE_QUEUE
 
 # Found by a caller alone: an API that does not answer, and a run at another API.

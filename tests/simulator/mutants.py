@@ -11,9 +11,7 @@ from typing import Any
 
 from atroposlib.api.run import claims
 from atroposlib.api.store import sqlite
-from atroposlib.api.store.sql import ack as ack_queries
-from atroposlib.api.store.sql import claim as claim_queries
-from atroposlib.api.store.sql import sql_store
+from atroposlib.api.store.sql import ack as ack_queries, claim as claim_queries, sql_store
 from tests.simulator.plan import draw
 from tests.simulator.simulation import simulate
 from tests.torture.disk.lossy_disk import LossySegments

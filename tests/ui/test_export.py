@@ -9,8 +9,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from atroposlib.api.archive.load import open_explorer
 from atroposlib.cli.view import select_rollouts, view

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire.binary import (

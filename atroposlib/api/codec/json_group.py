@@ -123,10 +123,8 @@ class JsonGroup:
             except InvalidGroup:
                 rest[_ADVANTAGES] = self._rest(_ADVANTAGES)
         choices = [
-            (self._counts(name, seq_lens), self._empty_array(name))
-            if name in present
-            else None
-            for name in CHOICES
+            (self._counts(name, seq_lens), self._empty_array(name)) if is_present else None
+            for name, is_present in ((name, name in present) for name in CHOICES)
         ]
         routed = None
         if "routed_experts" in present:

@@ -15,8 +15,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout  # not the builtin in 3.10
+
+# In Python 3.10 the TimeoutError of futures is another class than the built-in one.
+from concurrent.futures import Future, TimeoutError as FutureTimeout
 from enum import Enum
 from functools import partial
 from typing import Any, TypeVar

@@ -73,7 +73,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Plugin:
-    """What a run records of a plug-in."""
+    """The record of a plug-in in a run."""
 
     group: str
     name: str  # as the settings have it
@@ -154,7 +154,7 @@ def result_error(kind: Kind, function: Any, problem: str) -> PluginError:
 
 
 def record_of(kind: Kind, name: str) -> Plugin:
-    """What a run records of a plug-in; raises as :func:`load_plugin`."""
+    """The record of a plug-in; raises as :func:`load_plugin`."""
     load_plugin(kind, name)
     target = str(target_of(kind, name))
     module, _, _ = target.partition(":")

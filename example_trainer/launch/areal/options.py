@@ -29,8 +29,11 @@ from example_trainer.settings.areal.defaults import (
     is_supervised,
     note_of,
 )
-from example_trainer.settings.areal.names import ENVIRONMENTS, same
-from example_trainer.settings.areal.names import meaning_of as meaning_of_name
+from example_trainer.settings.areal.names import (
+    ENVIRONMENTS,
+    meaning_of as meaning_of_name,
+    same,
+)
 from example_trainer.settings.areal.other_commands import sentence_of_evaluation, trains
 from example_trainer.settings.files import (
     belongs_elsewhere,

@@ -61,7 +61,7 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """What the folder of a run records."""
+    """The record in the folder of a run."""
 
     state: State
     problem: str = ""

@@ -4,11 +4,9 @@ import os
 import sys
 
 try:
-    from mcp.server.fastmcp import FastMCP as Server
-    from mcp.server.fastmcp import Image
+    from mcp.server.fastmcp import FastMCP as Server, Image
 except ImportError:  # from version 2 on
-    from mcp.server.mcpserver import Image
-    from mcp.server.mcpserver import MCPServer as Server
+    from mcp.server.mcpserver import Image, MCPServer as Server
 
 server = Server("toys")
 seen: list[int] = []

@@ -11,8 +11,11 @@ import secrets
 from typing import Any, Union
 
 from fastapi import FastAPI, Request, Response
-from openai.types.responses import Response as OpenAIResponse
-from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage
+from openai.types.responses import (
+    Response as OpenAIResponse,
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+)
 from openai.types.responses.response_input_item import FunctionCallOutput
 from pydantic import BaseModel, ConfigDict
 

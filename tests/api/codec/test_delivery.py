@@ -7,8 +7,7 @@ import json
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atroposlib.api.codec import delivery, read_group
 from atroposlib.api.codec.delivery import Encoding, encode_group

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 import msgspec
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from atroposlib.api.codec import formats, json_group, json_text, read_group
 from atroposlib.api.codec.delivery import json_of

@@ -7,8 +7,7 @@ import json
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atroposlib.api.codec import json_text
 from atroposlib.api.codec.json_text import member_places, row_chunks

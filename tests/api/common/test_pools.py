@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future, TimeoutError as FutureTimeout
 
 import pytest
 

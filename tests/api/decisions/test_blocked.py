@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atroposlib.api.common.records import GroupCount, GroupState, StoreStats
 from atroposlib.api.decisions.blocked import Situation, blocked_reason, starved, uncommitted

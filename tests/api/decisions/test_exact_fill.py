@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atroposlib.api.decisions import exact_fill
 from atroposlib.api.decisions.exact_fill import first_exact, is_feasible, min_sum

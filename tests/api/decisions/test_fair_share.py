@@ -6,8 +6,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atroposlib.api.common.records import GroupSummary
 from atroposlib.api.decisions import fair_share

@@ -21,8 +21,7 @@ from atroposlib.api.guards.auth import (
 from atroposlib.api.guards.tokens import Scope, TokenFile, add_token
 from atroposlib.api.server import create_app
 from atroposlib.utils.http.gate import Gate
-from tests.api.harness import ENV as ENV_BODY
-from tests.api.harness import TRAINER, group
+from tests.api.harness import ENV as ENV_BODY, TRAINER, group
 
 NO_TOKEN = {
     "none": [],

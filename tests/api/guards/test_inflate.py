@@ -8,8 +8,7 @@ from functools import cache, partial
 
 import pytest
 import zstandard
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atroposlib.api.guards.inflate import BodyTooLarge, DamagedBody, inflate, inflated_size
 

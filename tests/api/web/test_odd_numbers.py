@@ -6,8 +6,7 @@ import asyncio
 from urllib.parse import quote
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, strategies as st
 
 from tests.api.harness import ENV, TRAINER, Api, group
 from tests.examples import examples

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+
 from apibench.figures import (
     Better,
     Figure,

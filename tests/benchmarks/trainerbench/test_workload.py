@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from trainerbench import workload
 from trainerbench.workload import SIZES, Shape, Workload, rows_of, useful_flops
 

@@ -7,8 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atroposlib.envs.function_env.rewards import Reward, RewardPlan, call_user, combine_rewards
 from atroposlib.errors import ConfigError, RolloutError

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atroposlib.envs.function_env.rollout_model import Reply
 from atroposlib.envs.rollout.filters import FilterRules, RejectedGroup, filter_group

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atroposlib.generation.chat.special_tokens import GUARD, guard_tokens, remove_guards
 from atroposlib.generation.chat.template import encode_prompt

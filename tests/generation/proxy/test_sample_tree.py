@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atroposlib.generation.proxy.sample_tree import Rewards, SampleTree, discounted_returns
 from atroposlib.generation.sampling.generation import Generation

@@ -6,8 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atroposlib.generation.chat.template import render
 from atroposlib.generation.sessions.managed import ManagedServer, SequenceNode

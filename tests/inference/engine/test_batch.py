@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atroposlib.inference.engine.batch import RunningBatch, Scheduler, prefill_groups
 from atroposlib.inference.engine.request import SequenceState

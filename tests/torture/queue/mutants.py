@@ -9,9 +9,15 @@ from typing import Any
 from atroposlib.api.common.records import GroupState, Selection
 from atroposlib.api.decisions import batching
 from atroposlib.api.decisions.staleness import StalenessRule
-from atroposlib.api.store.sql import ack as ack_queries
-from atroposlib.api.store.sql import claim as claim_queries
-from atroposlib.api.store.sql import put, run, schema, sql_store, writer
+from atroposlib.api.store.sql import (
+    ack as ack_queries,
+    claim as claim_queries,
+    put,
+    run,
+    schema,
+    sql_store,
+    writer,
+)
 from atroposlib.errors import KeyConflict
 from tests.torture.queue import log_mutants  # noqa: F401 - registers its bugs
 from tests.torture.queue.mutation import (

@@ -8,8 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, seed, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, seed, settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     invariant,

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atroposlib.errors import ConfigError, InvalidGroup
 from example_trainer.advantage import estimators

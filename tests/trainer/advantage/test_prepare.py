@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atroposlib.errors import ConfigError
 from example_trainer.advantage.prepare import minibatches, part_of, prepare_batch

@@ -18,8 +18,7 @@ from atroposlib.processes import Children, ProcessSpec, RunFailed, StopRequest
 from atroposlib.run_status.sources import RunSnapshot
 from atroposlib.run_status.view import PlainView
 from atroposlib.utils.command.folder_lock import FolderLock
-from example_trainer.launch.__main__ import _run as start
-from example_trainer.launch.__main__ import parse
+from example_trainer.launch.__main__ import _run as start, parse
 from example_trainer.launch.gpus import GpuShares
 from example_trainer.launch.local import (
     LocalRun,

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from atroposlib.errors import ConfigError
-from example_trainer import loss_properties as properties
-from example_trainer import losses
+from example_trainer import loss_properties as properties, losses
 from tests.trainer.loss_batches import gradient, random_batch, run, settings
 
 EVERY = sorted(losses.FORMULAS)

@@ -6,8 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from example_trainer import losses
 from example_trainer.losses.m2po import batch_mask, kept_weights

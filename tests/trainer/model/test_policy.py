@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from example_trainer.data.packing import padding_share
 from example_trainer.distributed.ranks import Ranks

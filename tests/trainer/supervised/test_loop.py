@@ -12,8 +12,14 @@ import torch
 
 from atroposlib.cli.collect.collecting import dpo_gen, sft_gen
 from example_trainer.model import critic, loading
-from example_trainer.supervised import commands, corpus, dpo, reward_model, sft
-from example_trainer.supervised import loop as supervised
+from example_trainer.supervised import (
+    commands,
+    corpus,
+    dpo,
+    loop as supervised,
+    reward_model,
+    sft,
+)
 from example_trainer.supervised.settings import parse
 from tests.trainer.supervised.answers import PROMPTS, good
 from tests.trainer.supervised.pairs import PAIRS, metrics

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, strategies as st
 
 from atroposlib.api.common.records import Selection
 from atroposlib.api.store.postgres import PostgresStore

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from atroposlib.api.store import open_store
 from atroposlib.errors import AtroposError

@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, strategies as st
 
 from atroposlib.api.common.records import HELD, AdmissionGrant, GroupState, Selection
 from atroposlib.api.store.sql import claim as claim_queries

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from atroposlib.api.store.sqlite import DATABASE, SqliteStore
-from atroposlib.api.store.sqlite import database as sqlite_database
+from atroposlib.api.store.sqlite import DATABASE, SqliteStore, database as sqlite_database
 from atroposlib.errors import CorruptPayload
 from tests.api.store.store_talk import ack, claim, group, held, put, register
 

@@ -10,8 +10,7 @@ import yaml
 from atroposlib.errors import ConfigError
 from atroposlib.testing.tiny import write_tiny_model
 from atroposlib.utils.io import write_whole
-from example_trainer.launch.__main__ import _run as start
-from example_trainer.launch.__main__ import parse
+from example_trainer.launch.__main__ import _run as start, parse
 from example_trainer.launch.sweep.queue import QueueOptions, check_runs
 from tests.trainer.launch.launch_plans import GSM8K
 from tests.trainer.launch.sweep.sweeps import SWEEP, sweep

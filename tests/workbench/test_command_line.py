@@ -7,13 +7,13 @@ import json
 import pytest
 
 import atroposlib
-from atroposlib.cli.api_dead import main as api_dead
+from atroposlib.cli.operate.dead import main as api_dead
 from atroposlib.cli.view import archive, view
 from atroposlib.errors import ConfigError
 from atroposlib.run_status import top, why
 from atroposlib.utils.command.run_folder import DATA_FOLDERS
-from atroposlib.workbench import commands
-from atroposlib.workbench.commands import run_diff, ui
+from atroposlib.workbench import command_line
+from atroposlib.workbench.command_line import run_diff, ui
 from tests.api.harness import Api, sampled
 from tests.workbench.made_runs import make_run
 
@@ -91,7 +91,7 @@ def test_the_page_is_served_on_this_machine_alone(tmp_path, monkeypatch, capsys)
     def serve(app, listener):
         bound.append(listener.getsockname()[0])
 
-    monkeypatch.setattr(commands, "run_app", serve)
+    monkeypatch.setattr(command_line, "run_app", serve)
     make_run(tmp_path / "a")
     assert ui([str(tmp_path), "--port", "0"]) == 0
     assert bound == ["127.0.0.1"] and "1 runs on http://127.0.0.1:" in capsys.readouterr().out
