@@ -327,6 +327,8 @@ async def _old_clients(s: Session) -> None:
 
 
 async def _end(s: Session) -> None:
+    await s.say("steer", "POST", "/steer", {"env": "gsm8k", "weight": 3.0})
+    await s.say("steer back", "POST", "/steer", {"env": "gsm8k", "weight": None})
     await s.say("disconnect-env", "POST", "/disconnect-env", {"env_id": 0})
     await s.say("reset_data", "POST", "/reset_data")
     s.exchanges["events"] = Exchange(

@@ -13,7 +13,7 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
-LOG_BYTES = 64 * 2**20  # of a log, before its text becomes an older part
+LOG_BYTES = 64 * 2**20  # a longer text becomes an older part
 OLDER_PARTS = 3
 COPIED_BYTES = 2**20
 

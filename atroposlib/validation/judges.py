@@ -137,7 +137,7 @@ def sent_body(request: Any) -> bytes:
     """The body of a request of requests or httpx that is in memory; empty for a stream."""
     try:
         body = request.body if hasattr(request, "body") else request.content
-    except RuntimeError:  # of httpx, whose body is a stream
+    except RuntimeError:  # a request of httpx whose body is a stream
         return b""
     if isinstance(body, str):
         return body.encode()

@@ -43,7 +43,7 @@ OptionalLabel = Annotated[Label, BeforeValidator(lambda value: "" if value is No
 Outcome = Literal[
     "ok", "truncated", "env_error", "judge_error", "infra_error", "timeout", "cancelled"
 ]
-SteeredState = Literal["running", "draining", "paused"]  # of an environment, by an operator
+SteeredState = Literal["running", "draining", "paused"]  # an operator sets the state
 TRAINABLE_OUTCOMES = frozenset({"ok", "truncated"})
 # Treatment of tokens older than ``max_staleness`` by a claim: keep (deliver unchanged), mask
 # (deliver with the stale tokens masked), drop (free and count the whole group).

@@ -54,7 +54,7 @@ class CatalogueEntry:
     verdict: Mapping[str, Any] = field(default_factory=dict)
     address: str | None = None
     signature: tuple[Any, ...] = ()
-    document: Mapping[str, Any] = field(default_factory=dict)  # of the table
+    document: Mapping[str, Any] = field(default_factory=dict)  # a row of the table
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self) -> None:

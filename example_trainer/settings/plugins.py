@@ -24,7 +24,7 @@ from atroposlib.utils.io import write_whole
 from example_trainer.settings.loss import Estimator, LossName
 from example_trainer.settings.weights import PublisherName
 
-FILE = "plugins.json"  # in log_dir
+FILE = "plugins.json"  # a file in log_dir
 # Setting -> its kind of plug-in, and the built-in names.
 SETTINGS: dict[str, tuple[Kind, Sequence[str]]] = {
     "loss": (LOSS, get_args(LossName)),

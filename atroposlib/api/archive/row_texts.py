@@ -24,7 +24,7 @@ from atroposlib.wire.binary import PackedGroup
 from atroposlib.wire.numbers import finite_float
 from atroposlib.wire.safetensors import MalformedBody
 
-MAX_NUMBERS = 64  # of an environment's numbers of a row
+MAX_NUMBERS = 64  # numbers of a row that an environment may add
 TOTAL = "reward"  # among an environment's numbers: the score, which is another column
 
 

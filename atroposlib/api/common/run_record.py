@@ -93,7 +93,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     announced_by: int | None = None
     registered: tuple[str, ...] = ()
     ended_step: int | None = None  # last step, reported by the trainer in force
-    steering: Mapping[str, EnvSteering] = {}  # by desired_name
+    steering: Mapping[str, EnvSteering] = {}  # keys: desired_name
     first_env: int = 0  # least id of the next environment: a restored run leaves ids out
     edits: int = 0  # saves that changed or removed environments, not only added some
 

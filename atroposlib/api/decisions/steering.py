@@ -18,7 +18,7 @@ from atroposlib.errors import UnknownEnv
 from atroposlib.settings.sentences import did_you_mean
 from atroposlib.wire import EnvStatus, SteerRequest
 
-BY_OPERATOR = "by an operator"  # in reasons, by which the verdict recognises them
+BY_OPERATOR = "by an operator"  # the verdict finds reasons by these words
 UNSTEERED = EnvSteering()
 # Batches that an environment of an earlier version holds ahead, at most: with so many of its
 # minimum queued it owes nothing.

@@ -27,7 +27,7 @@ from atroposlib.errors import ConfigError
 from atroposlib.utils.command.parser import CommandParser
 
 USAGE = "RUN [--to jsonl|parquet] [--out FILE] [--no-text] [--tokenizer DIR] [NAME=VALUE ...]"
-ROW_GROUP_BYTES = 32 * 2**20  # of a parquet file, before compression
+ROW_GROUP_BYTES = 32 * 2**20  # size before compression, in a parquet file
 
 
 def main(argv: Sequence[str] | None = None) -> int:

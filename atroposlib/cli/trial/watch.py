@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 LOOK_S = 0.5
-MOST_S = 8 * 3600.0  # without a change
+MOST_S = 8 * 3600.0  # a watch ends so long after the last change
 Stamp = tuple[int, int]
 
 

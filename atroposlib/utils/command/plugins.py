@@ -78,7 +78,7 @@ class Plugin:
     group: str
     name: str  # as the settings have it
     target: str  # MODULE:FUNCTION or FILE.py:FUNCTION
-    digest: str  # of its file, or of the folder of its package
+    digest: str  # digest of its file, or of its package's folder
     package: str = ""  # the installed package of an entry point, with its version
 
 

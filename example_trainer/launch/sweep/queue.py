@@ -41,7 +41,7 @@ from example_trainer.launch.sweep.runs import (
 )
 from example_trainer.launch.sweep.table import SweepView, TableRow
 
-LOG = "logs/launcher"  # of a run, below its folder
+LOG = "logs/launcher"  # file below the folder of a run
 AGAIN = "the same command goes on"
 
 

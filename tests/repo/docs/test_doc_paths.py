@@ -50,8 +50,9 @@ LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 CODE_SPAN = re.compile(r"`([^`\n]+)`")
 PATH = re.compile(r"(?<![\w./:<>{}$~\-])[\w\-.*]+(?:/[\w\-.*]+)*/?(?![\w<{/])")
+# Settings of a run's file, as environments.0.env.group_size, name no module.
 DOTTED = re.compile(
-    r"(?<![\w./\-])(?:atroposlib|example_trainer|environments)(?:\.\w+)+(?![\w/])"
+    r"(?<![\w./\-])(?!environments\.(?:\d+|larger)\.)(?:atroposlib|example_trainer|environments)(?:\.\w+)+(?![\w/])"
 )
 ADVICE = (
     "a guide names what is not there: give it the new path, in the commit that moves the file"

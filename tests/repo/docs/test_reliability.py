@@ -9,7 +9,7 @@ import pytest
 
 from tests.torture.campaigns import CAMPAIGNS
 
-PROMISES = 8
+PROMISES = 9
 
 
 @pytest.fixture(scope="module")
