@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -78,14 +79,26 @@ def _require_plugins(plan: Plan, named: Iterable[tuple[plugins.Kind, str]]) -> N
 
     An import in the launcher would stay in its memory, torch included.
     """
-    words = [f"{kind.group}={name}" for kind, name in named]
-    if not words:
-        return
+    words = tuple(f"{kind.group}={name}" for kind, name in named)
+    if words:
+        _check_apart(words, tuple(sorted(plan.trainer.env.items())), Path.cwd())
+
+
+@cache  # the runs of a sweep mostly name the same plug-ins
+def _check_apart(
+    words: tuple[str, ...], variables: tuple[tuple[str, str], ...], folder: Path
+) -> None:
     argv = [sys.executable, "-m", plugins.__name__, *words]
-    env = {**os.environ, **plan.trainer.env}
+    env = {**os.environ, **dict(variables)}
     try:
         done = subprocess.run(
-            argv, env=env, capture_output=True, text=True, timeout=plugins.CHECK_S, check=False
+            argv,
+            env=env,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=plugins.CHECK_S,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"{', '.join(words)}: no answer in {error.timeout:.0f} s") from error
