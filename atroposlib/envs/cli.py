@@ -3,8 +3,9 @@
     class defaults  <  config_init  <  the subcommand's needs  <  YAML file  <  flags
     merged settings -> environment -> its subcommand
 
-An unknown name is an error that suggests the nearest known name. Exit status 2: invalid
-settings, or settings of sampling that every server refuses. Exit status 1: the run failed.
+An unknown name is an error that suggests the nearest known name. Exit status 2: another start
+fails alike, by invalid settings, settings of sampling that every server refuses, or a mistake in
+all samples of the first items. Exit status 1: the run failed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_cli import Cmd
 
+from atroposlib.envs.rollout.causes import SameMistake
 from atroposlib.envs.runtime.creation import CommandSettings, make_named_env
 from atroposlib.envs.runtime.env_runtime import name_of, runtime_class, runtime_of
 from atroposlib.envs.runtime.hooks import EnvHooks
@@ -82,13 +84,14 @@ def main(env_cls: type[EnvHooks], argv: Sequence[str] | None = None) -> None:
         shown = str(error) or type(error).__name__
         # A launcher shows the last line of a process that ended for good, so this line is whole.
         is_logged = status == 1 and logger.isEnabledFor(logging.WARNING)
-        logs.report("error", (getattr(error, "after_log", "") if is_logged else "") or shown)
+        after_log = getattr(error, "after_log", "") if is_logged else ""
+        logs.report("error", after_log or shown.replace("\n", "; "))
         raise SystemExit(status) from error
 
 
 def exit_status(error: BaseException) -> int:
-    """2: another start fails alike, by settings or a bad request; 1: the run failed."""
-    if isinstance(error, ConfigError):
+    """2: another start fails alike, by settings, a bad request or a mistake; 1: the run failed."""
+    if isinstance(error, ConfigError | SameMistake):
         return 2
     cause: BaseException | None = error
     while isinstance(cause, AtroposError):

@@ -50,43 +50,43 @@ NOT_ASYNC = SCRIPT.replace("await model", "model")
 RETURNS = "    return answer == str(task['sum'])"
 # name -> (changes of the script, flags, exit status, text of stderr)
 MISTAKES: dict[str, tuple[dict[str, str], list[str], int, list[str]]] = {
-    "nan": ({"body": "    return float('nan')"}, [], 1, ["env.py:6: ValueError", "is nan"]),
-    "string": ({"body": "    return 'good'"}, [], 1, ["env.py:6:", "not str 'good'"]),
+    "nan": ({"body": "    return float('nan')"}, [], 2, ["env.py:6: ValueError", "is nan"]),
+    "string": ({"body": "    return 'good'"}, [], 2, ["env.py:6:", "not str 'good'"]),
     "raises": (
         {"body": "    return 1 / 0"},
         [],
-        1,
+        2,
         ["env.py:8: ZeroDivisionError: division by zero, in `return 1 / 0`"],
     ),
     "no return": (
         {"body": "    answer == '7'"},
         [],
-        1,
+        2,
         ["env.py:6:", "function", "returned None"],
     ),
     "misspelt reward": (
         {"data": "TASKS, rewards={'exact': 1.0}", "body": "    return {'exakt': 1.0}"},
         [],
-        1,
+        2,
         ["env.py:6:", "reward 'exakt' has no weight", "; did you mean exact?"],
     ),
     "misspelt key": (
         {"body": "    return answer == task['som']"},
         [],
-        1,
+        2,
         ["env.py:8: KeyError: 'som', in `return answer == task['som']`"],
     ),
-    "name": ({"body": "    return anwser == '7'"}, [], 1, ["env.py:8: NameError"]),
+    "name": ({"body": "    return anwser == '7'"}, [], 2, ["env.py:8: NameError"]),
     "library": (
         {"body": "    return json.loads('{')['a']"},
         [],
-        1,
+        2,
         ["env.py:8: JSONDecodeError", "in `return json.loads('{')['a']`"],
     ),
     "parse": (
         {"body": "    return int(answer) == 7"},
         [],
-        1,
+        2,
         ["env.py:8: ValueError: invalid"],
     ),
     "reward function": (
@@ -96,7 +96,7 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], int, list[str]]] = {
             "body": "    return answer",
         },
         [],
-        1,
+        2,
         ["env.py:5: AttributeError: 'dict' object has no attribute 'gold'"],
     ),
     "untyped tool": (
@@ -105,7 +105,7 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], int, list[str]]] = {
             "body": "    return await model.use_tools('x', tools=[add]) == '7'",
         },
         [],
-        1,
+        2,
         ["env.py:10: tool add (env.py:4): parameter 'a' needs a type"],
     ),
     "ignored tools": (
@@ -114,7 +114,7 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], int, list[str]]] = {
             "body": "    return await model.use_tools('x', tools=[add]) == '7'",
         },
         [],
-        1,
+        2,
         ["env.py:10: the chat template of", "--env.describe_tools true"],
     ),
     "not async": (
@@ -145,7 +145,7 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], int, list[str]]] = {
     "await": (
         {"body": "    other = model.chat('x')\n    return other.strip() == '7'"},
         [],
-        1,
+        2,
         ["env.py:8:", "write `await model.chat(...)`, in `other = model.chat('x')`"],
     ),
     "await own": (
@@ -154,7 +154,7 @@ MISTAKES: dict[str, tuple[dict[str, str], list[str], int, list[str]]] = {
             "body": "    return judge(answer)",
         },
         [],
-        1,
+        2,
         ["env.py:8:", "write `await judge(...)`"],
     ),
     "too few tasks": (
@@ -238,9 +238,9 @@ def test_evaluate_names_a_mistake_and_ends(name, url, tokenizer_dir, tmp_path):
 @pytest.mark.parametrize(
     ("status", "says", "ends_with"),
     [
-        (401, "--openai.api_key", 1),
-        (404, "atropos-infer --model", 1),
-        (400, "as scripted", 2),  # the launcher starts no environment again that ends with 2
+        (401, "--openai.api_key", 2),
+        (404, "atropos-infer --model", 2),
+        (400, "as scripted", 2),
     ],
 )
 def test_a_refusing_server_is_named_with_the_remedy(
@@ -257,7 +257,7 @@ def test_a_refusing_server_is_named_with_the_remedy(
 def test_the_traceback_is_shown_where_the_level_is_debug(url, tokenizer_dir, tmp_path):
     words = ["process", *flags(url, tokenizer_dir), "--log-level", "debug"]
     done = run_script(tmp_path, words, body="    return 1 / 0")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert 'env.py", line 8, in sums' in done.stderr and "Traceback" in done.stderr
 
 
@@ -282,7 +282,7 @@ def test_a_wrong_model_name_is_shown_with_the_served_ones(script, tokenizer_dir,
     with refusing.running() as root_url:
         words = ["process", *flags(root_url, tokenizer_dir), "--openai.model_name", "large"]
         done = run_script(tmp_path, words, script=script)
-    assert done.returncode == 1 and len(complaints(done)) <= 3, done.stderr
+    assert done.returncode == 2 and len(complaints(done)) <= 3, done.stderr
     assert "model 'large' is not served" in done.stderr
     assert "set --openai.model_name to fake, or leave it out" in done.stderr
 
@@ -292,12 +292,15 @@ def test_serve_ends_with_the_error_of_the_user(script, api, url, tokenizer_dir, 
     with api.trainer(batch_size=4, num_steps=2):
         words = [*flags(url, tokenizer_dir), "--env.rollout_server_url", api.url]
         done = run_script(tmp_path, ["serve", *words], script=script, body="    return 1 / 0")
-    assert done.returncode == 1
+    assert (
+        done.returncode == 2
+    )  # the launcher does not start it again, and shows the last line
     *before, error = done.stderr.splitlines()
     assert any(
         " warning " in line and "env.py:8: ZeroDivisionError" in line for line in before
     )
-    assert error.startswith("error: all samples of the first 2 items failed by this: ")
+    assert error.startswith("error: ") and "env.py:8: ZeroDivisionError" in error
+    assert "; all samples of the first 2 items failed by this: " in error
 
 
 def test_a_late_server_is_checked_while_serve_waits_for_the_trainer(

@@ -28,7 +28,7 @@ from atroposlib.api.store.sqlite.segment_payloads import OpenPayloads
 from atroposlib.envs.cli import read_settings
 from atroposlib.envs.function_env.rewards import Reward
 from atroposlib.envs.rollout.groups import item_label
-from atroposlib.envs.runtime.env_runtime import runtime_of
+from atroposlib.envs.runtime.env_runtime import name_of, runtime_of
 from atroposlib.errors import AtroposError, ConfigError, boundary
 from atroposlib.utils.command.logs import printable
 from atroposlib.utils.tokenizers.loading import local_tokenizer
@@ -59,16 +59,18 @@ class StoredRollout:
 # --- what is stored -------------------------------------------------------------------
 
 
-def stored_rollouts(target: str, most_groups: int) -> list[StoredRollout]:
+def stored_rollouts(target: str, most_groups: int, env: str = "") -> list[StoredRollout]:
     """The rollouts of RUN:GROUP, RUN:ITEM or, of RUN, of its newest groups.
 
-    Raises ConfigError: there is no such group or item, or the replies are not kept.
+    Where the run has several environments, the newest groups and an item are those of ``env``.
+
+    Raises ConfigError: there is no such environment, group or item, or the replies are not kept.
     """
     run, _, wanted = target.rpartition(":")
     if not run or Path(target).exists():
         run, wanted = target, ""
     rollouts = RunRollouts(Path(place(run)), None, {}, text=True)
-    rows = _chosen_rows(rollouts, wanted, most_groups)
+    rows = _chosen_rows(rollouts, wanted, most_groups, env)
     stored: dict[tuple[str, int], StoredRollout] = {}
     with closing(OpenPayloads(rollouts.database)) as payloads:
         groups = stored_payloads(rollouts.index, payloads, [gid for gid, *_ in rows])
@@ -90,19 +92,38 @@ def stored_rollouts(target: str, most_groups: int) -> list[StoredRollout]:
     return list(stored.values())
 
 
-def _chosen_rows(rollouts: RunRollouts, wanted: str, most_groups: int) -> list[Any]:
+def labels_of(env: str, labels: Sequence[str]) -> list[str]:
+    """The labels in a run that belong to an environment: its name, and a number of its copy.
+
+    Example: "sums" has "sums" and "sums_1" of ["sums", "sums_1", "sums_long_0"].
+
+    Raises ConfigError: the run has several environments, and none of this name.
+    """
+    own = [label for label in labels if re.fullmatch(rf"{re.escape(env)}(_\d+)?", label)]
+    if not own and len(labels) > 1:
+        raise ConfigError(
+            f"this run has rollouts of {', '.join(sorted(labels))}, and none of {env}: name a"
+            " group (RUN:GROUP), which atropos view lists"
+        )
+    return own or [*labels]
+
+
+def _chosen_rows(rollouts: RunRollouts, wanted: str, most_groups: int, env: str) -> list[Any]:
     """Rows of the group or item and, of a rollout with several agents, of all of them."""
     read = rollouts.index.read
-    if not wanted:
-        sql = "SELECT DISTINCT gid FROM rollout WHERE gid > 0 ORDER BY gid DESC LIMIT ?"
-        gids = [gid for (gid,) in read(sql, (most_groups,))]
-        rows = [row for gid in gids for row in read(f"{ROWS} WHERE gid = ?", (gid,))]
-    else:
-        gid = int(wanted) if re.fullmatch(r"-?\d{1,18}", wanted) else 0
-        rows = read(f"{ROWS} WHERE gid = ?", (gid,)) or read(
-            f"{ROWS} WHERE item = ?1 OR (group_id >= ?1 || '@' AND group_id < ?1 || 'A')",
-            (wanted,),
-        )
+    gid = int(wanted) if re.fullmatch(r"-?\d{1,18}", wanted) else 0
+    rows = read(f"{ROWS} WHERE gid = ?", (gid,)) if gid else []
+    if not rows:
+        labels = [label or "" for (label,) in read("SELECT DISTINCT env FROM rollout", ())]
+        own = labels_of(env, labels)
+        is_own = f"ifnull(env, '') IN ({', '.join('?' * len(own))})"
+        if wanted:
+            condition = "item = ? OR (group_id >= ? || '@' AND group_id < ? || 'A')"
+            rows = read(f"{ROWS} WHERE {is_own} AND ({condition})", (*own, *[wanted] * 3))
+        else:
+            sql = f"SELECT DISTINCT gid FROM rollout WHERE gid > 0 AND {is_own}"
+            newest = read(f"{sql} ORDER BY gid DESC LIMIT ?", (*own, most_groups))
+            rows = [row for (gid,) in newest for row in read(f"{ROWS} WHERE gid = ?", (gid,))]
     if not rows:
         raise ConfigError(
             f"no group and no item {wanted!r} is in this run: atropos view lists them"
@@ -171,7 +192,7 @@ def replay(env_cls: Any, words: Sequence[str], target: str, most_groups: int) ->
         ConfigError: the rollouts or their tasks are not there.
         AtroposError: the environment failed on every sample.
     """
-    stored = stored_rollouts(target, most_groups)
+    stored = stored_rollouts(target, most_groups, name_of(env_cls) or "")
     settings = read_settings(env_cls, ["process", "--env.use_wandb", "false", *words])
     asyncio.run(_replay(env_cls, settings, stored))
 

@@ -50,6 +50,10 @@ class OnlyFailures(AtroposError):
     after_log = ""  # the message after a log that has the cause already
 
 
+class SameMistake(OnlyFailures):
+    """The same mistake failed every sample of the first items; another start fails alike."""
+
+
 class IncompleteGroup(AtroposError):
     """Too few samples of an item have a score; the cause is the last failure, if any.
 
@@ -204,12 +208,12 @@ class FirstItems:
         return None if error is None else hopeless(error)
 
 
-def hopeless(error: AtroposError) -> OnlyFailures:
+def hopeless(error: AtroposError) -> SameMistake:
     """The end of a run by a mistake in every sample."""
     failure = error.__cause__ if isinstance(error, IncompleteGroup) else error
     shown = failure if isinstance(failure, AtroposError) else error
     fix = f"all samples of the first {PROBED_ITEMS} items failed by this: {remedy_of(shown)}"
-    ended = OnlyFailures(f"{describe_error(shown)}\n{fix}")
+    ended = SameMistake(f"{describe_error(shown)}\n{fix}")
     # an incomplete group is not logged
     ended.after_log = "" if isinstance(shown, IncompleteGroup) else fix
     ended.__cause__ = shown

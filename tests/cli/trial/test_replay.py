@@ -13,7 +13,7 @@ from atroposlib.api.archive.indexer import Indexer
 from atroposlib.api.archive.load import EVERYTHING, put_files
 from atroposlib.api.store.sqlite import SqliteStore
 from atroposlib.cli import env_try
-from atroposlib.cli.trial.replay import reply_text, stored_rollouts
+from atroposlib.cli.trial.replay import labels_of, reply_text, stored_rollouts
 from atroposlib.errors import ConfigError
 from atroposlib.testing.tiny import ASCII_ALPHABET, char_tokenizer
 
@@ -124,3 +124,11 @@ def test_a_failing_reward_is_an_error_with_its_line(run, duel, capsys):
 def test_replies_that_do_not_fit_the_calls_are_named(run, duel, capsys):
     assert duel(f"{run}:1", score="float(len(await model.chat('more')))") == 0
     assert "1 more replies were asked for than are stored" in capsys.readouterr().out
+
+
+def test_only_rollouts_of_the_environment_are_replayed():
+    labels = ["sums_0", "sums_1", "sums_long_0", "sum_0"]
+    assert labels_of("sums", labels) == ["sums_0", "sums_1"]
+    assert labels_of("anything", ["sums_0"]) == ["sums_0"]
+    with pytest.raises(ConfigError, match="none of other: name a group"):
+        labels_of("other", labels)
