@@ -100,7 +100,7 @@ endif
 # Without torch and the other tests' packages: a minute to install.
 browser:  ## Tests of the page in an installed Chromium (ATROPOS_BROWSER_TESTS=1: required)
 	@$(PYTHON) scripts/bootstrap.py --venv $(VENV)-browser --extras browser-test
-	$(VENV)-browser/bin/python -m pytest -q tests/ui
+	$(VENV)-browser/bin/python -m pytest -q tests/ui tests/workbench
 
 # The real packages. Two environments, because half of them need the first major of mcp and half the
 # second; one for each verifiers, which wants an older openai, one for nemo-gym with Python 3.12, and
