@@ -54,8 +54,12 @@ class Job:
 
 JOBS = {
     "browser": Job(
-        ("tests.ui", "atroposlib.ui"),
-        ("atroposlib/ui/static/**/*", "atroposlib/ui/exported/*"),
+        ("tests.ui", "tests.workbench", "atroposlib.ui", "atroposlib.workbench"),
+        (
+            "atroposlib/ui/static/**/*",
+            "atroposlib/ui/exported/*",
+            "atroposlib/workbench/static/*",
+        ),
     ),
     "adapters": Job(
         (
