@@ -18,6 +18,7 @@ COMMANDS = [
     ("atroposlib.cli.run_api", [], "--port"),
     ("atroposlib.cli.view", ["runs"], "--port"),
     ("atroposlib.cli.view_run", [], "--port"),
+    ("atroposlib.workbench.command_line", ["runs"], "--port"),
     ("atroposlib.cli.export.openenv", ["env.py"], "--port"),
     ("atroposlib.generation.proxy.main", [], "--port"),
     ("atroposlib.inference.__main__", ["--model", "m"], "--port"),
@@ -26,11 +27,14 @@ COMMANDS = [
 ]
 
 
+MAINS = {"atroposlib.cli.view": "view", "atroposlib.workbench.command_line": "ui"}
+
+
 @pytest.mark.parametrize("port", ["99999", "-1", "65536", "x", "8000.5"])
 @pytest.mark.parametrize("module, words, flag", COMMANDS)
 def test_every_command_refuses_a_port_out_of_range(module, words, flag, port, capsys):
     command = import_module(module)
-    main = getattr(command, "view" if module.endswith(".view") else "main")
+    main = getattr(command, MAINS.get(module, "main"))
     with pytest.raises(SystemExit) as ended:
         main([*words, f"{flag}={port}"])
     error = capsys.readouterr().err.splitlines()[-1]

@@ -23,6 +23,7 @@ from atroposlib.inference.http.app import create_app as inference_app
 from atroposlib.testing.tiny import write_tiny_model
 from atroposlib.utils.http.gate import require_gate
 from atroposlib.utils.http.sockets import LOOPBACK_HOSTS
+from atroposlib.workbench.app import create_workbench
 from tests.generation.proxy.proxy_kit import AppProxy
 from tests.repo import sources
 
@@ -56,6 +57,10 @@ def openenv_server(tmp_path):
     )
 
 
+def workbench(tmp_path):
+    return create_workbench(tmp_path)
+
+
 # Each server, by the module that puts its gate.
 GATED = {
     "atroposlib/api/server.py": (api, view),
@@ -63,6 +68,7 @@ GATED = {
     "atroposlib/inference/http/app.py": (inference,),
     "atroposlib/cli/view_run/page_gate.py": (view_run,),
     "atroposlib/adapters/openenv_server.py": (openenv_server,),
+    "atroposlib/workbench/app.py": (workbench,),
 }
 SERVERS = tuple(server for servers in GATED.values() for server in servers)
 

@@ -142,9 +142,9 @@ def test_an_export_beyond_its_bound_is_cut_and_tells_so(groups):
         cut = select_rollouts(explorer, {}, max_bytes=4000)
         assert 0 < len(cut["rollouts"]) < 10
         assert re.match(r"\d rollouts of 10: cut at 0.0\d+ MB", cut["note"])
-        for given in ({"env": "none"}, {"colour": "red"}):
+        for filters in ({"env": "none"}, {"colour": "red"}):
             with pytest.raises(ConfigError):
-                select_rollouts(explorer, given)
+                select_rollouts(explorer, filters)
 
 
 @pytest.mark.browser

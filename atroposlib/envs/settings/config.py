@@ -9,9 +9,9 @@ import logging
 import warnings
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from atroposlib.settings.sentences import did_you_mean
 from atroposlib.trackers import TrackerName, known_trackers, tracker_names
@@ -110,7 +110,8 @@ class BaseEnvConfig(BaseModel):
     use_wandb: bool = Field(
         default=True, description="log to Weights & Biases if it is installed"
     )
-    trackers: list[TrackerName | str] = Field(
+    # A part of the type, because a subclass may give the name another one: see ``readable``.
+    trackers: Annotated[list[TrackerName | str], AfterValidator(known_trackers)] = Field(
         default=[],
         description="serve, process: where metrics go besides the log and metrics_path",
     )
@@ -223,11 +224,6 @@ class BaseEnvConfig(BaseModel):
                 hint = did_you_mean(name, cls.model_fields)
                 warnings.warn(f"{cls.__name__} has no field {name!r}{hint}", stacklevel=3)
         return values
-
-    @field_validator("trackers")
-    @classmethod
-    def _are_known(cls, names: list[str]) -> list[str]:
-        return known_trackers(names)
 
     @property
     def tracker_names(self) -> list[str]:
