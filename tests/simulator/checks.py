@@ -173,9 +173,8 @@ class Ledger:
         strange = rows.keys() - self.posted.keys()
         assert not strange, f"{strange} are stored and were never posted"
         stats = store.stats()
-        assert stats.retained_bytes <= self._max_bytes, (
-            f"{stats.retained_bytes} bytes are kept"
-        )
+        retained = stats.retained_bytes
+        assert retained <= self._max_bytes, f"{retained} bytes are kept"
         self._full = host.full
         view, lives = host.life.service.context.view, self.seen["registrations"]
         assert view.generation <= lives, f"generation {view.generation} of {lives} trainers"

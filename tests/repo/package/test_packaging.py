@@ -105,9 +105,8 @@ def test_every_pin_lies_in_its_range(root, project):
         assert matching, f"{wanted.name} has no pin: make lock"
         for pin in matching:
             (version,) = [clause.version for clause in pin.specifier]
-            assert wanted.specifier.contains(version), (
-                f"{pin} is outside of {wanted}: make lock"
-            )
+            problem = f"{pin} is outside of {wanted}: make lock"
+            assert wanted.specifier.contains(version), problem
 
 
 def test_the_page_on_installation_lists_every_extra(project, root):

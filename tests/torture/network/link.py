@@ -109,9 +109,8 @@ class Network:
             subprocess.run(["ip", "netns", "delete", self._space(name)], check=False)
 
     def _run(self) -> None:
-        on_the_way: list[
-            tuple[float, int, int, bytes]
-        ] = []  # due (monotonic), order, to, packet
+        # due (monotonic), order, to, packet
+        on_the_way: list[tuple[float, int, int, bytes]] = []
         order = count()
         while True:
             left_s = max(0.0, on_the_way[0][0] - time.monotonic()) if on_the_way else None

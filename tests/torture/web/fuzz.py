@@ -57,10 +57,8 @@ async def answer(app: App, request: Request, i: int) -> Reply:
 
 def require_fair(request: Request, reply: Reply, i: int) -> None:
     told_to_wait = reply.status == 503 and request.path.partition("?")[0] in MAY_SAY_WAIT
-    assert 200 <= reply.status < 500 or told_to_wait, (
-        f"request {i}: {reply.status} {bytes(reply.body[:300])!r} for {request.brief()}"
-    )
+    about = f"request {i}: {reply.status} {bytes(reply.body[:300])!r} for {request.brief()}"
+    assert 200 <= reply.status < 500 or told_to_wait, about
     if 400 <= reply.status < 500 and request.method != "HEAD":
-        assert len(reply.body) < 1024, (
-            f"a refusal of {len(reply.body)} bytes: {request.brief()}"
-        )
+        size = len(reply.body)
+        assert size < 1024, f"a refusal of {size} bytes: {request.brief()}"

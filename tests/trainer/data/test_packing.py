@@ -163,11 +163,10 @@ def test_every_trained_token_is_scored_once_after_exactly_its_own_prefix(
             start, pack = max(
                 (start, number) for number, start in enumerate(plan.starts) if start <= place
             )
-            assert (
-                prefix(plan.packs[pack], place - start)
-                == ((one := rows[plan.row_ids[b]]).tokens[: one.trained[column] + 1])
-            )
-            assert target == one.tokens[one.trained[column] + 1]
+            row = rows[plan.row_ids[b]]
+            end = row.trained[column] + 1
+            assert prefix(plan.packs[pack], place - start) == row.tokens[:end]
+            assert target == row.tokens[end]
             seen.append((plan.row_ids[b], column))
     assert sorted(seen) == [
         (i, column) for i, one in enumerate(rows) for column in range(len(one.trained))

@@ -20,18 +20,16 @@ def fake_sbatch(folder: Path, monkeypatch, *, refuse: str = "") -> Path:
     calls = folder / "calls"
     for name in ("sbatch", "scancel"):
         script = folder / name
-        script.write_text(
-            f"#!{sys.executable} -S\n"
-            + textwrap.dedent(f"""\
-                import pathlib, sys
-                file = pathlib.Path({str(calls)!r})
-                with file.open("a") as out:
-                    out.write(" ".join(["{name}", *sys.argv[1:]]) + "\\n")
-                if {refuse!r} and {refuse!r} in sys.argv[-1]:
-                    sys.exit("no such partition")
-                print(100 + len(file.read_text().splitlines()), end=";cluster\\n")
-                """)
-        )
+        code = textwrap.dedent(f"""\
+            import pathlib, sys
+            file = pathlib.Path({str(calls)!r})
+            with file.open("a") as out:
+                out.write(" ".join(["{name}", *sys.argv[1:]]) + "\\n")
+            if {refuse!r} and {refuse!r} in sys.argv[-1]:
+                sys.exit("no such partition")
+            print(100 + len(file.read_text().splitlines()), end=";cluster\\n")
+            """)
+        script.write_text(f"#!{sys.executable} -S\n" + code)
         script.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder))
     return calls
