@@ -163,10 +163,10 @@ def test_every_trained_token_is_scored_once_after_exactly_its_own_prefix(
             start, pack = max(
                 (start, number) for number, start in enumerate(plan.starts) if start <= place
             )
-            row = rows[plan.row_ids[b]]
-            end = row.trained[column] + 1
-            assert prefix(plan.packs[pack], place - start) == row.tokens[:end]
-            assert target == row.tokens[end]
+            trained_row = rows[plan.row_ids[b]]
+            end = trained_row.trained[column] + 1
+            assert prefix(plan.packs[pack], place - start) == trained_row.tokens[:end]
+            assert target == trained_row.tokens[end]
             seen.append((plan.row_ids[b], column))
     assert sorted(seen) == [
         (i, column) for i, one in enumerate(rows) for column in range(len(one.trained))
