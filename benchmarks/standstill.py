@@ -2,8 +2,8 @@
 
     python benchmarks/standstill.py [--out FOLDER] [--model DIR]
 
-Two ranks, two inference servers and three environments with minima in each batch, as in the third
-table of docs/reliability.md. A standstill is the longest time without a new row in
+Two ranks, two inference servers and three environments with minima in each batch; figures are in
+docs/log.md. A standstill is the longest time without a new row in
 ``metrics.jsonl`` from the kill on, until ``SETTLED`` rows have followed. The launcher starts what
 was killed; nothing else is done. In the end the rows must be consecutive, and no row may be there
 twice.
@@ -31,14 +31,14 @@ PLAN = """
 out: {out}
 inference: {{engine: local, count: 2}}
 environments:
-  - {{script: environments/copy_server.py, config: {{env: {{min_batch_allocation: 0.5}}}}}}
-  - {{script: environments/copy_server.py, config: {{env: {{min_batch_allocation: 0.25}}}}}}
-  - {{script: environments/copy_server.py, config: {{env: {{min_batch_allocation: 0.25}}}}}}
+  - {{script: environments/copy_server.py, config: {{env: {{group_size: 4, min_batch_allocation: 0.5}}}}}}
+  - {{script: environments/copy_server.py, config: {{env: {{group_size: 4, min_batch_allocation: 0.25}}}}}}
+  - {{script: environments/copy_server.py, config: {{env: {{group_size: 4, min_batch_allocation: 0.25}}}}}}
 trainer:
   nproc: 2
   settings:
     {{model_name: {model}, device: cpu, seq_len: 64, batch_size: 16, gradient_accumulation_steps: 1,
-     training_steps: 100000, recover_every_steps: 5, checkpoint_interval: 0, save_path: null}}
+     training_steps: 100000, recover_every_steps: 5, checkpoint_interval: 0}}
 """
 # The kills in their order: a name, and words that only the command line of the process has.
 VICTIMS: tuple[tuple[str, tuple[str, ...]], ...] = (
