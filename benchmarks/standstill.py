@@ -54,7 +54,8 @@ VICTIMS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 def processes_of(launcher: int) -> dict[int, str]:
     """Command lines of all processes below the launcher, by process id."""
-    parents, words = {}, {}
+    parents: dict[int, int] = {}
+    words: dict[int, str] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -96,7 +97,8 @@ def rows(out: Path) -> list[int]:
 def wait_for_rows(launcher: subprocess.Popen[bytes], out: Path, count: int) -> float:
     """Wait until the metrics have ``count`` rows; the longest time without a new row, in s."""
     begun = last = time.monotonic()
-    longest, seen = 0.0, len(rows(out))
+    longest = 0.0
+    seen = len(rows(out))
     while seen < count:
         time.sleep(LOOK_S)
         if launcher.poll() is not None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import inspect
 import json
 import sys
@@ -30,6 +29,7 @@ from atroposlib import __version__
 from atroposlib.errors import AtroposError, ConfigError, boundary
 from atroposlib.utils.command import references
 from atroposlib.utils.command.parser import USAGE_ERROR, CommandParser, show as print_page
+from atroposlib.utils.command.plugins import module_of_file
 from atroposlib.utils.command.references import Listed
 
 ADAPTERS = Path(__file__).parents[1] / "adapters"
@@ -222,11 +222,8 @@ def _module_of(reference: references.Reference, target: str) -> ModuleType:
     sys.path.insert(0, str(path.resolve().parent))  # sys.path of `python FILE`
     taken = path.stem in sys.stdlib_module_names or path.stem == "atroposlib"
     name = f"env_{path.stem}" if taken else path.stem
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     importing.add(name)
     with boundary(str(path), None, "import"):
-        spec.loader.exec_module(module)
+        module = module_of_file(path.resolve(), name)
     importing.remove(name)
     return module

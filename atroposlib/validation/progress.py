@@ -1,4 +1,4 @@
-"""ValidationProgress of a validation, and the lines about it while a user waits."""
+"""Progress of a validation, and the lines about it while a user waits."""
 
 from __future__ import annotations
 

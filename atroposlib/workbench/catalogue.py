@@ -21,9 +21,8 @@ from atroposlib.workbench.overlay import (
     band_of,
     curve_keys,
     points_of,
-    xs_of,
 )
-from atroposlib.workbench.run_folders import RunDirectory, RunFiles, find_runs, seconds_of
+from atroposlib.workbench.run_folders import RunDirectory, RunFiles, find_runs, totals_of
 from atroposlib.workbench.run_settings import (
     NOT_SET,
     RecordedSettings,
@@ -71,7 +70,6 @@ class CatalogueEntry:
 
     def _table_row(self) -> dict[str, Any]:
         """The run as JSON values of the table."""
-        tokens = xs_of(self.rows, "tokens")
         last = self.rows[-1] if self.rows else {}
         rewards = (finite_number(last.get(name)) for name in ENVIRONMENT_REWARDS)
         return {
@@ -82,11 +80,9 @@ class CatalogueEntry:
             "line": self.verdict["line"],
             "remedy": self.verdict["remedy"],
             "live": self.address is not None,
-            "steps": int(last.get("step", 0)),
             "total": self.outcome.steps or None,
             "reward": next((value for value in rewards if value is not None), None),
-            "seconds": seconds_of(self.rows),
-            "tokens": tokens[-1] if tokens else 0.0,
+            **totals_of(self.rows),
             "ended": finite_number(last.get("time")),
             "problem": self.settings.problem,
         }

@@ -60,10 +60,8 @@ def comparison_of(
     ]
     low, high = bootstrap_interval(differences)
     result |= {"difference": statistics.fmean(differences), "low": low, "high": high}
-    better, worse = (
-        sum(difference > 0 for difference in differences),
-        sum(difference < 0 for difference in differences),
-    )
+    better = sum(difference > 0 for difference in differences)
+    worse = sum(difference < 0 for difference in differences)
     return {**result, "better": better, "worse": worse}
 
 

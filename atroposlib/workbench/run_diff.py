@@ -15,10 +15,9 @@ from atroposlib.workbench.overlay import (
     curve_keys,
     points_of,
     value_at,
-    xs_of,
 )
 from atroposlib.workbench.paired import comparison_of
-from atroposlib.workbench.run_folders import RunDirectory, RunFiles, seconds_of
+from atroposlib.workbench.run_folders import RunDirectory, RunFiles, totals_of
 from atroposlib.workbench.run_settings import NOT_SET, RecordedSettings, differing_settings
 from atroposlib.workbench.run_verdict import run_verdict
 from atroposlib.workbench.task_results import TaskResults, task_results
@@ -40,15 +39,8 @@ class Side:
     code: str = ""  # version and digest of this package; empty: unknown
 
     def facts(self) -> dict[str, Any]:
-        tokens = xs_of(self.rows, "tokens")
-        return {
-            "name": self.name,
-            "state": self.state,
-            "line": self.line,
-            "steps": int(self.rows[-1].get("step", 0)) if self.rows else 0,
-            "tokens": tokens[-1] if tokens else 0.0,
-            "seconds": seconds_of(self.rows),
-        }
+        about = {"name": self.name, "state": self.state, "line": self.line}
+        return {**about, **totals_of(self.rows)}
 
 
 def side_of(run: RunDirectory, files: RunFiles, name: str = "") -> Side:
@@ -144,12 +136,10 @@ def figures_of(
     key: str, a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The last value of both, and both where the shorter run ends: at equal steps and tokens."""
-    figures: dict[str, Any] = {"key": key}
-    for axis in AXES:
-        curves = [points_of(rows, key, axis) for rows in (a, b)]
-        figures[axis] = equal_values(curves, axis)
-        figures["last"] = [curve[-1][1] if curve else None for curve in curves]
-    return figures
+    curves = {axis: [points_of(rows, key, axis) for rows in (a, b)] for axis in AXES}
+    last = [curve[-1][1] if curve else None for curve in curves["step"]]
+    equal: dict[str, Any] = {axis: equal_values(curves[axis], axis) for axis in AXES}
+    return {"key": key, **equal, "last": last}
 
 
 def equal_values(curves: Sequence[Sequence[tuple[float, float]]], axis: Axis) -> Any:

@@ -30,6 +30,7 @@ from atroposlib.settings.yaml_file import read_yaml
 from atroposlib.trackers import finite_numbers
 from atroposlib.trackers.jsonl import RESUMED, last_run
 from atroposlib.utils.command.run_folder import METRICS
+from atroposlib.workbench.overlay import xs_of
 from atroposlib.workbench.run_settings import RecordedSettings, recorded_settings
 
 MAX_DEPTH = 8  # folders between the root and a run
@@ -209,6 +210,16 @@ def indexed_steps(index: Index | None) -> list[dict[str, Any]]:
             for step, body in index.read(sql)
         ]
     return []
+
+
+def totals_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Last step, sampled tokens and seconds of a run."""
+    tokens = xs_of(rows, "tokens")
+    return {
+        "steps": int(rows[-1].get("step", 0)) if rows else 0,
+        "tokens": tokens[-1] if tokens else 0.0,
+        "seconds": seconds_of(rows),
+    }
 
 
 def seconds_of(rows: Sequence[Mapping[str, Any]]) -> float:

@@ -217,11 +217,16 @@ def _file(place: str) -> ModuleType:
     name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # for modules of the same folder
+    return module_of_file(path, name)
+
+
+def module_of_file(path: Path, name: str) -> ModuleType:
+    """Run a file as the module ``name``; the errors of its code are raised."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # for modules of the same folder
     try:
         spec.loader.exec_module(module)
     except BaseException:

@@ -107,7 +107,8 @@ def check_runs(
     if options.what != "local":
         return
     require_startable_runs(runs, devices)
-    checked, problems = set(), list[tuple[str, str]]()
+    checked: set[str] = set()
+    problems: list[tuple[str, str]] = []
     for run in runs:
         sections = [section.model_dump() for section in run.plan.environments]
         kind = json.dumps([sections, run.cfg.sequences_per_step, run.cfg.model_name])
@@ -135,12 +136,12 @@ class SweepQueue:
         options: QueueOptions,
         devices: Sequence[Sequence[str]],
     ) -> None:
-        self.base, self.options, self.devices = base, options, devices
-        self.rows, self.waiting, self.notes = (
-            dict[str, TableRow](),
-            list[SweepRun](),
-            list[str](),
-        )
+        self.base = base
+        self.options = options
+        self.devices = devices
+        self.rows: dict[str, TableRow] = {}
+        self.waiting: list[SweepRun] = []
+        self.notes: list[str] = []
         self.runs = {run.name: run for run in runs}
         for run in runs:
             record = record_of(run)
@@ -192,7 +193,8 @@ class SweepQueue:
         return 0 if is_done else 1
 
     def _run_all(self, children: Children, stop: StopRequest, view: SweepView) -> None:
-        free, running = [*range(len(self.devices))], dict[str, int]()
+        free = [*range(len(self.devices))]
+        running: dict[str, int] = {}
         try:
             while self.waiting or running:
                 stop.check()
@@ -218,13 +220,15 @@ class SweepQueue:
     def _start(
         self, run: SweepRun, visible: Sequence[str], children: Children, view: SweepView
     ) -> None:
-        row, folder = self.rows[run.name], run.plan.directory
+        row = self.rows[run.name]
+        folder = run.plan.directory
         argv = (*self.options.launcher, self.options.what, "--config", str(run.file))
         env = {gpus.VARIABLE: ",".join(visible)} if visible else {}
         (folder / LOG).parent.mkdir(parents=True, exist_ok=True)
         children.start(ProcessSpec(_log_name(run.name), argv, env, Path.cwd()))
         goes_on = "goes on" if row.state == "stopped" else "starts"
-        row.state, row.problem, row.started = "running", "", time.monotonic()
+        row.state, row.problem = "running", ""
+        row.started = time.monotonic()
         number = [*self.rows].index(run.name) + 1
         view.print_line(f"{run.name}: {goes_on} ({number} of {len(self.rows)})")
 

@@ -73,7 +73,8 @@ def read_runs(base: Plan, read: Reader) -> list[SweepRun]:
     Raises:
         ConfigError: names every problem of the section and of the settings of the trainers.
     """
-    runs, problems = list[SweepRun](), list[tuple[str, str]]()
+    runs: list[SweepRun] = []
+    problems: list[tuple[str, str]] = []
     combinations = combinations_of(base.sweep, base.places)
     for combination in combinations:
         own = {
