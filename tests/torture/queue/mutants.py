@@ -12,10 +12,10 @@ from atroposlib.api.decisions.staleness import StalenessRule
 from atroposlib.api.store.sql import (
     ack as ack_queries,
     claim as claim_queries,
+    payloads,
     put,
     run,
     schema,
-    sql_store,
     writer,
 )
 from atroposlib.errors import KeyConflict
@@ -396,4 +396,4 @@ def digests_are_not_checked() -> None:
 
         __hash__ = bytes.__hash__
 
-    wrap(sql_store, "digest_of", lambda original, payload: Alike(original(payload)))
+    wrap(payloads, "digest_of", lambda original, payload: Alike(original(payload)))

@@ -46,6 +46,27 @@ def verdict(job: tuple[str, int]) -> tuple[str, str, str]:
     return name, SURVIVED, ""
 
 
+def refused_patch(name: str) -> tuple[str, str]:
+    """(name, error) of a mutant whose patch does not fit the code any more, else an empty error.
+
+    An AttributeError: the patched name has moved.
+    """
+    try:
+        MUTANTS[name][1]()
+    except Exception as error:
+        return name, repr(error)
+    return name, ""
+
+
+def refused_patches(names: Iterable[str]) -> dict[str, str]:
+    """Errors of the mutants whose patch cannot be applied, by name; each in a new process."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with context.Pool(2, maxtasksperchild=1) as pool:
+        outcomes = pool.map_async(refused_patch, names, chunksize=1).get(MOST_S)
+    return {name: error for name, error in outcomes if error}
+
+
 def mutation_campaign(names: Iterable[str], examples: int, at_once: int = 2) -> Figures:
     """Raises AssertionError if one survives, or the code as it is does not."""
     # Forks of a process that has imported all of this and started no thread: an import for
