@@ -220,6 +220,7 @@ class SampledSpan(_Span, total=False):
     constraints: list[str]  # names of parameters that forbid or prefer tokens: "logit_bias"
     logprobs: LogprobKind
     finish_reason: str
+    seal: str  # digests of the session, see ``atroposlib.certificate.seals``
 
 
 class ScoredData(msgspec.Struct, kw_only=True):

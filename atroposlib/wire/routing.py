@@ -47,7 +47,7 @@ def experts_array(routed: RoutedExperts) -> Array:
     try:
         data = base64.b64decode(routed["data"], validate=True)
         kind = {prod(shape): "|u1", 2 * prod(shape): "<u2"}[len(data)] if data else "|u1"
-        return _wide_form(require_experts(np.frombuffer(data, kind).reshape(shape)))
+        return wide_form(require_experts(np.frombuffer(data, kind).reshape(shape)))
     except (KeyError, ValueError) as error:
         raise _invalid("base64 of 1 or 2 bytes per entry of the shape") from error
 
@@ -68,7 +68,8 @@ def _narrow_form(experts: Array) -> Array:
     return np.maximum(experts, -1).astype(_narrowest(experts))
 
 
-def _wide_form(experts: Array) -> Array:
+def wide_form(experts: Array) -> Array:
+    """Experts of the wire as int16, -1 where not known."""
     wide = experts.astype(np.int16)  # 65535 becomes -1
     return np.where(
         (wide < 0) | (experts == 255) & (experts.itemsize == 1), np.int16(-1), wide
@@ -123,7 +124,7 @@ def unstack(experts: Array, seq_lens: Array) -> list[RoutedExperts | None]:
     """Entries of the rows of a group, without unknown ends; None where nothing is known."""
     entries: list[RoutedExperts | None] = []
     for narrow in np.split(experts, np.cumsum(seq_lens)[:-1]):
-        row = _wide_form(narrow)
+        row = wide_form(narrow)
         end = np.flatnonzero((row >= 0).any((1, 2))).max(initial=-1) + 1
         entries.append(experts_entry(row[:end]) if end else None)
     return entries

@@ -12,6 +12,7 @@ FOUNDATION = (
     "atroposlib.errors",
     "atroposlib.text",
     "atroposlib.settings",
+    "atroposlib.certificate",
 )
 LIBRARY = (
     "atroposlib.utils",

@@ -20,7 +20,7 @@ from typing import Any, TypedDict
 
 from atroposlib.envs.function_env.config import FunctionEnvConfig
 from atroposlib.envs.function_env.rewards import call_user
-from atroposlib.envs.rollout.groups import plain
+from atroposlib.envs.rollout.groups import content_digest, plain
 from atroposlib.errors import ConfigError, boundary
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def item_of(task: Any, place: int, epoch: int = 0, *, is_unique: bool = False) -
     """
     name = task_id(task)
     if not is_unique and _has_id(task) and len(task) > 1:
-        name = f"{name}~{_digest(task)[:DIGEST_CHARS]}"
+        name = f"{name}~{content_digest(task)[:DIGEST_CHARS]}"
     return {"id": name, "task": task, "place": place, "epoch": epoch}
 
 
@@ -64,16 +64,11 @@ def task_id(task: Any) -> str:
         return str(task["id"])
     if isinstance(task, str) and 0 < len(task) <= MAX_NAME_CHARS:
         return task
-    return _digest(task)[:16]
+    return content_digest(task)[:16]
 
 
 def _has_id(task: Any) -> bool:
     return isinstance(task, Mapping) and task.get("id") is not None
-
-
-def _digest(task: Any) -> str:
-    text = json.dumps(plain(task), sort_keys=True, default=repr)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def require_unique_ids(rows: Sequence[Any], *, env: str) -> None:
@@ -84,7 +79,7 @@ def require_unique_ids(rows: Sequence[Any], *, env: str) -> None:
         if not _has_id(task):
             continue
         j = first.setdefault(str(task["id"]), i)
-        if j != i and _digest(rows[j]) != _digest(task):
+        if j != i and content_digest(rows[j]) != content_digest(task):
             raise ConfigError(
                 f"{env}: rows {j} and {i} are different tasks with the id {task['id']!r}, so "
                 f"their rewards would share a baseline: {_task_text(rows[j])} and {_task_text(task)}. "

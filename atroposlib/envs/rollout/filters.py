@@ -14,6 +14,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
+
+from atroposlib.certificate.seals import SEAL, SEALS, TASK, score_seal
 from atroposlib.envs.rollout.groups import WIRE_FIELDS, ScoredDataGroup, group_size_of, plain
 from atroposlib.errors import InvalidGroup
 from atroposlib.generation.sessions.sequences import Node
@@ -32,6 +35,7 @@ FIT = "raise max_token_length and the trainer's seq_len, or lower max_tokens"
 VARY = "raise temperature or group_size, or set ensure_scores_are_not_same to false"
 _REQUIRED = ("tokens", "masks", "scores")
 CLOSE_NATS = 1e-4  # environments may keep logprobs as float32
+OF_WHOLE_SPANS = ("finish_reason", SEAL)  # keys that a cut span loses
 
 
 class RejectReason(str, Enum):
@@ -57,6 +61,7 @@ class FilterRules:
     ensure_scores_are_not_same: bool = True
     max_token_len: int = -1
     drop_too_long: bool = True
+    source_digest: str = ""  # of the code and data that score; empty: scores are not sealed
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,37 @@ def _judge(group: ScoredDataGroup, rules: FilterRules) -> AcceptedGroup | Reject
         detail = f"{longest} tokens, at most {rules.max_token_len}; {FIT}"
         faults[RejectedGroup(RejectReason.TOO_LONG, detail)] = rules.drop_too_long
     rejected = next((fault for fault, rejects in faults.items() if rejects), None)
-    return rejected or AcceptedGroup(group, columns, tuple(faults))
+    if rejected is not None:
+        return rejected
+    accepted = AcceptedGroup(group, columns, tuple(faults))
+    return sealed_group(accepted, rules.source_digest) if rules.source_digest else accepted
+
+
+def sealed_group(accepted: AcceptedGroup, source_digest: str) -> AcceptedGroup:
+    """The group with a seal of the score of each row, and with an outcome where it has none."""
+    group, columns = accepted.group, accepted.columns
+    metadata = dict(group.get("metadata") or {})
+    outcomes = group.get("outcomes") or ["ok"] * len(columns.seq_lens)
+    ends = columns.seq_lens.cumsum().tolist()
+    metadata[SEALS] = [
+        score_seal(
+            score,
+            outcome,
+            columns.tokens[end - length : end],
+            source_digest,
+            metadata.get(TASK),
+        )
+        for score, outcome, length, end in zip(
+            columns.scores.tolist(), outcomes, columns.seq_lens.tolist(), ends
+        )
+    ]
+    facts = {"metadata": metadata, "outcomes": outcomes}
+    rest = {name: msgspec.json.encode(value) for name, value in facts.items()}
+    return replace(
+        accepted,
+        group=cast(ScoredDataGroup, {**group, **facts}),
+        columns=replace(columns, rest={**columns.rest, **rest}),
+    )
 
 
 def to_columns(group: Mapping[str, Any]) -> Columns:
@@ -244,7 +279,7 @@ def _spans(
             )
             if start < end and same and tokens[:end] == node.tokens[:end]:
                 whole = end == span["end"]
-                kept = {k: v for k, v in span.items() if whole or k != "finish_reason"}
+                kept = {k: v for k, v in span.items() if whole or k not in OF_WHOLE_SPANS}
                 spans.setdefault(start, ({**kept, "end": end}, node))
     apart: list[tuple[dict[str, Any], Node]] = []
     for start in sorted(spans):

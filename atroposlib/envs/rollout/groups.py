@@ -10,7 +10,9 @@ No function here changes its argument.
 from __future__ import annotations
 
 import base64
+import hashlib
 import itertools
+import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -110,6 +112,7 @@ PER_ROW = (
 )
 # values of rows without the field
 _UNNAMED: dict[str, Any] = {"outcomes": "ok", "sampling": []}
+TASK_DIGITS = 16  # of the digest of a task
 MAX_ROW_NUMBERS, MAX_JUDGE_CHARACTERS = 32, 2000  # limits of the facts of a row
 
 
@@ -399,6 +402,18 @@ def item_label(item: Any) -> str:
     """A short name of an item: its ``id`` if present, else its repr; <= 200 characters."""
     identity = item.get("id") if isinstance(item, Mapping) else None
     return str(identity if identity is not None else repr(item))[:200]
+
+
+def content_digest(value: Any) -> str:
+    """SHA-256 of the value as JSON with sorted keys; objects without a JSON form by their repr."""
+    text = json.dumps(plain(value), sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def task_digest(item: Any) -> str:
+    """Digest of the task of an item, without its place and epoch."""
+    task = item.get("task", item) if isinstance(item, Mapping) else item
+    return content_digest(task)[:TASK_DIGITS]
 
 
 def with_metadata(group: ScoredDataGroup, **metadata: Any) -> ScoredDataGroup:

@@ -16,6 +16,7 @@ from inspect import getattr_static
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from atroposlib.certificate.seals import TASK
 from atroposlib.envs.rollout.filters import (
     NOT_A_GROUP,
     AcceptedGroup,
@@ -26,6 +27,7 @@ from atroposlib.envs.rollout.groups import (
     ScoredDataGroup,
     groups_in,
     item_label,
+    task_digest,
     with_metadata,
 )
 from atroposlib.envs.rollout.pacing import derived_batch_size
@@ -257,6 +259,7 @@ class EnvRuntime:
             self.config.ensure_scores_are_not_same,
             self.joined_run.max_token_len,
             drop_too_long=drop_too_long,
+            source_digest=self.joined_run.source_digest,
         )
         kept: Sequence[AcceptedGroup] = await filter_groups(
             labelled, rules, self.group_stats, item
@@ -284,7 +287,9 @@ class EnvRuntime:
     def _label(
         self, group: ScoredDataGroup, item: Item, sender: GroupSender | None
     ) -> ScoredDataGroup:
-        copy = with_metadata(group, item=item_label(item), env=self.label())
+        copy = with_metadata(
+            group, item=item_label(item), env=self.label(), **{TASK: task_digest(item)}
+        )
         if sender is not None and copy.get("idempotency_key") is None:
             copy["idempotency_key"] = sender.next_key()
         if sender is not None and _began_under.get() is not None:

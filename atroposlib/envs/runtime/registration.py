@@ -43,6 +43,7 @@ class JoinedRun:
         self.group: str | None = None
         self.checkpoint_dir = ""
         self.checkpoint_interval = -1
+        self.source_digest = ""  # of the code and data, as registered
 
     @property
     def config(self) -> BaseEnvConfig:
@@ -67,7 +68,13 @@ class JoinedRun:
         """The version that the servers held at the last status."""
         return self.status.policy_version if self.status else 0
 
-    def join(self, registration: EnvRegistered, batch_size: int, max_token_len: int) -> None:
+    def join(
+        self,
+        registration: EnvRegistered,
+        batch_size: int,
+        max_token_len: int,
+        source_digest: str = "",
+    ) -> None:
         """Adopt what the run prescribes; a size of -1 is not prescribed.
 
         Raises ConfigError: no number of steps is set, or a group cannot fit into a batch.
@@ -85,6 +92,7 @@ class JoinedRun:
         self.checkpoint_dir = registration.checkpoint_dir
         self.checkpoint_interval = registration.checkpoint_interval
         self.step = registration.starting_step
+        self.source_digest = source_digest
 
     def resize(self, batch_size: int, max_token_len: int) -> None:
         """Follow sequences per batch and tokens per sequence; -1 leaves the present value.
@@ -140,6 +148,7 @@ class RunRegistration:
             RolloutApiUnavailable: the API was absent longer than ``api_timeout_s``.
         """
         config = self.run.config
+        source = await asyncio.to_thread(self.source)
         request = RegisterEnv(
             max_token_length=config.max_token_length,
             desired_name=self.run.label(),
@@ -148,7 +157,7 @@ class RunRegistration:
             min_batch_allocation=config.min_batch_allocation,
             tokenizer=config.tokenizer_name,
             seat=os.environ.get(SEAT, ""),
-            source=await asyncio.to_thread(self.source),
+            source=source,
         )
         started = time.monotonic()
         while True:
@@ -164,7 +173,7 @@ class RunRegistration:
                 )
             await self.shutdown.pause(max(TRAINER_POLL_S, self.client.register_after_s))
         info = await self.shutdown.or_shutdown(self.client.info())
-        self.run.join(registration, info["batch_size"], info["max_token_len"])
+        self.run.join(registration, info["batch_size"], info["max_token_len"], source.digest)
         self._refresh_at = time.monotonic() + REFRESH_S
         logger.info("%s joined run %s", registration.wandb_name, registration.run_id)
         return registration

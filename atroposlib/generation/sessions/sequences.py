@@ -11,13 +11,14 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, Field
 
+from atroposlib.certificate.seals import SEAL, new_nonce, span_seal
 from atroposlib.generation.sampling.generation import (
     NEUTRAL,
     UNKNOWN_VERSION,
     Generation,
 )
 from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
-from atroposlib.wire.routing import RoutedExperts, join_experts
+from atroposlib.wire.routing import RoutedExperts, experts_array, join_experts
 
 
 class Node(Protocol):
@@ -124,15 +125,21 @@ def extend_node(
         masked_tokens=masked + [MASKED] * between + generation.tokens,
         logprobs=logprobs + [MASKED_LOGPROB] * between + generation.logprobs,
         versions=versions + [MASKED_VERSION] * between + generation.versions,
-        spans=spans + sampled_span(generation),
+        spans=spans + sampled_span(generation, routed),
         routed_experts=routed,
         images=list(generation.images),
         metadata={"finish_reason": generation.finish_reason},
     )
 
 
-def sampled_span(generation: Generation) -> list[dict[str, Any]]:
-    """The span of the sampled tokens, as ``wire.SampledSpan``; [] if it is unknown or empty."""
+def sampled_span(
+    generation: Generation, routed: RoutedExperts | None = None
+) -> list[dict[str, Any]]:
+    """The sealed span of the sampled tokens, as ``wire.SampledSpan``; [] if unknown or empty.
+
+    Args:
+        routed: experts of the first tokens of the row that ends with the sample.
+    """
     if generation.sampling is None or not generation.tokens:
         return []
     start = len(generation.prompt_ids)
@@ -140,7 +147,17 @@ def sampled_span(generation: Generation) -> list[dict[str, Any]]:
     span.update(generation.sampling)
     if generation.logprob_kind is not None:
         span["logprobs"] = generation.logprob_kind
-    return [{**span, "finish_reason": generation.finish_reason}]
+    span["finish_reason"] = generation.finish_reason
+    return [{**span, SEAL: generation.seal or _new_seal(generation, span, routed)}]
+
+
+def _new_seal(
+    generation: Generation, span: dict[str, Any], routed: RoutedExperts | None
+) -> str:
+    tokens = generation.prompt_ids + generation.tokens
+    experts = None if routed is None else experts_array(routed)
+    numbers = generation.logprobs, generation.versions
+    return str(span_seal(new_nonce(), span, tokens, *numbers, experts))
 
 
 def sampled_part(node: Node, start: int) -> Generation:
@@ -158,6 +175,7 @@ def sampled_part(node: Node, start: int) -> Generation:
         sampling={k: span[k] for k in SAMPLING if k in span} or None,
         routed_experts=node.routed_experts,
         images=node.images,
+        seal=span.get(SEAL),
     )
 
 

@@ -52,12 +52,22 @@ def span(start, end, temperature=0.7, **more):
     }
 
 
+def unsealed(sampling):
+    return [
+        [{k: v for k, v in call.items() if k != "seal"} for call in row] for row in sampling
+    ]
+
+
 def test_copied_rows_get_sampling_versions_and_finish_reasons():
     a, b = sampled([1, 2], [5, 6]), sampled([1, 2], [5], reason="length")
     group = with_sampled(copied(a, b), [b, a])
-    assert group["sampling"] == [
+    assert unsealed(group["sampling"]) == [
         [span(2, 4, finish_reason="stop")],
         [span(2, 3, finish_reason="length")],
+    ]
+    assert [row[0]["seal"] for row in group["sampling"]] == [
+        a.spans[0]["seal"],
+        b.spans[0]["seal"],
     ]
     assert group["versions"] == [[-1, -1, 3, 3], [-1, -1, 3]]
     assert group["finish_reasons"] == ["stop", "length"]
@@ -119,7 +129,8 @@ def test_the_filter_completes_groups_that_it_accepts():
     a, b = sampled([1, 2], [5, 6]), sampled([1, 2], [7])
     found = filter_group(copied(a, b), FilterRules(2), [a, b])
     assert isinstance(found, AcceptedGroup)
-    assert found.columns.rest_value("sampling")[1] == [span(2, 3, finish_reason="stop")]
+    sampling = unsealed(found.columns.rest_value("sampling"))
+    assert sampling[1] == [span(2, 3, finish_reason="stop")]
     assert set(found.columns.versions.tolist()) == {MASKED_VERSION, 3}
 
 

@@ -1,0 +1,1 @@
+"""Certificate of a row: seals of its writers, and the claims that they prove."""
