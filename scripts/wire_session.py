@@ -297,6 +297,7 @@ async def _watching(s: Session) -> None:
         "runs",
         "batches",
         "batches/1",
+        "batches/1/certificate",
         "curves?keys=reward",
         "histogram?field=reward",
     ):

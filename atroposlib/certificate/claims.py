@@ -175,10 +175,17 @@ def absent(why: str) -> Claim:
 def certificate(columns: Columns, known: Circumstances) -> list[RowClaims]:
     """The claims about each row of a group, by the names of ``CLAIMS``."""
     rows = list(rows_of(columns))
-    groups = [_row_claims(row, known) for row in rows]
-    for g in repeated_samples([nonces(row) for row in rows]):
-        groups[g]["distinct"] = refuted("an earlier row of the group is the same sample")
-    return groups
+    claims = [row_claims(row, known) for row in rows]
+    refute_repeated(claims, [sample_identity(row) for row in rows])
+    return claims
+
+
+def refute_repeated(
+    claims: Sequence[RowClaims], identities: Sequence[tuple[str, ...]]
+) -> None:
+    """Refute ``distinct`` of each row whose samples are those of an earlier row."""
+    for place in repeated_samples(identities):
+        claims[place]["distinct"] = refuted("an earlier row is the same sample")
 
 
 def rows_of(columns: Columns) -> Iterator[Row]:
@@ -214,7 +221,7 @@ def rows_of(columns: Columns) -> Iterator[Row]:
         start += length
 
 
-def nonces(row: Row) -> tuple[str, ...]:
+def sample_identity(row: Row) -> tuple[str, ...]:
     """Identity of the samples of a row and of the tokens that it trains; empty: not known."""
     named = [seal.nonce for seal in row.seals if seal is not None]
     return (*named, f"{int(row.trained.sum())} trained") if named else ()
@@ -231,7 +238,8 @@ def repeated_samples(identities: Sequence[tuple[str, ...]]) -> list[int]:
     return places
 
 
-def _row_claims(row: Row, known: Circumstances) -> RowClaims:
+def row_claims(row: Row, known: Circumstances) -> RowClaims:
+    """The claims about a row by itself."""
     claims = {
         "tokens": _tokens(row),
         "logprobs": _logprobs(row),
@@ -242,7 +250,7 @@ def _row_claims(row: Row, known: Circumstances) -> RowClaims:
         **_sealed_score(row, known),
         "context": _context(row, known),
         "vocabulary": _vocabulary(row, known),
-        "distinct": PROVED if nonces(row) else declared("no session named its samples"),
+        "distinct": PROVED if sample_identity(row) else declared("no session named its samples"),
     }
     return {name: claim for name in CLAIMS if (claim := claims.get(name)) is not None}
 

@@ -45,6 +45,10 @@ COMMANDS = {
     "ui": ("atroposlib.workbench.command_line:ui", "All runs below a folder on one page."),
     "view": ("atroposlib.cli.view:view", "Page of an ended run, or of a file of groups."),
     "archive": ("atroposlib.cli.view:archive", "Groups that a run keeps after training."),
+    "verify": (
+        "atroposlib.cli.operate.verify:main",
+        "Certificate of the batches of a run.",
+    ),
     "env new": ("atroposlib.cli.env_new:main", "Write the package of a new environment."),
     "env try": ("atroposlib.cli.env_try:main", "Print a few rollouts of an environment."),
     "env run": (
@@ -152,14 +156,10 @@ class Existing(click.Command):
         ctx.exit(status)
 
 
-@click.group(
-    cls=Group,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Each command has --help. Example: atropos env new wordle",
-)
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="atropos", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Reinforcement learning of language models in environments of your own."""
+    """Reinforcement learning of language models. Each command has --help."""
 
 
 for _words, (_target, _about) in COMMANDS.items():

@@ -13,6 +13,7 @@ from atroposlib.wire.messages import (
     AdmissionRelease,
     AdmissionReply,
     AdmissionRequest,
+    CertificatePolicy,
     CheckpointRequest,
     ClaimedBatch,
     ClaimRequest,

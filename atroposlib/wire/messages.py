@@ -48,6 +48,7 @@ TRAINABLE_OUTCOMES = frozenset({"ok", "truncated"})
 # Treatment of tokens older than ``max_staleness`` by a claim: keep (deliver unchanged), mask
 # (deliver with the stale tokens masked), drop (free and count the whole group).
 StalenessPolicy = Literal["keep", "mask", "drop"]
+CertificatePolicy = Literal["off", "warn", "refuse"]
 
 
 # --- 1. the trainer opens the run ---------------------------------------------------
@@ -83,6 +84,9 @@ class Registration(BaseModel):
     run_name: Label = ""
     take_over: bool = False
     tokenizer: Label | None = None  # name or directory; shows tokens as text
+    vocab_size: Count | None = None  # token ids lie below it
+    # Treatment of groups whose certificate has a refuted or absent claim, at their arrival.
+    require_certificate: CertificatePolicy = "off"
     # A repeated id changes nothing: a late copy must not fence the trainer that sent it.
     register_id: Annotated[str, Field(max_length=128)] = ""
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from atroposlib.api.archive.certificates import BatchCertificate, batch_certificate
 from atroposlib.api.archive.filters import (
     FILTERS,
     PAGING,
@@ -200,6 +201,15 @@ class Explorer(RunViews):
         detail = super().batch(no, given)
         detail.pinned = self._store.count_pinned([member.gid for member in detail.members])
         return detail
+
+    def certificate(self, no: int, given: Mapping[str, str]) -> BatchCertificate:
+        """Claims about each row of a batch, as far as its stored groups prove them.
+
+        Raises:
+            UnknownGroup: the index has no batch of this number.
+        """
+        require_known_filters(given)
+        return batch_certificate(self.index, self._store, self._about(), no)
 
     # --- a group --------------------------------------------------------------------
 

@@ -37,13 +37,28 @@ class RunFacts:
     envs: tuple[str, ...] = ()
     # package, version and digest by name
     sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    incarnation: int = 0  # lives of the trainer
+    starts: tuple[int, ...] = ()  # first versions of the last lives
+    max_token_len: int = -1
+    vocab_size: int | None = None
 
     @classmethod
     def of(cls, run: RunRecord, live: bool = False) -> RunFacts:
         tokenizer = None if run.trainer is None else run.trainer.tokenizer
         names = tuple(env.wandb_name for env in run.envs)
         sources = {env.wandb_name: env.source for env in run.envs if env.source}
-        return cls(run.run_id, live, run.state.value, tokenizer, names, sources)
+        return cls(
+            run_id=run.run_id,
+            live=live,
+            state=run.state.value,
+            tokenizer=tokenizer,
+            envs=names,
+            sources=sources,
+            incarnation=run.incarnation,
+            starts=run.starts,
+            max_token_len=-1 if run.trainer is None else run.trainer.max_token_len,
+            vocab_size=None if run.trainer is None else run.trainer.vocab_size,
+        )
 
 
 class Record(ABC):

@@ -8,7 +8,7 @@ from enum import Enum
 import msgspec
 
 from atroposlib.errors import NotRegistered
-from atroposlib.wire import StalenessPolicy, SteeredState
+from atroposlib.wire import CertificatePolicy, StalenessPolicy, SteeredState
 
 
 class EnvEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +68,8 @@ class TrainerRegistration(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     run_name: str = ""
     tokenizer: str | None = None
+    vocab_size: int | None = None
+    require_certificate: CertificatePolicy = "off"
     since: float = 0.0  # s, clock of the API
 
 

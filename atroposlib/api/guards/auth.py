@@ -57,6 +57,7 @@ SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
         for name in ("runs", "rollouts", "batches", "curves", "histogram", "weights", "events")
     },
     ("GET", "/explore/batches/{no}"): READ,
+    ("GET", "/explore/batches/{no}/certificate"): READ,
     ("GET", "/explore/groups/{gid}"): READ,
     ("GET", "/explore/groups/{gid}/rows/{row}"): READ,
     # Environments.

@@ -44,6 +44,10 @@ def explore_routes(explorer: Explorer) -> APIRouter:
     async def batch(no: int, request: Request) -> Response:
         return await answer(request, "batch", no)
 
+    @router.get("/batches/{no}/certificate", responses=refusals(404))
+    async def certificate(no: int, request: Request) -> Response:
+        return await answer(request, "certificate", no)
+
     @router.get("/groups/{gid}", responses=refusals(404))
     async def group(gid: int, request: Request) -> Response:
         return await answer(request, "group", gid)

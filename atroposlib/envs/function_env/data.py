@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import itertools
-import json
 import logging
 import random
 from collections import deque

@@ -1,0 +1,47 @@
+"""atropos verify over the data directory of an ended run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from atroposlib.api.archive.load import open_explorer
+from atroposlib.cli.operate.verify import main
+from atroposlib.errors import UnknownGroup
+from tests.api.archive.certified import trained_run
+from tests.api.harness import Api
+
+
+@pytest.fixture
+async def run(tmp_path):
+    """The data directory of a run that trained on a batch of a sealed group."""
+    api = Api(tmp_path / "run", "sqlite", archive_bytes=2**20)
+    await trained_run(api)
+    await api.end()
+    return api.folder
+
+
+def test_a_sound_run_has_a_table_by_claim_and_status_0(run, capsys):
+    assert main([str(run)]) == 0
+    table = capsys.readouterr().out
+    [tokens] = [line for line in table.splitlines() if line.startswith("tokens")]
+    assert tokens.split()[1:5] == ["2", "0", "0", "0"]
+
+
+def test_a_refuted_claim_is_named_and_ends_with_status_1(run, capsys):
+    with open_explorer(run, None) as (_, explorer):
+        explorer.index.change("UPDATE rollout SET reward = 9 WHERE row = 1")
+    assert main([str(run), "--batch", "1"]) == 1
+    assert "batch 1, group 1, row 1: bytes: reward 1.0" in capsys.readouterr().err
+
+
+def test_json_has_the_claims_of_each_row(run, capsys):
+    assert main([str(run), "--json"]) == 0
+    batch = json.loads(capsys.readouterr().out)
+    assert batch["rows"][1]["claims"]["tokens"] == "proved"
+
+
+def test_a_batch_that_is_not_there_is_an_error(run):
+    with pytest.raises(UnknownGroup, match="batch 9"):
+        main([str(run), "--batch", "9"])
