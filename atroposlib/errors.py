@@ -71,6 +71,17 @@ class InvalidGroup(AtroposError, ValueError):
         self.problem = problem
 
 
+class Uncertified(InvalidGroup):
+    """A claim of the certificate is refuted or absent, and the trainer registered ``refuse``.
+
+    Send rows of a session of this release, or register ``require_certificate: warn``.
+    """
+
+    def __init__(self, claim: str, row: int, problem: str) -> None:
+        super().__init__("certificate", f"[{row}]", f"{claim} is {problem}")
+        self.claim = claim
+
+
 class RunStateError(AtroposError):
     """The run is not in a state for this call."""
 

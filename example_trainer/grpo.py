@@ -160,12 +160,14 @@ def recovery_of(
     max_token_len: int,
     counters: Mapping[str, Frequency] | None = None,
     waits: WaitReporter | None = None,
+    vocab_size: int | None = None,
 ) -> Recovery:
     """The recovery of these settings; rows have at most ``max_token_len`` tokens.
 
     ``waits`` is that of the heartbeats of this process; None: there are none.
     """
-    registration = cfg.registration(max_token_len, life=waits.life if waits else "")
+    life = waits.life if waits else ""
+    registration = cfg.registration(max_token_len, life=life, vocab_size=vocab_size)
     note = waits.note if waits else logger.info
     return Recovery(cfg, world, registration, cfg.checkpoint_identity, counters, note)
 
@@ -275,7 +277,9 @@ def _train(
     exporter = ModelExporter(cfg, world, adapter=cfg.trains_adapter)
     evaluator = Evaluator(cfg, world, waits)
     counters = {"saver": exporter.frequency, "evaluator": evaluator.frequency}
-    recovery = recovery_of(cfg, world, policy.max_tokens_per_row, counters, waits)
+    recovery = recovery_of(
+        cfg, world, policy.max_tokens_per_row, counters, waits, policy.vocab_size
+    )
     phase("joining the run")
     agreement = Agreement.of(cfg.compute_dtype, cfg.max_logprob_mismatch)
     state = _resume(models, recovery, publisher, peers, agreement)

@@ -207,6 +207,8 @@ class RunStatus(BaseModel):
     ended_step: int | None = None  # its last step, once it reported the end of the run
     ages_s: dict[str, float] = {}  # since the last event of each kind at this process
     usual_step_s: float | None = None  # median between the last acks at this process
+    # groups with a refuted or absent claim at this process: "refused", "warned"
+    uncertified: dict[str, int] = {}
     refusal: str | None = None  # why posts were refused in the last 30 s
     verdict: VerdictReport | None = None
 

@@ -67,6 +67,11 @@ class PackedModel:
     world: Ranks = field(default_factory=Ranks.single)
 
     @property
+    def vocab_size(self) -> int:
+        """Number of token ids of the model, of its text part where it has several."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
     def model(self) -> Any:
         """The transformers model, or a peft wrapper of it; trained parameters are float32."""
         return self.module.model

@@ -135,6 +135,7 @@ class TrainingConfig(
             "commits": self.recover_mode != "disabled",
             "max_staleness": self.max_staleness,
             "staleness_policy": self.staleness_policy,
+            "require_certificate": self.require_certificate,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "run_name": self.run_name or "",

@@ -43,6 +43,12 @@ class RunSettings(Section):
         "keep", description="what the rollout API does with groups that are older all the same"
     )
 
+    require_certificate: Literal["off", "warn", "refuse"] = Field(
+        "off",
+        description="what the rollout API does with groups of which a claim is refuted or absent"
+        " (docs/reliability.md, the certificate of a batch)",
+    )
+
     # --- saving: each counter on its own, a save when any counter is full ---------------
     save_path: str = Field("trained_model_checkpoints", description="checkpoints go here")
     checkpoint_interval: int = Field(

@@ -77,6 +77,9 @@ class Metrics:
         self._tokens = counter("tokens_in", "trained tokens accepted", env)
         self._duplicates = counter("groups_duplicate", "repeated groups absorbed", env)
         self.marked = counter("groups_marked", "groups let pass with an oddity", ("mark",))
+        self.uncertified = counter(
+            "groups_uncertified", "groups with a refuted or absent claim", ("claim", "policy")
+        )
         self.refused = counter("requests_refused", "refusals, by their word", ("reason",))
         self._delivered = counter("batches_delivered", "batches handed over first")
         self._redelivered = counter("batches_redelivered", "batches handed over again")

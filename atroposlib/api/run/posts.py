@@ -32,6 +32,7 @@ from atroposlib.api.decisions.run_state import (
 )
 from atroposlib.api.guards.auth import own_id, require_env
 from atroposlib.api.guards.tokens import Caller
+from atroposlib.api.run.certification import Certification
 from atroposlib.api.run.context import ServiceContext
 from atroposlib.api.run.run_cache import MAX_ATTEMPTS
 from atroposlib.api.store.sql.put import MarkReplies, ReplyInDoubt
@@ -71,6 +72,7 @@ class Posts:
 
     def __init__(self, context: ServiceContext) -> None:
         self._context = context
+        self.certification = Certification(context)
         # Groups without a key: environments of the original repeat a post whose reply they
         # did not get. Two equal groups are no proof of that, because a deterministic
         # environment sends equal groups on purpose. So the store marks each group until its
@@ -87,6 +89,7 @@ class Posts:
             UnknownEnv: the run id or an env id is not of this run.
             Forbidden: the token is bound to another environment.
             InvalidGroup: a group can never be part of a batch.
+            Uncertified: it lacks a claim that the trainer requires.
             KeyConflict: a key was used for different content.
             StoreFull: the groups do not fit within the hold.
             RunChanged: the run kept changing.
@@ -156,6 +159,7 @@ class Posts:
                 if not context.store.shared or not await context.run_cache.refresh():
                     raise
                 continue
+            await self.certification.require(new, view.run)
             await self._require_room(new)
             try:
                 confirmed = tuple(self._confirmed)

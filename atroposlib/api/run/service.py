@@ -372,6 +372,7 @@ class RolloutService:
             ages_s=self.events.ages_s(),
             usual_step_s=self.events.usual_step_s(),
             refusal=self.context.refusal,
+            uncertified=dict(self.posts.certification.counts),
             index_skipped=self.context.indexer.skipped,
             index_unfit=self.context.indexer.unfit,
             thread_failures=(

@@ -27,6 +27,7 @@ STATUS_OF: dict[type[Exception], tuple[int, str]] = {
     errors.RunTaken: (409, "run_taken"),
     errors.CannotRewind: (409, "cannot_rewind"),
     errors.KeyConflict: (409, "key_conflict"),
+    errors.Uncertified: (422, "uncertified"),
     errors.InvalidGroup: (422, "invalid"),
     errors.ConfigError: (422, "invalid"),
     errors.RunChanged: (503, "run_changed"),
