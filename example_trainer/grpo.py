@@ -62,7 +62,7 @@ from example_trainer.settings.plugins import record_plugins
 from example_trainer.state import Frequency, Stopped, StopSignal, end
 from example_trainer.state.device_memory import named_out_of_memory
 from example_trainer.update.step import learn
-from example_trainer.weights import make_publisher, verify
+from example_trainer.weights import make_publisher, canary, verify
 from example_trainer.weights.agreement import Agreement
 from example_trainer.weights.publisher import Keeper, Publisher
 
@@ -201,19 +201,6 @@ def _resume(
     return state
 
 
-def _check_servers(
-    policy: Policy,
-    publisher: Publisher,
-    prepared: Prepared,
-    state: TrainerState,
-    agreement: Agreement,
-) -> Mapping[str, float]:
-    cfg = publisher.cfg
-    due = state.step == 1 or state.step % cfg.check_every == 0
-    sequences = verify.choose_rows(prepared.rows, cfg.check_rows if due else 0)
-    return verify.check_published(policy, publisher, sequences, state.version, agreement)
-
-
 def _publish(
     policy: Policy,
     publisher: Publisher,
@@ -224,11 +211,19 @@ def _publish(
     phase: Callable[..., None],
 ) -> Mapping[str, float]:
     """New weights to every server, then the comparison of logprobs: its metrics."""
+    cfg = publisher.cfg
+    due = state.step == 1 or state.step % cfg.check_every == 0
+    sequences = verify.choose_rows(prepared.rows, cfg.check_rows if due else 0)
+    prefixes = canary.canary_prefixes(sequences)
+    with clock.measure("check"):
+        canary.fill_prefix_caches(policy, publisher.fleet, prefixes)
     with clock.measure("publish"):
         publisher.publish(policy, state)
     phase("checking servers")
     with clock.measure("check"):
-        return _check_servers(policy, publisher, prepared, state, agreement)
+        return verify.check_published(
+            policy, publisher, sequences, state.version, agreement, prefixes
+        )
 
 
 def _log_step(

@@ -250,7 +250,9 @@ def row_claims(row: Row, known: Circumstances) -> RowClaims:
         **_sealed_score(row, known),
         "context": _context(row, known),
         "vocabulary": _vocabulary(row, known),
-        "distinct": PROVED if sample_identity(row) else declared("no session named its samples"),
+        "distinct": PROVED
+        if sample_identity(row)
+        else declared("no session named its samples"),
     }
     return {name: claim for name in CLAIMS if (claim := claims.get(name)) is not None}
 

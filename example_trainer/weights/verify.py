@@ -21,6 +21,7 @@ from example_trainer.distributed.collectives import run_on_rank0
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
 from example_trainer.weights.agreement import Agreement, Tokens
+from example_trainer.weights.canary import check_prefix_caches
 from example_trainer.weights.engines import InferenceServer, ServerGone
 from example_trainer.weights.fleet import Fleet
 from example_trainer.weights.mismatch import (
@@ -159,21 +160,32 @@ def check_published(
     sequences: Sequence[list[int]],
     version: int,
     agreement: Agreement,
+    prefixes: Sequence[list[int]] = (),
 ) -> dict[str, float]:
     """Check every server after a publish; metrics in nats, none without sequences. Collective.
+
+    Args:
+        prefixes: tokens that the servers computed with the weights before, see ``canary``.
 
     Raises:
         StaleWeights: a server and the trainer disagree; all servers were paused again.
     """
+    metrics: dict[str, float] = {}
     try:
         fleet = publisher.fleet
         mismatch = check_servers(policy, fleet.present, sequences, version, agreement, fleet)
+        if prefixes:
+            metrics = check_prefix_caches(policy, fleet, prefixes, version, agreement)
     except StaleWeights:
         publisher.fleet.pause_all()
         raise
     if not sequences:
         return {}
-    return {"publish_mismatch_mean": mismatch.mean, "publish_mismatch_max": mismatch.max}
+    return {
+        "publish_mismatch_mean": mismatch.mean,
+        "publish_mismatch_max": mismatch.max,
+        **metrics,
+    }
 
 
 def check_start(policy: Policy, publisher: Publisher, agreement: Agreement) -> Mismatch:

@@ -28,7 +28,9 @@ RESCORED_ROWS = 8
 def main(argv: Sequence[str] | None = None) -> int:
     """Check each row of a run's batches: what is proved, declared, absent or refuted."""
     parser = CommandParser(prog="atropos verify", description=main.__doc__)
-    parser.add_argument("run", type=place, help="folder of an ended run, or its data directory")
+    parser.add_argument(
+        "run", type=place, help="folder of an ended run, or its data directory"
+    )
     parser.add_argument("--batch", type=int, help="number of a batch; without it all batches")
     parser.add_argument("--model", type=Path, help="stored weights that score some rows again")
     parser.add_argument("--rows", type=int, default=RESCORED_ROWS, help="rows of --model")

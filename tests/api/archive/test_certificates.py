@@ -72,7 +72,9 @@ async def test_a_sample_in_two_groups_of_a_batch_is_refuted(kept, monkeypatch):
 
     group = certified.sealed_group(incarnation=1)
     monkeypatch.setattr(
-        certified, "sealed_group", lambda idempotency_key, incarnation: _with_key(group, idempotency_key)
+        certified,
+        "sealed_group",
+        lambda idempotency_key, incarnation: _with_key(group, idempotency_key),
     )
     await trained_run(kept, groups=2)
     batch = await kept.get(PATH)
