@@ -62,7 +62,7 @@ from example_trainer.settings.plugins import record_plugins
 from example_trainer.state import Frequency, Stopped, StopSignal, end
 from example_trainer.state.device_memory import named_out_of_memory
 from example_trainer.update.step import learn
-from example_trainer.weights import make_publisher, canary, verify
+from example_trainer.weights import canary, make_publisher, verify
 from example_trainer.weights.agreement import Agreement
 from example_trainer.weights.publisher import Keeper, Publisher
 

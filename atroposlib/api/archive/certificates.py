@@ -83,7 +83,7 @@ def batch_certificate(index: Index, store: Store, run: RunFacts, no: int) -> Bat
     identities: list[tuple[str, ...]] = []
     for gid, members in groupby(found, key=lambda row: row.gid):
         indexed = list(members)
-        rows = _stored_rows(store, gid)
+        rows = stored_rows(store, gid)
         if isinstance(rows, Claim):
             claims += [{"bytes": rows} for _ in indexed]
             identities += [()] * len(indexed)
@@ -138,7 +138,7 @@ def circumstances(
     )
 
 
-def _stored_rows(store: Store, gid: int) -> list[Row] | Claim:
+def stored_rows(store: Store, gid: int) -> list[Row] | Claim:
     """The rows of a stored group, or the claim about bytes that hold none."""
     try:
         [payload] = store.read([gid], retired=True)
