@@ -45,6 +45,7 @@ ADVICE = {
     "run_taken": "stop the trainer that `detail` names, or register with `take_over`",
     "cannot_rewind": "start from the checkpoint of the trainer that ran before, or a new run",
     "key_conflict": "use a fresh key for a different group",
+    "uncertified": "sample through a session of this release; `detail` names row and claim",
     "invalid": "correct the sender; `detail` names field and index. Nothing was kept",
     "run_changed": "send the same again",
     "corrupt_payload": "claim again: the sound groups come in another batch",

@@ -71,7 +71,8 @@ def rescore_rows(model: Path, rows: Sequence[Row]) -> list[Rescored]:
 
     if not (model / "config.json").is_file():
         raise ConfigError(f"{model} is no directory of a model: it has no config.json")
-    loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    loaded.eval()
     return [_rescored(row, _logprobs(loaded, row)) for row in rows]
 
 
