@@ -58,15 +58,15 @@ class Value(str, Enum):
     REFUTED = "refuted"
 
 
-class Claim(NamedTuple):
+class Standing(NamedTuple):
     """Standing of a claim about a row, and the reason unless it is proved."""
 
     value: Value
     why: str = ""
 
 
-PROVED = Claim(Value.PROVED)
-RowClaims = dict[str, Claim]
+PROVED = Standing(Value.PROVED)
+RowClaims = dict[str, Standing]
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class Circumstances:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of T tokens with its seals and what its group says about it."""
+class SealedRow:
+    """A row of T tokens with its seals and the facts of its group."""
 
     tokens: Array  # (T,)
     trained: Array  # (T,) bools
@@ -93,7 +93,7 @@ class Row:
     versions: Array | None  # (T,)
     experts: Array | None  # (T, L, K) int16
     spans: Sequence[Mapping[str, Any]]
-    stated: Mapping[str, Any]  # sampling parameters beside the spans
+    stated: Mapping[str, Any]  # sampling parameters of the group and of the row
     outcome: str | None
     score: float
     score_seal: str | None
@@ -142,7 +142,7 @@ class Row:
         span = self.spans[at]
         return bool(self.trained[span["start"] : span["end"]].all())
 
-    def compare(self, part: str) -> Claim | None:
+    def compare(self, part: str) -> Standing | None:
         """The claim that a part of all seals is as sealed; None if nothing contradicts it.
 
         Numbers of a span that is not trained as a whole are not kept, so that they are declared.
@@ -156,20 +156,20 @@ class Row:
             elif getattr(seal, part) != getattr(now, part):
                 span = self.spans[at]
                 place = f"tokens [{span['start']}, {span['end']})"
-                return refuted(f"{part} of {place} differ from the seal of their session")
+                return refutation(f"{part} of {place} differ from the seal of their session")
         return PROVED if proves else None
 
 
-def refuted(why: str) -> Claim:
-    return Claim(Value.REFUTED, why)
+def refutation(why: str) -> Standing:
+    return Standing(Value.REFUTED, why)
 
 
-def declared(why: str) -> Claim:
-    return Claim(Value.DECLARED, why)
+def declaration(why: str) -> Standing:
+    return Standing(Value.DECLARED, why)
 
 
-def absent(why: str) -> Claim:
-    return Claim(Value.ABSENT, why)
+def absence(why: str) -> Standing:
+    return Standing(Value.ABSENT, why)
 
 
 def certificate(columns: Columns, known: Circumstances) -> list[RowClaims]:
@@ -185,10 +185,10 @@ def refute_repeated(
 ) -> None:
     """Refute ``distinct`` of each row whose samples are those of an earlier row."""
     for place in repeated_samples(identities):
-        claims[place]["distinct"] = refuted("an earlier row is the same sample")
+        claims[place]["distinct"] = refutation("an earlier row is the same sample")
 
 
-def rows_of(columns: Columns) -> Iterator[Row]:
+def rows_of(columns: Columns) -> Iterator[SealedRow]:
     """The rows of a group, as views of its arrays."""
     G = len(columns.seq_lens)
     metadata = columns.rest_value("metadata") or {}
@@ -204,7 +204,7 @@ def rows_of(columns: Columns) -> Iterator[Row]:
     for g, length in enumerate(columns.seq_lens.tolist()):
         here = slice(start, start + length)
         logprobs = columns.floats.get("inference_logprobs")
-        yield Row(
+        yield SealedRow(
             tokens=columns.tokens[here],
             trained=columns.trained[here].astype(np.bool_),
             logprobs=None if logprobs is None else logprobs[here],
@@ -221,7 +221,7 @@ def rows_of(columns: Columns) -> Iterator[Row]:
         start += length
 
 
-def sample_identity(row: Row) -> tuple[str, ...]:
+def sample_identity(row: SealedRow) -> tuple[str, ...]:
     """Identity of the samples of a row and of the tokens that it trains; empty: not known."""
     named = [seal.nonce for seal in row.seals if seal is not None]
     return (*named, f"{int(row.trained.sum())} trained") if named else ()
@@ -238,7 +238,7 @@ def repeated_samples(identities: Sequence[tuple[str, ...]]) -> list[int]:
     return places
 
 
-def row_claims(row: Row, known: Circumstances) -> RowClaims:
+def row_claims(row: SealedRow, known: Circumstances) -> RowClaims:
     """The claims about a row by itself."""
     claims = {
         "tokens": _tokens(row),
@@ -252,12 +252,12 @@ def row_claims(row: Row, known: Circumstances) -> RowClaims:
         "vocabulary": _vocabulary(row, known),
         "distinct": PROVED
         if sample_identity(row)
-        else declared("no session named its samples"),
+        else declaration("no session named its samples"),
     }
     return {name: claim for name in CLAIMS if (claim := claims.get(name)) is not None}
 
 
-def _tokens(row: Row) -> Claim:
+def _tokens(row: SealedRow) -> Standing:
     compared = row.compare("tokens")
     if compared is not None:
         return compared
@@ -266,94 +266,99 @@ def _tokens(row: Row) -> Claim:
         at = int(outside.argmax())
         unsampled = row.logprobs is not None and row.logprobs[at] == MASKED_LOGPROB
         if unsampled and any(row.seals):
-            return refuted(f"token {at} is trained, and no call sampled it")
-        return absent(f"no call is recorded for trained token {at}")
-    return declared("calls without the seal of a session")
+            return refutation(f"token {at} is trained, and no call sampled it")
+        return absence(f"no call is recorded for trained token {at}")
+    return declaration("calls without the seal of a session")
 
 
-def _logprobs(row: Row) -> Claim:
+def _logprobs(row: SealedRow) -> Standing:
     if row.logprobs is None:
-        return absent("no logprobs of the sampler")
+        return absence("no logprobs of the sampler")
     of_trained = row.logprobs[row.trained]
     if ((of_trained > MAX_LOGPROB) & (of_trained != MASKED_LOGPROB)).any():
-        return refuted("a logprob above 0")
+        return refutation("a logprob above 0")
     if (of_trained == MASKED_LOGPROB).any():
-        return absent("a trained token without a logprob")
+        return absence("a trained token without a logprob")
     for span in row.spans:
         shifted = any(span.get(name, value) != value for name, value in _SHIFTS.items())
         if span.get("logprobs") == "raw" and (shifted or span["temperature"] not in (0, 1)):
-            return refuted(f"logprobs before the temperature {span['temperature']:g}")
+            return refutation(f"logprobs before the temperature {span['temperature']:g}")
     compared = row.compare("logprobs")
     if compared is None or compared.value is Value.REFUTED:
-        return compared or declared("logprobs without the seal of a session")
+        return compared or declaration("logprobs without the seal of a session")
     if any("logprobs" not in span for span in row.spans):
-        return declared("the server does not report the kind of its logprobs")
+        return declaration("the server does not report the kind of its logprobs")
     return PROVED
 
 
 _SHIFTS: dict[str, Any] = {**NEUTRAL_PENALTIES, "constraints": []}
 
 
-def _versions(row: Row, known: Circumstances) -> Claim:
+def _versions(row: SealedRow, known: Circumstances) -> Standing:
     sampled = None if row.versions is None else row.versions[row.trained]
     if sampled is None or (sampled == MASKED_VERSION).any():
-        return absent("a trained token without a version")
+        return absence("a trained token without a version")
     life = row.incarnation
     if life is not None and known.incarnation and life > known.incarnation:
-        return refuted(f"incarnation {life} of {known.incarnation} that the run has had")
+        return refutation(f"incarnation {life} of {known.incarnation} that the run has had")
     lives_between = known.incarnation - life if life is not None and known.incarnation else 0
     if int((np.diff(sampled) < 0).sum()) > lives_between:
-        return refuted("a later token has an older version, and no trainer began anew between")
+        return refutation(
+            "a later token has an older version, and no trainer began anew between"
+        )
     if len(sampled) and known.arrived_version is not None and not lives_between:
         latest = known.arrived_version + UNANNOUNCED_VERSIONS
         if int(sampled.max()) > latest:
-            return refuted(
+            return refutation(
                 f"version {int(sampled.max())}, when the newest was {known.arrived_version}"
             )
     compared = row.compare("versions")
     if compared is not None and compared.value is Value.REFUTED:
         return compared
     if life is None:
-        return declared("no incarnation: a restarted trainer may have had the same numbers")
-    return compared or declared("versions without the seal of a session")
+        return declaration("no incarnation: a restarted trainer may have had the same numbers")
+    return compared or declaration("versions without the seal of a session")
 
 
-def _sampling(row: Row) -> Claim:
+def _sampling(row: SealedRow) -> Standing:
     compared = row.compare("settings")
     if compared is not None and compared.value is Value.REFUTED:
         return compared
     if not row.spans:
         named = "temperature" in row.stated
         why = "sampling parameters of no call"
-        return declared(f"{why}, those of the group") if named else absent(why)
+        return declaration(f"{why}, those of the group") if named else absence(why)
     for name, neutral in NEUTRAL.items():
         stated = row.stated.get(name, neutral)
         if stated != neutral and all(span.get(name, neutral) == neutral for span in row.spans):
-            return refuted(f"the group states {name} {stated}, its calls do not")
-    return compared or declared("sampling parameters without the seal of a session")
+            return refutation(f"the group states {name} {stated}, its calls do not")
+    return compared or declaration("sampling parameters without the seal of a session")
 
 
-def _routes(row: Row) -> Claim | None:
+def _routes(row: SealedRow) -> Standing | None:
     sealed = [seal for seal in row.seals if seal is not None and seal.routes]
     if row.experts is None:
-        return absent("routed experts were not kept") if sealed else None
+        return absence("routed experts were not kept") if sealed else None
     if not sealed:
-        return declared("routed experts without the seal of a session")
-    return row.compare("routes") or declared("routed experts of some calls are not sealed")
+        return declaration("routed experts without the seal of a session")
+    return row.compare("routes") or declaration("routed experts of some calls are not sealed")
 
 
-def _sealed_score(row: Row, known: Circumstances) -> RowClaims:
-    outcome = absent("no outcome") if row.outcome is None else declared("not sealed")
-    task = absent("no digest of the task") if row.task is None else declared("not sealed")
+def _sealed_score(row: SealedRow, known: Circumstances) -> RowClaims:
+    outcome = absence("no outcome") if row.outcome is None else declaration("not sealed")
+    task = absence("no digest of the task") if row.task is None else declaration("not sealed")
     claims = {"outcome": outcome, "task": task}
     if not known.source_digest:
-        return {**claims, "reward": absent("the environment registered no digest of its code")}
+        return {
+            **claims,
+            "reward": absence("the environment registered no digest of its code"),
+        }
     if row.score_seal is None:
-        return {**claims, "reward": declared("the environment did not seal the score")}
+        return {**claims, "reward": declaration("the environment did not seal the score")}
     seal = score_seal(row.score, row.outcome, row.tokens, known.source_digest, row.task)
     if seal != row.score_seal:
         why = "score, outcome, tokens, task or digest of the code differ from the seal"
-        return {**claims, "reward": refuted(why)}
+        return {**claims, "reward": refutation(why)}
     proved = {
         name: claim if claim.value is Value.ABSENT else PROVED
         for name, claim in claims.items()
@@ -361,31 +366,31 @@ def _sealed_score(row: Row, known: Circumstances) -> RowClaims:
     return {**proved, "reward": PROVED}
 
 
-def _prefix_cache(row: Row, known: Circumstances) -> Claim | None:
+def _prefix_cache(row: SealedRow, known: Circumstances) -> Standing | None:
     if known.fresh_versions is None:
         return None
     sampled = [] if row.versions is None else row.versions[row.trained].tolist()
     if MASKED_VERSION in sampled or row.versions is None:
-        return absent("a trained token without a version")
+        return absence("a trained token without a version")
     unchecked = set(sampled) - known.fresh_versions
     if unchecked - known.first_versions:
         oldest = min(unchecked - known.first_versions)
-        return absent(f"the publish of version {oldest} was not checked through the cache")
+        return absence(f"the publish of version {oldest} was not checked through the cache")
     if unchecked:
-        return declared("the servers began with these weights")
+        return declaration("the servers began with these weights")
     return PROVED
 
 
-def _context(row: Row, known: Circumstances) -> Claim:
+def _context(row: SealedRow, known: Circumstances) -> Standing:
     length, longest = len(row.tokens), known.max_token_len
     if longest <= 0:
-        return absent("no trainer registered a length")
-    return refuted(f"{length} tokens of at most {longest}") if length > longest else PROVED
+        return absence("no trainer registered a length")
+    return refutation(f"{length} tokens of at most {longest}") if length > longest else PROVED
 
 
-def _vocabulary(row: Row, known: Circumstances) -> Claim:
+def _vocabulary(row: SealedRow, known: Circumstances) -> Standing:
     if known.vocab_size is None:
-        return absent("no trainer registered the size of its vocabulary")
+        return absence("no trainer registered the size of its vocabulary")
     if (highest := int(row.tokens.max())) >= known.vocab_size:
-        return refuted(f"token {highest}, the vocabulary has {known.vocab_size}")
+        return refutation(f"token {highest}, the vocabulary has {known.vocab_size}")
     return PROVED

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from atroposlib.certificate.claims import NEUTRAL, Row
+from atroposlib.certificate.claims import NEUTRAL, SealedRow
 from atroposlib.errors import ConfigError
 from atroposlib.wire.safetensors import Array
 
@@ -29,7 +29,7 @@ HEAD_POSITIONS = 256  # whose logits are in memory at a time
 class Rescored:
     """Distance of a row's logprobs from those of the weights, in nats per token."""
 
-    row: Row
+    row: SealedRow
     mean: float
     most: float
     tokens: int
@@ -49,7 +49,7 @@ def version_of(model: Path) -> int:
         ) from cause
 
 
-def comparable_rows(rows: Iterable[Row], version: int) -> Iterator[Row]:
+def comparable_rows(rows: Iterable[SealedRow], version: int) -> Iterator[SealedRow]:
     """Rows that ``version`` alone sampled, from its whole distribution."""
     for row in rows:
         if row.versions is None or row.logprobs is None or not row.spans:
@@ -64,7 +64,7 @@ def comparable_rows(rows: Iterable[Row], version: int) -> Iterator[Row]:
             yield row
 
 
-def rescore_rows(model: Path, rows: Sequence[Row]) -> list[Rescored]:
+def rescore_rows(model: Path, rows: Sequence[SealedRow]) -> list[Rescored]:
     """Compare the trained tokens of the rows with the model in ``model``, in float32."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -73,10 +73,10 @@ def rescore_rows(model: Path, rows: Sequence[Row]) -> list[Rescored]:
         raise ConfigError(f"{model} is no directory of a model: it has no config.json")
     loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     loaded.eval()
-    return [_rescored(row, _logprobs(loaded, row)) for row in rows]
+    return [_distance_of(row, _logprobs(loaded, row)) for row in rows]
 
 
-def _logprobs(model: Any, row: Row) -> Array:
+def _logprobs(model: Any, row: SealedRow) -> Array:
     """(T,) logprobs at the temperatures of the row; 0 for the first token, which has none."""
     import torch
 
@@ -94,7 +94,7 @@ def _logprobs(model: Any, row: Row) -> Array:
     return scored.numpy()
 
 
-def _temperatures(row: Row) -> Array:
+def _temperatures(row: SealedRow) -> Array:
     """(T,) float32 divisors; greedy tokens have logprobs of temperature 1."""
     divisors = np.ones(len(row.tokens), np.float32)
     for span in row.spans:
@@ -102,7 +102,7 @@ def _temperatures(row: Row) -> Array:
     return divisors
 
 
-def _rescored(row: Row, scored: Array) -> Rescored:
+def _distance_of(row: SealedRow, scored: Array) -> Rescored:
     assert row.logprobs is not None
     places = row.trained.copy()
     places[0] = False  # no weights predict the first token

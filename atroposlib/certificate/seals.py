@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from atroposlib.wire import ids
 from atroposlib.wire.safetensors import Array
 
 SEAL = "seal"  # key of a span
@@ -52,12 +51,9 @@ class SpanSeal(NamedTuple):
         parts = text.split(".") if isinstance(text, str) else []
         return cls(*parts) if 5 <= len(parts) <= 6 else None
 
-    def __str__(self) -> str:
+    def text(self) -> str:
+        """The seal as :meth:`parse` reads it."""
         return ".".join(part for part in self if part)
-
-
-def new_nonce() -> str:
-    return ids.source().hex[:16]
 
 
 def span_seal(
@@ -89,9 +85,13 @@ def span_seal(
         known_end = start + routed_tokens
     return SpanSeal(
         nonce=nonce,
-        tokens=_digest(nonce, struct.pack("<qq", start, end), _bytes(tokens_T[:end], "<i4")),
-        logprobs=_digest(nonce, _bytes(logprobs_S, "<f4")),
-        versions=_digest(nonce, _bytes(versions_S, "<i4")),
+        tokens=_digest(
+            nonce,
+            struct.pack("<qq", start, end),
+            np.asarray(tokens_T[:end]).astype("<i4").tobytes(),
+        ),
+        logprobs=_digest(nonce, np.asarray(logprobs_S).astype("<f4").tobytes()),
+        versions=_digest(nonce, np.asarray(versions_S).astype("<i4").tobytes()),
         settings=_digest(nonce, msgspec.json.encode(settings)),
         routes="" if experts is None else _routes_digest(nonce, experts, start, known_end),
     )
@@ -115,12 +115,9 @@ def score_seal(
 ) -> str:
     """The seal of a score: that the code of ``source_digest`` gave it to these tokens."""
     facts = [float(score), outcome, source_digest, task_digest]
-    return _digest("", msgspec.json.encode(facts), _bytes(tokens_T, "<i4"))
-
-
-def _bytes(values: Sequence[Any] | Array, kind: str) -> bytes:
-    with np.errstate(over="ignore"):
-        return np.asarray(values).astype(kind).tobytes()
+    return _digest(
+        "", msgspec.json.encode(facts), np.asarray(tokens_T).astype("<i4").tobytes()
+    )
 
 
 def _digest(nonce: str, *parts: bytes) -> str:

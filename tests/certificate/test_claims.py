@@ -12,7 +12,7 @@ import pytest
 from atroposlib.certificate.claims import (
     CLAIMS,
     Circumstances,
-    Claim,
+    Standing,
     Value,
     certificate,
     repeated_samples,
@@ -37,7 +37,7 @@ def claims_after(forge: Forgery, known: Circumstances = KNOWN, routed: bool = Fa
     return certificate(unpack_columns(pack_group(group)), known)[ROW]
 
 
-def values(claims: dict[str, Claim]) -> dict[str, str]:
+def values(claims: dict[str, Standing]) -> dict[str, str]:
     return {name: claim.value.value for name, claim in claims.items()}
 
 
@@ -70,7 +70,7 @@ def test_a_client_without_seals_is_declared_or_absent_and_never_refuted():
         assert claims["versions"].value is Value.DECLARED
 
 
-# --- forged rows: each is found by the claim named beside it -----------------------------
+# --- forged rows: each is found by the named claim -----------------------------
 
 
 def set_at(name: str, at: int, value: Any) -> Forgery:

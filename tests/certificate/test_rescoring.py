@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from atroposlib.certificate.claims import Row, rows_of
+from atroposlib.certificate.claims import SealedRow, rows_of
 from atroposlib.certificate.rescoring import (
     ROUNDING_NATS,
     STATE_FILE,
@@ -31,7 +31,7 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def row(model) -> Row:
+def row(model) -> SealedRow:
     """A row whose last 300 tokens have the model's logprobs at ``TEMPERATURE``."""
     tokens = np.random.default_rng(1).integers(6, 40, 303)
     logits = AutoModelForCausalLM.from_pretrained(model)(torch.tensor(tokens)[None]).logits[0]

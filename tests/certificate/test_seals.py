@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from atroposlib.certificate.seals import SpanSeal, new_nonce, score_seal, span_seal
+from atroposlib.certificate.seals import SpanSeal, score_seal, span_seal
 from tests.examples import examples
 
 SPAN = {"start": 2, "end": 4, "temperature": 0.7, "finish_reason": "stop"}
@@ -76,12 +76,11 @@ def test_numbers_count_the_same_as_lists_as_arrays_and_as_json_integers(
 
 
 def test_a_seal_is_read_as_it_was_written():
-    assert SpanSeal.parse(str(sealed())) == sealed()
-    assert SpanSeal.parse(str(sealed(experts=None))) == sealed(experts=None)
+    for seal in (sealed(), sealed(experts=None)):
+        assert SpanSeal.parse(seal.text()) == seal
     assert [SpanSeal.parse(text) for text in (None, 3, "", "a.b", "a.b.c.d.e.f.g")] == [
         None
     ] * 5
-    assert new_nonce() != new_nonce()
 
 
 def test_a_score_is_bound_to_its_tokens_outcome_code_and_task():

@@ -15,12 +15,12 @@ from atroposlib.certificate.claims import (
     CLAIMS,
     PROVED,
     Circumstances,
-    Claim,
-    Row,
+    Standing,
+    SealedRow,
     RowClaims,
-    absent,
+    absence,
     refute_repeated,
-    refuted,
+    refutation,
     row_claims,
     rows_of,
     sample_identity,
@@ -84,14 +84,14 @@ def batch_certificate(index: Index, store: Store, run: RunFacts, no: int) -> Bat
     for gid, members in groupby(found, key=lambda row: row.gid):
         indexed = list(members)
         rows = stored_rows(store, gid)
-        if isinstance(rows, Claim):
+        if isinstance(rows, Standing):
             claims += [{"bytes": rows} for _ in indexed]
             identities += [()] * len(indexed)
             continue
         known = circumstances(run, indexed[0].env, indexed[0].arrived_version, fresh)
         for noted in indexed:
             if noted.row >= len(rows):
-                claims.append({"bytes": refuted("the stored group has fewer rows")})
+                claims.append({"bytes": refutation("the stored group has fewer rows")})
                 identities.append(())
                 continue
             row = rows[noted.row]
@@ -138,20 +138,20 @@ def circumstances(
     )
 
 
-def stored_rows(store: Store, gid: int) -> list[Row] | Claim:
+def stored_rows(store: Store, gid: int) -> list[SealedRow] | Standing:
     """The rows of a stored group, or the claim about bytes that hold none."""
     try:
         [payload] = store.read([gid], retired=True)
         return list(rows_of(unpack_columns(payload)))
     except CorruptPayload:
         if list(store.kept_gids(gid - 1, 1)) == [gid]:
-            return refuted("the stored bytes do not fit their digest")
-        return absent("the bytes of the group are freed")
+            return refutation("the stored bytes do not fit their digest")
+        return absence("the bytes of the group are freed")
     except (InvalidGroup, MalformedBody) as error:
-        return refuted(f"the stored bytes are no group: {error}")
+        return refutation(f"the stored bytes are no group: {error}")
 
 
-def _bytes_claim(row: Row, noted: _Indexed) -> Claim:
+def _bytes_claim(row: SealedRow, noted: _Indexed) -> Standing:
     """The claim that the stored row has the facts that were noted at its arrival."""
     now: dict[str, Any] = {
         "reward": row.score,
@@ -160,5 +160,5 @@ def _bytes_claim(row: Row, noted: _Indexed) -> Claim:
     }
     for name, value in now.items():
         if getattr(noted, name) not in (None, value):
-            return refuted(f"{name} {value}, at the arrival {getattr(noted, name)}")
+            return refutation(f"{name} {value}, at the arrival {getattr(noted, name)}")
     return PROVED

@@ -33,9 +33,7 @@ class Certification:
         Raises:
             Uncertified: the trainer registered ``refuse``; names the first claim and row.
         """
-        policy = "off" if run.trainer is None else run.trainer.require_certificate
-        if policy == "off":
-            return
+        policy = run.registration.require_certificate
         facts = RunFacts.of(run)
         names = [
             None if group.env is None else self._context.name_of(group.env) for group in groups

@@ -19,7 +19,7 @@ from atroposlib.api.archive.certificates import BatchCertificate, stored_rows
 from atroposlib.api.archive.explorer import Explorer
 from atroposlib.api.archive.load import open_explorer, place
 from atroposlib.api.store import Store
-from atroposlib.certificate.claims import CLAIMS, Row, Value
+from atroposlib.certificate.claims import CLAIMS, SealedRow, Value
 from atroposlib.certificate.rescoring import (
     ROUNDING_NATS,
     comparable_rows,
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(bool(refutations))
 
 
-def _rows_of(explorer: Explorer, store: Store, numbers: Sequence[int]) -> Iterator[Row]:
+def _rows_of(explorer: Explorer, store: Store, numbers: Sequence[int]) -> Iterator[SealedRow]:
     """The stored rows of batches, one group in memory at a time."""
     for no in numbers:
         for member in explorer.batch(no, {}).members:
@@ -86,7 +86,7 @@ def _rows_of(explorer: Explorer, store: Store, numbers: Sequence[int]) -> Iterat
             yield from rows if isinstance(rows, list) else ()
 
 
-def rescored_lines(model: Path, version: int, rows: Sequence[Row]) -> list[str]:
+def rescored_lines(model: Path, version: int, rows: Sequence[SealedRow]) -> list[str]:
     """A line for each row that the weights score otherwise; prints the mean of all.
 
     Raises:

@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, Field
 
-from atroposlib.certificate.seals import SEAL, new_nonce, span_seal
+from atroposlib.certificate.seals import SEAL, span_seal
 from atroposlib.generation.sampling.generation import (
     NEUTRAL,
     UNKNOWN_VERSION,
     Generation,
 )
-from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION
+from atroposlib.wire import MASKED, MASKED_LOGPROB, MASKED_VERSION, ids
 from atroposlib.wire.routing import RoutedExperts, experts_array, join_experts
 
 
@@ -148,16 +148,17 @@ def sampled_span(
     if generation.logprob_kind is not None:
         span["logprobs"] = generation.logprob_kind
     span["finish_reason"] = generation.finish_reason
-    return [{**span, SEAL: generation.seal or _new_seal(generation, span, routed)}]
-
-
-def _new_seal(
-    generation: Generation, span: dict[str, Any], routed: RoutedExperts | None
-) -> str:
-    tokens = generation.prompt_ids + generation.tokens
-    experts = None if routed is None else experts_array(routed)
-    numbers = generation.logprobs, generation.versions
-    return str(span_seal(new_nonce(), span, tokens, *numbers, experts))
+    if generation.seal is not None:
+        return [{**span, SEAL: generation.seal}]
+    seal = span_seal(
+        ids.source().hex[:16],
+        span,
+        generation.prompt_ids + generation.tokens,
+        generation.logprobs,
+        generation.versions,
+        None if routed is None else experts_array(routed),
+    )
+    return [{**span, SEAL: seal.text()}]
 
 
 def sampled_part(node: Node, start: int) -> Generation:

@@ -39,7 +39,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def url(model, tmp_path_factory):
-    """A vLLM with prefix caching, in a process of its own."""
+    """A vLLM with prefix caching, as a child process."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
