@@ -78,6 +78,10 @@ COMMANDS = {
         "atroposlib.cli.collect.rollout_files:main",
         "Rollouts of a run, with texts, as parquet or JSON lines.",
     ),
+    "data rescore": (
+        "atroposlib.travel.rescore:main",
+        "Another reward over the rollouts of a run.",
+    ),
     "run": (
         "example_trainer.launch.__main__:main",
         "All processes of one file: local, slurm, k8s, ray.",
