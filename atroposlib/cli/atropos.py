@@ -82,6 +82,10 @@ COMMANDS = {
         "atroposlib.travel.rescore:main",
         "Another reward over the rollouts of a run.",
     ),
+    "data replay": (
+        "atroposlib.travel.replay:main",
+        "Batches of a run once more, to a trainer or an API.",
+    ),
     "run": (
         "example_trainer.launch.__main__:main",
         "All processes of one file: local, slurm, k8s, ray.",
