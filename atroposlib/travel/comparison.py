@@ -108,7 +108,7 @@ def add_advantages(rollouts: Sequence[Rescored], settings: AdvantageSettings) ->
 
     Raises ConfigError: the settings do not fit the rewards.
     """
-    for rows in grouped(rollouts, lambda rollout: rollout.batch_no).values():
+    for rows in rows_by(rollouts, lambda rollout: rollout.batch_no).values():
         if rows[0].batch_no is None:
             continue
         known = [row for row in rows if row.old is not None]
@@ -142,27 +142,27 @@ def compare(rollouts: Sequence[Rescored], most: int) -> Comparison:
     """
     if not rollouts:
         raise ConfigError("no rollout to rescore: the filters let none pass")
-    by_env = grouped(rollouts, lambda rollout: rollout.env or "")
+    by_env = rows_by(rollouts, lambda rollout: rollout.env or "")
     trained = [rollout for rollout in rollouts if rollout.step is not None]
-    by_step = grouped(trained, lambda rollout: rollout.step)
+    by_step = rows_by(trained, lambda rollout: rollout.step)
     failed = [rollout for rollout in rollouts if rollout.failure]
     both = [rollout for rollout in rollouts if rollout.has_both]
     return Comparison(
-        total=figures_of(rollouts),
-        by_env={env: figures_of(by_env[env]) for env in sorted(by_env)},
-        by_step={step: figures_of(by_step[step]) for step in sorted(by_step)},
+        total=reward_figures(rollouts),
+        by_env={env: reward_figures(by_env[env]) for env in sorted(by_env)},
+        by_step={step: reward_figures(by_step[step]) for step in sorted(by_step)},
         failures=Counter(rollout.failure for rollout in failed),
         failure_texts={row.failure: row.failure_text for row in reversed(failed)},
         largest=[row for row in sorted(both, key=_closeness) if _closeness(row)][:most],
     )
 
 
-def figures_of(rollouts: Sequence[Rescored]) -> Figures:
+def reward_figures(rollouts: Sequence[Rescored]) -> Figures:
     """Figures of some rollouts."""
     both = [rollout for rollout in rollouts if rollout.has_both]
     old = np.array([rollout.old for rollout in both], dtype=float)
     new = np.array([rollout.new for rollout in both], dtype=float)
-    groups = grouped(both, lambda rollout: (rollout.batch_no, rollout.prompt_id))
+    groups = rows_by(both, lambda rollout: (rollout.batch_no, rollout.prompt_id))
     pairs = [_pairs(rows) for rows in groups.values()]
     spreads = [(_varies(rows, "old"), _varies(rows, "new")) for rows in groups.values()]
     compared = [row for row in both if None not in (row.old_advantage, row.new_advantage)]
@@ -191,7 +191,7 @@ def correlation(old: Any, new: Any) -> float | None:
     return float(np.corrcoef(old, new)[0, 1])
 
 
-def grouped(
+def rows_by(
     rows: Iterable[Rescored], key: Callable[[Rescored], Any]
 ) -> dict[Any, list[Rescored]]:
     """Rows by a key, in the order of their first."""

@@ -107,10 +107,10 @@ async def _join(
         min_batch_allocation=None,
     )
 
-    async def registered() -> EnvRegistered | None:
+    async def registration() -> EnvRegistered | None:
         return await client.register_env(body)
 
-    return await poll(registered, settings, "no trainer began")
+    return await first_answer(registration, settings, "no trainer began")
 
 
 async def until_claimed(
@@ -118,13 +118,13 @@ async def until_claimed(
 ) -> None:
     """Wait until no group of the batch is queued any more."""
 
-    async def claimed() -> bool | None:
+    async def claim() -> bool | None:
         return (await client.status()).queued_sequences == 0 or None
 
-    await poll(claimed, settings, f"the trainer did not claim batch {batch.no}")
+    await first_answer(claim, settings, f"the trainer did not claim batch {batch.no}")
 
 
-async def poll(
+async def first_answer(
     question: Callable[[], Awaitable[Answer | None]], settings: FeedSettings, problem: str
 ) -> Answer:
     """The first answer that is not None. Raises RolloutApiUnavailable after the bound."""

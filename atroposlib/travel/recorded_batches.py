@@ -34,7 +34,7 @@ WHERE batch.state IN {TRAINED} GROUP BY gid ORDER BY rollout.batch_no, gid
 """
 
 
-class Member(NamedTuple):
+class RecordedGroup(NamedTuple):
     """A group of a batch."""
 
     gid: int
@@ -48,7 +48,7 @@ class RecordedBatch:
 
     no: int
     step: int  # of the trainer; the number of the batch if none was reported
-    members: tuple[Member, ...]
+    members: tuple[RecordedGroup, ...]
 
     @property
     def n_rows(self) -> int:
@@ -82,7 +82,9 @@ class RecordedRun:
         batches: dict[int, RecordedBatch] = {}
         for no, step, gid, env, n_rows in self._index.read(_BATCHES):
             batch = batches.get(no, RecordedBatch(no, step, ()))
-            batches[no] = replace(batch, members=(*batch.members, Member(gid, env, n_rows)))
+            batches[no] = replace(
+                batch, members=(*batch.members, RecordedGroup(gid, env, n_rows))
+            )
         self.batches = [batch for batch in batches.values() if batch.step >= first_step]
         if not self.batches:
             last = max((batch.step for batch in batches.values()), default=0)

@@ -26,7 +26,7 @@ def trainer_files(path: Path) -> list[Path]:
     return [file for name in FILES if (file := run_folder(path) / name).is_file()]
 
 
-def trainer_settings(files: Sequence[Path]) -> dict[str, Any]:
+def recorded_trainer_settings(files: Sequence[Path]) -> dict[str, Any]:
     """Settings of all files together. Raises ConfigError: a file cannot be read."""
     settings: dict[str, Any] = {}
     for file in files:
@@ -39,7 +39,7 @@ def advantage_settings(files: Sequence[Path]) -> AdvantageSettings:
 
     Raises ConfigError: a file cannot be read, or a value is invalid.
     """
-    settings = trainer_settings(files)
+    settings = recorded_trainer_settings(files)
     known = {
         name: value
         for name, value in settings.items()

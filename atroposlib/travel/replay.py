@@ -44,7 +44,7 @@ from atroposlib.travel.recorded_batches import (
     RecordedRun,
     in_order,
 )
-from atroposlib.travel.recorded_settings import trainer_files, trainer_settings
+from atroposlib.travel.recorded_settings import recorded_trainer_settings, trainer_files
 from atroposlib.travel.rescore import read_scores
 from atroposlib.utils.command.parser import CommandParser
 
@@ -152,7 +152,7 @@ class Replay:
         self._stop = StopRequest()
 
     def into_api(self, api_url: str | None, folder: Path) -> int:
-        """Feed the API of a URL, or an API of its own, until the last batch is claimed."""
+        """Feed the API of a URL, or an API that it starts, until the last batch is claimed."""
         with ExitStack() as stack:
             if api_url is None:
                 children = stack.enter_context(self._children(folder))
@@ -244,7 +244,7 @@ def trainer_command(
         "use_wandb": "false",
         "eval_command": "null",
     }
-    if trainer_settings(files).get("weight_publisher") in NEED_SERVERS:
+    if recorded_trainer_settings(files).get("weight_publisher") in NEED_SERVERS:
         own["weight_publisher"] = "disk"
     configs = [word for file in files for word in ("--config", str(file))]
     overrides = [f"{name}={value}" for name, value in own.items()]

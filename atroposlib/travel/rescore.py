@@ -34,9 +34,9 @@ from atroposlib.errors import ConfigError
 from atroposlib.text.lines import json_line, json_lines
 from atroposlib.travel.comparison import Rescored, add_advantages, compare
 from atroposlib.travel.recorded_settings import advantage_settings, run_folder, trainer_files
-from atroposlib.travel.rescore_report import page, report_lines
+from atroposlib.travel.rescore_report import report_lines, report_page
 from atroposlib.travel.scoring import ScoringProcesses
-from atroposlib.travel.scoring_process import Outcome
+from atroposlib.travel.scoring_process import RewardOutcome
 from atroposlib.travel.stored_reward import (
     load_stored_reward,
     require_arguments,
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rollouts = RunRollouts(
         options.run, options.run_id, filters, True, options.tokenizer, True, groups
     )
-    columns = read_items(options.items) if options.items else {}
+    columns = task_columns(options.items) if options.items else {}
     rescoring = Rescoring(options.reward, options.jobs, options.timeout, columns)
     rescoring.run(record for block in rollouts.blocks() for record in block)
     add_advantages(rescoring.rows, settings)
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\n".join(report_lines(comparison, notes)))
     write_rows(rescoring.rows, options.out)
     title = f"{name}: {options.reward}"
-    options.html.write_bytes(page(comparison, rescoring.texts, title, notes))
+    options.html.write_bytes(report_page(comparison, rescoring.texts, title, notes))
     print(f"{options.out} has a line for each rollout, {options.html} is the report")
     return 0
 
@@ -153,7 +153,7 @@ def sampled_groups(
     return set(random.Random(0).sample(gids, min(count, len(gids))))
 
 
-def read_items(path: Path) -> dict[str, dict[str, Any]]:
+def task_columns(path: Path) -> dict[str, dict[str, Any]]:
     """Columns of the tasks in a file, by the id of the task.
 
     Raises ConfigError: the file cannot be read, or a line has no id.
@@ -204,12 +204,12 @@ class Rescoring:
     def _work(self, records: Iterator[Record]) -> Iterator[tuple[Record, dict[str, Any]]]:
         for record in records:
             if record["answer"] is None and record["messages"] is None:
-                self._add(record, Outcome(0, None, NO_TEXT, "its bytes are freed"))
+                self._add(record, RewardOutcome(0, None, NO_TEXT, "its bytes are freed"))
             else:
                 yield record, values_of(record, self.columns)
 
-    def _add(self, record: Record, outcome: Outcome) -> None:
-        row = rescored(record, outcome)
+    def _add(self, record: Record, outcome: RewardOutcome) -> None:
+        row = rescored_row(record, outcome)
         self.rows.append(row)
         if row.old is None or row.new is None:
             return
@@ -222,7 +222,7 @@ class Rescoring:
             heapq.heapreplace(self._largest, entry)
 
 
-def rescored(record: Record, outcome: Outcome) -> Rescored:
+def rescored_row(record: Record, outcome: RewardOutcome) -> Rescored:
     """A record with the outcome of its new reward."""
     group_id = record["group_id"]
     return Rescored(

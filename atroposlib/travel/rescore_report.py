@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atroposlib.frontend.page_groups import group_facts, group_replies
-from atroposlib.travel.comparison import Comparison, Figures, Rescored, grouped
+from atroposlib.travel.comparison import Comparison, Figures, Rescored, rows_by
 from atroposlib.ui.export import Kept, exported_page
 from atroposlib.utils.command.logs import printable
 
@@ -77,7 +77,7 @@ def report_lines(comparison: Comparison, notes: Sequence[str]) -> list[str]:
     if len(comparison.by_env) > 1:
         rows += [(f"env {env}", *cells(own)) for env, own in comparison.by_env.items()]
     steps = [(f"step {step}", *cells(own)) for step, own in comparison.by_step.items()]
-    lines += aligned([*rows, *steps[:MOST_LINES]])
+    lines += padded_rows([*rows, *steps[:MOST_LINES]])
     if len(steps) > MOST_LINES:
         lines.append(f"... {len(steps) - MOST_LINES} more steps in the page")
     lines += ["", verdict(comparison)]
@@ -92,7 +92,7 @@ def report_lines(comparison: Comparison, notes: Sequence[str]) -> list[str]:
     return [printable(line) for line in lines]
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def padded_rows(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows of cells as lines with columns of equal width."""
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
@@ -135,7 +135,7 @@ def page_blocks(comparison: Comparison, title: str, notes: Sequence[str]) -> lis
     return [*blocks, {"kind": "text", "text": text, "to": "rollouts"}]
 
 
-def page(
+def report_page(
     comparison: Comparison,
     records: Mapping[tuple[int, int], Mapping[str, Any]],
     title: str,
@@ -147,7 +147,7 @@ def page(
         records: of the largest disagreements, by group and row, with their texts.
     """
     kept = Kept()
-    for gid, largest in grouped(comparison.largest, lambda row: row.gid).items():
+    for gid, largest in rows_by(comparison.largest, lambda row: row.gid).items():
         group = disagreement(largest, [records[row.gid, row.row] for row in largest])
         facts = group_facts(group, gid)
         rows, replies, _ = group_replies(group, gid, facts, None, 0)

@@ -1,4 +1,4 @@
-"""Stored rollouts scored by a reward in processes of its own.
+"""Stored rollouts scored by a reward in separate processes.
 
     records --chunks--> jobs processes --outcomes--> (record, outcome), in the order of arrival
 
@@ -23,7 +23,7 @@ import msgspec
 from atroposlib.api.archive.rollout_tables import record_json
 from atroposlib.errors import ConfigError
 from atroposlib.travel import scoring_process
-from atroposlib.travel.scoring_process import READY, TIMEOUT, Outcome, Values
+from atroposlib.travel.scoring_process import READY, TIMEOUT, RewardOutcome, Values
 
 CHUNK = 128  # rollouts that a process gets at a time
 START_S = 120.0  # bound of a start; torch takes seconds to import
@@ -54,7 +54,7 @@ class ScoringProcesses:
         for job in self._jobs:
             job.close()
 
-    def scores(self, work: Iterable[Work]) -> Iterator[tuple[Any, Outcome]]:
+    def scores(self, work: Iterable[Work]) -> Iterator[tuple[Any, RewardOutcome]]:
         """Outcomes of all work.
 
         Raises ConfigError: the reward cannot be loaded in a process, or a process does not start.
@@ -125,22 +125,22 @@ class ScoringJob:
         except OSError:
             self._is_dead = True
 
-    def outcomes(self) -> Iterator[tuple[Any, Outcome]]:
+    def outcomes(self) -> Iterator[tuple[Any, RewardOutcome]]:
         """Outcomes that have arrived."""
         with suppress(ConnectionError):
-            while self._chunk and self.connection.poll():
+            while self._chunk and self.connection.first_answer():
                 try:
                     message = self.connection.recv_bytes()
                 except EOFError:
                     break
-                outcome = msgspec.msgpack.decode(message, type=Outcome)
+                outcome = msgspec.msgpack.decode(message, type=RewardOutcome)
                 self._extend()
                 yield self._chunk.pop(outcome.place)[0], outcome
             else:
                 return
         self._is_dead = True
 
-    def replace(self) -> tuple[list[tuple[Any, Outcome]], list[Work]]:
+    def replace(self) -> tuple[list[tuple[Any, RewardOutcome]], list[Work]]:
         """Start another process; return the failure of the rollout in work, and the rest."""
         text = "the process of the reward died"
         kind = CRASHED
@@ -149,7 +149,8 @@ class ScoringJob:
             text = f"no result after {self._timeout_s:g} s, and the reward could not be interrupted"
         places = sorted(self._chunk)
         failed = [
-            (self._chunk[place][0], Outcome(place, None, kind, text)) for place in places[:1]
+            (self._chunk[place][0], RewardOutcome(place, None, kind, text))
+            for place in places[:1]
         ]
         rest = [self._chunk[place] for place in places[1:]]
         self.close()
@@ -172,14 +173,14 @@ class ScoringJob:
         self.connection: Connection = ours
         arguments = (theirs, self._reward, self._timeout_s)
         self._process: SpawnProcess = context.Process(
-            target=scoring_process.run, args=arguments
+            target=scoring_process.serve_outcomes, args=arguments
         )
         self._process.start()
         theirs.close()
         self._is_ready = self._is_dead = False
 
     def _await_start(self) -> None:
-        if not self.connection.poll(START_S):
+        if not self.connection.first_answer(START_S):
             raise ConfigError(
                 f"reward {self._reward}: its process did not start in {START_S:g} s"
             )

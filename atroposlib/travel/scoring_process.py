@@ -30,7 +30,7 @@ READY = "ready"
 Values = dict[str, Any]
 
 
-class Outcome(msgspec.Struct, frozen=True, array_like=True):
+class RewardOutcome(msgspec.Struct, frozen=True, array_like=True):
     """Result of a call: a score, or the kind and the text of a failure."""
 
     place: int  # in the chunk
@@ -43,7 +43,7 @@ class RewardTimeout(BaseException):
     """The time of a rollout is over; no ``except Exception`` of a reward hides it."""
 
 
-def run(connection: Connection, name: str, timeout_s: float) -> None:
+def serve_outcomes(connection: Connection, name: str, timeout_s: float) -> None:
     """Serve outcomes until the parent closes the connection; the first message is ``READY``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends
     signal.signal(signal.SIGALRM, _raise_timeout)
@@ -56,7 +56,7 @@ def run(connection: Connection, name: str, timeout_s: float) -> None:
     decode = msgspec.json.Decoder(list[Values]).decode
     encode = msgspec.msgpack.Encoder().encode
 
-    def send(outcome: Outcome) -> None:
+    def send(outcome: RewardOutcome) -> None:
         connection.send_bytes(encode(outcome))
 
     with suppress(EOFError, BrokenPipeError):
@@ -71,40 +71,40 @@ def run(connection: Connection, name: str, timeout_s: float) -> None:
 
 def plain_outcome(
     reward: StoredReward, place: int, values: Values, timeout_s: float
-) -> Outcome:
+) -> RewardOutcome:
     """The outcome of a plain function, within its time."""
     if missing := reward.missing(values):
-        return Outcome(place, None, MISSING, ", ".join(missing)[:MAX_TEXT])
+        return RewardOutcome(place, None, MISSING, ", ".join(missing)[:MAX_TEXT])
     try:
         with alarm(timeout_s):
             score = reward.score(reward.call(values))
     except RewardTimeout:
         return _timeout(place, timeout_s)
     except RolloutError as error:
-        return Outcome(place, None, failure_kind(error), str(error)[:MAX_TEXT])
-    return Outcome(place, score, "" if score is not None else NO_SCORE)
+        return RewardOutcome(place, None, failure_kind(error), str(error)[:MAX_TEXT])
+    return RewardOutcome(place, score, "" if score is not None else NO_SCORE)
 
 
 async def async_outcome(
     reward: StoredReward, place: int, values: Values, timeout_s: float
-) -> Outcome:
+) -> RewardOutcome:
     """The outcome of an async function, within its time."""
     if missing := reward.missing(values):
-        return Outcome(place, None, MISSING, ", ".join(missing)[:MAX_TEXT])
+        return RewardOutcome(place, None, MISSING, ", ".join(missing)[:MAX_TEXT])
     try:
         score = reward.score(await reward.call_async(values, timeout_s))
     except RolloutError as error:
         if isinstance(error.__cause__, asyncio.TimeoutError):
             return _timeout(place, timeout_s)
-        return Outcome(place, None, failure_kind(error), str(error)[:MAX_TEXT])
-    return Outcome(place, score, "" if score is not None else NO_SCORE)
+        return RewardOutcome(place, None, failure_kind(error), str(error)[:MAX_TEXT])
+    return RewardOutcome(place, score, "" if score is not None else NO_SCORE)
 
 
 async def _score_together(
     reward: StoredReward,
     chunk: Sequence[Values],
     timeout_s: float,
-    send: Callable[[Outcome], None],
+    send: Callable[[RewardOutcome], None],
 ) -> None:
     free = asyncio.Semaphore(CONCURRENT)
 
@@ -129,5 +129,5 @@ def _raise_timeout(number: int, frame: FrameType | None) -> None:
     raise RewardTimeout
 
 
-def _timeout(place: int, timeout_s: float) -> Outcome:
-    return Outcome(place, None, TIMEOUT, f"no result after {timeout_s:g} s")
+def _timeout(place: int, timeout_s: float) -> RewardOutcome:
+    return RewardOutcome(place, None, TIMEOUT, f"no result after {timeout_s:g} s")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from atroposlib.errors import ConfigError
-from atroposlib.travel.comparison import Rescored, add_advantages, compare, figures_of
+from atroposlib.travel.comparison import Rescored, add_advantages, compare, reward_figures
 from example_trainer.settings.loss import AdvantageSettings
 from tests.examples import examples
 
@@ -99,8 +99,8 @@ def test_a_scaled_and_shifted_reward_turns_and_reorders_nothing(old, scale, shif
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=8))
 def test_figures_of_swapped_rewards_are_mirrored(pairs):
     old, new = zip(*pairs)
-    there = figures_of(rows_of(old, new))
-    back = figures_of(rows_of(new, old))
+    there = reward_figures(rows_of(old, new))
+    back = reward_figures(rows_of(new, old))
     assert (there.gain_spread, there.lose_spread) == (back.lose_spread, back.gain_spread)
     assert there.pairs_changed == back.pairs_changed
     assert there.old_mean == back.new_mean

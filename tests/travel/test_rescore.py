@@ -20,7 +20,7 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture
-def rescored(run, tmp_path, capsys):
+def rescored_row(run, tmp_path, capsys):
     def call(name, *words):
         files = ("--out", str(tmp_path / "a.jsonl"), "--html", str(tmp_path / "a.html"))
         assert rescore.main([str(run), "--reward", f"{REWARDS}:{name}", *files, *words]) == 0
@@ -85,7 +85,7 @@ def test_columns_of_tasks_come_from_a_file(rescored, tmp_path):
 def test_a_file_of_items_without_ids_is_refused(tmp_path, line):
     (tmp_path / "items.jsonl").write_text(line)
     with pytest.raises(ConfigError, match="--items"):
-        rescore.read_items(tmp_path / "items.jsonl")
+        rescore.task_columns(tmp_path / "items.jsonl")
 
 
 def test_a_reward_with_live_needs_ends_with_status_2(run, capsys):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atroposlib.travel.comparison import Rescored, add_advantages, compare
-from atroposlib.travel.rescore_report import page, report_lines, span_text
+from atroposlib.travel.rescore_report import report_lines, report_page, span_text
 from example_trainer.settings.loss import AdvantageSettings
 
 
@@ -51,6 +51,6 @@ def test_text_of_a_model_reaches_neither_terminal_nor_page_raw():
     records = {
         (5, row): {"messages": None, "prompt": hostile, "answer": hostile} for row in range(2)
     }
-    text = page(comparison, records, hostile, [hostile]).decode()
+    text = report_page(comparison, records, hostile, [hostile]).decode()
     assert hostile not in text and "\\u003cscript" in text
     assert text.count("new") and '"old":1.0' in text

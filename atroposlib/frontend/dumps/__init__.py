@@ -20,7 +20,7 @@ from typing import Any
 
 from atroposlib.errors import ConfigError
 from atroposlib.frontend.dumps import atif, nemo, prime_rl, slime, verl
-from atroposlib.frontend.dumps.samples import DumpSample, Record, groups_of, missing_parts
+from atroposlib.frontend.dumps.samples import DumpSample, Record, dump_groups, missing_parts
 
 MAX_FILES = 10_000
 _TORCH = ".pt"
@@ -42,13 +42,13 @@ class Format:
 
 # The first format that matches a record has it.
 FORMATS = (
-    Format("ATIF trajectory", atif.matches, atif.sample),
+    Format("ATIF trajectory", atif.is_trajectory, atif.trajectory_sample),
     Format("NeMo Gym rollouts", nemo.is_gym, nemo.gym_sample),
     Format("NeMo RL training data", nemo.is_training_data, nemo.training_sample),
     Format("prime-rl traces", prime_rl.is_trace, prime_rl.trace_sample),
     Format("prime-rl rollouts", prime_rl.is_rollout, prime_rl.rollout_sample),
-    Format("slime or miles rollouts", slime.matches, slime.sample),
-    Format("verl generations", verl.matches, verl.sample),
+    Format("slime or miles rollouts", slime.is_slime_sample, slime.slime_sample),
+    Format("verl generations", verl.is_generation, verl.generation_sample),
 )
 
 
@@ -85,7 +85,7 @@ def read_dump(path: Path) -> Dump | None:
         own = chain([first], records) if file == files[0] else records_of(file)
         part = list(_samples(kind, own, file))
         samples += part
-        groups += groups_of(part)
+        groups += dump_groups(part)
     return Dump(kind.name, groups, missing_parts(samples))
 
 

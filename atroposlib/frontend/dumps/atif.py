@@ -18,7 +18,7 @@ from atroposlib.frontend.dumps.samples import (
     DumpSample,
     Message,
     Record,
-    number,
+    finite_number,
     numbers_of,
     text_or_none,
 )
@@ -26,12 +26,12 @@ from atroposlib.frontend.dumps.samples import (
 ROLES = {"agent": "assistant"}  # other sources are roles
 
 
-def matches(record: Record) -> bool:
+def is_trajectory(record: Record) -> bool:
     version = record.get("schema_version")
     return isinstance(version, str) and version.startswith("ATIF-v1")
 
 
-def sample(record: Record, step: int | None) -> DumpSample:
+def trajectory_sample(record: Record, step: int | None) -> DumpSample:
     """The sample of a trajectory; a reward among the additional values is its score."""
     steps, agent = record["steps"], record.get("agent") or {}
     final = record.get("final_metrics") or {}
@@ -51,7 +51,7 @@ def sample(record: Record, step: int | None) -> DumpSample:
     return DumpSample(
         prompt_id=None,
         messages=[message for own in steps for message in messages_of_step(own)],
-        score=number(reward),
+        score=finite_number(reward),
         named=numbers_of(final),
         item=text_or_none(record.get("session_id") or record.get("trajectory_id")),
         step=step,

@@ -17,7 +17,7 @@ from atroposlib.frontend.dumps.samples import (
     DumpSample,
     Message,
     Record,
-    number,
+    finite_number,
     numbers_of,
     prompt_messages,
     text_or_none,
@@ -43,7 +43,7 @@ def training_sample(record: Record, step: int | None) -> DumpSample:
     return DumpSample(
         prompt_id=texts[0] if len(texts) > 1 else None,
         messages=[{"role": TEXT, "content": text} for text in texts],
-        score=number(_single(record["rewards"])),
+        score=finite_number(_single(record["rewards"])),
         env=text_or_none(_agent(record)),
         step=step,
         tokens=tokens if is_whole else [],
@@ -100,7 +100,7 @@ def gym_sample(record: Record, step: int | None) -> DumpSample:
     return DumpSample(
         prompt_id=json.dumps(asked, sort_keys=True) if task is None else task,
         messages=[message_of_item(item) for item in [*question, *output]],
-        score=number(record.get("reward")),
+        score=finite_number(record.get("reward")),
         named=named,
         finish=text_or_none(incomplete.get("reason") or record["response"].get("status")),
         env=text_or_none(agent.get("name") if isinstance(agent, Mapping) else agent),

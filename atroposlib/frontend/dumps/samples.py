@@ -35,7 +35,7 @@ class DumpSample:
     logprobs: list[float] | None = None
     versions: list[int] | None = None
     advantages: list[float] | None = None
-    more: dict[str, Any] = field(default_factory=dict)  # shown beside the messages
+    more: dict[str, Any] = field(default_factory=dict)  # shown with the messages
 
 
 # Name of a part -> whether a sample has it.
@@ -62,7 +62,7 @@ def missing_parts(samples: Sequence[DumpSample]) -> list[str]:
     return [name for name, has in PARTS.items() if not any(map(has, samples))]
 
 
-def groups_of(samples: Sequence[DumpSample]) -> list[dict[str, Any]]:
+def dump_groups(samples: Sequence[DumpSample]) -> list[dict[str, Any]]:
     """Groups of the samples of a file, in the order of their first."""
     groups: dict[Hashable, list[DumpSample]] = {}
     for number, sample in enumerate(samples):
@@ -70,10 +70,10 @@ def groups_of(samples: Sequence[DumpSample]) -> list[dict[str, Any]]:
             ("alone", number) if sample.prompt_id is None else (sample.step, sample.prompt_id)
         )
         groups.setdefault(key, []).append(sample)
-    return [group_of(group) for group in groups.values()]
+    return [dump_group(group) for group in groups.values()]
 
 
-def group_of(samples: Sequence[DumpSample]) -> dict[str, Any]:
+def dump_group(samples: Sequence[DumpSample]) -> dict[str, Any]:
     """Samples of a prompt as a group of a file."""
     first = samples[0]
     facts = {"env": first.env, "item": first.item, "step": first.step}
@@ -114,7 +114,7 @@ def _spread(sample: DumpSample, values: Sequence[Any] | None, masked: Any) -> li
 # --- values of records ------------------------------------------------------------------
 
 
-def number(value: Any) -> float | None:
+def finite_number(value: Any) -> float | None:
     """A finite number; None for anything else."""
     is_number = isinstance(value, (int, float)) and math.isfinite(value)
     return float(value) if is_number else None
@@ -123,7 +123,7 @@ def number(value: Any) -> float | None:
 def numbers_of(values: Any) -> dict[str, float]:
     """The finite numbers of a mapping; {} for anything else."""
     pairs = values.items() if isinstance(values, Mapping) else ()
-    known = ((str(name), number(value)) for name, value in pairs)
+    known = ((str(name), finite_number(value)) for name, value in pairs)
     return {name: value for name, value in known if value is not None}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from atroposlib.frontend.dumps.samples import (
     DumpSample,
     Record,
-    number,
+    finite_number,
     numbers_of,
     prompt_messages,
     reply_messages,
@@ -24,14 +24,14 @@ from atroposlib.frontend.dumps.samples import (
 FINISH = {"completed": "stop", "truncated": "length"}
 
 
-def matches(record: Record) -> bool:
+def is_slime_sample(record: Record) -> bool:
     return {"prompt", "response"} <= record.keys() and (
         "response_length" in record or "group_index" in record
     )
 
 
-def sample(record: Record, step: int | None) -> DumpSample:
-    """The sample of a record; a reward of several numbers has no score of its own."""
+def slime_sample(record: Record, step: int | None) -> DumpSample:
+    """The sample of a record; a reward of several numbers is no score."""
     reward = record.get("reward")
     tokens = list(record.get("tokens") or [])
     n_response = int(record.get("response_length") or 0)
@@ -44,7 +44,7 @@ def sample(record: Record, step: int | None) -> DumpSample:
     return DumpSample(
         prompt_id=record.get("group_index"),
         messages=prompt_messages(record["prompt"]) + reply_messages(record["response"]),
-        score=number(reward),
+        score=finite_number(reward),
         named=numbers_of(reward if isinstance(reward, Mapping) else None),
         finish=FINISH.get(status or "", status),
         step=rollout if isinstance(rollout, int) else step,

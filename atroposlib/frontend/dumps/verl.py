@@ -11,7 +11,7 @@ from __future__ import annotations
 from atroposlib.frontend.dumps.samples import (
     DumpSample,
     Record,
-    number,
+    finite_number,
     numbers_of,
     prompt_messages,
     reply_messages,
@@ -21,11 +21,11 @@ from atroposlib.frontend.dumps.samples import (
 OWN = ("input", "output", "gts", "score", "step")
 
 
-def matches(record: Record) -> bool:
+def is_generation(record: Record) -> bool:
     return {"input", "output"} <= record.keys() and ("score" in record or "gts" in record)
 
 
-def sample(record: Record, step: int | None) -> DumpSample:
+def generation_sample(record: Record, step: int | None) -> DumpSample:
     """The sample of a line; samples of a prompt have the same input."""
     rest = {name: value for name, value in record.items() if name not in OWN}
     named = numbers_of(rest)
@@ -35,7 +35,7 @@ def sample(record: Record, step: int | None) -> DumpSample:
     return DumpSample(
         prompt_id=record["input"],
         messages=prompt_messages(record["input"]) + reply_messages(record["output"]),
-        score=number(record.get("score")),
+        score=finite_number(record.get("score")),
         named=named,
         step=own_step if isinstance(own_step, int) else step,
         more=more,
