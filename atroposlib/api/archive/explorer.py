@@ -89,7 +89,9 @@ class Explorer(RunViews):
         [(rollouts, groups, steps, has_trained)] = self.index.read(
             f"SELECT {counts}, {trained}, {taken}"
         )
-        if has_trained and not steps:  # the index of a PostgreSQL store is made from groups alone
+        if (
+            has_trained and not steps
+        ):  # the index of a PostgreSQL store is made from groups alone
             steps = None
         with closing(self.index.reader()) as reader:
             names = {msgspec.json.decode(kind)[0] for kind in row_kinds(reader)} - {None}
