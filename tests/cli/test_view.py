@@ -110,7 +110,9 @@ def test_the_archive_is_listed_pinned_verified_and_indexed_again(run, capsys):
     assert "group 1 is damaged" in capsys.readouterr().out
 
 
-def test_batches_that_an_index_made_from_groups_cannot_count_are_unknown_and_not_0(run, capsys):
+def test_batches_that_an_index_made_from_groups_cannot_count_are_unknown_and_not_0(
+    run, capsys
+):
     with open_explorer(run, None) as (_, explorer):
         explorer.index.change("DELETE FROM batch")
     assert archive(["ls", str(run)]) == 0
