@@ -40,6 +40,9 @@ ENVIRONMENT_S = 120.0  # bound of an environment's check
 OF_ENVIRONMENT = re.compile(
     r"(?:--config )?\S+/environment-(\d+)\.yaml:(?:\d+: ([\w.-]*\w)| )"
 )
+REPORT = re.compile(
+    r"(error|atropos-[a-z]+): "
+)  # the line by which a command ends with an error
 NOWHERE = Endpoints("http://127.0.0.1:1", ())
 
 
@@ -261,13 +264,16 @@ def check_environments(plan: Plan) -> Iterator[str]:
 
 
 def invalid_settings(log: Path, places: Mapping[str, str]) -> ConfigError:
-    """Return the last line of the log as an error, under the places of the plan's settings."""
+    """Return the error at the end of the log, under the places of the plan's settings."""
     written = Settings(places=dict(places))
 
     def place(match: re.Match[str]) -> str:
         section = f"environments.{match[1]}.config"
         return written.place(f"{section}.{match[2]}") if match[2] else f"{section}: "
 
-    text = log_tail(log, 1).removeprefix("error: ")
+    # Behind the error of a rank stand the lines of torchrun.
+    lines = log_tail(log, 50).splitlines() or [""]
+    reports = [line for line in lines if REPORT.match(line)]
+    text = (reports or lines)[-1].removeprefix("error: ")
     text = OF_ENVIRONMENT.sub(place, text)
     return ConfigError(f"{text} (log: {log})")

@@ -85,6 +85,16 @@ def test_a_mistake_in_an_environment_has_the_place_of_its_setting(tmp_path):
     assert text.startswith("command line: environments.0.env.sise is no setting (log: ")
 
 
+def test_the_error_of_a_rank_is_found_before_the_lines_of_torchrun(tmp_path):
+    log = tmp_path / "trainer.log"
+    log.write_text(
+        "loading\natropos-grpo: PluginError: a.py:3: gone\nE1 api.py failed\n"
+        + "=" * 60
+        + "\n"
+    )
+    assert str(check.invalid_settings(log, {})).startswith("atropos-grpo: PluginError: a.py:3")
+
+
 def test_lengths_and_sizes_that_the_plan_names_must_fit(planned):
     of = planned("batch_size=3", "gradient_accumulation_steps=2", "seq_len=16")
     of.environments[0].config["env"] = {"group_size": 4, "max_token_length": 100}
