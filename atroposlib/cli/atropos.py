@@ -105,8 +105,8 @@ NOUNS = {
 }
 
 
-def fail(text: str, status: int) -> None:
-    logs.report("error", text)
+def fail(problem: object, status: int) -> None:
+    logs.report("error", problem)
     raise SystemExit(status)
 
 
@@ -154,7 +154,7 @@ class Existing(click.Command):
         try:
             status = getattr(import_module(module), function)(words) or 0
         except (AtroposError, OSError) as error:
-            fail(str(error), USAGE_ERROR if isinstance(error, ConfigError) else 1)
+            fail(error, USAGE_ERROR if isinstance(error, ConfigError) else 1)
         except KeyboardInterrupt:
             pass
         ctx.exit(status)

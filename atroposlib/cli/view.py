@@ -202,10 +202,11 @@ def archive(argv: Sequence[str] | None = None) -> int:
             return int(bool(damaged))
         else:
             for run in explorer.runs({}).runs:
+                trained = "an unknown number of" if run.steps is None else run.steps
                 size = "" if run.bytes is None else f", {run.bytes} bytes of all runs"
                 print(
                     f"run {run.run_id or 'none'}: {run.rollouts} rollouts in {run.groups} "
-                    f"groups, {run.steps} batches trained, environments: "
+                    f"groups, {trained} batches trained, environments: "
                     f"{', '.join(run.envs) or 'none'}{size}"
                 )
     return 0

@@ -90,7 +90,8 @@ def test_a_run_that_goes_on_is_not_opened_twice(run):
 
 def test_the_archive_is_listed_pinned_verified_and_indexed_again(run, capsys):
     assert archive(["ls", str(run)]) == 0
-    assert "4 rollouts in 2 groups" in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    assert "4 rollouts in 2 groups, 1 batches trained" in listed
     assert archive(["pin", str(run), "1"]) == 0
     assert "1 of 1 groups of step 1 are pinned" in capsys.readouterr().out
     assert archive(["unpin", str(run), "1"]) == 0
@@ -108,6 +109,15 @@ def test_the_archive_is_listed_pinned_verified_and_indexed_again(run, capsys):
     capsys.readouterr()
     assert archive(["verify", str(run)]) == 1
     assert "group 1 is damaged" in capsys.readouterr().out
+
+
+def test_batches_that_an_index_made_from_groups_cannot_count_are_unknown_and_not_0(
+    run, capsys
+):
+    with open_explorer(run, None) as (_, explorer):
+        explorer.index.change("DELETE FROM batch")
+    assert archive(["ls", str(run)]) == 0
+    assert "an unknown number of batches trained" in capsys.readouterr().out
 
 
 def test_pruning_frees_retired_segments_and_no_held_group(tmp_path, capsys):
