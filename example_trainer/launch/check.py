@@ -32,7 +32,6 @@ from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Endpoints
 from example_trainer.launch.servers import choose_engine, require_engine
-from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.plugins import named_plugins
 
 ENVIRONMENT_S = 120.0  # bound of an environment's check
@@ -74,7 +73,7 @@ def submission_problems(plan: Plan, plugins_here: bool) -> Iterator[str]:
             Python has no torch, as on some login nodes, plug-ins are checked by the trainer alone.
     """
     _, cfg = trainer_settings(plan)
-    yield from _settings_problems(plan, cfg)
+    yield from _settings_problems(plan)
     if plugins_here and find_spec("torch") is not None:
         try:
             _require_plugins(plan, named_plugins(cfg))
@@ -99,13 +98,14 @@ def problems_of(plan: Plan) -> Iterator[str]:
             check()
         except ConfigError as error:
             yield str(error)
-    yield from _settings_problems(plan, cfg)
+    yield from _settings_problems(plan)
     yield from _disk_problems(plan.directory)
     yield from _port_problems(plan)
 
 
-def _settings_problems(plan: Plan, cfg: TrainingConfig) -> Iterator[str]:
+def _settings_problems(plan: Plan) -> Iterator[str]:
     """Problems that the settings show on any machine."""
+    _, cfg = trainer_settings(plan)
     yield from size_problems(plan, cfg.sequences_per_step, cfg.seq_len, cfg.microbatch_tokens)
     yield from _penalty_problems(plan)
 
