@@ -34,7 +34,7 @@ class Rescored:
     row: int
     env: str | None
     item: str | None
-    step: int | None  # of the trainer; None: not trained on
+    step: int | None  # step of the trainer; None: not trained on
     batch_no: int | None
     prompt_id: Hashable  # rows of a prompt share their baseline
     old: float | None
@@ -68,11 +68,11 @@ class Figures:
     new_mean: float | None
     old_std: float | None
     new_std: float | None
-    correlation: float | None  # of both rewards (Pearson)
+    correlation: float | None  # Pearson's, between both rewards
     pairs: int  # pairs of a group whose old or new rewards differ
     pairs_changed: int  # the order of a pair is another, or a tie
     advantages: int  # rollouts with both advantages
-    turned: int  # with different signs
+    turned: int  # sign of old and new advantage differs
     groups: int
     gain_spread: int
     lose_spread: int

@@ -26,7 +26,7 @@ from atroposlib.wire.columns import to_group
 from atroposlib.wire.group_arrays import Columns
 
 TRAINED = ("acked", "committed")
-Scores = Mapping[tuple[int, int], "float | None"]  # by group and row; None: no new reward
+Scores = Mapping[tuple[int, int], "float | None"]  # key: group and row; None: no new reward
 _BATCHES = f"""
 SELECT rollout.batch_no, COALESCE(batch.step, rollout.batch_no), gid, env, COUNT(*)
 FROM rollout JOIN batch ON batch.no = rollout.batch_no
@@ -47,7 +47,7 @@ class RecordedBatch:
     """A batch that the trainer acked."""
 
     no: int
-    step: int  # of the trainer; the number of the batch if none was reported
+    step: int  # step of the trainer, else the number of the batch
     members: tuple[RecordedGroup, ...]
 
     @property

@@ -177,7 +177,7 @@ class Rescoring:
     reward: str
     jobs: int
     timeout_s: float
-    columns: Mapping[str, Mapping[str, Any]]  # of tasks, by id
+    columns: Mapping[str, Mapping[str, Any]]  # task columns, by id
     rows: list[Rescored] = field(default_factory=list)
     _largest: list[tuple[float, int, Record]] = field(default_factory=list)  # a heap
 

@@ -100,7 +100,7 @@ class ScoringJob:
 
     def __init__(self, reward: str, timeout_s: float) -> None:
         self._reward, self._timeout_s = reward, timeout_s
-        self._chunk: dict[int, Work] = {}  # by place, without a reported outcome
+        self._chunk: dict[int, Work] = {}  # key: place; no outcome yet
         self._is_ready = self._is_dead = False
         self._start()
 
@@ -128,7 +128,7 @@ class ScoringJob:
     def outcomes(self) -> Iterator[tuple[Any, RewardOutcome]]:
         """Outcomes that have arrived."""
         with suppress(ConnectionError):
-            while self._chunk and self.connection.first_answer():
+            while self._chunk and self.connection.poll():
                 try:
                     message = self.connection.recv_bytes()
                 except EOFError:
@@ -180,7 +180,7 @@ class ScoringJob:
         self._is_ready = self._is_dead = False
 
     def _await_start(self) -> None:
-        if not self.connection.first_answer(START_S):
+        if not self.connection.poll(START_S):
             raise ConfigError(
                 f"reward {self._reward}: its process did not start in {START_S:g} s"
             )

@@ -33,7 +33,7 @@ Values = dict[str, Any]
 class RewardOutcome(msgspec.Struct, frozen=True, array_like=True):
     """Result of a call: a score, or the kind and the text of a failure."""
 
-    place: int  # in the chunk
+    place: int  # index in the chunk
     score: float | None
     kind: str = ""
     text: str = ""

@@ -30,8 +30,8 @@ def rescored_row(run, tmp_path, capsys):
     return call
 
 
-def test_a_planted_bug_is_named_by_its_steps(rescored):
-    text, rows = rescored("reward")
+def test_a_planted_bug_is_named_by_its_steps(rescored_row):
+    text, rows = rescored_row("reward")
     assert "advantages change sign in steps 3-4\n" in text
     assert len(rows) == 32
     wrong = [row for row in rows if row["old_reward"] != row["new_reward"]]
@@ -39,22 +39,22 @@ def test_a_planted_bug_is_named_by_its_steps(rescored):
     assert all(row["old_advantage"] * row["new_advantage"] < 0 for row in wrong)
 
 
-def test_the_archive_is_not_changed(run, rescored):
+def test_the_archive_is_not_changed(run, rescored_row):
     before = {path: path.read_bytes() for path in run.rglob("*.atr")}
-    assert "no advantage changes its sign" in rescored("uncertain")[0]
+    assert "no advantage changes its sign" in rescored_row("uncertain")[0]
     assert {path: path.read_bytes() for path in run.rglob("*.atr")} == before
 
 
-def test_failures_are_counted_and_no_line_has_a_number_for_them(rescored):
-    text, rows = rescored("uncertain")
+def test_failures_are_counted_and_no_line_has_a_number_for_them(rescored_row):
+    text, rows = rescored_row("uncertain")
     assert "8 rollouts without a new reward, error: ValueError" in text
     failed = [row for row in rows if row["failure"]]
     assert len(failed) == 16
     assert all(row["new_reward"] is None and row["new_advantage"] is None for row in failed)
 
 
-def test_text_of_a_failure_cannot_become_html(rescored, tmp_path):
-    rescored("uncertain")
+def test_text_of_a_failure_cannot_become_html(rescored_row, tmp_path):
+    rescored_row("uncertain")
     page = (tmp_path / "a.html").read_text()
     assert "seven \\u003cb\\u003eis" in page and "seven <b>is" not in page
 
@@ -68,16 +68,16 @@ def test_text_of_a_failure_cannot_become_html(rescored, tmp_path):
         (["--env", "sums_0", "--jobs", "2"], 32),
     ],
 )
-def test_filters_choose_rollouts(rescored, words, count):
-    assert len(rescored("reward", *words)[1]) == count
+def test_filters_choose_rollouts(rescored_row, words, count):
+    assert len(rescored_row("reward", *words)[1]) == count
 
 
-def test_columns_of_tasks_come_from_a_file(rescored, tmp_path):
+def test_columns_of_tasks_come_from_a_file(rescored_row, tmp_path):
     items = tmp_path / "items.jsonl"
     numbers = [10 * step + g for step in range(1, 5) for g in range(2)]
     lines = [json.dumps({"id": f"sum{n}", "gold": str(2 * n)}) for n in numbers]
     items.write_text("\n".join(lines))
-    rows = rescored("of_item", "--items", str(items))[1]
+    rows = rescored_row("of_item", "--items", str(items))[1]
     assert [row["new_reward"] for row in rows] == [1.0, 0.0, 1.0, 0.0] * 8
 
 
@@ -95,8 +95,8 @@ def test_a_reward_with_live_needs_ends_with_status_2(run, capsys):
     assert "needs sandbox" in capsys.readouterr().err
 
 
-def test_scores_of_a_file_are_read_back(rescored, tmp_path):
-    rows = rescored("reward")[1]
+def test_scores_of_a_file_are_read_back(rescored_row, tmp_path):
+    rows = rescored_row("reward")[1]
     scores = rescore.read_scores(tmp_path / "a.jsonl")
     assert scores == {(row["gid"], row["row"]): row["new_reward"] for row in rows}
     (tmp_path / "wrong.jsonl").write_text('{"gid": 1}\n')

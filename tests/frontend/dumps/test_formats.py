@@ -111,12 +111,6 @@ def test_files_of_a_folder_come_in_the_order_of_their_numbers(tmp_path):
     assert step_of(tmp_path / "train_data_step12.jsonl") == 12
 
 
-def test_an_atif_document_may_have_several_lines(tmp_path):
-    path = tmp_path / "trajectory.json"
-    path.write_text(json.dumps(records.ATIF, indent=2))
-    assert read_dump(path).format == "ATIF trajectory"
-
-
 def test_groups_of_this_package_and_other_files_are_no_dump(tmp_path):
     own = write_lines(
         tmp_path / "groups.jsonl", {"messages": [[]], "scores": [1.0], "tokens": []}
@@ -125,17 +119,6 @@ def test_groups_of_this_package_and_other_files_are_no_dump(tmp_path):
     (tmp_path / "text.jsonl").write_text("no JSON")
     for name in ("text.jsonl", "missing", "picture.png"):
         assert read_dump(tmp_path / name) is None
-
-
-def test_a_torch_file_of_plain_values_is_read_and_of_objects_refused(tmp_path):
-    torch = pytest.importorskip("torch")
-    plain, objects = tmp_path / "data_4.pt", tmp_path / "data_5.pt"
-    torch.save({"rollout_id": 4, "samples": [records.SLIME]}, plain)
-    dump = read_dump(plain)
-    assert dump.groups[0]["metadata"]["step"] == 4
-    torch.save({"rollout_id": 5, "samples": [pytest.importorskip]}, objects)
-    with pytest.raises(ConfigError, match="may run code"):
-        read_dump(objects)
 
 
 def test_versions_of_several_calls_are_unknown_per_token(tmp_path):
