@@ -48,7 +48,7 @@ VICTIMS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("API", ("atroposlib.cli.run_api",)),
     ("server 0", ("atroposlib.inference",)),
     ("rank", ("example_trainer.grpo", "trainer.yaml")),
-    ("torchrun", ("torch.distributed.run",)),
+    ("torchrun", ("distributed.torchrun",)),
 )
 
 
@@ -81,7 +81,7 @@ def victim_of(launcher: int, words: tuple[str, ...]) -> int:
         pid
         for pid, line in processes_of(launcher).items()
         if all(word in line for word in words)
-        and ("torch.distributed.run" in words or "torch.distributed.run" not in line)
+        and ("distributed.torchrun" in words or "distributed.torchrun" not in line)
     ]
     if not alike:
         raise SystemExit(f"no process below {launcher} has {words}")

@@ -82,6 +82,14 @@ COMMANDS = {
         "atroposlib.cli.collect.rollout_files:main",
         "Rollouts of a run, with texts, as parquet or JSON lines.",
     ),
+    "data rescore": (
+        "atroposlib.travel.rescore:main",
+        "Another reward over the rollouts of a run.",
+    ),
+    "data replay": (
+        "atroposlib.travel.replay:main",
+        "Batches of a run once more, to a trainer or an API.",
+    ),
     "run": (
         "example_trainer.launch.__main__:main",
         "All processes of one file: local, slurm, k8s, ray.",
@@ -101,8 +109,8 @@ NOUNS = {
 }
 
 
-def fail(text: str, status: int) -> None:
-    logs.report("error", text)
+def fail(problem: object, status: int) -> None:
+    logs.report("error", problem)
     raise SystemExit(status)
 
 
@@ -150,7 +158,7 @@ class Existing(click.Command):
         try:
             status = getattr(import_module(module), function)(words) or 0
         except (AtroposError, OSError) as error:
-            fail(str(error), USAGE_ERROR if isinstance(error, ConfigError) else 1)
+            fail(error, USAGE_ERROR if isinstance(error, ConfigError) else 1)
         except KeyboardInterrupt:
             pass
         ctx.exit(status)

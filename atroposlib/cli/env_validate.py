@@ -62,10 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         logs.report("error", f"check {progress.check}: {error}")
         return NOT_CHECKABLE
     except RolloutError as error:
-        logs.report("error", str(error))
+        logs.report("error", error)
         return INTERNAL if error.stage == FAULT else NOT_CHECKABLE
     except AtroposError as error:
-        logs.report("error", str(error))
+        logs.report("error", error)
         return NOT_CHECKABLE
     print(report.table(), flush=True)  # first: the disk may refuse the file
     report.write(options.out)

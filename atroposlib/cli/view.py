@@ -4,6 +4,7 @@ atropos view runs/a                     the page of a run, from its folder
 atropos view data/larger.jsonl          of the groups that process wrote
 atropos view evals/now                  of the transcripts that evaluate wrote
 atropos view runs/a --export worst.html env=math reward=0..0.5
+atropos view outputs/rollouts           of another trainer: verl, slime, miles, prime-rl, NeMo, ATIF
 atropos archive ls runs/a               groups, batches and bytes that are kept
 atropos archive pin runs/a 120          keep the groups of a step beyond --archive-gb
 """
@@ -11,10 +12,17 @@ atropos archive pin runs/a 120          keep the groups of a step beyond --archi
 from __future__ import annotations
 
 import webbrowser
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from atroposlib.api.archive.explorer import MAX_TOKENS, Explorer
 from atroposlib.api.archive.filters import FILTERS, MAX_LIMIT, require_known_filters
@@ -22,11 +30,18 @@ from atroposlib.api.archive.load import EVERYTHING, open_explorer, place
 from atroposlib.api.archive.run_views import MAX_KEYS
 from atroposlib.api.store import Store
 from atroposlib.api.store.sql.put import MarkReplies
+from atroposlib.api.store.sqlite import DATABASE
+from atroposlib.api.web.errors_http import page_response
 from atroposlib.errors import ConfigError, CorruptPayload, UnknownGroup
+from atroposlib.frontend.dumps import Dump, read_dump
+from atroposlib.frontend.jsonl2html import dump_page
 from atroposlib.ui.export import EXPORT_BYTES, Kept, exported_page
 from atroposlib.utils.command.parser import PORT, CommandParser
+from atroposlib.utils.http.gate import Gate
 from atroposlib.utils.http.serve import run_app
 from atroposlib.utils.http.sockets import bind
+from atroposlib.utils.http.web_pages import page_checks
+from atroposlib.utils.tokenizers.loading import local_tokenizer
 from atroposlib.wire.explore import BatchDetail, BatchPage, BatchView
 
 READ_GROUPS = 200  # groups that verify reads at a time
@@ -35,7 +50,7 @@ READ_GROUPS = 200  # groups that verify reads at a time
 def view(argv: Sequence[str] | None = None) -> int:
     """Serve the page of an ended run, or of a file of groups, until Ctrl-C; or export it."""
     parser = CommandParser(prog="atropos view", description=view.__doc__)
-    about = "folder of a run, its data directory or postgresql://..., or a file or folder of groups"
+    about = "a run, its data directory or postgresql://..., or a file or folder of groups or a dump"
     parser.add_argument("run", type=place, help=about)
     about = "with postgresql://...: that of its API, whose index has what the trainer reported"
     parser.add_argument("--data-dir", type=Path, help=about)
@@ -49,6 +64,9 @@ def view(argv: Sequence[str] | None = None) -> int:
         help="write one .html instead, of the rollouts that filters of the page let pass",
     )
     options = parser.parse_args(argv)
+    if (dump := dump_of(options.run)) is not None:
+        view_dump(options.run, dump, options)
+        return 0
     with open_explorer(options.run, options.tokenizer, index=options.data_dir) as (
         _,
         explorer,
@@ -62,6 +80,43 @@ def view(argv: Sequence[str] | None = None) -> int:
             Path(file).write_bytes(exported_page(kept))
             print(f"{kept['note']} in {file}")
     return 0
+
+
+def dump_of(run: Path | str) -> Dump | None:
+    """The dump of another trainer at a path; None for runs and groups of this package."""
+    if isinstance(run, str) or (run / DATABASE).is_file():
+        return None
+    return read_dump(run)
+
+
+def view_dump(path: Path, dump: Dump, options: Namespace) -> None:
+    """Serve the page of a dump until Ctrl-C; or export it.
+
+    Raises ConfigError: filters, which the page of a dump has itself, or no tokenizer is here.
+    """
+    tokenizer = None
+    if options.tokenizer is not None:
+        tokenizer = local_tokenizer(options.tokenizer)
+        if tokenizer is None:
+            raise ConfigError(f"the tokenizer {options.tokenizer} is not on this machine")
+    page = exported_page(dump_page(path, dump, tokenizer))
+    if options.export is None:
+        serve_app(page_app(page), options.port, options.open, "/")
+        return
+    file, *filters = options.export
+    if filters:
+        raise ConfigError("the export of a dump has no filters: the page itself has them")
+    Path(file).write_bytes(page)
+    print(f"{len(dump.groups)} groups of {dump.format} in {file}")
+
+
+def page_app(page: bytes) -> ASGIApp:
+    """An app with a single page, behind the checks of host and site."""
+
+    async def show(_: Request) -> Response:
+        return Response(page, media_type="text/html; charset=utf-8")
+
+    return Gate(Starlette(routes=[Route("/", show)]), page_checks(page_response))
 
 
 def select_rollouts(
@@ -147,25 +202,31 @@ def archive(argv: Sequence[str] | None = None) -> int:
             return int(bool(damaged))
         else:
             for run in explorer.runs({}).runs:
+                trained = "an unknown number of" if run.steps is None else run.steps
                 size = "" if run.bytes is None else f", {run.bytes} bytes of all runs"
                 print(
                     f"run {run.run_id or 'none'}: {run.rollouts} rollouts in {run.groups} "
-                    f"groups, {run.steps} batches trained, environments: "
+                    f"groups, {trained} batches trained, environments: "
                     f"{', '.join(run.envs) or 'none'}{size}"
                 )
     return 0
 
 
 def serve(explorer: Explorer, port: int, browser: bool) -> None:
-    """Serve the page on loopback until a signal."""
+    """Serve the page of a run on loopback until a signal."""
     from atroposlib.api.server import create_view
 
+    serve_app(create_view(explorer), port, browser, "/ui/")
+
+
+def serve_app(app: ASGIApp, port: int, browser: bool, path: str) -> None:
+    """Serve the page at ``path`` on loopback until a signal."""
     with bind("127.0.0.1", port, backlog=128) as listener:
-        address = f"http://127.0.0.1:{listener.getsockname()[1]}/ui/"
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}{path}"
         print(f"view on {address} (Ctrl-C ends it)", flush=True)
         if browser:
             webbrowser.open(address)
-        run_app(create_view(explorer), listener)
+        run_app(app, listener)
 
 
 def _damaged_groups(store: Store) -> Iterator[int]:

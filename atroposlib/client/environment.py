@@ -104,6 +104,10 @@ class AsyncRolloutClient:
         """{"batch_size", "max_token_len"}; both -1 until a trainer has registered."""
         return await self._send(ApiCall("GET", "/info", mapping))
 
+    async def status(self) -> wire.RunStatus:
+        """State of the run and what it waits for."""
+        return await self._send(ApiCall("GET", "/status", model(wire.RunStatus)))
+
     async def register_env(self, body: wire.RegisterEnv) -> wire.EnvRegistered | None:
         """Join the run. None: the trainer has not started; repeat it after ``register_after_s``."""
         named = body if body.join_id else body.model_copy(update={"join_id": self._join_id})

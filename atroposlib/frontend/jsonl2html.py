@@ -1,7 +1,8 @@
 """Page of scored groups: ``python -m atroposlib.frontend.jsonl2html groups.jsonl``.
 
-Groups of ``process``, and the transcripts of ``evaluate``. Each line is a group: messages and
-scores, and optionally named rewards, finish reasons, tokens with masks, logprobs and versions.
+Groups of ``process``, the transcripts of ``evaluate``, and dumps of other trainers
+(:mod:`atroposlib.frontend.dumps`). Each line is a group: messages and scores, and optionally named
+rewards, finish reasons, tokens with masks, logprobs and versions.
 
     line -> group_facts -> overview, figures of all samples
          -> group_replies -> Kept, groups up to a size -> exported_page
@@ -17,11 +18,12 @@ import json
 import logging
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from atroposlib.frontend.dumps import Dump, read_dump
 from atroposlib.frontend.page_groups import (
     ScoredSamples,
     group_facts,
@@ -181,9 +183,33 @@ def generate_html(
 def page_data(
     source: Path, tokenizer: Any = None, max_bytes: int = EXPORT_BYTES
 ) -> dict[str, Any]:
-    """The argument of ``exported_page`` for a file of groups."""
+    """The argument of ``exported_page`` for a file of groups, or a dump of another trainer."""
+    dump = read_dump(source)
+    if dump is None:
+        return groups_page(source, numbered_groups(source), tokenizer, (), max_bytes)
+    return dump_page(source, dump, tokenizer, max_bytes)
+
+
+def dump_page(
+    source: Path, dump: Dump, tokenizer: Any = None, max_bytes: int = EXPORT_BYTES
+) -> dict[str, Any]:
+    """The argument of ``exported_page`` for a dump."""
+    notes = [f"Format: {dump.format}."]
+    if dump.missing:
+        notes.append(f"Not in this dump: {', '.join(dump.missing)}.")
+    return groups_page(source, enumerate(dump.groups), tokenizer, notes, max_bytes)
+
+
+def groups_page(
+    source: Path,
+    numbered: Iterable[tuple[int, Mapping[str, Any]]],
+    tokenizer: Any,
+    notes: Sequence[str],
+    max_bytes: int,
+) -> dict[str, Any]:
+    """The argument of ``exported_page`` for groups with their numbers, and notes above them."""
     kept, room, groups = Kept(max_bytes), TOKENS_SHOWN, []
-    for number, group in numbered_groups(source):
+    for number, group in numbered:
         facts = group_facts(group, number)
         if not facts.samples:
             continue
@@ -197,7 +223,9 @@ def page_data(
     of = sum(len(group.samples) for group in groups)
     run = {"run_id": source.name, "path": str(source.resolve())}
     kept.put({"runs": {"runs": [run]}})
-    blocks = overview(source.name, groups)
+    title, *blocks = overview(source.name, groups)
+    lines = [{"kind": "text", "text": note} for note in notes]
+    blocks = [title, *lines, *blocks]
     return kept.page_data(str(of), "cut the file", blocks=blocks, views=["", "rollouts"])
 
 

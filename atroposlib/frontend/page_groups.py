@@ -66,6 +66,7 @@ def group_replies(
     """Rows of a group, replies about the rows, and the number of tokens in the replies."""
     about, shown = _about(group), 0
     env, item = (str(about[name]) if name in about else None for name in ("env", "item"))
+    step = about.get("step") if isinstance(about.get("step"), int) else None
     scored = any(sample.score is not None for sample in facts.samples)
     messages_G = [messages_of(group, g) for g in range(len(facts.samples))]
     n_shared = shared_messages(messages_G)
@@ -83,6 +84,7 @@ def group_replies(
             row=g,
             env=env,
             item=item,
+            step=step,
             reward=sample.score,
             n_tokens=len(_ids(group, g)) or None,
             n_trained=sample.trained,
@@ -124,7 +126,7 @@ def _group_view(rows: list[GroupRow], facts: ScoredSamples | None) -> GroupView:
         group_id=None,
         state=None,
         batch_no=None,
-        step=None,
+        step=first.step,
         n_bytes=None,
         media=None,
         archived=False,

@@ -34,6 +34,8 @@ ABSENT: Mapping[str, Any] = {
     "findings": (),
     "processes": (),
 }
+NEWEST_SHOWN = 4  # answers of rollouts
+ANSWER_CHARS = 160
 RECENT_STEPS = 8  # window of steps whose mean duration predicts the rest
 
 
@@ -57,6 +59,9 @@ class RunSnapshot:
     measures: str = ""
     heldout: tuple[tuple[int, float], ...] = ()  # (step, exact rate)
     answers: tuple[tuple[HeldoutSample, ...], ...] = ()  # per held-out problem, by step
+    newest: tuple[
+        tuple[float | None, str], ...
+    ] = ()  # reward and answer of the newest rollouts
     generate_tokens_per_s: float | None = None
     train_tokens_per_s: float | None = None
     staleness_mean: float | None = None  # versions behind the trainer
@@ -147,6 +152,7 @@ class Sources:
         self.probe = Probe()
         self.delivered = 0  # batches, by the last answer
         self._rate = TokenRate()
+        self._newest: tuple[int, tuple[tuple[float | None, str], ...]] = (-1, ())  # of a step
 
     def read(self) -> RunSnapshot:
         """Read every source once; takes at most a few REQUEST_TIMEOUT_S."""
@@ -176,6 +182,7 @@ class Sources:
             measures=measures_of(latest),
             heldout=tuple((check.step, check.rate) for check in self.heldout.read()),
             answers=tuple(self.heldout.answers()),
+            newest=self.newest_answers(len(rows)),
             generate_tokens_per_s=self._rate.per_s,
             train_tokens_per_s=number(latest, "tokens_per_s"),
             staleness_mean=number(latest, "staleness_mean"),
@@ -189,6 +196,15 @@ class Sources:
                 f"{process['label']}: {process['text']}" for process in verdict["processes"]
             ),
         )
+
+    def newest_answers(self, step: int) -> tuple[tuple[float | None, str], ...]:
+        """Rewards and beginnings of the newest answers, read once for each step."""
+        if self._newest[0] < step:
+            query = f"limit={NEWEST_SHOWN}&sort=-arrived&answer={ANSWER_CHARS}"
+            page = self.probe.get(f"{self.run.api_url}/explore/rollouts?{query}")
+            if page is not None:
+                self._newest = step, newest_answers(page)
+        return self._newest[1]
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the metrics of each step; steps that a restarted trainer repeats count once."""
@@ -284,6 +300,12 @@ def version_of(info: Mapping[str, Any] | None) -> int | None:
 
 def participants(status: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     return [] if status is None else [dict(p) for p in status.get("participants", [])]
+
+
+def newest_answers(page: Mapping[str, Any]) -> tuple[tuple[float | None, str], ...]:
+    """(reward, answer) of the rows of a reply to /explore/rollouts whose text was read."""
+    rows = page.get("rows") or []
+    return tuple((number(row, "reward"), row["answer"]) for row in rows if row.get("answer"))
 
 
 def dropped_groups(status: Mapping[str, Any] | None) -> str:

@@ -143,9 +143,12 @@ def _label_rows(label: str, lines: Sequence[str | Text], style: str = "") -> lis
 
 
 def _samples(s: RunSnapshot, inner: int, room: int) -> list[Row]:
-    """Show held-out problems with their first and latest answer, as many as fit."""
+    """Show held-out problems with their first and latest answer, as many as fit.
+
+    Without them the newest answers of the environments, each in a line.
+    """
     if not s.answers:
-        return []
+        return _newest_answers(s, inner, room)
     widths = (inner // 4, (inner - inner // 4) // 2 - 1, (inner - inner // 4) // 2 - 1)
 
     def columns(texts: Iterable[str], styles: Iterable[str]) -> Text:
@@ -172,6 +175,15 @@ def _samples(s: RunSnapshot, inner: int, room: int) -> list[Row]:
         if len(rows) >= room - 1:
             break
     return [*rows[: max(3, room - 1)], ("", "")]
+
+
+def _newest_answers(s: RunSnapshot, inner: int, room: int) -> list[Row]:
+    lines = [
+        wrap_lines(f"{format_value(reward, '.2f')}  {answer}", inner, most=1)[0]
+        for reward, answer in s.newest
+    ]
+    rows = _label_rows("answers", lines[: max(0, room - 1)])
+    return [*rows, ("", "")] if rows else []
 
 
 def _processes(s: RunSnapshot, inner: int) -> list[Row]:

@@ -202,9 +202,12 @@ def _sweep(base: Plan, args: argparse.Namespace) -> int:
     return queue.run_sweep(base, runs, options)
 
 
-def _for_cluster(plan: Plan) -> TrainingConfig:
-    """Resolve the engine here, so that all nodes use the same, and log the notes."""
+def _for_cluster(plan: Plan, plugins_here: bool = True) -> TrainingConfig:
+    """Resolve the engine here, so that all nodes use the same, check the plan and log the notes."""
+    from example_trainer.launch.check import require_submittable
+
     plan.inference.engine = choose_engine(plan.inference.engine)
+    require_submittable(plan, plugins_here)
     settings, cfg = trainer_settings(plan)
     for note in settings.notes:
         logger.info(f"note: {note}")
@@ -214,7 +217,7 @@ def _for_cluster(plan: Plan) -> TrainingConfig:
 def _k8s(plan: Plan, file: str | None) -> int:
     from example_trainer.launch import k8s
 
-    _for_cluster(plan)
+    _for_cluster(plan, plugins_here=False)
     manifest = Path(file or f"{k8s.run_label(plan)}-k8s.yaml")
     k8s.write(plan, manifest)
     print(f"start: kubectl apply -f {manifest}; end: kubectl delete -f {manifest}")

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ ENVIRONMENT_S = 120.0  # bound of an environment's check
 OF_ENVIRONMENT = re.compile(
     r"(?:--config )?\S+/environment-(\d+)\.yaml:(?:\d+: ([\w.-]*\w)| )"
 )
+REPORT = re.compile(
+    r"(error|atropos-[a-z]+): "
+)  # the line by which a command ends with an error
 NOWHERE = Endpoints("http://127.0.0.1:1", ())
 
 
@@ -51,8 +55,34 @@ def require_startable(plan: Plan) -> None:
         raise ConfigError("; ".join(problems))
 
 
+def require_submittable(plan: Plan, plugins_here: bool) -> None:
+    """Refuse the plan of a cluster with a problem that is known before its submission.
+
+    Raises:
+        ConfigError: names every problem.
+    """
+    if problems := list(submission_problems(plan, plugins_here)):
+        raise ConfigError("; ".join(problems))
+
+
+def submission_problems(plan: Plan, plugins_here: bool) -> Iterator[str]:
+    """Problems of the plan of a cluster that this machine can find, a sentence each.
+
+    Args:
+        plugins_here: the jobs import from the folder and the Python of this process. Where that
+            Python has no torch, as on some login nodes, plug-ins are checked by the trainer alone.
+    """
+    _, cfg = trainer_settings(plan)
+    yield from _settings_problems(plan)
+    if plugins_here and find_spec("torch") is not None:
+        try:
+            _require_plugins(plan, named_plugins(cfg))
+        except ConfigError as error:
+            yield str(error)
+
+
 def problems_of(plan: Plan) -> Iterator[str]:
-    """Problems that prevent a start, a sentence each."""
+    """Problems that prevent a start on this machine, a sentence each."""
     _, cfg = trainer_settings(plan)
     checks: tuple[Callable[[], object], ...] = (
         lambda: require_engine(choose_engine(plan.inference.engine), plan.inference.python),
@@ -68,10 +98,16 @@ def problems_of(plan: Plan) -> Iterator[str]:
             check()
         except ConfigError as error:
             yield str(error)
-    yield from size_problems(plan, cfg.sequences_per_step, cfg.seq_len, cfg.microbatch_tokens)
-    yield from _penalty_problems(plan)
+    yield from _settings_problems(plan)
     yield from _disk_problems(plan.directory)
     yield from _port_problems(plan)
+
+
+def _settings_problems(plan: Plan) -> Iterator[str]:
+    """Problems that the settings show on any machine."""
+    _, cfg = trainer_settings(plan)
+    yield from size_problems(plan, cfg.sequences_per_step, cfg.seq_len, cfg.microbatch_tokens)
+    yield from _penalty_problems(plan)
 
 
 def _require_plugins(plan: Plan, named: Iterable[tuple[plugins.Kind, str]]) -> None:
@@ -228,13 +264,16 @@ def check_environments(plan: Plan) -> Iterator[str]:
 
 
 def invalid_settings(log: Path, places: Mapping[str, str]) -> ConfigError:
-    """Return the last line of the log as an error, under the places of the plan's settings."""
+    """Return the error at the end of the log, under the places of the plan's settings."""
     written = Settings(places=dict(places))
 
     def place(match: re.Match[str]) -> str:
         section = f"environments.{match[1]}.config"
         return written.place(f"{section}.{match[2]}") if match[2] else f"{section}: "
 
-    text = log_tail(log, 1).removeprefix("error: ")
+    # Behind the error of a rank stand the lines of torchrun.
+    lines = log_tail(log, 50).splitlines() or [""]
+    reports = [line for line in lines if REPORT.match(line)]
+    text = (reports or lines)[-1].removeprefix("error: ")
     text = OF_ENVIRONMENT.sub(place, text)
     return ConfigError(f"{text} (log: {log})")

@@ -39,6 +39,7 @@ STORE = "store"  # file in the folder of the plan: the address of a store with a
 STORE_VARIABLE, STORE_NAMES = "ATROPOS_STORE", ("memory", "sqlite")
 DIRECTORY = "directory://"  # the servers that the rollout API lists
 READY = "atroposlib.environments"
+TORCHRUN = "example_trainer.distributed.torchrun"  # a name: the launcher imports no torch
 
 
 @dataclass(frozen=True)
@@ -268,10 +269,10 @@ def trainer(
     nodes, nproc = plan.trainer.nodes, str(plan.trainer.nproc)
     argv: tuple[str, ...] = (python, "-m")
     if meet is not None and nodes > 1:
-        argv += ("torch.distributed.run", "--nnodes", str(nodes), "--nproc-per-node", nproc)
+        argv += (TORCHRUN, "--nnodes", str(nodes), "--nproc-per-node", nproc)
         argv += ("--rdzv-backend", "c10d", "--rdzv-endpoint", meet, "--rdzv-id", run_id, "-m")
     elif plan.trainer.nproc > 1:
-        argv += ("torch.distributed.run", "--standalone", "--nproc-per-node", nproc, "-m")
+        argv += (TORCHRUN, "--standalone", "--nproc-per-node", nproc, "-m")
     argv += ("example_trainer.grpo",)
     for path in (first, *plan.trainer.config, last):
         argv += ("--config", str(path))

@@ -47,6 +47,7 @@ def test_every_flag_for_a_port_is_in_the_table():
     writes = {
         "example_trainer.launch.roles",
         "example_trainer.launch.servers",
+        "atroposlib.travel.replay",
     }  # command lines
     for package in PACKAGES:
         root = Path(package.__file__).parent

@@ -10,9 +10,10 @@ import pytest
 from atroposlib.api.archive.load import open_explorer
 from atroposlib.api.server import create_view
 from atroposlib.api.store.sql.run import LoadRun, SaveRun
-from atroposlib.cli.view import archive, view
+from atroposlib.cli.view import archive, page_app, view
 from atroposlib.errors import ConfigError, StoreLocked
 from tests.api.harness import Api, sampled
+from tests.frontend.dumps import records
 
 
 @pytest.fixture
@@ -89,7 +90,8 @@ def test_a_run_that_goes_on_is_not_opened_twice(run):
 
 def test_the_archive_is_listed_pinned_verified_and_indexed_again(run, capsys):
     assert archive(["ls", str(run)]) == 0
-    assert "4 rollouts in 2 groups" in capsys.readouterr().out
+    listed = capsys.readouterr().out
+    assert "4 rollouts in 2 groups, 1 batches trained" in listed
     assert archive(["pin", str(run), "1"]) == 0
     assert "1 of 1 groups of step 1 are pinned" in capsys.readouterr().out
     assert archive(["unpin", str(run), "1"]) == 0
@@ -107,6 +109,15 @@ def test_the_archive_is_listed_pinned_verified_and_indexed_again(run, capsys):
     capsys.readouterr()
     assert archive(["verify", str(run)]) == 1
     assert "group 1 is damaged" in capsys.readouterr().out
+
+
+def test_batches_that_an_index_made_from_groups_cannot_count_are_unknown_and_not_0(
+    run, capsys
+):
+    with open_explorer(run, None) as (_, explorer):
+        explorer.index.change("DELETE FROM batch")
+    assert archive(["ls", str(run)]) == 0
+    assert "an unknown number of batches trained" in capsys.readouterr().out
 
 
 def test_pruning_frees_retired_segments_and_no_held_group(tmp_path, capsys):
@@ -130,3 +141,20 @@ def test_pruning_frees_retired_segments_and_no_held_group(tmp_path, capsys):
 def test_wrong_words_are_usage_errors(words):
     with pytest.raises(SystemExit):
         archive(words)
+
+
+def test_a_dump_of_another_trainer_is_exported_as_a_page(tmp_path, capsys):
+    path, page = tmp_path / "7.jsonl", tmp_path / "page.html"
+    path.write_text(json.dumps(records.VERL))
+    assert view([str(path), "--export", str(page)]) == 0
+    assert capsys.readouterr().out == f"1 groups of verl generations in {page}\n"
+    assert "Not in this dump" in page.read_text()
+    with pytest.raises(ConfigError, match="no filters"):
+        view([str(path), "--export", str(page), "env=math"])
+
+
+async def test_the_page_of_a_dump_is_served_behind_the_gate():
+    transport = httpx.ASGITransport(page_app(b"<html>dump</html>"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        assert (await http.get("/")).text == "<html>dump</html>"
+        assert (await http.get("/", headers={"host": "evil.example"})).status_code == 421

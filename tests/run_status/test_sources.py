@@ -12,6 +12,7 @@ from atroposlib.run_status.sources import (
     has_environment,
     largest,
     measures_of,
+    newest_answers,
     seconds_left,
     verdict_of,
     version_of,
@@ -30,6 +31,12 @@ def test_dropped_groups_of_all_environments_are_counted_by_their_reasons():
     shown = dropped_groups({"participants": listed})
     assert shown == "dropped 4 of 7 groups (same_scores, too_long)"
     assert dropped_groups({"participants": [env(2)]}) == dropped_groups(None) == ""
+
+
+def test_answers_whose_text_was_not_read_are_left_out_and_a_missing_reward_is_not_0():
+    rows = [{"reward": 1.0, "answer": "7"}, {"reward": 0.0, "answer": None}, {"answer": "8"}]
+    assert newest_answers({"rows": rows}) == ((1.0, "7"), (None, "8"))
+    assert newest_answers({}) == ()
 
 
 def test_an_environment_lives_by_its_heartbeats_or_its_share():

@@ -96,6 +96,14 @@ def test_a_tall_curve_has_several_lines_and_grows_with_the_steps():
     assert sparkline([1.0], 10, steps=5) == "██"
 
 
+def test_without_held_out_problems_the_panel_shows_the_newest_answers_of_the_environments():
+    newest = ((0.5, "the sum is 7"), (None, "no\nnumber " + "x" * 200))
+    lines = text_of(panel(replace(MOMENT, answers=(), newest=newest), 80, 24), 80).splitlines()
+    at = next(at for at, line in enumerate(lines) if " answers " in line)
+    assert "0.50  the sum is 7" in lines[at] and "–  no⏎number …" in lines[at + 1]
+    assert {len(line) for line in lines} == {80}
+
+
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (40, 10)])
 def test_the_panel_fits_the_terminal(width, height):
     crowd = replace(MOMENT, answers=MOMENT.answers * 30, title="a long name " * 20)

@@ -214,7 +214,7 @@ class Trainer:
         )
         with client:
             self._register(client)
-            held: list[wire.ClaimedBatch] = []
+            held: list[tuple[wire.ClaimedBatch, tuple[str, ...]]] = []
             while True:
                 if (now := clock()) < world.frozen_until:
                     self._sleep(world.frozen_until - now)
@@ -225,7 +225,8 @@ class Trainer:
                     if not more:
                         break
                 if held:
-                    self._step(client, held.pop(0))
+                    batch, keys = held.pop(0)
+                    self._step(client, batch, keys)
 
     def _register(self, client: RolloutClient) -> None:
         step = len(self.lineage.numbers)
@@ -257,21 +258,26 @@ class Trainer:
         self.world.version = len(self.lineage.numbers)
         client.announce_version(self.world.version)
 
-    def _claimed(self, client: RolloutClient, wait_s: float) -> list[wire.ClaimedBatch]:
+    def _claimed(
+        self, client: RolloutClient, wait_s: float
+    ) -> list[tuple[wire.ClaimedBatch, tuple[str, ...]]]:
+        """The next batch with the keys of its groups; empty when there is none to train."""
         batch = client.claim(lease_s=self.spec.lease_s, wait_s=wait_s, binary=self.spec.binary)
         if batch.batch is None:
             assert batch.blocked_reason, "a claim waits for nothing that has a name"
             return []
-        self.world.ledger.deliver(batch, self.lineage, self.world.host.full)
+        # The bound of staleness holds at the claim: a batch claimed ahead is trained later.
+        keys = self.world.ledger.deliver(batch, self.lineage, self.world.host.full)
         if batch.batch_no in self.lineage.numbers:  # its ack was lost
             self._ack(client, batch)
             return []
-        return [batch]
+        return [(batch, keys)]
 
-    def _step(self, client: RolloutClient, batch: wire.ClaimedBatch) -> None:
+    def _step(
+        self, client: RolloutClient, batch: wire.ClaimedBatch, keys: tuple[str, ...]
+    ) -> None:
         ledger, spec, no = self.world.ledger, self.spec, batch.batch_no
         assert no is not None
-        keys = ledger.deliver(batch, self.lineage)
         self._sleep(spec.train_s * (0.5 + self.rng.random()))
         client.extend(batch, lease_s=spec.lease_s)
         ledger.learn(self.lineage, no, keys)

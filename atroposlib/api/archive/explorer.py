@@ -85,7 +85,15 @@ class Explorer(RunViews):
         about, path = self._about(), self._store.archive
         counts = "(SELECT COUNT(*) FROM rollout), (SELECT COUNT(*) FROM rollout WHERE row = 0)"
         trained = "(SELECT COUNT(*) FROM batch WHERE acked IS NOT NULL)"
-        [(rollouts, groups, steps)] = self.index.read(f"SELECT {counts}, {trained}")
+        done = "batch_no IS NOT NULL AND state IN ('acked', 'committed')"
+        taken = f"EXISTS (SELECT 1 FROM rollout WHERE {done})"
+        [(rollouts, groups, steps, has_trained)] = self.index.read(
+            f"SELECT {counts}, {trained}, {taken}"
+        )
+        if (
+            has_trained and not steps
+        ):  # the index of a PostgreSQL store is made from groups alone
+            steps = None
         with closing(self.index.reader()) as reader:
             names = {msgspec.json.decode(kind)[0] for kind in row_kinds(reader)} - {None}
         return explore.RunEntry(

@@ -5,7 +5,7 @@ index --a block of rows--> payloads of their groups --> texts --> records
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from atroposlib.utils.tokenizers.loading import local_tokenizer
 from atroposlib.wire.explore import RolloutRow
 
 NUMBERS = tuple(RolloutRow.__struct_fields__)
-TEXTS = RowTexts._fields
+METADATA = "metadata"
+TEXTS = tuple(name for name in RowTexts._fields if name != METADATA)
 BLOCK_ROWS = 1024
 BLOCK_GROUPS = 64  # groups whose bytes are in memory together
 Record = dict[str, Any]
@@ -36,6 +37,8 @@ class RunRollouts:
         run_id: an earlier run of the directory.
         filters: as of GET /explore/rollouts; ``q``, words of the answer, needs ``text``.
         text: records have the fields ``TEXTS`` too.
+        metadata: records with texts have the metadata of their environment too.
+        groups: ids of the groups to read; None: of all.
         tokenizer: directory or cached name; None: that of the run's trainer.
 
     Raises:
@@ -50,6 +53,8 @@ class RunRollouts:
         filters: Mapping[str, str],
         text: bool = False,
         tokenizer: str | None = None,
+        metadata: bool = False,
+        groups: Collection[int] | None = None,
     ) -> None:
         require_known_filters(filters, *(FILTERS if text else FILTERS[:-1]))
         self._where, self._words = where(filters), filters.get("q", "").casefold()
@@ -69,11 +74,13 @@ class RunRollouts:
             )
         self.text, self.tokenizer = text, tokenizer or self.index.run.tokenizer
         self.count = 0  # rollouts so far
+        self._groups = groups
+        self._texts = (*TEXTS, METADATA) if metadata else TEXTS
 
     @property
     def names(self) -> tuple[str, ...]:
         """The fields of a record."""
-        return (*NUMBERS, *TEXTS) if self.text else NUMBERS
+        return (*NUMBERS, *self._texts) if self.text else NUMBERS
 
     def blocks(self) -> Iterator[list[Record]]:
         """Records, at most ``BLOCK_ROWS`` at a time.
@@ -99,13 +106,16 @@ class RunRollouts:
                 payloads = stack.enter_context(closing(OpenPayloads(self.database)))
             while True:
                 rows = chosen.page(columns, OLDEST_FIRST, after, BLOCK_ROWS)
-                block = [dict(zip(NUMBERS, row)) for row in rows]
+                block = [dict(zip(NUMBERS, row)) for row in rows if self._is_wanted(row[0])]
                 if payloads is not None:
                     self._add_texts(block, payloads, decoding)
                 yield block
                 if len(rows) < BLOCK_ROWS:
                     return
                 after = OLDEST_FIRST.key(RolloutRow(**dict(zip(NUMBERS, rows[-1]))))
+
+    def _is_wanted(self, gid: int) -> bool:
+        return self._groups is None or gid in self._groups
 
     def _has_words(self, record: Record) -> bool:
         return not self._words or self._words in (record["answer"] or "").casefold()
@@ -126,7 +136,7 @@ class RunRollouts:
             groups = stored_payloads(self.index, payloads, wanted)
             places = [(record["gid"], record["row"]) for record in records]
             for record, texts in zip(records, texts_of_rows(groups, places, decoder)):
-                record.update(zip(TEXTS, texts))
+                record.update((name, getattr(texts, name)) for name in self._texts)
 
     def _no_decoder(self) -> str:
         name = self.tokenizer

@@ -25,6 +25,7 @@ from atroposlib.wire.numbers import finite_float
 from atroposlib.wire.safetensors import MalformedBody
 
 MAX_NUMBERS = 64  # numbers of a row that an environment may add
+BY_ROW = ("rows", "named_rewards")  # lists of metadata with an entry for each row
 TOTAL = "reward"  # among an environment's numbers: the score, which is another column
 
 
@@ -36,6 +37,7 @@ class RowTexts(NamedTuple):
     messages: list[dict[str, Any]] | None = None
     rewards: Mapping[str, float] = {}
     agent: str | None = None
+    metadata: Mapping[str, Any] | None = None  # of the group, and above it of the row
 
 
 # --- bytes ----------------------------------------------------------------------------
@@ -130,12 +132,13 @@ def _rows_of(group: PackedGroup, answer_tokens: int | None) -> list[UndecodedRow
     start = 0
     for row, length in enumerate(columns.seq_lens.tolist()):
         rewards = named_rewards(about, row)
+        metadata = row_metadata(about, row)
         if messages and messages[row]:
             prompt, answer = prompt_and_answer(messages[row])
-            known = RowTexts(prompt, answer, messages[row], rewards, agent)
+            known = RowTexts(prompt, answer, messages[row], rewards, agent, metadata)
             rows.append(UndecodedRow(known))
         else:
-            known = RowTexts(rewards=rewards, agent=agent)
+            known = RowTexts(rewards=rewards, agent=agent, metadata=metadata)
             own = trained[start : start + length]
             first = int(own.argmax())
             middle = start + (first if own[first] else length)
@@ -146,6 +149,14 @@ def _rows_of(group: PackedGroup, answer_tokens: int | None) -> list[UndecodedRow
             rows.append(UndecodedRow(known, tuple(before), tuple(after)))
         start += length
     return rows
+
+
+def row_metadata(about: Mapping[str, Any], row: int) -> dict[str, Any]:
+    """The metadata of a group, overridden by the entries of the row."""
+    rows = about.get("rows")
+    own = rows[row] if isinstance(rows, list) and row < len(rows) else None
+    shared = {name: value for name, value in about.items() if name not in BY_ROW}
+    return {**shared, **own} if isinstance(own, dict) else shared
 
 
 def named_rewards(about: Mapping[str, Any], row: int) -> dict[str, float]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from math import floor
 
-from atroposlib.api.common.records import BatchMember, GroupCount
+from atroposlib.api.common.records import BatchMember, GroupCount, GroupState
 from atroposlib.api.common.run_record import EnvEntry
 from atroposlib.api.decisions.exact_fill import minima_of
 from atroposlib.errors import ConfigError
@@ -118,6 +118,26 @@ def budget(
         return UNBOUNDED
     versions = max(0, policy_version - base_version)
     return admission_base + (max_staleness + versions + 1) * batch_size
+
+
+def unmet_minima(
+    needs: Mapping[int, int],
+    held: Sequence[GroupCount],
+    admitted: Mapping[int | None, int],
+) -> dict[int, int]:
+    """Sequences that the next batch still lacks of each environment with a minimum.
+
+    Queued, buffered and admitted sequences count. Room for these is kept from the admissions of
+    the other environments: else these fill the budget, and no batch can form.
+
+    Example: needs {0: 8, 1: 2}, 3 queued of 0, 2 admitted of 1 -> {0: 5}.
+    """
+    present = Counter(admitted)
+    for count in held:
+        if count.state in (GroupState.PENDING, GroupState.BUFFERED):
+            present[count.env] += count.sequences
+    lacking = {env: need - present[env] for env, need in needs.items()}
+    return {env: sequences for env, sequences in lacking.items() if sequences > 0}
 
 
 # --- shards ---------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from atroposlib.api.common.records import AdmissionGrant
 from atroposlib.api.common.run_record import EnvEntry
 from atroposlib.api.decisions.allocation import budget
@@ -47,8 +49,11 @@ class AdmissionControl:
                 blocked_reason=pause,
                 credit_bytes=await context.queue_stats.credit_bytes(),
             )
+        unmet = await context.queue_stats.unmet_minima(run, context.live(), now)
+        own = unmet.pop(entry.env_id, 0)
+        allowed -= sum(unmet.values())
         granted = await self._admit(wanted, allowed, now)
-        if not granted and (relief := await self._relief()) is not None:
+        if not granted and (relief := await self._relief(own, unmet)) is not None:
             granted = await self._admit(wanted, relief, now)
         if not granted and await context.free_absent():
             granted = await self._admit(wanted, allowed, now)
@@ -71,20 +76,24 @@ class AdmissionControl:
         context = self._context
         return await context.threads.reads.run(context.store.do, Admit(wanted, allowed, now))
 
-    async def _relief(self) -> int | None:
+    async def _relief(self, own: int, others: Mapping[int, int]) -> int | None:
         """Extra budget of a batch that breaks a deadlock, or None if there is no deadlock.
 
         Deadlock: the queued groups form no batch, no batch is in training, and no rollout
-        is admitted.
+        is admitted. Where minima are unmet, ``own`` sequences of the environment's and those of
+        ``others``, only rollouts of these environments end it: the others get no relief, or they
+        take each one first, and their rollouts do not count.
         """
         context = self._context
         size = context.run.registration.batch_size
         stats = await context.queue_stats.read()
         if stats.batches_open or (await context.obstacles())[0] is None:
             return None
-        if await context.threads.reads.run(context.store.ask, Admitted(context.clock())):
-            return None
-        return stats.sequences_accepted + size
+        admitted = await context.threads.reads.run(
+            context.store.ask, Admitted(context.clock())
+        )
+        deadlock = own > 0 if own or others else not admitted
+        return stats.sequences_accepted + sum(admitted.values()) + size if deadlock else None
 
     async def release(self, admission_id: str, caller: Caller | None = None) -> bool:
         """End an admission. False if it is unknown or has expired."""

@@ -9,8 +9,9 @@ from time import monotonic
 from atroposlib.api.common.pools import Pool
 from atroposlib.api.common.records import StoreStats
 from atroposlib.api.common.run_record import EnvEntry, RunRecord
-from atroposlib.api.decisions.allocation import Supply, supply_of
+from atroposlib.api.decisions.allocation import Supply, supply_of, unmet_minima
 from atroposlib.api.decisions.blocked import Situation, blocked_reason, starved, uncommitted
+from atroposlib.api.decisions.exact_fill import minima_of, minimum_sequences
 from atroposlib.api.decisions.staleness import StalenessRule
 from atroposlib.api.run.metrics import Metrics
 from atroposlib.api.run.run_cache import SHARED_STORE_LAG_S
@@ -89,6 +90,17 @@ class QueueStats:
         supply = supply_of(live, stats.group_counts, batch_size)
         self._supply = (stats, live, batch_size, supply)
         return supply
+
+    async def unmet_minima(
+        self, run: RunRecord, live: Sequence[EnvEntry], now: float
+    ) -> dict[int, int]:
+        """Sequences that the next batch still lacks, by environment with a minimum."""
+        needs = minimum_sequences(minima_of(live), run.registration.batch_size)
+        if not needs:  # as in most runs: an admission reads nothing more
+            return {}
+        stats = await self.read()
+        admitted = await self._pool.run(self._store.ask, Admitted(now))
+        return unmet_minima(needs, stats.group_counts, admitted)
 
     async def blocked_reason(
         self, run: RunRecord, live: Sequence[EnvEntry], now: float

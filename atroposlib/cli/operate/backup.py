@@ -2,6 +2,7 @@
 
 atropos api backup runs/a /backups/a-1      also while the run goes on
 atropos api restore /backups/a-1 runs/b/queue
+atropos api restore /backups/a-1 postgresql://host/atropos      the move to another store
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from pathlib import Path
 import apsw
 
 from atroposlib.api.archive.load import place
+from atroposlib.api.store.postgres.restored import restore_into
 from atroposlib.api.store.sqlite.backup import Manifest, back_up, restore
 from atroposlib.errors import ConfigError, StoreError
+from atroposlib.utils.command.logs import redact
 from atroposlib.utils.command.parser import CommandParser
 
 OF_POSTGRES = (
@@ -49,17 +52,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def restore_backup(argv: Sequence[str] | None = None) -> int:
-    """Make a data directory of a backup. Trainers of the original are refused by its queue."""
+    """Make a data directory, or a run on PostgreSQL, of a backup.
+
+    Trainers of the original are refused by its queue.
+    """
     parser = CommandParser(prog="atropos api restore", description=restore_backup.__doc__)
     parser.add_argument("backup", type=Path, help="folder that atropos api backup wrote")
-    parser.add_argument("data_dir", metavar="DIR", type=Path, help="new data directory")
+    parser.add_argument(
+        "target", metavar="DIR", help="new data directory, or postgresql://... without a run"
+    )
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        help="with postgresql://: data directory of its APIs, for the index of rollouts",
+    )
     options = parser.parse_args(argv)
+    to_postgres = options.target.startswith("postgresql://")
+    if options.data_dir is not None and not to_postgres:
+        parser.error("--data-dir goes with postgresql://; a directory holds its index itself")
     try:
-        manifest = restore(options.backup, options.data_dir, _report)
+        if to_postgres:
+            manifest = restore_into(options.target, options.backup, options.data_dir, _report)
+        else:
+            manifest = restore(options.backup, Path(options.target), _report)
     except apsw.Error as error:
         raise StoreError(f"SQLite: {error}") from error
-    print(f"{_described(manifest)} are in {options.data_dir}")
-    print(f"next: atropos api serve --data-dir {options.data_dir}")
+    print(f"{_described(manifest)} are in {redact(options.target)}")
+    serve = "--store postgresql://..." if to_postgres else f"--data-dir {options.target}"
+    print(f"next: atropos api serve {serve}")
     return 0
 
 

@@ -170,8 +170,17 @@ def _log_exception(kind: type[BaseException], error: BaseException, trace: Any) 
     logging.getLogger(OURS[0]).critical("%s", error, exc_info=(kind, error, trace))
 
 
+def file_problem(error: OSError) -> str:
+    """The file or folder, and why it cannot be used: ``/data/q: read-only file system``."""
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    return f"{os.fsdecode(error.filename)}: {error.strerror.lower()}"
+
+
 def report(process: str, message: object) -> None:
     """Write the last line of a command: ``process: message``, or a JSON line where logs are."""
+    if isinstance(message, OSError):
+        message = file_problem(message)
     if style() == "json":
         logging.getLogger(OURS[0]).error("%s", message)
     else:

@@ -47,6 +47,7 @@ class Kind:
     group: str
     parameters: tuple[str, ...]  # it is called with these, by position
     more: bool = False  # it is also called with keywords that only its caller knows
+    may_await: bool = False  # its caller awaits the result of an async function
 
     @property
     def call(self) -> str:
@@ -131,7 +132,7 @@ def load_plugin(kind: Kind, name: str) -> Callable[..., Any]:
         raise ConfigError(
             f"{at}{kind.name} {name} has to take {kind.call}: {error}"
         ) from error
-    if inspect.iscoroutinefunction(function):
+    if inspect.iscoroutinefunction(function) and not kind.may_await:
         raise ConfigError(f"{at}{kind.name} {name} is async: write `def`, not `async def`")
     if isinstance(function, type) or kind.more:
         return function

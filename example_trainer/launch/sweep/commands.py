@@ -23,6 +23,7 @@ from example_trainer.launch.sweep.runs import (
     SweepRun,
     record_of,
     require_apart,
+    require_submittable_runs,
     write_files,
 )
 
@@ -58,6 +59,7 @@ def submit_sweep(base: Plan, runs: Sequence[SweepRun], jobs: int, dry: bool) -> 
         for run in runs:
             run.plan.inference.engine = choose_engine(run.plan.inference.engine)
             slurm.jobs(run.plan, run.cfg.trainer_retries)  # an error costs no submission
+        require_submittable_runs(runs, plugins_here=True)
         write_files(base, runs)
         trainers = list[str]()
         for run in runs:
@@ -85,9 +87,11 @@ def submit_sweep(base: Plan, runs: Sequence[SweepRun], jobs: int, dry: bool) -> 
 def write_manifests(base: Plan, runs: Sequence[SweepRun]) -> int:
     """Write the manifest of every run that is not done, each into a file of its name."""
     require_apart(runs)
-    write_files(base, runs)
     for run in runs:
         run.plan.inference.engine = choose_engine(run.plan.inference.engine)
+    require_submittable_runs(runs, plugins_here=False)
+    write_files(base, runs)
+    for run in runs:
         manifest = Path(f"{k8s.run_label(run.plan)}-k8s.yaml")
         k8s.write(run.plan, manifest)
         print(f"{run.name}: kubectl apply -f {manifest}")

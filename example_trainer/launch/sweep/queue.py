@@ -37,6 +37,7 @@ from example_trainer.launch.sweep.runs import (
     record_of,
     require_apart,
     require_startable_runs,
+    require_submittable_runs,
     write_files,
 )
 from example_trainer.launch.sweep.table import SweepView, TableRow
@@ -105,6 +106,7 @@ def check_runs(
     """
     require_apart(runs)
     if options.what != "local":
+        require_submittable_runs(runs, plugins_here=True)
         return
     require_startable_runs(runs, devices)
     checked: set[str] = set()

@@ -20,7 +20,7 @@ from atroposlib.run_status.ended import outcome_of
 from atroposlib.settings.merge import Assignment
 from atroposlib.settings.yaml_file import read_yaml
 from example_trainer.launch import gpus, roles
-from example_trainer.launch.check import problems_of
+from example_trainer.launch.check import problems_of, submission_problems
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.sweep.combinations import (
     SECTION,
@@ -108,6 +108,17 @@ def require_startable_runs(runs: Sequence[SweepRun], devices: Sequence[Sequence[
         if len(devices) > 1 and (run.plan.api.port or run.plan.inference.port):
             reason = "api.port and inference.port: runs side by side need free ports (0)"
             problems.append((run.name, reason))
+    raise_problems(problems, len(runs))
+
+
+def require_submittable_runs(runs: Sequence[SweepRun], plugins_here: bool) -> None:
+    """Refuse a sweep on a cluster of which a run has a problem that is known before its submission.
+
+    Raises:
+        ConfigError: names every problem, and the runs that have it.
+    """
+    found = ((run.name, submission_problems(run.plan, plugins_here)) for run in runs)
+    problems = [(name, text) for name, texts in found for text in texts]
     raise_problems(problems, len(runs))
 
 

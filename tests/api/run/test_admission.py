@@ -90,6 +90,27 @@ async def test_groups_that_form_no_batch_do_not_block_new_admissions(api):
     assert (await admit(api, env_id, 3))["granted"] == 3
 
 
+async def test_room_for_the_minimum_of_an_environment_is_kept_from_the_admissions_of_others(
+    api,
+):
+    [greedy, small] = await api.started(
+        max_staleness=0, envs=(ENV, ENV | {"min_batch_allocation": 0.5})
+    )
+    assert (await admit(api, greedy, 4))["granted"] == 2
+    assert (await admit(api, greedy, 4))["granted"] == 0
+    assert (await admit(api, small, 4))["granted"] == 2
+
+
+async def test_rollouts_of_others_delay_no_environment_whose_minimum_the_batch_lacks(api):
+    [greedy] = await api.started(max_staleness=0)
+    await api.post("/scored_data", group(3, env_id=greedy))
+    assert (await admit(api, greedy, 1, admission_id="in flight"))["granted"] == 1
+    late = await api.post("/register-env", ENV | {"min_batch_allocation": 0.5})
+    assert (await admit(api, late["env_id"], 2))["granted"] == 2
+    await api.post("/admission/release", {"admission_id": "in flight"})
+    assert (await admit(api, greedy, 1))["granted"] == 0  # it cannot complete the batch
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status"),
     [

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from contextlib import closing
 
 import pytest
 
 from atroposlib.api.archive.load import open_explorer
 from atroposlib.api.server import create_app
+from atroposlib.api.store.postgres import PostgresStore
 from atroposlib.api.store.sqlite import SqliteStore
 from atroposlib.cli.atropos import main
 from tests.serving import served
@@ -43,6 +45,25 @@ def test_a_running_api_is_backed_up_restored_and_read(tmp_path, capsys):
     assert f"serve --data-dir {back}" in capsys.readouterr().out
     with open_explorer(tmp_path / "back", None) as (store, explorer):
         assert store.stats().groups_held == 3 and len(explorer.rollouts({}).rows) == 12
+
+
+def test_a_run_moves_to_postgresql_with_its_index_of_rollouts(tmp_path, capsys, postgres):
+    data, copy, of_apis = (tmp_path / name for name in ("data", "copy", "apis"))
+    url = postgres.fresh_url()
+    with served(create_app(SqliteStore(data, archive_bytes=2**20))) as address:
+        for _ in range(3):
+            _post(address, "/scored_data", GROUP)
+        assert _run("api", "backup", str(data), str(copy)) == 0
+    assert _run("api", "restore", str(copy), url, "--data-dir", str(of_apis)) == 0
+    assert "serve --store postgresql://" in capsys.readouterr().out
+    with open_explorer(url, None, index=of_apis) as (_, explorer):
+        rows = explorer.rollouts({}).rows
+    assert {row.gid for row in rows} == {1, 2, 3} and len(rows) == 12
+    with served(create_app(PostgresStore(url, data_dir=of_apis))) as address:
+        _post(address, "/scored_data", GROUP | {"scores": [1.0, 0.0, 0.0, 0.0]})
+    with closing(PostgresStore(url)) as store:
+        assert store.stats().groups_held == 4
+    assert _run("api", "restore", str(copy), str(tmp_path / "back"), "--data-dir", ".") == 2
 
 
 def test_what_cannot_be_backed_up_is_told_with_the_remedy(tmp_path, capsys):

@@ -15,7 +15,12 @@ from atroposlib.testing.tiny import write_tiny_model
 from atroposlib.utils.command.startup import FILLS_BATCHES_OF
 from example_trainer.launch import check
 from example_trainer.launch.__main__ import main
-from example_trainer.launch.check import environment_variables, problems_of, require_startable
+from example_trainer.launch.check import (
+    environment_variables,
+    problems_of,
+    require_startable,
+    require_submittable,
+)
 from tests.trainer.launch.launch_plans import plan
 
 ENVIRONMENT = """
@@ -80,6 +85,16 @@ def test_a_mistake_in_an_environment_has_the_place_of_its_setting(tmp_path):
     assert text.startswith("command line: environments.0.env.sise is no setting (log: ")
 
 
+def test_the_error_of_a_rank_is_found_before_the_lines_of_torchrun(tmp_path):
+    log = tmp_path / "trainer.log"
+    log.write_text(
+        "loading\natropos-grpo: PluginError: a.py:3: gone\nE1 api.py failed\n"
+        + "=" * 60
+        + "\n"
+    )
+    assert str(check.invalid_settings(log, {})).startswith("atropos-grpo: PluginError: a.py:3")
+
+
 def test_lengths_and_sizes_that_the_plan_names_must_fit(planned):
     of = planned("batch_size=3", "gradient_accumulation_steps=2", "seq_len=16")
     of.environments[0].config["env"] = {"group_size": 4, "max_token_length": 100}
@@ -113,6 +128,30 @@ def test_plugins_are_imported_in_a_process_of_their_own(planned, tmp_path, monke
     assert "No module named 'mine2'" in problem
     (tmp_path / "mine2.py").write_text("def half(rewards, groups, settings):\n    pass\n")
     assert problems(planned(*words)) == []
+
+
+@pytest.mark.parametrize("command", [("slurm", "--dry-run"), ("k8s",), ("ray",)])
+@pytest.mark.parametrize("sweep", [(), ("sweep.lr=[0.001,0.002]",)], ids=["run", "sweep"])
+def test_a_submission_refuses_what_its_settings_show(
+    run_file, command, sweep, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    words = ("environments.0.env.group_size=3", "batch_size=8", *sweep)
+    assert main([*command, "--config", run_file, *words]) == 2
+    assert "8 sequences of a step" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*-k8s.yaml"))
+
+
+def test_a_submission_checks_the_plugins_that_its_jobs_import_from_here(
+    planned, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    of = planned("trainer.settings.loss=none.py:loss")
+    with pytest.raises(ConfigError, match="none.py: no such file"):
+        require_submittable(of, plugins_here=True)
+    require_submittable(of, plugins_here=False)  # the image of a cluster may have it
+    monkeypatch.setattr(check, "find_spec", lambda name: None)
+    require_submittable(of, plugins_here=True)  # a login node without torch
 
 
 STEP_OF_8 = ("batch_size=8", "gradient_accumulation_steps=1", "seq_len=64")

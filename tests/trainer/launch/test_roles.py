@@ -121,14 +121,14 @@ def test_environments_request_the_adapter_by_name_if_the_engine_requires_it(
         (
             ("trainer.nproc=2",),
             (),
-            "py -m torch.distributed.run --standalone --nproc-per-node 2"
+            "py -m example_trainer.distributed.torchrun --standalone --nproc-per-node 2"
             " -m example_trainer.grpo",
         ),
         (
             ("trainer.nproc=8", "trainer.nodes=2"),
             ("n1:29500", "77"),
-            "py -m torch.distributed.run --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d"
-            " --rdzv-endpoint n1:29500 --rdzv-id 77 -m example_trainer.grpo",
+            "py -m example_trainer.distributed.torchrun --nnodes 2 --nproc-per-node 8"
+            " --rdzv-backend c10d --rdzv-endpoint n1:29500 --rdzv-id 77 -m example_trainer.grpo",
         ),
     ],
 )

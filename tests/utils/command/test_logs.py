@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import warnings
@@ -80,6 +81,15 @@ def test_warnings_and_the_last_line_of_a_command_are_json_where_logs_are(logged,
     logged("text")
     logs.report("run-api", "port 1 is taken")
     assert capsys.readouterr().err == "run-api: port 1 is taken\n"
+
+
+def test_a_file_that_cannot_be_used_is_named_before_the_reason(logged, capsys):
+    logged("text")
+    logs.report("run-api", OSError(errno.EROFS, "Read-only file system", "/data/q"))
+    logs.report("run-api", OSError("the connection ended"))
+    assert capsys.readouterr().err == (
+        "run-api: /data/q: read-only file system\nrun-api: the connection ended\n"
+    )
 
 
 def test_a_library_that_adds_a_handler_of_its_own_still_logs_in_our_format(logged):

@@ -26,7 +26,7 @@ import msgspec
 from atroposlib.api.common.records import digest_of
 from atroposlib.api.decisions.run_state import run_of
 from atroposlib.api.store.sql.run import LoadRun, Renew, SaveRun
-from atroposlib.api.store.sql.schema import read_meta, stats
+from atroposlib.api.store.sql.schema import Connection, read_meta, stats
 from atroposlib.api.store.sqlite import DATABASE
 from atroposlib.api.store.sqlite.database import BUSY_MS, SqliteConnection
 from atroposlib.api.store.sqlite.opening import LAYOUT
@@ -257,22 +257,11 @@ def restore(backup: Path, data_dir: Path, copied: Copied = lambda name, n: None)
     with _removed_on_error(draft):
         (draft / ARCHIVE).mkdir(mode=0o700, parents=True)
         os.chmod(draft, 0o700)
-        for name, fact in manifest.files.items():
-            copied(name, fact.n_bytes)
-            _require_inside(backup, name)
-            try:
-                with open(backup / name, "rb") as source:
-                    found = _copy(source, draft / name, None)
-            except FileNotFoundError as error:
-                raise ConfigError(
-                    f"{backup / name} is missing: nothing was restored"
-                ) from error
-            if found != fact:
-                raise ConfigError(
-                    f"{backup / name} is damaged ({found.n_bytes} bytes, {fact.n_bytes} were "
-                    "written, or other bytes): nothing was restored"
-                )
-        _renew(draft / DATABASE)
+        require_sound(backup, manifest, copied, draft)
+        path = draft / DATABASE
+        with closing(_connection(path, apsw.SQLITE_OPEN_READWRITE)) as raw, raw:
+            renew(SqliteConnection(raw), time.time())
+        _sync(path)
         _sync(draft)
         data_dir.parent.mkdir(parents=True, exist_ok=True)
         draft.replace(data_dir)  # over an empty folder too
@@ -280,21 +269,42 @@ def restore(backup: Path, data_dir: Path, copied: Copied = lambda name, n: None)
     return manifest
 
 
-def _renew(path: Path) -> None:
-    with closing(_connection(path, apsw.SQLITE_OPEN_READWRITE)) as raw, raw:
-        connection = SqliteConnection(raw)
-        document = LoadRun()(connection)
-        if document.body is None:
-            return
-        run = run_of(document)
-        last = run.envs[-1].env_id if run.envs else 0
-        first = max(run.first_env, last) + ENV_IDS_APART
-        body = msgspec.json.encode(msgspec.structs.replace(run, envs=(), first_env=first))
-        # Earlier versions kept the environments in the body.
-        envs = {env.env_id: msgspec.json.encode(env) for env in run.envs}
-        Renew(time.time())(connection)
-        SaveRun(body, document.revision, fence=True, envs=envs)(connection)
-    _sync(path)
+def require_sound(
+    backup: Path, manifest: Manifest, copied: Copied, target: Path | None = None
+) -> None:
+    """Read all files of the backup, and copy them to the folder ``target`` if one is given.
+
+    Raises:
+        ConfigError: a file is absent, or not as it was written.
+    """
+    for name, fact in manifest.files.items():
+        copied(name, fact.n_bytes)
+        _require_inside(backup, name)
+        try:
+            with open(backup / name, "rb") as source:
+                found = _copy(source, target and target / name, None)
+        except FileNotFoundError as error:
+            raise ConfigError(f"{backup / name} is missing: nothing was restored") from error
+        if found != fact:
+            raise ConfigError(
+                f"{backup / name} is damaged ({found.n_bytes} bytes, {fact.n_bytes} were "
+                "written, or other bytes): nothing was restored"
+            )
+
+
+def renew(connection: Connection, now: float) -> None:
+    """Make the copied run refuse trainers of the original, and the ids that it gives out new."""
+    document = LoadRun()(connection)
+    if document.body is None:
+        return
+    run = run_of(document)
+    last = run.envs[-1].env_id if run.envs else 0
+    first = max(run.first_env, last) + ENV_IDS_APART
+    body = msgspec.json.encode(msgspec.structs.replace(run, envs=(), first_env=first))
+    # Earlier versions kept the environments in the body.
+    envs = {env.env_id: msgspec.json.encode(env) for env in run.envs}
+    Renew(now)(connection)
+    SaveRun(body, document.revision, fence=True, envs=envs)(connection)
 
 
 # --- files ------------------------------------------------------------------------------
