@@ -174,7 +174,7 @@ def absence(why: str) -> Standing:
 
 def certificate(columns: Columns, known: Circumstances) -> list[RowClaims]:
     """The claims about each row of a group, by the names of ``CLAIMS``."""
-    rows = list(rows_of(columns))
+    rows = list(rows_with_claims(columns))
     claims = [row_claims(row, known) for row in rows]
     refute_repeated(claims, [sample_identity(row) for row in rows])
     return claims
@@ -188,7 +188,7 @@ def refute_repeated(
         claims[place]["distinct"] = refutation("an earlier row is the same sample")
 
 
-def rows_of(columns: Columns) -> Iterator[SealedRow]:
+def rows_with_claims(columns: Columns) -> Iterator[SealedRow]:
     """The rows of a group, as views of its arrays."""
     G = len(columns.seq_lens)
     metadata = columns.rest_value("metadata") or {}

@@ -20,13 +20,13 @@ from atroposlib.wire.safetensors import Array
 if TYPE_CHECKING:
     from torch import Tensor
 
-STATE_FILE = "trainer_state.json"  # of a model that the trainer saved
+STATE_FILE = "trainer_state.json"  # beside a model that the trainer saved
 ROUNDING_NATS = 0.1  # mean distance per token below which bfloat16 may be the cause
-HEAD_POSITIONS = 256  # whose logits are in memory at a time
+HEAD_POSITIONS = 256  # positions with logits in memory at a time
 
 
 @dataclass(frozen=True)
-class Rescored:
+class WeightsCheck:
     """Distance of a row's logprobs from those of the weights, in nats per token."""
 
     row: SealedRow
@@ -35,7 +35,7 @@ class Rescored:
     tokens: int
 
 
-def version_of(model: Path) -> int:
+def saved_version(model: Path) -> int:
     """The policy version of a model directory.
 
     Raises:
@@ -64,7 +64,7 @@ def comparable_rows(rows: Iterable[SealedRow], version: int) -> Iterator[SealedR
             yield row
 
 
-def rescore_rows(model: Path, rows: Sequence[SealedRow]) -> list[Rescored]:
+def rescore_rows(model: Path, rows: Sequence[SealedRow]) -> list[WeightsCheck]:
     """Compare the trained tokens of the rows with the model in ``model``, in float32."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -102,7 +102,7 @@ def _temperatures(row: SealedRow) -> Array:
     return divisors
 
 
-def _distance_of(row: SealedRow, scored: Array) -> Rescored:
+def _distance_of(row: SealedRow, scored: Array) -> WeightsCheck:
     assert row.logprobs is not None
     places = row.trained.copy()
     places[0] = False  # no weights predict the first token
@@ -110,4 +110,4 @@ def _distance_of(row: SealedRow, scored: Array) -> Rescored:
     mean, most = (
         (float(distance.mean()), float(distance.max())) if len(distance) else (0.0, 0.0)
     )
-    return Rescored(row, mean, most, len(distance))
+    return WeightsCheck(row, mean, most, len(distance))

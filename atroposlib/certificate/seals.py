@@ -32,8 +32,8 @@ _UNSEALED = (SEAL, "start", "end")
 class SpanSeal(NamedTuple):
     """Digests of a span, as hexadecimal text."""
 
-    nonce: str  # of the sample: equal in copies of it, and nowhere else
-    tokens: str  # of the row up to the end of the span
+    nonce: str  # random id of the sample: equal in copies of it alone
+    tokens: str  # digest of the row up to the end of the span
     logprobs: str
     versions: str
     settings: str  # temperature, top_p and so on, kind of the logprobs, finish reason

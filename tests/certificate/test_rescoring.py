@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from atroposlib.certificate.claims import SealedRow, rows_of
+from atroposlib.certificate.claims import SealedRow, rows_with_claims
 from atroposlib.certificate.rescoring import (
     ROUNDING_NATS,
     STATE_FILE,
     comparable_rows,
     rescore_rows,
-    version_of,
+    saved_version,
 )
 from atroposlib.errors import ConfigError
 from atroposlib.testing.tiny import write_tiny_model
@@ -40,7 +40,7 @@ def row(model) -> SealedRow:
     of_tokens[3:] = logprobs[np.arange(2, 302), tokens[3:]]
     trained = np.arange(len(tokens)) >= 3
     spans = [{"start": 3, "end": len(tokens), "temperature": TEMPERATURE}]
-    sealed = next(rows_of(sealed_group().columns))
+    sealed = next(rows_with_claims(sealed_group().columns))
     return replace(
         sealed,
         tokens=tokens,
@@ -76,8 +76,8 @@ def test_only_rows_of_the_version_and_of_its_whole_distribution_are_compared(row
 
 def test_the_version_of_a_model_is_in_its_directory(tmp_path):
     with pytest.raises(ConfigError, match="--weights-version"):
-        version_of(tmp_path)
+        saved_version(tmp_path)
     (tmp_path / STATE_FILE).write_text(json.dumps({"version": 7}))
-    assert version_of(tmp_path) == 7
+    assert saved_version(tmp_path) == 7
     with pytest.raises(ConfigError, match="no directory of a model"):
         rescore_rows(tmp_path, [])

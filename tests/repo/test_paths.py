@@ -21,9 +21,10 @@ BOUNDS = {
         "deepest stack": (13, 12),
     },
     "managed row": {
-        "functions": (141, 110),
+        "functions": (144, 110),
+        # The seal of a sampled span costs 3 functions and 65 lines.
         # A request whose connection is being opened ends with its client.
-        "function lines": (1376, 1050),
+        "function lines": (1441, 1050),
         "deepest stack": (14, 11),
     },
     "claim a batch": {

@@ -15,14 +15,14 @@ from atroposlib.certificate.claims import (
     CLAIMS,
     PROVED,
     Circumstances,
-    Standing,
-    SealedRow,
     RowClaims,
+    SealedRow,
+    Standing,
     absence,
-    refute_repeated,
     refutation,
+    refute_repeated,
     row_claims,
-    rows_of,
+    rows_with_claims,
     sample_identity,
 )
 from atroposlib.errors import CorruptPayload, InvalidGroup, UnknownGroup
@@ -142,7 +142,7 @@ def stored_rows(store: Store, gid: int) -> list[SealedRow] | Standing:
     """The rows of a stored group, or the claim about bytes that hold none."""
     try:
         [payload] = store.read([gid], retired=True)
-        return list(rows_of(unpack_columns(payload)))
+        return list(rows_with_claims(unpack_columns(payload)))
     except CorruptPayload:
         if list(store.kept_gids(gid - 1, 1)) == [gid]:
             return refutation("the stored bytes do not fit their digest")

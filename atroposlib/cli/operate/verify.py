@@ -24,7 +24,7 @@ from atroposlib.certificate.rescoring import (
     ROUNDING_NATS,
     comparable_rows,
     rescore_rows,
-    version_of,
+    saved_version,
 )
 from atroposlib.errors import ConfigError
 from atroposlib.utils.command.parser import CommandParser
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         numbers = batch_numbers(explorer) if options.batch is None else [options.batch]
         if options.model is not None:
             version = (
-                version_of(options.model)
+                saved_version(options.model)
                 if options.weights_version is None
                 else options.weights_version
             )

@@ -61,7 +61,7 @@ class FilterRules:
     ensure_scores_are_not_same: bool = True
     max_token_len: int = -1
     drop_too_long: bool = True
-    source_digest: str = ""  # of the code and data that score; empty: scores are not sealed
+    source_digest: str = ""  # code and data that score; empty: scores are not sealed
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ PER_ROW = (
 )
 # values of rows without the field
 _UNNAMED: dict[str, Any] = {"outcomes": "ok", "sampling": []}
-TASK_DIGITS = 16  # of the digest of a task
+TASK_DIGITS = 16  # digits of a task's digest
 MAX_ROW_NUMBERS, MAX_JUDGE_CHARACTERS = 32, 2000  # limits of the facts of a row
 
 

@@ -43,7 +43,7 @@ class JoinedRun:
         self.group: str | None = None
         self.checkpoint_dir = ""
         self.checkpoint_interval = -1
-        self.source_digest = ""  # of the code and data, as registered
+        self.source_digest = ""  # code and data, as registered
 
     @property
     def config(self) -> BaseEnvConfig:

@@ -43,7 +43,7 @@ class Generation:
     sampling: Mapping[str, Any] | None = None  # see ``span_sampling``; None: unknown
     routed_experts: RoutedExperts | None = None  # experts of the first of these P + T tokens
     images: Sequence[str] = ()  # data URLs in the prompt, whose placeholders are in prompt_ids
-    seal: str | None = None  # of the session that sampled it, see ``atroposlib.certificate``
+    seal: str | None = None  # proof of its session, see ``atroposlib.certificate``
 
     def __post_init__(self) -> None:
         counts = (len(self.tokens), len(self.logprobs), len(self.versions))
