@@ -14,6 +14,7 @@ from atroposlib.api.server import create_app as api_app, create_view
 from atroposlib.api.store import open_store
 from atroposlib.cli import serve_api
 from atroposlib.cli.export import openenv
+from atroposlib.cli.view import page_app
 from atroposlib.cli.view_run.page_gate import page_gate
 from atroposlib.generation.proxy.main import create_app as proxy_app
 from atroposlib.inference.engine.core import EngineLimits
@@ -35,6 +36,10 @@ def api(tmp_path):
 def view(tmp_path):
     service, store = api(tmp_path).state.service, open_store("memory")
     return create_view(Explorer(service.context.indexer.index, store, service.run_facts))
+
+
+def view_of_a_dump(tmp_path):
+    return page_app(b"<p>page")
 
 
 def proxy(tmp_path):
@@ -66,6 +71,7 @@ GATED = {
     "atroposlib/api/server.py": (api, view),
     "atroposlib/generation/proxy/main.py": (proxy,),
     "atroposlib/inference/http/app.py": (inference,),
+    "atroposlib/cli/view.py": (view_of_a_dump,),
     "atroposlib/cli/view_run/page_gate.py": (view_run,),
     "atroposlib/adapters/openenv_server.py": (openenv_server,),
     "atroposlib/workbench/app.py": (workbench,),
