@@ -1,0 +1,1 @@
+"""Journal of finished samples: durable before their group is whole and acknowledged."""

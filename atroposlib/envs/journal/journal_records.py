@@ -1,0 +1,158 @@
+"""Records of a journal, and their frames in the file. Pure.
+
+    frame = length (u32), digest of the body (16 bytes), body (MessagePack of a record)
+
+A process that is killed leaves a torn last frame. Reading ends at the first frame that is not
+whole, so a record counts with all of its bytes or not at all.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any, Union, cast
+
+import msgspec
+
+DIGEST_BYTES = 16
+_LENGTH = struct.Struct("<I")
+HEAD_BYTES = _LENGTH.size + DIGEST_BYTES
+
+
+class RunStarted(msgspec.Struct, frozen=True, tag="run"):
+    """The run of all following records; samples of another run have no meaning in it."""
+
+    run_id: str
+
+
+class DataPlace(msgspec.Struct, frozen=True, tag="place"):
+    """Position in the data: the number of items handed out, and those not ended."""
+
+    next_place: int
+    open_places: list[int]
+
+
+class RolloutBegun(msgspec.Struct, frozen=True, tag="begun"):
+    """An item is under way."""
+
+    rollout: str
+    task: str  # digest of the task: samples of a changed task are not used
+    place: int | None = None  # in the data, where the environment counts its items
+    item: bytes | None = None  # see ``encode_item``; None: the environment gives it again
+
+
+class SampleFinished(msgspec.Struct, frozen=True, tag="sample"):
+    """A sample with its reward."""
+
+    rollout: str
+    payload: bytes
+    oldest_version: int | None = None  # of its sampled tokens
+    incarnation: int | None = None  # life of the trainer when its rollout began
+
+
+class GroupsFinished(msgspec.Struct, frozen=True, tag="groups"):
+    """Groups to be posted, in the binary form of the wire."""
+
+    rollout: str
+    groups: list[bytes]
+
+
+class RolloutRepeated(msgspec.Struct, frozen=True, tag="repeated"):
+    """The item is rolled out again, and its samples so far are not used."""
+
+    rollout: str
+
+
+class RolloutEnded(msgspec.Struct, frozen=True, tag="ended"):
+    """The groups of an item were accepted or dropped: nothing of it is left to do."""
+
+    rollout: str
+
+
+Record = Union[
+    RunStarted,
+    DataPlace,
+    RolloutBegun,
+    SampleFinished,
+    GroupsFinished,
+    RolloutRepeated,
+    RolloutEnded,
+]
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+
+
+def encode_frame(record: Record) -> bytes:
+    """The bytes of a record in the file."""
+    body = _ENCODER.encode(record)
+    return _LENGTH.pack(len(body)) + _digest(body) + body
+
+
+def read_frames(data: bytes) -> Iterator[tuple[Record, int]]:
+    """The records of ``data`` with the end of each, up to the first frame that is not whole."""
+    at = 0
+    while at + HEAD_BYTES <= len(data):
+        (length,) = _LENGTH.unpack_from(data, at)
+        begin, end = at + HEAD_BYTES, at + HEAD_BYTES + length
+        body = data[begin:end]
+        if len(body) < length or data[at + _LENGTH.size : begin] != _digest(body):
+            return
+        try:
+            record = _DECODER.decode(body)
+        except msgspec.MsgspecError:  # of a newer release
+            return
+        yield record, end
+        at = end
+
+
+def _digest(body: bytes) -> bytes:
+    return blake2b(body, digest_size=DIGEST_BYTES).digest()
+
+
+# --- items ------------------------------------------------------------------------------
+
+_TUPLE, _FROZENSET = 1, 2  # codes of MessagePack's extension types
+_PLAIN = (str, int, float, bool, bytes, type(None))
+
+
+def encode_item(item: Any) -> bytes | None:
+    """An item of an environment as bytes; None if it holds values of other types.
+
+    Items of the original are often tuples and frozensets, which are kept apart from lists.
+    """
+    try:
+        return _ENCODER.encode(_stored(item))
+    except (TypeError, OverflowError, RecursionError):
+        return None
+
+
+def decode_item(data: bytes) -> Any:
+    """The item of :func:`encode_item`."""
+    return msgspec.msgpack.decode(data, ext_hook=_restored)
+
+
+def _stored(value: Any) -> Any:
+    if type(value) in _PLAIN:
+        return value
+    if type(value) is dict:
+        return {_key(key): _stored(entry) for key, entry in value.items()}
+    if type(value) is list:
+        return [_stored(entry) for entry in value]
+    codes = {tuple: _TUPLE, frozenset: _FROZENSET}
+    if type(value) not in codes:
+        raise TypeError(f"{type(value).__name__} has no stored form")
+    entries = sorted(value, key=repr) if type(value) is frozenset else value
+    body = _ENCODER.encode([_stored(entry) for entry in entries])
+    return msgspec.msgpack.Ext(codes[type(value)], body)
+
+
+def _key(key: Any) -> Any:
+    if type(key) not in (str, int):
+        raise TypeError("keys are texts or integers")
+    return key
+
+
+def _restored(code: int, data: memoryview) -> Any:
+    entries = cast(list[Any], msgspec.msgpack.decode(data, ext_hook=_restored))
+    return frozenset(entries) if code == _FROZENSET else tuple(entries)

@@ -1,0 +1,322 @@
+"""Journal of an environment: what it finishes is kept, and what an earlier life left is used.
+
+    begin(item) --> draw: a kept sample of an earlier life, or a new sample, kept
+                    '--> groups accepted: under keys of the rollout, posted --> end
+
+Keys are the rollout's name and a number, so a life that repeats the post of an earlier life uses
+the same key and the rollout API stores it once. So a rollout must be on the disk before its first
+post. The semantics and the crash points are in ``docs/decisions/0031-journal-of-samples.md``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import uuid
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from atroposlib.envs.journal.journal_file import (
+    SUFFIX,
+    JournalFile,
+    take_free_journals,
+)
+from atroposlib.envs.journal.journal_records import (
+    DataPlace,
+    GroupsFinished,
+    Record,
+    RolloutBegun,
+    RolloutEnded,
+    RolloutRepeated,
+    RunStarted,
+    SampleFinished,
+    decode_item,
+    encode_item,
+)
+from atroposlib.envs.journal.journal_state import JournalState, OpenEntry, merged
+from atroposlib.envs.journal.stored_samples import SampleForm, oldest_version
+from atroposlib.envs.rollout.groups import task_digest
+from atroposlib.generation.sessions.recording import recorded_nodes
+
+logger = logging.getLogger(__name__)
+FOLDER = "env_journal"
+SYNC_TIMEOUT_S = 30.0  # longest wait of a post for the disk
+Value = TypeVar("Value")
+
+
+@dataclass
+class JournalledRollout:
+    """A rollout under way, with the samples that an earlier life left for it."""
+
+    name: str
+    left: deque[SampleFinished] = field(default_factory=deque)
+    incarnation: int | None = None  # of the trainer: the oldest of its samples
+    samples: int = 0  # kept in the journal
+    begun_at: int = 0  # number of the record of its beginning
+    _keys: int = 0
+
+    def next_key(self) -> str:
+        """A key of a group, the same in each life."""
+        self._keys += 1
+        return f"{self.name}-{self._keys - 1}"
+
+    def repeat(self) -> None:
+        """Forget the samples of an attempt that failed."""
+        self.left.clear()
+        self.samples = 0
+
+    def note_incarnation(self, incarnation: int | None) -> None:
+        """Follow the life of the trainer under which a sample began."""
+        known = [number for number in (self.incarnation, incarnation) if number is not None]
+        self.incarnation = min(known, default=None)
+
+
+_ROLLOUT: ContextVar[JournalledRollout | None] = ContextVar("journalled_rollout", default=None)
+
+
+def rollout_here() -> JournalledRollout | None:
+    """The rollout of this task; None without a journal."""
+    return _ROLLOUT.get()
+
+
+@dataclass(frozen=True)
+class _LeftRollout:
+    name: str
+    task: str  # digest
+    samples: Sequence[SampleFinished]
+
+
+@dataclass
+class LeftWork:
+    """What earlier lives of an environment left."""
+
+    place: DataPlace | None = None
+    items: list[tuple[str, Any]] = field(default_factory=list)  # name of the rollout, item
+    groups: list[tuple[str, list[bytes]]] = field(default_factory=list)
+    samples: int = 0
+
+
+@dataclass
+class SampleJournal:
+    """The journal of one process; without an open file every method does nothing.
+
+    Args:
+        label: name of the environment; a restarted process takes the journals of its name.
+        is_stale: whether tokens of a policy version are too old for the run.
+        place_of: gives the place of an item in the data.
+    """
+
+    label: str
+    is_stale: Callable[[int], bool] = lambda version: False
+    # Place of an item in the data; None: the environment does not count its items.
+    place_of: Callable[[Any], int | None] = lambda item: None
+    counts: Counter[str] = field(default_factory=Counter)
+    file: JournalFile | None = None
+    _open: dict[str, JournalledRollout] = field(default_factory=dict)
+    # Rollouts of earlier lives, by place or digest of the task, until their item comes again.
+    _left: dict[int | str, deque[_LeftRollout]] = field(default_factory=dict)
+    # Digests of items that were requeued from the journal: the next such item is a repetition.
+    _requeued: Counter[str] = field(default_factory=Counter)
+    _is_warned: bool = False
+
+    # --- lives ------------------------------------------------------------------------
+
+    def start(self, folder: Path, run_id: str, limit_bytes: int) -> LeftWork:
+        """Open a journal in ``folder``, take over those that earlier lives left there.
+
+        Raises OSError: the file system refuses.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        name = re.sub(r"[^\w.]", "_", self.label)
+        free = take_free_journals(folder, name)
+        try:
+            other = [state for state in free.states if state.run_id != run_id]
+            for entry in (entry for state in other for entry in state.open.values()):
+                self.counts["dropped_run_ended"] += len(entry.samples)
+            state = merged(free.states, run_id)
+            file = JournalFile(folder / f"{name}-{uuid.uuid4().hex[:12]}{SUFFIX}", limit_bytes)
+            file.open([*state.head(), *state.kept()])
+            free.delete()
+        finally:
+            free.release()
+        self.file = file
+        return self._take_over(state)
+
+    def _take_over(self, state: JournalState[Record]) -> LeftWork:
+        left = LeftWork()
+        posted: set[int | None] = set()
+        for name, entry in state.open.items():
+            begun = next((r for r in entry.begun if isinstance(r, RolloutBegun)), None)
+            groups = [r.groups for r in entry.groups if isinstance(r, GroupsFinished)]
+            if groups:
+                left.groups.append((name, groups[-1]))
+                posted.add(begun.place if begun else None)
+            elif begun is None:
+                self._end(name)
+            else:
+                samples = [r for r in entry.samples if isinstance(r, SampleFinished)]
+                left.samples += len(samples)
+                key = begun.task if begun.place is None else begun.place
+                rollouts = self._left.setdefault(key, deque())
+                rollouts.append(_LeftRollout(name, begun.task, samples))
+                if begun.place is None and begun.item is not None:
+                    self._requeued[begun.task] += 1
+                    left.items.append((name, decode_item(begun.item)))
+        if state.places is not None:
+            place = state.places.record()
+            remaining = [number for number in place.open_places if number not in posted]
+            left.place = DataPlace(place.next_place, remaining)
+        self.counts["left_samples"] += left.samples
+        self.counts["left_groups"] += sum(len(groups) for _, groups in left.groups)
+        return left
+
+    def follow_run(self, run_id: str) -> None:
+        """Go on in another run: nothing that was kept has a meaning in it."""
+        if self.file is not None:
+            self._left.clear()
+            self._requeued.clear()
+            self.file.write(RunStarted(run_id))
+
+    def note_place(self, next_place: int, open_places: Sequence[int]) -> None:
+        """Record the position in the data from which this process goes on."""
+        if self.file is not None:
+            self.file.write(DataPlace(next_place, list(open_places)))
+
+    def end_left(self, rollout: str) -> None:
+        """Note that the groups of an earlier life were posted or dropped."""
+        self._end(rollout)
+
+    def close(self, *, delete: bool) -> None:
+        """Close the file; ``delete``: nothing in it will be needed."""
+        if self.file is not None:
+            self.file.close(delete=delete)
+            self.file = None
+
+    def figures(self) -> dict[str, float | str]:
+        """Counts for heartbeats."""
+        if self.file is not None and self.file.dropped_samples:
+            self.counts["dropped_journal_full"] = self.file.dropped_samples
+        return {f"journal_{name}": float(count) for name, count in self.counts.items()}
+
+    # --- items ------------------------------------------------------------------------
+
+    def is_repetition(self, item: Any) -> bool:
+        """Whether an item that the environment hands out was requeued from the journal."""
+        if not self._requeued:
+            return False
+        digest = task_digest(item)
+        if self._requeued[digest] <= 0:
+            return False
+        self._requeued[digest] -= 1
+        return True
+
+    def name_of(self, item: Any) -> str | None:
+        """The rollout of an earlier life that ``item`` continues, if there is one.
+
+        Samples of a task that has changed since are dropped.
+        """
+        if not self._left:
+            return None
+        place, task = self.place_of(item), task_digest(item)
+        rollouts = self._left.get(task if place is None else place)
+        while rollouts and rollouts[0].task != task:
+            changed = rollouts.popleft()
+            self.counts["dropped_task_changed"] += len(changed.samples)
+            self._end(changed.name)
+        return rollouts[0].name if rollouts else None
+
+    def begin(self, name: str, item: Any) -> None:
+        """Record that ``item`` is under way; what an earlier life left of it is offered."""
+        if self.file is None or name in self._open:
+            return
+        rollout = self._open[name] = JournalledRollout(name)
+        place, task = self.place_of(item), task_digest(item)
+        left = self._left.get(task if place is None else place)
+        if left and left[0].name == name:
+            rollout.left.extend(left.popleft().samples)
+            rollout.samples = len(rollout.left)
+        else:
+            stored = encode_item(item) if place is None else None
+            begun = RolloutBegun(name, task, place, stored)
+            rollout.begun_at = self.file.write(begun)
+
+    def enter(self, name: str, incarnation: int | None) -> None:
+        """Make the rollout ``name`` that of the current task and its children."""
+        rollout = self._open.get(name)
+        if rollout is not None:
+            rollout.note_incarnation(incarnation)
+        _ROLLOUT.set(rollout)
+
+    def repeat(self, name: str) -> None:
+        """Record that the item is rolled out again from the beginning."""
+        rollout = self._open.get(name)
+        if rollout is not None and self.file is not None:
+            self.counts["dropped_attempt_failed"] += rollout.samples
+            rollout.repeat()
+            self.file.write(RolloutRepeated(name))
+
+    def end(self, name: str) -> None:
+        """Record that nothing of the rollout is left to do."""
+        if self._open.pop(name, None) is not None:
+            self._end(name)
+
+    def _end(self, name: str) -> None:
+        if self.file is not None:
+            self.file.write(RolloutEnded(name))
+
+    # --- samples and groups -------------------------------------------------------------
+
+    async def kept_or_drawn(
+        self, draw: Callable[[], Awaitable[Value]], form: SampleForm[Value]
+    ) -> Value:
+        """A sample that an earlier life left for this rollout, else a new one, which is kept."""
+        rollout = _ROLLOUT.get()
+        if rollout is None or self.file is None:
+            return await draw()
+        while rollout.left:
+            sample = rollout.left.popleft()
+            if sample.oldest_version is not None and self.is_stale(sample.oldest_version):
+                self.counts["dropped_stale"] += 1
+                continue
+            rollout.note_incarnation(sample.incarnation)
+            self.counts["used_samples"] += 1
+            return form.decoded(sample.payload)
+        incarnation = rollout.incarnation
+        with recorded_nodes() as nodes:
+            value = await draw()
+        try:
+            payload = form.encoded(value, nodes)
+        except (TypeError, ValueError, OverflowError) as error:
+            self._warn(error)
+            return value
+        if payload is not None and self.file is not None:
+            version = oldest_version(form.versions(value))
+            self.file.write(SampleFinished(rollout.name, payload, version, incarnation))
+            rollout.samples += 1
+        return value
+
+    async def before_post(self, groups: Callable[[], list[bytes]]) -> None:
+        """Return when the rollout of this task may be posted under its keys.
+
+        ``groups`` gives the groups in the form of the wire; they are kept unless its samples are.
+        """
+        rollout = _ROLLOUT.get()
+        if rollout is None or self.file is None:
+            return
+        if not rollout.samples:
+            self.file.write(GroupsFinished(rollout.name, groups()))
+        if rollout.begun_at <= self.file.synchronised:
+            return
+        event = self.file.synchronise()
+        if not await asyncio.to_thread(event.wait, SYNC_TIMEOUT_S):
+            logger.error("the disk of the journal %s takes no writes", self.file.path)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._is_warned:
+            self._is_warned = True
+            logger.warning("%s: samples are not kept in the journal: %s", self.label, error)
