@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Union
 
 from atroposlib.envs.attributes import RuntimeAttribute, RuntimeSlot
 from atroposlib.envs.cli import EnvCommand, command_class, main as run_command_line
+from atroposlib.envs.journal.stored_samples import RowForm
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem, groups_in
 from atroposlib.envs.rollout.samples import collect_group, scored_when_full
 from atroposlib.envs.runtime import checkpoint, evaluation
@@ -180,10 +181,11 @@ class BaseEnv(ABC):
 
         None means that this item has no training data.
         """
-        count_failure = self._atropos.group_stats.sample_failed
+        count_failure, journal = self._atropos.group_stats.sample_failed, self._atropos.journal
         score = self._atropos.config.context_full_score or 0.0
+        sample = scored_when_full(self.collect_trajectory, score, count_failure)
         return await collect_group(
-            scored_when_full(self.collect_trajectory, score, count_failure),
+            lambda item: journal.kept_or_drawn(lambda: sample(item), RowForm()),
             item,
             self.config.group_size,
             count_failure,

@@ -321,6 +321,11 @@ class Cursor:
         """Position, for example {"place": 12, "open": [9, 11]}: 12 handed out, 2 unfinished."""
         return {"place": self._place, "open": sorted({*self._open, *self._again})}
 
+    def seek_later(self, state: Mapping[str, Any]) -> None:
+        """Continue from ``state`` unless the present position is beyond it."""
+        if int(state["place"]) >= self._place:
+            self.seek(state)
+
     def seek(self, state: Mapping[str, Any]) -> None:
         """Continue from a ``state``."""
         self._place = int(state["place"])

@@ -31,6 +31,7 @@ from atroposlib.envs.function_env.rollouts import (
     errors_of_means,
     evaluation_metrics,
 )
+from atroposlib.envs.function_env.stored_rollouts import RolloutForm
 from atroposlib.envs.rollout.groups import ScoredDataGroup, ScoredDataItem
 from atroposlib.envs.rollout.samples import CONTEXT_FULL, collect_group
 from atroposlib.errors import ConfigError, definition_of
@@ -233,7 +234,9 @@ class FunctionEnv(BaseEnv):
         drawn: list[Rollout] = []
 
         async def draw(item: TaskItem) -> tuple[ScoredDataItem | None, list[TaskItem]]:
-            rollout = await self.rollouts.train(item)
+            rollout = await runtime.journal.kept_or_drawn(
+                lambda: self.rollouts.train(item), RolloutForm()
+            )
             if rollout.reward.score is None:
                 return None, []
             drawn.append(rollout)

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from atroposlib.envs.function_env.data import DATA_OPTION, HUB
+from atroposlib.envs.journal.journal_records import DataPlace
+from atroposlib.envs.journal.sample_journal import LeftWork
 from atroposlib.envs.runtime.env_runtime import EnvRuntime
 from atroposlib.envs.settings.config import BaseEnvConfig
 from atroposlib.utils.datasets import PATH_OPTION
 
+if TYPE_CHECKING:
+    from atroposlib.envs.function_env.env import FunctionEnv
+
 
 class FunctionRuntime(EnvRuntime):
     """The runtime of an environment of a function."""
+
+    def place_of(self, item: Any) -> int | None:
+        place: int = item["place"]
+        return place
+
+    def go_on_from(self, left: LeftWork) -> DataPlace | None:
+        cursor = cast("FunctionEnv", self.env).cursor
+        if left.place is not None:
+            place = left.place
+            cursor.seek_later({"place": place.next_place, "open": place.open_places})
+        state = cursor.state()
+        return DataPlace(state["place"], state["open"])
 
     @classmethod
     def local_data(cls, env_cls: Any, config: BaseEnvConfig) -> dict[str | Path, str]:

@@ -139,12 +139,12 @@ def _stored(value: Any) -> Any:
         return {_key(key): _stored(entry) for key, entry in value.items()}
     if type(value) is list:
         return [_stored(entry) for entry in value]
-    codes = {tuple: _TUPLE, frozenset: _FROZENSET}
-    if type(value) not in codes:
-        raise TypeError(f"{type(value).__name__} has no stored form")
-    entries = sorted(value, key=repr) if type(value) is frozenset else value
-    body = _ENCODER.encode([_stored(entry) for entry in entries])
-    return msgspec.msgpack.Ext(codes[type(value)], body)
+    if type(value) is tuple:
+        return msgspec.msgpack.Ext(_TUPLE, _ENCODER.encode([_stored(entry) for entry in value]))
+    if type(value) is frozenset:
+        entries = [_stored(entry) for entry in sorted(value, key=repr)]
+        return msgspec.msgpack.Ext(_FROZENSET, _ENCODER.encode(entries))
+    raise TypeError(f"{type(value).__name__} has no stored form")
 
 
 def _key(key: Any) -> Any:

@@ -38,7 +38,7 @@ from atroposlib.envs.journal.journal_records import (
     decode_item,
     encode_item,
 )
-from atroposlib.envs.journal.journal_state import JournalState, OpenEntry, merged
+from atroposlib.envs.journal.journal_state import JournalState, merged
 from atroposlib.envs.journal.stored_samples import SampleForm, oldest_version
 from atroposlib.envs.rollout.groups import task_digest
 from atroposlib.generation.sessions.recording import recorded_nodes
@@ -178,6 +178,7 @@ class SampleJournal:
     def follow_run(self, run_id: str) -> None:
         """Go on in another run: nothing that was kept has a meaning in it."""
         if self.file is not None:
+            self._open.clear()
             self._left.clear()
             self._requeued.clear()
             self.file.write(RunStarted(run_id))

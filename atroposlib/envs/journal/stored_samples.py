@@ -1,7 +1,7 @@
 """Stored forms of a finished sample: bytes and back.
 
-    collect_trajectory   row, items for the backlog, nodes that the row was copied from
-    @environment         rollout: rows of each endpoint, reward, facts     (``function_env``)
+collect_trajectory   row, items for the backlog, nodes that the row was copied from
+@environment         rollout: rows of each endpoint, reward, facts     (``function_env``)
 """
 
 from __future__ import annotations

@@ -167,6 +167,14 @@ class RolloutTask:
         self.attempts += 1
 
 
+class RolloutRecord(Protocol):
+    """A record of what is under way, by the uuid of a rollout."""
+
+    def begin(self, name: str, item: Any) -> None: ...
+    def repeat(self, name: str) -> None: ...
+    def end(self, name: str) -> None: ...
+
+
 @dataclass
 class WorkerPool:
     """Running rollouts, items to be retried, and counts."""
@@ -177,6 +185,7 @@ class WorkerPool:
     on_end: Callable[[Outcome, Any], None] | None = None
     # Called with the uuid of a started rollout; by default roll_out.
     handle: Callable[[str], Awaitable[Any]] | None = None
+    record: RolloutRecord | None = None
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     jobs: dict[str, asyncio.Task[Any]] = field(default_factory=dict)  # generating or sending
     # item, worker, start_time, job
@@ -229,6 +238,8 @@ class WorkerPool:
         if job.number < 0:
             job.take_number(self.started)
             self.started += 1
+        if self.record is not None:
+            self.record.begin(job.uuid, job.item)
         task = asyncio.ensure_future((self.handle or self.roll_out)(job.uuid))
         self.tasks.add(task)
         self.jobs[job.uuid] = task
@@ -314,13 +325,19 @@ class WorkerPool:
         self.counts["retried" if again else "gave_up"] += 1
         if again:
             self.retries.append(job)
+            if self.record is not None:
+                self.record.repeat(job.uuid)
 
     def _on_end(self, job: RolloutTask, task: asyncio.Task[Any]) -> None:
         self.tasks.discard(task)
         self.running.pop(job.uuid, None)  # an overridden handle_env may not remove it
         self.jobs.pop(job.uuid, None)
-        if not task.cancelled() and task.exception() is not None:
+        if task.cancelled():
+            pass  # it is still to be done, by this process or its next life
+        elif task.exception() is not None:
             self.fatal = self.fatal or task.exception()
+        elif self.record is not None and all(job is not again for again in self.retries):
+            self.record.end(job.uuid)
         self.changed.set()
 
     async def wait_for_change(self, timeout_s: float) -> None:

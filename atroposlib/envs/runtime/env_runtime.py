@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from atroposlib.certificate.seals import TASK
+from atroposlib.envs.journal.journal_records import DataPlace
+from atroposlib.envs.journal.sample_journal import LeftWork, SampleJournal, rollout_here
 from atroposlib.envs.rollout.filters import (
     NOT_A_GROUP,
     AcceptedGroup,
@@ -93,6 +95,8 @@ class EnvRuntime:
             on_end=self._record_outcome,
             handle=lambda uuid: env.handle_env(uuid),  # looked up late
         )
+        self.journal = SampleJournal(self.label(), self.is_stale, self.place_of)
+        self.pool.record = self.journal
         self.periodic_evaluation = PeriodicEvaluation(
             lambda: env.evaluate(),  # looked up late: it may be replaced on the instance
             self.joined_run,
@@ -171,6 +175,23 @@ class EnvRuntime:
         """Step and policy versions of the periodic evaluation; empty outside ``serve``."""
         return self.periodic_evaluation.measured_at()
 
+    def is_stale(self, version: int) -> bool:
+        """Whether tokens of ``version`` are too old for the run."""
+        status = self.joined_run.status
+        if status is None or status.max_staleness is None:
+            return False
+        return status.policy_version - version > status.max_staleness
+
+    def place_of(self, item: Any) -> int | None:
+        """Place of an item in the data; None: the environment does not count its items."""
+        return None
+
+    def go_on_from(self, left: LeftWork) -> DataPlace | None:
+        """Continue after the items of earlier lives; the position in the data, if it is counted."""
+        for name, item in left.items:
+            self.pool.retries.append(RolloutTask(item, uuid=name))
+        return None
+
     # --- commands -----------------------------------------------------------------------
 
     def begin_serving(self, serving: Serving) -> None:
@@ -186,7 +207,9 @@ class EnvRuntime:
     async def handle(self, item_uuid: str) -> list[ScoredDataGroup]:
         """Roll out an item of ``running_items``; return the groups that it gave."""
         status = self.joined_run.status
-        _began_under.set(status.incarnation if status else None)
+        incarnation = status.incarnation if status else None
+        _began_under.set(incarnation)
+        self.journal.enter(item_uuid, incarnation)
         return await self.pool.roll_out(item_uuid)
 
     # --- pace --------------------------------------------------------------------------
@@ -200,9 +223,14 @@ class EnvRuntime:
 
     async def new_job(self) -> RolloutTask | None:
         """A rollout of the next item; None if there is no item now."""
-        with boundary(self.label(), None, "get_next_item"):
-            item = await self.env.get_next_item()
-        return None if item is None else RolloutTask(item)
+        while True:
+            with boundary(self.label(), None, "get_next_item"):
+                item = await self.env.get_next_item()
+            if item is None:
+                return None
+            if not self.journal.is_repetition(item):
+                name = self.journal.name_of(item)
+                return RolloutTask(item, uuid=name) if name else RolloutTask(item)
 
     async def pause_while_failing(self, waits: Waits, shutdown: Shutdown) -> None:
         """Pause, longer each time, while more rollouts fail in a row than run at once."""
@@ -267,6 +295,8 @@ class EnvRuntime:
         for accepted in kept:
             await self._record_group(accepted, item)
         if sender is not None and kept:
+            number = self.joined_run.registration.env_id
+            await self.journal.before_post(lambda: [one.packed(number) for one in kept])
             kept = await sender.send(kept, item, run_id)
         self.group_stats.add_kept(len(kept))
         return [accepted.group for accepted in kept]
@@ -290,10 +320,12 @@ class EnvRuntime:
         copy = with_metadata(
             group, item=item_label(item), env=self.label(), **{TASK: task_digest(item)}
         )
+        rollout = rollout_here()
         if sender is not None and copy.get("idempotency_key") is None:
-            copy["idempotency_key"] = sender.next_key()
-        if sender is not None and _began_under.get() is not None:
-            copy.setdefault("incarnation", _began_under.get())
+            copy["idempotency_key"] = rollout.next_key() if rollout else sender.next_key()
+        incarnation = rollout.incarnation if rollout else _began_under.get()
+        if sender is not None and incarnation is not None:
+            copy.setdefault("incarnation", incarnation)
         if self.config.include_messages and group.get("messages") is None:
             copy["messages"] = [
                 [{"role": "user", "content": self.tokenizer.decode(row)}]

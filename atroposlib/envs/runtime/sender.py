@@ -188,7 +188,7 @@ class GroupSender:
             raise
         if refusal is not None:
             self._drop(groups, *refusal, item)
-            if refusal[0] is RejectReason.RUN_ENDED:
+            if refusal[0] is RejectReason.RUN_ENDED and item is not None:
                 self.requeue(item)
             return []
         self.stats.add_sent(groups)

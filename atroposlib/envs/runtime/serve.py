@@ -25,6 +25,7 @@ from atroposlib.envs.rollout import pacing
 from atroposlib.envs.rollout.pool import RolloutTask, repeat
 from atroposlib.envs.runtime.admission import RolloutAdmission
 from atroposlib.envs.runtime.env_runtime import EnvRuntime, name_of
+from atroposlib.envs.runtime.journalling import open_journal
 from atroposlib.envs.runtime.registration import RunRegistration
 from atroposlib.envs.runtime.sender import GroupSender
 from atroposlib.envs.runtime.server_watch import ServerWatch
@@ -86,7 +87,7 @@ class Serve:
             self.shutdown,
             waiting=lambda reason: self.waits.start("trainer", reason),
             # Unfinished rollouts began under the weights and versions of the old run.
-            new_run=runtime.pool.requeue_unfinished,
+            new_run=self._begin_anew,
             source=lambda: checked_identity(
                 type(runtime.env), runtime.env.config, name_of(runtime.env) or runtime.label()
             ),
@@ -101,6 +102,10 @@ class Serve:
     def _source(self) -> EnvSource:
         env = self.runtime.env
         return checked_identity(type(env), env.config, name_of(env) or self.runtime.label())
+
+    def _begin_anew(self) -> None:
+        self.runtime.journal.follow_run(self._run.registration.run_id)
+        self.runtime.pool.requeue_unfinished()
 
     @property
     def status(self) -> EnvStatus | None:
@@ -155,6 +160,7 @@ class Serve:
         await self.runtime.env.setup_wandb()
         if self._run.step > 0:
             self.runtime.env.load_checkpoint()
+        await self.shutdown.or_shutdown(open_journal(self.runtime))
 
     async def register(self) -> None:
         """Join the run of the trainer, and send groups to it."""
@@ -357,7 +363,8 @@ class Serve:
         runtime = self.runtime
         servers = await runtime.server.states()
         stats, details = runtime.group_stats, runtime.pool.figures()
-        details |= {**stats.totals(), **stats.recent_reward(), "clock": time.time(), **last}
+        details |= {**stats.totals(), **stats.recent_reward(), **runtime.journal.figures()}
+        details |= {"clock": time.time(), **last}
         waits = [*self.waits.report(), *_silence_of(servers)]
         waits.sort(key=lambda wait: wait.depth)
         await self.client.heartbeat(
@@ -404,6 +411,7 @@ class Serve:
             counts = runtime.group_stats.totals().items()
             words = ", ".join(f"{count} {name}" for name, count in counts if count)
             logger.log(level, "%s leaves: %s", runtime.label(), words or "no group")
+            await asyncio.to_thread(runtime.journal.close, delete=self.complete)
             await runtime.close()
             await self.client.close()
 

@@ -143,6 +143,15 @@ class BaseEnvConfig(BaseModel):
     data_dir_to_save_evals: str | None = Field(
         default=None, description="directory of eval results"
     )
+    journal_gb: float = Field(
+        default=1.0,
+        ge=0,
+        description="serve: bound of the journal of finished samples, in GB; 0: no journal",
+    )
+    journal_dir: str | None = Field(
+        default=None,
+        description="serve: folder of the journal; None: env_journal in the trainer's folder",
+    )
     min_items_sent_before_logging: int = Field(
         default=2, description="groups sent before metrics are logged; <=0: log at every step"
     )
