@@ -32,10 +32,17 @@ def healthy_runs(runs: int, seed: int) -> Figures:
     return healthy_campaign(runs, seed)
 
 
+def sample_kills(kills: int, seed: int) -> Figures:
+    from tests.torture.kills.killed_samples import sample_campaign  # imports torch
+
+    return sample_campaign(kills, seed)
+
+
 CAMPAIGNS: dict[str, Campaign] = {
     "kills": Campaign(kill_campaign, "kills", 3, 30, 1_000),
     "replica-kills": Campaign(replica_campaign, "kills", 3, 9, 200),
     "environment": Campaign(environment_outages, "rounds", 0, 0, 5),
+    "journal": Campaign(sample_kills, "kills", 3, 20, 1_000),
     "trainer": Campaign(trainer_kills, "kills", 0, 0, 300),
     "mixed": Campaign(mixed_kills, "kills", 1, 3, 200),
     "healthy": Campaign(healthy_runs, "runs", 1, 1, 20),

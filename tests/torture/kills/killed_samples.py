@@ -1,0 +1,208 @@
+"""kill -9 of environments and of the API while samples end, audited against the environments' book.
+
+Each reply of the inference server is a number of its own, so a sample that is trained on twice, or
+never, is seen by its text. Items are finite: the run ends when all are trained on, however often
+its processes were killed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from atroposlib.client import RolloutClient
+from atroposlib.envs.journal.sample_journal import FOLDER as JOURNALS
+from atroposlib.testing.fake_inference import FakeInference
+from atroposlib.testing.tiny import char_tokenizer, write_tiny_model
+from atroposlib.wire import MASKED, Registration
+from tests.torture.figures import Figures, fast_folder, quantile
+from tests.torture.kills import booked_env
+from tests.torture.kills.api_process import ApiProcess
+from tests.torture.kills.env_world import Process, until
+
+GROUP = 4
+ITEMS_PER_KILL = 5  # of each environment
+KEPT_AFTER_S = 1.0  # a sample is kept from then on
+ENVIRONMENTS = ("counted", "handed")
+WITHIN_S = 3600.0
+
+
+class Answers:
+    """Numbers in the order of the requests."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def __call__(self, prompt: str, index: int) -> str:
+        with self._lock:
+            return f"{next(self._numbers)}"
+
+
+class Trainer(threading.Thread):
+    """Claims groups, notes item and answers, and acks."""
+
+    def __init__(self, url: str, checkpoints: Path) -> None:
+        super().__init__(name="trainer", daemon=True)
+        self.trained: list[tuple[str, str, list[str]]] = []  # environment, item, answers
+        self.stop = threading.Event()
+        self.client = RolloutClient(url, on_wait=lambda why: None)
+        self._tokenizer = char_tokenizer()
+        sizes = {"batch_size": GROUP, "max_token_len": 64, "save_checkpoint_interval": 0}
+        words = {"wandb_group": "", "wandb_project": "", "checkpoint_dir": str(checkpoints)}
+        run = {"starting_step": 0, "num_steps": 10**6}
+        self.client.register(Registration.model_validate(sizes | words | run))
+
+    def run(self) -> None:
+        while not self.stop.is_set():
+            claimed = self.client.claim(wait_s=0.5)
+            if claimed.batch is None:
+                continue
+            groups = [
+                (
+                    str((group.metadata or {})["env"]),
+                    str((group.metadata or {})["item"]),
+                    [
+                        self._tokenizer.decode(
+                            [t for t in labels if t != MASKED], skip_special_tokens=True
+                        )
+                        for labels in group.masks
+                    ],
+                )
+                for group in claimed.batch
+            ]
+            if self.client.ack(claimed):
+                self.trained += groups
+
+
+@dataclass
+class Kills:
+    """Times of kills, by process."""
+
+    at: list[tuple[float, str]] = field(default_factory=list)
+
+    def since(self, moment: float, env: str) -> float:
+        """Seconds from ``moment`` to the next kill of ``env``."""
+        return min((at - moment for at, who in self.at if who == env and at >= moment), default=0)
+
+
+def sample_campaign(kills: int, seed: int) -> Figures:
+    """Raises AssertionError at the first broken promise; otherwise the figures."""
+    rng, begun = random.Random(seed), time.monotonic()
+    fake = FakeInference(reply=Answers())
+    with fast_folder() as folder, fake.running() as inference:
+        api = ApiProcess(folder)
+        api.start()
+        (folder / "checkpoints").mkdir()
+        trainer = Trainer(f"http://127.0.0.1:{api.port}", folder / "checkpoints")
+        trainer.start()
+        os.environ[booked_env.ITEMS] = f"{ITEMS_PER_KILL * max(kills, 2)}"
+        os.environ[booked_env.FOLDER] = str(folder)
+        model = str(write_tiny_model(folder / "model"))
+        envs = {
+            name: _environment(folder, name, api.port, inference, model)
+            for name in ENVIRONMENTS
+        }
+        done = Kills()
+        try:
+            for env in envs.values():
+                env.start()
+            wanted = len(envs) * int(os.environ[booked_env.ITEMS])
+            while len(done.at) < kills and len(trainer.trained) < wanted:
+                _kill(rng.choice([*envs, *envs, "api"]), rng, done, api, envs, folder)
+            what = f"{wanted} groups to be trained; see {folder}"
+            until(what, lambda: _is_over(trainer, folder, wanted), WITHIN_S)
+            waits = [time.monotonic() - begun]
+        finally:
+            trainer.stop.set()
+            for env in envs.values():
+                env.kill()
+            trainer.join(10)
+            trainer.client.close()
+            api.kill()
+            del os.environ[booked_env.ITEMS], os.environ[booked_env.FOLDER]
+        return _audit(folder, trainer, done, quantile(waits, 0.5))
+
+
+def _is_over(trainer: Trainer, folder: Path, wanted: int) -> bool:
+    return len({(env, item) for env, item, _ in trainer.trained}) >= wanted
+
+
+def _kill(
+    who: str,
+    rng: random.Random,
+    done: Kills,
+    api: ApiProcess,
+    envs: dict[str, Process],
+    folder: Path,
+) -> None:
+    before = _lines(folder)
+    until("a sample", lambda: _lines(folder) > before or _all_handed(envs), 60.0)
+    time.sleep(rng.uniform(0.0, 2.0))
+    done.at.append((time.time(), who))
+    if who == "api":
+        api.kill()
+        api.start()
+    else:
+        envs[who].kill()
+        envs[who].start()
+
+
+def _all_handed(envs: dict[str, Process]) -> bool:
+    return any(env.exited for env in envs.values())
+
+
+def _lines(folder: Path) -> int:
+    book = folder / "book.txt"
+    return len(book.read_bytes().splitlines()) if book.exists() else 0
+
+
+def _environment(folder: Path, name: str, port: int, inference: str, model: str) -> Process:
+    flags = {
+        "env.rollout_server_url": f"http://127.0.0.1:{port}",
+        "env.tokenizer_name": model,
+        "env.group_size": f"{GROUP}",
+        "env.max_num_workers": "4",
+        "env.max_token_length": "64",
+        "env.max_batches_offpolicy": "8",
+        "env.total_steps": str(10**6),
+        "env.use_wandb": "false",
+        "env.steps_per_eval": "0",
+        "openai.base_url": f"{inference}/v1",
+        "openai.model_name": "fake",
+        "openai.server_type": "vllm",
+    }
+    words = [word for flag, value in flags.items() for word in (f"--{flag}", value)]
+    command = [sys.executable, "-m", "tests.torture.kills.booked_env", name, "serve", *words]
+    return Process(folder / f"{name}.log", *command)
+
+
+def _audit(folder: Path, trainer: Trainer, kills: Kills, seconds: float) -> Figures:
+    lines = [line.split() for line in (folder / "book.txt").read_text().splitlines()]
+    finished = {(env, answer): float(at) for env, _, answer, at in lines}
+    trained = Counter((env, answer) for env, _, answers in trainer.trained for answer in answers)
+    items = Counter((env, item) for env, item, _ in trainer.trained)
+    lost = [sample for sample in finished if sample not in trained]
+    early = [s for s in lost if kills.since(finished[s], s[0]) > KEPT_AFTER_S]
+    figures = Figures()
+    figures["kills"] = len(kills.at)
+    figures["kills of the API"] = sum(who == "api" for _, who in kills.at)
+    figures["samples finished"] = len(finished)
+    figures["items trained"] = len(items)
+    figures["items trained twice"] = sum(count - 1 for count in items.values())
+    figures["samples trained twice"] = sum(count - 1 for count in trained.values())
+    figures["ghosts"] = len(trained.keys() - finished.keys())
+    figures["lost"] = len(early)
+    figures["lost of the last second before a kill"] = len(lost) - len(early)
+    figures["journals left"] = len(list((folder / "checkpoints" / JOURNALS).iterdir()))
+    figures["s"] = seconds
+    for name in ("items trained twice", "samples trained twice", "ghosts", "lost"):
+        assert figures[name] == 0, figures.line("journal")
+    return figures
