@@ -15,6 +15,8 @@ from atroposlib.wire import Registration
 from tests.envs.toys import ToyConfig
 from tests.serving import served
 
+NO_NAMES = {"wandb_group": "", "wandb_project": "", "checkpoint_dir": ""}
+
 
 class RunningApi:
     """The rollout API in a thread; ``stop`` and ``start`` again keep port and data."""
@@ -48,11 +50,10 @@ class RunningApi:
         client.register(
             Registration(
                 batch_size=batch_size,
-                checkpoint_dir="",
                 save_checkpoint_interval=0,
                 starting_step=0,
                 num_steps=num_steps,
-                **{"wandb_group": "", "wandb_project": "", "max_token_len": 512, **more},
+                **{**NO_NAMES, "max_token_len": 512, **more},
             )
         )
         client.claim(wait_s=0)
