@@ -79,7 +79,8 @@ class JournalState(Generic[Kept]):
                 self.open.clear()
             self.run_id = record.run_id
         elif isinstance(record, DataPlace):
-            self.places = Places(record.next_place, set(record.open_places))
+            of_rollout = self.places.of_rollout if self.places is not None else {}
+            self.places = Places(record.next_place, set(record.open_places), of_rollout)
         elif isinstance(record, RolloutEnded):
             self.open.pop(record.rollout, None)
             if self.places is not None:

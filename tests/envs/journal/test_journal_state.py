@@ -29,6 +29,11 @@ def test_an_ended_rollout_leaves_nothing_and_its_place_is_closed():
     assert state.places.record() == DataPlace(2, [1])
 
 
+def test_a_rollout_that_began_before_a_recorded_position_closes_its_place():
+    state = state_of([begun("a", 3), DataPlace(5, [3, 4]), RolloutEnded("a")])
+    assert state.places.record() == DataPlace(5, [4])
+
+
 def test_samples_of_a_repeated_rollout_are_not_used():
     state = state_of([begun("a"), SampleFinished("a", b"1"), RolloutRepeated("a"), SampleFinished("a", b"2")])
     assert [sample.payload for sample in state.open["a"].samples] == [b"2"]

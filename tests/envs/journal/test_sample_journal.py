@@ -131,6 +131,19 @@ async def test_the_position_counts_what_is_under_way_and_what_was_posted(life):
     assert left.groups == [("12", [b"group"])]  # the post did not end
 
 
+async def test_an_item_that_the_second_life_ends_is_not_open_in_the_third(life):
+    place_of = {"place_of": lambda item: item["place"]}
+    item = {"task": "t", "place": 0}
+    journal, _ = life(**place_of)
+    journal.begin("a", item)
+    journal, left = life(**place_of)
+    journal.note_place(left.place.next_place, left.place.open_places)
+    journal.begin(journal.name_of(item), item)
+    journal.end("a")
+    _, left = life(**place_of)
+    assert left.place == DataPlace(1, [])
+
+
 async def test_groups_whose_samples_are_kept_are_not_kept_twice(life):
     journal, _ = life()
     journal.begin("a", "item")

@@ -51,7 +51,8 @@ class Trainer(threading.Thread):
 
     def __init__(self, url: str, checkpoints: Path) -> None:
         super().__init__(name="trainer", daemon=True)
-        self.trained: list[tuple[str, str, list[str]]] = []  # environment, item, answers
+        # By number of the batch, whose ack may be repeated: environment, item, answers.
+        self.batches: dict[int | None, list[tuple[str, str, list[str]]]] = {}
         self.stop = threading.Event()
         self.client = RolloutClient(url, on_wait=lambda why: None)
         self._tokenizer = char_tokenizer()
@@ -65,7 +66,7 @@ class Trainer(threading.Thread):
             claimed = self.client.claim(wait_s=0.5)
             if claimed.batch is None:
                 continue
-            groups = [
+            self.batches[claimed.batch_no] = [
                 (
                     str((group.metadata or {})["env"]),
                     str((group.metadata or {})["item"]),
@@ -78,8 +79,12 @@ class Trainer(threading.Thread):
                 )
                 for group in claimed.batch
             ]
-            if self.client.ack(claimed):
-                self.trained += groups
+            self.client.ack(claimed)
+
+    @property
+    def trained(self) -> list[tuple[str, str, list[str]]]:
+        """Groups of all batches."""
+        return [group for batch in [*self.batches.values()] for group in batch]
 
 
 @dataclass
