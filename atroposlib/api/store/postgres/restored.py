@@ -72,7 +72,7 @@ def restore_into(
             meta = read_meta(connection)
             if meta.revision or meta.last_gid:
                 raise ConfigError(
-                    f"a run is in {_without_password(url)}: choose another with ?schema=NAME"
+                    f"a run is in {without_password(url)}: choose another with ?schema=NAME"
                 )
             flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
             with closing(apsw.Connection(database, flags=flags)) as source:
@@ -129,6 +129,6 @@ def _copy_index(source: Path, target: Path) -> None:
         shutil.copyfile(path, target / path.name)
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
     address = url.partition("://")[2]
     return f"postgresql://{address.rpartition('@')[2]}"

@@ -82,17 +82,34 @@ def back_up(data_dir: Path, target: Path, copied: Copied = lambda name, n: None)
     """
     if not (data_dir / DATABASE).is_file():
         raise ConfigError(f"{data_dir} is no data directory: it has no {DATABASE}")
-    _require_empty(target, "the backup")
-    (target / ARCHIVE).mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.chmod(target, 0o700)
-    names = [*_copied_indexes(data_dir, target), DATABASE]
+    names = [*begin_backup(data_dir / ARCHIVE, target), DATABASE]
     taken = time.time()
     with ExitStack() as opened:
         segments = _snapshot(data_dir, target, opened)
-        facts = {name: _fact_of(target / name) for name in names}
+        facts = {name: fact_of(target / name) for name in names}
         for name, (source, end) in segments.items():
             copied(name, end)
             facts[name] = _copy(source, target / name, end)
+    return write_manifest(target, taken, facts)
+
+
+def begin_backup(indexes: Path | None, target: Path) -> list[str]:
+    """Make the folder ``target``, with the indexes of rollouts of a folder; their names.
+
+    Raises:
+        ConfigError: ``target`` is not empty.
+    """
+    _require_empty(target, "the backup")
+    (target / ARCHIVE).mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chmod(target, 0o700)
+    paths = sorted(indexes.glob("index*.sqlite")) if indexes is not None else []
+    for path in paths:
+        _copy_database(path, target / ARCHIVE / path.name)
+    return [f"{ARCHIVE}/{path.name}" for path in paths]
+
+
+def write_manifest(target: Path, taken: float, facts: dict[str, FileFact]) -> Manifest:
+    """Read the rows and payloads of the copy, and mark it as a whole backup."""
     with closing(_connection(target / DATABASE, apsw.SQLITE_OPEN_READONLY)) as raw:
         connection = SqliteConnection(raw)
         run, meta = run_of(LoadRun()(connection)), read_meta(connection)
@@ -146,14 +163,6 @@ def _snapshot(
     raise ConfigError(
         f"{data_dir} frees its segments faster than they can be opened: try again"
     )
-
-
-def _copied_indexes(data_dir: Path, target: Path) -> list[str]:
-    """Copy the index of rollouts, and the indexes of earlier runs; their names."""
-    paths = sorted((data_dir / ARCHIVE).glob("index*.sqlite"))
-    for path in paths:
-        _copy_database(path, target / ARCHIVE / path.name)
-    return [f"{ARCHIVE}/{path.name}" for path in paths]
 
 
 def _copy_database(source: Path, copy: Path) -> None:
@@ -322,7 +331,7 @@ def _require_inside(backup: Path, name: str) -> None:
         )
 
 
-def _fact_of(path: Path) -> FileFact:
+def fact_of(path: Path) -> FileFact:
     with open(path, "rb") as file:
         return _copy(file, None, None)
 
