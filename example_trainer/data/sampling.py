@@ -15,11 +15,10 @@ from typing import Any, Literal
 
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import MASKED, MASKED_VERSION, SampledSpan, ScoredData
-from atroposlib.wire.messages import NEUTRAL_PENALTIES
+from atroposlib.wire.messages import NEUTRAL_PENALTIES, cuts_in_force
 
 # Rows that name no temperature: an error, 1 and a warning, or 1.
 UnknownTemperature = Literal["refuse", "warn", "assume_1"]
-CUTS = ("top_p", "top_k", "min_p")
 NO_TEMPERATURE = (
     "rows come without the temperature they were sampled at: the gradient is wrong if it was not 1."
     " Sample through managed_server of this version, which sends it, or send"
@@ -84,8 +83,7 @@ def comparable_versions(versions: Sequence[int], spans: Sequence[SampledSpan]) -
 
 def is_cut(span: Mapping[str, Any]) -> bool:
     """Whether its tokens were sampled from a part of the vocabulary."""
-    top_p, top_k = span.get("top_p", 1.0), span.get("top_k", -1)
-    return bool(top_p < 1 or top_k > 0 or span.get("min_p", 0.0) > 0)
+    return bool(cuts_in_force(span))
 
 
 def shifts(span: Mapping[str, Any]) -> list[str]:
