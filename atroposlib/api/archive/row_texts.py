@@ -25,7 +25,7 @@ from atroposlib.wire.numbers import finite_float
 from atroposlib.wire.safetensors import MalformedBody
 
 MAX_NUMBERS = 64  # numbers of a row that an environment may add
-BY_ROW = ("rows", "named_rewards")  # lists of metadata with an entry for each row
+BY_ROW = ("rows", "named_rewards", "untrained")  # lists of metadata with an entry for each row
 TOTAL = "reward"  # among an environment's numbers: the score, which is another column
 
 

@@ -42,6 +42,12 @@ from atroposlib.wire.group_arrays import Columns
 GROUP_ID = re.compile(r"(?P<item>.*)@(?P<epoch>\d+)(?:/(?P<agent>[^#]*))?(?:#(?P<row>\d+))?")
 FIND_S = 30.0  # limit of the search of tasks
 MOST_TASKS = 100_000
+OTHER_CALLS = (
+    "{} of {} rollouts no longer make the calls that they made then: the environment now ends them\n"
+    "earlier (replies are left) or later (an empty reply stands for each that is missing), because a\n"
+    "turn, a tool, a parser or a condition of the end changed. Their new reward is not that of the\n"
+    "stored text: undo that change to compare the reward alone, or sample them anew"
+)
 ROWS = "SELECT gid, row, item, group_id, reward FROM rollout"
 
 
@@ -85,6 +91,7 @@ def stored_rollouts(target: str, most_groups: int, env: str = "") -> list[Stored
         rollout = stored.setdefault((name, row), StoredRollout(name, row, task))
         replies = replies_of(columns_of[gid], row, rollouts.tokenizer)
         rollout.replies.setdefault(agent, []).extend(replies)
+        rollout.replies.update(untrained_replies(columns_of[gid], row))
         if reward is not None:
             rollout.rewards.setdefault(agent, reward)
     if not stored:
@@ -165,6 +172,15 @@ def replies_of(columns: Columns, row: int, tokenizer: str | None) -> list[str]:
     return [decoder.decode(own[a:b], skip_special_tokens=True) for a, b in edges.tolist()]
 
 
+def untrained_replies(columns: Columns, row: int) -> dict[str, list[str]]:
+    """Replies of the untrained endpoints of a rollout, by name; groups of earlier versions: none."""
+    rollouts = (columns.rest_value("metadata") or {}).get("untrained") or []
+    by_name = rollouts[row] if row < len(rollouts) else {}
+    return {
+        name: [reply_text(reply) for reply in replies] for name, replies in by_name.items()
+    }
+
+
 def reply_text(message: Mapping[str, Any]) -> str:
     """A reply as text, its calls of tools in the format of hermes, which scripted replies have."""
     content = message.get("content")
@@ -202,6 +218,7 @@ async def _replay(env_cls: Any, settings: Any, stored: Sequence[StoredRollout]) 
     env = subject.env
     pairs: list[tuple[float, float]] = []
     errors: list[AtroposError] = []
+    notes: list[str] = []
     try:
         with boundary(runtime_of(env).label(), None, "setup"):
             await env.setup()
@@ -214,6 +231,7 @@ async def _replay(env_cls: Any, settings: Any, stored: Sequence[StoredRollout]) 
                 errors.append(error)
                 print(f"{title}: fails: {printable(str(error))}")
                 continue
+            notes += [note] if note else []
             for agent, (old, new) in _rewards(rollout, reward).items():
                 who = f" {printable(agent)}" if agent else ""
                 print(
@@ -227,6 +245,8 @@ async def _replay(env_cls: Any, settings: Any, stored: Sequence[StoredRollout]) 
         old, new = (statistics.fmean(values) for values in zip(*pairs))
         changed = sum(abs(a - b) > 1e-9 for a, b in pairs)
         print(f"mean {old:.4g} -> {new:.4g}; {changed} of {len(pairs)} rewards changed")
+    if notes:
+        print(OTHER_CALLS.format(len(notes), len(stored)))
     if errors and len(errors) == len(stored):
         raise errors[0]
 
@@ -264,7 +284,9 @@ async def _play(subject: Subject, item: Any, rollout: StoredRollout) -> tuple[Re
     def of_agent(name: str) -> RecordingSession:
         if name not in sessions:
             raise ConfigError(
-                f"the replies of the agent {name!r} are not stored: untrained agents cannot be replayed"
+                f"no replies of the agent {name!r} are stored: the environment had no agent of this"
+                " name then, or the run is of a version that kept no replies of untrained agents."
+                " atropos data rescore takes another reward of the answers without its agents"
             )
         return sessions[name]
 
@@ -277,7 +299,7 @@ async def _play(subject: Subject, item: Any, rollout: StoredRollout) -> tuple[Re
     had = sum(map(len, rollout.replies.values()))
     if asked > had:
         return reward, f"  ({asked - had} more replies were asked for than are stored)"
-    return reward, f"  ({left} stored replies were not asked for)" if left else ""
+    return reward, f"  ({left} of {had} stored replies were not asked for)" if left else ""
 
 
 def _rewards(

@@ -213,6 +213,11 @@ class ProxySession:
         self._rewards[wanted] = reward
         return wanted
 
+    @property
+    def is_rewarded(self) -> bool:
+        """Whether the session or one of its completions has a reward of its own."""
+        return self._session_reward is not None or bool(self._rewards)
+
     def score(self, otherwise: float) -> float:
         """The session's reward, else ``otherwise``, plus the rewards of its completions."""
         own = otherwise if self._session_reward is None else self._session_reward
