@@ -31,7 +31,7 @@ from atroposlib.wire.routing import wide_form
 from atroposlib.wire.safetensors import Array
 
 NEUTRAL = NEUTRAL_CUTS | NEUTRAL_PENALTIES
-# A server may sample with new weights for a moment before the trainer announces them.
+# A server may sample with new weights for a moment before the trainer announces their version.
 UNANNOUNCED_VERSIONS = 1
 CLAIMS = {
     "tokens": "trained tokens are those that a session sampled",

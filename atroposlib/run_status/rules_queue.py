@@ -36,7 +36,9 @@ def minimum_unmet(e: Evidence) -> Lines:
     match = _MINIMUM.search(e.reason)
     if not match or not e.idle("batch") or e.grown("groups_in_total", env=match[2]):
         return []
-    theirs = [process for process in e.processes if match[2].startswith(ev.label_of(process))]
+    theirs = [
+        process for process in e.processes if match[2].startswith(ev.shown_name(process))
+    ]
     works = any(
         detail_of(process, "rollouts_running") and ev.silence_s(process) <= ev.SILENT_S
         for process in theirs

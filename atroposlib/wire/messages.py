@@ -170,7 +170,7 @@ class EnvStatus(BaseModel):
     batches_open: int | None = None  # only if several are delivered without an ack
     incarnation: int | None = None  # life of the trainer that announced the version
     steered: SteeredState | None = None  # only if an operator paused or drains it
-    max_rollouts: int | None = None  # only if an operator limits them
+    max_rollouts: int | None = None  # only if an operator limits the rollouts
 
 
 class SteerRequest(BaseModel):
@@ -180,7 +180,7 @@ class SteerRequest(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid")
-    env: Label  # the name of its registration, without the number that the API adds
+    env: Label  # its name, with or without the number that the API adds
     state: SteeredState = "running"
     # None: that of its registration
     weight: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
@@ -194,7 +194,7 @@ class SteerRequest(BaseModel):
 LogprobKind = Literal["raw", "scaled", "truncated"]
 
 
-# The sampling parameters of a span with the values that change nothing: the only list of them.
+# The sampling parameters of a span with the values that change nothing: the only list.
 # A cut leaves a part of the vocabulary, a penalty changes the weights of the tokens.
 NEUTRAL_CUTS = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
 NEUTRAL_PENALTIES = {

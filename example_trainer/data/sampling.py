@@ -4,7 +4,7 @@ span of the row, else overrides, generation_params, group_overrides  -> temperat
 logprobs of the sampler   scaled by it: compared with the trainer's
                           truncated (top-p, top-k, min-p), penalised or constrained: trained,
                           not compared
-                          raw, before a temperature other than 1 or a penalty: refused
+                          raw, before a temperature not 1, or a penalty: refused
 """
 
 from __future__ import annotations

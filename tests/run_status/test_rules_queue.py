@@ -37,7 +37,7 @@ STALLS = {
             env(name="code-aaaaaa") | {"age_s": 30.0},
             blocked_reason=reason({(0, 4): 4}, 8, {1: 4}),
         ),
-        "code-aaaaaa: rollout (30 s ago)",
+        "code: rollout (30 s ago)",
     ),
     "minima-impossible": (
         still(*HERE, blocked_reason=reason({(0, 8): 1, (1, 8): 1}, 8, {0: 4, 1: 4})),

@@ -80,7 +80,7 @@ def texts_of_rows(
     """Texts of the rows at ``places``, (group id, row).
 
     Args:
-        groups: payloads by id; a row of a group without one has no text.
+        groups: payloads by id; a row of a group without payload has no text.
         decoder: gives the tokenizer, when it is needed; None leaves texts out that only tokens
             have.
         answer_tokens: decode that many tokens of each answer, and no prompt; None: everything.

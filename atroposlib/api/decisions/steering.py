@@ -95,8 +95,7 @@ def pauses(run: RunRecord, envs: Iterable[EnvEntry]) -> str | None:
         if (state := steering_of(run, env).state) != "running":
             word = "paused" if state == "paused" else "being drained"
             names = states.setdefault(word, [])
-            if env.desired_name not in names:
-                names.append(env.desired_name)
+            names.append(env.wandb_name)
     parts = []
     for word, names in states.items():
         verb = "is" if len(names) == 1 else "are"

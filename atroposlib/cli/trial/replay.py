@@ -2,7 +2,7 @@
 
     RUN:17 -> rows of the group -> replies of each agent -> the environment -> old and new reward
 
-The environment runs as in training, and gets the stored replies in place of sampled ones. A prompt
+The environment runs as in training, and gets the stored replies in place of samples. A prompt
 that has changed since changes no reply.
 """
 
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from atroposlib.api.archive.filters import envs_called
 from atroposlib.api.archive.load import place
 from atroposlib.api.archive.rollout_blocks import RunRollouts
 from atroposlib.api.archive.row_texts import stored_payloads
@@ -68,9 +69,9 @@ class StoredRollout:
 def stored_rollouts(target: str, most_groups: int, env: str = "") -> list[StoredRollout]:
     """The rollouts of RUN:GROUP, RUN:ITEM or, of RUN, of its newest groups.
 
-    Where the run has several environments, the newest groups and an item are those of ``env``.
+    Where the run has several environments, the newest groups and an item belong to ``env``.
 
-    Raises ConfigError: there is no such environment, group or item, or the replies are not kept.
+    Raises ConfigError: there is no environment, group or item of this name, or the replies are not kept.
     """
     run, _, wanted = target.rpartition(":")
     if not run or Path(target).exists():
@@ -100,13 +101,11 @@ def stored_rollouts(target: str, most_groups: int, env: str = "") -> list[Stored
 
 
 def labels_of(env: str, labels: Sequence[str]) -> list[str]:
-    """The labels in a run that belong to an environment: its name, and a number of its copy.
-
-    Example: "sums" has "sums" and "sums_1" of ["sums", "sums_1", "sums_long_0"].
+    """The labels in a run that belong to an environment: all, if the run has a single label.
 
     Raises ConfigError: the run has several environments, and none of this name.
     """
-    own = [label for label in labels if re.fullmatch(rf"{re.escape(env)}(_\d+)?", label)]
+    own = envs_called(env, labels)
     if not own and len(labels) > 1:
         raise ConfigError(
             f"this run has rollouts of {', '.join(sorted(labels))}, and none of {env}: name a"
@@ -116,7 +115,7 @@ def labels_of(env: str, labels: Sequence[str]) -> list[str]:
 
 
 def _chosen_rows(rollouts: RunRollouts, wanted: str, most_groups: int, env: str) -> list[Any]:
-    """Rows of the group or item and, of a rollout with several agents, of all of them."""
+    """Rows of the group or item and, of a rollout with several agents, of all agents."""
     read = rollouts.index.read
     gid = int(wanted) if re.fullmatch(r"-?\d{1,18}", wanted) else 0
     rows = read(f"{ROWS} WHERE gid = ?", (gid,)) if gid else []

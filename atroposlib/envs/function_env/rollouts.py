@@ -318,7 +318,7 @@ def score_at(agent: AgentSession, reward: Reward) -> float | None:
 def with_posted(reward: Reward, model: Model) -> Reward:
     """``reward`` plus the rewards of the replies; each named endpoint logs ``<name>/reward``.
 
-    An untrained one does so only with a reward of its own: that of the rollout is not its merit.
+    An untrained endpoint does so only if it was rewarded: the score of the rollout is not its merit.
     """
     if reward.score is None:
         return reward

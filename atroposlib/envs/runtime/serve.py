@@ -60,7 +60,7 @@ class EnvPhase(str, Enum):
 
 
 class Serve:
-    """The life of an environment process in one or more runs."""
+    """The life of an environment process in its runs."""
 
     def __init__(self, runtime: EnvRuntime) -> None:
         self.runtime = runtime
@@ -358,6 +358,8 @@ class Serve:
         servers = await runtime.server.states()
         stats, details = runtime.group_stats, runtime.pool.figures()
         details |= {**stats.totals(), **stats.recent_reward(), "clock": time.time(), **last}
+        if self._run.name is not None:
+            details["env"] = self._run.name
         waits = [*self.waits.report(), *_silence_of(servers)]
         waits.sort(key=lambda wait: wait.depth)
         await self.client.heartbeat(

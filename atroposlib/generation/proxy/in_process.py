@@ -72,7 +72,7 @@ class AgentSession:
 
     @property
     def is_rewarded(self) -> bool:
-        """Whether the session or one of its completions has a reward of its own."""
+        """Whether the session or one of its completions was rewarded."""
         return self._session.is_rewarded
 
     def score(self, otherwise: float) -> float:

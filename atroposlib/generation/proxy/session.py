@@ -215,7 +215,7 @@ class ProxySession:
 
     @property
     def is_rewarded(self) -> bool:
-        """Whether the session or one of its completions has a reward of its own."""
+        """Whether the session or one of its completions was rewarded."""
         return self._session_reward is not None or bool(self._rewards)
 
     def score(self, otherwise: float) -> float:

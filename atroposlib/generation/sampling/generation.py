@@ -153,7 +153,7 @@ _NOT_SAMPLING = frozenset(
     | {"logprobs", "top_logprobs", "skip_reasoning"}
 )
 
-# Sent unless the caller sets them: an engine takes absent parameters from the
+# Sent unless set by the caller: an engine takes absent parameters from the
 # generation_config.json of its model, and a truncated or penalised distribution is not the
 # distribution of the trained policy.
 NEUTRAL = NEUTRAL_SAMPLING
@@ -165,7 +165,15 @@ CONSTRAINTS = frozenset(
     | {"no_repeat_ngram_size", "response_format", "structural_tag", "structured_outputs"}
     | {"typical_p", "xtc_probability", "dry_multiplier", "thinking_token_budget"}
 )
-FREE = (None, 0, "", [], (), {}, {"type": "text"})  # their values that are not in force
+FREE: tuple[Any, ...] = (
+    None,
+    0,
+    "",
+    [],
+    (),
+    {},
+    {"type": "text"},
+)  # their values that are not in force
 
 
 def span_sampling(kwargs: Mapping[str, Any]) -> dict[str, Any]:

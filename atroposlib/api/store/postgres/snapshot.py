@@ -34,7 +34,7 @@ from atroposlib.api.store.sqlite.payload_log import LOGGED, SEGMENT_BYTES, Paylo
 from atroposlib.api.store.sqlite.segment_files import SegmentFiles
 from atroposlib.errors import ConfigError
 
-# Keys of the tables that grow with the run, which are read in pages. The others are small.
+# Keys of the tables that grow with the run, which are read in pages. All further tables are small.
 _KEYS = {"groups": "gid", "unconfirmed": "gid", "batch": "no", "pinned": "gid"}
 _BODIES = (
     "SELECT payload.gid, body, archived.gid IS NOT NULL, archived.digest FROM payload "
@@ -130,7 +130,7 @@ def _pages(source: Connection, table: str) -> Iterator[list[Row]]:
 def _copy_payloads(
     source: Connection, target: Connection, files: SegmentFiles, segment_bytes: int
 ) -> None:
-    """Payloads of held and of archived groups, which PostgreSQL keeps in one table."""
+    """Payloads of held and of archived groups, which PostgreSQL keeps in a table."""
     no, end, last = 1, 0, -1
     while rows := source.execute(_BODIES, (last,)):
         held, archived, last = list[Row](), list[Row](), rows[-1][0]
