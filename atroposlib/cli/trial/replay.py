@@ -49,7 +49,7 @@ OTHER_CALLS = (
     "turn, a tool, a parser or a condition of the end changed. Their new reward is not that of the\n"
     "stored text: undo that change to compare the reward alone, or sample them anew"
 )
-ROWS = "SELECT gid, row, item, group_id, reward FROM rollout"
+ROWS = "SELECT gid, row, item, group_id, reward, env FROM rollout"
 
 
 @dataclass
@@ -78,18 +78,18 @@ def stored_rollouts(target: str, most_groups: int, env: str = "") -> list[Stored
         run, wanted = target, ""
     rollouts = RunRollouts(Path(place(run)), None, {}, text=True)
     rows = _chosen_rows(rollouts, wanted, most_groups, env)
-    stored: dict[tuple[str, int], StoredRollout] = {}
+    stored: dict[tuple[str | None, str, int], StoredRollout] = {}
     with closing(OpenPayloads(rollouts.database)) as payloads:
         groups = stored_payloads(rollouts.index, payloads, [gid for gid, *_ in rows])
         columns_of = {gid: unpack_columns(data) for gid, data in groups.items()}
-    for gid, row, item, group_id, reward in rows:
+    for gid, row, item, group_id, reward, label in rows:
         if gid not in columns_of:
             continue
         about = GROUP_ID.fullmatch(group_id or "")
         agent = (about["agent"] if about else None) or ""
         name = f"{about['item']}@{about['epoch']}" if about else f"group {gid}"
         task = item or (about["item"] if about else "")
-        rollout = stored.setdefault((name, row), StoredRollout(name, row, task))
+        rollout = stored.setdefault((label, name, row), StoredRollout(name, row, task))
         replies = replies_of(columns_of[gid], row, rollouts.tokenizer)
         rollout.replies.setdefault(agent, []).extend(replies)
         rollout.replies.update(untrained_replies(columns_of[gid], row))
@@ -134,16 +134,19 @@ def _chosen_rows(rollouts: RunRollouts, wanted: str, most_groups: int, env: str)
         raise ConfigError(
             f"no group and no item {wanted!r} is in this run: atropos view lists them"
         )
+    # Environments over the same tasks have the same ids.
     names = {
-        f"{about['item']}@{about['epoch']}"
-        for *_, group_id, _ in rows
+        (f"{about['item']}@{about['epoch']}", label)
+        for *_, group_id, _, label in rows
         if (about := GROUP_ID.fullmatch(group_id or ""))
     }
-    for name in names:
+    for name, label in names:
         for end in ("/", "#"):
-            sql = f"{ROWS} WHERE group_id > ?1 AND group_id < ?1 || char(0x10ffff)"
-            rows += read(sql, (name + end,))
-        rows += read(f"{ROWS} WHERE group_id = ?", (name,))
+            sql = (
+                f"{ROWS} WHERE group_id > ?1 AND group_id < ?1 || char(0x10ffff) AND env IS ?2"
+            )
+            rows += read(sql, (name + end, label))
+        rows += read(f"{ROWS} WHERE group_id = ? AND env IS ?", (name, label))
     return sorted(set(rows), key=lambda row: (row[0], row[1]))
 
 

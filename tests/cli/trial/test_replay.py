@@ -143,6 +143,19 @@ def test_replies_that_are_left_say_why_and_what_to_do(tmp_path, duel, capsys):
     assert "1 of 2 rollouts no longer make the calls" in out and "undo that change" in out
 
 
+def test_an_environment_over_the_same_tasks_adds_no_replies(tmp_path, duel, capsys):
+    calling = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    lines = ""
+    for name, rewards in (("other_0", [7.0, 7.0]), ("duel_0", [1.0, 0.0])):
+        about = {"metadata": {"env": name}}
+        lines += line("t/1@0", [[calling, "8"], [calling, "9"]], rewards, **about)
+        lines += line("t/1@0/foe", [["abc"], ["a"]], [3.0, 1.0], **about)
+    assert duel(str(indexed(tmp_path, lines))) == 0
+    out = capsys.readouterr().out
+    assert "sample 0: 1 -> 1\n" in out and "sample 0 foe: 3 -> 3\n" in out
+    assert "0 of 4 rewards changed" in out and "no longer" not in out
+
+
 def test_untrained_agents_answer_as_they_did(tmp_path, duel, capsys):
     calling = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     told = [{"foe": [{"role": "assistant", "content": words}]} for words in ("abc", "a")]
