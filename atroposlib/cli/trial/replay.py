@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from atroposlib.errors import AtroposError, ConfigError, boundary
 from atroposlib.utils.command.logs import printable
 from atroposlib.utils.tokenizers.loading import local_tokenizer
 from atroposlib.validation.classes import items_of
+from atroposlib.validation.judges import JudgeCalls, policy_addresses
 from atroposlib.validation.sessions import RecordingSession
 from atroposlib.validation.subject import Subject, create_environment
 from atroposlib.wire.binary import unpack_columns
@@ -203,8 +205,13 @@ def reply_text(message: Mapping[str, Any]) -> str:
 # --- the environment as it is now -----------------------------------------------------
 
 
-def replay(env_cls: Any, words: Sequence[str], target: str, most_groups: int) -> None:
+def replay(
+    env_cls: Any, words: Sequence[str], target: str, most_groups: int, calls: JudgeCalls
+) -> None:
     """Print the old and the new reward of each stored sample.
+
+    Args:
+        calls: counts calls of other models, and none of agents, which get stored replies.
 
     Raises:
         ConfigError: the rollouts or their tasks are not there.
@@ -212,12 +219,15 @@ def replay(env_cls: Any, words: Sequence[str], target: str, most_groups: int) ->
     """
     stored = stored_rollouts(target, most_groups, name_of(env_cls) or "")
     settings = read_settings(env_cls, ["process", "--env.use_wandb", "false", *words])
-    asyncio.run(_replay(env_cls, settings, stored))
+    asyncio.run(_replay(env_cls, settings, stored, calls))
 
 
-async def _replay(env_cls: Any, settings: Any, stored: Sequence[StoredRollout]) -> None:
+async def _replay(
+    env_cls: Any, settings: Any, stored: Sequence[StoredRollout], calls: JudgeCalls
+) -> None:
     subject = await create_environment(env_cls, settings)
     env = subject.env
+    calls.leave_out(partial(policy_addresses, env))
     pairs: list[tuple[float, float]] = []
     errors: list[AtroposError] = []
     notes: list[str] = []

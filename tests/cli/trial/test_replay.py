@@ -90,7 +90,8 @@ def duel(tmp_path, monkeypatch):
         text = DUEL.replace("SCORE", score)
         (tmp_path / "duel.py").write_text(text)
         sys.modules.pop("duel", None)
-        return env_try.main([str(tmp_path / "duel.py"), "--replay", target])
+        words = ["--replay", target, "--max-judge-calls", "0"]  # agents are no judges
+        return env_try.main([str(tmp_path / "duel.py"), *words])
 
     yield replay
     sys.modules.pop("duel", None)
@@ -110,6 +111,7 @@ def test_replies_of_all_agents_of_a_rollout_are_found(run):
 def test_an_unchanged_environment_gives_the_stored_rewards(run, duel, capsys):
     assert duel(f"{run}:t/1") == 0
     out = capsys.readouterr().out
+    assert "calls of other models" not in out
     assert "t/1@0 sample 0: 1 -> 1\n" in out and "t/1@0 sample 0 foe: 3 -> 3\n" in out
     assert "0 of 4 rewards changed" in out
 
