@@ -138,7 +138,8 @@ def table_lines(report: RunReport, height: int = 10_000) -> list[Line]:
 
 def _process_line(process: Process, figures: Mapping[str, str]) -> Line:
     more = figures.get(process["name"], "") if process["state"] in ("works", "waits") else ""
-    text = f"{process['role']:<9} {process['label'][:17]:<17} {process['text']}{more}"
+    label = process["label"].partition("://")[2] or process["label"]  # the port shows, too
+    text = f"{process['role']:<9} {label[:17]:<17} {process['text']}{more}"
     return text, PROCESS_COLORS.get(process["state"], "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 
 import pytest
@@ -16,6 +17,7 @@ from atroposlib.api.store.sqlite.backup import restore
 from atroposlib.errors import ConfigError, StaleGeneration
 from tests.api.store.store_talk import ack, claim, group, put, register
 
+GIDS = "SELECT gid FROM groups ORDER BY gid"
 MOVED = sorted(set(TABLES) - {"meta", "run_document"})
 
 
@@ -81,6 +83,36 @@ def test_the_directory_refuses_the_trainers_of_the_schema(queue, url, tmp_path):
         with pytest.raises(StaleGeneration):
             moved.do(Ack(batch.no, batch.generation, batch.epoch, rank=None, commit=True))
         assert claim(moved, register(moved)).no <= batch.no
+
+
+def test_a_backup_under_load_is_the_queue_at_one_point(queue, url, tmp_path):
+    answered, ended = [601], threading.Event()
+
+    def post():
+        while not ended.is_set():
+            [done] = put(queue, group(f"load {len(answered)}" * 50, key=f"{len(answered)}"))
+            answered.append(done.gid)
+
+    poster = threading.Thread(target=post)
+    poster.start()
+    try:
+        for number in range(3):
+            while len(answered) < 5 * (number + 1):
+                ended.wait(0.001)
+            before = answered[-1]
+            manifest = back_up_schema(url, tmp_path / f"{number}", segment_bytes=9_000)
+            after = answered[-1] + 1
+            assert before <= manifest.last_group <= after and manifest.damaged == 0
+            restore(tmp_path / f"{number}", tmp_path / f"data {number}")
+            with closing(SqliteStore(tmp_path / f"data {number}")) as moved:
+                gids = [gid for (gid,) in moved.ask(lambda c: c.execute(GIDS))]
+                assert gids == list(
+                    range(1, manifest.last_group + 1)
+                )  # none lost, none doubled
+                moved.read(gids[-3:])
+    finally:
+        ended.set()
+        poster.join()
 
 
 def test_payloads_that_do_not_match_their_digests_are_counted(queue, url, tmp_path):
