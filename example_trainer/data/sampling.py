@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
+
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import MASKED, MASKED_VERSION, SampledSpan, ScoredData
 from atroposlib.wire.messages import NEUTRAL_PENALTIES
@@ -65,6 +67,35 @@ def temperature_of(group: ScoredData, g: int) -> float | None:
         if (value := source.get("temperature")) is not None:
             return float(value)
     return None
+
+
+def environment_of(group: ScoredData) -> str | None:
+    """The name of the environment that sent a group; None: nobody named it."""
+    name = (group.metadata or {}).get("env")
+    return name if isinstance(name, str) else None
+
+
+def at_temperature(group: ScoredData, temperature: float | None) -> ScoredData:
+    """The group as sampled at the temperature of its algorithm, if it names none itself.
+
+    Raises:
+        InvalidGroup: it names another one.
+    """
+    if temperature is None:
+        return group
+    spans = [span for g in range(len(group.tokens)) for span in spans_of(group, g)]
+    named = {span["temperature"] for span in spans}
+    named |= {temperature_of(group, g) for g in range(len(group.tokens))} - {None}
+    if others := sorted(named - {temperature}, key=float):
+        raise InvalidGroup(
+            "sampling",
+            f" of environment {environment_of(group)}",
+            f"sampled at temperature {others[0]:g}, and its algorithm names {temperature:g}: the"
+            " gradient would be of another policy; set one of them, or leave that of the"
+            " algorithm out, because rows that name their temperature are scored at it",
+        )
+    params = {**(group.generation_params or {}), "temperature": temperature}
+    return msgspec.structs.replace(group, generation_params=params)
 
 
 def _divisor(temperature: float) -> float:
