@@ -83,10 +83,10 @@ def at_temperature(group: ScoredData, temperature: float | None) -> ScoredData:
     """
     if temperature is None:
         return group
-    spans = [span for g in range(len(group.tokens)) for span in spans_of(group, g)]
-    named = {span["temperature"] for span in spans}
-    named |= {temperature_of(group, g) for g in range(len(group.tokens))} - {None}
-    if others := sorted(named - {temperature}, key=float):
+    rows_G = range(len(group.tokens))
+    named = {span["temperature"] for g in rows_G for span in spans_of(group, g)}
+    named |= {t for g in rows_G if (t := temperature_of(group, g)) is not None}
+    if others := sorted(named - {temperature}):
         raise InvalidGroup(
             "sampling",
             f" of environment {environment_of(group)}",

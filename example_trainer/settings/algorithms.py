@@ -13,7 +13,7 @@ run's own settings for the rest. The loss is exactly the sum of share x loss of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -208,10 +208,3 @@ def mixture_contradictions(settings: ObjectiveSettings) -> Iterator[Contradictio
             if is_wrong and why not in base_wrong:
                 keys = [f"{above}.{entry}" for entry in names if entry in own.model_fields_set]
                 yield Contradiction((*keys, *names), f"{above}: {why}")
-
-
-def unknown_environments(
-    algorithms: Mapping[str, Any], environments: Sequence[str]
-) -> list[str]:
-    """Names of ``algorithms`` that no environment of the run has."""
-    return [name for name in algorithms if name not in environments]

@@ -83,7 +83,7 @@ def test_settings_of_openai_in_one_mapping_are_those_of_every_server(tmp_path):
     found = plan(out=tmp_path)
     found.environments[0].config["openai"] = {"timeout": 60}
     _, cfg = trainer_settings(found)
-    settings = roles.environment_settings(found, found.environments[0], cfg, AT)
+    settings = roles.environment_settings(found, 0, cfg, AT)
     assert (settings["openai"]["timeout"], settings["openai"]["base_url"]) == (
         60,
         "directory://",
