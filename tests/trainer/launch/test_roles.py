@@ -152,3 +152,16 @@ def test_a_server_is_started_behind_its_announcement(tmp_path):
         f"--api {(tmp_path / 'api').as_uri()} --name inference-2 --url http://n7:9000 -- py -m"
     )
     assert words in " ".join(command.argv)
+
+
+def test_environments_register_by_the_names_of_their_algorithms():
+    """Without algorithms each registers by the name of its class, as before."""
+    for words, name in (
+        ([], None),
+        (["algorithms.gsm8k_server.loss=cispo"], "gsm8k_server"),
+        (["algorithms.mine.loss=cispo", "environments.0.name=mine"], "mine"),
+        (["algorithms.x.loss=cispo", "environments.0.config.env.wandb_name=x"], "x"),
+    ):
+        found = plan(*words)
+        settings = roles.environment_settings(found, 0, trainer_settings(found)[1], AT)
+        assert settings["env"].get("wandb_name") == name
