@@ -20,7 +20,7 @@ from atroposlib.wire import ClaimedBatch, ScoredData
 from example_trainer import losses
 from example_trainer.advantage.prepare import Prepared, prepare_parts
 from example_trainer.data.rows import Row, TrainingBatch, to_rows
-from example_trainer.data.sampling import at_temperature, environment_of
+from example_trainer.data.sampling import at_temperature, named_environment
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
 from example_trainer.model.critic import load_value_model
@@ -86,7 +86,7 @@ def training_rows(
 ) -> TrainingBatch:
     """Rows of the groups of a batch; warns of what is missing in them."""
     own = algorithms_of(settings)
-    own_G = [own.get(environment_of(group) or "", settings) for group in groups]
+    own_G = [own.get(named_environment(group) or "", settings) for group in groups]
     batch = to_rows(
         [
             at_temperature(group, its.temperature) if isinstance(its, Algorithm) else group

@@ -57,7 +57,7 @@ def prepare_parts(
     reference: Policy | None = None,
     critic: ValueModel | None = None,
 ) -> Prepared:
-    """``prepare_batch`` of each environment with an algorithm of its own, and of the rest.
+    """``prepare_batch`` of each environment with its algorithm, and of the rest.
 
     What is taken over the batch (a deviation, a norm) is taken over the rows of a part.
     """
@@ -108,7 +108,7 @@ def _joined(by_name: Mapping[str | None, Prepared]) -> Prepared:
     for name, part in by_name.items():
         for metric, total in part.sums.items():
             joined.sums[metric] = joined.sums.get(metric, 0.0) + total
-            # Sums are divided by the tokens of the batch, and this one is a mean over the part.
+            # Sums are divided by the tokens of the batch, and the mean over the part is wanted.
             joined.sums[f"{metric}/{name}"] = total * joined.tokens / max(1, part.tokens)
     return joined
 

@@ -213,7 +213,7 @@ def _row(
         teacher_ids=_shifted_row(group.distill_token_ids, g),
         teacher_logprobs=_shifted_row(group.distill_logprobs, g),
         routed_experts=group.routed_experts[g] if group.routed_experts else None,
-        environment=sampling.environment_of(group),
+        environment=sampling.named_environment(group),
     )
 
 

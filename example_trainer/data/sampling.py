@@ -69,17 +69,17 @@ def temperature_of(group: ScoredData, g: int) -> float | None:
     return None
 
 
-def environment_of(group: ScoredData) -> str | None:
-    """The name of the environment that sent a group; None: nobody named it."""
+def named_environment(group: ScoredData) -> str | None:
+    """The name of the environment that sent a group; None: the group has no name."""
     name = (group.metadata or {}).get("env")
     return name if isinstance(name, str) else None
 
 
 def at_temperature(group: ScoredData, temperature: float | None) -> ScoredData:
-    """The group as sampled at the temperature of its algorithm, if it names none itself.
+    """The group as sampled at the temperature of its algorithm, if the group names none.
 
     Raises:
-        InvalidGroup: it names another one.
+        InvalidGroup: the group names a different temperature.
     """
     if temperature is None:
         return group
@@ -89,7 +89,7 @@ def at_temperature(group: ScoredData, temperature: float | None) -> ScoredData:
     if others := sorted(named - {temperature}):
         raise InvalidGroup(
             "sampling",
-            f" of environment {environment_of(group)}",
+            f" of environment {named_environment(group)}",
             f"sampled at temperature {others[0]:g}, and its algorithm names {temperature:g}: the"
             " gradient would be of another policy; set one of them, or leave that of the"
             " algorithm out, because rows that name their temperature are scored at it",

@@ -204,11 +204,13 @@ def _penalty_problems(plan: Plan) -> Iterator[str]:
 def _algorithm_problems(plan: Plan, algorithms: Iterable[str]) -> Iterator[str]:
     """Algorithms of environments that the plan does not start.
 
-    A command of the author's own may register any name.
+    A command may register any name.
     """
     if any(wanted.command is not None for wanted in plan.environments):
         return
-    names = [roles.registered_name(plan, number) for number in range(len(plan.environments))]
+    names = [
+        roles.name_in_algorithms(plan, number) for number in range(len(plan.environments))
+    ]
     places = trainer_settings(plan)[0].places
     for name in algorithms:
         if name in names:

@@ -218,8 +218,8 @@ def script_words(script: str) -> tuple[str, ...]:
     raise ConfigError(f"environments: no file {script} here (`atropos env list` lists others)")
 
 
-def registered_name(plan: Plan, number: int) -> str:
-    """Return the name by which an environment of an algorithm of its own registers."""
+def name_in_algorithms(plan: Plan, number: int) -> str:
+    """Return the name by which an environment registers in a run with algorithms."""
     own = plan.environments[number].config.get("env") or {}
     return str(own.get("wandb_name") or environment_name(plan, number))
 
@@ -237,7 +237,7 @@ def environment_settings(
     }
     wiring = {"rollout_server_url": at.api_address, "tokenizer_name": served.model_name}
     if trainer_settings(plan)[1].algorithms:  # the trainer knows environments by these names
-        wiring["wandb_name"] = registered_name(plan, number)
+        wiring["wandb_name"] = name_in_algorithms(plan, number)
     own = dict(wanted.config)
     env = {**wiring, **(own.pop("env", None) or {})}
     if isinstance(own.get("openai"), Mapping):  # settings of every server

@@ -40,21 +40,21 @@ class BatchPrefetcher:
 
     Args:
         state: a batch that it names as trained is acked without training.
+        algorithms: names of environments that have one; groups then get the name of theirs.
         batches: number to claim in all.
         ahead: claim the next batch while its predecessor is trained; else after its ack.
         lease_s: seconds of the lease of a batch, extended until its ack.
-        algorithms: names of environments, written into the groups of each batch.
     """
 
     def __init__(
         self,
         client: RolloutClient,
         state: TrainerState,
+        algorithms: Collection[str] = (),
         *,
         batches: int,
         ahead: bool,
         lease_s: float,
-        algorithms: Collection[str] = (),
     ) -> None:
         self._names = EnvironmentNames(client, algorithms)
         self._client, self._ahead, self._lease_s = client, ahead, lease_s

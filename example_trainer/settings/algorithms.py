@@ -1,11 +1,11 @@
 """An algorithm per environment: settings of the loss and of advantages that differ within a run.
 
 algorithms:
-  gsm8k: {loss: cispo, advantage: rloo, weight: 2}     the other settings are the run's
+  gsm8k: {loss: cispo, advantage: rloo, weight: 2}     further settings are the run's
   tools: {loss: cross_entropy, temperature: 0.7}
 
 A batch splits into parts by the environment of a row: a part per named environment, and one of the
-run's own settings for the rest. The loss is exactly the sum of share x loss of a part, where
+run's settings for the rest. The loss is exactly the sum of share x loss of a part, where
 
     share    weight x the part of the batch's tokens or sequences, or the weight alone (``mixing``)
     loss     of the part's rows under its own ``loss_aggregation``, as if they were the batch
@@ -25,7 +25,7 @@ from example_trainer.settings.loss import CLIPPED, LossName, ObjectiveSettings
 from example_trainer.settings.section import Section
 
 KEY = "algorithms"
-REST = "rest"  # name of the rows whose environment has no algorithm of its own
+REST = "rest"  # name of the rows whose environment has no entry
 # These settings belong to a model that all environments share, or to a whole pass of it.
 OF_THE_RUN = frozenset(
     {
@@ -43,7 +43,7 @@ OF_A_LOSS = frozenset({"clip_eps", "clip_eps_high", "dual_clip"})
 
 
 class Algorithm(ObjectiveSettings):
-    """Settings of an environment; whatever it does not name is the run's."""
+    """Settings of an environment; settings that it does not name are the run's."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -52,7 +52,7 @@ class Algorithm(ObjectiveSettings):
         None,
         ge=0,
         description="at which its tokens were sampled: assumed where rows name none, and rows that"
-        " name another one end the run (default: what the rows name)",
+        " name a different temperature end the run (default: what the rows name)",
     )
 
 
@@ -60,7 +60,7 @@ ALGORITHM_NAMES = tuple(name for name in Algorithm.model_fields if name not in O
 
 
 class MixtureSettings(Section):
-    """Environments with an algorithm of their own."""
+    """Algorithms of environments, and the share of each in the loss."""
 
     algorithms: dict[str, Algorithm] = Field(
         {},
@@ -84,7 +84,7 @@ class MixtureSettings(Section):
 
 
 @dataclass(frozen=True)
-class Part:
+class BatchPart:
     """Rows of a batch that have the same algorithm."""
 
     name: str | None  # of the environment; None: the only algorithm of the run
@@ -93,35 +93,37 @@ class Part:
     weight: float = 1.0
 
 
-def parts_of(settings: ObjectiveSettings, environments: Sequence[str | None]) -> list[Part]:
+def parts_of(
+    settings: ObjectiveSettings, environments: Sequence[str | None]
+) -> list[BatchPart]:
     """The parts of a batch, of whose rows ``environments`` are the names; none is empty.
 
     Without algorithms, and in an empty batch, there is a single part of the run's settings.
     """
     algorithms = algorithms_of(settings)
     if not algorithms or not environments:
-        return [Part(None, settings, list(range(len(environments))))]
+        return [BatchPart(None, settings, list(range(len(environments))))]
     places: dict[str, list[int]] = {name: [] for name in (*algorithms, REST)}
     for place, environment in enumerate(environments):
         is_named = environment is not None and environment in algorithms
         places[str(environment) if is_named else REST].append(place)
     parts = [
-        Part(name, own, places[name], own.weight)
+        BatchPart(name, own, places[name], own.weight)
         for name, own in algorithms.items()
         if places[name]
     ]
-    return parts + ([Part(REST, settings, places[REST])] if places[REST] else [])
+    return parts + ([BatchPart(REST, settings, places[REST])] if places[REST] else [])
 
 
 def algorithms_of(settings: ObjectiveSettings) -> dict[str, Algorithm]:
-    """The whole settings of each environment that has some of its own."""
+    """The whole settings of each environment with an entry."""
     if not isinstance(settings, MixtureSettings):
         return {}
     return {name: _over(settings, own) for name, own in settings.algorithms.items()}
 
 
 def _over(base: ObjectiveSettings, own: Algorithm) -> Algorithm:
-    """The settings of an environment over those of the run."""
+    """The settings of an environment over the run's."""
     inherited = base.model_fields_set & ObjectiveSettings.model_fields.keys()
     named = own.model_fields_set
     if "loss" in named and own.loss != base.loss:
@@ -130,7 +132,9 @@ def _over(base: ObjectiveSettings, own: Algorithm) -> Algorithm:
     return Algorithm(**values | {name: getattr(own, name) for name in named})
 
 
-def shares_of(parts: Sequence[Part], lengths_R: Sequence[int], mixing: str) -> list[float]:
+def shares_of(
+    parts: Sequence[BatchPart], lengths_R: Sequence[int], mixing: str
+) -> list[float]:
     """The factor of each part's own loss in the loss of the batch.
 
     Args:
@@ -142,7 +146,7 @@ def shares_of(parts: Sequence[Part], lengths_R: Sequence[int], mixing: str) -> l
     if mixing == "tokens":
         counts = [sum(lengths_R[place] for place in part.places) for part in parts]
     total = max(1, sum(counts))
-    # An empty batch has one part, whose share is 1.
+    # An empty batch has a single part, whose share is 1.
     return [part.weight * (count or total) / total for part, count in zip(parts, counts)]
 
 
@@ -202,7 +206,7 @@ def mixture_contradictions(settings: ObjectiveSettings) -> Iterator[Contradictio
         for setting in sorted(own.model_fields_set & OF_THE_RUN):
             yield Contradiction(
                 (f"{above}.{setting}",),
-                f"{above}: {setting} is one for the whole run; set it outside of {KEY}",
+                f"{above}: {setting} is set for the whole run, outside of {KEY}",
             )
         for names, is_wrong, why in objective_checks(_over(settings, own)):
             if is_wrong and why not in base_wrong:

@@ -2,8 +2,8 @@
 
     L = sum over parts of  share x (sum over the part's rows of its loss) / (its own divisor)
 
-A part is the rows of an environment with an algorithm of its own, or the rest. Its loss sees a
-micro-batch with the tokens of all other rows masked, and masked tokens add exactly 0 to a sum. Share
+A part is the rows of an environment that has an algorithm, or the rest. The loss of a part sees a
+micro-batch with the tokens of all further rows masked, and masked tokens add exactly 0 to a sum. Share
 and divisor belong to the whole minibatch on all ranks, so that L and its gradient are the same for
 any packing, any order of rows, any micro-batches and any number of ranks.
 """
@@ -23,7 +23,7 @@ from example_trainer.losses import kl
 from example_trainer.losses.distillation import distill_sum
 from example_trainer.losses.tokens import LossInputs
 from example_trainer.model.policy import Scores
-from example_trainer.settings.algorithms import Part, mixing_of, parts_of, shares_of
+from example_trainer.settings.algorithms import BatchPart, mixing_of, parts_of, shares_of
 from example_trainer.settings.loss import ObjectiveSettings
 from example_trainer.update import top_entropy
 from example_trainer.update.step_metrics import StepMetrics
@@ -48,7 +48,9 @@ class LossPart:
         share: factor of the part's own loss in that of the minibatch.
     """
 
-    def __init__(self, part: Part, rows: Sequence[Row], share: float, seq_len: int) -> None:
+    def __init__(
+        self, part: BatchPart, rows: Sequence[Row], share: float, seq_len: int
+    ) -> None:
         self.name, self.settings, self.places = part.name, part.settings, part.places
         self.share = share
         self._rows, self._members = self.pick(rows), set(part.places)
@@ -133,7 +135,7 @@ class LossPart:
     def _distilled(self, batch: LossInputs, scored: Tensor) -> tuple[Tensor, Tensor]:
         """Distillation term of another loss, and the same with every token counting once."""
         student, teacher = batch.student_logprobs, batch.teacher_logprobs
-        assert student is not None and teacher is not None  # needs_teacher asked for them
+        assert student is not None and teacher is not None  # because of needs_teacher
         candidates, tau = batch.teacher_mask, self.settings.distill_temperature
         loss_sum = distill_sum(student, teacher, batch.loss_mask, candidates, tau)
         with torch.no_grad():

@@ -7,8 +7,8 @@
 
 The divisor belongs to the whole minibatch, over all ranks, and a loss is a sum: so the
 gradient is the same for any packing, any number of micro-batches and any number of ranks.
-Environments with an algorithm of their own are parts of the minibatch (``update/mixture``), each
-with its loss and its divisor.
+Environments with an algorithm are parts of the minibatch (``update/mixture``), each with its loss
+and its divisor.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class _Update:
         if self.prepared.reference_R_T is not None:
             reference = pad_to_tensor(microbatch, self.prepared.reference_R_T, device)
         sums_P = []
-        for part in self.parts:  # also those without a row here: every rank adds all metrics
+        for part in self.parts:  # also parts without a row here: every rank adds all metrics
             loss_sum = part.add_loss(microbatch.row_ids, batch, scores, reference, sums)
             sums_P.append(loss_sum)
         if self.values is not None:

@@ -149,7 +149,7 @@ def test_on_policy_distillation_rewards_each_token_by_the_teachers_opinion_alone
 def test_each_environment_has_its_estimator_and_what_is_taken_over_the_batch_is_taken_over_it(
     config,
 ):
-    """raw: the reward; lite_ppo: minus the group's mean, by the deviation of its own rows: 1."""
+    """raw: the reward; lite_ppo: minus the group's mean, by the deviation of its rows: 1."""
     cfg = config(
         advantage="dr_grpo",
         algorithms={"a": {"advantage": "raw"}, "b": {"advantage": "lite_ppo"}},
@@ -184,7 +184,7 @@ def test_the_kl_in_the_reward_is_that_of_one_environment(config):
     # The record divides sums by the tokens of the batch.
     mean_of_b = prepared.sums["kl_reference/b"] / prepared.tokens
     assert mean_of_b == pytest.approx(0.5) and "kl_reference/a" not in prepared.sums
-    assert prepared.proximal_R_T is None  # of a nobody asked for them
+    assert prepared.proximal_R_T is None  # a has none
 
 
 class Sampler:

@@ -7,7 +7,7 @@ import pytest
 from atroposlib.errors import ConfigError
 from atroposlib.settings.fields import validate_as
 from example_trainer.settings.algorithms import (
-    Part,
+    BatchPart,
     algorithms_of,
     mixing_of,
     parts_of,
@@ -64,7 +64,7 @@ WRONG = {
     "gsm8k: {loss: gpro}": "run.yaml:3: algorithms.gsm8k.loss: loss 'gpro' is unknown",
     "gsm8k: {weight: 0}": "run.yaml:3: algorithms.gsm8k.weight should be greater than 0, not 0",
     "gsm8k: grpo": "run.yaml:3: algorithms.gsm8k should be a mapping",
-    "gsm8k: {critic: true}": "run.yaml:3: algorithms.gsm8k.critic: algorithms.gsm8k: critic is one"
+    "gsm8k: {critic: true}": "run.yaml:3: algorithms.gsm8k.critic: algorithms.gsm8k: critic is set"
     " for the whole run",
     "gsm8k: {loss: sapo, dual_clip: 3}": "run.yaml:3: algorithms.gsm8k.dual_clip: algorithms.gsm8k:"
     " dual_clip has no meaning in loss sapo",
@@ -116,7 +116,7 @@ def test_parts_and_shares_of_a_batch():
 
 def test_without_algorithms_and_in_an_empty_batch_there_is_one_part():
     plain = ObjectiveSettings()
-    assert parts_of(plain, ["a", None]) == [Part(None, plain, [0, 1])]
+    assert parts_of(plain, ["a", None]) == [BatchPart(None, plain, [0, 1])]
     cfg = TrainingConfig(model_name="m", algorithms={"a": {"weight": 2}})
     assert [(p.name, p.places) for p in parts_of(cfg, [])] == [(None, [])]
     assert shares_of(parts_of(cfg, []), [], "tokens") == [1.0]
