@@ -277,7 +277,7 @@ def test_a_part_names_its_settings():
 
 def test_two_ranks_take_the_step_of_one(ranks):
     for found in ranks:
-        assert found["mixed"]["gradients"] < 1e-5 and found["mixed"]["metrics"] < 1e-5
+        assert found["mixed"]["weights"] < 1e-5 and found["mixed"]["metrics"] < 1e-5
         assert {"loss/a", "loss/b", "loss/rest", "clip_ratio/a"} <= set(
             found["mixed"]["names"]
         )
