@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
+
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import MASKED, MASKED_VERSION, SampledSpan, ScoredData
 from atroposlib.wire.messages import NEUTRAL_PENALTIES, cuts_in_force
@@ -64,6 +66,35 @@ def temperature_of(group: ScoredData, g: int) -> float | None:
         if (value := source.get("temperature")) is not None:
             return float(value)
     return None
+
+
+def named_environment(group: ScoredData) -> str | None:
+    """The name of the environment that sent a group; None: the group has no name."""
+    name = (group.metadata or {}).get("env")
+    return name if isinstance(name, str) else None
+
+
+def at_temperature(group: ScoredData, temperature: float | None) -> ScoredData:
+    """The group as sampled at the temperature of its algorithm, if the group names none.
+
+    Raises:
+        InvalidGroup: the group names a different temperature.
+    """
+    if temperature is None:
+        return group
+    rows_G = range(len(group.tokens))
+    named = {span["temperature"] for g in rows_G for span in spans_of(group, g)}
+    named |= {t for g in rows_G if (t := temperature_of(group, g)) is not None}
+    if others := sorted(named - {temperature}):
+        raise InvalidGroup(
+            "sampling",
+            f" of environment {named_environment(group)}",
+            f"sampled at temperature {others[0]:g}, and its algorithm names {temperature:g}: the"
+            " gradient would be of another policy; set one of them, or leave that of the"
+            " algorithm out, because rows that name their temperature are scored at it",
+        )
+    params = {**(group.generation_params or {}), "temperature": temperature}
+    return msgspec.structs.replace(group, generation_params=params)
 
 
 def _divisor(temperature: float) -> float:
