@@ -73,10 +73,10 @@ def prepare_parts(
         )
         for part in parts
     }
-    return by_name[None] if None in by_name else _joined(by_name)
+    return by_name[None] if None in by_name else _whole_batch(by_name)
 
 
-def _joined(by_name: Mapping[str | None, Prepared]) -> Prepared:
+def _whole_batch(by_name: Mapping[str | None, Prepared]) -> Prepared:
     """The parts as one batch. Rows of a part without a reference have zeros in its place."""
     parts = list(by_name.values())
     rows = [row for part in parts for row in part.rows]

@@ -108,7 +108,7 @@ class LossPart:
         loss_sum = loss_sum + regularisers
         metrics = {**metrics, **kl_metric}
         if self.settings.distill_coef > 0 and not losses.needs_teacher(self.settings.loss):
-            distilled, distilled_once = self._distilled(batch, scored)
+            distilled, distilled_once = self._distillation_terms(batch, scored)
             loss_sum = loss_sum + self.settings.distill_coef * distilled
             metrics = {**metrics, "distill_loss": distilled_once}
         sums.add({**metrics, **self.metrics(metrics)}, scored.sum())
@@ -132,7 +132,7 @@ class LossPart:
         once = torch.where(scored, penalty.detach(), 0.0).sum()
         return total, {} if self.name is None else {"kl_reference": once}
 
-    def _distilled(self, batch: LossInputs, scored: Tensor) -> tuple[Tensor, Tensor]:
+    def _distillation_terms(self, batch: LossInputs, scored: Tensor) -> tuple[Tensor, Tensor]:
         """Distillation term of another loss, and the same with every token counting once."""
         student, teacher = batch.student_logprobs, batch.teacher_logprobs
         assert student is not None and teacher is not None  # because of needs_teacher

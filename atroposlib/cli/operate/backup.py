@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             manifest = back_up(options.run, options.target, _report)
     except apsw.Error as error:
         raise StoreError(f"SQLite: {error}") from error
-    print(f"{_described(manifest)}: {options.target}, in {time.monotonic() - begun:.1f} s")
+    print(f"{_manifest_text(manifest)}: {options.target}, in {time.monotonic() - begun:.1f} s")
     if manifest.damaged:
         print(f"{manifest.damaged} of them are damaged, in the original too", file=sys.stderr)
     print(f"next: atropos api restore {options.target} DIR")
@@ -87,7 +87,7 @@ def restore_backup(argv: Sequence[str] | None = None) -> int:
             manifest = restore(options.backup, Path(options.target), _report)
     except apsw.Error as error:
         raise StoreError(f"SQLite: {error}") from error
-    print(f"{_described(manifest)} are in {redact(options.target)}")
+    print(f"{_manifest_text(manifest)} are in {redact(options.target)}")
     serve = "--store postgresql://..." if to_postgres else f"--data-dir {options.target}"
     print(f"next: atropos api serve {serve}")
     return 0
@@ -98,7 +98,7 @@ def _report(name: str, n_bytes: int) -> None:
         print(f"{name}: {n_bytes / 1e6:.1f} MB", file=sys.stderr)
 
 
-def _described(manifest: Manifest) -> str:
+def _manifest_text(manifest: Manifest) -> str:
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.taken))
     return (
         f"{manifest.groups} groups of {at}, up to batch {manifest.last_batch}, "

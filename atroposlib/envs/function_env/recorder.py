@@ -139,14 +139,14 @@ def groups_of(
         group["group_id"] = seat_id if turn == 0 else f"{seat_id}#{turn + 1}"
         named_R = [dict(rollout.reward.metrics) for rollout in rollouts]
         fields = {**about, **({"endpoint": name} if name else {})}
-        fields |= {} if groups else {"metrics": means, **_untrained(rollouts)}
+        fields |= {} if groups else {"metrics": means, **_replies_of_untrained(rollouts)}
         facts_R = [row_facts(rollout.metadata, None) for rollout in rollouts]
         group["metadata"] = {**fields, "named_rewards": named_R, "rows": facts_R}
         groups.append(group)
     return groups
 
 
-def _untrained(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+def _replies_of_untrained(rollouts: Sequence[Rollout]) -> dict[str, Any]:
     """What a replay needs of endpoints without rows: their replies, for each rollout by name."""
     if not any(rollout.untrained for rollout in rollouts):
         return {}

@@ -296,17 +296,17 @@ def require_sound(
                 found = _copy(source, target and target / name, None)
         except FileNotFoundError as error:
             raise ConfigError(
-                f"{backup / name} is missing, {_described(fact)} were written. Nothing was restored:"
+                f"{backup / name} is missing, {_fact_text(fact)} were written. Nothing was restored:"
                 " copy the file again, or take an earlier backup"
             ) from error
         if found != fact:
             raise ConfigError(
-                f"{backup / name} is damaged: {_described(found)}, {_described(fact)} were written."
+                f"{backup / name} is damaged: {_fact_text(found)}, {_fact_text(fact)} were written."
                 " Nothing was restored: copy the file again, or take an earlier backup"
             )
 
 
-def _described(fact: FileFact) -> str:
+def _fact_text(fact: FileFact) -> str:
     return f"{fact.n_bytes} bytes of digest {fact.digest[:8]}"
 
 
