@@ -27,6 +27,7 @@ from atroposlib.generation.engines.health import (
     with_retries,
 )
 from atroposlib.generation.engines.http import HttpClient, server_root
+from atroposlib.generation.engines.returned import note_returned
 from atroposlib.generation.engines.slots import SplitStats, generated_tokens, spending
 from atroposlib.generation.sampling.generation import (
     UNKNOWN_VERSION,
@@ -175,7 +176,13 @@ class APIServer(LegacyHealth, ABC):
         async def attempt(**kwargs: Any) -> list[Generation]:
             version = self.announced_version
             outputs = await self._request_tokens(kwargs)
-            self._require_current([v for output in outputs for v in output.versions], version)
+            try:
+                self._require_current(
+                    [v for output in outputs for v in output.versions], version
+                )
+            except InferenceUnavailable:
+                note_returned(self, split, outputs, discarded="old_weights")
+                raise
             return [with_version(output, version) for output in outputs]
 
         if self._overrides_token_call():
@@ -332,7 +339,8 @@ class APIServer(LegacyHealth, ABC):
 
     async def _call(self, hook: Callable[..., Awaitable[T]], kwargs: dict[str, Any]) -> T:
         """Result of ``hook`` for ``kwargs`` without ``split``, and with the server's model."""
-        stats = self._stats_of(kwargs.pop("split", None) or "train")
+        split = kwargs.pop("split", None) or "train"
+        stats = self._stats_of(split)
         kwargs = with_stop_ids(kwargs)
         with stats.track():
             with spending("queue"):
@@ -346,6 +354,7 @@ class APIServer(LegacyHealth, ABC):
                     result, attempts = await with_retries(attempt, self.health)
                 tokens = generated_tokens(result)
                 stats.record(time.monotonic() - started, attempts, tokens)
+                note_returned(self, split, result)
                 return result
             finally:
                 stats.slots.release()

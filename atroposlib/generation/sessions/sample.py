@@ -17,6 +17,7 @@ from atroposlib.generation.chat.pictures import chat_content
 from atroposlib.generation.chat.special_tokens import remove_guards
 from atroposlib.generation.chat.template import PROMPT_END, Messages, plain_message
 from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.engines.returned import note_returned
 from atroposlib.generation.sampling.generation import (
     UNKNOWN_VERSION,
     Generation,
@@ -64,6 +65,8 @@ async def sample_tokens(
                 **{**kwargs, "prompt": prompt_text, "input_ids": input_ids}
             )
         )
+        if not isinstance(server, APIServer):  # which notes its replies itself
+            note_returned(None, str(kwargs.get("split") or "train"), outputs)
     if not outputs:
         raise TokensMissing(f"{type(server).__name__} returned no output")
     sampling = span_sampling(kwargs)

@@ -1,0 +1,77 @@
+"""Tokens that inference servers returned, noted where the replies arrive.
+
+    APIServer._call, remote sessions --note_returned--> receiver of the block (envs: TokenAccount)
+
+A receiver is a context variable: it is called for each reply of the block, also in its tasks and
+threads. Without a receiver nothing is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from atroposlib.generation.engines.slots import generated_tokens
+from atroposlib.generation.sampling.generation import UNKNOWN_VERSION, Generation
+
+
+@dataclass(frozen=True)
+class ReturnedTokens:
+    """Completion tokens of a reply.
+
+    ``server`` is the client that received it, None if the tokens are of the trained model in
+    any case. ``version`` is the oldest policy version among the tokens. ``discarded`` is the
+    reason why the client passes none of them on, else empty.
+    """
+
+    server: Any
+    split: str
+    tokens: int
+    version: int = UNKNOWN_VERSION
+    discarded: str = ""
+
+
+Receiver = Callable[[ReturnedTokens], None]
+_RECEIVER: ContextVar[Receiver | None] = ContextVar("receiver", default=None)
+
+
+@contextmanager
+def receiving_tokens(receiver: Receiver | None) -> Iterator[None]:
+    """Call ``receiver`` for each reply of this block, in place of an outer receiver."""
+    token = _RECEIVER.set(receiver)
+    try:
+        yield
+    finally:
+        _RECEIVER.reset(token)
+
+
+def token_receiver() -> Receiver | None:
+    """The receiver here, for calls that another task makes on behalf of this block."""
+    return _RECEIVER.get()
+
+
+def note_returned(server: Any, split: str, result: Any, discarded: str = "") -> None:
+    """Note the completion tokens of ``result``, in any form that a server's client returns."""
+    if (receiver := _RECEIVER.get()) is not None and (tokens := generated_tokens(result)):
+        version = oldest_version(result)
+        if version == UNKNOWN_VERSION:
+            version = getattr(server, "announced_version", None)
+        if not isinstance(version, int):
+            version = UNKNOWN_VERSION
+        receiver(ReturnedTokens(server, split, tokens, version, discarded))
+
+
+def oldest_version(result: Any) -> int:
+    """The oldest known version of the tokens of generations, else UNKNOWN_VERSION."""
+    outputs: Sequence[Any] = result if isinstance(result, list) else ()
+    known = [
+        version
+        for output in outputs
+        if isinstance(output, Generation)
+        for version in output.versions
+        if version != UNKNOWN_VERSION
+    ]
+    return min(known, default=UNKNOWN_VERSION)
