@@ -40,7 +40,9 @@ from atroposlib.client.groups import (
 )
 from atroposlib.errors import RolloutApiRefused
 from atroposlib.wire import ids
-from atroposlib.wire.account import AccountReport
+from atroposlib.wire.status import (
+    AccountReport,
+)
 
 if TYPE_CHECKING:
     import httpx

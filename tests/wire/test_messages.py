@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
+from pydantic import ValidationError
 
 from atroposlib.wire import Registration, ScoredData
+from atroposlib.wire.status import AccountCount, AccountReport, discard_state, drop_state
 from tests.wire.records import group
 
 
@@ -28,3 +31,20 @@ def test_a_registration_without_names_of_wandb_is_taken() -> None:
         {**sent, "wandb_group": None, "wandb_project": None}
     )
     assert (registration.wandb_group, registration.wandb_project) == ("", "")
+
+
+COUNT = {"version": 3, "state": "dropped/env_error", "tokens": 12, "samples": 1}
+REPORT = {"env_id": 0, "instance": "a", "sequence": 1, "counts": [COUNT]}
+
+
+def test_states_are_a_word_and_a_reason():
+    assert (drop_state("short"), discard_state("late")) == ("dropped/short", "discarded/late")
+    assert AccountReport(**REPORT).counts[0].state == drop_state("env_error")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"state": "a/b/c"}, {"state": "<b>"}, {"version": -3}, {"more": 1}]
+)
+def test_a_counter_of_another_form_is_refused(wrong):
+    with pytest.raises(ValidationError):
+        AccountCount(**{**COUNT, **wrong})

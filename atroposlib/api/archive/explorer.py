@@ -39,8 +39,8 @@ from atroposlib.errors import ConfigError, UnknownGroup
 from atroposlib.utils.tokenizers.loading import local_tokenizer
 from atroposlib.utils.tokenizers.texts import exact_text, token_texts
 from atroposlib.wire import explore
-from atroposlib.wire.account import RunAccount
 from atroposlib.wire.binary import unpack_columns
+from atroposlib.wire.explore import RunAccount
 from atroposlib.wire.group_arrays import Columns
 from atroposlib.wire.images import pictures_of
 from atroposlib.wire.numbers import finite_float

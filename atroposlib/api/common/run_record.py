@@ -42,7 +42,7 @@ class EnvSteering(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class ProcessAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest counters of tokens of an environment process; see ``wire.account``."""
+    """The newest counters of tokens of an environment process; see ``wire.status``."""
 
     env: str  # wandb_name
     sequence: int

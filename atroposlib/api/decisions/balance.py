@@ -4,7 +4,7 @@
                                           +--> run_account: generated + supplied = sum of the states
     rows of the archive ------------------'
 
-A report of a process says which of its tokens were posted; the rows say what became of them.
+A report of a process has the posted tokens; the rows have their end state.
 Rows that no report has counted yet, because the process died before its next report, or is about
 to send it, count as returned: they are taken out of the tokens in flight first. What is left in
 flight of a process that died is ``discarded/lost_with_its_process``. Replies that arrived
@@ -20,7 +20,8 @@ from typing import NamedTuple
 import msgspec
 
 from atroposlib.api.common.run_record import ProcessAccount, RunRecord
-from atroposlib.wire.account import (
+from atroposlib.wire.explore import AccountLine, RunAccount
+from atroposlib.wire.status import (
     IN_FLIGHT,
     JOURNALLED,
     LEASED,
@@ -31,11 +32,9 @@ from atroposlib.wire.account import (
     RECOVERED,
     SUPPLIED,
     TRAINED,
-    AccountLine,
     AccountReport,
-    RunAccount,
     StateCount,
-    dropped,
+    drop_state,
 )
 
 SILENT_AFTER_S = 60.0  # six reports
@@ -48,7 +47,7 @@ _STATE_OF = {
     "leased": LEASED,
     "acked": TRAINED,
     "committed": TRAINED,
-    "dead": dropped("dead_batch"),
+    "dead": drop_state("dead_batch"),
 }
 
 
@@ -86,10 +85,10 @@ def with_report(run: RunRecord, report: AccountReport, env: str, now: float) -> 
         env=env, sequence=report.sequence, at=now, ended=report.ended, counts=counts
     )
     accounts = {**run.accounts, report.instance: account}
-    return msgspec.structs.replace(run, accounts=merged_accounts(accounts, now))
+    return msgspec.structs.replace(run, accounts=merge_accounts(accounts, now))
 
 
-def merged_accounts(
+def merge_accounts(
     accounts: Mapping[str, ProcessAccount], now: float
 ) -> Mapping[str, ProcessAccount]:
     """``accounts`` within the bound: the oldest of over processes are added up by environment."""
@@ -108,12 +107,12 @@ def merged_accounts(
             sequence=max(part.sequence for part in parts),
             at=max(part.at for part in parts),
             ended=all(part.ended for part in parts),
-            counts=_summed(parts),
+            counts=_sum_of(parts),
         )
     return kept
 
 
-def _summed(parts: Iterable[ProcessAccount]) -> tuple[tuple[int, str, int, int], ...]:
+def _sum_of(parts: Iterable[ProcessAccount]) -> tuple[tuple[int, str, int, int], ...]:
     tokens: Counter[tuple[int, str]] = Counter()
     samples: Counter[tuple[int, str]] = Counter()
     for part in parts:
@@ -134,9 +133,9 @@ def is_over(account: ProcessAccount, now: float) -> bool:
 def end_state(state: str | None, why: str | None) -> str:
     """The end state of the trained tokens of a row by its state in the index."""
     if state == "dropped":
-        return dropped(why or "queue")  # too old, or rows of a group that never was whole
+        return drop_state(why or "queue")  # too old, or rows of a group that never was whole
     if state in ("acked", "committed") and why is not None:
-        return NO_GRADIENT if why == ZERO_ADVANTAGE else dropped(why)
+        return NO_GRADIENT if why == ZERO_ADVANTAGE else drop_state(why)
     return _STATE_OF.get(state or "", QUEUED)
 
 
@@ -159,7 +158,7 @@ def run_account(
         own = [account for account in accounts if account.env == env]
         part = _env_account(env, own, [row for row in rows if (row.env or "") == env], now)
         if part.unlisted > 0 and freed:
-            key = Line(env, None, None, dropped("beyond_the_archive"))
+            key = Line(env, None, None, drop_state("beyond_the_archive"))
             part.lines[key] = StateCount(part.unlisted, 0)
         elif part.unlisted > 0:
             unknown += part.unlisted
@@ -224,7 +223,7 @@ def _env_account(
 
 
 def _take_out(lines: dict[Line, StateCount], tokens: int) -> None:
-    """Take ``tokens``, which rows hold by now, out of those in flight or lost."""
+    """Take ``tokens``, which rows hold by now, out of tokens in flight or lost."""
     for line in sorted(lines, key=lambda line: (line.state, line.version or 0)):
         if line.state in (IN_FLIGHT, LOST):
             count = lines[line]

@@ -48,7 +48,9 @@ from atroposlib.api.store.sql.ack import After
 from atroposlib.api.store.sql.run import begin_run, reset_run
 from atroposlib.errors import ConfigError
 from atroposlib.wire import ids
-from atroposlib.wire.account import AccountReport
+from atroposlib.wire.status import (
+    AccountReport,
+)
 
 MAX_SHARES = 256  # environments listed by /status, which people read and monitors poll
 MAX_HELD = 10_000  # pairs of run and server whose version was noted

@@ -18,7 +18,9 @@ from atroposlib.api.web.openapi import ENV_IDENTIFIER_BODY, refusals
 from atroposlib.api.web.routes import BytesRoute, JsonRoute, of_json
 from atroposlib.errors import ConfigError, UnknownEnv
 from atroposlib.wire import ids
-from atroposlib.wire.account import AccountReport
+from atroposlib.wire.status import (
+    AccountReport,
+)
 
 WAITING_POLLS_PER_S = 50.0  # polls of all environments that wait for the trainer
 MAX_POLL_S = 60.0

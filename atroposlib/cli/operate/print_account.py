@@ -19,7 +19,10 @@ from atroposlib.api.archive.load import open_explorer, place
 from atroposlib.errors import ConfigError
 from atroposlib.run_status.polling import address_in
 from atroposlib.run_status.why import add_run, parser_of
-from atroposlib.wire.account import OLDER_VERSIONS, AccountLine, RunAccount
+from atroposlib.wire.explore import AccountLine, RunAccount
+from atroposlib.wire.status import (
+    OLDER_VERSIONS,
+)
 
 APART_S = 2.0
 TIMEOUT_S = 30.0

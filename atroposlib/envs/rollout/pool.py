@@ -33,7 +33,9 @@ from atroposlib.envs.rollout.samples import outcome_of
 from atroposlib.envs.rollout.token_account import TokenAccount, end_group
 from atroposlib.errors import AtroposError, RolloutError, boundary
 from atroposlib.generation.sessions.recording import recorded_nodes
-from atroposlib.wire.account import dropped
+from atroposlib.wire.status import (
+    drop_state,
+)
 
 if TYPE_CHECKING:
     from atroposlib.envs.settings.config import BaseEnvConfig
@@ -269,7 +271,7 @@ class WorkerPool:
     def _note(self, outcome: Outcome, job: RolloutTask) -> None:
         self.counts[outcome.status.value] += 1
         if outcome.status in _WITHOUT_GROUP:
-            end_group(dropped(outcome.samples_failed or outcome.status.value))
+            end_group(drop_state(outcome.samples_failed or outcome.status.value))
         self.backlog.extend(outcome.backlog)
         if self.on_end is not None:
             self.on_end(outcome, job.item)

@@ -23,11 +23,12 @@ from typing import Any, NamedTuple
 
 from atroposlib.generation.engines.returned import (
     ReturnedTokens,
-    receiving_tokens,
     token_receiver,
+    use_receiver,
 )
 from atroposlib.generation.sampling.generation import UNKNOWN_VERSION
-from atroposlib.wire.account import (
+from atroposlib.wire.messages import MASKED, EnvIdentifier
+from atroposlib.wire.status import (
     EVALUATED,
     HELPER,
     IN_FLIGHT,
@@ -40,10 +41,9 @@ from atroposlib.wire.account import (
     AccountCount,
     AccountReport,
     StateCount,
-    discarded,
-    dropped,
+    discard_state,
+    drop_state,
 )
-from atroposlib.wire.messages import MASKED, EnvIdentifier
 
 KEPT_VERSIONS = 16  # newest versions reported apart; older versions are reported together
 NO_GROUP = "no_group"  # the environment returned nothing for the item
@@ -112,7 +112,7 @@ def end_group(state: str, rows: Sequence[RowCount] = ()) -> None:
         tally.ends.append(GroupEnd(state, rows))
 
 
-def settled_rollout(tally: Tally, fallback: str) -> Counts:
+def rollout_ends(tally: Tally, fallback: str) -> Counts:
     """End states of the tokens of a rollout; without the end of a group ``fallback``.
 
     Posted rows count with their trained tokens. If they have more tokens than servers returned,
@@ -151,7 +151,7 @@ def settled_rollout(tally: Tally, fallback: str) -> Counts:
 class TokenAccount:
     """Counters of an environment process in a run, by version and end state.
 
-    ``is_policy`` decides whether a server serves the trained model: the tokens of others, of a
+    ``is_policy`` decides whether a server serves the trained model: the tokens of a
     judge or a teacher, end as ``helper``.
     """
 
@@ -170,36 +170,36 @@ class TokenAccount:
     # --- counting ---------------------------------------------------------------------
 
     @contextmanager
-    def receiving(self) -> Iterator[None]:
+    def count_replies(self) -> Iterator[None]:
         """Count the replies of this block, also outside of samples."""
-        with receiving_tokens(_Receiver(self)):
+        with use_receiver(_Receiver(self)):
             yield
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
+    def count_evaluation(self) -> Iterator[None]:
         """Count the replies of this block as evaluated."""
-        if token_receiver() is None:
+        if token_receiver.get() is None:
             yield
             return
-        with receiving_tokens(_Receiver(self, outside=EVALUATED)):
+        with use_receiver(_Receiver(self, outside=EVALUATED)):
             yield
 
     @contextmanager
-    def rollout(self, fallback: str = dropped(NO_GROUP)) -> Iterator[Tally]:
+    def rollout(self, fallback: str = drop_state(NO_GROUP)) -> Iterator[Tally]:
         """Count the replies of a rollout, and settle them at its end."""
-        with self._tallying() as tally:
+        with self._open_tally() as tally:
             try:
                 yield tally
             finally:
-                self._settle(tally, settled_rollout(tally, fallback))
+                self._settle(tally, rollout_ends(tally, fallback))
 
     @contextmanager
-    def _tallying(self) -> Iterator[Tally]:
+    def _open_tally(self) -> Iterator[Tally]:
         tally = Tally()
         self._open[tally] = None
         token = _TALLY.set(tally)
         try:
-            with receiving_tokens(_Receiver(self, tally)):
+            with use_receiver(_Receiver(self, tally)):
                 yield tally
         finally:
             _TALLY.reset(token)
@@ -208,7 +208,7 @@ class TokenAccount:
         """Count a reply in ``tally``, or in an end state if it belongs to no open sample."""
         self.returned += reply.tokens
         if reply.discarded:
-            self.settle(discarded(reply.discarded), reply.version, reply.tokens, 0)
+            self.settle(discard_state(reply.discarded), reply.version, reply.tokens, 0)
         elif reply.split != "train" and tally is None:
             self.settle(EVALUATED, reply.version, reply.tokens, 0)
         elif reply.server is not None and not self._is_policy(reply.server):
@@ -218,18 +218,18 @@ class TokenAccount:
         elif tally.is_open:
             tally.add(reply.tokens, reply.version)
         else:
-            self.settle(discarded(LATE), reply.version, reply.tokens, 0)
+            self.settle(discard_state(LATE), reply.version, reply.tokens, 0)
 
     @contextmanager
     def sample(self, rollout: Tally) -> Iterator[Tally]:
         """Count the replies of a sample, which joins ``rollout`` unless it failed."""
-        with self._tallying() as sample:
+        with self._open_tally() as sample:
             try:
                 yield sample
             finally:
                 counts: Counts = {}
                 if sample.failure:
-                    state = dropped(sample.failure)
+                    state = drop_state(sample.failure)
                     counts = {(sample.version, state): StateCount(sample.tokens, 1)}
                 else:
                     rollout.add_sample(sample)
@@ -292,7 +292,7 @@ class TokenAccount:
         self, who: EnvIdentifier, now: float, ended: bool = False
     ) -> AccountReport | None:
         """The next report; None if nothing changed, or the last was just sent."""
-        counts = folded_versions(self.counts(), KEPT_VERSIONS)
+        counts = fold_versions(self.counts(), KEPT_VERSIONS)
         if self._reported is not None and not ended:
             before, at = self._reported
             # A report now and then shows that the tokens in flight are not lost.
@@ -316,7 +316,7 @@ class TokenAccount:
         )
 
 
-def folded_versions(counts: Counts, kept: int) -> dict[tuple[int, str], StateCount]:
+def fold_versions(counts: Counts, kept: int) -> dict[tuple[int, str], StateCount]:
     """``counts`` with all versions older than the newest ``kept`` under OLDER_VERSIONS."""
     newest = sorted({version for version, _ in counts if version >= 0})[-kept:]
     tokens: Counter[tuple[int, str]] = Counter()
@@ -347,7 +347,7 @@ def sample_tally() -> Iterator[Tally]:
 
     Outside of a rollout with an account nothing is counted.
     """
-    receiver, rollout = token_receiver(), _TALLY.get()
+    receiver, rollout = token_receiver.get(), _TALLY.get()
     if rollout is None or not isinstance(receiver, _Receiver):
         yield Tally()
         return

@@ -82,7 +82,7 @@ class PeriodicEvaluation:
         try:
             with (
                 boundary(self.run.label(), f"step {step}", "evaluate"),
-                self.account.evaluating(),
+                self.account.count_evaluation(),
             ):
                 await self.hook()
         except AtroposError as error:

@@ -47,7 +47,10 @@ from atroposlib.errors import (
 )
 from atroposlib.generation.sessions.recording import recorded_here
 from atroposlib.wire import EnvRegistered
-from atroposlib.wire.account import POSTED, dropped
+from atroposlib.wire.status import (
+    POSTED,
+    drop_state,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +95,7 @@ class GroupStats:
     ) -> None:
         """Count a dropped group; log the first of each reason and detail."""
         self.dropped[reason.value] += 1
-        end_group(dropped(reason.value), rows_of_group(group))
+        end_group(drop_state(reason.value), rows_of_group(group))
         self.reports.drop(reason.value, group)
         self.recent.append((reason, detail))
         if reason is RejectReason.SAME_SCORES:

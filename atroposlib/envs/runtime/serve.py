@@ -124,7 +124,7 @@ class Serve:
         require_trainable(self.runtime.config)
         if only_checks():
             return
-        with self.runtime.account.receiving():  # also in all tasks that begin here
+        with self.runtime.account.count_replies():  # also in all tasks that begin here
             await self._serve()
 
     async def _serve(self) -> None:

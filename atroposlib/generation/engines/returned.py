@@ -35,27 +35,23 @@ class ReturnedTokens:
 
 
 Receiver = Callable[[ReturnedTokens], None]
-_RECEIVER: ContextVar[Receiver | None] = ContextVar("receiver", default=None)
+# Copied by calls that another task makes on behalf of a block.
+token_receiver: ContextVar[Receiver | None] = ContextVar("token_receiver", default=None)
 
 
 @contextmanager
-def receiving_tokens(receiver: Receiver | None) -> Iterator[None]:
+def use_receiver(receiver: Receiver | None) -> Iterator[None]:
     """Call ``receiver`` for each reply of this block, in place of an outer receiver."""
-    token = _RECEIVER.set(receiver)
+    token = token_receiver.set(receiver)
     try:
         yield
     finally:
-        _RECEIVER.reset(token)
-
-
-def token_receiver() -> Receiver | None:
-    """The receiver here, for calls that another task makes on behalf of this block."""
-    return _RECEIVER.get()
+        token_receiver.reset(token)
 
 
 def note_returned(server: Any, split: str, result: Any, discarded: str = "") -> None:
     """Note the completion tokens of ``result``, in any form that a server's client returns."""
-    if (receiver := _RECEIVER.get()) is not None and (tokens := generated_tokens(result)):
+    if (receiver := token_receiver.get()) is not None and (tokens := generated_tokens(result)):
         version = oldest_version(result)
         if version == UNKNOWN_VERSION:
             version = getattr(server, "announced_version", None)

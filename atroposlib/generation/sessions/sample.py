@@ -63,10 +63,9 @@ async def sample_tokens(
         outputs = _generations(
             await server.tokens_and_logprobs_completion(
                 **{**kwargs, "prompt": prompt_text, "input_ids": input_ids}
-            )
+            ),
+            noted=isinstance(server, APIServer),
         )
-        if not isinstance(server, APIServer):  # which notes its replies itself
-            note_returned(None, str(kwargs.get("split") or "train"), outputs)
     if not outputs:
         raise TokensMissing(f"{type(server).__name__} returned no output")
     sampling = span_sampling(kwargs)
@@ -130,7 +129,7 @@ def has_generate(server: object) -> bool:
     return hasattr(type(server), "generate") and _TOKENS_CALL not in vars(server)
 
 
-def _generations(answer: Any) -> list[Generation]:
+def _generations(answer: Any, *, noted: bool) -> list[Generation]:
     if not isinstance(answer, (tuple, list)) or len(answer) != 4:
         raise TokensMissing(
             f"{_TOKENS_CALL} did not return (prompt ids, [tokens], [logprobs], "
@@ -141,6 +140,8 @@ def _generations(answer: Any) -> list[Generation]:
         row is None for row in [*tokens, *logprobs]
     ):
         raise TokensMissing("an output came without token ids or logprobs")
+    if not noted:  # by its client, as the replies of every APIServer
+        note_returned(None, "train", answer)
     return from_four_tuple(prompt_ids, tokens, logprobs, reasons)
 
 

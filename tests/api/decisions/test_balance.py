@@ -9,12 +9,14 @@ from atroposlib.api.decisions import balance
 from atroposlib.api.decisions.balance import (
     RowTotal,
     end_state,
-    merged_accounts,
+    merge_accounts,
     run_account,
     with_report,
     with_server_count,
 )
-from atroposlib.wire.account import AccountReport
+from atroposlib.wire.status import (
+    AccountReport,
+)
 
 
 def process(*counts, at=100.0, ended=True, sequence=1, env="a"):
@@ -141,5 +143,5 @@ def test_the_newest_report_of_a_process_counts_once():
 def test_accounts_of_ended_processes_are_added_up_beyond_the_bound(monkeypatch):
     monkeypatch.setattr(balance, "MAX_PROCESSES", 2)
     accounts = {str(i): process((1, "posted", 10, 1), at=float(i)) for i in range(4)}
-    merged = merged_accounts(accounts, now=4.0)
+    merged = merge_accounts(accounts, now=4.0)
     assert merged == {"sum-a": process((1, "posted", 40, 4), at=3.0)}

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from atroposlib.cli.operate.print_account import account_table, main
-from atroposlib.wire.account import AccountLine, RunAccount
+from atroposlib.wire.explore import AccountLine, RunAccount
 from tests.api.archive.certified import trained_run
 from tests.api.harness import Api
 

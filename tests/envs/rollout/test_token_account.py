@@ -10,20 +10,22 @@ from atroposlib.envs.rollout.token_account import (
     Tally,
     TokenAccount,
     end_group,
-    folded_versions,
+    fold_versions,
+    rollout_ends,
     rows_of_group,
     sample_tally,
-    settled_rollout,
 )
 from atroposlib.generation.engines.returned import ReturnedTokens, token_receiver
 from atroposlib.wire import EnvIdentifier
-from atroposlib.wire.account import StateCount
+from atroposlib.wire.status import (
+    StateCount,
+)
 
 WHO = EnvIdentifier(env_id=1, run_id="r")
 
 
 def returned(tokens, version=2, split="train", server=None, discarded=""):
-    token_receiver()(ReturnedTokens(server, split, tokens, version, discarded))
+    token_receiver.get()(ReturnedTokens(server, split, tokens, version, discarded))
 
 
 def total(account):
@@ -34,7 +36,7 @@ def total(account):
 
 def test_a_rollout_with_a_failed_sample_and_a_posted_row():
     account = TokenAccount()
-    with account.receiving(), account.rollout():
+    with account.count_replies(), account.rollout():
         with sample_tally() as sample:
             returned(10)
             sample.fail("env_error")
@@ -53,29 +55,29 @@ def test_a_rollout_with_a_failed_sample_and_a_posted_row():
 def test_more_trained_tokens_than_returned_are_supplied_by_the_environment():
     tally = Tally(tokens=4, samples=1, version=3)
     account = TokenAccount()
-    with account.receiving(), account.rollout():
+    with account.count_replies(), account.rollout():
         returned(4, version=3)
         end_group("posted", [RowCount(3, 10)])
     assert account.counts() == {
         (3, "posted"): StateCount(10, 1),
         (3, "supplied"): StateCount(6, 0),
     }
-    assert settled_rollout(tally, "dropped/no_group") == {
+    assert rollout_ends(tally, "dropped/no_group") == {
         (3, "dropped/no_group"): StateCount(4, 1)
     }
 
 
 def test_calls_outside_of_samples_have_states_of_their_own():
     account = TokenAccount(lambda server: server == "policy")
-    with account.receiving():
+    with account.count_replies():
         returned(1, server="judge")
         returned(2, server="policy")
         returned(3, split="eval", server="policy")
         returned(4, discarded="old_weights")
-        with account.evaluating():
+        with account.count_evaluation():
             returned(5, server="policy")
         with account.rollout():
-            late = token_receiver()
+            late = token_receiver.get()
         late(ReturnedTokens(None, "train", 6, 2))
     assert {key: count.tokens for key, count in account.counts().items()} == {
         (-1, "helper"): 1,
@@ -91,7 +93,7 @@ def test_a_report_is_sent_when_something_changed_and_again_while_samples_are_ope
     account = TokenAccount()
     account.begin_run("r")
     assert account.report(WHO, 0.0) is None
-    with account.receiving(), account.rollout():
+    with account.count_replies(), account.rollout():
         returned(5)
         first = account.report(WHO, 0.0)
         assert [(c.state, c.tokens) for c in first.counts] == [("in_flight", 5)]
@@ -121,7 +123,7 @@ def test_samples_of_a_journal_move_and_are_taken_over():
 
 def test_old_versions_are_reported_together():
     counts = {(v, "posted"): StateCount(v, 1) for v in range(-1, 5)}
-    assert folded_versions(counts, 2) == {
+    assert fold_versions(counts, 2) == {
         (-1, "posted"): StateCount(-1, 1),
         (-2, "posted"): StateCount(0 + 1 + 2, 3),
         (3, "posted"): StateCount(3, 1),
@@ -158,7 +160,7 @@ ENDS = st.lists(
 @given(st.lists(st.tuples(SAMPLES, ENDS), max_size=5))
 def test_any_sequence_of_draws_drops_and_posts_balances(rollouts):
     account = TokenAccount()
-    with account.receiving():
+    with account.count_replies():
         for samples, ends in rollouts:
             with account.rollout():
                 for tokens, end in samples:

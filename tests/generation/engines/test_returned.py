@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from atroposlib.generation.engines.returned import (
     note_returned,
     oldest_version,
-    receiving_tokens,
     token_receiver,
+    use_receiver,
 )
 from atroposlib.generation.sampling.generation import Generation
 
@@ -26,21 +26,21 @@ def generation(versions):
 
 def test_a_reply_goes_to_the_innermost_receiver_with_its_oldest_version():
     outer, inner = [], []
-    with receiving_tokens(outer.append):
-        with receiving_tokens(inner.append):
+    with use_receiver(outer.append):
+        with use_receiver(inner.append):
             note_returned("server", "train", [generation([3, 2]), generation([-1])])
         note_returned("server", "eval", ([1], [[5, 6]], [[0, 0]], ["stop"]), "old_weights")
     [reply], [thrown_away] = inner, outer
     assert (reply.tokens, reply.version, reply.discarded) == (3, 2, "")
     assert (thrown_away.tokens, thrown_away.split) == (2, "eval")
     assert thrown_away.discarded == "old_weights"
-    assert token_receiver() is None
+    assert token_receiver.get() is None
 
 
 def test_a_reply_without_versions_has_the_announced_version():
     replies = []
     chat = SimpleNamespace(usage=SimpleNamespace(completion_tokens=7))
-    with receiving_tokens(replies.append):
+    with use_receiver(replies.append):
         note_returned(SimpleNamespace(announced_version=4), "train", chat)
         note_returned(None, "train", chat)
         note_returned(None, "train", {"prompt_tokens": [1]})
