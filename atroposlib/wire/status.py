@@ -250,7 +250,7 @@ class DropReport(EnvIdentifier):
 
 # --- balance sheet of tokens ------------------------------------------------------------
 #
-# Each token that an inference server returned is in exactly one end state:
+# Each token that an inference server returned has a single end state:
 #
 #     trained        in a trained row, and trained
 #     no_gradient    in a trained row whose advantages are all 0
@@ -269,7 +269,7 @@ MASKED_STATE, EVALUATED, HELPER = "masked", "evaluated", "helper"
 IN_FLIGHT, JOURNALLED, RECOVERED = "in_flight", "journalled", "recovered"
 TRAINED, NO_GRADIENT, QUEUED, LEASED = "trained", "no_gradient", "queued", "leased"
 LOST = "discarded/lost_with_its_process"
-OLDER_VERSIONS = -2  # stands for all versions older than those reported apart; -1: unknown
+OLDER_VERSIONS = -2  # all versions older than the versions reported apart; -1: unknown
 MAX_COUNTS = 4096
 
 

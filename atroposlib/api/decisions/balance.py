@@ -148,7 +148,7 @@ def run_account(
 ) -> RunAccount:
     """The balance; ``by`` is "env", "version", "step", or empty for the sum of all.
 
-    ``freed`` tells that the archive no longer lists all rows: the tokens it does not list are
+    ``freed``: the archive no longer lists all rows: the tokens it does not list are
     then ``dropped/beyond_the_archive``, and not unknown.
     """
     lines: dict[Line, StateCount] = {}
@@ -260,7 +260,7 @@ def _lines_by(lines: Mapping[Line, StateCount], by: str) -> list[AccountLine]:
 
 
 def _newest(line: Line) -> tuple[int, int]:
-    """Sort key: older versions and steps first, unknown ones last."""
+    """Sort key: older versions and steps first, unknown values last."""
     last = 2**62
     version = last if line.version is None or line.version == -1 else line.version
     return version, last if line.step is None else line.step

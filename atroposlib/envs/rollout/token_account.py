@@ -1,8 +1,8 @@
-"""Account of the tokens that servers returned to an environment: each sample ends in one state.
+"""Account of the tokens that servers returned to an environment: each sample has an end state.
 
     reply --> open tally of a sample --ends well--> tally of its rollout --.
                      '--fails--> dropped/<outcome>                         |
-    rollout ends: rows sent --> posted; their other tokens --> masked <----'
+    rollout ends: rows sent --> posted; the remaining tokens --> masked <-'
                   groups dropped --> dropped/<reason>
     reply outside of a rollout --> evaluated, helper, discarded/<reason>
 
@@ -186,7 +186,7 @@ class TokenAccount:
 
     @contextmanager
     def rollout(self, fallback: str = drop_state(NO_GROUP)) -> Iterator[Tally]:
-        """Count the replies of a rollout, and settle them at its end."""
+        """Count the replies of a rollout, settled at its end."""
         with self._open_tally() as tally:
             try:
                 yield tally
@@ -257,9 +257,9 @@ class TokenAccount:
         self.settle(JOURNALLED, version, tokens, samples)
 
     def take_over(self, version: int, tokens: int, samples: int) -> None:
-        """Enter samples of the journal of an earlier life, whose last report holds them.
+        """Enter samples of the journal of an earlier life, whose last report holds these.
 
-        The state ``recovered`` of this process cancels ``journalled`` of the other, so that
+        The state ``recovered`` of this process cancels ``journalled`` of the earlier, so that
         the samples count once; they then end as samples of this process.
         """
         self.settle(RECOVERED, version, tokens, samples)
@@ -358,7 +358,7 @@ def sample_tally() -> Iterator[Tally]:
 def rows_of_columns(
     seq_lens: Sequence[int], trained_lengths: Sequence[int], versions: Any
 ) -> list[RowCount]:
-    """A count per row; ``versions`` are those of all tokens, or None.
+    """A count per row; ``versions``: of all tokens, or None.
 
     The same numbers as the rollout API computes at the arrival of a group.
     """

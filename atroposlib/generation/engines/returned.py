@@ -24,7 +24,7 @@ class ReturnedTokens:
 
     ``server`` is the client that received it, None if the tokens are of the trained model in
     any case. ``version`` is the oldest policy version among the tokens. ``discarded`` is the
-    reason why the client passes none of them on, else empty.
+    reason why the client passes no token on, else empty.
     """
 
     server: Any
