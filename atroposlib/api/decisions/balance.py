@@ -151,29 +151,20 @@ def run_account(
     ``freed``: the archive no longer lists all rows: the tokens it does not list are
     then ``dropped/beyond_the_archive``, and not unknown.
     """
-    lines: dict[Line, StateCount] = {}
-    generated = supplied = unknown = 0
-    envs = {account.env for account in accounts} | {row.env or "" for row in rows}
-    for env in sorted(envs):
-        own = [account for account in accounts if account.env == env]
-        part = _env_account(env, own, [row for row in rows if (row.env or "") == env], now)
-        if part.unlisted > 0 and freed:
-            key = Line(env, None, None, drop_state("beyond_the_archive"))
-            part.lines[key] = StateCount(part.unlisted, 0)
-        elif part.unlisted > 0:
-            unknown += part.unlisted
-        lines |= part.lines
-        generated += part.generated
-        supplied += part.supplied
+    part = _tokens_of(accounts, rows, now)
+    lines, unknown = dict(part.lines), part.unlisted
+    if freed and unknown:
+        beyond = Line(None, None, None, drop_state("beyond_the_archive"))
+        lines[beyond], unknown = StateCount(unknown, 0), 0
     listed = _lines_by(lines, by)
     states: Counter[str] = Counter()
     for line, count in lines.items():
         states[line.state] += count.tokens
     return RunAccount(
-        generated=generated,
-        supplied=supplied,
+        generated=part.generated,
+        supplied=part.supplied,
         trained=states[TRAINED],
-        useful=states[TRAINED] / generated if generated else None,
+        useful=states[TRAINED] / part.generated if part.generated else None,
         moving=sum(states[state] for state in MOVING),
         unknown=unknown,
         processes=len(accounts),
@@ -181,8 +172,8 @@ def run_account(
     )
 
 
-class _EnvAccount(NamedTuple):
-    """The balance of an environment; ``unlisted``: posted tokens that no row holds."""
+class _Tokens(NamedTuple):
+    """All tokens; ``unlisted``: posted tokens that no row holds."""
 
     lines: dict[Line, StateCount]
     generated: int
@@ -190,9 +181,10 @@ class _EnvAccount(NamedTuple):
     unlisted: int
 
 
-def _env_account(
-    env: str, accounts: Sequence[ProcessAccount], rows: Sequence[RowTotal], now: float
-) -> _EnvAccount:
+def _tokens_of(
+    accounts: Sequence[ProcessAccount], rows: Sequence[RowTotal], now: float
+) -> _Tokens:
+    """Sums over all environments: a process that joins again may get another name."""
     lines: dict[Line, StateCount] = {}
 
     def add(line: Line, tokens: int, samples: int) -> None:
@@ -207,19 +199,19 @@ def _env_account(
             elif state == SUPPLIED:
                 supplied += tokens
             elif state == RECOVERED:
-                add(Line(env, version, None, JOURNALLED), -tokens, -samples)
+                add(Line(account.env, version, None, JOURNALLED), -tokens, -samples)
             else:
                 lost = state == IN_FLIGHT and is_over(account, now)
-                add(Line(env, version, None, LOST if lost else state), tokens, samples)
+                add(Line(account.env, version, None, LOST if lost else state), tokens, samples)
     for row in rows:
         state = end_state(row.state, row.why)
-        add(Line(env, row.version, row.step, state), row.tokens, row.samples)
+        add(Line(row.env, row.version, row.step, state), row.tokens, row.samples)
         listed += row.tokens
     unreported = max(0, listed - posted)
     _take_out(lines, unreported)
     total = sum(count.tokens for count in lines.values())
     unlisted = max(0, posted - listed)
-    return _EnvAccount(lines, total + unlisted - supplied, supplied, unlisted)
+    return _Tokens(lines, total + unlisted - supplied, supplied, unlisted)
 
 
 def _take_out(lines: dict[Line, StateCount], tokens: int) -> None:

@@ -53,10 +53,9 @@ def note_returned(server: Any, split: str, result: Any, discarded: str = "") -> 
     """Note the completion tokens of ``result``, in any form that a server's client returns."""
     if (receiver := token_receiver.get()) is not None and (tokens := generated_tokens(result)):
         version = oldest_version(result)
-        if version == UNKNOWN_VERSION:
-            version = getattr(server, "announced_version", None)
-        if not isinstance(version, int):
-            version = UNKNOWN_VERSION
+        announced = getattr(server, "announced_version", None)
+        if version == UNKNOWN_VERSION and isinstance(announced, int):
+            version = announced
         receiver(ReturnedTokens(server, split, tokens, version, discarded))
 
 
