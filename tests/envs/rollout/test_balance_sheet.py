@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import httpx
+import pytest
 
+from atroposlib.api.archive.load import open_explorer
+from atroposlib.api.decisions.balance import with_server_count
 from atroposlib.envs.rollout.groups import from_node
 from atroposlib.generation.configs import APIServerConfig
 from atroposlib.generation.routing.manager import ServerManager
@@ -136,3 +143,42 @@ async def test_groups_of_an_old_environment_and_its_drops_balance(
     assert (
         states["dropped/same_scores"][1] == 2 * env._atropos.group_stats.dropped["same_scores"]
     )
+
+
+KILLED = """
+import asyncio, sys
+from tests.envs.toys import ToyConfig, toy_env
+config = ToyConfig(use_wandb=False, group_size=2, max_batches_offpolicy=1, total_steps=3)
+url, api = sys.argv[1:]
+env = toy_env(config, url, rollout_server_url=api, metrics_path=None)
+asyncio.run(env.env_manager())
+"""
+
+
+@pytest.mark.slow
+async def test_a_killed_process_loses_only_tokens_that_the_server_counted(
+    api, fake, inference_url, toy_config
+):
+    client = api.trainer(batch_size=4, num_steps=3)
+    root = Path(__file__).parents[3]
+    words = [sys.executable, "-c", KILLED, inference_url, api.url]
+    with subprocess.Popen(
+        words, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}
+    ) as killed:
+        await train(client, 1)
+        await eventually(lambda: len(fake.requests) > 2)  # sampled after the first batch
+        killed.kill()
+    env = toy_env(toy_config, inference_url, rollout_server_url=api.url, metrics_path=None)
+    serving = asyncio.ensure_future(env.env_manager())
+    await train(client, 2, serving)
+    await asyncio.wait_for(serving, WAIT_S)
+    api.stop()
+    with open_explorer(api.data_dir, None) as (_, explorer):
+        account = explorer.account({})
+    api.start()
+    assert (account.unknown, account.supplied) == (0, 0)
+    assert account.generated <= fake.returned_tokens
+    counted = with_server_count(account, fake.returned_tokens)
+    tokens = {line.state: line.tokens for line in counted.lines}
+    assert sum(tokens.values()) == fake.returned_tokens
+    assert tokens["trained"] == account.trained > 0
