@@ -362,12 +362,17 @@ def rows_of_columns(
 
     The same numbers as the rollout API computes at the arrival of a group.
     """
+    import numpy as np  # loads where it is used
+
+    known = None if versions is None else np.asarray(versions)
     rows, at = [], 0
     for length, trained in zip(seq_lens, trained_lengths):
-        own = (
-            [] if versions is None else [int(v) for v in versions[at : at + length] if v >= 0]
-        )
-        rows.append(RowCount(min(own, default=UNKNOWN_VERSION), int(trained)))
+        version = UNKNOWN_VERSION
+        if known is not None:
+            own = known[at : at + length]
+            sampled = own[own >= 0]
+            version = int(sampled.min()) if len(sampled) else UNKNOWN_VERSION
+        rows.append(RowCount(version, int(trained)))
         at += length
     return rows
 
