@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import get_type_hints
 
 import msgspec
+import pytest
+from pydantic import ValidationError
 
 from atroposlib.wire import Registration, SampledSpan, ScoredData
 from atroposlib.wire.messages import NEUTRAL_SAMPLING, cuts_in_force
+from atroposlib.wire.status import AccountCount, AccountReport, discard_state, drop_state
 from tests.wire.records import group
 
 
@@ -43,3 +46,20 @@ def test_only_cuts_that_leave_tokens_out_are_in_force():
     assert cuts_in_force(NEUTRAL_SAMPLING) == {}
     in_force = {"top_p": 0.9, "top_k": 1, "min_p": 0.1}
     assert cuts_in_force({**in_force, "bad_words": ["no"]}) == in_force
+
+
+COUNT = {"version": 3, "state": "dropped/env_error", "tokens": 12, "samples": 1}
+REPORT = {"env_id": 0, "instance": "a", "sequence": 1, "counts": [COUNT]}
+
+
+def test_states_are_a_word_and_a_reason():
+    assert (drop_state("short"), discard_state("late")) == ("dropped/short", "discarded/late")
+    assert AccountReport(**REPORT).counts[0].state == drop_state("env_error")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"state": "a/b/c"}, {"state": "<b>"}, {"version": -3}, {"more": 1}]
+)
+def test_a_counter_of_another_form_is_refused(wrong):
+    with pytest.raises(ValidationError):
+        AccountCount(**{**COUNT, **wrong})

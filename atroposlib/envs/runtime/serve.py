@@ -124,6 +124,10 @@ class Serve:
         require_trainable(self.runtime.config)
         if only_checks():
             return
+        with self.runtime.account.count_replies():  # also in all tasks that begin here
+            await self._serve()
+
+    async def _serve(self) -> None:
         self._heart = asyncio.ensure_future(repeat(HEARTBEAT_S, self.beat))
         self.servers.begin()
         self.shutdown.listen()
@@ -376,6 +380,14 @@ class Serve:
         await self.servers.refresh()
         if self._run.registered is not None:
             await runtime.group_stats.reports.send(self.client, self._run.identity)
+            await self._report_account(ended="ended" in last)
+
+    async def _report_account(self, *, ended: bool) -> None:
+        who, account = self._run.identity, self.runtime.account
+        account.begin_run(who.run_id or "")
+        report = account.report(who, time.monotonic(), ended=ended)
+        if report is not None and not await self.client.report_account(report):
+            account.report_again()
 
     async def _drain(self) -> None:
         self.phase = EnvPhase.DRAINING
