@@ -284,7 +284,7 @@ def _train(
     waits.pulse.servers = publisher.fleet.states
     left = cfg.training_steps - state.step
     claims = partial(BatchPrefetcher, batches=left, ahead=cfg.prefetch, lease_s=cfg.lease_s)
-    prefetcher = stack.enter_context(claims(client, state)) if client else None
+    prefetcher = stack.enter_context(claims(client, state, cfg.algorithms)) if client else None
     evaluation = evaluator.at_start(state, publisher.fleet.urls)
 
     while state.step < cfg.training_steps:

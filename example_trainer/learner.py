@@ -18,16 +18,18 @@ import torch
 
 from atroposlib.wire import ClaimedBatch, ScoredData
 from example_trainer import losses
-from example_trainer.advantage.prepare import Prepared, prepare_batch
+from example_trainer.advantage.prepare import Prepared, prepare_parts
 from example_trainer.data.rows import Row, TrainingBatch, to_rows
+from example_trainer.data.sampling import at_temperature, named_environment
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import loading
 from example_trainer.model.critic import load_value_model
 from example_trainer.model.model_dir import TrainerState, save_adapter, save_model
 from example_trainer.model.policy import Policy
 from example_trainer.run.metrics_log import batch_metrics, warn_once
+from example_trainer.settings.algorithms import Algorithm, algorithms_of
 from example_trainer.settings.config import TrainingConfig
-from example_trainer.settings.loss import LossSettings, ObjectiveSettings
+from example_trainer.settings.loss import ObjectiveSettings
 from example_trainer.settings.plugins import require_plugins
 from example_trainer.state import StopSignal
 from example_trainer.update.optimizer import build_optimizer
@@ -53,7 +55,7 @@ class TrainedModels:
         self, rows: Sequence[Row], settings: ObjectiveSettings, version: int
     ) -> Prepared:
         """Rewards of rows to advantages, by these models."""
-        return prepare_batch(
+        return prepare_parts(
             rows,
             settings,
             version,
@@ -67,7 +69,7 @@ def load_models(cfg: TrainingConfig, world: Ranks) -> TrainedModels:
     """Load what the settings train; raises as :func:`loading.load_policy`."""
     policy = loading.load_policy(cfg, world)
     reference, critic = None, None
-    if cfg.kl_coef > 0:
+    if any(own.kl_coef > 0 for own in (cfg, *algorithms_of(cfg).values())):
         reference = loading.load_reference(cfg, cfg.reference_model, world)
     if cfg.critic:
         value_model = load_value_model(cfg, cfg.critic_model, world)
@@ -77,13 +79,23 @@ def load_models(cfg: TrainingConfig, world: Ranks) -> TrainedModels:
 
 
 def training_rows(
-    groups: Sequence[ScoredData], settings: LossSettings, policy: Policy, state: TrainerState
+    groups: Sequence[ScoredData],
+    settings: ObjectiveSettings,
+    policy: Policy,
+    state: TrainerState,
 ) -> TrainingBatch:
     """Rows of the groups of a batch; warns of what is missing in them."""
+    own = algorithms_of(settings)
+    own_G = [own.get(named_environment(group) or "", settings) for group in groups]
     batch = to_rows(
-        groups,
+        [
+            at_temperature(group, its.temperature) if isinstance(its, Algorithm) else group
+            for group, its in zip(groups, own_G)
+        ],
         policy.max_tokens_per_row,
-        needs_sampler=losses.needs_sampler(settings.loss) or settings.kl_bias_correction,
+        needs_sampler=[
+            losses.needs_sampler(its.loss) or its.kl_bias_correction for its in own_G
+        ],
         unknown_temperature=settings.unknown_temperature,
         incarnation=state.incarnation,
         starts=state.starts,

@@ -229,6 +229,10 @@ async def _groups(s: Session) -> None:
     await s.say("status-env", "POST", "/status-env", {"env_id": 0, "run_id": s.run_id})
     path = "/drops?env_id=0&reason=same_scores&count=12"
     await s.say("drops", "POST", path, group(7) | {"scores": [1.0, 1.0]})
+    dropped = {"version": 0, "state": "dropped/same_scores", "tokens": 48, "samples": 24}
+    posted = {"version": 0, "state": "posted", "tokens": 8, "samples": 4}
+    account = {"instance": "env-a-1", "sequence": 3, "counts": [posted, dropped]}
+    await s.say("account", "POST", "/account", {"env_id": 0, "run_id": s.run_id, **account})
     wrong = group(7, env_id=0) | {"masks": [[-100, -100, 7, 2], [-100]]}
     await s.say("invalid", "POST", "/groups", [wrong], run)
     gone = {"x-atropos-run-id": "another"}
@@ -300,6 +304,7 @@ async def _watching(s: Session) -> None:
         "batches/1/certificate",
         "curves?keys=reward",
         "histogram?field=reward",
+        "account",
     ):
         await s.say(f"explore {name.partition('?')[0]}", "GET", f"/explore/{name}")
     await s.say("explore weights", "GET", "/explore/weights")

@@ -24,13 +24,14 @@ from atroposlib.wire.messages import (
     MASKED_LOGPROB,
     MASKED_VERSION,
     MAX_LOGPROB,
+    NEUTRAL_CUTS,
     NEUTRAL_PENALTIES,
 )
 from atroposlib.wire.routing import wide_form
 from atroposlib.wire.safetensors import Array
 
-NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, **NEUTRAL_PENALTIES}
-# A server may sample with new weights for a moment before the trainer announces them.
+NEUTRAL = NEUTRAL_CUTS | NEUTRAL_PENALTIES
+# A server may sample with new weights for a moment before the trainer announces their version.
 UNANNOUNCED_VERSIONS = 1
 CLAIMS = {
     "tokens": "trained tokens are those that a session sampled",

@@ -49,6 +49,10 @@ COMMANDS = {
         "atroposlib.cli.operate.verify:main",
         "Certificate of the batches of a run.",
     ),
+    "account": (
+        "atroposlib.cli.operate.print_account:main",
+        "Where the tokens of a run went.",
+    ),
     "env new": ("atroposlib.cli.env_new:main", "Write the package of a new environment."),
     "env try": ("atroposlib.cli.env_try:main", "Print a few rollouts of an environment."),
     "env run": (

@@ -93,7 +93,8 @@ def trial(options: argparse.Namespace, words: Sequence[str]) -> int:
             from atroposlib.cli.trial.replay import replay
 
             with judge_counter(calls):
-                replay(env_files.load(options.environment), words, options.replay, options.n)
+                env_cls = env_files.load(options.environment)
+                replay(env_cls, words, options.replay, options.n, calls)
         else:
             env = environment_to_try(options, words)
             calls.leave_out(lambda: policy_addresses(env))

@@ -40,6 +40,9 @@ from atroposlib.client.groups import (
 )
 from atroposlib.errors import RolloutApiRefused
 from atroposlib.wire import ids
+from atroposlib.wire.status import (
+    AccountReport,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -224,6 +227,10 @@ class AsyncRolloutClient:
     async def report_step(self, report: wire.StepReport) -> bool:
         """Report the numbers of a step. Best effort: True if they arrived."""
         return await self._try(post("/steps", report, nothing, BEST_EFFORT_TIMEOUT_S))
+
+    async def report_account(self, report: AccountReport) -> bool:
+        """Report the counters of tokens. Best effort: True if they are durable."""
+        return await self._try(post("/account", report, nothing, BEST_EFFORT_TIMEOUT_S))
 
     async def report_drops(self, report: wire.DropReport, sample: bytes = b"") -> bool:
         """Report dropped groups, with a sample group in binary form. Best effort."""

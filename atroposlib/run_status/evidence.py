@@ -69,6 +69,13 @@ def label_of(process: Process) -> str:
     return _INSTANCE.sub("", str(process["name"]))
 
 
+def shown_name(process: Process) -> str:
+    """The name that views show: of an environment the name that it got from the API at joining."""
+    if process["role"] != "env":
+        return str(process["name"])
+    return str(process["details"].get("env") or label_of(process))
+
+
 def silence_s(process: Process) -> float:
     """Seconds without a heartbeat; of a server, without an answer to its callers."""
     server = process["role"] == "inference"
@@ -96,13 +103,13 @@ def silent_ones(processes: Iterable[Process]) -> list[Process]:
 def last_words(process: Process) -> str:
     """A silent process: since when, and the phase of its last heartbeat."""
     since = f"silent since {silence_s(process):.0f} s, last phase {process['phase']!r}"
-    return f"{process['role']} {process['name']}: {since}"
+    return f"{process['role']} {shown_name(process)}: {since}"
 
 
 def activity_of(process: Process) -> str:
     """A process with its phase, its wait and the age of its heartbeat."""
     waits = f", waits for {process['waiting_on']}" if process.get("waiting_on") else ""
-    return f"{process['name']}: {process['phase']}{waits} ({process['age_s']:.0f} s ago)"
+    return f"{shown_name(process)}: {process['phase']}{waits} ({process['age_s']:.0f} s ago)"
 
 
 @dataclass(frozen=True)

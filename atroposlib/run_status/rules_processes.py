@@ -313,7 +313,7 @@ def clocks_differ(e: Evidence) -> Lines:
 )
 def mostly_dropped(e: Evidence) -> Lines:
     lines = [
-        f"{ev.label_of(environment)}: {environment.get('waiting_on')}"
+        f"{ev.shown_name(environment)}: {environment.get('waiting_on')}"
         for environment in e.fresh("env")
         if environment["phase"] == ev.DROPPING
     ]

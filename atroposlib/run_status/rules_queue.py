@@ -36,7 +36,9 @@ def minimum_unmet(e: Evidence) -> Lines:
     match = _MINIMUM.search(e.reason)
     if not match or not e.idle("batch") or e.grown("groups_in_total", env=match[2]):
         return []
-    theirs = [process for process in e.processes if match[2].startswith(ev.label_of(process))]
+    theirs = [
+        process for process in e.processes if match[2].startswith(ev.shown_name(process))
+    ]
     works = any(
         detail_of(process, "rollouts_running") and ev.silence_s(process) <= ev.SILENT_S
         for process in theirs
@@ -50,14 +52,23 @@ def minimum_unmet(e: Evidence) -> Lines:
 @rule(40, "waiting", "an operator paused an environment")
 @fix("atropos api steer NAME resume, when it should go on")
 def paused_by_operator(e: Evidence) -> Lines:
-    names = re.findall(
-        r"([^\s,;]+)(?:, [^;]*)? (?:is|are) (?:paused|being drained) by", e.reason
-    )
-    parts = [part for part in e.reason.split("; ") if part.endswith(" by an operator")]
-    if not parts:
+    shares = [share for share in e.status.get("shares") or () if share.get("connected", True)]
+    steered = {share["name"]: share.get("state", "running") for share in shares}
+    words = {
+        "paused": "is paused by an operator",
+        "draining": "is being drained by an operator",
+    }
+    lines = [f"{name} {words[state]}" for name, state in steered.items() if state in words]
+    if not lines or not e.started or not e.reason:
         return []
-    name = names[0] if names else "NAME"
-    return RuleMatch(parts, remedy=f"atropos api steer {name} resume, when it should go on")
+    name, more = (
+        next(name for name, state in steered.items() if state in words),
+        len(lines) - 1,
+    )
+    others = f" ({more} more alike)" if more else ""
+    return RuleMatch(
+        lines, remedy=f"atropos api steer {name} resume, when it should go on{others}"
+    )
 
 
 @rule(16, "stuck", "the minimum allocations do not fit into one batch")

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from atroposlib.run_status.evidence import label_of
+from atroposlib.run_status.evidence import shown_name
 from atroposlib.run_status.polling import RunReport
 from atroposlib.run_status.verdict import EXIT_STATUS
 from atroposlib.run_status.why import ENDED, add_run, page, parser_of, report_on
@@ -138,7 +138,8 @@ def table_lines(report: RunReport, height: int = 10_000) -> list[Line]:
 
 def _process_line(process: Process, figures: Mapping[str, str]) -> Line:
     more = figures.get(process["name"], "") if process["state"] in ("works", "waits") else ""
-    text = f"{process['role']:<9} {process['label'][:17]:<17} {process['text']}{more}"
+    label = process["label"].partition("://")[2] or process["label"]  # the port shows, too
+    text = f"{process['role']:<9} {label[:17]:<17} {process['text']}{more}"
     return text, PROCESS_COLORS.get(process["state"], "")
 
 
@@ -149,12 +150,9 @@ def _figures_of(process: Process, status: Mapping[str, Any]) -> str:
         for name, form in _FIGURES.get(process["role"], {}).items()
         if isinstance(value := process["details"].get(name), (int, float))
     ]
-    # The API adds a number to the name that an environment asks for.
-    shares = [
-        share
-        for share in status.get("shares") or ()
-        if share["name"].rpartition("_")[0] == label_of(process)
-    ]
+    # Environments of earlier versions do not report the number that the API gave their name.
+    own, shares = shown_name(process), status.get("shares") or ()
+    shares = [s for s in shares if own in (s["name"], s["name"].rpartition("_")[0])]
     if process["role"] == "env" and shares:
         parts.append(f"share {shares[0]['realised']:.0%} of {shares[0]['asked']:.0%}")
     return "".join(f", {part}" for part in parts)

@@ -23,7 +23,7 @@ from atroposlib.run_status.evidence import (
     Finding,
     Process,
     detail_of,
-    label_of,
+    shown_name,
     silence_s,
 )
 
@@ -154,14 +154,15 @@ def process_lines(e: Evidence) -> Iterable[ProcessLine]:
     """A line per process, by role; of processes that a successor replaced, none."""
     silent = {process["name"] for role in _ROLES for process in e.silent(role)}
     for process in sorted(e.processes, key=lambda process: str(process["role"])):
-        label = label_of(process) if process["role"] == "env" else str(process["name"])
         ended = "ended" in process["details"]
         if ended and (process["role"] != "env" or not e.reason):
             continue  # an environment that ended may be why there is no batch
         if not ended and process["name"] not in silent and silence_s(process) > SILENT_S:
             continue  # replaced, or forgotten
         state, text = _present(process, e, ended=ended, silent=process["name"] in silent)
-        yield ProcessLine(str(process["role"]), str(process["name"]), label, state, text)
+        yield ProcessLine(
+            str(process["role"]), str(process["name"]), shown_name(process), state, text
+        )
 
 
 _ROLES = ("trainer", "env", "inference", "tool")

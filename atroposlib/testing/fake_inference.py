@@ -78,6 +78,7 @@ class FakeInference:
         self.health_checks = 0
         self.running_now = 0
         self.most_at_once = 0
+        self.returned_tokens = 0  # completion tokens of all answers
         self.app = Starlette(
             routes=[
                 Route("/health", self._health),
@@ -181,12 +182,14 @@ class FakeInference:
         stop = params.get("stop") or []
         stops = [stop] if isinstance(stop, str) else stop
         abort_at = self.abort_next.popleft() if self.abort_next else None
+        choices = [
+            _sample(whole, limit, stops, abort_at, self.weight_version)
+            for whole in ([*encode(self.reply(decode(ids), i)), END] for i in range(n))
+        ]
+        self.returned_tokens += sum(len(choice.tokens) for choice in choices)
         return FakeResponse(
             prompt=ids,
-            choices=[
-                _sample(whole, limit, stops, abort_at, self.weight_version)
-                for whole in ([*encode(self.reply(decode(ids), i)), END] for i in range(n))
-            ],
+            choices=choices,
             has_logprobs=self.returns_logprobs,
             has_spans=self.reports_spans,
         )

@@ -286,3 +286,27 @@ class Weights(Struct):
     versions: list[VersionAt]
     servers: list[ServerWeights]
     publishes: list[Publish]
+
+
+class AccountLine(Struct, kw_only=True):
+    """Tokens and samples of an end state of an environment, by version and step if asked."""
+
+    state: str
+    tokens: int
+    samples: int
+    env: str | None = None
+    version: int | None = None
+    step: int | None = None
+
+
+class RunAccount(Struct, kw_only=True):
+    """GET /explore/account. ``generated + supplied`` is the sum of ``lines`` plus ``unknown``."""
+
+    generated: int  # tokens that servers returned
+    supplied: int  # trained tokens that no server returned
+    trained: int
+    useful: float | None  # trained / generated; None: nothing was generated
+    moving: int  # tokens in flight, queued, leased or journalled
+    unknown: int  # posted tokens that the archive does not list; 0 at rest
+    processes: int  # that reported
+    lines: list[AccountLine]

@@ -17,6 +17,7 @@ Conventions of a row (a sequence of T tokens), checked by :func:`wire.columns.fr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -169,7 +170,7 @@ class EnvStatus(BaseModel):
     batches_open: int | None = None  # only if several are delivered without an ack
     incarnation: int | None = None  # life of the trainer that announced the version
     steered: SteeredState | None = None  # only if an operator paused or drains it
-    max_rollouts: int | None = None  # only if an operator limits them
+    max_rollouts: int | None = None  # only if an operator limits the rollouts
 
 
 class SteerRequest(BaseModel):
@@ -179,7 +180,7 @@ class SteerRequest(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid")
-    env: Label  # the name of its registration, without the number that the API adds
+    env: Label  # its name, with or without the number that the API adds
     state: SteeredState = "running"
     # None: that of its registration
     weight: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
@@ -193,12 +194,25 @@ class SteerRequest(BaseModel):
 LogprobKind = Literal["raw", "scaled", "truncated"]
 
 
-# Values of the penalties of a span that change nothing.
+# The sampling parameters of a span with the values that change nothing: the only list.
+# A cut leaves a part of the vocabulary, a penalty changes the weights of the tokens.
+NEUTRAL_CUTS = {"top_p": 1.0, "top_k": -1, "min_p": 0.0}
 NEUTRAL_PENALTIES = {
     "repetition_penalty": 1.0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
+NEUTRAL_SAMPLING = {"temperature": 1.0, **NEUTRAL_CUTS, **NEUTRAL_PENALTIES}
+
+
+def cuts_in_force(sampling: Mapping[str, Any]) -> dict[str, float]:
+    """The cuts that leave tokens out. Example: {"top_p": 0.9, "top_k": 0} -> {"top_p": 0.9}."""
+    return {
+        name: value
+        for name, neutral in NEUTRAL_CUTS.items()
+        if (value := type(neutral)(sampling.get(name, neutral))) != neutral
+        and (value > 0 or name == "top_p")
+    }
 
 
 class _Span(TypedDict):

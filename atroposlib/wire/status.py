@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import islice
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -246,3 +246,67 @@ class DropReport(EnvIdentifier):
 
     reason: str = Field(pattern=r"^[a-z_]{1,40}$")  # e.g. "same_scores"
     count: Annotated[Natural, Field(ge=1)]
+
+
+# --- balance sheet of tokens ------------------------------------------------------------
+#
+# Each token that an inference server returned has a single end state:
+#
+#     trained        in a trained row, and trained
+#     no_gradient    in a trained row whose advantages are all 0
+#     masked         returned for a posted row, and not trained in it
+#     dropped/...    of a sample or group that is not trained, by reason
+#     evaluated      of an evaluation
+#     helper         of a judge, a teacher, or a call outside of any sample
+#     queued, leased posted, not trained yet
+#     journalled     finished, kept by the journal of an environment, not sent yet
+#     in_flight      of a sample that has not ended
+#     discarded/...  lost on the way, by reason
+
+POSTED = "posted"  # accepted by the rollout API, which knows the end state
+SUPPLIED = "supplied"  # trained tokens that no server returned; not an end state
+MASKED_STATE, EVALUATED, HELPER = "masked", "evaluated", "helper"
+IN_FLIGHT, JOURNALLED, RECOVERED = "in_flight", "journalled", "recovered"
+TRAINED, NO_GRADIENT, QUEUED, LEASED = "trained", "no_gradient", "queued", "leased"
+LOST = "discarded/lost_with_its_process"
+OLDER_VERSIONS = -2  # all versions older than the versions reported apart; -1: unknown
+MAX_COUNTS = 4096
+
+
+def drop_state(reason: str) -> str:
+    """The end state of dropped samples."""
+    return f"dropped/{reason}"
+
+
+def discard_state(reason: str) -> str:
+    """The end state of tokens that no sample received."""
+    return f"discarded/{reason}"
+
+
+class StateCount(NamedTuple):
+    """Tokens and samples of an end state."""
+
+    tokens: int
+    samples: int
+
+
+class AccountCount(BaseModel):
+    """Counter of a version and an end state; ``samples`` 0 for calls outside of samples."""
+
+    model_config = ConfigDict(extra="forbid")
+    version: Annotated[Int64, Field(ge=OLDER_VERSIONS)]
+    state: Annotated[str, Field(max_length=100, pattern=r"^[\w.\-]+(/[\w.\-]+)?$")]
+    tokens: Int64
+    samples: Int64 = 0
+
+
+class AccountReport(EnvIdentifier):
+    """POST /account: all counters of a process since the start of the run.
+
+    ``instance`` is a name per process and run; of its reports the highest ``sequence`` counts.
+    """
+
+    instance: Annotated[str, Field(min_length=1, max_length=64)]
+    sequence: Annotated[Int64, Field(ge=0)]
+    ended: bool = False  # the last report of the process
+    counts: Annotated[list[AccountCount], Field(max_length=MAX_COUNTS)]

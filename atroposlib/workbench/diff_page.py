@@ -109,7 +109,7 @@ def task_lines(diff: Mapping[str, Any], shown: int) -> list[str]:
         about = f"A {about}, B {tasks['about_b']}"
     unpaired = tasks["unpaired_a"] + tasks["unpaired_b"]
     left = f"; {unpaired} tasks of one run only are left out" if unpaired else ""
-    lines = comparison_lines(tasks, shown, tasks["length_unit"])
+    lines = comparison_lines(tasks, shown, tasks["length_unit"], with_places=False)
     return [f"{about}{left}", *lines]
 
 

@@ -80,7 +80,10 @@ def bootstrap_interval(differences: Sequence[float]) -> tuple[float | None, floa
 
 
 def comparison_lines(
-    result: Mapping[str, Any], shown: int = ITEMS_SHOWN, length_unit: str = "characters"
+    result: Mapping[str, Any],
+    shown: int = ITEMS_SHOWN,
+    length_unit: str = "characters",
+    with_places: bool = True,  # of the items in the file of A
 ) -> list[str]:
     """The comparison as text, with at most ``shown`` items of each side."""
     interval = "no interval from one item"
@@ -101,7 +104,9 @@ def comparison_lines(
     for name in ("A", "B"):
         items = result[f"only_{name.lower()}"]
         lines.append(f"solved by {name} only: {len(items)}")
-        lines += [f"  {index}: {logs.printable(item)}" for index, item in items[:shown]]
+        for index, item in items[:shown]:
+            place = f"{index}: " if with_places else ""
+            lines.append(f"  {place}{logs.printable(item)}")
         if len(items) > shown:
             lines.append(f"  and {len(items) - shown} more (--json has all)")
     return lines

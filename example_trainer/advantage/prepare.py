@@ -9,7 +9,7 @@ proximal logprobs: of the policy before the first step on this batch
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -23,6 +23,7 @@ from example_trainer.data.rows import Row, at_trained, without_stale_tokens
 from example_trainer.losses import kl
 from example_trainer.model.critic import ValueModel
 from example_trainer.model.policy import Policy
+from example_trainer.settings.algorithms import parts_of
 from example_trainer.settings.loss import ObjectiveSettings
 
 
@@ -45,6 +46,71 @@ class Prepared:
     @property
     def tokens(self) -> int:
         return sum(len(row.trained) for row in self.rows)
+
+
+def prepare_parts(
+    rows: Sequence[Row],
+    settings: ObjectiveSettings,
+    version: int,
+    *,
+    policy: Policy | None = None,
+    reference: Policy | None = None,
+    critic: ValueModel | None = None,
+) -> Prepared:
+    """``prepare_batch`` of each environment with its algorithm, and of the rest.
+
+    What is taken over the batch (a deviation, a norm) is taken over the rows of a part.
+    """
+    parts = parts_of(settings, [row.environment for row in rows])
+    by_name = {
+        part.name: prepare_batch(
+            [rows[place] for place in part.places],
+            part.settings,
+            version,
+            policy=policy,
+            reference=reference,
+            critic=critic,
+        )
+        for part in parts
+    }
+    return by_name[None] if None in by_name else _whole_batch(by_name)
+
+
+def _whole_batch(by_name: Mapping[str | None, Prepared]) -> Prepared:
+    """The parts as one batch. Rows of a part without a reference have zeros in its place."""
+    parts = list(by_name.values())
+    rows = [row for part in parts for row in part.rows]
+
+    def chain(lists: Sequence[list[list[float]] | None]) -> list[list[float]] | None:
+        whole = [values for values in lists if values is not None]
+        return (
+            [row_T for values in whole for row_T in values]
+            if len(whole) == len(lists)
+            else None
+        )
+
+    references = [part.reference_R_T for part in parts]
+    if any(values is not None for values in references):
+        references = [
+            [[0.0] * len(row.trained) for row in part.rows] if values is None else values
+            for part, values in zip(parts, references)
+        ]
+    joined = Prepared(
+        rows,
+        [row_T for part in parts for row_T in part.advantages_R_T],
+        reference_R_T=chain(references),
+        proximal_R_T=chain([part.proximal_R_T for part in parts]),
+        values_R_T=chain([part.values_R_T for part in parts]),
+        returns_R_T=chain([part.returns_R_T for part in parts]),
+        counts=sum((part.counts for part in parts), Counter()),
+        left_out={place: why for part in parts for place, why in part.left_out.items()},
+    )
+    for name, part in by_name.items():
+        for metric, total in part.sums.items():
+            joined.sums[metric] = joined.sums.get(metric, 0.0) + total
+            # Sums are divided by the tokens of the batch, and the mean over the part is wanted.
+            joined.sums[f"{metric}/{name}"] = total * joined.tokens / max(1, part.tokens)
+    return joined
 
 
 def prepare_batch(

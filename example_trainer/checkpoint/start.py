@@ -48,8 +48,8 @@ def choose_start(
         differences = _differences(snapshot, identity)
         if differences and (held.run_id == run_id or cfg.recover_mode == "resume"):
             raise ConfigError(
-                f"{snapshot.directory} was made with other settings: {differences}. Use those,"
-                " or begin anew with another save_path or recover_mode disabled"
+                f"{snapshot.directory} was made with other settings: {differences}. Give the values"
+                " of the checkpoint, or begin anew with another save_path or recover_mode disabled"
             )
         if held.run_id == run_id:
             return StartingPoint(run_id, held, snapshot)
@@ -95,7 +95,7 @@ def _differences(snapshot: Snapshot, now: Mapping[str, Any]) -> str:
     """Return the settings that differ from the checkpoint's; empty if none."""
     then = snapshot.document(STATE).get("settings", {})
     return ", ".join(
-        f"{name} {then.get(name)!r} (now {now[name]!r})"
+        f"{name} {then.get(name)!r} in the checkpoint, {now[name]!r} now"
         for name in now
         if then.get(name) != now[name]
     )

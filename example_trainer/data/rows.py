@@ -68,6 +68,7 @@ class Row:
     routed_experts: RoutedExperts | None = (
         None  # experts of the first tokens; position j reads token j
     )
+    environment: str | None = None  # its name, which decides on the algorithm
 
     @cached_property
     def trained(self) -> list[int]:
@@ -119,7 +120,7 @@ def to_rows(
     groups: Sequence[ScoredData],
     max_tokens: int,
     *,
-    needs_sampler: bool = True,
+    needs_sampler: bool | Sequence[bool] = True,
     unknown_temperature: sampling.UnknownTemperature = "warn",
     incarnation: int = 0,
     starts: Sequence[int] = (),
@@ -133,15 +134,18 @@ def to_rows(
     Args:
         needs_sampler: the loss compares with the policy that sampled; False for losses like
             cross entropy, which train on text without a sampler. If True, trained tokens
-            without the sampler's logprobs raise InvalidGroup.
+            without the sampler's logprobs raise InvalidGroup. A sequence has an entry per group.
         unknown_temperature: treatment of trained rows that name no temperature.
         incarnation, starts: of this trainer's life. Versions of weights that an earlier life
             had and this life has not are replaced by versions as many steps away
             (``on_lineage``).
     """
-    rules = _Rules(max_tokens, needs_sampler, unknown_temperature)
+    needs_G = needs_sampler
+    if isinstance(needs_G, bool):
+        needs_G = [needs_G] * len(groups)
     batch = TrainingBatch([], env_metrics=mean_env_metrics(groups))
     for number, group in enumerate(groups):
+        rules = _Rules(max_tokens, needs_G[number], unknown_temperature)
         if _has_images(group.images):
             batch.counts["dropped_images"] += len(group.tokens)
             batch.notes.add(IMAGES)
@@ -209,6 +213,7 @@ def _row(
         teacher_ids=_shifted_row(group.distill_token_ids, g),
         teacher_logprobs=_shifted_row(group.distill_logprobs, g),
         routed_experts=group.routed_experts[g] if group.routed_experts else None,
+        environment=sampling.named_environment(group),
     )
 
 

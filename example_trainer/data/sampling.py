@@ -4,7 +4,7 @@ span of the row, else overrides, generation_params, group_overrides  -> temperat
 logprobs of the sampler   scaled by it: compared with the trainer's
                           truncated (top-p, top-k, min-p), penalised or constrained: trained,
                           not compared
-                          raw, before a temperature other than 1 or a penalty: refused
+                          raw, before a temperature not 1, or a penalty: refused
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
+
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire import MASKED, MASKED_VERSION, SampledSpan, ScoredData
-from atroposlib.wire.messages import NEUTRAL_PENALTIES
+from atroposlib.wire.messages import NEUTRAL_PENALTIES, cuts_in_force
 
 # Rows that name no temperature: an error, 1 and a warning, or 1.
 UnknownTemperature = Literal["refuse", "warn", "assume_1"]
-CUTS = ("top_p", "top_k", "min_p")
 NO_TEMPERATURE = (
     "rows come without the temperature they were sampled at: the gradient is wrong if it was not 1."
     " Sample through managed_server of this version, which sends it, or send"
@@ -67,6 +68,35 @@ def temperature_of(group: ScoredData, g: int) -> float | None:
     return None
 
 
+def named_environment(group: ScoredData) -> str | None:
+    """The name of the environment that sent a group; None: the group has no name."""
+    name = (group.metadata or {}).get("env")
+    return name if isinstance(name, str) else None
+
+
+def at_temperature(group: ScoredData, temperature: float | None) -> ScoredData:
+    """The group as sampled at the temperature of its algorithm, if the group names none.
+
+    Raises:
+        InvalidGroup: the group names a different temperature.
+    """
+    if temperature is None:
+        return group
+    rows_G = range(len(group.tokens))
+    named = {span["temperature"] for g in rows_G for span in spans_of(group, g)}
+    named |= {t for g in rows_G if (t := temperature_of(group, g)) is not None}
+    if others := sorted(named - {temperature}):
+        raise InvalidGroup(
+            "sampling",
+            f" of environment {named_environment(group)}",
+            f"sampled at temperature {others[0]:g}, and its algorithm names {temperature:g}: the"
+            " gradient would be of another policy; set one of them, or leave that of the"
+            " algorithm out, because rows that name their temperature are scored at it",
+        )
+    params = {**(group.generation_params or {}), "temperature": temperature}
+    return msgspec.structs.replace(group, generation_params=params)
+
+
 def _divisor(temperature: float) -> float:
     """A temperature of 0 means greedy sampling, whose logprobs are taken at temperature 1."""
     return temperature if temperature > 0 else 1.0
@@ -84,8 +114,7 @@ def comparable_versions(versions: Sequence[int], spans: Sequence[SampledSpan]) -
 
 def is_cut(span: Mapping[str, Any]) -> bool:
     """Whether its tokens were sampled from a part of the vocabulary."""
-    top_p, top_k = span.get("top_p", 1.0), span.get("top_k", -1)
-    return bool(top_p < 1 or top_k > 0 or span.get("min_p", 0.0) > 0)
+    return bool(cuts_in_force(span))
 
 
 def shifts(span: Mapping[str, Any]) -> list[str]:

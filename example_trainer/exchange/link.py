@@ -92,12 +92,18 @@ class Link:
         RunTaken: another trainer of the run is alive.
         CannotRewind: the API freed batches that these weights have not seen.
         InferenceUnavailable: a server did not answer in time.
+        ConfigError: the settings name an algorithm per environment.
     """
 
     def __init__(
         self, settings: Mapping[str, Any], held: TrainerState, checkpoints: Path
     ) -> None:
         self._cfg = cfg = TrainingConfig(**settings)
+        if cfg.algorithms:
+            raise ConfigError(
+                "algorithms: the loss is that of the other project's trainer, for all environments;"
+                " leave them out, or train by atropos-grpo"
+            )
         with ExitStack() as stack:
             enter, url = stack.enter_context, cfg.atropos_url
             beats = enter(closing(RolloutClient(url, timeout_s=HEARTBEAT_TIMEOUT_S)))

@@ -22,6 +22,7 @@ from typing import Any
 from atroposlib.errors import ConfigError
 from atroposlib.processes import Children, Exit, ProcessSpec, RunFailed, log_tail
 from atroposlib.settings.merge import Settings
+from atroposlib.settings.sentences import did_you_mean
 from atroposlib.utils.command import plugins
 from atroposlib.utils.command.startup import CHECK_ONLY, FILLS_BATCHES_OF
 from atroposlib.utils.http.sockets import port_problem
@@ -32,6 +33,7 @@ from example_trainer.launch import roles
 from example_trainer.launch.plan import Plan, trainer_settings
 from example_trainer.launch.roles import Endpoints
 from example_trainer.launch.servers import choose_engine, require_engine
+from example_trainer.settings.algorithms import KEY
 from example_trainer.settings.plugins import named_plugins
 
 ENVIRONMENT_S = 120.0  # bound of an environment's check
@@ -108,6 +110,7 @@ def _settings_problems(plan: Plan) -> Iterator[str]:
     _, cfg = trainer_settings(plan)
     yield from size_problems(plan, cfg.sequences_per_step, cfg.seq_len, cfg.microbatch_tokens)
     yield from _penalty_problems(plan)
+    yield from _algorithm_problems(plan, cfg.algorithms)
 
 
 def _require_plugins(plan: Plan, named: Iterable[tuple[plugins.Kind, str]]) -> None:
@@ -196,6 +199,28 @@ def _penalty_problems(plan: Plan) -> Iterator[str]:
                         " samples without penalties: take inference.engine=vllm or sglang, or"
                         " leave the penalty out"
                     )
+
+
+def _algorithm_problems(plan: Plan, algorithms: Iterable[str]) -> Iterator[str]:
+    """Algorithms of environments that the plan does not start.
+
+    A command may register any name.
+    """
+    if any(wanted.command is not None for wanted in plan.environments):
+        return
+    names = [
+        roles.name_in_algorithms(plan, number) for number in range(len(plan.environments))
+    ]
+    places = trainer_settings(plan)[0].places
+    for name in algorithms:
+        if name in names:
+            continue
+        above = f"{KEY}.{name}"
+        place = next((places[key] for key in places if key.startswith(f"{above}.")), above)
+        yield (
+            f"{place}: this run has no environment {name}{did_you_mean(name, names)} (there are:"
+            f" {', '.join(names)})"
+        )
 
 
 def is_sum(total: int, sizes: Iterable[int]) -> bool:

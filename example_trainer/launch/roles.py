@@ -188,7 +188,7 @@ def environment(
         )
         return Command(tuple(words), dict(wanted.env))
     path = plan.launched / f"environment-{number}.yaml"
-    write_yaml(path, environment_settings(plan, wanted, served, at))
+    write_yaml(path, environment_settings(plan, number, served, at))
     start = (*script_words(str(wanted.script)), "serve", "--config", str(path))
     return Command((python, *start, *wanted.args), {SEAT: f"{number}-{copy}", **wanted.env})
 
@@ -218,10 +218,17 @@ def script_words(script: str) -> tuple[str, ...]:
     raise ConfigError(f"environments: no file {script} here (`atropos env list` lists others)")
 
 
+def name_in_algorithms(plan: Plan, number: int) -> str:
+    """Return the name by which an environment registers in a run with algorithms."""
+    own = plan.environments[number].config.get("env") or {}
+    return str(own.get("wandb_name") or environment_name(plan, number))
+
+
 def environment_settings(
-    plan: Plan, wanted: EnvironmentSection, served: ServingSettings, at: Endpoints
+    plan: Plan, number: int, served: ServingSettings, at: Endpoints
 ) -> dict[str, Any]:
     """Return the environment's settings, merged over the addresses and names of the run."""
+    wanted = plan.environments[number]
     servers = {
         "base_url": DIRECTORY,
         "model_name": served_name(plan, served),
@@ -229,6 +236,8 @@ def environment_settings(
         "api_key": "none",
     }
     wiring = {"rollout_server_url": at.api_address, "tokenizer_name": served.model_name}
+    if trainer_settings(plan)[1].algorithms:  # the trainer knows environments by these names
+        wiring["wandb_name"] = name_in_algorithms(plan, number)
     own = dict(wanted.config)
     env = {**wiring, **(own.pop("env", None) or {})}
     if isinstance(own.get("openai"), Mapping):  # settings of every server

@@ -44,6 +44,33 @@ GIT_TIMEOUT_S = 5.0
 # Files of the run that the page links to.
 FILES = ("metrics.jsonl", "samples.jsonl", "model/", "commands.txt", "logs/")
 
+# Settings of a run that the page shows, in words. summary.json has all, by their keys.
+LABELS = {
+    "model": "model",
+    "env_script": "environment",
+    "reward": "reward",
+    "steps": "steps",
+    "groups_per_step": "groups of a step",
+    "group_size": "answers of a group",
+    "learning_rate": "learning rate",
+    "lr_decay_ratio": "share of the steps in which the learning rate falls to 0",
+    "adam_beta2": "beta2 of Adam",
+    "clip_eps_high": "upper clip of the ratio",
+    "entropy_coef": "weight of the entropy bonus",
+    "ppo_epochs": "passes over a batch",
+    "seq_len": "tokens of prompt and answer together, at most",
+    "microbatch_tokens": "tokens of a forward pass of the trainer",
+    "ensure_scores_are_not_same": "groups of equal rewards are left out",
+    "steps_per_check": "steps between checks on held-out problems",
+    "seed": "seed",
+    "engine": "inference server",
+    "dtype": "number format of matrix products",
+    "cores": "cores",
+    "processor": "processor",
+    "python": "Python",
+    "packages": "packages",
+    "commit": "commit",
+}
 SOUND = (
     "The server samples, the trainer learns: both must agree on the probability of every token, "
     "or the gradient is about another model. The largest difference in a step, in nats, on a "
@@ -122,7 +149,14 @@ def blocks(f: Findings) -> list[Block]:
 
 
 def _settings(f: Findings) -> list[list[str]]:
-    return [[name, str(value)] for name, value in f.settings.items()]
+    """Known settings by label, then those of the command line by their flags."""
+    known = [[LABELS[name], _value(f.settings[name])] for name in LABELS if name in f.settings]
+    given = [[f"--{name}", str(value)] for name, value in f.settings.items() if "." in name]
+    return known + given
+
+
+def _value(value: object) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def _time_spent(f: Findings) -> list[Block]:

@@ -15,6 +15,7 @@ trackers. In nats per token unless stated otherwise:
     prompt_length_*, completion_length_*    tokens; completion: the trained tokens of a row
     truncated_share           of the rows whose finish reason is known
     kl_reference              KL to the reference model, where it is a term of the reward
+    {loss,clip_ratio,...}/ENV metrics of an environment that has an algorithm
     filtered_share            of the rows that came and did not enter the loss
     padding_share             of the positions that were computed
     tokens_per_s              tokens of rows in the loss / seconds of preparing and training

@@ -14,7 +14,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 import msgspec
@@ -25,6 +25,7 @@ from atroposlib.wire import ClaimedBatch
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.run.connect import WaitReporter
+from example_trainer.run.environment_names import EnvironmentNames
 from example_trainer.state import Stopped, StoppedBetweenSteps, end
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class BatchPrefetcher:
 
     Args:
         state: a batch that it names as trained is acked without training.
+        algorithms: names of environments that have one; groups then get the name of theirs.
         batches: number to claim in all.
         ahead: claim the next batch while its predecessor is trained; else after its ack.
         lease_s: seconds of the lease of a batch, extended until its ack.
@@ -48,11 +50,13 @@ class BatchPrefetcher:
         self,
         client: RolloutClient,
         state: TrainerState,
+        algorithms: Collection[str] = (),
         *,
         batches: int,
         ahead: bool,
         lease_s: float,
     ) -> None:
+        self._names = EnvironmentNames(client, algorithms)
         self._client, self._ahead, self._lease_s = client, ahead, lease_s
         self._first_state = state
         self._ready: queue.Queue[ClaimedBatch | Exception] = queue.Queue(maxsize=1)
@@ -125,6 +129,7 @@ class BatchPrefetcher:
                 logger.info(f"batch {claimed.batch_no} is in the weights already: acked")
                 self._client.ack(claimed)
                 continue
+            self._names.write_into(claimed.batch)
             keeper = self._client.keep_lease(claimed, lease_s=self._lease_s)
             keeper.__enter__()
             self._keepers[claimed.batch_no] = keeper

@@ -129,7 +129,9 @@ class TokenValues:
 
     def add(self, rows: list[int], logprobs: Tensor, clipped: Sequence[Tensor]) -> None:
         """Add a pass over ``rows``, with (B, T) values; the first pass's logprobs count."""
-        self.parts.append((rows, logprobs.detach(), clipped[0] if clipped else None))
+        # Losses of several environments each have their own clip, and mask what is not theirs.
+        ever = torch.stack(list(clipped)).any(0) if clipped else None
+        self.parts.append((rows, logprobs.detach(), ever))
 
     def share(self, world: Ranks, lengths_R: Sequence[int]) -> None:
         """Take the values of all ranks together; a collective operation."""

@@ -11,14 +11,20 @@ import secrets
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import ConfigDict
 
 from atroposlib.settings.sentences import Contradiction, Contradictions
 from atroposlib.wire import Registration
+from example_trainer.settings.algorithms import (
+    Check,
+    MixtureSettings,
+    mixture_contradictions,
+    objective_checks,
+)
 from example_trainer.settings.batch import LoadSettings
-from example_trainer.settings.loss import CLIPPED, LossName, ObjectiveSettings
+from example_trainer.settings.loss import ObjectiveSettings
 from example_trainer.settings.model import parse_layers
 from example_trainer.settings.optim import OptimSettings
 from example_trainer.settings.run import RunSettings, WatchSettings
@@ -42,6 +48,7 @@ class TrainingConfig(
     ServingSettings,
     WatchSettings,
     RunSettings,
+    MixtureSettings,
     ObjectiveSettings,
     OptimSettings,
     LoadSettings,
@@ -67,11 +74,11 @@ class TrainingConfig(
         contradictions = [
             Contradiction(names, why) for names, wrong, why in self._checks() if wrong
         ]
+        contradictions += mixture_contradictions(self)
         if contradictions:
             raise Contradictions(contradictions)
 
-    def _checks(self) -> Iterator[tuple[tuple[str, ...], bool, str]]:
-        """Names of settings, whether the settings contradict each other, and why."""
+    def _checks(self) -> Iterator[Check]:
         yield (
             ("single_copy",),
             self.single_copy,
@@ -83,32 +90,7 @@ class TrainingConfig(
             self.publisher == "lora" and not self.trains_adapter,
             "weight_publisher lora publishes an adapter, but lora is false",
         )
-        yield (
-            ("critic", "advantage"),
-            self.critic and self.advantage != "gae",
-            "a critic only serves advantage gae; set --advantage gae or leave critic out",
-        )
-        yield (
-            ("overlong_tokens", "max_new_tokens"),
-            self.overlong_tokens > 0 and self.max_new_tokens is None,
-            "overlong_tokens counts back from max_new_tokens; set that as well",
-        )
-        yield (
-            ("kl_estimator", "kl_in", "kl_coef"),
-            self.kl_coef > 0 and self.kl_in == "loss" and self.kl_estimator == "k1",
-            "k1 has no gradient on average, so a KL in the loss would do nothing; use k2"
-            " or k3, or kl_in: reward",
-        )
-        yield (
-            ("importance_floor", "importance_cap"),
-            self.importance_floor > self.importance_cap,
-            "importance_floor is above importance_cap",
-        )
-        yield (
-            ("dual_clip", "loss"),
-            self.dual_clip is not None and self.loss in {*get_args(LossName)} - {*CLIPPED},
-            f"dual_clip has no meaning in loss {self.loss}; leave it out",
-        )
+        yield from objective_checks(self)
         yield (
             ("optimizer_offload", "optimizer"),
             self.optimizer_offload and self.optimizer != "adamw",

@@ -21,6 +21,12 @@ from atroposlib.errors import ConfigError
 from atroposlib.settings.merge import Assignment, Settings
 from atroposlib.settings.sentences import did_you_mean, no_setting
 from atroposlib.settings.yaml_file import parse_yaml
+from example_trainer.settings.algorithms import (
+    ALGORITHM_NAMES,
+    KEY,
+    OF_THE_RUN,
+    MixtureSettings,
+)
 from example_trainer.settings.areal import names as areal_names
 from example_trainer.settings.areal.names import (
     Combined,
@@ -44,6 +50,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "optim": OptimSettings,
     "loss": LossSettings,
     "advantage": AdvantageSettings,
+    "mixture": MixtureSettings,
     "weights": WeightSettings,
     "run": RunSettings,
     "watch": WatchSettings,
@@ -92,6 +99,7 @@ def translate(assignments: Sequence[Assignment]) -> Settings:
         elif isinstance(meaning, Combined):
             members = parts.setdefault(meaning.group, {})
             _add_member(members, meaning.name, assignment.value)
+            settings.places[assignment.key.removeprefix("mixture.")] = assignment.place
             if last_of[meaning.group] == i:
                 _put(settings, assignment, convert_value(assignment, meaning.group, members))
         elif assignment.value is None and (
@@ -170,8 +178,37 @@ _OURS: dict[str, Renamed] = {
 }
 
 
+def _algorithms(members: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of environments by name and setting: {"gsm8k.loss": "cispo"}."""
+    algorithms: dict[str, dict[str, Any]] = {}
+    for key, value in members.items():
+        environment, _, name = key.rpartition(".")
+        algorithms.setdefault(environment, {})[name] = value
+    return {KEY: algorithms}
+
+
+def _is_in_algorithms(key: str) -> bool:
+    return key.removeprefix("mixture.").startswith(f"{KEY}.")
+
+
+def _meaning_in_algorithms(assignment: Assignment) -> Meaning:
+    """The meaning of ``algorithms.ENVIRONMENT.SETTING``; the environment's name may have dots."""
+    below = assignment.key.removeprefix("mixture.").removeprefix(f"{KEY}.")
+    environment, _, name = below.rpartition(".")
+    if not environment:
+        raise ConfigError(
+            f"{assignment.place} should be a mapping of settings: {KEY}: {{{name}: {{loss: ...}}}}"
+        )
+    if name not in ALGORITHM_NAMES and name not in OF_THE_RUN:
+        known = [f"{KEY}.{environment}.{setting}" for setting in ALGORITHM_NAMES]
+        raise ConfigError(no_setting(assignment.place, assignment.key, known))
+    return Combined(_algorithms, f"{environment}.{name}")
+
+
 def meaning_of(assignment: Assignment) -> Meaning:
     """The meaning of a key. Raises ConfigError for an unknown key."""
+    if _is_in_algorithms(assignment.key):
+        return _meaning_in_algorithms(assignment)
     meaning = _OURS.get(assignment.key) or areal_names.meaning_of(assignment.key)
     if meaning is not None:
         return meaning
@@ -184,6 +221,8 @@ def is_known(assignment: Assignment) -> bool:
     """Whether a key has a meaning, here or in AReaL."""
     key = assignment.key
     is_null_group = areal_names.is_group(key) and assignment.value is None
+    if _is_in_algorithms(key):
+        return True
     return key in _OURS or is_null_group or areal_names.meaning_of(key) is not None
 
 

@@ -21,7 +21,8 @@ from atroposlib.utils.command.plugins import (
     target_of,
 )
 from atroposlib.utils.io import write_whole
-from example_trainer.settings.loss import Estimator, LossName
+from example_trainer.settings.algorithms import algorithms_of
+from example_trainer.settings.loss import Estimator, LossName, ObjectiveSettings
 from example_trainer.settings.weights import PublisherName
 
 FILE = "plugins.json"  # a file in log_dir
@@ -44,7 +45,10 @@ def named_plugins(settings: Any) -> list[tuple[Kind, str]]:
     named = []
     for setting, (kind, builtins) in SETTINGS.items():
         value = getattr(settings, setting)
-        for name in value if isinstance(value, list) else [value]:
+        names = list(value) if isinstance(value, list) else [value]
+        if setting in ObjectiveSettings.model_fields:
+            names += [getattr(own, setting) for own in algorithms_of(settings).values()]
+        for name in dict.fromkeys(names):
             if name is not None and target_of(kind, name, builtins) is not None:
                 named.append((kind, name))
     return named

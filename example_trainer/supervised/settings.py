@@ -17,6 +17,7 @@ from atroposlib.settings.merge import Settings, assignments_of
 from atroposlib.settings.sentences import no_setting
 from atroposlib.settings.yaml_file import read_yaml
 from atroposlib.utils.command import logs
+from example_trainer.settings.algorithms import KEY
 from example_trainer.settings.args import command_parser, with_set
 from example_trainer.settings.batch import StepSettings
 from example_trainer.settings.config import TrainingConfig
@@ -153,6 +154,11 @@ def settings_of(model: type[FileTraining], args: argparse.Namespace) -> Settings
     collected = Settings()
     for assignment in (*chain(*files), *vars(args).get("assignments", ())):
         section, _, name = assignment.key.rpartition(".")
+        if KEY in assignment.key.split("."):
+            raise ConfigError(
+                f"{assignment.place}: {model.prog} has one loss for all lines; {KEY} are those of"
+                " environments, for atropos-grpo"
+            )
         if name not in known or section not in ("", *sections):
             raise ConfigError(no_setting(assignment.place, assignment.key, known))
         collected.values[name] = assignment.value

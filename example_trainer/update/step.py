@@ -7,6 +7,8 @@
 
 The divisor belongs to the whole minibatch, over all ranks, and a loss is a sum: so the
 gradient is the same for any packing, any number of micro-batches and any number of ranks.
+Environments with an algorithm are parts of the minibatch (``update/mixture``), each with its loss
+and its divisor.
 """
 
 from __future__ import annotations
@@ -22,19 +24,18 @@ from atroposlib.wire import MASKED_VERSION
 from example_trainer import losses
 from example_trainer.advantage.prepare import Prepared, minibatches, part_of
 from example_trainer.data.packing import MicroBatch
-from example_trainer.data.rows import at_trained, loss_weights
-from example_trainer.losses import kl
-from example_trainer.losses.distillation import distill_sum
+from example_trainer.data.rows import at_trained
 from example_trainer.losses.tokens import LossInputs
 from example_trainer.model.critic import ValueModel, value_loss
 from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy, Scores
 from example_trainer.model.scoring import pad_teacher, pad_to_tensor
 from example_trainer.run.reports import TokenValues
+from example_trainer.settings.algorithms import parts_of
 from example_trainer.settings.config import TrainingConfig
 from example_trainer.settings.optim import OptimSettings
 from example_trainer.state import StopSignal
-from example_trainer.update import top_entropy
+from example_trainer.update.mixture import loss_parts
 from example_trainer.update.optimizer import clipped_step
 from example_trainer.update.step_metrics import (
     StepMetrics,
@@ -81,7 +82,9 @@ def learn(
     parts = minibatches(prepared.rows, cfg.minibatches)
     limits = agreement or Agreement.of(cfg.compute_dtype, cfg.max_logprob_mismatch)
     proximal_R_T = prepared.proximal_R_T
-    if proximal_R_T is None and len(parts) > 1 and losses.needs_proximal(cfg):
+    algorithms = parts_of(cfg, [row.environment for row in prepared.rows])
+    centred = any(losses.needs_proximal(own.settings) for own in algorithms)
+    if proximal_R_T is None and len(parts) > 1 and centred:
         proximal_R_T = policy.trained_logprobs(prepared.rows)
     sums, norms, skipped = StepMetrics(), [], 0
     for epoch in range(cfg.ppo_epochs):
@@ -153,13 +156,11 @@ class _Update:
         rows, settings = self.prepared.rows, self.settings
         # Logprobs of rows that this rank scored, before the step; empty for all further rows.
         self.own_R_T: list[list[float]] = [[] for _ in rows]
-        self.loss_of = losses.formula(settings.loss)
         self.behaviour_R_T = [at_trained(row, row.behaviour_logprobs) for row in rows]
         self.versions_R_T = [row.comparable_versions for row in rows] if self.check else []
-        self.weights_R, self.divisor = loss_weights(
-            rows, settings.loss_aggregation, settings.aggregation_length or settings.seq_len
-        )
-        self.teacher = settings.distill_coef > 0 or losses.needs_teacher(settings.loss)
+        self.parts = loss_parts(settings, rows, settings.seq_len)
+        self.teacher = any(part.needs_teacher for part in self.parts)
+        self.entropy_grad = any(part.settings.entropy_coef > 0 for part in self.parts)
 
     def accumulate(self, sums: StepMetrics) -> None:
         """Backward of every micro-batch of this rank; the gradients are left in the parameters."""
@@ -169,19 +170,22 @@ class _Update:
         if self.values is not None and kept_R_T is not None:
             self.values.kept_R.update(zip(self.places, kept_R_T))
         sampled = Mismatch()
-        loss = torch.zeros((), dtype=torch.float64, device=policy.device)
+        losses_P = torch.zeros(len(self.parts), dtype=torch.float64, device=policy.device)
         with kept_casts(policy.device, policy.compute_dtype):
             for microbatch in policy.plan_share(rows):
                 if world.alone:  # several ranks stop together, between batches
                     self.stop.check()
-                mismatch, part = self._backward(microbatch, weights_R_T, kept_R_T, sums)
+                mismatch, part_P = self._backward(microbatch, weights_R_T, kept_R_T, sums)
                 sampled += mismatch
-                loss += part
+                losses_P += part_P
                 sums.add({"packed_tokens": float(microbatch.length)}, 0.0)
                 padding = microbatch.computed - microbatch.length
                 sums.add({"padding_share": padding}, microbatch.computed)
         # Each micro-batch is divided by the size of the whole: the parts of a step add up to one.
-        sums.add({"loss": loss}, float(world.is_rank0))
+        sums.add({"loss": losses_P.sum()}, float(world.is_rank0))
+        for part, loss in zip(self.parts, losses_P):
+            own = part.metrics({"loss": loss / part.share})
+            sums.add(own, float(world.is_rank0))
         if self.check is not None and self.check.version is not None:
             name = self.check.metric
             sums.add({f"{name}_mean": sampled.total}, float(sampled.tokens))
@@ -189,23 +193,31 @@ class _Update:
             self.check.require(policy, reduce_mismatch(sampled, world))
 
     def _weights(self) -> list[list[float]]:
-        """Weight of every trained token in the loss, (R, T); 0 where its entropy is too low."""
-        rows, share = self.prepared.rows, self.settings.entropy_share
-        weights_R_T = [[w] * len(r.trained) for w, r in zip(self.weights_R, rows)]
-        if share == 1.0:
-            return weights_R_T
-        kept_R_T = top_entropy.keep_top(self.policy.trained_entropies(rows), share)
-        return [
-            [w if is_kept else 0.0 for w, is_kept in zip(weights_T, kept_T)]
-            for weights_T, kept_T in zip(weights_R_T, kept_R_T)
-        ]
+        """Weight of every trained token in its loss, (R, T); 0 where its entropy is too low."""
+        rows = self.prepared.rows
+        weights_R_T: list[list[float]] = [[] for _ in rows]
+        entropies_R_T = None
+        if any(part.settings.entropy_share < 1.0 for part in self.parts):
+            entropies_R_T = self.policy.trained_entropies(rows)
+        for part in self.parts:
+            for place, weights_T in zip(part.places, part.weights(entropies_R_T)):
+                weights_R_T[place] = weights_T
+        return weights_R_T
 
     def _kept_tokens(self) -> list[list[bool]] | None:
-        """Trained tokens that the loss keeps, (R, T); None if it has no batch mask."""
-        if (mask_of := losses.batch_mask_of(self.settings.loss)) is None:
+        """Trained tokens that the losses keep, (R, T); None if none has a batch mask."""
+        masks_P = [losses.batch_mask_of(part.settings.loss) for part in self.parts]
+        if not any(masks_P):
             return None
         proximal_R_T = self.proximal_R_T or self.policy.trained_logprobs(self.prepared.rows)
-        return mask_of(proximal_R_T, self.behaviour_R_T, self.settings)
+        kept_R_T = [[True] * len(row.trained) for row in self.prepared.rows]
+        for part, mask_of in zip(self.parts, masks_P):
+            if mask_of is None:
+                continue
+            proximal, behaviour = part.pick(proximal_R_T), part.pick(self.behaviour_R_T)
+            for place, kept_T in zip(part.places, mask_of(proximal, behaviour, part.settings)):
+                kept_R_T[place] = kept_T
+        return kept_R_T
 
     def _backward(
         self,
@@ -214,25 +226,26 @@ class _Update:
         kept_R_T: Sequence[Sequence[bool]] | None,
         sums: StepMetrics,
     ) -> tuple[Mismatch, Tensor]:
-        """Loss and gradient of a micro-batch; distance of its newest tokens to the sampler."""
+        """Gradient of a micro-batch; distance of its newest tokens to the sampler, (P,) losses."""
         policy, device = self.policy, self.policy.device
         scores = policy.score(
             microbatch,
-            entropy_grad=self.settings.entropy_coef > 0,
+            entropy_grad=self.entropy_grad,
             teacher_temperature=self.settings.distill_temperature if self.teacher else None,
         )
         batch = self._inputs(microbatch, scores, weights_R_T, kept_R_T)
-        loss_sum, metrics = self.loss_of(batch, self.settings)
+        reference = None
+        if self.prepared.reference_R_T is not None:
+            reference = pad_to_tensor(microbatch, self.prepared.reference_R_T, device)
+        sums_P = []
+        for part in self.parts:  # also parts without a row here: every rank adds all metrics
+            loss_sum = part.add_loss(microbatch.row_ids, batch, scores, reference, sums)
+            sums_P.append(loss_sum)
         if self.values is not None:
             rows = [self.places[i] for i in microbatch.row_ids]
             self.values.add(rows, scores.logprobs, batch.clipped)
-        loss_sum = loss_sum + self._regularisers(microbatch, scores, batch)
-        if self.settings.distill_coef > 0 and not losses.needs_teacher(self.settings.loss):
-            distilled, once = self._distil(batch, scores.mask)
-            loss_sum = loss_sum + self.settings.distill_coef * distilled
-            metrics = {**metrics, "distill_loss": once}
-        torch.autograd.backward(loss_sum / self.divisor)
-        sums.add({**metrics, "entropy": scores.entropy.sum()}, scores.mask.sum())
+        torch.autograd.backward([s / part.divisor for s, part in zip(sums_P, self.parts)])
+        sums.add({"entropy": scores.entropy.sum()}, scores.mask.sum())
         behaviour = batch.behaviour_logprobs
         add_logprobs(sums, scores.logprobs, behaviour, batch.advantages, scores.mask)
         sampled = Mismatch()
@@ -244,7 +257,9 @@ class _Update:
                 self.check.version,
                 self.check.agreement.tolerance,
             )
-        return sampled, loss_sum.detach().double() / self.divisor
+        return sampled, torch.stack(
+            [s.detach().double() / part.divisor for s, part in zip(sums_P, self.parts)]
+        )
 
     def _inputs(
         self,
@@ -280,34 +295,6 @@ class _Update:
             teacher_logprobs=teacher_logprobs,
             teacher_mask=teacher_mask,
         )
-
-    def _distil(self, batch: LossInputs, scored: Tensor) -> tuple[Tensor, Tensor]:
-        """Distillation term of another loss, and the same with every token counting once."""
-        student, teacher = batch.student_logprobs, batch.teacher_logprobs
-        assert student is not None and teacher is not None  # asked for by self.teacher
-        candidates, tau = batch.teacher_mask, self.settings.distill_temperature
-        loss_sum = distill_sum(student, teacher, batch.loss_mask, candidates, tau)
-        with torch.no_grad():
-            return loss_sum, distill_sum(student, teacher, scored, candidates, tau)
-
-    def _regularisers(
-        self, microbatch: MicroBatch, scores: Scores, batch: LossInputs
-    ) -> Tensor:
-        """Entropy bonus and KL to the reference, summed like the loss."""
-        settings, weights = self.settings, batch.loss_mask
-        total = weights.new_zeros(())
-        if settings.entropy_coef > 0:
-            total = total - settings.entropy_coef * (weights * scores.entropy).sum()
-        if self.prepared.reference_R_T is not None and settings.kl_in == "loss":
-            reference = pad_to_tensor(
-                microbatch, self.prepared.reference_R_T, self.policy.device
-            )
-            sampler = batch.behaviour_logprobs if settings.kl_bias_correction else None
-            penalty = kl.penalty(
-                scores.logprobs, reference, settings.kl_estimator, weights, sampler
-            )
-            total = total + settings.kl_coef * (weights * penalty).sum()
-        return total
 
 
 def _critic_backward(

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atroposlib.wire.messages import NEUTRAL_CUTS
 from example_trainer.data.rows import Row, at_trained
-from example_trainer.data.sampling import CUTS, is_cut
+from example_trainer.data.sampling import is_cut
 from example_trainer.distributed.collectives import gather_objects
 from example_trainer.distributed.ranks import Ranks
 from example_trainer.model import adapter
@@ -143,7 +144,7 @@ def sampled_temperature(
 def about_truncation(rows: Sequence[Row]) -> str:
     """A sentence about tokens sampled from a part of the vocabulary; empty if none were."""
     cut = [span for row in rows for span in row.spans if is_cut(span)]
-    names = sorted({f"{k} {v}" for span in cut for k, v in span.items() if k in CUTS})
+    names = sorted({f"{k} {v}" for span in cut for k, v in span.items() if k in NEUTRAL_CUTS})
     if not names:
         return ""
     return (

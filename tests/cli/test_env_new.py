@@ -76,7 +76,7 @@ def test_the_launcher_takes_the_training_run_as_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan = read_plan(["train.yaml"])
     _, trainer = trainer_settings(plan)
-    settings = environment_settings(plan, plan.environments[0], trainer, AT)["env"]
+    settings = environment_settings(plan, 0, trainer, AT)["env"]
     assert trainer.sequences_per_step % settings["group_size"] == 0
     assert settings["max_token_length"] <= trainer.seq_len <= trainer.microbatch_tokens
     (tmp_path / "env.yaml").write_text(json.dumps({"env": settings}))

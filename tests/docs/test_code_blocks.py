@@ -120,6 +120,16 @@ def test_the_files_of_the_page_about_clusters_are_a_run(tmp_path):
     assert settings.sequences_per_step == 128
 
 
+def test_the_algorithms_of_the_page_about_losses_are_settings_of_the_trainer():
+    from example_trainer.settings.algorithms import algorithms_of
+    from example_trainer.settings.config import TrainingConfig
+
+    [(_, code)] = blocks("yaml", page="docs/losses.md")
+    settings = TrainingConfig(model_name="m", **yaml.safe_load(code))
+    losses = {name: algorithm.loss for name, algorithm in algorithms_of(settings).items()}
+    assert losses == {"gsm8k": "cispo", "tools": "gspo", "manual": "cross_entropy"}
+
+
 def test_the_other_yaml_names_trackers_of_the_trainer_and_a_job_of_prometheus():
     from atroposlib.trackers import TRACKERS
 
@@ -130,7 +140,7 @@ def test_the_other_yaml_names_trackers_of_the_trainer_and_a_job_of_prometheus():
     assert prometheus["scrape_configs"][0]["job_name"] == "atropos"
     [(_, axolotl)] = blocks("yaml", page="docs/migrating-others.md")
     assert yaml.safe_load(axolotl)["accelerator_config"] == {"dispatch_batches": True}
-    assert len(blocks("yaml")) == 8
+    assert len(blocks("yaml")) == 9
 
 
 def test_the_lines_about_other_trainers_give_their_records(monkeypatch):

@@ -10,8 +10,10 @@ from atroposlib.run_status.evidence import (
     CounterValue,
     RuleMatch,
     RunSample,
+    activity_of,
     fix,
     rule,
+    shown_name,
 )
 from tests.run_status.staged import HEALTHY, counted, env, moving, server, still, trainer
 
@@ -99,3 +101,9 @@ def test_without_evidence_there_is_no_finding():
 def test_a_long_list_of_evidence_ends_with_the_number_of_the_others():
     shown = a_long_list(HEALTHY).evidence
     assert shown == (*(f"line {n}" for n in range(MAX_LINES)), "and 4 more")
+
+
+def test_an_environment_is_shown_by_the_name_that_the_api_gave_it():
+    assert shown_name(env(name="sums-0a1b2c", env="sums_1")) == "sums_1"
+    assert shown_name(env(name="sums-0a1b2c")) == "sums"  # it has not joined yet
+    assert "sums_1: rollout" in activity_of(env(name="sums-0a1b2c", env="sums_1"))

@@ -60,7 +60,7 @@ STALLS = {
     "environment-silent": (
         still(WAITING, env("paused: queue full") | {"age_s": 26.0}, server()),
         "stuck",
-        "env sums-0a1b2c: silent since 26 s",
+        "env sums: silent since 26 s",
     ),
     "inference-silent": (still(WAITING, env(), SILENT_SERVER), "stuck", "no answer for 25 s"),
     "long-generations": (

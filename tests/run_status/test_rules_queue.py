@@ -37,7 +37,7 @@ STALLS = {
             env(name="code-aaaaaa") | {"age_s": 30.0},
             blocked_reason=reason({(0, 4): 4}, 8, {1: 4}),
         ),
-        "code-aaaaaa: rollout (30 s ago)",
+        "code: rollout (30 s ago)",
     ),
     "minima-impossible": (
         still(*HERE, blocked_reason=reason({(0, 8): 1, (1, 8): 1}, 8, {0: 4, 1: 4})),
@@ -52,10 +52,8 @@ STALLS = {
         "sums_0 (env 0) 16",
     ),
     "paused-by-operator": (
-        still(
-            *HERE, blocked_reason="sums is paused by an operator; the queue is empty: waiting"
-        ),
-        "sums is paused by an operator",
+        still(*HERE, shares=[SHARE | {"name": "a, b; is", "state": "paused"}]),
+        "a, b; is is paused by an operator",
     ),
     "partial-groups": (
         still(*HERE, buffered_sequences=3, shares=[SHARE]),
@@ -190,3 +188,23 @@ def test_posts_that_were_refused_lately_are_named_before_what_follows_from_it():
     dropping = env("rollout, most groups dropped", drops)
     found = diagnose(still(WAITING, dropping, server(), blocked_reason=reason, refusal=full))
     assert found[0].key == "store-full" and found[0].evidence[0] == full
+
+
+def test_the_environments_that_an_operator_steers_are_those_of_the_shares():
+    shares = [
+        SHARE | {"name": "sums_0", "state": "draining"},
+        SHARE | {"name": "code_1", "state": "paused"},
+        SHARE | {"name": "gone_2", "state": "paused", "connected": False},
+        SHARE | {"name": "math_3", "state": "running"},
+    ]
+    first = diagnose(still(*HERE, shares=shares))[0]
+    assert first.evidence == (
+        "sums_0 is being drained by an operator",
+        "code_1 is paused by an operator",
+    )
+    assert (
+        first.remedy.startswith("atropos api steer sums_0 resume") and "1 more" in first.remedy
+    )
+    assert "paused-by-operator" not in {
+        finding.key for finding in diagnose(still(*HERE, shares=shares, blocked_reason=None))
+    }

@@ -45,6 +45,12 @@ def test_an_environment_has_its_share_reward_and_drops():
     assert "rollout, reward 0.25, 9 sent, 3 dropped, share 40% of 50%" in page
 
 
+def test_servers_of_a_machine_differ_in_what_the_table_shows():
+    servers = [server(name=f"http://127.0.0.1:{port}/v1") for port in (45000, 45001)]
+    page = "\n".join(shown(moving(trainer(), env(), *servers)))
+    assert "127.0.0.1:45000" in page and "127.0.0.1:45001" in page
+
+
 def test_a_silent_process_is_grey_and_its_last_wait_is_not_shown():
     old = env("paused: queue full", "the trainer") | {"age_s": 26.0}
     found = still(trainer("waiting for batch"), old, server(silent_s=20.0))

@@ -20,17 +20,22 @@ from torch import Tensor
 
 from atroposlib.errors import ConfigError
 from atroposlib.wire.routing import experts_entry
+from example_trainer.advantage.prepare import Prepared
 from example_trainer.distributed import collectives, ranks
 from example_trainer.distributed.ranks import RankLost, Ranks, end_process
 from example_trainer.model import adapter, loading, state_dict
+from example_trainer.model.model_dir import TrainerState
 from example_trainer.model.policy import Policy
+from example_trainer.settings.algorithms import Algorithm
 from example_trainer.settings.config import TrainingConfig
+from example_trainer.state import StopSignal
 from example_trainer.update.optimizer import (
     build_optimizer,
     clipped_step,
     load_optimizer_state,
     optimizer_state,
 )
+from example_trainer.update.step import learn
 from tests.trainer.architectures import write
 from tests.trainer.families import family_of
 from tests.trainer.loaded_ranks import (
@@ -119,6 +124,37 @@ def gradients(cfg: TrainingConfig, world: Ranks) -> dict[str, float]:
         got = _scored(policy, world)
         found[name] = _distance(_whole_gradients(got), expected)
     return found
+
+
+def mixed(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
+    """A step on two environments with their own losses: distances of two ranks from one."""
+    own = cfg.model_copy(
+        update={
+            "lr": 1.0,  # steps of plain SGD are gradients
+            "max_grad_norm": 1e9,
+            "algorithms": {
+                "a": Algorithm(loss="gspo", loss_aggregation="sequence", weight=0.5),
+                "b": Algorithm(loss="cross_entropy"),
+            },
+        }
+    )
+    # Few rows: in some passes of a rank an environment has none, and all add its metrics.
+    rows = [
+        replace(one, environment=name) for one, name in zip(ROWS, ["a", "b", "b", None, "a"])
+    ]
+    prepared = Prepared(rows, [[i - 1.5] * len(one.trained) for i, one in enumerate(rows)])
+    state, found = TrainerState("run", 1, 1, None), []
+    for policy in (loading.load_policy(own), _sharded(own, world)):
+        optimizer = torch.optim.SGD(policy.parameters(), lr=1.0)
+        metrics = learn(own, policy, optimizer, prepared, state, StopSignal())
+        found.append((metrics, state_dict.full_weights(policy)))
+    (alone, expected), (metrics, got) = found
+    names = [name for name in alone if "/" in name] + ["loss", "grad_norm"]
+    return {
+        "weights": _distance(got, expected) if world.is_rank0 else 0.0,
+        "metrics": max(abs(metrics[name] - alone[name]) for name in names),
+        "names": sorted(names),
+    }
 
 
 def low_precision(cfg: TrainingConfig, world: Ranks) -> dict[str, Any]:
@@ -388,6 +424,7 @@ PARTS = (
     held_low,
     replayed,
     gradients,
+    mixed,
     low_precision,
     matrices,
     weights,

@@ -268,6 +268,24 @@ def test_a_hidden_page_asks_for_nothing(run, tab):
         )
 
 
+def test_a_page_whose_api_has_gone_says_how_old_it_is(run, tab):
+    screen = tab(run)
+    page = screen.page
+    screen.open("#/")
+    with page.expect_request("**/status"):
+        pass
+    page.route("**/*", lambda route: route.abort())
+    page.wait_for_selector("#pulse.lost")
+    assert re.fullmatch(r"no answer: [\d.]+ m?s old", page.inner_text("#pulse"))
+    assert page.locator("body.old main").count() == 1
+    assert "Start the API again" in page.get_attribute("#pulse", "title")
+    screen.errors.clear()
+    page.unroute("**/*")
+    page.wait_for_selector("#pulse.ok")
+    assert page.locator("body.old").count() == 0
+    screen.errors.clear()
+
+
 def test_an_earlier_run_of_the_directory_is_chosen_in_the_head(browser, tab, tmp_path):
     index = Index(tmp_path / "index.sqlite")
     index.write([group(1, [row(0.5)], state="committed")])

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import get_type_hints
 
-from atroposlib.wire import Registration, ScoredData
+import msgspec
+import pytest
+from pydantic import ValidationError
+
+from atroposlib.wire import Registration, SampledSpan, ScoredData
+from atroposlib.wire.messages import NEUTRAL_SAMPLING, cuts_in_force
+from atroposlib.wire.status import AccountCount, AccountReport, discard_state, drop_state
 from tests.wire.records import group
 
 
@@ -28,3 +34,32 @@ def test_a_registration_without_names_of_wandb_is_taken() -> None:
         {**sent, "wandb_group": None, "wandb_project": None}
     )
     assert (registration.wandb_group, registration.wandb_project) == ("", "")
+
+
+def test_a_span_has_the_sampling_parameters_of_the_table_and_no_other():
+    of_call = {"start", "end", "constraints", "logprobs", "finish_reason", "seal"}
+    assert set(get_type_hints(SampledSpan)) - of_call == set(NEUTRAL_SAMPLING)
+
+
+def test_only_cuts_that_leave_tokens_out_are_in_force():
+    assert cuts_in_force({"top_p": 1, "top_k": 0, "min_p": 0, "temperature": 2}) == {}
+    assert cuts_in_force(NEUTRAL_SAMPLING) == {}
+    in_force = {"top_p": 0.9, "top_k": 1, "min_p": 0.1}
+    assert cuts_in_force({**in_force, "bad_words": ["no"]}) == in_force
+
+
+COUNT = {"version": 3, "state": "dropped/env_error", "tokens": 12, "samples": 1}
+REPORT = {"env_id": 0, "instance": "a", "sequence": 1, "counts": [COUNT]}
+
+
+def test_states_are_a_word_and_a_reason():
+    assert (drop_state("short"), discard_state("late")) == ("dropped/short", "discarded/late")
+    assert AccountReport(**REPORT).counts[0].state == drop_state("env_error")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"state": "a/b/c"}, {"state": "<b>"}, {"version": -3}, {"more": 1}]
+)
+def test_a_counter_of_another_form_is_refused(wrong):
+    with pytest.raises(ValidationError):
+        AccountCount(**{**COUNT, **wrong})

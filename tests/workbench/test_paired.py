@@ -63,3 +63,6 @@ def test_long_lists_and_control_characters_are_cut_on_the_terminal():
     lines = comparison_lines({"metric": "exact", **comparison_of(many, none, 1.0)})
     assert "solved by A only: 25" in lines and "  and 5 more (--json has all)" in lines
     assert not any("\x1b" in line for line in lines)
+    assert "  3: item 3\\x1b[2J" in lines
+    rest = {"metric": "exact", **comparison_of(many, none, 1.0)}
+    assert "  item 3\\x1b[2J" in comparison_lines(rest, with_places=False)

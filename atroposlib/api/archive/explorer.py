@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -29,14 +30,17 @@ from atroposlib.api.archive.row_texts import (
     stored_payloads,
     texts_of_rows,
 )
+from atroposlib.api.archive.row_totals import has_freed_rows, row_totals
 from atroposlib.api.archive.run_views import RunViews, histogram_field, histogram_of
 from atroposlib.api.archive.selection import SAMPLE, ChosenRows, row_kinds
+from atroposlib.api.decisions.balance import run_account
 from atroposlib.api.store import Store
 from atroposlib.errors import ConfigError, UnknownGroup
 from atroposlib.utils.tokenizers.loading import local_tokenizer
 from atroposlib.utils.tokenizers.texts import exact_text, token_texts
 from atroposlib.wire import explore
 from atroposlib.wire.binary import unpack_columns
+from atroposlib.wire.explore import RunAccount
 from atroposlib.wire.group_arrays import Columns
 from atroposlib.wire.images import pictures_of
 from atroposlib.wire.numbers import finite_float
@@ -218,6 +222,23 @@ class Explorer(RunViews):
         """
         require_known_filters(given)
         return batch_certificate(self.index, self._store, self._about(), no)
+
+    def account(self, given: Mapping[str, str]) -> RunAccount:
+        """The balance of tokens: what servers returned, by end state.
+
+        Raises:
+            ConfigError: ``by`` is neither env, version nor step.
+        """
+        require_known_filters(given, "by")
+        by, about = given.get("by", ""), self._about()
+        if by not in ("", "env", "version", "step"):
+            raise ConfigError("by: env, version or step")
+        now = (
+            self._store.now() if about.live else math.inf
+        )  # all processes of an ended run are over
+        accounts = [about.accounts[name] for name in sorted(about.accounts)]
+        rows, freed = row_totals(self.index), has_freed_rows(self.index)
+        return run_account(accounts, rows, now, by, freed)
 
     # --- a group --------------------------------------------------------------------
 

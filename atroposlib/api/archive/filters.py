@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
@@ -43,30 +44,47 @@ class Where:
     """Conditions that hold together.
 
     Args:
-        kinds: positions in ``KIND`` and their values.
+        kinds: positions in ``KIND`` and the values that pass.
         parts: (column whose index serves it, SQL, values) of each other condition.
     """
 
-    kinds: Mapping[int, str]
+    kinds: Mapping[int, Sequence[str]]
     parts: tuple[tuple[str, str, tuple[Any, ...]], ...] = ()
 
     def and_(self, sql: str, *values: Any, column: str = "gid") -> Where:
         return Where(self.kinds, (*self.parts, (column, sql, values)))
 
+    def of_envs(self, envs: Sequence[str]) -> Where:
+        """The same for these environments alone."""
+        return replace(self, kinds={**self.kinds, list(_KINDS).index("env"): envs})
+
     @property
     def clause(self) -> str:
         columns = tuple(_KINDS.values())
-        each = [f"{columns[at]} = ?" for at in self.kinds] + [sql for _, sql, _ in self.parts]
+        kinds = [
+            f"{columns[at]} IN ({', '.join('?' * len(passing))})"
+            for at, passing in self.kinds.items()
+        ]
+        each = kinds + [sql for _, sql, _ in self.parts]
         return f"WHERE {' AND '.join(each or '1')}"
 
     @property
     def values(self) -> tuple[Any, ...]:
-        return (*self.kinds.values(), *(value for *_, own in self.parts for value in own))
+        passing = (value for values in self.kinds.values() for value in values)
+        return (*passing, *(value for *_, own in self.parts for value in own))
 
     def has(self, kind: str) -> bool:
         """Whether rows of a value of ``KIND`` pass the conditions on it."""
         values = msgspec.json.decode(kind)
-        return all(values[at] == value for at, value in self.kinds.items())
+        return all(values[at] in passing for at, passing in self.kinds.items())
+
+
+def envs_called(name: str, envs: Iterable[str]) -> list[str]:
+    """The environments of a run with this name, or with a number that the API added to it.
+
+    Example: "sums" is "sums" and "sums_1" of ["sums", "sums_1", "sums_long_0"].
+    """
+    return [env for env in envs if re.fullmatch(rf"{re.escape(name)}(_\d+)?", env)]
 
 
 def require_known_filters(given: Mapping[str, str], *known: str) -> None:
@@ -86,7 +104,7 @@ def where(given: Mapping[str, str]) -> Where:
     Raises:
         ConfigError: a value is invalid for its filter.
     """
-    condition = Where({at: given[name] for at, name in enumerate(_KINDS) if name in given})
+    condition = Where({at: (given[name],) for at, name in enumerate(_KINDS) if name in given})
     if "item" in given:
         condition = condition.and_("item = ?", given["item"], column="item")
     for name, kind in _RANGES.items():

@@ -48,13 +48,14 @@ def load_rollouts(
     Args:
         run: the folder of a run, or the data directory of its rollout API.
         frame: ``pandas``, ``polars`` or ``arrow`` for a table of that package (extra
-            ``analysis``); ``iterator`` for dicts one after another, in bounded memory.
+            ``analysis``); ``iterator`` for dicts in bounded memory.
         run_id: an earlier run of the directory, as ``atropos archive ls`` names it.
         text: with ``prompt``, ``answer``, ``messages`` (if they were kept), ``rewards`` by name,
             and ``agent``. In a table each named reward is a column ``reward.NAME``, and messages
             are JSON.
         tokenizer: directory or cached name, for runs without messages; None: the trainer's.
-        filters: as of GET /explore/rollouts: ``env="math"``, ``reward="0.5..1"``; with ``text``
+        filters: as of GET /explore/rollouts: ``reward="0.5..1"``, ``env="math_1"`` (``env="math"``
+            stands for every number that the API added to the name); with ``text``
             also ``q="words of the answer"``.
 
     Raises:

@@ -16,7 +16,7 @@ import numpy as np
 
 from atroposlib.api.codec.row_facts import GroupFacts, RowFact
 from atroposlib.api.common.records import BatchMember
-from atroposlib.api.common.run_record import RunRecord
+from atroposlib.api.common.run_record import ProcessAccount, RunRecord
 from atroposlib.api.store.sql.claim import BatchRow
 from atroposlib.errors import InvalidGroup
 from atroposlib.wire.binary import split_frames
@@ -41,6 +41,7 @@ class RunFacts:
     starts: tuple[int, ...] = ()  # first versions of the last lives
     max_token_len: int = -1
     vocab_size: int | None = None
+    accounts: Mapping[str, ProcessAccount] = field(default_factory=dict)
 
     @classmethod
     def of(cls, run: RunRecord, live: bool = False) -> RunFacts:
@@ -58,6 +59,7 @@ class RunFacts:
             starts=run.starts,
             max_token_len=-1 if run.trainer is None else run.trainer.max_token_len,
             vocab_size=None if run.trainer is None else run.trainer.vocab_size,
+            accounts=run.accounts,
         )
 
 

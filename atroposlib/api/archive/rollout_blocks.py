@@ -10,10 +10,18 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from atroposlib.api.archive.filters import FILTERS, Order, require_known_filters, where
+import orjson
+
+from atroposlib.api.archive.filters import (
+    FILTERS,
+    Order,
+    envs_called,
+    require_known_filters,
+    where,
+)
 from atroposlib.api.archive.index import Index
 from atroposlib.api.archive.row_texts import RowTexts, stored_payloads, texts_of_rows
-from atroposlib.api.archive.selection import ChosenRows
+from atroposlib.api.archive.selection import ChosenRows, row_kinds
 from atroposlib.api.store.sqlite import DATABASE
 from atroposlib.api.store.sqlite.segment_payloads import OpenPayloads
 from atroposlib.errors import ConfigError
@@ -66,6 +74,8 @@ class RunRollouts:
                 "of run-api"
             )
         self.index = Index(path, read_only=True).of_run(run_id)
+        if "env" in filters:
+            self._where = self._where.of_envs(self._envs_called(filters["env"]))
         self.database = folder / DATABASE
         if text and not self.database.is_file():
             raise ConfigError(
@@ -76,6 +86,18 @@ class RunRollouts:
         self.count = 0  # rollouts so far
         self._groups = groups
         self._texts = (*TEXTS, METADATA) if metadata else TEXTS
+
+    def _envs_called(self, name: str) -> list[str]:
+        """The environments of a name, or with a number that the API added to it."""
+        with closing(self.index.reader()) as reader:
+            known = {
+                env for env, *_ in map(orjson.loads, row_kinds(reader)) if env is not None
+            }
+        envs = envs_called(name, sorted(known))
+        if known and not envs:
+            listed = ", ".join(sorted(known))
+            raise ConfigError(f"env={name}: this run has no such environment, but {listed}")
+        return envs
 
     @property
     def names(self) -> tuple[str, ...]:

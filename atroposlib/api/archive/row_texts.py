@@ -25,7 +25,7 @@ from atroposlib.wire.numbers import finite_float
 from atroposlib.wire.safetensors import MalformedBody
 
 MAX_NUMBERS = 64  # numbers of a row that an environment may add
-BY_ROW = ("rows", "named_rewards")  # lists of metadata with an entry for each row
+BY_ROW = ("rows", "named_rewards", "untrained")  # lists of metadata with an entry for each row
 TOTAL = "reward"  # among an environment's numbers: the score, which is another column
 
 
@@ -80,7 +80,7 @@ def texts_of_rows(
     """Texts of the rows at ``places``, (group id, row).
 
     Args:
-        groups: payloads by id; a row of a group without one has no text.
+        groups: payloads by id; a row of a group without payload has no text.
         decoder: gives the tokenizer, when it is needed; None leaves texts out that only tokens
             have.
         answer_tokens: decode that many tokens of each answer, and no prompt; None: everything.

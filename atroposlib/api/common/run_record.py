@@ -41,6 +41,16 @@ class EnvSteering(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     max_rollouts: int | None = None  # at once, of each process; None: its own limit
 
 
+class ProcessAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest counters of tokens of an environment process; see ``wire.status``."""
+
+    env: str  # wandb_name
+    sequence: int
+    at: float  # s, clock of the API
+    ended: bool = False
+    counts: tuple[tuple[int, str, int, int], ...] = ()  # version, state, tokens, samples
+
+
 class RunState(str, Enum):
     """State of the run."""
 
@@ -97,6 +107,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     ended_step: int | None = None  # last step, reported by the trainer in force
     steering: Mapping[str, EnvSteering] = {}  # keys: desired_name
     first_env: int = 0  # least id of the next environment: a restored run leaves ids out
+    accounts: Mapping[str, ProcessAccount] = {}  # keys: instances of processes
     edits: int = 0  # saves that changed or removed environments, not only added some
 
     @property

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from atroposlib.errors import ConfigError
-from atroposlib.run_status.evidence import SILENT_S, Process, silence_s, silent_ones
+from atroposlib.run_status.evidence import (
+    SILENT_S,
+    Process,
+    shown_name,
+    silence_s,
+    silent_ones,
+)
 from atroposlib.wire.directory import ServerDirectory, ServerEntry
 from atroposlib.wire.status import Heartbeat, Participant, ServerState
 
@@ -150,4 +156,4 @@ def _line(one: Process) -> str:
             f"inference server {one['name']} has answered nothing for {silence_s(one):.0f} s"
         )
     role = {"env": "environment"}.get(one["role"], one["role"])
-    return f"{role} {one['name']} has sent no heartbeat for {silence_s(one):.0f} s"
+    return f"{role} {shown_name(one)} has sent no heartbeat for {silence_s(one):.0f} s"

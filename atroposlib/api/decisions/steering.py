@@ -18,7 +18,6 @@ from atroposlib.errors import UnknownEnv
 from atroposlib.settings.sentences import did_you_mean
 from atroposlib.wire import EnvStatus, SteerRequest
 
-BY_OPERATOR = "by an operator"  # the verdict finds reasons by these words
 UNSTEERED = EnvSteering()
 # Batches that an environment of an earlier version holds ahead, at most: with so many of its
 # minimum queued it owes nothing.
@@ -96,12 +95,11 @@ def pauses(run: RunRecord, envs: Iterable[EnvEntry]) -> str | None:
         if (state := steering_of(run, env).state) != "running":
             word = "paused" if state == "paused" else "being drained"
             names = states.setdefault(word, [])
-            if env.desired_name not in names:
-                names.append(env.desired_name)
+            names.append(env.wandb_name)
     parts = []
     for word, names in states.items():
         verb = "is" if len(names) == 1 else "are"
-        parts.append(f"{', '.join(names)} {verb} {word} {BY_OPERATOR}")
+        parts.append(f"{', '.join(names)} {verb} {word} by an operator")
     return "; ".join(parts) or None
 
 

@@ -54,7 +54,16 @@ SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     ("GET", "/latest_example"): READ,
     **{
         ("GET", f"/explore/{name}"): READ
-        for name in ("runs", "rollouts", "batches", "curves", "histogram", "weights", "events")
+        for name in (
+            "runs",
+            "rollouts",
+            "batches",
+            "curves",
+            "histogram",
+            "weights",
+            "events",
+            "account",
+        )
     },
     ("GET", "/explore/batches/{no}"): READ,
     ("GET", "/explore/batches/{no}/certificate"): READ,
@@ -69,6 +78,7 @@ SCOPES_OF: dict[tuple[str, str], frozenset[Scope]] = {
     ("POST", "/scored_data_list"): ENV,
     ("POST", "/groups"): ENV,
     ("POST", "/drops"): ENV,
+    ("POST", "/account"): ENV,
     ("POST", "/admission"): ENV,
     ("POST", "/admission/release"): ENV,
     ("POST", "/lease"): ENV,  # its former path

@@ -23,6 +23,7 @@ from atroposlib.api.common.records import MAX_DELIVERIES, GroupState, StoreStats
 from atroposlib.api.common.run_record import EnvEntry, RunRecord, RunState
 from atroposlib.api.decisions import fair_share, run_state
 from atroposlib.api.decisions.allocation import env_status
+from atroposlib.api.decisions.balance import with_report
 from atroposlib.api.decisions.stalled import stalled, with_stalled
 from atroposlib.api.decisions.steering import (
     described,
@@ -47,6 +48,9 @@ from atroposlib.api.store.sql.ack import After
 from atroposlib.api.store.sql.run import begin_run, reset_run
 from atroposlib.errors import ConfigError
 from atroposlib.wire import ids
+from atroposlib.wire.status import (
+    AccountReport,
+)
 
 MAX_SHARES = 256  # environments listed by /status, which people read and monitors poll
 MAX_HELD = 10_000  # pairs of run and server whose version was noted
@@ -296,6 +300,16 @@ class RolloutService:
         if sample is not None:
             fact = replace(fact, sample=bytes(sample.payload), facts=sample.facts)
         return self.context.indexer.submit(fact)
+
+    async def report_account(
+        self, report: AccountReport, caller: Caller | None = None
+    ) -> None:
+        """Keep the counters of tokens of a process in the run document."""
+        entry = await self._calling_env(report, caller)
+        now = self.context.clock()
+        await self.context.run_cache.update(
+            lambda run: with_report(run, report, entry.wandb_name, now)
+        )
 
     def heartbeat(self, beat: wire.Heartbeat) -> None:
         """Record a heartbeat, and index the first report of a version by a server."""

@@ -37,7 +37,16 @@ def explore_routes(explorer: Explorer) -> APIRouter:
             f"/{name}", get, name=name, description=about, responses=refusals(404)
         )
 
-    for name in ("runs", "rollouts", "batches", "curves", "histogram", "weights", "events"):
+    for name in (
+        "runs",
+        "rollouts",
+        "batches",
+        "curves",
+        "histogram",
+        "weights",
+        "events",
+        "account",
+    ):
         page(name)
 
     @router.get("/batches/{no}", responses=refusals(404))

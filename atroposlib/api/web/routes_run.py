@@ -18,6 +18,9 @@ from atroposlib.api.web.openapi import ENV_IDENTIFIER_BODY, refusals
 from atroposlib.api.web.routes import BytesRoute, JsonRoute, of_json
 from atroposlib.errors import ConfigError, UnknownEnv
 from atroposlib.wire import ids
+from atroposlib.wire.status import (
+    AccountReport,
+)
 
 WAITING_POLLS_PER_S = 50.0  # polls of all environments that wait for the trainer
 MAX_POLL_S = 60.0
@@ -198,6 +201,11 @@ def _info_routes(router: APIRouter, service: RolloutService) -> None:
     async def steps(body: wire.StepReport, request: Request) -> Response:
         require_role(caller_of(request), body.role)
         return of_json({"kept": await service.report_step(body, caller_of(request))})
+
+    @router.post("/account", responses=refusals(404))
+    async def account(body: AccountReport, request: Request) -> Response:
+        await service.report_account(body, caller_of(request))
+        return of_json({"status": "ok"})
 
     @router.post("/heartbeat", responses=refusals())
     async def heartbeat(body: wire.Heartbeat, request: Request) -> Response:

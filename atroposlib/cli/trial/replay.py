@@ -2,7 +2,7 @@
 
     RUN:17 -> rows of the group -> replies of each agent -> the environment -> old and new reward
 
-The environment runs as in training, and gets the stored replies in place of sampled ones. A prompt
+The environment runs as in training, and gets the stored replies in place of samples. A prompt
 that has changed since changes no reply.
 """
 
@@ -15,12 +15,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
+from atroposlib.api.archive.filters import envs_called
 from atroposlib.api.archive.load import place
 from atroposlib.api.archive.rollout_blocks import RunRollouts
 from atroposlib.api.archive.row_texts import stored_payloads
@@ -33,6 +35,7 @@ from atroposlib.errors import AtroposError, ConfigError, boundary
 from atroposlib.utils.command.logs import printable
 from atroposlib.utils.tokenizers.loading import local_tokenizer
 from atroposlib.validation.classes import items_of
+from atroposlib.validation.judges import JudgeCalls, policy_addresses
 from atroposlib.validation.sessions import RecordingSession
 from atroposlib.validation.subject import Subject, create_environment
 from atroposlib.wire.binary import unpack_columns
@@ -42,7 +45,13 @@ from atroposlib.wire.group_arrays import Columns
 GROUP_ID = re.compile(r"(?P<item>.*)@(?P<epoch>\d+)(?:/(?P<agent>[^#]*))?(?:#(?P<row>\d+))?")
 FIND_S = 30.0  # limit of the search of tasks
 MOST_TASKS = 100_000
-ROWS = "SELECT gid, row, item, group_id, reward FROM rollout"
+OTHER_CALLS = (
+    "{} of {} rollouts no longer make the calls that they made then: the environment now ends them\n"
+    "earlier (replies are left) or later (an empty reply stands for each that is missing), because a\n"
+    "turn, a tool, a parser or a condition of the end changed. Their new reward is not that of the\n"
+    "stored text: undo that change to compare the reward alone, or sample them anew"
+)
+ROWS = "SELECT gid, row, item, group_id, reward, env FROM rollout"
 
 
 @dataclass
@@ -62,29 +71,30 @@ class StoredRollout:
 def stored_rollouts(target: str, most_groups: int, env: str = "") -> list[StoredRollout]:
     """The rollouts of RUN:GROUP, RUN:ITEM or, of RUN, of its newest groups.
 
-    Where the run has several environments, the newest groups and an item are those of ``env``.
+    Where the run has several environments, the newest groups and an item belong to ``env``.
 
-    Raises ConfigError: there is no such environment, group or item, or the replies are not kept.
+    Raises ConfigError: there is no environment, group or item of this name, or the replies are not kept.
     """
     run, _, wanted = target.rpartition(":")
     if not run or Path(target).exists():
         run, wanted = target, ""
     rollouts = RunRollouts(Path(place(run)), None, {}, text=True)
     rows = _chosen_rows(rollouts, wanted, most_groups, env)
-    stored: dict[tuple[str, int], StoredRollout] = {}
+    stored: dict[tuple[str | None, str, int], StoredRollout] = {}
     with closing(OpenPayloads(rollouts.database)) as payloads:
         groups = stored_payloads(rollouts.index, payloads, [gid for gid, *_ in rows])
         columns_of = {gid: unpack_columns(data) for gid, data in groups.items()}
-    for gid, row, item, group_id, reward in rows:
+    for gid, row, item, group_id, reward, label in rows:
         if gid not in columns_of:
             continue
         about = GROUP_ID.fullmatch(group_id or "")
         agent = (about["agent"] if about else None) or ""
         name = f"{about['item']}@{about['epoch']}" if about else f"group {gid}"
         task = item or (about["item"] if about else "")
-        rollout = stored.setdefault((name, row), StoredRollout(name, row, task))
+        rollout = stored.setdefault((label, name, row), StoredRollout(name, row, task))
         replies = replies_of(columns_of[gid], row, rollouts.tokenizer)
         rollout.replies.setdefault(agent, []).extend(replies)
+        rollout.replies.update(untrained_replies(columns_of[gid], row))
         if reward is not None:
             rollout.rewards.setdefault(agent, reward)
     if not stored:
@@ -93,13 +103,11 @@ def stored_rollouts(target: str, most_groups: int, env: str = "") -> list[Stored
 
 
 def labels_of(env: str, labels: Sequence[str]) -> list[str]:
-    """The labels in a run that belong to an environment: its name, and a number of its copy.
-
-    Example: "sums" has "sums" and "sums_1" of ["sums", "sums_1", "sums_long_0"].
+    """The labels in a run that belong to an environment: all, if the run has a single label.
 
     Raises ConfigError: the run has several environments, and none of this name.
     """
-    own = [label for label in labels if re.fullmatch(rf"{re.escape(env)}(_\d+)?", label)]
+    own = envs_called(env, labels)
     if not own and len(labels) > 1:
         raise ConfigError(
             f"this run has rollouts of {', '.join(sorted(labels))}, and none of {env}: name a"
@@ -109,7 +117,7 @@ def labels_of(env: str, labels: Sequence[str]) -> list[str]:
 
 
 def _chosen_rows(rollouts: RunRollouts, wanted: str, most_groups: int, env: str) -> list[Any]:
-    """Rows of the group or item and, of a rollout with several agents, of all of them."""
+    """Rows of the group or item and, of a rollout with several agents, of all agents."""
     read = rollouts.index.read
     gid = int(wanted) if re.fullmatch(r"-?\d{1,18}", wanted) else 0
     rows = read(f"{ROWS} WHERE gid = ?", (gid,)) if gid else []
@@ -128,16 +136,19 @@ def _chosen_rows(rollouts: RunRollouts, wanted: str, most_groups: int, env: str)
         raise ConfigError(
             f"no group and no item {wanted!r} is in this run: atropos view lists them"
         )
+    # Environments over the same tasks have the same ids.
     names = {
-        f"{about['item']}@{about['epoch']}"
-        for *_, group_id, _ in rows
+        (f"{about['item']}@{about['epoch']}", label)
+        for *_, group_id, _, label in rows
         if (about := GROUP_ID.fullmatch(group_id or ""))
     }
-    for name in names:
+    for name, label in names:
         for end in ("/", "#"):
-            sql = f"{ROWS} WHERE group_id > ?1 AND group_id < ?1 || char(0x10ffff)"
-            rows += read(sql, (name + end,))
-        rows += read(f"{ROWS} WHERE group_id = ?", (name,))
+            sql = (
+                f"{ROWS} WHERE group_id > ?1 AND group_id < ?1 || char(0x10ffff) AND env IS ?2"
+            )
+            rows += read(sql, (name + end, label))
+        rows += read(f"{ROWS} WHERE group_id = ? AND env IS ?", (name, label))
     return sorted(set(rows), key=lambda row: (row[0], row[1]))
 
 
@@ -165,6 +176,15 @@ def replies_of(columns: Columns, row: int, tokenizer: str | None) -> list[str]:
     return [decoder.decode(own[a:b], skip_special_tokens=True) for a, b in edges.tolist()]
 
 
+def untrained_replies(columns: Columns, row: int) -> dict[str, list[str]]:
+    """Replies of the untrained endpoints of a rollout, by name; groups of earlier versions: none."""
+    rollouts = (columns.rest_value("metadata") or {}).get("untrained") or []
+    by_name = rollouts[row] if row < len(rollouts) else {}
+    return {
+        name: [reply_text(reply) for reply in replies] for name, replies in by_name.items()
+    }
+
+
 def reply_text(message: Mapping[str, Any]) -> str:
     """A reply as text, its calls of tools in the format of hermes, which scripted replies have."""
     content = message.get("content")
@@ -185,8 +205,13 @@ def reply_text(message: Mapping[str, Any]) -> str:
 # --- the environment as it is now -----------------------------------------------------
 
 
-def replay(env_cls: Any, words: Sequence[str], target: str, most_groups: int) -> None:
+def replay(
+    env_cls: Any, words: Sequence[str], target: str, most_groups: int, calls: JudgeCalls
+) -> None:
     """Print the old and the new reward of each stored sample.
+
+    Args:
+        calls: counts calls of other models, and none of agents, which get stored replies.
 
     Raises:
         ConfigError: the rollouts or their tasks are not there.
@@ -194,14 +219,18 @@ def replay(env_cls: Any, words: Sequence[str], target: str, most_groups: int) ->
     """
     stored = stored_rollouts(target, most_groups, name_of(env_cls) or "")
     settings = read_settings(env_cls, ["process", "--env.use_wandb", "false", *words])
-    asyncio.run(_replay(env_cls, settings, stored))
+    asyncio.run(_replay(env_cls, settings, stored, calls))
 
 
-async def _replay(env_cls: Any, settings: Any, stored: Sequence[StoredRollout]) -> None:
+async def _replay(
+    env_cls: Any, settings: Any, stored: Sequence[StoredRollout], calls: JudgeCalls
+) -> None:
     subject = await create_environment(env_cls, settings)
     env = subject.env
+    calls.leave_out(partial(policy_addresses, env))
     pairs: list[tuple[float, float]] = []
     errors: list[AtroposError] = []
+    notes: list[str] = []
     try:
         with boundary(runtime_of(env).label(), None, "setup"):
             await env.setup()
@@ -214,6 +243,7 @@ async def _replay(env_cls: Any, settings: Any, stored: Sequence[StoredRollout]) 
                 errors.append(error)
                 print(f"{title}: fails: {printable(str(error))}")
                 continue
+            notes += [note] if note else []
             for agent, (old, new) in _rewards(rollout, reward).items():
                 who = f" {printable(agent)}" if agent else ""
                 print(
@@ -227,6 +257,8 @@ async def _replay(env_cls: Any, settings: Any, stored: Sequence[StoredRollout]) 
         old, new = (statistics.fmean(values) for values in zip(*pairs))
         changed = sum(abs(a - b) > 1e-9 for a, b in pairs)
         print(f"mean {old:.4g} -> {new:.4g}; {changed} of {len(pairs)} rewards changed")
+    if notes:
+        print(OTHER_CALLS.format(len(notes), len(stored)))
     if errors and len(errors) == len(stored):
         raise errors[0]
 
@@ -264,7 +296,9 @@ async def _play(subject: Subject, item: Any, rollout: StoredRollout) -> tuple[Re
     def of_agent(name: str) -> RecordingSession:
         if name not in sessions:
             raise ConfigError(
-                f"the replies of the agent {name!r} are not stored: untrained agents cannot be replayed"
+                f"no replies of the agent {name!r} are stored: the environment had no agent of this"
+                " name then, or the run is of a version that kept no replies of untrained agents."
+                " atropos data rescore takes another reward of the answers without its agents"
             )
         return sessions[name]
 
@@ -277,7 +311,7 @@ async def _play(subject: Subject, item: Any, rollout: StoredRollout) -> tuple[Re
     had = sum(map(len, rollout.replies.values()))
     if asked > had:
         return reward, f"  ({asked - had} more replies were asked for than are stored)"
-    return reward, f"  ({left} stored replies were not asked for)" if left else ""
+    return reward, f"  ({left} of {had} stored replies were not asked for)" if left else ""
 
 
 def _rewards(

@@ -51,6 +51,8 @@ class Rollout:
     facts: Mapping[str, Any] = field(default_factory=dict)
     is_cut_off: bool = False  # it filled the context of the model
     seats: Mapping[str, Seat] = field(default_factory=dict)  # keys: names of the endpoints
+    # replies of untrained endpoints, by name
+    untrained: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
     def seat(self, name: str) -> Seat:
         """The endpoint ``name``; "" and unopened endpoints have the score of the rollout."""
@@ -137,11 +139,18 @@ def groups_of(
         group["group_id"] = seat_id if turn == 0 else f"{seat_id}#{turn + 1}"
         named_R = [dict(rollout.reward.metrics) for rollout in rollouts]
         fields = {**about, **({"endpoint": name} if name else {})}
-        fields |= {} if groups else {"metrics": means}
+        fields |= {} if groups else {"metrics": means, **_replies_of_untrained(rollouts)}
         facts_R = [row_facts(rollout.metadata, None) for rollout in rollouts]
         group["metadata"] = {**fields, "named_rewards": named_R, "rows": facts_R}
         groups.append(group)
     return groups
+
+
+def _replies_of_untrained(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """What a replay needs of endpoints without rows: their replies, for each rollout by name."""
+    if not any(rollout.untrained for rollout in rollouts):
+        return {}
+    return {"untrained": [dict(rollout.untrained) for rollout in rollouts]}
 
 
 def _outcome(rollout: Rollout) -> dict[str, str]:

@@ -110,6 +110,8 @@ class Model:
     calls: list[tuple[str, Coroutine[Any, Any, Any], SourceLine]] = field(default_factory=list)
     endpoints: dict[str, AgentSession] = field(default_factory=dict)  # opened, by name
     frozen: set[str] = field(default_factory=set)  # names of endpoints that are not trained
+    # replies of these endpoints, which no row holds, by name
+    untrained: dict[str, list[Message]] = field(default_factory=dict)
     row_tokens: int = 0  # tokens of the sequence with the last reply
     rewards: dict[int, float] = field(default_factory=dict)  # keys: indices of replies
     # gets the endpoint ("": chat and complete), the messages and the reply of each call
@@ -202,17 +204,24 @@ class Model:
 
         Every call to it belongs to this rollout and is trained like a call of ``chat``. Each
         ``name`` has one endpoint, with its own ``reward`` and its own groups, for example a
-        seat of a game. The samples of an endpoint that is not ``trainable`` are left out.
+        seat of a game. The samples of an endpoint that is not ``trainable`` enter no row and no
+        figure of the training; the metadata of the group has its replies, for a replay.
 
         Example: OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
         """
         if name not in self.endpoints:
             opened = self.endpoints[name] = await self.open_endpoint(name)
-            if self.listener is not None:
-                opened.listen(partial(self.listener, name))
+            opened.listen(partial(self._hear, name))
             if not trainable:
                 self.frozen.add(name)
         return self.endpoints[name]
+
+    def _hear(self, name: str, sent: Sequence[Message], reply: Message) -> None:
+        """Take a reply to the endpoint ``name``."""
+        if name in self.frozen:
+            self.untrained.setdefault(name, []).append(reply)
+        if self.listener is not None:
+            self.listener(name, sent, reply)
 
     def reward(self, reward: float) -> None:
         """Reward of the last reply; the rewards of all replies are added to the score.

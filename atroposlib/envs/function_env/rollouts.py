@@ -130,7 +130,7 @@ class RolloutRunner:
         calls = sum(len(reply.tool_calls) for reply in model.replies)
         counts = {"turns": len(model.replies), "tool_calls": calls} if model.replies else {}
         facts = {"timings": dict(spent), **counts}
-        return Rollout(rows, reward, facts, model.is_context_full, seats)
+        return Rollout(rows, reward, facts, model.is_context_full, seats, model.untrained)
 
     async def given(
         self, item: TaskItem, session: Any, of_agent: Callable[[str], Any] | None = None
@@ -166,7 +166,7 @@ class RolloutRunner:
             reward = await self._play(item, model)
             rows = model.recorder.rows()
             if not model.replies and session is not server:  # the conversations of agents
-                agents = model.endpoints.values()
+                agents = model.trained_endpoints
                 rows = [from_node(row, 0.0) for agent in agents for row in agent.rows()]
         result = Result.UNSCORED if reward.score is None else Result.SCORED
         shown: dict[str, Any] = {}
@@ -316,13 +316,20 @@ def score_at(agent: AgentSession, reward: Reward) -> float | None:
 
 
 def with_posted(reward: Reward, model: Model) -> Reward:
-    """``reward`` plus the rewards of the replies; each named endpoint logs ``<name>/reward``."""
+    """``reward`` plus the rewards of the replies; each named endpoint logs ``<name>/reward``.
+
+    An untrained endpoint does so only if it was rewarded: the score of the rollout is not its merit.
+    """
     if reward.score is None:
         return reward
     unnamed = model.endpoints.get("")
     score = reward.score if unnamed is None else unnamed.score(reward.score)
     score += sum(model.rewards.values())
-    named = {f"{n}/reward": agent.score(score) for n, agent in model.endpoints.items() if n}
+    named = {
+        f"{name}/reward": agent.score(score)
+        for name, agent in model.endpoints.items()
+        if name and (name not in model.frozen or agent.is_rewarded)
+    }
     return Reward(score, {**reward.metrics, **named})
 
 

@@ -30,8 +30,12 @@ from atroposlib.envs.rollout.groups import (
     without_unscored,
 )
 from atroposlib.envs.rollout.samples import outcome_of
+from atroposlib.envs.rollout.token_account import TokenAccount, end_group
 from atroposlib.errors import AtroposError, RolloutError, boundary
 from atroposlib.generation.sessions.recording import recorded_nodes
+from atroposlib.wire.status import (
+    drop_state,
+)
 
 if TYPE_CHECKING:
     from atroposlib.envs.settings.config import BaseEnvConfig
@@ -49,6 +53,9 @@ class RolloutStatus(str, Enum):
     FAILED = "failed"
     TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"
+
+
+_WITHOUT_GROUP = (RolloutStatus.FAILED, RolloutStatus.TIMED_OUT, RolloutStatus.CANCELLED)
 
 
 @dataclass(frozen=True)
@@ -201,6 +208,7 @@ class WorkerPool:
     consecutive_lost_items: int = 0  # the same without items for which no group was wanted
     last_error: AtroposError | None = None
     probe: FirstItems = field(default_factory=FirstItems)
+    account: TokenAccount = field(default_factory=TokenAccount)
     started: int = 0  # items
     # An error of delivery, or a mistake in every sample, that ends the run.
     fatal: BaseException | None = None
@@ -253,7 +261,7 @@ class WorkerPool:
 
     async def roll_out(self, uuid: str) -> list[ScoredDataGroup]:
         """Roll out a started item, deliver its groups and return the groups."""
-        with recorded_nodes():
+        with recorded_nodes(), self.account.rollout():
             return await self._roll_out(self.running[uuid]["job"])
 
     async def _roll_out(self, job: RolloutTask) -> list[ScoredDataGroup]:
@@ -273,6 +281,8 @@ class WorkerPool:
 
     def _note(self, outcome: Outcome, job: RolloutTask) -> None:
         self.counts[outcome.status.value] += 1
+        if outcome.status in _WITHOUT_GROUP:
+            end_group(drop_state(outcome.samples_failed or outcome.status.value))
         self.backlog.extend(outcome.backlog)
         if self.on_end is not None:
             self.on_end(outcome, job.item)

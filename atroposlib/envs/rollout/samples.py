@@ -24,6 +24,7 @@ from atroposlib.envs.rollout.groups import (
     from_node,
     score_problem,
 )
+from atroposlib.envs.rollout.token_account import sample_tally
 from atroposlib.errors import (
     AtroposError,
     ContextFull,
@@ -146,16 +147,21 @@ class _Drawing:
         """A sample with a score; None if it has none and no second draw is left."""
         while True:
             error: AtroposError | None = None
-            try:
-                drawn = await self._draw()
-                self.ends.append(NO_SCORE if drawn is None else None)
-                if drawn is not None:
-                    return drawn
-                self.failed(NO_SCORE)
-            except AtroposError as problem:
-                error = problem
-                self.failed(outcome_of(problem), problem)
-                self._note_mistake(problem)
+            with sample_tally() as tally:
+                try:
+                    drawn = await self._draw()
+                    self.ends.append(NO_SCORE if drawn is None else None)
+                    if drawn is not None:
+                        tally.keep()
+                        return drawn
+                    tally.fail(NO_SCORE)
+                    self.failed(NO_SCORE)
+                except AtroposError as problem:
+                    error = problem
+                    outcome = outcome_of(problem)
+                    tally.fail(outcome)
+                    self.failed(outcome, problem)
+                    self._note_mistake(problem)
             if self.redraws == 0:
                 if error is not None:
                     raise IncompleteGroup(f"no attempt is left: {error}") from error

@@ -34,6 +34,7 @@ from atroposlib.envs.rollout.groups import (
 )
 from atroposlib.envs.rollout.pacing import derived_batch_size
 from atroposlib.envs.rollout.pool import Outcome, RolloutStatus, RolloutTask, WorkerPool
+from atroposlib.envs.rollout.token_account import TokenAccount
 from atroposlib.envs.runtime.evaluation import PeriodicEvaluation
 from atroposlib.envs.runtime.hooks import EnvHooks, Serving
 from atroposlib.envs.runtime.metrics_logger import MetricsLogger
@@ -89,9 +90,12 @@ class EnvRuntime:
         self.group_file: GroupFile | None = None
         if wanted := env.config.data_path_to_save_groups:
             self.group_file = GroupFile(wanted)
+        # Looked up late: an environment may replace its servers.
+        self.account = TokenAccount(lambda server: server in self.server.servers)
         self.pool = WorkerPool(
             self,
             self._deliver,
+            account=self.account,
             on_end=self._record_outcome,
             handle=lambda uuid: env.handle_env(uuid),  # looked up late
         )
@@ -102,6 +106,7 @@ class EnvRuntime:
             self.joined_run,
             self.metrics_logger,
             self.pool.changed.set,
+            account=self.account,
         )
         self._is_closed = False
 

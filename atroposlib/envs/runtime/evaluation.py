@@ -12,12 +12,13 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from atroposlib.envs.rollout import pacing
 from atroposlib.envs.rollout.groups import mean_metrics, plain, standard_errors
+from atroposlib.envs.rollout.token_account import TokenAccount
 from atroposlib.envs.runtime.checkpoint import replace_text
 from atroposlib.envs.runtime.metrics_logger import MetricsLogger, scalars
 from atroposlib.envs.runtime.registration import JoinedRun
@@ -43,6 +44,7 @@ class PeriodicEvaluation:
     run: JoinedRun
     metrics: MetricsLogger
     ended: Callable[[], None]  # called after each evaluation
+    account: TokenAccount = field(default_factory=TokenAccount)
     task: asyncio.Task[None] | None = None
     due: int | None = None  # step whose weights are to be evaluated next
     _measured: tuple[int, int] | None = None  # step, version at the beginning
@@ -78,7 +80,10 @@ class PeriodicEvaluation:
         """Evaluate the weights of ``step``. A failure is logged and counted; the run goes on."""
         self._measured = (step, self.run.policy_version)
         try:
-            with boundary(self.run.label(), f"step {step}", "evaluate"):
+            with (
+                boundary(self.run.label(), f"step {step}", "evaluate"),
+                self.account.count_evaluation(),
+            ):
                 await self.hook()
         except AtroposError as error:
             # Training data does not depend on an evaluation.

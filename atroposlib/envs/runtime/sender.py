@@ -31,6 +31,12 @@ from atroposlib.envs.rollout.filters import (
     filter_group,
 )
 from atroposlib.envs.rollout.groups import ScoredDataGroup, item_label, plain, unknown_fields
+from atroposlib.envs.rollout.token_account import (
+    RowCount,
+    end_group,
+    rows_of_columns,
+    rows_of_group,
+)
 from atroposlib.envs.runtime.reports import Reports
 from atroposlib.errors import (
     AtroposError,
@@ -41,6 +47,10 @@ from atroposlib.errors import (
 )
 from atroposlib.generation.sessions.recording import recorded_here
 from atroposlib.wire import EnvRegistered
+from atroposlib.wire.status import (
+    POSTED,
+    drop_state,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +81,8 @@ class GroupStats:
     def add_sent(self, groups: Sequence[AcceptedGroup]) -> None:
         """Count groups that the rollout API accepted."""
         self.sent += len(groups)
+        for group in groups:
+            end_group(POSTED, rows_of_accepted(group))
         self.recent.extend([None] * len(groups))
         self.rewards.extend(float(group.columns.scores.mean()) for group in groups)
 
@@ -83,6 +95,7 @@ class GroupStats:
     ) -> None:
         """Count a dropped group; log the first of each reason and detail."""
         self.dropped[reason.value] += 1
+        end_group(drop_state(reason.value), rows_of_group(group))
         self.reports.drop(reason.value, group)
         self.recent.append((reason, detail))
         if reason is RejectReason.SAME_SCORES:
@@ -127,6 +140,13 @@ class GroupStats:
         """All counts, for heartbeats and the log."""
         dropped = sum(self.dropped.values())
         return {"groups_sent": self.sent, "groups_dropped": dropped, **self.by_reason()}
+
+
+def rows_of_accepted(accepted: AcceptedGroup) -> list[RowCount]:
+    """Trained tokens and version of each row, as the rollout API counts them."""
+    columns = accepted.columns
+    lengths = [int(length) for length in columns.seq_lens]
+    return rows_of_columns(lengths, accepted.trained_lengths(), columns.versions)
 
 
 async def filter_groups(

@@ -61,7 +61,7 @@ class EnvPhase(str, Enum):
 
 
 class Serve:
-    """The life of an environment process in one or more runs."""
+    """The life of an environment process in its runs."""
 
     def __init__(self, runtime: EnvRuntime) -> None:
         self.runtime = runtime
@@ -129,6 +129,10 @@ class Serve:
         require_trainable(self.runtime.config)
         if only_checks():
             return
+        with self.runtime.account.count_replies():  # also in all tasks that begin here
+            await self._serve()
+
+    async def _serve(self) -> None:
         self._heart = asyncio.ensure_future(repeat(HEARTBEAT_S, self.beat))
         self.servers.begin()
         self.shutdown.listen()
@@ -365,6 +369,8 @@ class Serve:
         stats, details = runtime.group_stats, runtime.pool.figures()
         details |= {**stats.totals(), **stats.recent_reward(), **runtime.journal.figures()}
         details |= {"clock": time.time(), **last}
+        if self._run.name is not None:
+            details["env"] = self._run.name
         waits = [*self.waits.report(), *_silence_of(servers)]
         waits.sort(key=lambda wait: wait.depth)
         await self.client.heartbeat(
@@ -381,6 +387,14 @@ class Serve:
         await self.servers.refresh()
         if self._run.registered is not None:
             await runtime.group_stats.reports.send(self.client, self._run.identity)
+            await self._report_account(ended="ended" in last)
+
+    async def _report_account(self, *, ended: bool) -> None:
+        who, account = self._run.identity, self.runtime.account
+        account.begin_run(who.run_id or "")
+        report = account.report(who, time.monotonic(), ended=ended)
+        if report is not None and not await self.client.report_account(report):
+            account.report_again()
 
     async def _drain(self) -> None:
         self.phase = EnvPhase.DRAINING

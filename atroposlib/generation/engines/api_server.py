@@ -27,6 +27,7 @@ from atroposlib.generation.engines.health import (
     with_retries,
 )
 from atroposlib.generation.engines.http import HttpClient, server_root
+from atroposlib.generation.engines.returned import note_returned, token_receiver
 from atroposlib.generation.engines.slots import SplitStats, generated_tokens, spending
 from atroposlib.generation.sampling.generation import (
     UNKNOWN_VERSION,
@@ -175,7 +176,7 @@ class APIServer(LegacyHealth, ABC):
         async def attempt(**kwargs: Any) -> list[Generation]:
             version = self.announced_version
             outputs = await self._request_tokens(kwargs)
-            self._require_current([v for output in outputs for v in output.versions], version)
+            self._require_current(outputs, version)
             return [with_version(output, version) for output in outputs]
 
         if self._overrides_token_call():
@@ -296,10 +297,12 @@ class APIServer(LegacyHealth, ABC):
         reported = version_number(await self.http.field("GET", url, "weight_version"))
         return not went_back(reported, self._newest_version, self.announced_version)
 
-    def _require_current(self, versions: list[int], announced: int | None) -> None:
+    def _require_current(self, outputs: list[Generation], announced: int | None) -> None:
         """Raise InferenceUnavailable for tokens of a server that restarted with old weights."""
+        versions = [version for output in outputs for version in output.versions]
         reported = max(versions, default=self._newest_version)
         if went_back(reported, self._newest_version, announced):
+            note_returned(self, "train", outputs, discarded="old_weights")
             raise InferenceUnavailable(
                 f"{self.root_url} restarted and holds version {reported}, not {announced}:"
                 " waiting until the trainer gives it the current weights"
@@ -330,6 +333,9 @@ class APIServer(LegacyHealth, ABC):
     def _stats_of(self, split: str) -> SplitStats:
         return self.train_stats if split == "train" else self.eval_stats
 
+    def _split_of(self, stats: SplitStats) -> str:
+        return "train" if stats is self.train_stats else "eval"
+
     async def _call(self, hook: Callable[..., Awaitable[T]], kwargs: dict[str, Any]) -> T:
         """Result of ``hook`` for ``kwargs`` without ``split``, and with the server's model."""
         stats = self._stats_of(kwargs.pop("split", None) or "train")
@@ -344,8 +350,9 @@ class APIServer(LegacyHealth, ABC):
                 started = time.monotonic()
                 with spending("generate"):
                     result, attempts = await with_retries(attempt, self.health)
-                tokens = generated_tokens(result)
-                stats.record(time.monotonic() - started, attempts, tokens)
+                stats.record(time.monotonic() - started, attempts, generated_tokens(result))
+                if token_receiver.get() is not None:
+                    note_returned(self, self._split_of(stats), result)
                 return result
             finally:
                 stats.slots.release()

@@ -130,7 +130,11 @@ class AsyncSemWithAdaptiveWeight:
 
 
 class SplitStats:
-    """Calls of a split (train or eval) of a server: slots, active calls, timings."""
+    """Calls of a split (train or eval) of a server: slots, active calls, timings.
+
+    Calls are active from the choice of the server: if only slots counted, a burst of calls that
+    wait for the first health check would all choose the same server.
+    """
 
     def __init__(self, capacity: int, remembered: int) -> None:
         self.slots = AsyncSemWithAdaptiveWeight(capacity)
@@ -145,11 +149,7 @@ class SplitStats:
 
     @contextmanager
     def track(self) -> Iterator[None]:
-        """Count a call as active from the choice of this server.
-
-        If only slots counted, a burst of calls that wait for the first health check would all
-        choose the same server.
-        """
+        """Count a call as active from the choice of this server."""
         self.active_calls += 1
         try:
             yield

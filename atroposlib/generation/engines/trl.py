@@ -26,6 +26,7 @@ from atroposlib.generation.sampling.generation import (
     request_options,
     sampling_params,
 )
+from atroposlib.wire.messages import NEUTRAL_CUTS
 
 if TYPE_CHECKING:
     from openai.types import Completion
@@ -37,11 +38,7 @@ UNPROCESSABLE = 422
 # Fields of the request; the server silently drops further fields.
 FIELDS = {
     "n": 1,
-    "repetition_penalty": 1.0,
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
+    **{name: NEUTRAL[name] for name in ("repetition_penalty", "temperature", *NEUTRAL_CUTS)},
     "max_tokens": 1024,
 }
 _NOT_OURS = ("chat_template_kwargs", "tools", "tool_choice")

@@ -70,6 +70,11 @@ class AgentSession:
         """Set a reward, by default of the whole session; see :meth:`ProxySession.reward`."""
         self._session.reward(reward, completion_id)
 
+    @property
+    def is_rewarded(self) -> bool:
+        """Whether the session or one of its completions was rewarded."""
+        return self._session.is_rewarded
+
     def score(self, otherwise: float) -> float:
         """Score of the session, see :meth:`ProxySession.score`."""
         return self._session.score(otherwise)

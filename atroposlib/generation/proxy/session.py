@@ -12,6 +12,7 @@ import msgspec
 
 from atroposlib.errors import AtroposError, ContextFull, InferenceRefused, boundary
 from atroposlib.generation.chat.tool_call_translator import with_visible_tools
+from atroposlib.generation.engines.returned import token_receiver, use_receiver
 from atroposlib.generation.proxy.apis.exchange import (
     Json,
     SamplingRequest,
@@ -85,6 +86,7 @@ class ProxySession:
         # Of the Responses API: messages up to and including a response, by its id.
         self.conversations: dict[str, list[Json]] = {}
         self.listener: Listener | None = None
+        self._receiver = token_receiver.get()  # of the sample that opened the session
         self._clear()
 
     def _clear(self) -> None:
@@ -162,7 +164,9 @@ class ProxySession:
             is_chat = request.prompt is None
             call = self.managed.chat_completion if is_chat else self.managed.completion
             try:
-                completion: Any = await call(**keywords)
+                # A call of an agent runs in a task of the HTTP server, outside of the sample.
+                with use_receiver(self._receiver):
+                    completion: Any = await call(**keywords)
             except ContextFull:
                 self.is_context_full = True
                 raise
@@ -212,6 +216,11 @@ class ProxySession:
             raise InferenceRefused(404, f"no completion {completion_id} in this session")
         self._rewards[wanted] = reward
         return wanted
+
+    @property
+    def is_rewarded(self) -> bool:
+        """Whether the session or one of its completions was rewarded."""
+        return self._session_reward is not None or bool(self._rewards)
 
     def score(self, otherwise: float) -> float:
         """The session's reward, else ``otherwise``, plus the rewards of its completions."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from atroposlib.errors import ConfigError, TokensMissing
-from atroposlib.wire.messages import NEUTRAL_PENALTIES
+from atroposlib.wire.messages import NEUTRAL_PENALTIES, NEUTRAL_SAMPLING, cuts_in_force
 
 if TYPE_CHECKING:
     from atroposlib.wire import LogprobKind
@@ -153,16 +153,10 @@ _NOT_SAMPLING = frozenset(
     | {"logprobs", "top_logprobs", "skip_reasoning"}
 )
 
-# Sent unless the caller sets them: an engine takes absent parameters from the
+# Sent unless set by the caller: an engine takes absent parameters from the
 # generation_config.json of its model, and a truncated or penalised distribution is not the
 # distribution of the trained policy.
-NEUTRAL = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    **NEUTRAL_PENALTIES,
-}
+NEUTRAL = NEUTRAL_SAMPLING
 # Parameters of vLLM and SGLang that forbid or prefer tokens in further ways.
 CONSTRAINTS = frozenset(
     {"allowed_token_ids", "bad_words", "custom_logit_processor", "ebnf", "json_schema"}
@@ -171,7 +165,15 @@ CONSTRAINTS = frozenset(
     | {"no_repeat_ngram_size", "response_format", "structural_tag", "structured_outputs"}
     | {"typical_p", "xtc_probability", "dry_multiplier", "thinking_token_budget"}
 )
-FREE_FORMAT = {"type": "text"}  # value of response_format
+FREE: tuple[Any, ...] = (
+    None,
+    0,
+    "",
+    [],
+    (),
+    {},
+    {"type": "text"},
+)  # their values that are not in force
 
 
 def span_sampling(kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,23 +183,13 @@ def span_sampling(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """
     params = sampling_params(kwargs)
     span: dict[str, Any] = {"temperature": float(params["temperature"])}
-    if (top_p := float(params["top_p"])) < 1.0:
-        span["top_p"] = top_p
-    if (top_k := int(params["top_k"])) > 0:
-        span["top_k"] = top_k
-    if (min_p := float(params["min_p"])) > 0.0:
-        span["min_p"] = min_p
+    span.update(cuts_in_force(params))
     for name, neutral in NEUTRAL_PENALTIES.items():
         if (penalty := float(params[name])) != neutral:
             span[name] = penalty
-    if names := sorted(name for name in CONSTRAINTS if _constrains(params.get(name))):
+    if names := sorted(name for name in CONSTRAINTS if params.get(name) not in FREE):
         span["constraints"] = names
     return span
-
-
-def _constrains(value: Any) -> bool:
-    """Whether a parameter of CONSTRAINTS is in force: not with 0, nothing or free text."""
-    return bool(value) and value != FREE_FORMAT
 
 
 SEED_BITS = 31  # the range that every engine accepts

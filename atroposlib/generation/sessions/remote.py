@@ -24,6 +24,7 @@ from atroposlib.errors import (
 from atroposlib.generation.chat.template import plain_message
 from atroposlib.generation.engines.health import BACKOFF, MAX_ATTEMPTS
 from atroposlib.generation.engines.http import HttpClient, read_reply
+from atroposlib.generation.engines.returned import note_returned
 from atroposlib.generation.sessions.recording import record_nodes
 from atroposlib.generation.sessions.sequences import SequenceNode
 from atroposlib.utils.backoff import with_jitter
@@ -92,6 +93,7 @@ class ProxyManagedServer:
         payload = await self._http.ask("POST", f"{self.get_url()}/chat/completions", body)
         nodes = payload.pop("nodes", None)
         completion = read_chat_completion(payload)
+        note_returned(None, str(kwargs.get("split") or "train"), completion)
         if nodes is not None:
             self._nodes_of[completion.id] = [SequenceNode(**node) for node in nodes]
             record_nodes(self._nodes_of[completion.id])

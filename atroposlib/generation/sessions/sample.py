@@ -17,6 +17,7 @@ from atroposlib.generation.chat.pictures import chat_content
 from atroposlib.generation.chat.special_tokens import remove_guards
 from atroposlib.generation.chat.template import PROMPT_END, Messages, plain_message
 from atroposlib.generation.engines.api_server import APIServer
+from atroposlib.generation.engines.returned import note_returned
 from atroposlib.generation.sampling.generation import (
     UNKNOWN_VERSION,
     Generation,
@@ -62,7 +63,8 @@ async def sample_tokens(
         outputs = _generations(
             await server.tokens_and_logprobs_completion(
                 **{**kwargs, "prompt": prompt_text, "input_ids": input_ids}
-            )
+            ),
+            noted=isinstance(server, APIServer),
         )
     if not outputs:
         raise TokensMissing(f"{type(server).__name__} returned no output")
@@ -127,7 +129,7 @@ def has_generate(server: object) -> bool:
     return hasattr(type(server), "generate") and _TOKENS_CALL not in vars(server)
 
 
-def _generations(answer: Any) -> list[Generation]:
+def _generations(answer: Any, *, noted: bool) -> list[Generation]:
     if not isinstance(answer, (tuple, list)) or len(answer) != 4:
         raise TokensMissing(
             f"{_TOKENS_CALL} did not return (prompt ids, [tokens], [logprobs], "
@@ -138,6 +140,8 @@ def _generations(answer: Any) -> list[Generation]:
         row is None for row in [*tokens, *logprobs]
     ):
         raise TokensMissing("an output came without token ids or logprobs")
+    if not noted:  # by its client, as the replies of every APIServer
+        note_returned(None, "train", answer)
     return from_four_tuple(prompt_ids, tokens, logprobs, reasons)
 
 

@@ -15,6 +15,7 @@ from typing_extensions import Self
 
 from atroposlib.errors import InferenceRefused
 from atroposlib.inference.engine.request import MAX_TOP_LOGPROBS, SamplingParams
+from atroposlib.wire.messages import NEUTRAL_CUTS, NEUTRAL_PENALTIES
 from atroposlib.wire.numbers import Int64
 
 MAX_N = 4096
@@ -93,10 +94,8 @@ class SamplingFields(BaseModel):
     def require_supported(self) -> None:
         """Raises InferenceRefused (400) for a setting that would change the policy."""
         neutral = {
-            "presence_penalty": (None, 0.0),
-            "frequency_penalty": (None, 0.0),
-            "repetition_penalty": (None, 1.0),
-            "min_p": (None, 0.0),
+            **{name: (None, value) for name, value in NEUTRAL_PENALTIES.items()},
+            "min_p": (None, NEUTRAL_CUTS["min_p"]),
             "logit_bias": (None, {}),
             "echo": (False,),
             "best_of": (None, self.n),

@@ -1,11 +1,13 @@
 // Addresses to views, keys, colour scheme, token, polling.
 
 import { api, get, optional } from "./api.js";
-import { address, empty, h, put } from "./dom.js";
+import { address, duration, empty, h, put } from "./dom.js";
 import { kept } from "./kept.js";
 import { HELP, PARENT, VIEWS, head } from "./views.js";
 
 const POLL_S = 2;
+const OLD_MS = 60e3; // age from which a view that is read once says it
+const clock = (ms) => new Date(ms).toLocaleTimeString("sv");
 const main = document.getElementById("main");
 const pulse = document.getElementById("pulse");
 let view = null; // of the current address
@@ -22,7 +24,7 @@ async function route() {
   const { name, rest, query } = parse();
   view?.end.abort();
   clearTimeout(view?.timer);
-  const mine = (view = { end: new AbortController(), keys: {}, live: null, timer: 0 });
+  const mine = (view = { end: new AbortController(), keys: {}, live: null, timer: 0, at: Date.now() });
   const here = PARENT[name] ?? name;
   for (const one of document.querySelectorAll("#nav a")) {
     if (one.dataset.view === here) one.setAttribute("aria-current", "page"); else one.removeAttribute("aria-current");
@@ -70,9 +72,14 @@ function schedule(mine) {
       if (mine.end.signal.aborted) return;
       if (ok || !ran) ran = Date.now();
       pulse.className = ok ? "ok" : "lost";
-      pulse.textContent = ok ? "live" : "no answer";
-      pulse.title = ok ? `updated every ${POLL_S} s` : `no answer since ${new Date(ran).toLocaleTimeString("sv")}`;
-    } else if (!mine.live) pulse.textContent = pulse.className = "";
+      pulse.textContent = ok ? "live" : `no answer: ${duration((Date.now() - ran) / 1000)} old`;
+      pulse.title = ok ? `updated every ${POLL_S} s` : `shown as of ${clock(ran)}. ${HELP}`;
+    } else if (!mine.live) {
+      pulse.className = "";
+      pulse.textContent = Date.now() - mine.at < OLD_MS ? "" : `${duration((Date.now() - mine.at) / 1000)} old`;
+      pulse.title = `read at ${clock(mine.at)}, and not since: reload it`;
+    }
+    document.body.classList.toggle("old", pulse.className === "lost");
     if (mine === view && !document.hidden) schedule(mine);
   }, POLL_S * 1000);
 }

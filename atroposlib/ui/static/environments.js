@@ -5,7 +5,8 @@ import { address, bar, count, empty, facts, h, link, mark, number, sparkline, su
 
 const CURVED = 400; // steps of the reward
 
-const label = (name) => name.replace(/_\d+$/, ""); // the API numbers names
+// Environments of earlier versions do not report the number that the API gave their name.
+const isOf = (label, name) => label === name || label === name.replace(/_\d+$/, "");
 
 export async function show(context) {
   const cards = h("div", { class: "envs" });
@@ -27,8 +28,8 @@ export async function show(context) {
     if (cards.querySelector("input:focus")) return;
     cards.replaceChildren(...names.map((name) => environment(name, {
       share: shares.find((one) => one.name === name), lengths: lengths.get(name),
-      said: (status?.verdict?.processes ?? []).filter((p) => p.role === "env" && p.label === label(name)),
-      beats: (status?.participants ?? []).filter((p) => p.role === "env" && p.name.replace(/-[0-9a-f]{6}$/, "") === label(name)),
+      said: (status?.verdict?.processes ?? []).filter((p) => p.role === "env" && isOf(p.label, name)),
+      beats: (status?.participants ?? []).filter((p) => p.role === "env" && isOf(p.details.env ?? p.name.replace(/-[0-9a-f]{6}$/, ""), name)),
       points: (key) => curves.get(name)?.series.find((one) => one.key === key && one.source === "rollup")?.points ?? [],
     })));
     if (!names.length) cards.append(empty("No environment is registered.", "Start one: atropos env run FILE serve --api-url " + location.origin));

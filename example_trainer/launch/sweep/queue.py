@@ -161,8 +161,8 @@ class SweepQueue:
                 self.notes.append(f"{run.name} failed ({record.problem}): {reaction}")
             if record.state == "done" and (changed := changed_settings(run)):
                 self.notes.append(
-                    f"{run.name} is done with other settings ({', '.join(changed)}): delete"
-                    f" {run.plan.directory} to train it again"
+                    f"{run.name} is done with other settings ({'; '.join(changed)}): delete"
+                    f" {run.plan.directory} to train it again, or give it the settings that it had"
                 )
             left_alone = record.state == "failed" and options.skip_failed
             if record.state != "done" and not left_alone:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from atroposlib.errors import ConfigError
 from atroposlib.run_status.ended import outcome_of
-from atroposlib.settings.merge import Assignment
+from atroposlib.settings.merge import Assignment, Settings, assignments_of
 from atroposlib.settings.yaml_file import read_yaml
 from example_trainer.launch import gpus, roles
 from example_trainer.launch.check import problems_of, submission_problems
@@ -195,8 +195,13 @@ def write_files(base: Plan, runs: Sequence[SweepRun]) -> None:
 
 
 def changed_settings(run: SweepRun) -> list[str]:
-    """Sections whose values differ from those with which the run was started."""
+    """Values that differ since the start of the run: ``trainer.lr 0.001, now 0.002``."""
     if not run.file.is_file():
         return []
-    old, new = read_yaml(run.file).values, json.loads(json.dumps(run.settings))
-    return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+    sides = read_yaml(run.file), Settings(json.loads(json.dumps(run.settings)))
+    old, new = ({a.key: a.value for a in assignments_of(side)} for side in sides)
+    return [
+        f"{name} {old.get(name, 'not set')}, now {new.get(name, 'not set')}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]

@@ -122,6 +122,11 @@ class Http:
             except httpx.HTTPError as error:
                 gone = ServerGone(f"{method} {path}: {type(error).__name__} {error}")
                 gone.__cause__ = error
+            except RuntimeError as error:
+                if not self._client.is_closed:
+                    raise
+                # Its server left the fleet, seen by another thread, while a call was under way.
+                raise ServerGone(f"{method} {path}: the server has left") from error
             sent = not isinstance(gone.__cause__, httpx.ConnectError)
             waited_s = time.monotonic() - started
             if waited_s >= patience_s or once and sent:

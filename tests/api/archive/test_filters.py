@@ -7,7 +7,7 @@ import random
 import pytest
 
 from atroposlib.api.archive.explorer import Explorer
-from atroposlib.api.archive.filters import order_of, where
+from atroposlib.api.archive.filters import envs_called, order_of, where
 from atroposlib.errors import ConfigError
 from atroposlib.wire.explore import RolloutRow
 from tests.api.archive.rollouts import group, index_of, row
@@ -89,7 +89,7 @@ def test_the_newest_group_is_first_unless_asked_otherwise(explorer):
 
 def test_a_value_is_never_part_of_the_sql():
     found = where({"env": "x' OR 1=1 --", "item": "%"})
-    assert found.clause == "WHERE env = ? AND item = ?"
+    assert found.clause == "WHERE env IN (?) AND item = ?"
     assert found.values == ("x' OR 1=1 --", "%")
 
 
@@ -123,3 +123,9 @@ def test_a_page_may_end_in_a_dropped_group_whose_id_is_negative():
     order = order_of({})
     key = order.key(RolloutRow(gid=-3, row=1))
     assert order.start(where({}), key).values == (-3, 1)
+
+
+def test_a_name_stands_for_its_numbered_environments():
+    envs = ["sums", "sums_1", "sums_12", "sums_long_0", "sum"]
+    assert envs_called("sums", envs) == ["sums", "sums_1", "sums_12"]
+    assert envs_called("sums_1", envs) == ["sums_1"] and envs_called("su.s", envs) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 import atroposlib
@@ -37,6 +39,18 @@ def test_filters_are_those_of_the_route(run):
     assert len(atroposlib.load_rollouts(run, reward="0.5..1")) == 2
     with pytest.raises(ConfigError):
         atroposlib.load_rollouts(run, env_name="code")
+
+
+def test_an_environment_is_named_with_or_without_its_number_and_never_silently_absent(
+    tmp_path,
+):
+    with closing(Index(tmp_path / "archive" / "index.sqlite")) as index:
+        named = enumerate(("math_0", "math_1", "maths_0"), 1)
+        index.write([group(gid, [row(0.0)], env=env) for gid, env in named])
+        for name, gids in (("math", [1, 2]), ("math_1", [2]), ("maths", [3])):
+            assert [r["gid"] for r in atroposlib.load_rollouts(tmp_path, env=name)] == gids
+        with pytest.raises(ConfigError, match="env=mat: .* math_0, math_1, maths_0"):
+            atroposlib.load_rollouts(tmp_path, env="mat")
 
 
 def test_a_directory_without_a_run_is_named(tmp_path):

@@ -78,11 +78,10 @@ def test_an_unsteered_run_gives_the_same_objects():
     assert steering.pauses(RUN, RUN.envs) is None and steering.held_back(RUN) == frozenset()
 
 
-def test_the_reason_names_each_environment_once():
+def test_the_reason_names_the_environments_as_the_views_do():
     run = steered(steered(state="paused"), env="code", state="draining")
-    both = (MATH, MATH, CODE)
-    expected = "math is paused by an operator; code is being drained by an operator"
-    assert steering.pauses(run, both) == expected
+    expected = "math_0 is paused by an operator; code_0 is being drained by an operator"
+    assert steering.pauses(run, (MATH, CODE)) == expected
 
 
 def status(**more):

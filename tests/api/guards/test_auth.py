@@ -299,6 +299,10 @@ async def test_reports_need_the_token_of_their_sender(app, issued):
             path = f"/drops?reason=short&count=1&env_id={ids[name]}"
             assert (await http.post(path, headers=mine)).status_code == code
         assert (await http.post(path, headers=trainer)).status_code == 403
+        for name, code in (("mine", 200), ("other", 403)):
+            account = {"env_id": ids[name], "instance": name, "sequence": 1, "counts": []}
+            reply = await http.post("/account", json=account, headers=mine)
+            assert reply.status_code == code
         notes = "/batches/1/notes?generation=1&epoch=1"
         assert (await http.post(notes, headers=mine)).status_code == 403
 
@@ -373,6 +377,7 @@ def test_the_routes_of_environments_are_those_that_can_be_bound():
         "/scored_data_list",
         "/groups",
         "/drops",
+        "/account",
         "/admission",
         "/admission/release",
         "/lease",

@@ -343,7 +343,7 @@ async def waits(api, phase="rollout", waiting_on=None, seconds=30, servers=(), *
 STALLS = {
     "trainer-silent": (frozen_trainer, "silent since 30 s, last phase 'waiting for batch'"),
     "trainer-silent-in-step": (frozen_in_step, "4 sequences, lease ends in "),
-    "environment-silent": (frozen_environment, "env env-0a1b2c: silent since 30 s"),
+    "environment-silent": (frozen_environment, "env env: silent since 30 s"),
     "minimum-unmet": (unmet_minimum, "each batch needs 2 sequences of late"),
     "paused-by-operator": (operator_pause, "is paused by an operator"),
     "minima-impossible": (impossible_minima, "can never be met"),

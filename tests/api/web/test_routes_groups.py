@@ -230,3 +230,20 @@ def test_no_more_samples_of_dropped_groups_are_kept_than_the_bound(monkeypatch):
     assert index.read("SELECT id FROM drop_sample") == [(4,), (5,)]
     assert index.read("SELECT DISTINCT gid FROM rollout") == [(-5,), (-4,)]
     index.close()
+
+
+async def test_counters_of_tokens_are_kept_once_and_by_their_newest_report(api):
+    [env_id] = await api.started()
+    count = {"version": 0, "state": "dropped/short", "tokens": 40, "samples": 4}
+    report = {"env_id": env_id, "instance": "a", "sequence": 2, "counts": [count]}
+    older = {**report, "sequence": 1, "counts": [{**count, "tokens": 30}]}
+    for body in (report, report, older):
+        assert (await api.http.post("/account", json=body)).json() == {"status": "ok"}
+    account = await api.get("/explore/account?by=env")
+    assert (account["generated"], account["processes"]) == (40, 1)
+    [line] = account["lines"]
+    assert (line["env"], line["state"], line["tokens"]) == ("e_0", "dropped/short", 40)
+    assert (await api.http.get("/explore/account?by=<b>")).status_code == 422
+    wrong = {**report, "counts": [{**count, "state": "<b>"}]}
+    assert (await api.http.post("/account", json=wrong)).status_code == 422
+    assert (await api.http.post("/account", json={**report, "env_id": 9})).status_code == 404

@@ -145,7 +145,7 @@ async def test_a_paused_environment_waits_with_its_groups_and_goes_on(durable):
     batches = [await api.trained(generation) for _ in range(4)]
     assert batches == [[20, 21], [22, 23], [24, 25], None]
     run = await api.get("/status")
-    assert run["blocked_reason"].startswith("math is paused by an operator; ")
+    assert run["blocked_reason"].startswith("math_0 is paused by an operator; ")
     assert run["verdict"]["findings"][0]["key"] == "paused-by-operator"
     assert run["verdict"]["state"] == "waiting"
     await api.post("/steer", {"env": "math", "state": "running"})

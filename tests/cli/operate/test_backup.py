@@ -63,14 +63,22 @@ def test_a_run_moves_to_postgresql_with_its_index_of_rollouts(tmp_path, capsys, 
         _post(address, "/scored_data", GROUP | {"scores": [1.0, 0.0, 0.0, 0.0]})
     with closing(PostgresStore(url)) as store:
         assert store.stats().groups_held == 4
+    again, back = str(tmp_path / "again"), tmp_path / "as files"
+    assert _run("api", "backup", url, again, "--data-dir", str(of_apis)) == 0
+    assert "4 groups of " in capsys.readouterr().out
+    assert _run("api", "restore", again, str(back)) == 0
+    with open_explorer(back, None) as (store, explorer):
+        assert store.stats().groups_held == 4 and len(explorer.rollouts({}).rows) == 16
     assert _run("api", "restore", str(copy), str(tmp_path / "back"), "--data-dir", ".") == 2
 
 
 def test_what_cannot_be_backed_up_is_told_with_the_remedy(tmp_path, capsys):
     assert _run("api", "backup", str(tmp_path), str(tmp_path / "copy")) == 2
     assert "no data directory" in capsys.readouterr().err
-    assert _run("api", "backup", "postgresql://u:secret@h/d", str(tmp_path / "copy")) == 2
-    assert "pg_dump" in (told := capsys.readouterr().err) and "secret" not in told
+    absent = "postgresql://u:secret@127.0.0.1:1/d?connect_timeout=no"
+    assert _run("api", "backup", absent, str(tmp_path / "copy")) != 0
+    assert "PostgreSQL" in (told := capsys.readouterr().err) and "secret" not in told
+    assert _run("api", "backup", str(tmp_path), str(tmp_path / "c"), "--data-dir", ".") == 2
     assert _run("api", "backup", "http://127.0.0.1:8000", str(tmp_path / "copy")) == 2
     assert "on the machine of the API" in capsys.readouterr().err
     assert _run("api", "restore", str(tmp_path), str(tmp_path / "back")) == 2

@@ -65,9 +65,10 @@ async def test_named_endpoints_have_their_own_groups_and_rewards_and_may_be_froz
     texts = [{trained_text(env, labels) for labels in g["masks"]} for g in groups]
     assert texts == [{"e4<|end|>"}, {"e5<|end|>"}]  # the judge is not trained
     metrics = groups[0]["metadata"]["metrics"]
-    assert metrics == {"white/reward": 1.25, "black/reward": -1.0, "judge/reward": 0.5} | {
-        "reward": 0.5
-    }
+    assert metrics == {"white/reward": 1.25, "black/reward": -1.0, "reward": 0.5}
+    told = {"role": "assistant", "content": "who won?"}
+    assert groups[0]["metadata"]["untrained"] == [{"judge": [told]}] * 2
+    assert "untrained" not in groups[1]["metadata"]
 
 
 async def test_rewards_of_turns_are_added_to_the_score_on_both_ways(fake, played):

@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from atroposlib.errors import ConfigError
-from example_trainer.advantage.prepare import minibatches, part_of, prepare_batch
+from example_trainer.advantage.prepare import (
+    minibatches,
+    part_of,
+    prepare_batch,
+    prepare_parts,
+)
 from example_trainer.launch.plan import read_plan, trainer_settings
 from tests.trainer.rows import row
 
@@ -139,3 +144,51 @@ def test_on_policy_distillation_rewards_each_token_by_the_teachers_opinion_alone
     rows = [written, *group(0.0, ref_logprobs=[1.0, -1.0])]
     prepared = prepare_batch(rows, cfg, 0, policy=Fixed())
     assert prepared.advantages_R_T[0] == pytest.approx([0.5, -1.0])
+
+
+def test_each_environment_has_its_estimator_and_what_is_taken_over_the_batch_is_taken_over_it(
+    config,
+):
+    """raw: the reward; lite_ppo: minus the group's mean, by the deviation of its rows: 1."""
+    cfg = config(
+        advantage="dr_grpo",
+        algorithms={"a": {"advantage": "raw"}, "b": {"advantage": "lite_ppo"}},
+    )
+    rows = [
+        replace(one, environment=name, group=str(name))
+        for name, rewards in (("a", (9.0, 5.0)), (None, (4.0, 6.0)), ("b", (3.0, 1.0)))
+        for one in group(*rewards)
+    ]
+    prepared = prepare_parts(rows, cfg, 0)
+    assert [r.environment for r in prepared.rows] == ["a", "a", "b", "b", None, None]
+    assert [row_T[0] for row_T in prepared.advantages_R_T] == [9.0, 5.0, 1.0, -1.0, -1.0, 1.0]
+
+
+def test_the_kl_in_the_reward_is_that_of_one_environment(config):
+    """A reference 0.5 nats below in b alone: k1 is 0.5 per token, and zeros stand in for a."""
+    cfg = config(
+        algorithms={
+            "a": {"advantage": "raw"},
+            "b": {"advantage": "raw", "kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1"},
+        }
+    )
+    rows = [replace(one, environment=name) for one, name in zip(group(1.0, 2.0), "ab")]
+    rows[1] = replace(rows[1], ref_logprobs=[-1.5] * len(rows[1].labels))
+    policy = Sampler()
+    prepared = prepare_parts(rows, cfg, 0, policy=policy)
+    tokens = len(rows[1].trained)
+    assert prepared.reference_R_T == [[0.0] * len(rows[0].trained), [-1.5] * tokens]
+    expected = [2.0 - 0.05 * left for left in range(tokens, 0, -1)]
+    assert prepared.advantages_R_T[1] == pytest.approx(expected)
+    assert prepared.advantages_R_T[0] == [1.0] * len(rows[0].trained)
+    # The record divides sums by the tokens of the batch.
+    mean_of_b = prepared.sums["kl_reference/b"] / prepared.tokens
+    assert mean_of_b == pytest.approx(0.5) and "kl_reference/a" not in prepared.sums
+    assert prepared.proximal_R_T is None  # a has none
+
+
+class Sampler:
+    """A policy of which every token has the logprob -1."""
+
+    def trained_logprobs(self, rows):
+        return [[-1.0] * len(row.trained) for row in rows]

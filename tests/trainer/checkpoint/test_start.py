@@ -45,7 +45,7 @@ def test_one_of_a_run_that_is_over_is_left_out_unless_asked_for(choose):
 
 
 def test_other_settings_are_refused_in_the_same_run_only(choose):
-    with pytest.raises(ConfigError, match="optimizer 'adamw' .now 'sgd'."):
+    with pytest.raises(ConfigError, match="optimizer 'adamw' in the checkpoint, 'sgd' now"):
         choose("run", model={"optimizer": "sgd"})
     assert choose("other", model={"optimizer": "sgd"}).snapshot is None
 

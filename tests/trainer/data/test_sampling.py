@@ -7,7 +7,12 @@ from hypothesis import given, strategies as st
 
 from atroposlib.errors import InvalidGroup
 from example_trainer.data.rows import newest_version, to_rows
-from example_trainer.data.sampling import NO_TEMPERATURE, TRUNCATED, comparable_versions
+from example_trainer.data.sampling import (
+    NO_TEMPERATURE,
+    TRUNCATED,
+    at_temperature,
+    comparable_versions,
+)
 from tests.trainer.rows import at, row, scored
 
 
@@ -141,3 +146,27 @@ def test_exactly_the_tokens_of_truncated_spans_lose_their_version(ends, data):
 @given(st.floats(0.1, 2.0))
 def test_a_row_at_one_temperature_has_it_at_every_token(temperature):
     assert set(at(temperature, row([1, 2], [3, 4])).trained_temperatures) == {temperature}
+
+
+def test_the_temperature_of_an_algorithm_is_that_of_rows_that_name_none():
+    group = scored([[1, 2, 3], [1, 2, 4]], 1, [1.0, 0.0])
+    [first, second] = to_rows([at_temperature(group, 0.5)], 9).rows
+    assert first.temperatures == second.temperatures == [0.5, 0.5] and first.names_temperature
+    assert at_temperature(group, None) is group and group.generation_params is None
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"sampling": [[span(1, 3, 0.7)]]},
+        {"generation_params": {"temperature": 0.7}},
+        {"overrides": [{"temperature": 0.7}]},
+    ],
+)
+def test_a_row_at_another_temperature_than_its_algorithm_is_refused(named):
+    group = scored([[1, 2, 3]], 1, [1.0], metadata={"env": "tools"}, **named)
+    assert to_rows([at_temperature(group, 0.7)], 9).rows[0].trained_temperatures == [0.7, 0.7]
+    with pytest.raises(
+        InvalidGroup, match="environment tools.*0.7, and its algorithm names 0.5"
+    ):
+        at_temperature(group, 0.5)

@@ -234,3 +234,18 @@ def test_an_environment_that_does_not_end_is_given_up(planned, monkeypatch, tmp_
     of.environments[0].script = str(tmp_path / "slow.py")
     with pytest.raises(ConfigError, match="environments.0 "):
         list(check.check_environments(of))
+
+
+def test_an_algorithm_of_no_environment_is_refused_with_the_nearest_name(planned):
+    named = planned("environments.0.name=gsm8k", "algorithms.gsm8.loss=cispo")
+    [problem] = [text for text in problems_of(named) if "algorithms" in text]
+    assert problem == (
+        "command line: algorithms.gsm8.loss: this run has no environment gsm8; did you mean"
+        " gsm8k? (there are: gsm8k)"
+    )
+    assert not any(
+        "algorithms" in text
+        for text in problems_of(
+            planned("environments.0.name=gsm8k", "algorithms.gsm8k.loss=sapo")
+        )
+    )

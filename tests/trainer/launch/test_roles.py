@@ -83,7 +83,7 @@ def test_settings_of_openai_in_one_mapping_are_those_of_every_server(tmp_path):
     found = plan(out=tmp_path)
     found.environments[0].config["openai"] = {"timeout": 60}
     _, cfg = trainer_settings(found)
-    settings = roles.environment_settings(found, found.environments[0], cfg, AT)
+    settings = roles.environment_settings(found, 0, cfg, AT)
     assert (settings["openai"]["timeout"], settings["openai"]["base_url"]) == (
         60,
         "directory://",
@@ -152,3 +152,16 @@ def test_a_server_is_started_behind_its_announcement(tmp_path):
         f"--api {(tmp_path / 'api').as_uri()} --name inference-2 --url http://n7:9000 -- py -m"
     )
     assert words in " ".join(command.argv)
+
+
+def test_environments_register_by_the_names_of_their_algorithms():
+    """Without algorithms each registers by the name of its class, as before."""
+    for words, name in (
+        ([], None),
+        (["algorithms.gsm8k_server.loss=cispo"], "gsm8k_server"),
+        (["algorithms.mine.loss=cispo", "environments.0.name=mine"], "mine"),
+        (["algorithms.x.loss=cispo", "environments.0.config.env.wandb_name=x"], "x"),
+    ):
+        found = plan(*words)
+        settings = roles.environment_settings(found, 0, trainer_settings(found)[1], AT)
+        assert settings["env"].get("wandb_name") == name

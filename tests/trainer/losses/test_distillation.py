@@ -66,6 +66,36 @@ def test_the_gradient_on_logits_is_student_minus_teacher_times_tau(tau):
     assert torch.allclose(found, expected.detach())
 
 
+def test_a_divergence_is_a_loss_and_teaches_nothing_as_an_advantage():
+    """A divergence of the whole position is the same number for every token sampled there.
+
+    As an advantage it is a constant, and over all tokens that the policy may sample p(v) times the
+    gradient of log p(v) adds up to 0. As the loss its gradient is student - teacher.
+    """
+    logits = torch.tensor([0.3, -1.0, 0.8, 0.1], dtype=torch.double, requires_grad=True)
+    student = logits.log_softmax(-1)
+    teacher = torch.tensor([0.6, 0.2, 0.1, 0.1], dtype=torch.double).log()
+    divergence = float((teacher.exp() * (teacher - student.detach())).sum())
+    assert divergence > 0.3
+    vocabulary = len(student)
+    loss_sum, _ = losses.get("reinforce")(
+        student[:, None],
+        student.detach()[:, None],
+        student.detach()[:, None],
+        torch.full((vocabulary, 1), -divergence, dtype=torch.double),
+        student.detach().exp()[:, None],  # each token as often as the policy samples it
+        settings(importance_weight="none"),
+    )
+    (as_advantage,) = torch.autograd.grad(loss_sum, logits, retain_graph=True)
+    assert as_advantage.abs().max() < 1e-12
+    as_loss = distill_sum(
+        student[None, None], teacher[None, None], torch.ones(1, 1), None, 1.0
+    )
+    (gradient,) = torch.autograd.grad(as_loss, logits)
+    assert torch.allclose(gradient, student.detach().exp() - teacher.exp())
+    assert gradient.abs().max() > 0.2
+
+
 def test_positions_without_teacher_entries_add_nothing():
     """Of three trained tokens one has both entries, one a single one, one none at all."""
     nan = float("nan")

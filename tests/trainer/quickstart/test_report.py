@@ -2,16 +2,18 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from atroposlib.run_status.heldout import HeldoutSample
 from example_trainer.quickstart.__main__ import parse_args
-from example_trainer.quickstart.recipes import recipe_for
+from example_trainer.quickstart.recipes import Recipe, recipe_for
 from example_trainer.quickstart.report import (
+    LABELS,
     Findings,
+    blocks,
     commit,
     next_steps,
     page,
@@ -66,6 +68,21 @@ def drawn(findings, tmp_path):
     file = tmp_path / "report.html"
     file.write_bytes(page(findings))
     return rendered(file, "#/", "#/curves")
+
+
+def test_every_setting_of_a_recipe_has_a_label_or_is_internal(findings):
+    internal = {"task", "goal", "bfloat16_pays", "checkpoint_bytes"}
+    names = {field.name for field in fields(Recipe)}
+    assert names - LABELS.keys() == internal
+    chosen = {"bfloat16_pays": True, "ppo_epochs": 2, "trainer.lr": "1e-5"}
+    chosen["ensure_scores_are_not_same"] = False
+    tables = [b for b in blocks(replace(findings, settings=chosen)) if b["kind"] == "table"]
+    rows = tables[-1]["rows"]
+    assert rows == [
+        ["passes over a batch", "2"],
+        ["groups of equal rewards are left out", "no"],
+        ["--trainer.lr", "1e-5"],
+    ]
 
 
 def test_model_output_does_not_become_markup(drawn):

@@ -53,11 +53,11 @@ def restore_into(
     """Fill the empty schema of ``url`` with a backup, in one transaction.
 
     As after a restore into a directory, trainers of the original are refused, and new ids of
-    environments begin beyond those of the original.
+    environments begin beyond the ids of the original.
 
     Args:
         data_dir: data directory of the APIs over ``url``: gets the index of rollouts, with what
-            only a trainer knows of them. None: an API makes an index of the groups.
+            only a trainer reports. None: an API makes an index of the groups.
 
     Raises:
         ConfigError: a run is in the schema, or a file of the backup is not as it was written.
@@ -72,7 +72,7 @@ def restore_into(
             meta = read_meta(connection)
             if meta.revision or meta.last_gid:
                 raise ConfigError(
-                    f"a run is in {_without_password(url)}: choose another with ?schema=NAME"
+                    f"a run is in {without_password(url)}: choose another with ?schema=NAME"
                 )
             flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
             with closing(apsw.Connection(database, flags=flags)) as source:
@@ -96,7 +96,7 @@ def _copy_table(source: apsw.Connection, target: Connection, table: str) -> None
 
 
 def _copy_payloads(source: apsw.Connection, target: Connection, files: SegmentFiles) -> None:
-    """Payloads of held and of archived groups: PostgreSQL keeps both in one table."""
+    """Payloads of held and of archived groups: PostgreSQL keeps both in a table."""
     target.execute("DELETE FROM archived")
     for table in ("payload", "archived"):
         cursor = source.execute(f"SELECT gid, segment, start, n_bytes FROM {table}")
@@ -129,6 +129,6 @@ def _copy_index(source: Path, target: Path) -> None:
         shutil.copyfile(path, target / path.name)
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
     address = url.partition("://")[2]
     return f"postgresql://{address.rpartition('@')[2]}"

@@ -1,9 +1,9 @@
-"""Copy of a data directory whose API runs, and a data directory made of such a copy.
+"""Copy of a data directory whose API runs, and a data directory made of a copy.
 
     index of rollouts -> snapshot of the rows -> open segments -> bytes up to their ends -> manifest
 
 A group is acknowledged after its bytes and then its row are durable, and bytes that a row names
-never change. So a snapshot of the rows with the bytes that it names is the queue at one point. A
+never change. So a snapshot of the rows with the bytes that it names is the queue at a point of time. A
 segment that is freed meanwhile stays readable through its open file. The index comes first, because
 an API fills in what its index lacks, and does not expect rows of groups that it never had.
 """
@@ -34,6 +34,7 @@ from atroposlib.api.store.sqlite.payload_log import segment_ends
 from atroposlib.api.store.sqlite.segment_files import SegmentFiles
 from atroposlib.errors import ConfigError
 
+FORMAT = 1
 MANIFEST = "backup.json"  # written last, so it marks a whole backup
 ARCHIVE = "archive"
 CHUNK_BYTES = 4 * 2**20
@@ -54,7 +55,7 @@ class FileFact(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Content of a backup. Its figures are those of the snapshot."""
 
-    format: int = 1
+    format: int = FORMAT
     layout: int = LAYOUT
     taken: float  # s since the epoch
     run_id: str
@@ -82,17 +83,34 @@ def back_up(data_dir: Path, target: Path, copied: Copied = lambda name, n: None)
     """
     if not (data_dir / DATABASE).is_file():
         raise ConfigError(f"{data_dir} is no data directory: it has no {DATABASE}")
-    _require_empty(target, "the backup")
-    (target / ARCHIVE).mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.chmod(target, 0o700)
-    names = [*_copied_indexes(data_dir, target), DATABASE]
+    names = [*begin_backup(data_dir / ARCHIVE, target), DATABASE]
     taken = time.time()
     with ExitStack() as opened:
         segments = _snapshot(data_dir, target, opened)
-        facts = {name: _fact_of(target / name) for name in names}
+        facts = {name: fact_of(target / name) for name in names}
         for name, (source, end) in segments.items():
             copied(name, end)
             facts[name] = _copy(source, target / name, end)
+    return write_manifest(target, taken, facts)
+
+
+def begin_backup(indexes: Path | None, target: Path) -> list[str]:
+    """Make the folder ``target``, with the indexes of rollouts of a folder; their names.
+
+    Raises:
+        ConfigError: ``target`` is not empty.
+    """
+    _require_empty(target, "the backup")
+    (target / ARCHIVE).mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chmod(target, 0o700)
+    paths = sorted(indexes.glob("index*.sqlite")) if indexes is not None else []
+    for path in paths:
+        _copy_database(path, target / ARCHIVE / path.name)
+    return [f"{ARCHIVE}/{path.name}" for path in paths]
+
+
+def write_manifest(target: Path, taken: float, facts: dict[str, FileFact]) -> Manifest:
+    """Read the rows and payloads of the copy, and mark it as a whole backup."""
     with closing(_connection(target / DATABASE, apsw.SQLITE_OPEN_READONLY)) as raw:
         connection = SqliteConnection(raw)
         run, meta = run_of(LoadRun()(connection)), read_meta(connection)
@@ -148,14 +166,6 @@ def _snapshot(
     )
 
 
-def _copied_indexes(data_dir: Path, target: Path) -> list[str]:
-    """Copy the index of rollouts, and the indexes of earlier runs; their names."""
-    paths = sorted((data_dir / ARCHIVE).glob("index*.sqlite"))
-    for path in paths:
-        _copy_database(path, target / ARCHIVE / path.name)
-    return [f"{ARCHIVE}/{path.name}" for path in paths]
-
-
 def _copy_database(source: Path, copy: Path) -> None:
     """A snapshot of a database in use, as a single file without a log."""
     copy.unlink(missing_ok=True)
@@ -168,7 +178,7 @@ def _copy_database(source: Path, copy: Path) -> None:
         # In a stopped directory this is the last connection, and must leave its log alone.
         raw.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         with target.backup("main", raw, "main") as pages:
-            pages.step()  # all in one read transaction, during which the API writes on
+            pages.step()  # all in a read transaction, during which the API writes on
         target.execute("PRAGMA journal_mode = DELETE").fetchall()
         # The copy is whole without a log; see ``opening`` for the mark.
         target.execute("PRAGMA application_id = 0")
@@ -234,10 +244,11 @@ def read_manifest(backup: Path) -> Manifest:
         ) from error
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{backup / MANIFEST} cannot be read: {error}") from error
-    if (manifest.format, manifest.layout) != (1, LAYOUT):
+    if (manifest.format, manifest.layout) != (FORMAT, LAYOUT):
         raise ConfigError(
-            f"{backup} has layout {manifest.layout}, this release knows {LAYOUT}: restore it "
-            "with the release that wrote it"
+            f"{backup} has format {manifest.format} and layout {manifest.layout}, this release "
+            f"knows {FORMAT} and {LAYOUT}: restore it with the release that wrote it, and start "
+            "its API once with this release, which rewrites the directory"
         )
     return manifest
 
@@ -272,7 +283,7 @@ def restore(backup: Path, data_dir: Path, copied: Copied = lambda name, n: None)
 def require_sound(
     backup: Path, manifest: Manifest, copied: Copied, target: Path | None = None
 ) -> None:
-    """Read all files of the backup, and copy them to the folder ``target`` if one is given.
+    """Read all files of the backup, and copy all to the folder ``target`` if it is given.
 
     Raises:
         ConfigError: a file is absent, or not as it was written.
@@ -284,12 +295,19 @@ def require_sound(
             with open(backup / name, "rb") as source:
                 found = _copy(source, target and target / name, None)
         except FileNotFoundError as error:
-            raise ConfigError(f"{backup / name} is missing: nothing was restored") from error
+            raise ConfigError(
+                f"{backup / name} is missing, {_fact_text(fact)} were written. Nothing was restored:"
+                " copy the file again, or take an earlier backup"
+            ) from error
         if found != fact:
             raise ConfigError(
-                f"{backup / name} is damaged ({found.n_bytes} bytes, {fact.n_bytes} were "
-                "written, or other bytes): nothing was restored"
+                f"{backup / name} is damaged: {_fact_text(found)}, {_fact_text(fact)} were written."
+                " Nothing was restored: copy the file again, or take an earlier backup"
             )
+
+
+def _fact_text(fact: FileFact) -> str:
+    return f"{fact.n_bytes} bytes of digest {fact.digest[:8]}"
 
 
 def renew(connection: Connection, now: float) -> None:
@@ -322,7 +340,7 @@ def _require_inside(backup: Path, name: str) -> None:
         )
 
 
-def _fact_of(path: Path) -> FileFact:
+def fact_of(path: Path) -> FileFact:
     with open(path, "rb") as file:
         return _copy(file, None, None)
 

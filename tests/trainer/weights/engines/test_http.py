@@ -108,6 +108,13 @@ def free_port_url(monkeypatch):
     return f"http://127.0.0.1:{port}"
 
 
+def test_a_server_that_left_while_it_was_called_is_gone(serve):
+    http = Http(serve(FastAPI()), 10.0)
+    http.close()
+    with pytest.raises(ServerGone, match="has left"):
+        http.post("/generate", {})
+
+
 def test_a_call_without_a_usable_answer_is_repeated_and_the_wait_reported(serve, monkeypatch):
     monkeypatch.setattr("example_trainer.weights.engines.http.BACKOFF", Backoff(0.0, 0.0))
     app, answers, waits = FastAPI(), [503, 502], []

@@ -1,0 +1,50 @@
+"""atropos account over a stored run, and its table."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from atroposlib.cli.operate.print_account import account_table, main
+from atroposlib.wire.explore import AccountLine, RunAccount
+from tests.api.archive.certified import trained_run
+from tests.api.harness import Api
+
+
+@pytest.fixture
+async def run(tmp_path):
+    api = Api(tmp_path / "run", "sqlite", archive_bytes=2**20)
+    await trained_run(api)
+    await api.end()
+    return api.folder
+
+
+def test_rows_that_no_process_reported_count_as_returned(run, capsys):
+    assert main([str(run), "--json", "--by", "env"]) == 0
+    account = json.loads(capsys.readouterr().out)
+    assert account["generated"] == account["trained"] > 0
+    assert (account["processes"], account["unknown"]) == (0, 0)
+    assert main([str(run)]) == 0
+    assert "useful: 100.0%" in capsys.readouterr().out
+
+
+def test_a_table_names_older_and_unknown_versions():
+    lines = [
+        AccountLine(state="trained", tokens=30, samples=3, version=-2),
+        AccountLine(state="helper", tokens=10, samples=0, version=-1),
+    ]
+    account = RunAccount(
+        generated=40,
+        supplied=0,
+        trained=30,
+        useful=0.75,
+        moving=0,
+        unknown=5,
+        processes=1,
+        lines=lines,
+    )
+    rows = [line.split() for line in account_table(account, "version").splitlines()]
+    assert rows[1] == ["older", "trained", "30", "3", "75.0%"]
+    assert rows[2] == ["-", "helper", "10", "0", "25.0%"]
+    assert rows[3] == ["unknown", "5"]
