@@ -191,7 +191,7 @@ def _tokens_of(
         before = lines.get(line, StateCount(0, 0))
         lines[line] = StateCount(before.tokens + tokens, before.samples + samples)
 
-    posted = supplied = listed = 0
+    posted = supplied = listed = recovered = recovered_samples = 0
     for account in accounts:
         for version, state, tokens, samples in account.counts:
             if state == POSTED:
@@ -199,7 +199,8 @@ def _tokens_of(
             elif state == SUPPLIED:
                 supplied += tokens
             elif state == RECOVERED:
-                add(Line(account.env, version, None, JOURNALLED), -tokens, -samples)
+                recovered += tokens
+                recovered_samples += samples
             else:
                 lost = state == IN_FLIGHT and is_over(account, now)
                 add(Line(account.env, version, None, LOST if lost else state), tokens, samples)
@@ -207,21 +208,26 @@ def _tokens_of(
         state = end_state(row.state, row.why)
         add(Line(row.env, row.version, row.step, state), row.tokens, row.samples)
         listed += row.tokens
+    # Samples of a journal were in flight, or journalled, in the last report of the dead process.
+    _take_out(lines, recovered, recovered_samples, (JOURNALLED, LOST, IN_FLIGHT))
     unreported = max(0, listed - posted)
-    _take_out(lines, unreported)
+    _take_out(lines, unreported, 0, (LOST, IN_FLIGHT, JOURNALLED))
     total = sum(count.tokens for count in lines.values())
     unlisted = max(0, posted - listed)
     return _Tokens(lines, total + unlisted - supplied, supplied, unlisted)
 
 
-def _take_out(lines: dict[Line, StateCount], tokens: int) -> None:
-    """Take ``tokens``, which rows hold by now, out of tokens in flight or lost."""
-    for line in sorted(lines, key=lambda line: (line.state, line.version or 0)):
-        if line.state in (IN_FLIGHT, LOST):
-            count = lines[line]
-            part = min(tokens, count.tokens)
-            lines[line] = StateCount(count.tokens - part, count.samples)
-            tokens -= part
+def _take_out(
+    lines: dict[Line, StateCount], tokens: int, samples: int, states: Sequence[str]
+) -> None:
+    """Take tokens, which count elsewhere by now, out of those in ``states``, the first first."""
+    known = [line for line in lines if line.state in states]
+    for line in sorted(known, key=lambda line: (states.index(line.state), line.version or 0)):
+        count = lines[line]
+        part, some = min(tokens, count.tokens), min(samples, count.samples)
+        lines[line] = StateCount(count.tokens - part, count.samples - some)
+        tokens -= part
+        samples -= some
 
 
 def _lines_by(lines: Mapping[Line, StateCount], by: str) -> list[AccountLine]:

@@ -48,6 +48,7 @@ class SampleFinished(msgspec.Struct, frozen=True, tag="sample"):
     rollout: str
     payload: bytes
     oldest_version: int | None = None  # of its sampled tokens
+    tokens: int = 0  # that servers returned for it
     incarnation: int | None = None  # life of the trainer when its rollout began
 
 
@@ -140,7 +141,9 @@ def _stored(value: Any) -> Any:
     if type(value) is list:
         return [_stored(entry) for entry in value]
     if type(value) is tuple:
-        return msgspec.msgpack.Ext(_TUPLE, _ENCODER.encode([_stored(entry) for entry in value]))
+        return msgspec.msgpack.Ext(
+            _TUPLE, _ENCODER.encode([_stored(entry) for entry in value])
+        )
     if type(value) is frozenset:
         entries = [_stored(entry) for entry in sorted(value, key=repr)]
         return msgspec.msgpack.Ext(_FROZENSET, _ENCODER.encode(entries))

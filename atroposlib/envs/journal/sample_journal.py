@@ -41,7 +41,10 @@ from atroposlib.envs.journal.journal_records import (
 from atroposlib.envs.journal.journal_state import JournalState, merged
 from atroposlib.envs.journal.stored_samples import SampleForm, oldest_version
 from atroposlib.envs.rollout.groups import task_digest
+from atroposlib.envs.rollout.token_account import TokenAccount, open_tally
+from atroposlib.generation.sampling.generation import UNKNOWN_VERSION
 from atroposlib.generation.sessions.recording import recorded_nodes
+from atroposlib.wire.status import drop_state
 
 logger = logging.getLogger(__name__)
 FOLDER = "env_journal"
@@ -57,6 +60,7 @@ class JournalledRollout:
     left: deque[SampleFinished] = field(default_factory=deque)
     incarnation: int | None = None  # of the trainer: the oldest of its samples
     samples: int = 0  # kept in the journal
+    has_groups: bool = False  # in the journal
     begun_at: int = 0  # number of the record of its beginning
     _keys: int = 0
 
@@ -115,6 +119,7 @@ class SampleJournal:
     is_stale: Callable[[int], bool] = lambda version: False
     # Place of an item in the data; None: the environment does not count its items.
     place_of: Callable[[Any], int | None] = lambda item: None
+    account: TokenAccount = field(default_factory=TokenAccount)
     counts: Counter[str] = field(default_factory=Counter)
     file: JournalFile | None = None
     _open: dict[str, JournalledRollout] = field(default_factory=dict)
@@ -227,7 +232,7 @@ class SampleJournal:
         rollouts = self._left.get(task if place is None else place)
         while rollouts and rollouts[0].task != task:
             changed = rollouts.popleft()
-            self.counts["dropped_task_changed"] += len(changed.samples)
+            self._drop(changed.samples, "task_changed")
             self._end(changed.name)
         return rollouts[0].name if rollouts else None
 
@@ -266,6 +271,17 @@ class SampleJournal:
         if self._open.pop(name, None) is not None:
             self._end(name)
 
+    def holds(self, name: str) -> bool:
+        """Whether samples or groups of the rollout are left to the next life."""
+        rollout = self._open.get(name)
+        return rollout is not None and bool(rollout.samples or rollout.has_groups)
+
+    def _drop(self, samples: Sequence[SampleFinished], reason: str) -> None:
+        self.counts[f"dropped_{reason}"] += len(samples)
+        for sample in samples:
+            self.account.take_over(*_counted(sample))
+            self.account.settle(drop_state(f"journal_{reason}"), *_counted(sample))
+
     def _end(self, name: str) -> None:
         if self.file is not None:
             self.file.write(RolloutEnded(name))
@@ -282,10 +298,13 @@ class SampleJournal:
         while rollout.left:
             sample = rollout.left.popleft()
             if sample.oldest_version is not None and self.is_stale(sample.oldest_version):
-                self.counts["dropped_stale"] += 1
+                self._drop([sample], "stale")
                 continue
             rollout.note_incarnation(sample.incarnation)
             self.counts["used_samples"] += 1
+            self.account.take_over(*_counted(sample))
+            if (tally := open_tally()) is not None:
+                tally.add(sample.tokens, _counted(sample)[0])
             return form.decoded(sample.payload)
         incarnation = rollout.incarnation
         with recorded_nodes() as nodes:
@@ -297,7 +316,10 @@ class SampleJournal:
             return value
         if payload is not None and self.file is not None:
             version = oldest_version(form.versions(value))
-            self.file.write(SampleFinished(rollout.name, payload, version, incarnation))
+            tally = open_tally()
+            tokens = tally.tokens if tally is not None else 0
+            sample = SampleFinished(rollout.name, payload, version, tokens, incarnation)
+            self.file.write(sample)
             rollout.samples += 1
         return value
 
@@ -311,6 +333,7 @@ class SampleJournal:
             return
         if not rollout.samples:
             self.file.write(GroupsFinished(rollout.name, groups()))
+            rollout.has_groups = True
         if rollout.begun_at <= self.file.synchronised:
             return
         event = self.file.synchronise()
@@ -321,3 +344,9 @@ class SampleJournal:
         if not self._is_warned:
             self._is_warned = True
             logger.warning("%s: samples are not kept in the journal: %s", self.label, error)
+
+
+def _counted(sample: SampleFinished) -> tuple[int, int, int]:
+    """Version, tokens and number of a sample, as an account counts."""
+    version = sample.oldest_version
+    return UNKNOWN_VERSION if version is None else version, sample.tokens, 1

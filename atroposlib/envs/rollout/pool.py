@@ -34,6 +34,7 @@ from atroposlib.envs.rollout.token_account import TokenAccount, end_group
 from atroposlib.errors import AtroposError, RolloutError, boundary
 from atroposlib.generation.sessions.recording import recorded_nodes
 from atroposlib.wire.status import (
+    JOURNALLED,
     drop_state,
 )
 
@@ -180,6 +181,7 @@ class RolloutRecord(Protocol):
     def begin(self, name: str, item: Any) -> None: ...
     def repeat(self, name: str) -> None: ...
     def end(self, name: str) -> None: ...
+    def holds(self, name: str) -> bool: ...
 
 
 @dataclass
@@ -269,6 +271,8 @@ class WorkerPool:
             try:
                 outcome = await run_rollout(self.env, job.item)
             except asyncio.CancelledError:
+                if self.record is not None and self.record.holds(job.uuid):
+                    end_group(JOURNALLED)
                 self._note(Outcome(RolloutStatus.CANCELLED, samples_failed="cancelled"), job)
                 raise
             finally:

@@ -106,6 +106,11 @@ _TALLY: ContextVar[Tally | None] = ContextVar("tally", default=None)
 Counts = Mapping[tuple[int, str], StateCount]
 
 
+def open_tally() -> Tally | None:
+    """The tally of the sample or rollout around this call."""
+    return _TALLY.get()
+
+
 def end_group(state: str, rows: Sequence[RowCount] = ()) -> None:
     """Note the end of a group of the rollout around this call; outside of a rollout nothing."""
     if (tally := _TALLY.get()) is not None:

@@ -99,7 +99,7 @@ class EnvRuntime:
             on_end=self._record_outcome,
             handle=lambda uuid: env.handle_env(uuid),  # looked up late
         )
-        self.journal = SampleJournal(self.label(), self.is_stale, self.place_of)
+        self.journal = SampleJournal(self.label(), self.is_stale, self.place_of, self.account)
         self.pool.record = self.journal
         self.periodic_evaluation = PeriodicEvaluation(
             lambda: env.evaluate(),  # looked up late: it may be replaced on the instance

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from atroposlib.client import AsyncRolloutClient
+from atroposlib.envs.journal.sample_journal import rollout_here
 from atroposlib.envs.rollout.causes import Repeats, comparable_text
 from atroposlib.envs.rollout.filters import (
     AcceptedGroup,
@@ -48,6 +49,7 @@ from atroposlib.errors import (
 from atroposlib.generation.sessions.recording import recorded_here
 from atroposlib.wire import EnvRegistered
 from atroposlib.wire.status import (
+    JOURNALLED,
     POSTED,
     drop_state,
 )
@@ -203,8 +205,13 @@ class GroupSender:
         try:
             refusal = await self._send_until_settled(groups, sampled_for)
         except (asyncio.CancelledError, AtroposError) as error:
-            detail = str(error) or "stopped before it was sent"
-            self._drop(groups, RejectReason.UNSENT, detail, item)
+            rollout = rollout_here()
+            if rollout is not None and (rollout.samples or rollout.has_groups):
+                for group in groups:  # the next life of this environment sends it
+                    end_group(JOURNALLED, rows_of_accepted(group))
+            else:
+                detail = str(error) or "stopped before it was sent"
+                self._drop(groups, RejectReason.UNSENT, detail, item)
             raise
         if refusal is not None:
             self._drop(groups, *refusal, item)

@@ -60,7 +60,9 @@ def test_a_record_of_a_newer_release_ends_the_reading():
 
     body = msgspec.msgpack.encode({"type": "newer"})
     frame = len(body).to_bytes(4, "little") + journal_records._digest(body) + body
-    assert [record for record, _ in read_frames(encode_frame(RECORDS[0]) + frame)] == RECORDS[:1]
+    assert [record for record, _ in read_frames(encode_frame(RECORDS[0]) + frame)] == RECORDS[
+        :1
+    ]
 
 
 scalars = (

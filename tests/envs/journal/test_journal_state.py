@@ -23,7 +23,13 @@ def begun(name, place=None):
 
 def test_an_ended_rollout_leaves_nothing_and_its_place_is_closed():
     state = state_of(
-        [RunStarted("r"), begun("a", 0), begun("b", 1), SampleFinished("a", b"1"), RolloutEnded("a")]
+        [
+            RunStarted("r"),
+            begun("a", 0),
+            begun("b", 1),
+            SampleFinished("a", b"1"),
+            RolloutEnded("a"),
+        ]
     )
     assert list(state.open) == ["b"]
     assert state.places.record() == DataPlace(2, [1])
@@ -35,12 +41,21 @@ def test_a_rollout_that_began_before_a_recorded_position_closes_its_place():
 
 
 def test_samples_of_a_repeated_rollout_are_not_used():
-    state = state_of([begun("a"), SampleFinished("a", b"1"), RolloutRepeated("a"), SampleFinished("a", b"2")])
+    state = state_of(
+        [
+            begun("a"),
+            SampleFinished("a", b"1"),
+            RolloutRepeated("a"),
+            SampleFinished("a", b"2"),
+        ]
+    )
     assert [sample.payload for sample in state.open["a"].samples] == [b"2"]
 
 
 def test_another_run_leaves_no_rollout_and_keeps_the_position():
-    state = state_of([RunStarted("r"), begun("a", 4), RunStarted("s"), begun("b", 4), RolloutEnded("b")])
+    state = state_of(
+        [RunStarted("r"), begun("a", 4), RunStarted("s"), begun("b", 4), RolloutEnded("b")]
+    )
     assert state.run_id == "s"
     assert not state.open
     assert state.places.record() == DataPlace(5, [])
@@ -51,7 +66,9 @@ def test_the_same_run_again_keeps_everything():
 
 
 def test_journals_of_a_run_are_merged_and_the_newest_has_the_word():
-    new = state_of([RunStarted("r"), DataPlace(9, [2]), begun("a"), SampleFinished("a", b"new")])
+    new = state_of(
+        [RunStarted("r"), DataPlace(9, [2]), begun("a"), SampleFinished("a", b"new")]
+    )
     old = state_of([RunStarted("r"), DataPlace(5, [2, 4]), begun("a"), begun("b")])
     other = state_of([RunStarted("other"), DataPlace(99, []), begun("c")])
     both = merged([new, old, other], "r")

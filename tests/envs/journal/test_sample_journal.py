@@ -6,6 +6,7 @@ import pytest
 
 from atroposlib.envs.journal.journal_records import DataPlace
 from atroposlib.envs.journal.sample_journal import SampleJournal, rollout_here
+from atroposlib.wire.status import drop_state
 
 MB = 2**20
 
@@ -93,6 +94,20 @@ async def test_samples_that_are_too_stale_are_dropped_and_counted(life):
     journal.begin("a", "item")
     assert await draw(journal, "a", (9, 9), (8, 9)) == [(2, 5), (8, 9)]
     assert journal.figures()["journal_dropped_stale"] == 1
+
+
+async def test_the_tokens_of_a_used_or_dropped_sample_count_once_in_the_account(life):
+    journal, _ = life()
+    journal.begin("a", "item")
+    with journal.account.rollout(drop_state("test")) as tally:
+        tally.add(7, 3)
+        await draw(journal, "a", (1, 3), (2, 5))
+    journal, _ = life(is_stale=lambda version: version < 4)
+    journal.begin("a", "item")
+    with journal.account.rollout(drop_state("test")):
+        await draw(journal, "a")
+    states = {state: count.tokens for (_, state), count in journal.account.counts().items()}
+    assert states == {"recovered": 14, "dropped/journal_stale": 7, "dropped/test": 7}
 
 
 async def test_samples_of_another_run_are_dropped_and_counted(life):

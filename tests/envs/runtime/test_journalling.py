@@ -42,7 +42,12 @@ class SampleEnv(ToyEnv):
 @pytest.fixture
 def sample_env(api, inference_url, toy_config):
     def make(kind=SampleEnv, **changes):
-        changes = {"max_num_workers": 1, "total_steps": 1, "rollout_server_url": api.url, **changes}
+        changes = {
+            "max_num_workers": 1,
+            "total_steps": 1,
+            "rollout_server_url": api.url,
+            **changes,
+        }
         env = toy_env(toy_config, inference_url, **changes)
         return kind(env.config, [env.server.servers[0].config])
 

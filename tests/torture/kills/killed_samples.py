@@ -16,13 +16,16 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import httpx
 
 from atroposlib.client import RolloutClient
 from atroposlib.envs.journal.sample_journal import FOLDER as JOURNALS
 from atroposlib.testing.fake_inference import FakeInference
 from atroposlib.testing.tiny import char_tokenizer, write_tiny_model
 from atroposlib.wire import MASKED, Registration
-from tests.torture.figures import Figures, fast_folder, quantile
+from tests.torture.figures import Figures, fast_folder
 from tests.torture.kills import booked_env
 from tests.torture.kills.api_process import ApiProcess
 from tests.torture.kills.env_world import Process, until
@@ -95,7 +98,9 @@ class Kills:
 
     def since(self, moment: float, env: str) -> float:
         """Seconds from ``moment`` to the next kill of ``env``."""
-        return min((at - moment for at, who in self.at if who == env and at >= moment), default=0)
+        return min(
+            (at - moment for at, who in self.at if who == env and at >= moment), default=0
+        )
 
 
 def sample_campaign(kills: int, seed: int) -> Figures:
@@ -124,7 +129,8 @@ def sample_campaign(kills: int, seed: int) -> Figures:
                 _kill(rng.choice([*envs, *envs, "api"]), rng, done, api, envs, folder)
             what = f"{wanted} groups to be trained; see {folder}"
             until(what, lambda: _is_over(trainer, folder, wanted), WITHIN_S)
-            waits = [time.monotonic() - begun]
+            seconds = time.monotonic() - begun
+            account = _account(api.port)
         finally:
             trainer.stop.set()
             for env in envs.values():
@@ -133,7 +139,9 @@ def sample_campaign(kills: int, seed: int) -> Figures:
             trainer.client.close()
             api.kill()
             del os.environ[booked_env.ITEMS], os.environ[booked_env.FOLDER]
-        return _audit(folder, trainer, done, quantile(waits, 0.5))
+        figures = _audit(folder, trainer, done)
+        figures["s"] = seconds
+        return _with_balance(figures, account, fake.returned_tokens)
 
 
 def _is_over(trainer: Trainer, folder: Path, wanted: int) -> bool:
@@ -189,10 +197,36 @@ def _environment(folder: Path, name: str, port: int, inference: str, model: str)
     return Process(folder / f"{name}.log", *command)
 
 
-def _audit(folder: Path, trainer: Trainer, kills: Kills, seconds: float) -> Figures:
+def _account(port: int) -> dict[str, Any]:
+    """The balance sheet of the run."""
+    url = f"http://127.0.0.1:{port}/explore/account"
+    account: dict[str, Any] = httpx.get(url, trust_env=False).json()
+    return account
+
+
+def _with_balance(figures: Figures, account: dict[str, Any], returned: int) -> Figures:
+    """``figures`` with those of the balance sheet; ``returned``: tokens by the server's count.
+
+    What the dead processes had not reported yet is known to the server alone.
+    """
+    figures["tokens returned"] = returned
+    figures["tokens not reported by the dead"] = returned - account["generated"]
+    figures["tokens trained"] = account["trained"]
+    figures["tokens of unknown end"] = account["unknown"]
+    figures["tokens supplied"] = account["supplied"]
+    states = sum(line["tokens"] for line in account["lines"]) + account["unknown"]
+    assert states == account["generated"] + account["supplied"], account
+    assert account["generated"] <= returned, account
+    assert account["unknown"] == account["supplied"] == 0, account
+    return figures
+
+
+def _audit(folder: Path, trainer: Trainer, kills: Kills) -> Figures:
     lines = [line.split() for line in (folder / "book.txt").read_text().splitlines()]
     finished = {(env, answer): float(at) for env, _, answer, at in lines}
-    trained = Counter((env, answer) for env, _, answers in trainer.trained for answer in answers)
+    trained = Counter(
+        (env, answer) for env, _, answers in trainer.trained for answer in answers
+    )
     items = Counter((env, item) for env, item, _ in trainer.trained)
     lost = [sample for sample in finished if sample not in trained]
     early = [s for s in lost if kills.since(finished[s], s[0]) > KEPT_AFTER_S]
@@ -207,7 +241,6 @@ def _audit(folder: Path, trainer: Trainer, kills: Kills, seconds: float) -> Figu
     figures["lost"] = len(early)
     figures["lost of the last second before a kill"] = len(lost) - len(early)
     figures["journals left"] = len(list((folder / "checkpoints" / JOURNALS).iterdir()))
-    figures["s"] = seconds
     for name in ("items trained twice", "samples trained twice", "ghosts", "lost"):
         assert figures[name] == 0, figures.line("journal")
     return figures
