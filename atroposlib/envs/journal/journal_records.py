@@ -1,6 +1,6 @@
 """Records of a journal, and their frames in the file. Pure.
 
-    frame = length (u32), digest of the body (16 bytes), body (MessagePack of a record)
+    frame = length (u32), CRC-32 of the body (u32), body (MessagePack of a record)
 
 A process that is killed leaves a torn last frame. Reading ends at the first frame that is not
 whole, so a record counts with all of its bytes or not at all.
@@ -9,15 +9,13 @@ whole, so a record counts with all of its bytes or not at all.
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterator
-from hashlib import blake2b
 from typing import Any, Union, cast
 
 import msgspec
 
-DIGEST_BYTES = 16
-_LENGTH = struct.Struct("<I")
-HEAD_BYTES = _LENGTH.size + DIGEST_BYTES
+_HEAD = struct.Struct("<II")
 
 
 class RunStarted(msgspec.Struct, frozen=True, tag="run"):
@@ -87,17 +85,18 @@ _DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 def encode_frame(record: Record) -> bytes:
     """The bytes of a record in the file."""
     body = _ENCODER.encode(record)
-    return _LENGTH.pack(len(body)) + _digest(body) + body
+    return _HEAD.pack(len(body), zlib.crc32(body)) + body
 
 
 def read_frames(data: bytes) -> Iterator[tuple[Record, int]]:
     """The records of ``data`` with the end of each, up to the first frame that is not whole."""
     at = 0
-    while at + HEAD_BYTES <= len(data):
-        (length,) = _LENGTH.unpack_from(data, at)
-        begin, end = at + HEAD_BYTES, at + HEAD_BYTES + length
+    while at + _HEAD.size <= len(data):
+        length, checksum = _HEAD.unpack_from(data, at)
+        begin = at + _HEAD.size
+        end = begin + length
         body = data[begin:end]
-        if len(body) < length or data[at + _LENGTH.size : begin] != _digest(body):
+        if len(body) < length or checksum != zlib.crc32(body):
             return
         try:
             record = _DECODER.decode(body)
@@ -105,10 +104,6 @@ def read_frames(data: bytes) -> Iterator[tuple[Record, int]]:
             return
         yield record, end
         at = end
-
-
-def _digest(body: bytes) -> bytes:
-    return blake2b(body, digest_size=DIGEST_BYTES).digest()
 
 
 # --- items ------------------------------------------------------------------------------

@@ -70,12 +70,13 @@ class RowForm:
 
     def versions(self, value: Drawn) -> Iterable[int]:
         row, _ = value
-        return plain(row.get("versions") or ()) if row else ()
+        versions = row.get("versions") if row else None
+        return () if versions is None else versions
 
 
 def oldest_version(versions: Iterable[int]) -> int | None:
     """The oldest version of sampled tokens; None if none is known."""
-    return min((version for version in set(versions) if version >= 0), default=None)
+    return min((int(version) for version in set(versions) if version >= 0), default=None)
 
 
 def _node_fields(node: Node) -> Mapping[str, Any]:

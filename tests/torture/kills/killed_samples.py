@@ -31,7 +31,7 @@ from tests.torture.kills.api_process import ApiProcess
 from tests.torture.kills.env_world import Process, until
 
 GROUP = 4
-ITEMS_PER_KILL = 5  # of each environment
+ITEMS_PER_KILL = 10  # of each environment
 KEPT_AFTER_S = 1.0  # a sample is kept from then on
 ENVIRONMENTS = ("counted", "handed")
 WITHIN_S = 3600.0
